@@ -1,0 +1,72 @@
+# Two commands do everything, set-up included: `make study STUDY=kl_ablation` and `make test`.
+# Variables: STUDY (name or YAML file), PROFILE, SET ("a.b=1 c.d=2"), JOBS, OUT, EXECUTOR, PYTHON.
+
+PYTHON ?= python3
+STUDY ?= kl_ablation
+VENV := .venv
+BIN := $(VENV)/bin
+
+ABLATE := $(BIN)/ablate
+OPTIONS := $(if $(OUT),--out "$(OUT)")
+CHOICE := $(if $(PROFILE),--profile $(PROFILE))
+CHANGES := $(foreach assignment,$(SET),--set $(assignment))
+WORKERS := $(if $(JOBS),--jobs $(JOBS)) $(if $(EXECUTOR),--executor $(EXECUTOR))
+
+.PHONY: help setup study run ui report falsify plan sync test lint format bench clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+$(VENV)/.stamp: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep -E '^torch==' constraints.txt)"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.stamp-dev: $(VENV)/.stamp
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+setup: $(VENV)/.stamp  ## create .venv
+
+study: $(VENV)/.stamp  ## run or continue STUDY
+	@$(ABLATE) study "$(STUDY)" $(CHOICE) $(CHANGES) $(WORKERS) $(OPTIONS)
+
+run: $(VENV)/.stamp  ## one trial of PROFILE
+	@$(ABLATE) run $(CHOICE) $(CHANGES) $(OPTIONS)
+
+plan: $(VENV)/.stamp  ## what would run, what is cached, does it fit the budget
+	@$(ABLATE) plan "$(STUDY)" $(CHOICE) $(CHANGES) $(OPTIONS)
+
+report: $(VENV)/.stamp  ## redraw tables and figures from records
+	@$(ABLATE) report "$(STUDY)" $(CHOICE) $(OPTIONS)
+
+falsify: $(VENV)/.stamp  ## verdicts; make's own exit code is 2 for any that is not SURVIVED, `ablate falsify` tells 1 from 3
+	@$(ABLATE) falsify "$(STUDY)" $(CHOICE) $(OPTIONS)
+
+ui: $(VENV)/.stamp  ## browse the runs in MLflow on 127.0.0.1
+	@$(ABLATE) ui $(OPTIONS)
+
+sync: $(VENV)/.stamp  ## send to MLflow what it missed
+	@$(ABLATE) sync $(OPTIONS)
+
+test: $(VENV)/.stamp-dev  ## lint, types, layers and all tests
+	@$(MAKE) --no-print-directory lint
+	$(BIN)/pytest -n $(or $(JOBS),2) --dist worksteal
+
+lint: $(VENV)/.stamp-dev  ## ruff, mypy, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.stamp-dev
+	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+bench: $(VENV)/.stamp-dev  ## measure speed, side by side, in one run
+	$(BIN)/python -m pytest tests/benchmarks -n 0 -s --benchmarks
+
+clean:  ## remove .venv and caches; outputs/ stays
+	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,168 @@
+"""A content-addressed store of finished folders: key, lock, atomic publish, verify, collect.
+
+    <root>/<stage>/<key>/            finished: files and, written last, manifest.json
+    <root>/<stage>/.partial/<key>/   being built; survives a kill, so that a resumable stage can go on
+    <root>/<stage>/.damaged/         set aside, never deleted behind the user's back
+    <root>/<stage>/.locks/<key>      one builder at a time
+
+A kill at any moment leaves a finished artifact or a partial one, never a half-published one: the manifest
+is the last file written and `os.replace` the only way into place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from pipeline.config import canonical_json
+from pipeline.layout import write_json
+
+MANIFEST = "manifest.json"
+VOLATILE = "log/"
+"""Files below this folder (timings, cost) are kept and verified, but are no part of an artifact's identity."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """The finished output of one stage."""
+
+    stage: str
+    key: str
+    path: Path
+    digest: str
+    """Hash of its files, `log/` left out: what the stages below it depend on."""
+    meta: dict[str, Any] = field(default_factory=dict)
+    """What the stage returned."""
+
+
+class Damaged(Exception):
+    """An artifact whose files are not those of its manifest."""
+
+
+class Store:
+    """Artifacts under one root. `warn` is told of damage."""
+
+    def __init__(self, root: Path, warn: Callable[[str], None] = lambda message: None) -> None:
+        self.root = root
+        self.warn = warn
+        self._verified: dict[Path, Any] = {}
+
+    def find(self, stage: str, key: str) -> Artifact | None:
+        """The verified artifact, or None. A damaged one is reported and set aside."""
+        path = self.root / stage / key
+        if not path.exists():
+            return None
+        try:
+            return self._read(stage, key, path)
+        except Damaged as error:
+            aside = self._set_aside(stage, key, path)
+            self.warn(f"{stage} {key} is damaged ({error}); set aside as {aside} and built again")
+            return None
+
+    def build(
+        self, stage: str, key: str, identity: Mapping[str, Any], make: Callable[[Path], dict[str, Any]], *, resumable: bool
+    ) -> Artifact:
+        """Build an artifact once, however many processes ask for it, and publish it in one step.
+
+        `make` fills the folder that it is given and returns what goes into the manifest as `meta`. With
+        `resumable` it may find there what an earlier, killed call left.
+        """
+        locks = self.root / stage / ".locks"
+        locks.mkdir(parents=True, exist_ok=True)
+        with FileLock(locks / key):
+            found = self.find(stage, key)
+            if found:
+                return found
+            partial = self.partial(stage, key)
+            if not resumable:
+                shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True, exist_ok=True)
+            meta = make(partial)
+            files = dict(_hash_files(partial))
+            manifest = {"stage": stage, "key": key, "identity": dict(identity), "files": files, "digest": _digest(files), "meta": meta}
+            write_json(partial / MANIFEST, manifest)
+            os.replace(partial, self.root / stage / key)
+        built = self.find(stage, key)
+        if built is None:
+            raise RuntimeError(f"{stage} {key} vanished while it was published")
+        return built
+
+    def partial(self, stage: str, key: str) -> Path:
+        """Where an artifact is being built."""
+        return self.root / stage / ".partial" / key
+
+    def identities(self, stage: str) -> Iterator[dict[str, Any]]:
+        """What the finished artifacts of a stage were made from; newest first."""
+        paths = [path for path in (self.root / stage).glob(f"*/{MANIFEST}") if not path.parent.name.startswith(".")]
+        for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+            try:
+                yield json.loads(path.read_text("utf-8"))["identity"]
+            except (OSError, ValueError, KeyError):
+                continue
+
+    def gc(self, keep: Collection[tuple[str, str]]) -> list[Path]:
+        """Delete finished and damaged artifacts that are not in `keep` (stage, key); return what went."""
+        doomed = [
+            path
+            for path in (*self.root.glob("*/*"), *self.root.glob("*/.damaged/*"))
+            if path.is_dir() and (path.parent.name == ".damaged" or not path.name.startswith("."))
+        ]
+        gone = [path for path in doomed if (path.parent.name, path.name) not in keep]
+        for path in gone:
+            shutil.rmtree(path)
+        return gone
+
+    def _read(self, stage: str, key: str, path: Path) -> Artifact:
+        try:
+            manifest = json.loads((path / MANIFEST).read_text("utf-8"))
+            files, digest, meta = manifest["files"], manifest["digest"], manifest["meta"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise Damaged(f"no readable {MANIFEST}: {type(error).__name__}") from None
+        stamp = [(name, os.stat(path / name).st_mtime_ns, os.stat(path / name).st_size) for name in files if (path / name).exists()]
+        if self._verified.get(path) != stamp:
+            _verify(path, files, digest)
+            self._verified[path] = stamp
+        return Artifact(stage, key, path, digest, meta)
+
+    def _set_aside(self, stage: str, key: str, path: Path) -> Path:
+        folder = self.root / stage / ".damaged"
+        folder.mkdir(parents=True, exist_ok=True)
+        number = 1
+        while (aside := folder / f"{key}-{number}").exists():
+            number += 1
+        os.replace(path, aside)
+        return aside
+
+
+def _verify(path: Path, files: Mapping[str, str], digest: str) -> None:
+    found = dict(_hash_files(path))
+    for name in sorted(files.keys() | found.keys()):
+        if name not in found:
+            raise Damaged(f"{name} is missing")
+        if name not in files:
+            raise Damaged(f"{name} is not in the manifest")
+        if files[name] != found[name]:
+            raise Damaged(f"{name} has changed")
+    if _digest(files) != digest:
+        raise Damaged(f"{MANIFEST} has changed")
+
+
+def _hash_files(root: Path) -> Iterator[tuple[str, str]]:
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root).as_posix()
+        if path.is_file() and name != MANIFEST:
+            with path.open("rb") as file:
+                yield name, hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(files: Mapping[str, str]) -> str:
+    identity = {name: value for name, value in files.items() if not name.startswith(VOLATILE)}
+    return hashlib.sha256(canonical_json(identity).encode()).hexdigest()

@@ -1,0 +1,365 @@
+"""The configuration of one trial: frozen sections, unknown keys are errors.
+
+A profile (``pipeline/profiles/*.yaml``) is a complete `TrialConfig`; studies and ``--set`` change single
+dotted keys of it. Every key that can change a result is part of some stage's identity (`pipeline.dag`);
+what cannot (device, micro-batches, cadence of checkpoints) lives in ``runtime`` and is part of none.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from pipeline.errors import UserError
+
+M = TypeVar("M", bound=BaseModel)
+PROFILES = Path(__file__).parent / "profiles"
+CONFIG_FOR_HASH = "pipeline.config/1"
+
+Positive = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+StrictlyPositive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """Base of all sections: immutable, and a misspelt key is an error rather than a silent default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DataConfig(Section):
+    """Where texts come from and how they become prompts."""
+
+    source: Literal["builtin", "local", "hub"] = Field("builtin", description="our grammar, a local file or folder, or a hub data set")
+    path: str | None = Field(None, description="local: file or folder of parquet, CSV or JSONL with `text,label`")
+    name: str | None = Field(None, description="hub: id of the data set")
+    revision: str | None = Field(None, description="hub: pinned commit of the data set")
+    sft_texts: Positive = Field(20_000, description="texts for supervised fine-tuning")
+    train_prompts: Positive = Field(4_096, description="prompts for reward modelling and PPO")
+    heldout_prompts: Positive = Field(512, description="prompts for evaluation; disjoint from all training texts")
+    prompt_words: tuple[Positive, Positive] = Field((3, 8), description="a prompt is the first k words of a text, k uniform in this range")
+    vocab_size: Positive = Field(700, description="size of the BPE vocabulary, when the tokenizer is trained here")
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        if self.prompt_words[0] > self.prompt_words[1]:
+            raise ValueError(f"prompt_words: the range {list(self.prompt_words)} is empty; give [smallest, largest]")
+        if self.source == "local" and not self.path:
+            raise ValueError("source is 'local' but path is not set; set data.path to a file or folder with columns text,label")
+        if self.source == "hub" and not self.name:
+            raise ValueError("source is 'hub' but name is not set; set data.name, for example stanfordnlp/imdb")
+        return self
+
+
+class ModelConfig(Section):
+    """The policy's network: a pretrained base, or a Qwen2-architecture model from scratch."""
+
+    base: str | None = Field(None, description="hub id or local folder; none builds a scratch Qwen2 of the sizes below")
+    revision: str | None = Field(None, description="pinned commit of the base")
+    hidden_size: Positive = 96
+    layers: Positive = 2
+    heads: Positive = 4
+    intermediate_size: Positive = 256
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        if self.hidden_size % self.heads or (self.hidden_size // self.heads) % 2:
+            raise ValueError(f"hidden_size {self.hidden_size} must be an even multiple of heads {self.heads}")
+        return self
+
+
+class SftConfig(Section):
+    """Supervised fine-tuning that makes the reference snapshot."""
+
+    steps: Annotated[int, Field(ge=0)] = 400
+    batch_size: Positive = 64
+    max_tokens: Positive = Field(64, description="texts are cut to this many tokens")
+    lr: StrictlyPositive = 3e-3
+    warmup: Fraction = Field(0.05, description="fraction of the steps with rising learning rate; cosine to 10 % after")
+    weight_decay: NonNegative = 0.01
+    seed: int = 0
+
+
+class RewardConfig(Section):
+    """The training signal (proxy) and the judge that it imitates (gold)."""
+
+    kind: Literal["learned", "lexicon"] = Field("learned", description="a Bradley-Terry model on preferences, or VADER")
+    judge: Literal["auto", "grammar", "lexicon"] = Field("auto", description="gold judge; auto: grammar on built-in reviews, else VADER")
+    pairs: Positive = Field(4_096, description="preference pairs sampled from the reference")
+    heldout_pairs: Positive = Field(512, description="pairs kept back to measure accuracy")
+    label_temperature: NonNegative = Field(1.0, description="noise: P(a over b) = sigmoid((gold_a - gold_b) / this); 0 = none")
+    calibration_samples: Positive = Field(512, description="reference samples that set mean 0 and std 1 of the proxy")
+    epochs: Positive = 2
+    batch_size: Positive = 64
+    lr: StrictlyPositive = 1e-3
+    seed: int = 0
+
+
+class PpoConfig(Section):
+    """Proximal policy optimisation. Field names are those of the field (see PPO references in pipeline/ppo)."""
+
+    seed: int = Field(0, description="of initialisation, prompt order and sampling; studies set it")
+    steps: Positive = Field(2_048, description="gradient steps in all; a whole number of updates")
+    batch_size: Positive = Field(64, description="episodes in one rollout")
+    num_mini_batches: Positive = Field(4, description="optimiser steps per epoch over the rollout")
+    num_ppo_epochs: Positive = 4
+    response_length: Positive = Field(32, description="most tokens in a response")
+    temperature: StrictlyPositive = 1.0
+    lr: StrictlyPositive = 1e-4
+    lr_schedule: Literal["linear", "constant"] = Field("linear", description="linear falls to 0 at the last step")
+    adam_eps: StrictlyPositive = 1e-5
+    max_grad_norm: StrictlyPositive = 1.0
+    cliprange: StrictlyPositive = Field(0.2, description="epsilon")
+    cliprange_value: StrictlyPositive = 0.2
+    gamma: Fraction = 1.0
+    gae_lambda: Fraction = Field(0.95, description="lambda")
+    kl_coef: NonNegative = Field(0.05, description="beta; the starting value when kl_control is adaptive")
+    vf_coef: NonNegative = Field(0.1, description="c1")
+    ent_coef: NonNegative = 0.0
+    whiten_rewards: bool = False
+    whiten_advantages: bool = True
+    missing_eos: Literal["replace", "subtract", "none"] = Field(
+        "replace", description="what a response without EOS gets instead of its score"
+    )
+    missing_eos_penalty: NonNegative = Field(1.0, description="replace: score is minus this; subtract: this is subtracted")
+    kl_control: Literal["fixed", "adaptive"] = "fixed"
+    kl_target: StrictlyPositive = Field(6.0, description="adaptive beta: target in nats per sequence")
+    kl_horizon: StrictlyPositive = Field(10_000, description="adaptive beta: horizon in episodes")
+    lr_guard: bool = Field(False, description="cut the learning rate while KL per token is above lr_guard_kl")
+    lr_guard_kl: StrictlyPositive = Field(0.015, description="nats per token")
+    lr_guard_factor: Fraction = 0.5
+    lr_guard_steps: Positive = Field(100, description="gradient steps that a cut lasts")
+    critic: Literal["shared"] = Field("shared", description="shared: value head on the policy's trunk")
+    max_wall_clock_h: StrictlyPositive = Field(2.5, description="cap; a trial that reaches it ends as `budget`")
+    max_generated_tokens: Positive = Field(50_000_000, description="cap on tokens sampled in rollouts")
+    max_memory_gib: StrictlyPositive = Field(14.6, description="cap on peak memory: RSS on a CPU, allocator on a GPU")
+
+    @property
+    def mini_batch_size(self) -> int:
+        """Episodes in one optimiser step."""
+        return self.batch_size // self.num_mini_batches
+
+    @property
+    def steps_per_update(self) -> int:
+        """Optimiser steps in one update."""
+        return self.num_ppo_epochs * self.num_mini_batches
+
+    @property
+    def updates(self) -> int:
+        """Rollouts in a trial."""
+        return self.steps // self.steps_per_update
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        if self.batch_size % self.num_mini_batches:
+            raise ValueError(f"batch_size {self.batch_size} is no multiple of num_mini_batches {self.num_mini_batches}")
+        if self.steps % self.steps_per_update:
+            below = self.steps // self.steps_per_update * self.steps_per_update
+            raise ValueError(
+                f"steps {self.steps} is no whole number of updates of {self.steps_per_update} gradient steps "
+                f"(num_ppo_epochs x num_mini_batches); nearest: {max(below, self.steps_per_update)} or {below + self.steps_per_update}"
+            )
+        return self
+
+
+class EvaluateConfig(Section):
+    """Held-out evaluation: policy against reference under common random numbers."""
+
+    prompts: Positive = Field(512, description="held-out prompts, from the first")
+    temperature: StrictlyPositive = 1.0
+    sample_rows: Positive = Field(16, description="prompts in the fixed sample table")
+    seed: int = Field(0, description="of the sampling noise; the same for every arm")
+
+
+class RuntimeConfig(Section):
+    """What must not change any result; part of no stage's identity."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: Positive = Field(1, description="CPU threads of one trial")
+    micro_batch_size: Positive = Field(64, description="episodes in memory at once during training")
+    rollout_batch_size: Positive = Field(512, description="episodes in memory at once during generation and scoring")
+    checkpoint_updates: Positive = Field(16, description="updates between two checkpoints")
+
+
+class TrialConfig(Section):
+    """Everything about one trial."""
+
+    profile: str
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    sft: SftConfig = SftConfig()
+    reward: RewardConfig = RewardConfig()
+    ppo: PpoConfig = PpoConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+
+    @property
+    def judge(self) -> Literal["grammar", "lexicon"]:
+        """The gold judge with `auto` resolved."""
+        if self.reward.judge == "auto":
+            return "grammar" if self.data.source == "builtin" else "lexicon"
+        return self.reward.judge
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        if self.evaluate.prompts > self.data.heldout_prompts:
+            raise ValueError(
+                f"evaluate.prompts {self.evaluate.prompts} is more than data.heldout_prompts {self.data.heldout_prompts}; raise the latter"
+            )
+        if self.judge == "grammar" and self.data.source != "builtin":
+            raise ValueError(f"reward.judge 'grammar' understands only built-in reviews, data.source is '{self.data.source}'; use lexicon")
+        return self
+
+    def digest(self) -> str:
+        """Hash of all that can change a result: sixteen hexadecimal digits."""
+        content = self.model_dump(mode="json", exclude={"runtime", "profile"})
+        return hashlib.sha256(canonical_json([CONFIG_FOR_HASH, content]).encode()).hexdigest()[:16]
+
+
+def canonical_json(value: Any) -> str:
+    """One text per value: sorted keys, no spaces, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield ``(dotted key, value)`` of nested mappings.
+
+    >>> dict(flatten({"ppo": {"lr": 0.1}, "seed": 1}))
+    {'ppo.lr': 0.1, 'seed': 1}
+    """
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def profile_names() -> list[str]:
+    """Names of the shipped profiles."""
+    return sorted(path.stem for path in PROFILES.glob("*.yaml"))
+
+
+def dotted_keys() -> list[str]:
+    """Every key that ``--set`` and a study's arms can name."""
+    return [
+        f"{section}.{name}"
+        for section, info in TrialConfig.model_fields.items()
+        if isinstance(info.annotation, type) and issubclass(info.annotation, Section)
+        for name in info.annotation.model_fields
+    ]
+
+
+def load_config(profile: str, overrides: Mapping[str, Any] | None = None, origin: str = "--set") -> TrialConfig:
+    """Read a profile and change single keys of it.
+
+    `overrides` maps dotted keys (``ppo.kl_coef``) to values. Raises `UserError` with the key, the value,
+    what is allowed and the nearest right name; `origin` says in that message where the override stood.
+    """
+    names = profile_names()
+    if profile not in names:
+        raise UserError(f"no profile '{profile}'{nearest(profile, names)}; there are: {', '.join(names)}")
+    path = PROFILES / f"{profile}.yaml"
+    content: dict[str, Any] = {"profile": profile, **read_yaml(path)}
+    known = dotted_keys()
+    for key, value in (overrides or {}).items():
+        if key not in known:
+            raise UserError(f"{origin}: unknown key '{key}'{nearest(key, known)}")
+        section, name = key.split(".", 1)
+        content[section] = {**content.get(section, {}), name: value}
+    return validate(TrialConfig, content, origin if overrides else str(path))
+
+
+def parse_set(assignments: list[str]) -> dict[str, Any]:
+    """Turn ``["ppo.kl_coef=0.1"]`` into ``{"ppo.kl_coef": 0.1}``; values are read as YAML.
+
+    >>> parse_set(["ppo.kl_coef=0.1", "data.prompt_words=[3, 5]"])
+    {'ppo.kl_coef': 0.1, 'data.prompt_words': [3, 5]}
+    """
+    result: dict[str, Any] = {}
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise UserError(f"--set '{text}': write it as section.key=value, for example ppo.kl_coef=0.1")
+        try:
+            result[key.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise UserError(f"--set '{text}': '{value}' is not a YAML value") from None
+    return result
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read one YAML mapping; a fault is a `UserError` that names file and line."""
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)  # a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise UserError(f"{path}, line {line}: not valid YAML: {error.problem}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid YAML: {error}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: must be a mapping of keys to values, is {type(content).__name__}")
+    return content
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """SafeLoader that refuses a key written twice, where YAML would keep the last one silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, str | int | float) and key in seen:
+                raise yaml.MarkedYAMLError(problem=f"key '{key}' is written twice", problem_mark=key_node.start_mark)
+            if isinstance(key, str | int | float):
+                seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def validate(model: type[M], content: Mapping[str, Any], origin: str) -> M:
+    """Validate, turning pydantic's report into one `UserError` line per fault."""
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise UserError("\n".join(f"{origin}: {_explain(model, fault)}" for fault in error.errors())) from None
+
+
+def _explain(model: type[BaseModel], fault: Any) -> str:
+    key = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        siblings = _fields_at(model, fault["loc"][:-1])
+        return f"unknown key '{key}'{nearest(str(fault['loc'][-1]), siblings)}"
+    if fault["type"] == "missing":
+        return f"key '{key}' is missing"
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    if not key or fault["type"] == "value_error":
+        return f"{key}: {message}" if key else message
+    return f"{key} = {fault['input']!r}: {message}"
+
+
+def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    for part in location:
+        info = model.model_fields.get(str(part))
+        annotation = info.annotation if info else None
+        candidates = [annotation, *getattr(annotation, "__args__", ())]
+        models = [one for one in candidates if isinstance(one, type) and issubclass(one, BaseModel)]
+        if models:
+            model = models[0]
+    return list(model.model_fields)
+
+
+def nearest(name: str, names: list[str]) -> str:
+    """A hint ``; did you mean 'x'?`` or nothing."""
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else ""

@@ -1,0 +1,195 @@
+"""Stages, their order, plan and run. Knows nothing of what the stages do.
+
+A stage is a plain function ``run(cfg, out, reporter, *, prompts, sft) -> dict``: its keyword-only parameters
+name the stages whose artifacts it needs, so the edges are the signature. Its identity (the key of its
+artifact) is the hash of its name, the sections of the configuration that it declares, the digests of its
+inputs' outputs, and the code that it declares. A stage sees only what it declares: reading another section
+is an `AttributeError`, so nothing can influence a result without being part of its key.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from pydantic import BaseModel
+
+from pipeline.artifacts import Artifact, Store
+from pipeline.config import canonical_json, flatten
+from pipeline.reporter import Reporter
+
+KEY_DIGITS = 20
+FREE_SECTION = "runtime"
+"""The section that every stage sees and that is part of no key: it must not change any result."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One node. `sections` are attributes (``ppo``) or single keys (``ppo.temperature``) of the configuration."""
+
+    name: str
+    run: Callable[..., dict[str, Any]]
+    sections: tuple[str, ...]
+    modules: tuple[str, ...]
+    """Modules or packages whose code is part of the key."""
+    resumable: bool = False
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names of the stages whose artifacts it takes."""
+        parameters = inspect.signature(self.run).parameters.values()
+        return tuple(one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY)
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """What would happen to a stage. `key` is None while a stage above it has still to run."""
+
+    stage: str
+    key: str | None
+    cached: bool
+    why: str
+
+
+def order(stages: Sequence[Stage]) -> list[Stage]:
+    """Topological order. Raises `ValueError` for a cycle, an unknown input or a name given twice."""
+    by_name = {stage.name: stage for stage in stages}
+    if len(by_name) < len(stages):
+        raise ValueError("two stages have the same name")
+    for stage in stages:
+        for need in stage.needs:
+            if need not in by_name:
+                raise ValueError(f"stage '{stage.name}' needs '{need}', which is no stage")
+    try:
+        return [by_name[name] for name in TopologicalSorter({stage.name: stage.needs for stage in stages}).static_order()]
+    except CycleError as error:
+        raise ValueError(f"stages depend on each other in a circle: {' -> '.join(error.args[1])}") from None
+
+
+def run(stages: Sequence[Stage], config: BaseModel, store: Store, reporter: Reporter, until: str | None = None) -> dict[str, Artifact]:
+    """Bring every stage (up to and with `until`) into the store, building only what is not there."""
+    done: dict[str, Artifact] = {}
+    for stage in order(stages):
+        identity = _identity(stage, config, done)
+        key = _key(identity)
+        found = store.find(stage.name, key)
+        if found:
+            reporter.stage(stage.name, "cached", key)
+        else:
+            reporter.stage(stage.name, "building", key)
+            found = _build(stage, key, identity, config, store, reporter, done)
+            reporter.stage(stage.name, "built", key)
+        done[stage.name] = found
+        if stage.name == until:
+            break
+    return done
+
+
+def plan(stages: Sequence[Stage], config: BaseModel, store: Store) -> list[StagePlan]:
+    """What `run` would do, and why; builds nothing."""
+    done: dict[str, Artifact] = {}
+    result = []
+    for stage in order(stages):
+        waiting = [need for need in stage.needs if need not in done]
+        if waiting:
+            result.append(StagePlan(stage.name, None, False, f"waits for {', '.join(waiting)}"))
+            continue
+        identity = _identity(stage, config, done)
+        found = store.find(stage.name, _key(identity))
+        if found:
+            done[stage.name] = found
+        why = "same configuration, inputs and code" if found else _why(identity, store)
+        result.append(StagePlan(stage.name, _key(identity), found is not None, why))
+    return result
+
+
+def _build(
+    stage: Stage, key: str, identity: dict[str, Any], config: BaseModel, store: Store, reporter: Reporter, done: Mapping[str, Artifact]
+) -> Artifact:
+    inputs = {need: done[need] for need in stage.needs}
+    view = _view(stage, config)
+    return store.build(stage.name, key, identity, lambda out: stage.run(view, out, reporter, **inputs), resumable=stage.resumable)
+
+
+def _view(stage: Stage, config: Any) -> SimpleNamespace:
+    """The part of the configuration that the stage declares, and no more."""
+    view = SimpleNamespace(**{FREE_SECTION: getattr(config, FREE_SECTION)})
+    for name in stage.sections:
+        section, dot, field = name.partition(".")
+        if not dot:
+            setattr(view, section, getattr(config, section))
+        else:
+            if not hasattr(view, section):
+                setattr(view, section, SimpleNamespace())
+            setattr(getattr(view, section), field, getattr(getattr(config, section), field))
+    return view
+
+
+def _identity(stage: Stage, config: Any, done: Mapping[str, Artifact]) -> dict[str, Any]:
+    view = vars(_view(stage, config))
+    values = {name: _plain(value) for name, value in view.items() if name != FREE_SECTION}
+    return {
+        "stage": stage.name,
+        "config": dict(flatten(values)),
+        "inputs": {need: done[need].digest for need in stage.needs},
+        "code": code_digest(stage.modules),
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    return vars(value) if isinstance(value, SimpleNamespace) else value
+
+
+def _key(identity: Mapping[str, Any]) -> str:
+    return hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:KEY_DIGITS]
+
+
+def _why(identity: Mapping[str, Any], store: Store) -> str:
+    """The difference to the nearest artifact of the same stage, in words."""
+    differences = [_difference(identity, other) for other in store.identities(identity["stage"])]
+    return min(differences, key=len) if differences else "never built"
+
+
+def _difference(new: Mapping[str, Any], old: Mapping[str, Any]) -> str:
+    before, after = old.get("config", {}), new["config"]
+    parts = [f"{key} {before.get(key, 'absent')} -> {after.get(key, 'absent')}" for key in after if before.get(key) != after[key]]
+    parts += [f"{key} is gone" for key in before if key not in after]
+    parts += [f"{need} changed" for need, digest in new["inputs"].items() if old.get("inputs", {}).get(need) != digest]
+    parts += ["code changed"] if old.get("code") != new["code"] else []
+    return "; ".join(parts)
+
+
+@lru_cache(maxsize=64)
+def code_digest(modules: tuple[str, ...]) -> str:
+    """Hash of the syntax trees of modules (packages: all their files), without comments and docstrings."""
+    sources = sorted({path for module in modules for path in _sources(module)})
+    trees = [ast.dump(_without_docstrings(ast.parse(path.read_text("utf-8")))) for path in sources]
+    return hashlib.sha256("\n".join(trees).encode()).hexdigest()[:KEY_DIGITS]
+
+
+def _sources(module: str) -> list[Path]:
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ValueError(f"a stage declares the module '{module}', which does not exist")
+    origin = Path(spec.origin)
+    return list(origin.parent.rglob("*.py")) if spec.submodule_search_locations else [origin]
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            body = node.body
+            if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str):
+                node.body = body[1:]
+    return tree

@@ -1,0 +1,91 @@
+"""The closed list of metrics: key, unit, formula, healthy range. Nothing else may be logged.
+
+Two cadences. Series under ``objective/`` are measured on a rollout and stand at the number of gradient
+steps that its policy had taken (0 for the reference itself); series under ``policy/`` and ``value/`` stand
+at the gradient step in whose mini-batch they were measured (1 for the first).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pipeline.config import nearest
+from pipeline.errors import UserError
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One named quantity. `low` and `high` bound what a correct trial can show, not what is desirable."""
+
+    key: str
+    unit: str
+    formula: str
+    low: float = -math.inf
+    high: float = math.inf
+
+    @property
+    def label(self) -> str:
+        """Axis label with the unit."""
+        return f"{self.key} [{self.unit}]"
+
+
+_ALL = (
+    Metric("objective/kl", "nats per sequence", "mean over sequences of sum_t (logprobs - ref_logprobs); k1"),
+    Metric("objective/kl_per_token", "nats per token", "sum (logprobs - ref_logprobs) / valid tokens; k1"),
+    Metric("objective/kl_k3_per_token", "nats per token", "mean of exp(-d) - 1 + d, d = logprobs - ref_logprobs; k3", 0.0),
+    Metric("objective/kl_exact_per_token", "nats per token", "mean over tokens of sum_v pi(v) (log pi(v) - log ref(v))", 0.0),
+    Metric("objective/entropy", "nats per sequence", "mean over sequences of sum_t -logprobs", 0.0),
+    Metric("objective/scores", "std of reference samples", "mean calibrated proxy reward before EOS handling"),
+    Metric("objective/scores_std", "std of reference samples", "standard deviation of the same", 0.0),
+    Metric("objective/gold", "judge points", "mean gold score of the rollout; never used in training"),
+    Metric("objective/non_score_reward", "std of reference samples", "mean over sequences of sum_t -kl_coef (logprobs - ref_logprobs)"),
+    Metric("objective/rlhf_reward", "std of reference samples", "mean of score after EOS handling + KL part"),
+    Metric("objective/length", "tokens", "mean valid tokens of a response, EOS included", 1.0),
+    Metric("objective/eos_rate", "fraction", "responses that ended by EOS", 0.0, 1.0),
+    Metric("objective/kl_coef", "1", "beta in force during the update", 0.0),
+    Metric("policy/pg_loss", "1", "clipped policy loss, masked mean"),
+    Metric("policy/approxkl", "nats per token", "masked mean of (new_logprobs - logprobs)^2 / 2; k2, new against behaviour policy", 0.0),
+    Metric("policy/approxkl_k3", "nats per token", "masked mean of ratio - 1 - log ratio", 0.0),
+    Metric("policy/pg_clipfrac", "fraction", "valid tokens on which the clipped term is the active one", 0.0, 1.0),
+    Metric("policy/ratio", "1", "masked mean of exp(new_logprobs - logprobs)", 0.0),
+    Metric("policy/entropy", "nats per token", "masked mean of the exact entropy over the vocabulary", 0.0),
+    Metric("policy/kl_ref_per_token", "nats per token", "masked mean of ratio (new_logprobs - ref_logprobs)"),
+    Metric("policy/grad_norm", "1", "global gradient norm before clipping", 0.0),
+    Metric("policy/lr", "1", "learning rate of the step", 0.0),
+    Metric("policy/lr_factor", "1", "what the KL guard multiplies the learning rate by", 0.0, 1.0),
+    Metric("value/vf_loss", "squared score", "half the clipped squared error, masked mean", 0.0),
+    Metric("value/vf_clipfrac", "fraction", "valid tokens on which the clipped value error is the active one", 0.0, 1.0),
+    Metric("value/explained_variance", "1", "1 - Var(returns - values) / Var(returns) on valid tokens of the rollout", high=1.0),
+    Metric("eval/win_rate", "fraction", "(wins + ties / 2) / n against the reference, by the gold judge", 0.0, 1.0),
+    Metric("eval/tie_rate", "fraction", "ties / n", 0.0, 1.0),
+    Metric("eval/gold", "judge points", "mean gold score of the policy"),
+    Metric("eval/gold_reference", "judge points", "mean gold score of the reference"),
+    Metric("eval/proxy", "std of reference samples", "mean calibrated proxy reward of the policy"),
+    Metric("eval/proxy_reference", "std of reference samples", "mean calibrated proxy reward of the reference"),
+    Metric("eval/kl_per_token", "nats per token", "exact KL to the reference / tokens, on the policy's completions", 0.0),
+    Metric("eval/kl_per_sequence", "nats per sequence", "exact KL to the reference summed over a completion, mean", 0.0),
+    Metric("eval/entropy", "nats per token", "exact entropy over the vocabulary, mean over tokens", 0.0),
+    Metric("eval/distinct_1", "fraction", "different words / words over all completions", 0.0, 1.0),
+    Metric("eval/distinct_2", "fraction", "different word pairs / word pairs over all completions", 0.0, 1.0),
+    Metric("eval/length", "tokens", "mean tokens of a completion, EOS included", 1.0),
+    Metric("eval/eos_rate", "fraction", "completions that ended by EOS", 0.0, 1.0),
+    Metric("eval/ppl_reference", "1", "perplexity of the policy's completions under the reference", 1.0),
+)
+
+METRICS: dict[str, Metric] = {metric.key: metric for metric in _ALL}
+
+
+def metric(key: str, origin: str = "metric") -> Metric:
+    """Look a key up; an unknown one is a `UserError` with the nearest right name."""
+    if key not in METRICS:
+        raise UserError(f"{origin}: no metric '{key}'{nearest(key, list(METRICS))}")
+    return METRICS[key]
+
+
+def check_keys(keys: Iterable[str]) -> None:
+    """Refuse keys outside the list: a fault of ours, so a `KeyError`."""
+    unknown = sorted(set(keys) - METRICS.keys())
+    if unknown:
+        raise KeyError(f"not in pipeline/metrics.py: {', '.join(unknown)}")

@@ -1,0 +1,353 @@
+"""MLflow as a sink: a run that follows one `metrics.jsonl` and never disturbs what writes it.
+
+Whatever MLflow missed (it was away, it was slow, the process was killed) is sent later from the same file by
+the same code, and nothing is sent twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from pydantic import BaseModel, ConfigDict
+
+from pipeline.config import canonical_json
+from pipeline.layout import Layout, write_json
+
+MAX_METRICS = 1000
+MAX_PARAMS = 100
+MAX_VALUE = 6000
+STATUS = {"complete": "FINISHED", "budget": "FINISHED", "diverged": "FINISHED", "pruned": "KILLED", "failed": "FAILED"}
+"""A diverged trial is a result and so FINISHED; its `status` tag says which. Anything else ends as KILLED."""
+
+
+def tracking_uri(layout: Layout) -> str:
+    """MLflow's own ``MLFLOW_TRACKING_URI`` where the user set it, else the database under the output root."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or layout.mlflow_uri
+
+
+def prepare_store(layout: Layout) -> None:
+    """Create the MLflow database once, complete or not at all; later calls cost one look at the file.
+
+    Two processes that open a fresh database would both migrate it, and one would fail: so the driver does
+    it before anything else, beside the final name and under a lock.
+    """
+    database = layout.root / "mlflow.db"
+    if database.exists() or tracking_uri(layout) != layout.mlflow_uri:
+        return
+    layout.root.mkdir(parents=True, exist_ok=True)
+    with FileLock(layout.root / ".mlflow.lock"):
+        if database.exists():
+            return
+        beside = layout.root / f".mlflow-{os.getpid()}.db"
+        try:
+            _client(f"sqlite:///{beside}").search_experiments(max_results=1)
+            beside.replace(database)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+def _client(uri: str) -> Any:
+    os.environ.pop("MLFLOW_RUN_ID", None)
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    for name in ("alembic", "mlflow.store.db.utils"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    from mlflow.tracking import MlflowClient
+
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
+    return MlflowClient(uri)
+
+
+class SinkState(BaseModel):
+    """What MLflow has been told of one run; kept in a file so that nothing is told twice."""
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+    uri: str
+    identity: str
+    experiment: str
+    run_id: str | None = None
+    described: bool = False
+    """Parameters have been sent."""
+    sent_bytes: int = 0
+    pending_end: int = 0
+    pending_ms: int = 0
+    """Where the batch now on its way ends, and its time stamp: sent again after a kill it is the same batch, which MLflow ignores."""
+    finished: bool = False
+    told: str = ""
+    """Digest of the status, summary and tags with which it finished: another ending has to be told again."""
+
+
+class MlflowSink:
+    """One MLflow run that follows one metrics file.
+
+    MLflow being away never reaches the caller: a failure is remembered, told once through `warn`, and
+    made up for by the next call. `identity` names what the run is about (for a trial, its artifact key):
+    a state file of another identity or another store is started afresh.
+    """
+
+    _experiments = threading.Lock()
+
+    def __init__(
+        self,
+        uri: str,
+        artifact_location: str | None,
+        experiment: str,
+        state_file: Path,
+        run_name: str,
+        parent_run_id: str | None,
+        tags: Mapping[str, str],
+        params: Mapping[str, Any],
+        *,
+        identity: str = "",
+        warn: Callable[[str], None] | None = None,
+        interval: float = 5.0,
+    ) -> None:
+        self._uri, self._artifact_location, self._experiment = uri, artifact_location, experiment
+        self._state_file, self._run_name = state_file, run_name
+        self.parent_run_id = parent_run_id
+        self._tags, self._params = dict(tags), dict(params)
+        self._warn, self._interval = warn, interval
+        self._client: Any = None
+        self._lock = threading.RLock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._warned = False
+        self.state = self._load(identity)
+        self.metrics_sent = 0
+        """Metrics that this object sent."""
+
+    def follow(self, path: Path) -> None:
+        """Send what grows in the file, from a daemon thread; a later call follows another file instead."""
+        self._halt()
+        self.state.finished = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._tail, args=(path, self._stop), name=f"mlflow {self._run_name}", daemon=True)
+        self._thread.start()
+
+    def start(self) -> str | None:
+        """Open (or reopen) the run and return its id; None while MLflow is away."""
+        self.state.finished = False
+        return self.state.run_id if self._guarded(self._open) else None
+
+    def finish(
+        self,
+        path: Path | None,
+        status: str,
+        summary: Mapping[str, float],
+        tags: Mapping[str, str],
+        artifacts: Sequence[tuple[str, Path]] = (),
+        step: int = 0,
+    ) -> bool:
+        """Send the rest of the file, summary metrics (at `step`), tags and artifacts, and end the run. False when MLflow failed.
+
+        `artifacts` are ``(folder within the run, file)``; tables in parquet arrive as CSV, which MLflow can show.
+        """
+        self._halt()
+        return self._guarded(lambda: self._finish(path, status, summary, tags, artifacts, step))
+
+    def stop(self, status: str = "interrupted") -> None:
+        """Leave the run as it is, for a later process to go on with; MLflow shows it as killed meanwhile."""
+        self._halt()
+        if self.state.run_id and self._client is not None and not self.state.finished:
+            self._guarded(lambda: self._terminate(status))
+
+    def _load(self, identity: str) -> SinkState:
+        fresh = SinkState(uri=_public(self._uri), identity=identity, experiment=self._experiment)
+        with suppress(OSError, ValueError):
+            state = SinkState.model_validate_json(self._state_file.read_text("utf-8"))
+            if (state.uri, state.identity, state.experiment) == (fresh.uri, fresh.identity, fresh.experiment) and not _lost(self._uri):
+                return state
+        return fresh
+
+    def _save(self) -> None:
+        write_json(self._state_file, self.state.model_dump())
+
+    def _guarded(self, action: Callable[[], None]) -> bool:
+        with self._lock:
+            try:
+                action()
+            except Exception as error:  # MLflow raises whatever its store, its server or its network raise
+                if self._warn and not self._warned:
+                    line = (str(error).strip().splitlines() or [""])[0][:200]
+                    self._warn(f"MLflow did not take {self._run_name} ({type(error).__name__}: {line}); `ablate sync` sends it later")
+                self._warned = True
+                return False
+            return True
+
+    def _halt(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _tail(self, path: Path, stop: threading.Event) -> None:
+        pause = self._interval
+        while not stop.wait(pause):
+            well = self._guarded(lambda: self._send_file(path))
+            pause = self._interval if well else min(2 * pause, 60.0)
+
+    def _open(self) -> None:
+        if self._client is not None:
+            return
+        client = _client(self._uri)
+        if self.state.run_id and not _exists(client, self.state.run_id):
+            self.state = SinkState(uri=_public(self._uri), identity=self.state.identity, experiment=self._experiment)
+        if self.state.run_id is None:
+            parent = {"mlflow.parentRunId": self.parent_run_id} if self.parent_run_id else {}
+            tags = {"mlflow.source.name": "ablate", **self._tags, **parent}
+            self.state.run_id = client.create_run(self._experiment_id(client), run_name=self._run_name, tags=tags).info.run_id
+            self._save()
+        else:
+            client.update_run(self.state.run_id, status="RUNNING")
+        if not self.state.described:
+            self._describe(client)
+        self._client = client
+
+    def _experiment_id(self, client: Any) -> str:
+        with MlflowSink._experiments:
+            found = client.get_experiment_by_name(self._experiment)
+            if found is None:
+                return str(client.create_experiment(self._experiment, artifact_location=self._artifact_location))
+            if found.lifecycle_stage == "deleted":
+                client.restore_experiment(found.experiment_id)
+            return str(found.experiment_id)
+
+    def _describe(self, client: Any) -> None:
+        from mlflow.entities import Param
+
+        params = [Param(key, str(value)[:MAX_VALUE]) for key, value in self._params.items()]
+        for start in range(0, len(params), MAX_PARAMS):
+            client.log_batch(self.state.run_id, params=params[start : start + MAX_PARAMS])
+        self.state.described = True
+        self._save()
+
+    def _send_file(self, path: Path) -> None:
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:  # not begun, or just moved to its final place
+            return
+        if size <= self.state.sent_bytes or size < self.state.pending_end:  # a resumed trial writes again what was already sent
+            return
+        with path.open("rb") as file:
+            file.seek(self.state.sent_bytes)
+            complete = file.read().rpartition(b"\n")[0]
+        if not complete:
+            return
+        self._open()
+        for end, metrics in self._batches(complete.splitlines(keepends=True)):
+            self._send_batch(end, metrics)
+
+    def _batches(self, lines: Sequence[bytes]) -> Iterator[tuple[int, list[tuple[str, float, int]]]]:
+        """Yield (end offset, metrics) with whole lines only; a batch interrupted by a kill keeps its old borders."""
+        offset, batch = self.state.sent_bytes, list[tuple[str, float, int]]()
+        for line in lines:
+            row = json.loads(line)
+            step = int(row.pop("step"))
+            if batch and (len(batch) + len(row) > MAX_METRICS or offset == self.state.pending_end):
+                yield offset, batch
+                batch = []
+            batch += [(key, value, step) for key, value in row.items()]
+            offset += len(line) if line.endswith(b"\n") else len(line) + 1
+        if batch:
+            yield offset, batch
+
+    def _send_batch(self, end: int, metrics: Sequence[tuple[str, float, int]]) -> None:
+        from mlflow.entities import Metric
+
+        if self.state.pending_end != end:
+            self.state.pending_end, self.state.pending_ms = end, int(time.time() * 1000)
+            self._save()
+        stamp = self.state.pending_ms
+        self._client.log_batch(self.state.run_id, metrics=[Metric(key, value, stamp, step) for key, value, step in metrics])
+        self.metrics_sent += len(metrics)
+        self.state.sent_bytes = end
+        self._save()
+
+    def knows(self, path: Path | None, status: str, summary: Mapping[str, float], tags: Mapping[str, str]) -> bool:
+        """Whether MLflow has been told all of this already; asks only the state file."""
+        size = path.stat().st_size if path is not None and path.exists() else 0
+        return self.state.finished and self.state.sent_bytes >= size and self.state.told == _ending(status, summary, tags)
+
+    def _finish(
+        self,
+        path: Path | None,
+        status: str,
+        summary: Mapping[str, float],
+        tags: Mapping[str, str],
+        artifacts: Sequence[tuple[str, Path]],
+        step: int,
+    ) -> None:
+        if self.knows(path, status, summary, tags):
+            return
+        from mlflow.entities import Metric, RunTag
+
+        if path is not None:
+            self._send_file(path)
+        self._open()
+        now = int(time.time() * 1000)
+        finite = [Metric(key, value, now, step) for key, value in summary.items() if math.isfinite(value)]
+        tagged = [RunTag(key, str(value)[:MAX_VALUE]) for key, value in {**tags, "status": status}.items()]
+        self._client.log_batch(self.state.run_id, metrics=finite, tags=tagged)
+        self.metrics_sent += len(finite)
+        for folder, file in artifacts:
+            if file.exists():
+                self._upload(folder, file)
+        self._terminate(status)
+        self.state.finished, self.state.told = True, _ending(status, summary, tags)
+        self._save()
+
+    def _upload(self, folder: str, file: Path) -> None:
+        if file.suffix != ".parquet":
+            self._client.log_artifact(self.state.run_id, str(file), folder or None)
+            return
+        import pyarrow.csv as csv
+        import pyarrow.parquet as pq
+
+        text = io.BytesIO()
+        csv.write_csv(pq.read_table(file), text)
+        self._client.log_text(self.state.run_id, text.getvalue().decode(), "/".join(filter(None, (folder, f"{file.stem}.csv"))))
+
+    def _terminate(self, status: str) -> None:
+        self._client.set_terminated(self.state.run_id, status=STATUS.get(status, "KILLED"))
+        self._client = None
+
+
+def _ending(status: str, summary: Mapping[str, float], tags: Mapping[str, str]) -> str:
+    content = [status, {key: repr(value) for key, value in summary.items()}, dict(tags)]
+    return hashlib.sha256(canonical_json(content).encode()).hexdigest()[:16]
+
+
+def _public(uri: str) -> str:
+    """An address without the user's name and password in it."""
+    scheme, separator, rest = uri.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"
+
+
+def _lost(uri: str) -> bool:
+    """A local store that was deleted: everything has to be told again."""
+    return uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists()
+
+
+def _exists(client: Any, run_id: str) -> bool:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return bool(client.get_run(run_id).info.lifecycle_stage == "active")
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return False
+        raise

@@ -1,0 +1,125 @@
+"""Building, saving and loading causal language models; nothing from outside is ever unpickled or executed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from pipeline.config import ModelConfig
+from pipeline.errors import UserError
+from pipeline.models.seeding import seed_of
+
+CausalLM = Any
+"""A transformers model with a language-modelling head; transformers carries no usable static types."""
+
+
+def device_of(name: str) -> torch.device:
+    """``auto`` is the GPU where there is one. Raises `UserError` for a GPU that is not there."""
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise UserError("runtime.device = 'cuda': no CUDA device is visible; use cpu or auto")
+    return torch.device("cuda" if available and name != "cpu" else "cpu")
+
+
+def mixed_precision(device: torch.device) -> str:
+    """What the card can do: bf16 from compute capability 8.0, fp16 below (a T4 has no bf16), ``no`` on a CPU."""
+    if device.type != "cuda":
+        return "no"
+    return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp16"
+
+
+def scratch_model(cfg: ModelConfig, vocab_size: int, pad_id: int, eos_id: int, max_tokens: int, seed: int) -> CausalLM:
+    """A Qwen2-architecture model (the class of Qwen1.5) with random weights, fp32."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=vocab_size,
+        hidden_size=cfg.hidden_size,
+        num_hidden_layers=cfg.layers,
+        num_attention_heads=cfg.heads,
+        num_key_value_heads=cfg.heads,
+        intermediate_size=cfg.intermediate_size,
+        max_position_embeddings=max_tokens,
+        tie_word_embeddings=True,
+        attention_dropout=0.0,
+        pad_token_id=pad_id,
+        eos_token_id=eos_id,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_of(seed, "scratch model"))
+        return Qwen2ForCausalLM(config).eval()
+
+
+def pretrained_model(base: str, revision: str | None) -> CausalLM:
+    """A base model by hub id or folder: safetensors only, no code of theirs, fp32 weights, sdpa attention."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            base, revision=revision, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, attn_implementation="sdpa"
+        ).eval()
+    except (OSError, ValueError) as error:
+        raise UserError(_cannot_load("model.base", base, revision, error)) from None
+
+
+def pretrained_tokenizer(base: str, revision: str | None) -> Any:
+    """The tokenizer of a base model, with a pad token (its EOS when it has none of its own)."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(base, revision=revision, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise UserError(_cannot_load("model.base (tokenizer)", base, revision, error)) from None
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"model.base = '{base}': its tokenizer has no EOS token, so a response could not end")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _cannot_load(key: str, base: str, revision: str | None, error: Exception) -> str:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    first = str(error).strip().splitlines()[0][:200]
+    at = f" at revision {revision}" if revision else ""
+    return (
+        f"{key} = '{base}'{at} could not be loaded ({first}); searched the network and the cache {HF_HUB_CACHE}. "
+        f"Without a network, set model.base to a local folder that holds config.json, *.safetensors and the tokenizer"
+    )
+
+
+def load_snapshot(path: Path, device: torch.device) -> CausalLM:
+    """One of our own `save_pretrained` folders: fp32, dropout off."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, use_safetensors=True, local_files_only=True).to(device).eval()
+
+
+def load_tokenizer(path: Path) -> Any:
+    """One of our own tokenizer folders."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path, local_files_only=True)
+
+
+def freeze(module: nn.Module) -> Any:
+    """Switch gradients off for good and return the module."""
+    return module.requires_grad_(False).eval()
+
+
+def save_head(head: nn.Linear, path: Path) -> None:
+    """A scalar head as safetensors."""
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}, path)
+
+
+def load_head(path: Path, device: torch.device) -> nn.Linear:
+    """The head that `save_head` wrote."""
+    tensors = load_file(path)
+    head = nn.Linear(tensors["weight"].shape[1], 1)
+    head.load_state_dict(tensors)
+    return head.to(device)

@@ -1,0 +1,135 @@
+"""The policy with its value head, and the one forward that rollouts and training share.
+
+Shapes: B sequences, P prompt columns (left-padded), T response columns (right-padded), H width, V
+vocabulary, N valid response tokens of the batch, row by row. Everything after the trunk happens on the N
+valid tokens only: padding reaches neither the heads nor any average.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.models.loading import CausalLM
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Prompts and responses as tokens, on one device."""
+
+    query_responses: Tensor
+    """(B, P + T) int64."""
+    query_mask: Tensor
+    """(B, P) bool, False on left padding."""
+    response_mask: Tensor
+    """(B, T) bool, from recorded lengths, EOS included."""
+    ended: Tensor
+    """(B,) bool, True where the response ended by EOS."""
+
+    @property
+    def context_length(self) -> int:
+        """P."""
+        return self.query_mask.shape[1]
+
+    @property
+    def lengths(self) -> Tensor:
+        """(B,) valid tokens of each response."""
+        return self.response_mask.sum(1)
+
+    @property
+    def responses(self) -> Tensor:
+        """(B, T)."""
+        return self.query_responses[:, self.context_length :]
+
+    @property
+    def attention_mask(self) -> Tensor:
+        """(B, P + T) int64, 1 on prompt and response tokens."""
+        return torch.cat([self.query_mask, self.response_mask], dim=1).long()
+
+    @property
+    def labels(self) -> Tensor:
+        """(N,) the valid response tokens, row by row."""
+        return self.responses[self.response_mask]
+
+    def take(self, rows: Tensor | slice) -> Episodes:
+        """Some of the rows, with columns that are padding in all of them cut away."""
+        queries, mask = self.query_mask[rows], self.response_mask[rows]
+        first = int(queries.any(0).long().argmax()) if queries.any() else self.context_length - 1
+        last = self.context_length + max(int(mask.sum(1).max()), 1)
+        return replace(
+            self,
+            query_responses=self.query_responses[rows][:, first:last],
+            query_mask=queries[:, first:],
+            response_mask=mask[:, : last - self.context_length],
+            ended=self.ended[rows],
+        )
+
+
+def response_mask(lengths: Tensor, width: int) -> Tensor:
+    """True on the first `lengths[b]` of `width` positions: valid response tokens, EOS included.
+
+    lengths (B,) int; returns (B, width) bool. Made from lengths and never from ``token == pad``: pad may
+    equal EOS, or be sampled.
+
+    >>> response_mask(torch.tensor([2, 0]), 3).tolist()
+    [[True, True, False], [False, False, False]]
+    """
+    return torch.arange(width, device=lengths.device) < lengths[:, None]
+
+
+def positions(attention_mask: Tensor) -> Tensor:
+    """Position ids that ignore left padding, so that a prompt means the same however it is padded; (B, L)."""
+    return (attention_mask.cumsum(1) - 1).clamp(min=0)
+
+
+def trunk(model: CausalLM) -> Any:
+    """The network below the language-modelling head."""
+    return getattr(model, model.base_model_prefix)
+
+
+def response_hidden(model: CausalLM, episodes: Episodes) -> Tensor:
+    """Hidden states (N, H) at the positions that predict the valid response tokens."""
+    mask = episodes.attention_mask
+    output = trunk(model)(input_ids=episodes.query_responses, attention_mask=mask, position_ids=positions(mask), use_cache=False)
+    start = episodes.context_length - 1
+    hidden: Tensor = output.last_hidden_state[:, start : start + episodes.response_mask.shape[1]]
+    return hidden[episodes.response_mask]
+
+
+def log_probs(model: CausalLM, hidden: Tensor, temperature: float) -> Tensor:
+    """Normalised log-probabilities (N, V) in fp32, of logits / temperature."""
+    logits = model.get_output_embeddings()(hidden).float()
+    return torch.log_softmax(logits / temperature, dim=-1)
+
+
+def gather(log_pi: Tensor, labels: Tensor) -> Tensor:
+    """The entries of (N, V) at labels (N,); returns (N,)."""
+    return log_pi.gather(1, labels.unsqueeze(1)).squeeze(1)
+
+
+def to_grid(flat: Tensor, mask: Tensor) -> Tensor:
+    """Put (N,) values of valid tokens back on (B, T), 0 elsewhere."""
+    return torch.zeros(mask.shape, dtype=flat.dtype, device=flat.device).masked_scatter(mask, flat)
+
+
+class ActorCritic(nn.Module):
+    """A causal language model with a scalar value head on its trunk, zero at the start."""
+
+    def __init__(self, lm: CausalLM) -> None:
+        super().__init__()
+        self.lm = lm
+        self.value_head = nn.Linear(lm.config.hidden_size, 1)
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
+
+    def forward(self, episodes: Episodes, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probabilities (N, V) and values (N,) at the valid response tokens, both fp32, from one pass of the trunk.
+
+        The value of token t is that of the state before it was chosen: both heads read the same hidden state.
+        """
+        hidden = response_hidden(self.lm, episodes)
+        values: Tensor = self.value_head(hidden).squeeze(-1).float()
+        return log_probs(self.lm, hidden, temperature), values

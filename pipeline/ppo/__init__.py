@@ -1,0 +1,1 @@
+"""The mathematics of PPO as pure functions over tensors, and the loop that uses them."""

@@ -1,0 +1,35 @@
+"""Generalised advantage estimation on responses of different lengths."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """Advantages and returns, in score units.
+
+        δₜ = rₜ + γ Vₜ₊₁ - Vₜ,   Aₜ = δₜ + γ λ Aₜ₊₁,   Rₜ = Aₜ + Vₜ
+
+    rewards, values (B, T); mask (B, T) True on valid tokens, a prefix of each row. V after the last valid
+    token is 0: the episode has ended, and whatever the critic says of padding is never read. Both results
+    are 0 on invalid tokens. Schulman 2016 (arXiv 1506.02438), eq. 16.
+    """
+    zero = torch.zeros((), dtype=values.dtype, device=values.device)
+    rewards, values = torch.where(mask, rewards, zero), torch.where(mask, values, zero)
+    following = torch.cat([values[:, 1:], values.new_zeros(values.shape[0], 1)], dim=1)
+    delta = rewards + gamma * following - values
+    advantages = torch.zeros_like(values)
+    carry = values.new_zeros(values.shape[0])
+    for t in reversed(range(values.shape[1])):
+        # Rows that have ended carry 0, so the first valid token from the right starts afresh.
+        carry = torch.where(mask[:, t], delta[:, t] + gamma * lam * carry, zero)
+        advantages[:, t] = carry
+    return advantages, torch.where(mask, advantages + values, zero)
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
+    """1 - Var(R - V) / Var(R) on valid tokens; at most 1. NaN where the returns do not vary."""
+    r, v = returns[mask], values[mask]
+    spread = r.var(correction=0)
+    return float(1 - (r - v).var(correction=0) / spread) if spread > 0 else float("nan")

@@ -1,0 +1,42 @@
+"""Per-token rewards: the KL penalty on every token and the score on the last one."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pipeline.ppo.kl import k1
+
+
+def handle_missing_eos(scores: Tensor, ended: Tensor, how: Literal["replace", "subtract", "none"], penalty: float) -> Tensor:
+    """What a response that was cut before its EOS gets.
+
+    scores (B,); ended (B,) bool, True where the response ended by EOS. ``replace``: -penalty instead of the
+    score; ``subtract``: score - penalty; ``none``: the score.
+    """
+    if how == "none":
+        return scores
+    cut = torch.full_like(scores, -penalty) if how == "replace" else scores - penalty
+    return torch.where(ended, scores, cut)
+
+
+def non_score_reward(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
+    """-β (log π - log ref) on valid tokens, 0 elsewhere; all (B, T)."""
+    penalty = -kl_coef * k1(logprobs - ref_logprobs)
+    return torch.where(mask, penalty, torch.zeros_like(penalty))
+
+
+def token_rewards(scores: Tensor, non_score: Tensor, mask: Tensor) -> Tensor:
+    """Put each score on the *last valid token* of its response.
+
+    scores (B,); non_score, mask (B, T); returns (B, T). The last valid token is EOS, or the last one when
+    the response was cut. TRL and others put it on the slot after; with λ < 1 that changes what λ means.
+    Raises `ValueError` for an empty response.
+    """
+    lengths = mask.sum(1)
+    if bool((lengths == 0).any()):
+        raise ValueError("token_rewards: a response has no valid token")
+    last = (lengths - 1).unsqueeze(1)
+    return non_score.scatter_add(1, last, scores.unsqueeze(1).to(non_score.dtype))

@@ -1,0 +1,62 @@
+"""The one interface of rewards and judges, and the affine calibration that makes betas comparable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from pipeline.models.generation import decode
+from pipeline.models.policy import Episodes
+
+
+@dataclass(frozen=True)
+class Completions:
+    """Responses as tokens and as text, row by row."""
+
+    episodes: Episodes
+    prompts: Sequence[str]
+    texts: Sequence[str]
+
+    @classmethod
+    def of(cls, tokenizer: Any, episodes: Episodes, prompts: Sequence[str]) -> Completions:
+        return cls(episodes, prompts, decode(tokenizer, episodes))
+
+
+class Reward(Protocol):
+    """A score for every completion."""
+
+    def __call__(self, completions: Completions) -> Tensor:
+        """(B,) float32 on the CPU, finite; higher is better."""
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """(raw - mean) / std, with both taken on samples of the reference.
+
+    Only then does a beta mean the same for two rewards: one unit is one standard deviation of what the
+    reference itself produces.
+    """
+
+    raw: Reward
+    mean: float
+    std: float
+
+    def __call__(self, completions: Completions) -> Tensor:
+        return (self.raw(completions) - self.mean) / self.std
+
+
+def calibration(scores: Tensor) -> tuple[float, float]:
+    """Mean and standard deviation of reference scores (n,). Raises `ValueError` where they do not vary."""
+    std = float(scores.std(correction=0))
+    if not std > 0:
+        raise ValueError("every reference sample has the same reward; nothing can be learned from it")
+    return float(scores.mean()), std
+
+
+def as_scores(values: Sequence[float]) -> Tensor:
+    """A (B,) float32 tensor."""
+    return torch.tensor(list(values), dtype=torch.float32)

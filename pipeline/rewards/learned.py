@@ -1,0 +1,101 @@
+"""A reward model: the reference's trunk with a scalar head on the last valid token, Bradley-Terry trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.config import RewardConfig
+from pipeline.models.loading import CausalLM, freeze, load_head, load_snapshot, save_head
+from pipeline.models.policy import Episodes, positions, trunk
+from pipeline.models.seeding import permutation, seed_of
+from pipeline.rewards.base import Completions
+
+TRUNK, HEAD = "trunk", "head.safetensors"
+
+
+class RewardModel(nn.Module):
+    """Scores whole episodes; (B,) fp32."""
+
+    def __init__(self, lm: CausalLM, head: nn.Linear) -> None:
+        super().__init__()
+        self.lm, self.head = lm, head
+
+    def forward(self, episodes: Episodes) -> Tensor:
+        mask = episodes.attention_mask
+        output = trunk(self.lm)(input_ids=episodes.query_responses, attention_mask=mask, position_ids=positions(mask), use_cache=False)
+        last = episodes.context_length + episodes.lengths - 1
+        hidden = output.last_hidden_state[torch.arange(len(last), device=last.device), last]
+        scores: Tensor = self.head(hidden).squeeze(-1).float()
+        return scores
+
+    def save(self, folder: Path) -> None:
+        self.lm.save_pretrained(folder / TRUNK)
+        save_head(self.head, folder / HEAD)
+
+    @classmethod
+    def load(cls, folder: Path, device: torch.device) -> RewardModel:
+        model: RewardModel = freeze(cls(load_snapshot(folder / TRUNK, device), load_head(folder / HEAD, device)))
+        return model
+
+
+class LearnedReward:
+    """A `Reward` over a frozen `RewardModel`, `batch` rows at a time."""
+
+    def __init__(self, model: RewardModel, batch: int) -> None:
+        self._model, self._batch = model, batch
+
+    @torch.inference_mode()
+    def __call__(self, completions: Completions) -> Tensor:
+        rows = range(0, len(completions.prompts), self._batch)
+        parts = [self._model(completions.episodes.take(slice(start, start + self._batch))) for start in rows]
+        return torch.cat(parts).cpu()
+
+
+def new_reward_model(lm: CausalLM, seed: int, device: torch.device) -> RewardModel:
+    """The reference's trunk under a small random head: scores start near 0, gradients do not."""
+    head = nn.Linear(lm.config.hidden_size, 1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_of(seed, "reward head"))
+        nn.init.normal_(head.weight, std=1 / (lm.config.hidden_size + 1))
+    nn.init.zeros_(head.bias)
+    return RewardModel(lm, head).to(device)
+
+
+def bradley_terry_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
+    """-log σ(chosen - rejected), mean over pairs; both (n,). Bradley and Terry 1952; Stiennon 2020, eq. 1."""
+    return -nn.functional.logsigmoid(chosen - rejected).mean()
+
+
+def train_reward_model(
+    model: RewardModel,
+    first: Episodes,
+    second: Episodes,
+    first_wins: Tensor,
+    cfg: RewardConfig,
+    progress: Callable[[int, int, float], None],
+) -> None:
+    """Fit on pairs: row i of `first` and `second` answer one prompt, `first_wins` (n,) bool says which was preferred."""
+    n, device = len(first_wins), first.query_responses.device
+    first_wins = first_wins.to(device)
+    batch = min(cfg.batch_size, n)
+    total = cfg.epochs * (n // batch)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=cfg.lr, weight_decay=0.01, fused=True)
+    done = 0
+    for epoch in range(cfg.epochs):
+        order = permutation(n, cfg.seed, "reward epoch", epoch).to(device)
+        for start in range(0, n - batch + 1, batch):
+            rows = order[start : start + batch]
+            a, b = model(first.take(rows)), model(second.take(rows))
+            wins = first_wins[rows]
+            loss = bradley_terry_loss(torch.where(wins, a, b), torch.where(wins, b, a))
+            optimiser.param_groups[0]["lr"] = cfg.lr * (1 - done / total)
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimiser.step()
+            done += 1
+            progress(done, total, float(loss.detach()))

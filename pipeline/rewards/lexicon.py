@@ -1,0 +1,24 @@
+"""VADER (Hutto and Gilbert 2014): rule-based sentiment for real text, offline.
+
+A bag of words with rules: it can be hacked by piling up happy words, so read it beside the perplexity
+under the reference, which such text cannot keep low.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from pipeline.rewards.base import Completions, as_scores
+
+
+class LexiconReward:
+    """VADER's compound score of prompt and completion together, in [-1, 1]."""
+
+    def __init__(self) -> None:
+        from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
+
+        self._analyzer = SentimentIntensityAnalyzer()
+
+    def __call__(self, completions: Completions) -> Tensor:
+        pairs = zip(completions.prompts, completions.texts, strict=True)
+        return as_scores([self._analyzer.polarity_scores(prompt + text)["compound"] for prompt, text in pairs])

@@ -1,0 +1,36 @@
+"""The five stages of a trial, one file each, and their declaration as a graph."""
+
+from __future__ import annotations
+
+from pipeline.dag import Stage
+from pipeline.stages.evaluate import evaluate
+from pipeline.stages.ppo import ppo
+from pipeline.stages.prompts import prompts
+from pipeline.stages.reward import reward
+from pipeline.stages.sft import sft
+
+STAGES = (
+    Stage("prompts", prompts, ("data", "model.base", "model.revision"), ("pipeline.stages.prompts", "pipeline.data")),
+    Stage("sft", sft, ("sft", "model"), ("pipeline.stages.sft", "pipeline.models")),
+    Stage(
+        "reward",
+        reward,
+        ("reward", "judge", "ppo.response_length", "ppo.temperature"),
+        ("pipeline.stages.reward", "pipeline.stages.common", "pipeline.rewards", "pipeline.models", "pipeline.data.semantics"),
+    ),
+    Stage(
+        "ppo",
+        ppo,
+        ("ppo", "judge", "model"),
+        ("pipeline.stages.ppo", "pipeline.stages.common", "pipeline.ppo", "pipeline.rewards", "pipeline.models", "pipeline.data.semantics"),
+        resumable=True,
+    ),
+    Stage(
+        "evaluate",
+        evaluate,
+        ("evaluate", "judge", "ppo.response_length"),
+        ("pipeline.stages.evaluate", "pipeline.stages.common", "pipeline.rewards", "pipeline.models", "pipeline.data.semantics"),
+    ),
+)
+SHARED = ("prompts", "sft", "reward")
+"""Stages that the trials of a study have in common."""

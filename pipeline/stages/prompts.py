@@ -1,0 +1,49 @@
+"""Stage 1: texts, prompts and the tokenizer.
+
+Writes ``sft.parquet`` (text), ``heldout_texts.parquet`` (text), ``train.parquet`` (prompt),
+``heldout.parquet`` (prompt) and ``tokenizer/``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pipeline.config import TrialConfig
+from pipeline.data.corpus import load_corpus
+from pipeline.data.prompts import make_prompts
+from pipeline.data.tokenizer import train_tokenizer
+from pipeline.models.loading import pretrained_tokenizer
+from pipeline.reporter import Reporter
+
+
+def prompts(cfg: TrialConfig, out: Path, reporter: Reporter) -> dict[str, Any]:
+    """Read or generate the texts and cut the prompts."""
+    data = cfg.data
+    corpus = load_corpus(data)
+    rng = np.random.default_rng([data.seed, 1])
+    train = make_prompts(corpus.train, data.train_prompts, data.prompt_words, rng)
+    heldout = make_prompts(corpus.heldout, data.heldout_prompts, data.prompt_words, rng, taken=frozenset(train))
+    for name, column, rows in (
+        ("sft", "text", corpus.train),
+        ("heldout_texts", "text", corpus.heldout[: data.heldout_prompts]),
+        ("train", "prompt", train),
+        ("heldout", "prompt", heldout),
+    ):
+        pd.DataFrame({column: rows}).to_parquet(out / f"{name}.parquet", index=False)
+    if cfg.model.base is None:
+        tokenizer = train_tokenizer(corpus.train, data.vocab_size)
+    else:
+        tokenizer = pretrained_tokenizer(cfg.model.base, cfg.model.revision)
+    tokenizer.save_pretrained(out / "tokenizer")
+    return {
+        "note": corpus.note,
+        "sft_texts": len(corpus.train),
+        "train_prompts": len(train),
+        "heldout_prompts": len(heldout),
+        "vocab_size": len(tokenizer),
+        "heldout_nats_per_text": corpus.heldout_nats,
+    }

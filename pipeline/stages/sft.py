@@ -1,0 +1,118 @@
+"""Stage 2: supervised fine-tuning on the texts; the result is the reference snapshot, frozen from here on.
+
+Writes ``model/`` (save_pretrained, safetensors) and ``summary.json``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pipeline.artifacts import Artifact
+from pipeline.config import SftConfig, TrialConfig
+from pipeline.layout import write_json
+from pipeline.models.loading import CausalLM, device_of, load_tokenizer, pretrained_model, scratch_model
+from pipeline.models.seeding import permutation
+from pipeline.reporter import Reporter
+
+IGNORED = -100
+FINAL_LR = 0.1
+MAX_POSITIONS = 1024
+
+
+def sft(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact) -> dict[str, Any]:
+    """Train the policy's starting point and record its perplexity on held-out texts."""
+    tokenizer = load_tokenizer(prompts.path / "tokenizer")
+    device = device_of(cfg.runtime.device)
+    if cfg.model.base is None:
+        model = scratch_model(cfg.model, len(tokenizer), tokenizer.pad_token_id, tokenizer.eos_token_id, MAX_POSITIONS, cfg.sft.seed)
+    else:
+        model = pretrained_model(cfg.model.base, cfg.model.revision)
+    model.to(device)
+    train(model, encode(tokenizer, pd.read_parquet(prompts.path / "sft.parquet")["text"], cfg.sft.max_tokens), cfg.sft, reporter)
+    heldout = encode(tokenizer, pd.read_parquet(prompts.path / "heldout_texts.parquet")["text"], cfg.sft.max_tokens)
+    summary = measure(model, heldout, cfg.sft.batch_size, prompts.meta["heldout_nats_per_text"])
+    summary["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+    model.save_pretrained(out / "model")
+    write_json(out / "summary.json", summary)
+    return summary
+
+
+def encode(tokenizer: Any, texts: pd.Series, max_tokens: int) -> list[list[int]]:
+    """Token rows with EOS at the end, unless the text was cut before it."""
+    rows = tokenizer(texts.tolist(), add_special_tokens=False)["input_ids"]
+    return [[*row, tokenizer.eos_token_id][:max_tokens] for row in rows]
+
+
+def collate(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Right-padded ids (B, L), attention mask (B, L) and labels (B, L), by lengths alone."""
+    width = max(map(len, rows))
+    ids = torch.zeros(len(rows), width, dtype=torch.long)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = torch.tensor(row)
+    mask = torch.arange(width) < torch.tensor([len(row) for row in rows])[:, None]
+    return ids.to(device), mask.long().to(device), ids.masked_fill(~mask, IGNORED).to(device)
+
+
+def nats(model: CausalLM, rows: list[list[int]], device: torch.device) -> tuple[Tensor, int]:
+    """Summed cross-entropy of all tokens but the first of each row, and their number."""
+    ids, mask, labels = collate(rows, device)
+    logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1].float()
+    targets = labels[:, 1:]
+    loss = functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=IGNORED, reduction="sum")
+    return loss, int((targets != IGNORED).sum())
+
+
+def train(model: CausalLM, rows: list[list[int]], cfg: SftConfig, reporter: Reporter) -> None:
+    """AdamW with warm-up and cosine decay to a tenth."""
+    device = next(model.parameters()).device
+    optimiser = torch.optim.AdamW(model.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay, fused=True)
+    batches = (len(rows) + cfg.batch_size - 1) // cfg.batch_size
+    for step in range(cfg.steps):
+        turn, place = divmod(step, batches)
+        if place == 0:
+            order = permutation(len(rows), cfg.seed, "sft", turn).tolist()
+        picked = order[place * cfg.batch_size : (place + 1) * cfg.batch_size]
+        optimiser.param_groups[0]["lr"] = cfg.lr * schedule(step, cfg)
+        loss, tokens = nats(model, [rows[index] for index in picked], device)
+        loss = loss / max(tokens, 1)
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        if step % 20 == 19 or step + 1 == cfg.steps:
+            reporter.progress("sft", step + 1, cfg.steps, f"{float(loss.detach()):.3f} nats per token")
+
+
+def schedule(step: int, cfg: SftConfig) -> float:
+    """Factor of the learning rate at `step`: linear rise, cosine fall to `FINAL_LR`."""
+    warm = max(round(cfg.warmup * cfg.steps), 1)
+    if step < warm:
+        return (step + 1) / warm
+    return FINAL_LR + (1 - FINAL_LR) * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(cfg.steps - warm, 1)))
+
+
+@torch.inference_mode()
+def measure(model: CausalLM, rows: list[list[int]], batch: int, text_nats: float | None) -> dict[str, Any]:
+    """Perplexity on held-out texts and, where the source's entropy is known, the floor that no model can beat.
+
+    The model does not predict the first token of a text, so the floor leaves out that token's entropy.
+    """
+    device = next(model.parameters()).device
+    total, tokens = 0.0, 0
+    for start in range(0, len(rows), batch):
+        loss, count = nats(model, rows[start : start + batch], device)
+        total, tokens = total + float(loss), tokens + count
+    summary: dict[str, Any] = {"nats_per_token": total / tokens, "perplexity": math.exp(total / tokens), "heldout_texts": len(rows)}
+    if text_nats is not None:
+        counts = Counter(row[0] for row in rows)
+        first = -sum(count / len(rows) * math.log(count / len(rows)) for count in counts.values())
+        summary["entropy_floor_nats_per_token"] = (text_nats - first) * len(rows) / tokens
+    return summary

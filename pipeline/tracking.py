@@ -1,0 +1,111 @@
+"""What a trial records while it trains: `metrics.jsonl`, the truth that everything else is made from.
+
+Training writes the file and knows nothing of MLflow, which is sent the file's tail (`pipeline.mlflow_sink`).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from pipeline.config import canonical_json
+from pipeline.metrics import METRICS, check_keys
+
+
+class MetricsLog:
+    """Append-only writer of ``metrics.jsonl``: one canonical JSON object a line, ``{"step": int, key: float}``."""
+
+    def __init__(self, path: Path) -> None:
+        """Start an empty file."""
+        self._file: io.BufferedWriter | io.BufferedRandom = path.open("wb")
+        self.offset = 0
+        """Bytes appended so far; a checkpoint keeps it for `resume`."""
+
+    @classmethod
+    def resume(cls, path: Path, offset: int) -> Self:
+        """Go on after a checkpoint: what was written behind its `offset` is cut off and will be written again.
+
+        Raises `ValueError` when the file cannot be the one that the checkpoint speaks of.
+        """
+        log = cls.__new__(cls)
+        file = path.open("r+b")
+        size = file.seek(0, os.SEEK_END)
+        if offset:
+            file.seek(min(offset, size) - 1 if size else 0)
+        if size < offset or (offset and file.read(1) != b"\n"):
+            file.close()
+            raise ValueError(f"{path} has {size} bytes and no line that ends at byte {offset}; the checkpoint is of another file")
+        file.truncate(offset)
+        file.seek(offset)
+        log._file, log.offset = file, offset
+        return log
+
+    def append(self, step: int, values: Mapping[str, float]) -> None:
+        """Add one row. Raises `KeyError` for a key that is no metric and `ValueError` for a value that is not finite."""
+        check_keys(values)
+        row = {key: float(value) for key, value in values.items()}
+        bad = sorted(key for key, value in row.items() if not math.isfinite(value))
+        if bad:
+            raise ValueError(f"not finite at step {step}: {', '.join(f'{key} = {row[key]}' for key in bad)}")
+        self.offset += self._file.write(canonical_json({"step": int(step), **row}).encode() + b"\n")
+
+    def flush(self, *, durable: bool = True) -> None:
+        """Let readers see everything appended; `durable` also puts it on the disk, before a checkpoint refers to it."""
+        self._file.flush()
+        if durable:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Flush and close."""
+        if not self._file.closed:
+            self.flush()
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def read_rows(path: Path) -> list[dict[str, float]]:
+    """All rows of a ``metrics.jsonl``; an unfinished last line is left out. Raises `ValueError` with the line of a damaged row."""
+    rows = []
+    complete = path.read_bytes().rpartition(b"\n")[0]
+    for number, line in enumerate(complete.splitlines(), 1):
+        try:
+            row = json.loads(line)
+            row["step"] = int(row["step"])
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{path}, line {number}: not a row of metrics") from None
+        rows.append(row)
+    return rows
+
+
+def merged(path: Path) -> dict[int, dict[str, float]]:
+    """Rows of a ``metrics.jsonl`` merged by step, in order of steps; of two values of a key at a step the last counts."""
+    steps: dict[int, dict[str, float]] = {}
+    for row in read_rows(path):
+        steps.setdefault(int(row["step"]), {}).update({key: value for key, value in row.items() if key != "step"})
+    return dict(sorted(steps.items()))
+
+
+def to_parquet(jsonl: Path, parquet: Path) -> None:
+    """Write the merged rows as columns: `step` (int64), then one float64 column per recorded metric, NaN where not recorded."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    steps = merged(jsonl)
+    seen = {key for row in steps.values() for key in row}
+    columns: dict[str, Any] = {"step": np.fromiter(steps, dtype=np.int64, count=len(steps))}
+    for key in METRICS:
+        if key in seen:
+            columns[key] = np.fromiter((row.get(key, math.nan) for row in steps.values()), dtype=np.float64, count=len(steps))
+    pq.write_table(pa.table(columns), parquet)

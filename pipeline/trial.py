@@ -1,0 +1,87 @@
+"""One trial, from prompts to win rate: the five stages on one configuration, and what came of them."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from pipeline import dag
+from pipeline.artifacts import Artifact, Store
+from pipeline.config import TrialConfig
+from pipeline.data.corpus import check_source
+from pipeline.layout import Layout
+from pipeline.reporter import Reporter
+from pipeline.stages import STAGES
+
+LIBRARIES = ("torch", "transformers", "datasets", "accelerate", "tokenizers", "mlflow", "optuna", "pandas", "numpy")
+
+
+@dataclass(frozen=True)
+class TrialOutcome:
+    """What a trial came to; status and numbers are empty while its PPO stage has not run."""
+
+    artifacts: Mapping[str, Artifact]
+    status: str
+    reason: str | None
+    steps: int
+    summary: Mapping[str, float]
+    cost: Mapping[str, float]
+
+
+def run_trial(config: TrialConfig, layout: Layout, reporter: Reporter, *, until: str | None = None) -> TrialOutcome:
+    """Run the stages up to `until` (all of them by default); what is in the store already is not built again."""
+    prepare(config)
+    store = Store(layout.store, reporter.warn)
+    artifacts = dag.run(STAGES, config, store, reporter, until)
+    if "ppo" not in artifacts:
+        return TrialOutcome(artifacts, "incomplete", None, 0, {}, {})
+    meta = artifacts["ppo"].meta
+    summary = artifacts["evaluate"].meta["summary"] if "evaluate" in artifacts else {}
+    cost = json.loads((artifacts["ppo"].path / "log" / "cost.json").read_text("utf-8"))
+    return TrialOutcome(artifacts, meta["status"], meta["reason"], meta["steps"], summary, cost)
+
+
+def plan_trial(config: TrialConfig, layout: Layout) -> list[dag.StagePlan]:
+    """What `run_trial` would build and what it would find; builds nothing."""
+    check_source(config.data)
+    return dag.plan(STAGES, config, Store(layout.store))
+
+
+def prepare(config: TrialConfig) -> None:
+    """Settings of the process that a trial relies on; harmless to repeat."""
+    import torch
+    import transformers
+
+    check_source(config.data)
+    torch.set_num_threads(config.runtime.threads)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+
+@lru_cache(maxsize=1)
+def environment() -> dict[str, str]:
+    """Versions, platform and commit: what a reader needs to run the same again."""
+    found = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}", "git_commit": _commit()}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "absent"
+    return found
+
+
+def _commit() -> str:
+    git: list[Any] = ["git", "-C", Path(__file__).parent]
+    try:
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return f"{commit}{' with changes' if changed else ''}"

@@ -1,0 +1,282 @@
+"""The generator: determinism, form of the texts, and probabilities checked by ways that do not use its own sums."""
+
+from __future__ import annotations
+
+import doctest
+import math
+import random
+import re
+import statistics
+from collections import Counter
+from functools import cache
+from itertools import pairwise
+
+import pytest
+
+from pipeline.data import grammar, lexicon, semantics
+from pipeline.data.grammar import Pattern, Review, Table, count_reviews, generate
+from pipeline.data.lexicon import SENTIMENTS, Sentiment
+
+
+@cache
+def reviews() -> list[Review]:
+    return generate(20_000, seed=5)
+
+
+def sentences(text: str) -> list[str]:
+    return re.findall(r"[^.]+\.", text)
+
+
+def plan_weights() -> tuple[float, float]:
+    """Sums of the two columns of weights."""
+    return math.fsum(clear for _, clear, _ in lexicon.PLANS), math.fsum(mixed for _, _, mixed in lexicon.PLANS)
+
+
+def entropy(probabilities: tuple[float, ...]) -> float:
+    return -math.fsum(p * math.log(p) for p in probabilities)
+
+
+def test_same_seed_same_reviews_and_a_shorter_list_is_a_prefix() -> None:
+    many = generate(300, seed=9)
+    assert many == generate(300, seed=9)
+    assert generate(120, seed=9) == many[:120]
+    assert generate(0, seed=9) == []
+    assert {one.text for one in generate(300, seed=10)} != {one.text for one in many}
+
+
+def test_the_sequence_is_pinned_across_versions() -> None:
+    assert generate(1, seed=0)[0].text == PINNED
+
+
+PINNED = "It is based on a famous poem. The jokes were not clever, but the ending was really strong. I liked this film."
+
+
+@pytest.mark.parametrize("n", [-1, 10**18])
+def test_impossible_sizes_are_refused(n: int) -> None:
+    with pytest.raises(ValueError, match=f"n = {n}: give a number of reviews from 0 to"):
+        generate(n, seed=0)
+
+
+def test_a_repeated_draw_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = iter([*[Review("a", "mixed", 0.0, -1.0)] * 3, Review("b", "mixed", 0.0, -1.0), Review("c", "mixed", 0.0, -1.0)])
+    monkeypatch.setattr(grammar, "_review", lambda rng: next(drawn))
+    assert [one.text for one in generate(3, seed=0)] == ["a", "b", "c"]
+
+
+def test_texts_are_distinct() -> None:
+    assert len({one.text for one in reviews()}) == 20_000
+
+
+def test_texts_are_written_as_people_write() -> None:
+    for one in reviews()[:3000]:
+        assert re.fullmatch(r"([A-Z][A-Za-z]*( [A-Za-z]+,?)+\. ?)+(?<=\.)", one.text), one.text
+        assert 3 <= len(sentences(one.text)) <= 5
+        assert all(sentence.count(",") == sentence.count(", but ") <= 1 for sentence in sentences(one.text))
+        words = one.text.replace(".", "").replace(",", "").split()
+        assert not any(left == right for left, right in pairwise(words))
+
+
+def test_no_review_repeats_itself() -> None:
+    for one in reviews()[:3000]:
+        topics = [topic for clause in semantics.judge("", one.text).clauses for topic in clause.topics]
+        assert len(topics) == len(set(topics)), one.text
+        assert len(set(sentences(one.text))) == len(sentences(one.text))
+
+
+def test_lengths_suit_a_completion_of_32_tokens() -> None:
+    lengths = [len(one.text.split()) for one in reviews()]
+    assert 20 < statistics.mean(lengths) < 25
+    assert min(lengths) >= 15
+    assert max(lengths) <= 37
+    assert statistics.fmean(18 <= length <= 32 for length in lengths) > 0.95
+    # words, full stops and commas are tokens of their own, and so is the end of the text
+    tokens = [length - 3 + one.text.count(".") + one.text.count(",") + 1 for length, one in zip(lengths, reviews(), strict=True)]
+    assert statistics.fmean(count > 32 for count in tokens) < 0.02
+
+
+def test_the_vocabulary_is_small() -> None:
+    words = {word for one in reviews() for word in re.findall(r"[A-Za-z]+", one.text)}
+    assert 140 <= len(words) <= 250
+
+
+def test_most_reviews_open_with_a_neutral_remark() -> None:
+    clear, mixed = plan_weights()
+    expected = math.fsum(0.8 * a / clear + 0.2 * b / mixed for plan, a, b in lexicon.PLANS if plan.split()[0] in lexicon.NEUTRAL)
+    share = statistics.fmean(re.match(r"(I|We) (saw|watched)|It ", one.text) is not None for one in reviews())
+    assert share == pytest.approx(expected, abs=0.015)
+    assert 0.65 < share < 0.85
+
+
+def test_scores_follow_the_sentiment() -> None:
+    by_sentiment = {s: [one.score for one in reviews() if one.sentiment == s] for s in SENTIMENTS}
+    means = {s: statistics.mean(scores) for s, scores in by_sentiment.items()}
+    assert means["positive"] > 2.0 > 0.5 > abs(means["mixed"])
+    assert means["negative"] < -2.0
+    medians = [statistics.median(by_sentiment[s]) for s in ("positive", "mixed", "negative")]
+    assert medians == sorted(medians, reverse=True)
+    assert len({one.score for one in reviews()}) > 50
+    shares = Counter(one.sentiment for one in reviews())
+    assert all(shares[s] / 20_000 == pytest.approx(lexicon.SENTIMENT_PROBABILITY[s], abs=0.015) for s in SENTIMENTS)
+
+
+# ---- probabilities
+
+
+def test_tables_are_distributions_over_distinct_items() -> None:
+    tables: list[Table[Pattern]] = [*grammar.REMARKS.values(), *grammar.ASPECT_CLAUSES.values(), *grammar.COPULAS.values()]
+    tables += [table for signed in grammar.CLOSING.values() for table in signed.values()]
+    for table in tables:
+        assert math.fsum(table.probabilities) == pytest.approx(1.0, abs=1e-12)
+        assert min(table.probabilities) > 0
+        assert len({pattern.text for pattern in table.items}) == len(table.items)
+    for plans in grammar.PLANS.values():
+        assert math.fsum(plans.probabilities) == pytest.approx(1.0, abs=1e-12)
+        assert len(set(plans.items)) == len(plans.items)
+    assert math.fsum(lexicon.SENTIMENT_PROBABILITY.values()) == pytest.approx(1.0, abs=1e-12)
+
+
+def test_every_clause_has_one_reading() -> None:
+    texts = [
+        grammar.fill(pattern, aspect) for table in grammar.ASPECT_CLAUSES.values() for pattern in table.items for aspect in grammar.ASPECTS
+    ]
+    texts += [pattern.text for table in grammar.REMARKS.values() for pattern in table.items]
+    texts += [pattern.text for signed in grammar.CLOSING.values() for table in signed.values() for pattern in table.items]
+    assert len(texts) == len(set(texts)) == len(semantics.SENTENCES)
+    assert all(pattern.value * sign > 0 for sign, table in grammar.ASPECT_CLAUSES.items() for pattern in table.items)
+    assert all(pattern.value * sign > 0 for sign, table in grammar.COPULAS.items() for pattern in table.items)
+    assert all(p.value * sign > 0 for signed in grammar.CLOSING.values() for sign, table in signed.items() for p in table.items)
+
+
+def test_a_table_draws_with_its_probabilities() -> None:
+    class Fixed(random.Random):
+        def __new__(cls, value: float) -> Fixed:
+            return super().__new__(cls)
+
+        def __init__(self, value: float) -> None:
+            self.value = value
+
+        def random(self) -> float:
+            return self.value
+
+    table = Table([("a", 1.0), ("b", 2.0), ("c", 1.0)])
+    drawn = [table.draw(Fixed(u))[0] for u in (0.0, 0.2499, 0.25, 0.7499, 0.75, 0.9999999999999999)]
+    assert drawn == ["a", "a", "b", "b", "c", "c"]
+    assert table.draw(Fixed(0.5))[1] == pytest.approx(math.log(0.5))
+
+
+def test_logprob_of_one_review_by_hand() -> None:
+    review = generate(1, seed=0)[0]
+    assert review.text == PINNED
+    clear, mixed = plan_weights()
+    remark = 1 / (4 * 4)
+    aspects = 1 / 20 / 19
+    # the weights of the copula forms sum to 100, those of the verdict forms too
+    not_clever, really_strong = 10 / 100 / 9, 9 / 100 / 9
+    liked_this_film = 22 / 100 / 2 / 2
+    given = 0.4 * 4 / clear * (0.875**2 + 0.125**2) + 0.2 * 8 / mixed * 0.5**2
+    assert review.logprob == pytest.approx(math.log(remark * aspects * not_clever * really_strong * liked_this_film * given), abs=1e-9)
+    assert review.score == 0.5 * -0.5 + 1.5 + 1
+
+
+def test_frequencies_of_openers_agree_with_the_grammar() -> None:
+    texts = [one.text for one in reviews()]
+    clear, mixed = plan_weights()
+    opens = dict.fromkeys(("occasion", "premise", "runtime", "origin"), 0.0)
+    for plan, a, b in lexicon.PLANS:
+        if (kind := plan.split()[0]) in opens:
+            opens[kind] += 0.8 * a / clear + 0.2 * b / mixed
+    expected = {
+        "I saw it ": opens["occasion"] / 8,
+        "We watched this film with my sister": opens["occasion"] / 8 / 6,
+        "It runs for about ": opens["runtime"] / 4,
+        "It follows a lonely farmer in ": opens["premise"] / 24,
+        "It is based on a ": opens["origin"],
+    }
+    for prefix, p in expected.items():
+        share = statistics.fmean(text.startswith(prefix) for text in texts)
+        assert share == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / len(texts))), prefix
+
+
+def test_shares_of_the_ways_to_say_it() -> None:
+    clauses = [sentence.strip() for one in reviews() for sentence in sentences(one.text) if "," not in sentence]
+    found = [clause for clause in clauses if re.match("I found|I did not find", clause)]
+    copulas = [clause for clause in clauses if clause.startswith("The ")]
+    expected = {
+        "I found": (len(found), len(found) + len(copulas), lexicon.FOUND_SHARE),
+        "did not find": (sum("did not" in clause for clause in found), len(found), 0.15),
+        "was never": (sum(" never " in clause for clause in copulas), len(copulas), 0.05),
+        "was absolutely": (sum(" absolutely " in clause for clause in copulas), len(copulas), 0.10),
+    }
+    advice = [clause for clause in clauses if re.match("I would|You", clause)]
+    expected["I would"] = (sum(clause.startswith("I would") for clause in advice), len(advice), lexicon.RECOMMEND_SHARE)
+    for name, (hits, total, p) in expected.items():
+        assert hits / total == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / total)), name
+
+
+def entropy_given_sentiment(sentiment: Sentiment) -> float:
+    """H(text | sentiment) in nats, summed production by production."""
+    favourable = lexicon.FAVOURABLE[sentiment]
+    of_sign: dict[lexicon.Sign, float] = {1: favourable, -1: 1 - favourable}
+    remarks = {kind: entropy(table.probabilities) for kind, table in grammar.REMARKS.items()}
+    aspect = sum(p * entropy(grammar.ASPECT_CLAUSES[sign].probabilities) for sign, p in of_sign.items())
+    halves = sum(entropy(table.probabilities) for table in grammar.COPULAS.values())
+    closing = {k: sum(p * entropy(t[sign].probabilities) for sign, p in of_sign.items()) for k, t in grammar.CLOSING.items()}
+    plans = grammar.PLANS[sentiment]
+    total = entropy(plans.probabilities)
+    for plan, p in zip(plans.items, plans.probabilities, strict=True):
+        unused = len(grammar.ASPECTS)
+        for kind in plan:
+            if kind in remarks:
+                total += p * remarks[kind]
+                continue
+            total += p * entropy((favourable, 1 - favourable))
+            for _ in range({"aspect": 1, "contrast": 2}.get(kind, 0)):
+                total += p * math.log(unused)
+                unused -= 1
+            total += p * {"aspect": aspect, "contrast": halves, **closing}[kind]
+    return total
+
+
+def test_mean_logprob_is_the_entropy_of_the_grammar() -> None:
+    given = math.fsum(lexicon.SENTIMENT_PROBABILITY[s] * entropy_given_sentiment(s) for s in SENTIMENTS)
+    # H(text) = H(text | sentiment) + I(text; sentiment); the second is estimated from how well the text tells the sentiment
+    information = statistics.fmean(_log_posterior(one) - math.log(lexicon.SENTIMENT_PROBABILITY[one.sentiment]) for one in reviews())
+    assert 0.2 < information < entropy(tuple(lexicon.SENTIMENT_PROBABILITY.values()))
+    nats = [-one.logprob for one in reviews()]
+    error = statistics.stdev(nats) / math.sqrt(len(nats))
+    assert statistics.mean(nats) == pytest.approx(given + information, abs=4 * error)
+    assert 20 < statistics.mean(nats) < 35
+
+
+def _log_posterior(review: Review) -> float:
+    """log p(sentiment | text), by Bayes' rule on the kinds and signs that the judge reads off the text."""
+    clauses = semantics.judge("", review.text).clauses
+    kinds = tuple("contrast" if ", but " in c.text else "aspect" if c.topics[0] in dict(grammar.ASPECTS) else c.topics[0] for c in clauses)
+    joint = {}
+    for sentiment in SENTIMENTS:
+        plans = grammar.PLANS[sentiment]
+        joint[sentiment] = lexicon.SENTIMENT_PROBABILITY[sentiment] * plans.probabilities[plans.items.index(kinds)]
+        for clause, kind in zip(clauses, kinds, strict=True):
+            if kind in grammar.JUDGING:
+                value = semantics.CLAIMS[clause.text.split(", but ")[1]].value if kind == "contrast" else clause.value
+                joint[sentiment] *= lexicon.FAVOURABLE[sentiment] if value > 0 else 1 - lexicon.FAVOURABLE[sentiment]
+    return math.log(joint[review.sentiment] / sum(joint.values()))
+
+
+def test_count_agrees_with_pairs_and_triples_counted_one_by_one() -> None:
+    clauses = [clause for clause in semantics.SENTENCES.values() if clause.topics[0] in dict(grammar.ASPECTS)]
+    by_topic = Counter(clause.topics[0] for clause in clauses)
+    pairs = sum(by_topic[a] * by_topic[b] for a in by_topic for b in by_topic if a != b)
+    assert grammar._count_plan(("aspect", "aspect")) == pairs
+    halves = Counter((clause.topics[0], clause.value > 0) for clause in semantics.COPULAS.values())
+    contrasts = sum(m * n for (a, p), m in halves.items() for (b, q), n in halves.items() if a != b and p != q)
+    assert grammar._count_plan(("contrast",)) == contrasts
+    assert grammar._count_plan(("runtime",)) == 12
+    assert grammar._count_plan(("premise", "verdict")) == 120 * sum(c.topics == ("verdict",) for c in semantics.SENTENCES.values())
+    assert count_reviews() == sum(grammar._count_plan(tuple(plan.split())) for plan, _, _ in lexicon.PLANS)
+    assert 10**14 < count_reviews() < 10**15
+
+
+def test_documentation_runs() -> None:
+    assert doctest.testmod(grammar).attempted >= 1
+    assert doctest.testmod(grammar).failed == 0

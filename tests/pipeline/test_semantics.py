@@ -1,0 +1,308 @@
+"""The gold judge: exact on generated reviews, right on scores worked out by hand, total and linear on anything else."""
+
+from __future__ import annotations
+
+import doctest
+import re
+import time
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.data import grammar, lexicon, semantics
+from pipeline.data.semantics import judge
+
+README = Path(semantics.__file__).parent / "README.md"
+
+
+@cache
+def reviews() -> list[grammar.Review]:
+    return grammar.generate(2_000, seed=3)
+
+
+def score(text: str) -> float:
+    return judge("", text).score
+
+
+# ---- exactness
+
+
+def test_exact_and_faultless_on_generated_reviews() -> None:
+    for one in reviews():
+        judgement = judge("", one.text)
+        assert (judgement.score, judgement.faults) == (one.score, 0), one.text
+        assert ". ".join(clause.text for clause in judgement.clauses) + "." == one.text
+        assert all(clause.note == "" for clause in judgement.clauses)
+
+
+def test_every_split_adds_up() -> None:
+    for one in reviews():
+        for space in re.finditer(" ", one.text):
+            for cut in space.span():  # the space may belong to the completion or to the prompt
+                prompt, completion = one.text[:cut], one.text[cut:]
+                finished = prompt[: prompt.rfind(".") + 1]
+                judgement = judge(prompt, completion)
+                assert score(finished) + judgement.score == one.score, (prompt, completion)
+                assert judgement.faults == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The acting was really superb.", 1.5 * 1.5),
+        ("The acting was good.", 1.0),
+        ("The acting was somewhat good.", 0.5),
+        ("The acting was absolutely superb.", 3.0),
+        ("The acting was not good.", -0.5),
+        ("The acting was not very good.", -0.75),
+        ("The songs were never dull.", 0.5),
+        ("The songs were dire.", -1.5),
+        ("I found the plot very weak.", -1.5),
+        ("I did not find the plot clumsy.", 0.5),
+        ("The plot was dull, but the music was wonderful.", -0.5 + 1.5),
+        ("The music was wonderful, but the plot was dull.", 0.75 - 1.0),
+        ("The plot was dull, but the music was weak.", -0.5 - 1.0),
+        ("The plot was not bad, but the jokes were absolutely terrible.", 0.25 - 3.0),
+        ("I loved it.", 1.5),
+        ("I really loved it.", 2.25),
+        ("I really enjoyed this film.", 1.5),
+        ("I absolutely hated it.", -3.0),
+        ("I did not enjoy it.", -0.5),
+        ("I did not really like it.", -0.75),
+        ("I did not hate it.", 0.75),
+        ("I would recommend it to anyone.", 1.0),
+        ("I would absolutely recommend this film to families.", 2.0),
+        ("I would not recommend it to friends.", -0.5),
+        ("You can skip it.", -1.0),
+        ("You must see this film.", 1.5),
+        ("It runs for about two hours.", 0.0),
+        ("It follows a lonely farmer in Rome.", 0.0),
+        ("It is based on a novel.", 0.0),
+        ("We watched this film on a plane.", 0.0),
+        ("I saw it at home. The cast was not bad. I loved it. You should see it.", 0.5 + 1.5 + 1.0),
+    ],
+)
+def test_scores_worked_out_by_hand(text: str, expected: float) -> None:
+    judgement = judge("", text)
+    assert (judgement.score, judgement.faults) == (expected, 0)
+
+
+def test_examples_of_the_readme() -> None:
+    rows = re.findall(r"^\| `([^`]*)` \| (?:`([^`]*)`)? ?\| (-?[\d.]+) \|", README.read_text("utf-8"), flags=re.MULTILINE)
+    assert len(rows) == 9
+    for prompt, completion, expected in rows:
+        assert judge(prompt, completion).score == float(expected), (prompt, completion)
+
+
+def test_documentation_runs() -> None:
+    assert doctest.testmod(semantics).attempted >= 3
+    assert doctest.testmod(semantics).failed == 0
+
+
+# ---- what counts
+
+
+def test_the_clause_left_open_counts_in_full_and_finished_ones_do_not() -> None:
+    assert judge("The acting was superb. The plot was", " weak.").score == -1.0
+    assert judge("The acting was superb. The plot was weak", ".").score == -1.0
+    assert judge("The acting was superb. The plot was weak.", " I liked it.").score == 1.0
+    assert [clause.text for clause in judge("I saw it at home. The", " plot was weak. I liked it.").clauses] == [
+        "The plot was weak",
+        "I liked it",
+    ]
+
+
+@pytest.mark.parametrize("prompt", ["", " ", "The acting was superb.", "The acting was superb. ", "colourless green ideas."])
+@pytest.mark.parametrize("completion", ["", " ", "\n\t"])
+def test_saying_nothing_scores_nothing(prompt: str, completion: str) -> None:
+    judgement = judge(prompt, completion)
+    assert (judgement.score, judgement.faults, judgement.clauses) == (0.0, 0, ())
+
+
+def test_leaving_the_prompt_open_is_a_fault() -> None:
+    judgement = judge("I liked it. The acting was", "")
+    assert (judgement.score, judgement.faults, judgement.clauses[0].note) == (-2.0, 1, "unfinished")
+
+
+def test_faults_in_the_prompt_are_not_counted_but_what_it_said_is_remembered() -> None:
+    assert judge("green ideas sleep. I liked it.", " The cast was good.").score == 1.0
+    assert judge("I liked it. The cast was good.", " The cast was bad. I hated it.").faults == 2
+    assert judge("The plot was good, but the cast was bad.", " I found the cast good.").faults == 1
+
+
+# ---- faults
+
+
+@pytest.mark.parametrize(
+    ("text", "faults", "note"),
+    [
+        ("colourless green ideas sleep furiously.", 1, "unparsable"),
+        ("the acting was good.", 1, "unparsable"),
+        ("The acting were good.", 1, "unparsable"),
+        ("The songs was good.", 1, "unparsable"),
+        ("The acting was absolutely good.", 1, "unparsable"),
+        ("The acting was superb good.", 1, "unparsable"),
+        ("The acting was good!", 1, "unfinished"),
+        ("The plot was dull but the music was wonderful.", 2, "unparsable"),
+        ("The plot was dull, but The music was wonderful.", 2, "unparsable"),
+        ("The plot was dull, but I liked it.", 1, "unparsable"),
+        ("The plot was dull, but the music was good, but the cast was good.", 2, "unparsable"),
+        ("the plot was dull, but the music was good.", 2, "unparsable"),
+        ("The acting was good", 1, "unfinished"),
+        ("never never never loved loved loved.", 1, "repeated word"),
+        ("never never never loved loved loved", 1, "unfinished"),
+        ("The acting was really really good.", 1, "repeated word"),
+        ("The plot was dull, but the plot was good.", 1, "repetition"),
+        (".", 1, "unparsable"),
+        (" ".join(["sleep", "furiously"] * 4) + ".", 1, "unparsable"),
+        (" ".join(["sleep", "furiously"] * 4) + " ideas.", 2, "unparsable"),
+        (" ".join(["sleep", "furiously"] * 15) + ".", 4, "unparsable"),
+        (" ".join(["sleep", "furiously"] * 15), 4, "unfinished"),
+        ("loved" * 32, 2, "unfinished"),
+    ],
+)
+def test_faulty_clauses(text: str, faults: int, note: str) -> None:
+    judgement = judge("", text)
+    assert (judgement.faults, judgement.score) == (faults, -2.0 * faults)
+    assert [clause.note for clause in judgement.clauses] == [note]
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        "The acting was good.",
+        "The acting was superb.",
+        "I found the acting bad.",
+        "The plot was bad, but the acting was good.",
+        "The acting was bad, but the plot was good.",
+        "I really loved this film.",
+        "You must see it.",
+        "It runs for over three hours.",
+        "It follows a young singer in Paris.",
+        "It is based on a play.",
+        "We saw it with friends.",
+    ],
+)
+def test_saying_it_again_is_a_fault_that_scores_nothing(again: str) -> None:
+    before = (
+        "I saw it at home. It runs for about two hours. It follows a famous doctor in Rome. It is based on a French novel. "
+        "The acting was good. I enjoyed it. You should see it."
+    )
+    alone, both = judge("", before), judge("", f"{before} {again}")
+    assert alone.faults == 0
+    assert both.faults == 1
+    assert both.score == alone.score - 2.0
+    assert both.clauses[-1].note == "repetition"
+    assert judge(before, f" {again}").score == -2.0
+
+
+def test_the_same_noun_as_aspect_and_in_a_remark_is_no_repetition() -> None:
+    assert judge("", "It follows a young doctor in Rome. The story was good.").faults == 0
+    assert set(lexicon.NEUTRAL).isdisjoint(noun for noun, _ in grammar.ASPECTS)
+
+
+def test_shuffled_words_are_faults() -> None:
+    for one in reviews()[:200]:
+        first, *rest = one.text.split(". ")
+        words = first.split()
+        shuffled = " ".join(words[1::2] + words[::2])
+        assert judge("", ". ".join([shuffled, *rest])).faults >= 1
+
+
+def test_every_dropped_word_that_breaks_a_clause_is_noticed() -> None:
+    broken = judge("", "I saw it at home. The plot was. I liked it.")
+    assert (broken.faults, broken.score) == (1, 1.0 - 2.0)
+
+
+def test_gibberish_loses_against_every_review() -> None:
+    worst = min(one.score for one in reviews())
+    assert score(" ".join(["never"] * 48 + ["loved"] * 48)) < worst
+
+
+def test_white_space_is_normalised_and_nothing_else() -> None:
+    assert judge("", "  The acting\n was   good .\tI liked it.").score == 2.0
+    assert judge("", "The" + " " * 500 + "acting was good.").score == 1.0
+    assert judge("", "The acting was Good.").faults == 1
+
+
+# ---- any text
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=200), st.text(max_size=200))
+def test_total_on_unicode(prompt: str, completion: str) -> None:
+    judgement = judge(prompt, completion)
+    assert judgement == judge(prompt, completion)
+    assert judgement.faults == sum(clause.faults for clause in judgement.clauses)
+    assert judgement.score == sum(clause.value for clause in judgement.clauses) - 2.0 * judgement.faults
+    assert len(judgement.clauses) <= completion.count(".") + 1
+
+
+FRAGMENTS = st.lists(
+    st.sampled_from(["The", " acting", " was", " good", ".", ", but the plot was", " bad", " I", " liked", " it", " ", "never"]),
+    max_size=40,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(FRAGMENTS, st.integers(0, 40))
+def test_a_text_is_the_sum_of_its_parts_when_cut_after_a_clause(fragments: list[str], at: int) -> None:
+    text = "".join(fragments)
+    stops = [match.end() for match in re.finditer(r"\.", text)]
+    cut = stops[at % len(stops)] if stops else 0
+    assert judge("", text[:cut]).score + judge(text[:cut], text[cut:]).score == score(text)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from([one.text for one in grammar.generate(40, seed=8)]), min_size=1, max_size=4), st.integers(0, 400))
+def test_faults_never_pay(texts: list[str], at: int) -> None:
+    text = " ".join(texts)
+    broken = text[:at] + " zebra " + text[at:]
+    assert judge("", broken).faults > 0
+
+
+NASTY = {
+    "stops": "." * 100_000,
+    "spaces": " " * 100_000 + "x",
+    "buts": ", but " * 16_000,
+    "half contrasts": "The plot was dull, but the " * 4_000,
+    "letters": "a" * 100_000,
+    "repeats": "The acting was good. " * 5_000,
+    "stutter": "really " * 15_000,
+    "different clauses": "".join(f"clause {n}." for n in range(8_000)),
+    "controls": "\x00\x1c\u2028\ud800\U0001f600" * 20_000,
+    "long clauses": ("The acting was " + "very " * 100 + "good. ") * 200,
+}
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_nasty_texts_take_linear_time(name: str) -> None:
+    def seconds(text: str) -> float:
+        started = time.process_time()
+        judgement = judge(text, text)
+        assert judgement.faults >= 1
+        return time.process_time() - started
+
+    assert seconds(NASTY[name]) < 1.0
+    # Quadratic work would take some sixty times the 1 s allowed above at eight times the size.
+    assert seconds(NASTY[name] * 8) < 8.0
+
+
+def test_the_cache_is_bounded() -> None:
+    semantics._read.cache_clear()
+    judge("", "".join(f"clause {n}." for n in range(40_000)) + "x" * 10_000 + ".")
+    assert semantics._read.cache_info().currsize <= 1 << 14
+    misses = semantics._read.cache_info().misses
+    judge("", "y" * 10_000 + ".")
+    assert semantics._read.cache_info().misses == misses
+
+
+def test_thousands_a_second() -> None:
+    texts = [one.text for one in reviews()]
+    started = time.process_time()
+    for text in texts:
+        judge(text[:20], text[20:])
+    assert len(texts) / (time.process_time() - started) > 5_000
