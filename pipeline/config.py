@@ -114,7 +114,7 @@ class PpoConfig(Section):
     num_ppo_epochs: Positive = 4
     response_length: Positive = Field(32, description="most tokens in a response")
     temperature: StrictlyPositive = 1.0
-    lr: StrictlyPositive = 1e-4
+    lr: NonNegative = 1e-4
     lr_schedule: Literal["linear", "constant"] = Field("linear", description="linear falls to 0 at the last step")
     adam_eps: StrictlyPositive = 1e-5
     max_grad_norm: StrictlyPositive = 1.0

@@ -241,12 +241,12 @@ class MlflowSink:
             return
         if size <= self.state.sent_bytes or size < self.state.pending_end:  # a resumed trial writes again what was already sent
             return
+        self._open()  # which starts from the first byte again when MLflow no longer has the run
         with path.open("rb") as file:
             file.seek(self.state.sent_bytes)
             complete = file.read().rpartition(b"\n")[0]
         if not complete:
             return
-        self._open()
         for end, metrics in self._batches(complete.splitlines(keepends=True)):
             self._send_batch(end, metrics)
 
@@ -294,9 +294,9 @@ class MlflowSink:
             return
         from mlflow.entities import Metric, RunTag
 
+        self._open()
         if path is not None:
             self._send_file(path)
-        self._open()
         now = int(time.time() * 1000)
         finite = [Metric(key, value, now, step) for key, value in summary.items() if math.isfinite(value)]
         tagged = [RunTag(key, str(value)[:MAX_VALUE]) for key, value in {**tags, "status": status}.items()]

@@ -16,7 +16,6 @@ from pipeline.models.loading import CausalLM
 from pipeline.models.policy import Episodes, positions, response_mask, trunk
 
 
-@torch.inference_mode()
 def sample(
     model: CausalLM, queries: Tensor, query_mask: Tensor, noise: Tensor, *, eos_id: int, pad_id: int, temperature: float, batch: int
 ) -> Episodes:
@@ -39,6 +38,7 @@ def _slices(n: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, n)) for start in range(0, n, size)]
 
 
+@torch.inference_mode()
 def _sample(
     model: CausalLM, queries: Tensor, query_mask: Tensor, noise: Tensor, eos_id: int, pad_id: int, temperature: float
 ) -> tuple[Tensor, Tensor]:

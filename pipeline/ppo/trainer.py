@@ -101,25 +101,26 @@ class Trainer:
     def run(self) -> Outcome:
         """Train to the end, a cap, or divergence; from the newest checkpoint where there is one."""
         self._resume()
-        status, reason = "complete", None
+        try:
+            status, reason = self._train()
+        finally:
+            self.log.close()
+        steps, episodes = self.update * self.cfg.steps_per_update, self.update * self.cfg.batch_size
+        return Outcome(status, reason, steps, self.update, episodes, self.ledger.generated_tokens, self.samples)
+
+    def _train(self) -> tuple[str, str | None]:
         while self.update < self.cfg.updates:
             reason = self.ledger.exceeded(self.cfg)
             if reason:
-                status = "budget"
-                break
+                return "budget", reason
             try:
                 self._one_update()
             except Diverged as error:
-                status, reason = "diverged", f"{error} in update {self.update} (after {self.update * self.cfg.steps_per_update} steps)"
                 self._back_to_last_good()
-                break
+                return "diverged", f"{error} in the update after step {self.update * self.cfg.steps_per_update}"
             if self.update % self.runtime.checkpoint_updates == 0 or self.update == self.cfg.updates:
                 self._checkpoint()
-        self.log.close()
-        episodes = self.update * self.cfg.batch_size
-        return Outcome(
-            status, reason, self.update * self.cfg.steps_per_update, self.update, episodes, self.ledger.generated_tokens, self.samples
-        )
+        return "complete", None
 
     def _one_update(self) -> None:
         cfg, rows = self.cfg, self._prompt_rows()

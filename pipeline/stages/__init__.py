@@ -10,7 +10,12 @@ from pipeline.stages.reward import reward
 from pipeline.stages.sft import sft
 
 STAGES = (
-    Stage("prompts", prompts, ("data", "model.base", "model.revision"), ("pipeline.stages.prompts", "pipeline.data")),
+    Stage(
+        "prompts",
+        prompts,
+        ("data", "model.base", "model.revision"),
+        ("pipeline.stages.prompts", "pipeline.data", "pipeline.models.loading"),
+    ),
     Stage("sft", sft, ("sft", "model"), ("pipeline.stages.sft", "pipeline.models")),
     Stage(
         "reward",

@@ -1,0 +1,42 @@
+"""Shared fixtures: an empty output root, and one in which the smoke trial has run."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from pathlib import Path
+
+import pytest
+from helpers import Recorder, smoke
+
+from pipeline.layout import Layout
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--benchmarks", action="store_true", help="run tests/benchmarks, and print what they measure")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--benchmarks"):
+        skip = pytest.mark.skip(reason="a measurement: make bench")
+        for item in items:
+            if "benchmarks" in item.path.parts:
+                item.add_marker(skip)
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    return Layout(tmp_path / "out")
+
+
+@pytest.fixture(scope="session")
+def smoke_layout(tmp_path_factory: pytest.TempPathFactory) -> Layout:
+    """An output root in which the smoke trial has run. Read from it; do not write."""
+    from pipeline.trial import run_trial
+
+    layout = Layout(tmp_path_factory.mktemp("smoke"))
+    run_trial(smoke(), layout, Recorder())
+    return layout

@@ -1,0 +1,39 @@
+"""Small things that many tests use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import TrialConfig, load_config
+
+
+def smoke(**overrides: Any) -> TrialConfig:
+    """The smoke profile with changes; double underscores stand for dots."""
+    return load_config("smoke", {key.replace("__", ".", 1): value for key, value in overrides.items()})
+
+
+class Recorder:
+    """A reporter that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.stages: list[tuple[str, str]] = []
+        self.warnings: list[str] = []
+        self.steps: list[int] = []
+        self.followed: list[Path] = []
+
+    def stage(self, name: str, state: str, detail: str = "") -> None:
+        self.stages.append((name, state))
+
+    def progress(self, stage: str, done: int, total: int, note: str = "") -> None:
+        assert 0 <= done <= total
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self.steps.append(step)
+
+    def follow(self, path: Path) -> None:
+        self.followed.append(path)
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.artifacts import MANIFEST, Store
+
+
+def fill(text: str = "hello") -> Any:
+    def make(out: Path) -> dict[str, Any]:
+        (out / "data.txt").write_text(text)
+        (out / "log").mkdir(exist_ok=True)
+        (out / "log" / "time.txt").write_text(str(time.perf_counter_ns()))
+        return {"n": 1}
+
+    return make
+
+
+def test_an_artifact_is_built_once_and_found_again(tmp_path: Path) -> None:
+    store, calls = Store(tmp_path), []
+
+    def make(out: Path) -> dict[str, Any]:
+        calls.append(out)
+        return dict(fill()(out))
+
+    first = store.build("sft", "k1", {"stage": "sft"}, make, resumable=False)
+    second = store.build("sft", "k1", {"stage": "sft"}, make, resumable=False)
+    assert len(calls) == 1
+    assert (first.digest, first.meta, first.path) == (second.digest, {"n": 1}, tmp_path / "sft" / "k1")
+    assert Store(tmp_path).find("sft", "k1") == first
+
+
+def test_the_digest_depends_on_files_but_not_on_logs(tmp_path: Path) -> None:
+    a = Store(tmp_path / "a").build("s", "k", {}, fill("x"), resumable=False)
+    b = Store(tmp_path / "b").build("s", "k", {}, fill("x"), resumable=False)
+    c = Store(tmp_path / "c").build("s", "k", {}, fill("y"), resumable=False)
+    assert (a.path / "log" / "time.txt").read_text() != (b.path / "log" / "time.txt").read_text()
+    assert a.digest == b.digest != c.digest
+
+
+@pytest.mark.parametrize("harm", ["change", "remove", "add", "manifest", "manifest meta", "log"])
+def test_damage_is_reported_set_aside_and_rebuilt(tmp_path: Path, harm: str) -> None:
+    path = Store(tmp_path).build("sft", "k", {}, fill(), resumable=False).path
+    if harm == "change":
+        (path / "data.txt").write_text("HELLO")
+    elif harm == "remove":
+        (path / "data.txt").unlink()
+    elif harm == "add":
+        (path / "more.txt").write_text("x")
+    elif harm == "log":
+        (path / "log" / "time.txt").write_text("0")
+    elif harm == "manifest":
+        (path / MANIFEST).write_text("{")
+    else:
+        manifest = json.loads((path / MANIFEST).read_text())
+        manifest["digest"] = "0" * 64
+        (path / MANIFEST).write_text(json.dumps(manifest))
+    told: list[str] = []
+    store = Store(tmp_path, told.append)
+    assert store.find("sft", "k") is None
+    assert len(told) == 1
+    assert "damaged" in told[0]
+    assert (tmp_path / "sft" / ".damaged" / "k-1").is_dir()
+    assert store.build("sft", "k", {}, fill(), resumable=False).path.is_dir()
+
+
+def test_a_resumable_stage_finds_its_work_and_another_starts_clean(tmp_path: Path) -> None:
+    def broken(out: Path) -> dict[str, Any]:
+        (out / "half.txt").write_text("half")
+        raise RuntimeError("boom")
+
+    for resumable in (True, False):
+        store = Store(tmp_path / str(resumable))
+        with pytest.raises(RuntimeError, match="boom"):
+            store.build("s", "k", {}, broken, resumable=resumable)
+        assert store.find("s", "k") is None
+        seen: list[bool] = []
+
+        def again(out: Path, seen: list[bool] = seen) -> dict[str, Any]:
+            seen.append((out / "half.txt").exists())
+            return {}
+
+        store.build("s", "k", {}, again, resumable=resumable)
+        assert seen == [resumable]
+
+
+def test_parallel_builders_build_once(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def slow(out: Path) -> dict[str, Any]:
+        calls.append(1)
+        time.sleep(0.2)
+        return {}
+
+    threads = [threading.Thread(target=lambda: Store(tmp_path).build("s", "k", {}, slow, resumable=False)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(calls) == 1
+
+
+def test_a_kill_while_building_publishes_nothing(tmp_path: Path) -> None:
+    code = """
+import sys, time
+from pathlib import Path
+from pipeline.artifacts import Store
+def make(out):
+    (out / "data.txt").write_text("half")
+    print("started", flush=True)
+    time.sleep(60)
+Store(Path(sys.argv[1])).build("s", "k", {}, make, resumable=False)
+"""
+    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    store = Store(tmp_path)
+    assert store.find("s", "k") is None
+    assert store.build("s", "k", {}, fill(), resumable=False).meta == {"n": 1}
+
+
+def test_gc_keeps_what_it_is_told_to(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for key in ("a", "b"):
+        store.build("s", key, {}, fill(key), resumable=False)
+    assert store.gc({("s", "a")}) == [tmp_path / "s" / "b"]
+    assert store.find("s", "a") is not None
+    assert store.find("s", "b") is None

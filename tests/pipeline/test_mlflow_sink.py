@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.layout import Layout
+from pipeline.mlflow_sink import MAX_METRICS, MlflowSink, prepare_store
+from pipeline.tracking import MetricsLog
+
+Client = Any
+
+
+@pytest.fixture(scope="module")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    layout = Layout(tmp_path_factory.mktemp("store"))
+    prepare_store(layout)
+    return layout.root / "mlflow.db"
+
+
+@pytest.fixture
+def layout(tmp_path: Path, empty_store: Path) -> Layout:
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    return Layout(tmp_path)
+
+
+@pytest.fixture
+def client(layout: Layout) -> Client:
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(layout.mlflow_uri)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "metrics.jsonl"
+
+
+def sink(layout: Layout, **changes: Any) -> MlflowSink:
+    values: dict[str, Any] = {
+        "uri": layout.mlflow_uri,
+        "artifact_location": layout.mlflow_artifacts.as_uri(),
+        "experiment": "small",
+        "state_file": layout.root / "state.json",
+        "run_name": "weak seed 0",
+        "parent_run_id": None,
+        "tags": {"arm": "weak"},
+        "params": {"ppo.lr": 1e-4},
+        "identity": "key1",
+        "interval": 0.05,
+    }
+    return MlflowSink(**{**values, **changes})
+
+
+def write(log: Path, steps: range) -> None:
+    with MetricsLog(log) as metrics:
+        for step in steps:
+            metrics.append(step, {"objective/kl": step / 7, "policy/entropy": 1.0})
+
+
+def series(client: Client, run_id: str | None, key: str = "objective/kl") -> list[tuple[int, float]]:
+    return sorted((metric.step, metric.value) for metric in client.get_metric_history(run_id, key))
+
+
+def wait_for(run: MlflowSink, sent: int) -> None:
+    deadline = time.monotonic() + 10
+    while run.state.sent_bytes < sent:
+        assert time.monotonic() < deadline, run.state
+        time.sleep(0.02)
+
+
+def test_store_is_complete_and_alone(empty_store: Path) -> None:
+    assert [path.name for path in empty_store.parent.iterdir() if path.name != ".mlflow.lock"] == ["mlflow.db"]
+
+
+def test_a_run_arrives_whole_and_is_never_sent_twice(layout: Layout, client: Client, log: Path) -> None:
+    write(log, range(700))
+    artifact = layout.root / "trial.json"
+    artifact.write_text("{}")
+    run = sink(layout, params={f"key{i}": "x" * 7000 for i in range(150)})
+    assert run.finish(log, "complete", {"eval/win_rate": 0.7}, {"seed": "0"}, [("", artifact)], 700)
+    assert run.metrics_sent == 1401
+    found = client.get_run(run.state.run_id)
+    assert found.info.status == "FINISHED"
+    assert (found.data.tags["arm"], found.data.tags["seed"], found.data.tags["status"]) == ("weak", "0", "complete")
+    assert len(found.data.params) == 150
+    assert {len(value) for value in found.data.params.values()} == {6000}
+    assert series(client, run.state.run_id) == [(step, step / 7) for step in range(700)]
+    assert series(client, run.state.run_id, "eval/win_rate") == [(700, 0.7)]
+    assert [one.path for one in client.list_artifacts(run.state.run_id)] == ["trial.json"]
+    again = sink(layout)
+    assert again.knows(log, "complete", {"eval/win_rate": 0.7}, {"seed": "0"})
+    assert again.finish(log, "complete", {"eval/win_rate": 0.7}, {"seed": "0"})
+    assert again.metrics_sent == 0
+    assert not again.knows(log, "complete", {"eval/win_rate": 0.8}, {"seed": "0"})
+
+
+def test_following_sends_whole_lines_only_and_survives_a_resume(layout: Layout, client: Client, log: Path) -> None:
+    write(log, range(10))
+    whole = log.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    log.write_bytes(b"".join(lines[:5]) + lines[5][:9])
+    run = sink(layout)
+    run.follow(log)
+    wait_for(run, len(b"".join(lines[:5])))
+    log.write_bytes(b"".join(lines[:2]))
+    time.sleep(0.2)
+    assert run.state.sent_bytes == len(b"".join(lines[:5]))
+    log.write_bytes(whole)
+    wait_for(run, len(whole))
+    run.stop()
+    assert series(client, run.state.run_id) == [(step, step / 7) for step in range(10)]
+    assert client.get_run(run.state.run_id).info.status == "KILLED"
+    other = sink(layout)
+    assert other.finish(log, "diverged", {}, {})
+    assert other.metrics_sent == 0
+    assert client.get_run(run.state.run_id).info.status == "FINISHED"
+    assert len(client.search_runs([client.get_experiment_by_name("small").experiment_id])) == 1
+
+
+def test_a_batch_whose_answer_was_lost_is_the_same_batch_again(
+    layout: Layout, client: Client, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow took the batch, but the process died before it could note that."""
+    write(log, range(30))
+    run = sink(layout)
+    run.start()
+    real = run._client.log_batch
+
+    def dies(run_id: str, **content: Any) -> None:
+        real(run_id, **content)
+        raise ConnectionError("gone")
+
+    monkeypatch.setattr(run._client, "log_batch", dies)
+    assert not run.finish(log, "complete", {}, {})
+    assert run.state.sent_bytes == 0
+    with MetricsLog.resume(log, log.stat().st_size) as metrics:
+        metrics.append(30, {"objective/kl": 30 / 7})
+    assert sink(layout).finish(log, "complete", {}, {})
+    assert series(client, run.state.run_id) == [(step, step / 7) for step in range(31)]
+
+
+def test_batches_keep_the_limit_and_whole_lines(layout: Layout, log: Path) -> None:
+    write(log, range(1200))
+    lines = log.read_bytes().splitlines(keepends=True)
+    batches = list(sink(layout)._batches(lines))
+    assert [len(metrics) for _, metrics in batches] == [1000, 1000, 400]
+    assert all(len(metrics) <= MAX_METRICS for _, metrics in batches)
+    assert [end for end, _ in batches] == [sum(map(len, lines[:500])), sum(map(len, lines[:1000])), sum(map(len, lines))]
+
+
+def test_mlflow_being_away_is_told_once_and_made_up_for(layout: Layout, client: Client, log: Path) -> None:
+    write(log, range(5))
+    said: list[str] = []
+    database, aside = layout.root / "mlflow.db", layout.root / "aside.db"
+    away = sink(layout, uri="http://127.0.0.1:9", warn=said.append)
+    away.follow(log)
+    time.sleep(0.3)
+    assert not away.finish(log, "complete", {}, {})
+    away.stop()
+    assert len(said) == 1
+    assert "ablate sync" in said[0]
+    assert database.exists()
+    assert not aside.exists()
+    back = sink(layout)
+    assert back.finish(log, "complete", {}, {})
+    assert series(client, back.state.run_id) == [(step, step / 7) for step in range(5)]
+
+
+def test_another_identity_or_a_deleted_store_starts_afresh(layout: Layout, client: Client, log: Path, empty_store: Path) -> None:
+    write(log, range(5))
+    first, second = sink(layout), sink(layout, identity="key2")
+    assert first.finish(log, "complete", {}, {})
+    second = sink(layout, identity="key2")
+    assert second.finish(log, "complete", {}, {})
+    assert second.state.run_id != first.state.run_id
+    (layout.root / "mlflow.db").unlink()
+    assert not sink(layout, identity="key2").knows(log, "complete", {}, {})
+
+
+def test_a_run_that_mlflow_no_longer_has_is_made_again(layout: Layout, client: Client, log: Path) -> None:
+    write(log, range(5))
+    first = sink(layout)
+    first.follow(log)
+    wait_for(first, log.stat().st_size)
+    first.stop()
+    client.delete_run(first.state.run_id)
+    again = sink(layout)
+    assert again.finish(log, "complete", {}, {})
+    assert again.state.run_id != first.state.run_id
+    assert len(series(client, again.state.run_id)) == 5
+
+
+def test_passwords_of_a_server_stay_out_of_files(layout: Layout) -> None:
+    run = sink(layout, uri="http://me:secret@127.0.0.1:9")
+    run._save()
+    assert "secret" not in (layout.root / "state.json").read_text()
+    assert run.state.uri == "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("status", "shown"), [("budget", "FINISHED"), ("failed", "FAILED"), ("pruned", "KILLED"), ("interrupted", "KILLED")]
+)
+def test_status(layout: Layout, client: Client, status: str, shown: str) -> None:
+    run = sink(layout)
+    assert run.finish(None, status, {}, {})
+    assert client.get_run(run.state.run_id).info.status == shown

@@ -1,0 +1,195 @@
+"""The forward that rollouts and training share, and sampling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.config import ModelConfig
+from pipeline.models.generation import decode, inverse_cdf, sample, tokenize_prompts
+from pipeline.models.loading import load_head, save_head, scratch_model
+from pipeline.models.policy import ActorCritic, Episodes, gather, log_probs, positions, response_hidden, response_mask, to_grid
+from pipeline.models.seeding import permutation, seed_of, uniforms
+
+VOCAB, PAD, EOS = 23, 0, 1
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    model = scratch_model(ModelConfig(hidden_size=16, layers=2, heads=2, intermediate_size=32), VOCAB, PAD, EOS, 64, seed=0)
+    for parameter in model.parameters():  # the fresh network is near uniform; make it opinionated
+        parameter.data.mul_(4.0)
+    return model
+
+
+def episodes(queries: list[list[int]], responses: list[list[int]], left: int = 0, right: int = 0) -> Episodes:
+    """Padded with junk, `left` and `right` columns more than needed."""
+    p, t = max(map(len, queries)) + left, max(map(len, responses)) + right
+    grid = torch.full((len(queries), p + t), 7)
+    query_mask = torch.zeros(len(queries), p, dtype=torch.bool)
+    for row, (query, response) in enumerate(zip(queries, responses, strict=True)):
+        grid[row, p - len(query) : p] = torch.tensor(query)
+        grid[row, p : p + len(response)] = torch.tensor(response)
+        query_mask[row, p - len(query) :] = True
+    lengths = torch.tensor([len(response) for response in responses])
+    return Episodes(grid, query_mask, response_mask(lengths, t), torch.tensor([response[-1] == EOS for response in responses]))
+
+
+QUERIES, RESPONSES = [[3, 4, 5], [6], [8, 9]], [[10, EOS], [11, 12, 13, 14], [EOS]]
+
+
+def test_padding_changes_nothing(model: Any) -> None:
+    tight, loose = episodes(QUERIES, RESPONSES), episodes(QUERIES, RESPONSES, left=3, right=4)
+    a, b = response_hidden(model, tight), response_hidden(model, loose)
+    assert a.shape == (7, 16)
+    assert torch.allclose(a, b, atol=1e-5)
+    assert tight.labels.tolist() == loose.labels.tolist() == [10, EOS, 11, 12, 13, 14, EOS]
+
+
+def test_rows_do_not_see_each_other(model: Any) -> None:
+    together = response_hidden(model, episodes(QUERIES, RESPONSES))
+    alone = torch.cat([response_hidden(model, episodes([q], [r])) for q, r in zip(QUERIES, RESPONSES, strict=True)])
+    assert torch.allclose(together, alone, atol=1e-5)
+
+
+def test_log_probs_are_those_of_the_next_token(model: Any) -> None:
+    """Against the plainest use of the library: one row, no padding, logits shifted by one."""
+    flat = gather(log_probs(model, response_hidden(model, episodes(QUERIES, RESPONSES)), 0.7), episodes(QUERIES, RESPONSES).labels)
+    expected = []
+    for query, response in zip(QUERIES, RESPONSES, strict=True):
+        logits = model(torch.tensor([query + response])).logits[0].double() / 0.7
+        log_pi = torch.log_softmax(logits, -1)
+        expected += [log_pi[len(query) - 1 + place, token].item() for place, token in enumerate(response)]
+    assert flat.tolist() == pytest.approx(expected, abs=1e-4)
+
+
+def test_take_trims_and_keeps_meaning(model: Any) -> None:
+    loose = episodes(QUERIES, RESPONSES, left=3, right=4)
+    part = loose.take(torch.tensor([2, 0]))
+    assert part.context_length == 3
+    assert part.response_mask.shape == (2, 2)
+    assert part.labels.tolist() == [EOS, 10, EOS]
+    whole = to_grid(gather(log_probs(model, response_hidden(model, loose), 1.0), loose.labels), loose.response_mask)
+    some = gather(log_probs(model, response_hidden(model, part), 1.0), part.labels)
+    assert some.tolist() == pytest.approx([whole[2, 0].item(), whole[0, 0].item(), whole[0, 1].item()], abs=1e-5)
+
+
+def test_positions_ignore_left_padding() -> None:
+    assert positions(torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]])).tolist() == [[0, 0, 0, 1], [0, 1, 2, 2]]
+
+
+def test_the_value_head_starts_at_zero_and_shares_the_trunk(model: Any) -> None:
+    actor = ActorCritic(model)
+    batch = episodes(QUERIES, RESPONSES)
+    log_pi, values = actor(batch, 1.0)
+    assert values.tolist() == [0.0] * 7
+    assert torch.allclose(log_pi, log_probs(model, response_hidden(model, batch), 1.0))
+    values.sum().backward()
+    assert actor.value_head.weight.grad is not None
+    assert actor.value_head.weight.grad.abs().sum() > 0
+    model.zero_grad()
+
+
+def test_heads_are_safetensors(tmp_path: Any, model: Any) -> None:
+    head = torch.nn.Linear(16, 1)
+    save_head(head, tmp_path / "head.safetensors")
+    assert torch.equal(load_head(tmp_path / "head.safetensors", torch.device("cpu")).weight, head.weight)
+
+
+# --- sampling ----------------------------------------------------------------------------------------------
+
+
+def queries() -> tuple[torch.Tensor, torch.Tensor]:
+    one = episodes(QUERIES, [[EOS]] * 3)
+    return one.query_responses[:, :3], one.query_mask
+
+
+def draw(model: Any, noise: torch.Tensor, batch: int = 8, temperature: float = 1.0) -> Episodes:
+    return sample(model, *queries(), noise, eos_id=EOS, pad_id=PAD, temperature=temperature, batch=batch)
+
+
+def test_inverse_cdf_is_the_distribution() -> None:
+    logits = torch.tensor([0.5, 0.2, 0.3]).log().expand(3, 3)
+    assert inverse_cdf(logits, torch.tensor([0.49, 0.51, 0.99])).tolist() == [0, 1, 2]
+    noise = (torch.arange(10_000) + 0.5) / 10_000
+    counts = torch.bincount(inverse_cdf(logits[:1].expand(10_000, 3), noise), minlength=3)
+    assert counts.tolist() == [5000, 2000, 3000]
+    assert inverse_cdf(torch.zeros(1, 50_000), torch.tensor([1 - 2**-24])).item() < 50_000
+
+
+def test_a_sampled_token_is_the_inverse_cdf_of_the_training_distribution(model: Any) -> None:
+    """Decoding with a cache, left padding and a batch must see the distribution that the losses see."""
+    noise = uniforms(3, 12, "test")
+    batch = draw(model, noise)
+    log_pi = log_probs(model, response_hidden(model, batch), 1.0)
+    flat_noise = noise[batch.response_mask]
+    cumulative = log_pi.exp().cumsum(-1)
+    below = cumulative.gather(1, (batch.labels - 1).clamp(min=0).unsqueeze(1)).squeeze(1) * (batch.labels > 0)
+    assert bool((flat_noise >= below - 1e-4).all())
+    assert bool((flat_noise <= cumulative.gather(1, batch.labels.unsqueeze(1)).squeeze(1) + 1e-4).all())
+
+
+def test_responses_end_at_their_first_eos(model: Any) -> None:
+    batch = draw(model, uniforms(3, 40, "long"))
+    for row, length, ended in zip(batch.responses.tolist(), batch.lengths.tolist(), batch.ended.tolist(), strict=True):
+        assert EOS not in row[: length - 1]
+        assert (row[length - 1] == EOS) is ended
+        assert ended or length == 40
+        assert set(row[length:]) <= {PAD}
+    assert bool(batch.ended.any())
+
+
+def test_how_many_rows_are_in_memory_changes_nothing(model: Any) -> None:
+    noise = uniforms(3, 12, "micro")
+    assert torch.equal(draw(model, noise, batch=8).query_responses, draw(model, noise, batch=1).query_responses)
+
+
+def test_equal_noise_and_equal_networks_give_equal_responses_and_other_noise_others(model: Any) -> None:
+    a, b = draw(model, uniforms(3, 12, "a")), draw(model, uniforms(3, 12, "b"))
+    assert torch.equal(a.query_responses, draw(model, uniforms(3, 12, "a")).query_responses)
+    assert not torch.equal(a.query_responses, b.query_responses)
+
+
+def test_temperature_sharpens(model: Any) -> None:
+    cold = draw(model, uniforms(3, 6, "t"), temperature=1e-4)
+    log_pi = log_probs(model, response_hidden(model, cold), 1.0)
+    assert cold.labels.tolist() == log_pi.argmax(-1).tolist()
+
+
+def test_pad_may_equal_eos(model: Any) -> None:
+    """Masks come from lengths, so a pad id that is EOS (as in GPT-2) does not shorten or lengthen anything."""
+    noise = uniforms(3, 30, "pad")
+    one = draw(model, noise)
+    other = sample(model, *queries(), noise, eos_id=EOS, pad_id=EOS, temperature=1.0, batch=8)
+    assert torch.equal(one.response_mask, other.response_mask)
+    assert one.labels.tolist() == other.labels.tolist()
+
+
+# --- seeds and text ----------------------------------------------------------------------------------------
+
+
+def test_streams_are_named_not_counted() -> None:
+    first = uniforms(2, 3, 0, "x", 1)
+    permutation(5, 0, "y")
+    assert torch.equal(uniforms(2, 3, 0, "x", 1), first)
+    assert not torch.equal(uniforms(2, 3, 0, "x", 2), first)
+    assert seed_of(1, 23) != seed_of(12, 3)
+    assert sorted(permutation(50, "p").tolist()) == list(range(50))
+
+
+def test_prompts_are_left_padded_and_decoded_back() -> None:
+    from pipeline.data.tokenizer import train_tokenizer
+
+    tokenizer = train_tokenizer(["The acting was good.", "The plot was really dull."], 300)
+    assert tokenizer.pad_token_id != tokenizer.eos_token_id
+    ids, mask = tokenize_prompts(tokenizer, ["The", "The acting was"])
+    assert mask[0].tolist() == [False] * (mask.shape[1] - int(mask[0].sum())) + [True] * int(mask[0].sum())
+    assert tokenizer.decode(ids[1][mask[1]]) == "The acting was"
+    text = " good. Ünïcode \t too"
+    row = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+    one = Episodes(
+        torch.tensor([[5, *row]]), torch.ones(1, 1, dtype=torch.bool), torch.ones(1, len(row), dtype=torch.bool), torch.tensor([True])
+    )
+    assert decode(tokenizer, one) == [text]

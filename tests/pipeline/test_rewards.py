@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from pipeline.config import ModelConfig, RewardConfig
+from pipeline.models.loading import scratch_model
+from pipeline.models.policy import Episodes, response_mask
+from pipeline.rewards.base import Calibrated, Completions, as_scores, calibration
+from pipeline.rewards.grammar import GrammarJudge
+from pipeline.rewards.learned import LearnedReward, RewardModel, bradley_terry_loss, new_reward_model, train_reward_model
+from pipeline.rewards.lexicon import LexiconReward
+from pipeline.stages.reward import accuracy, prefer
+
+
+def completions(*pairs: tuple[str, str]) -> Completions:
+    n = len(pairs)
+    ones = torch.ones(n, 1, dtype=torch.bool)
+    episodes = Episodes(torch.zeros(n, 2, dtype=torch.long), ones, ones, ones.squeeze(1))
+    return Completions(episodes, [prompt for prompt, _ in pairs], [text for _, text in pairs])
+
+
+def test_the_grammar_judge_reads_prompt_and_completion_as_one_text() -> None:
+    scores = GrammarJudge()(completions(("The acting was", " absolutely superb."), ("The acting was", " not good."), ("The", " blah")))
+    assert scores[0] > 0 > scores[1]
+    assert scores[2] < 0
+
+
+def test_the_lexicon_reward_orders_sentiment() -> None:
+    scores = LexiconReward()(
+        completions(("This film", " is wonderful, I love it."), ("This film", " is made of celluloid."), ("It", " is awful."))
+    )
+    assert scores[0] > 0.5
+    assert scores[1] == 0
+    assert scores[2] < -0.3
+    assert bool((scores.abs() <= 1).all())
+
+
+def test_calibration_gives_mean_0_and_std_1_on_the_reference() -> None:
+    def raw(batch: Completions) -> Tensor:
+        return as_scores([float(len(text)) for text in batch.texts])
+
+    batch = completions(("", "a"), ("", "bbb"), ("", "ccccccccc"))
+    calibrated = Calibrated(raw, *calibration(raw(batch)))(batch)
+    assert calibrated.mean().item() == pytest.approx(0, abs=1e-6)
+    assert calibrated.std(correction=0).item() == pytest.approx(1)
+    with pytest.raises(ValueError, match="same reward"):
+        calibration(torch.ones(5))
+
+
+def test_bradley_terry_by_hand() -> None:
+    assert bradley_terry_loss(torch.tensor([0.0]), torch.tensor([0.0])).item() == pytest.approx(0.6931472)
+    assert bradley_terry_loss(torch.tensor([2.0]), torch.tensor([0.0])).item() == pytest.approx(0.126928)
+
+
+def test_the_noisy_annotator() -> None:
+    gap = torch.tensor([1.0, 1.0, -1.0, 0.0, 0.0])
+    noise = torch.tensor([0.73, 0.74, 0.26, 0.49, 0.51])
+    assert prefer(gap, torch.zeros(5), 1.0, noise).tolist() == [True, False, True, True, False]
+    assert prefer(gap, torch.zeros(5), 0.0, noise).tolist() == [True, True, False, True, False]
+    many = torch.linspace(0, 1, 10_001)[:-1]
+    assert prefer(torch.full((10_000,), 2.0), torch.zeros(10_000), 2.0, many).float().mean().item() == pytest.approx(0.7311, abs=1e-3)
+
+
+def test_accuracy_leaves_ties_out_where_there_is_nothing_to_agree_on() -> None:
+    found = accuracy(torch.tensor([1.0, -1.0, 1.0]), torch.tensor([2.0, 2.0, 0.0]), torch.tensor([True, True, False]))
+    assert found["accuracy_gold"] == pytest.approx(0.5)
+    assert found["accuracy"] == pytest.approx(1 / 3)
+    assert found["label_agreement"] == pytest.approx(1.0)
+    assert found["heldout_pairs_differing"] == 2
+
+
+def episodes(tokens: Tensor, lengths: Tensor) -> Episodes:
+    n = len(tokens)
+    return Episodes(
+        tokens, torch.ones(n, 2, dtype=torch.bool), response_mask(lengths, tokens.shape[1] - 2), torch.ones(n, dtype=torch.bool)
+    )
+
+
+def test_a_reward_model_learns_an_order_and_survives_the_disk(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    lm = scratch_model(ModelConfig(hidden_size=16, layers=1, heads=2, intermediate_size=32), 20, 0, 1, 32, seed=0)
+    model = new_reward_model(lm, 0, torch.device("cpu"))
+    a, b = (torch.randint(2, 20, (256, 8), generator=generator) for _ in range(2))
+    lengths = torch.full((256,), 6)
+    better = (a[:, 2:] > 10).sum(1) > (b[:, 2:] > 10).sum(1)
+    first, second = episodes(a, lengths), episodes(b, lengths)
+    told: list[int] = []
+    train_reward_model(
+        model, first, second, better, RewardConfig(epochs=12, batch_size=32, lr=3e-3), lambda done, total, loss: told.append(done)
+    )
+    assert told == list(range(1, 12 * 8 + 1))
+    with torch.no_grad():
+        agreement = ((model(first) > model(second)) == better).float().mean()
+    assert agreement > 0.8
+    model.save(tmp_path)
+    again = LearnedReward(RewardModel.load(tmp_path, torch.device("cpu")), batch=100)
+    batch = Completions(first, [""] * 256, [""] * 256)
+    assert torch.allclose(again(batch), model(first).detach(), atol=1e-5)
+    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} <= {".safetensors", ".json"}
+
+
+def test_padding_behind_a_response_does_not_change_its_score() -> None:
+    lm = scratch_model(ModelConfig(hidden_size=16, layers=1, heads=2, intermediate_size=32), 20, 0, 1, 32, seed=0)
+    model = new_reward_model(lm, 0, torch.device("cpu"))
+    tokens = torch.randint(2, 20, (4, 8), generator=torch.Generator().manual_seed(0))
+    lengths = torch.tensor([1, 2, 4, 6])
+    other = tokens.clone()
+    for row, length in enumerate(lengths.tolist()):
+        other[row, 2 + length :] = 3
+    assert torch.allclose(model(episodes(tokens, lengths)), model(episodes(other, lengths)), atol=1e-6)

@@ -1,0 +1,144 @@
+"""All five stages for real, on the smoke profile."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers import Recorder, smoke
+
+from pipeline.layout import Layout
+from pipeline.metrics import METRICS
+from pipeline.stages.evaluate import distinct, winners
+from pipeline.trial import TrialOutcome, environment, plan_trial, run_trial
+
+
+@pytest.fixture(scope="module")
+def outcome(smoke_layout: Layout) -> TrialOutcome:
+    recorder = Recorder()
+    found = run_trial(smoke(), smoke_layout, recorder)
+    assert {state for _, state in recorder.stages} == {"cached"}
+    return found
+
+
+def test_a_trial_leaves_everything_it_promises(outcome: TrialOutcome) -> None:
+    files = {name: {path.relative_to(one.path).as_posix() for path in one.path.rglob("*")} for name, one in outcome.artifacts.items()}
+    assert {"sft.parquet", "train.parquet", "heldout.parquet", "tokenizer/tokenizer.json"} <= files["prompts"]
+    assert {"model/model.safetensors", "summary.json"} <= files["sft"]
+    assert {"trunk/model.safetensors", "head.safetensors", "pairs.parquet", "reference_samples.parquet"} <= files["reward"]
+    assert {"policy/model.safetensors", "policy/config.json", "critic.safetensors", "metrics.jsonl", "metrics.parquet"} <= files["ppo"]
+    assert {"samples.parquet", "status.json", "log/cost.json"} <= files["ppo"]
+    assert not any("checkpoint" in name for name in files["ppo"])
+    assert {"prompts.parquet", "samples.parquet", "summary.json"} <= files["evaluate"]
+    assert not any(name.endswith((".bin", ".pt", ".pkl")) for names in files.values() for name in names)
+    assert outcome.status == "complete"
+    assert outcome.steps == 32
+
+
+def test_prompts_are_disjoint_and_heldout_ones_are_what_is_judged(outcome: TrialOutcome) -> None:
+    folder = outcome.artifacts["prompts"].path
+    train, heldout = (pd.read_parquet(folder / f"{name}.parquet")["prompt"] for name in ("train", "heldout"))
+    assert not set(train) & set(heldout)
+    judged = pd.read_parquet(outcome.artifacts["evaluate"].path / "prompts.parquet")
+    assert judged["prompt"].tolist() == heldout.tolist()[: len(judged)]
+    assert len(judged) == 64
+
+
+def test_metrics_are_the_declared_ones_and_within_their_bounds(outcome: TrialOutcome) -> None:
+    frame = pd.read_parquet(outcome.artifacts["ppo"].path / "metrics.parquet")
+    assert frame["step"].tolist() == list(range(33))
+    assert set(frame.columns) - {"step"} <= METRICS.keys()
+    wanted = {key for key in METRICS if key.startswith(("objective/", "policy/", "value/"))}
+    assert wanted == set(frame.columns) - {"step"}
+    for key in wanted:
+        values = frame[key].dropna()
+        assert len(values), key
+        assert values.min() >= METRICS[key].low - 1e-9, key
+        assert values.max() <= METRICS[key].high + 1e-9, key
+
+
+def test_the_summary_can_be_computed_again_from_the_rows(outcome: TrialOutcome) -> None:
+    table = pd.read_parquet(outcome.artifacts["evaluate"].path / "prompts.parquet")
+    wins = (table["policy_gold"] > table["reference_gold"]).mean()
+    ties = (table["policy_gold"] == table["reference_gold"]).mean()
+    assert outcome.summary["eval/win_rate"] == pytest.approx(wins + ties / 2)
+    assert outcome.summary["eval/kl_per_sequence"] == pytest.approx(table["kl"].mean())
+    assert outcome.summary["eval/kl_per_token"] == pytest.approx(table["kl"].sum() / table["policy_length"].sum())
+    assert outcome.summary["eval/length"] == pytest.approx(table["policy_length"].mean())
+    assert set(outcome.summary) == {key for key in METRICS if key.startswith("eval/")}
+    assert json.loads((outcome.artifacts["evaluate"].path / "summary.json").read_text()) == dict(outcome.summary)
+
+
+def test_the_proxy_is_calibrated_on_reference_samples(outcome: TrialOutcome) -> None:
+    samples = pd.read_parquet(outcome.artifacts["reward"].path / "reference_samples.parquet")
+    assert samples["proxy"].mean() == pytest.approx(0.0, abs=1e-4)
+    assert samples["proxy"].std(ddof=0) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_the_reference_cannot_beat_the_entropy_of_the_grammar(outcome: TrialOutcome) -> None:
+    meta = outcome.artifacts["sft"].meta
+    assert meta["nats_per_token"] > meta["entropy_floor_nats_per_token"] > 0
+
+
+def test_an_untrained_policy_ties_with_its_reference_everywhere(tmp_path: Path, smoke_layout: Layout) -> None:
+    """lr 0: the policy is the reference, and common random numbers make every prompt a tie."""
+    same = run_trial(smoke(ppo__lr=0.0), smoke_layout, Recorder())
+    table = pd.read_parquet(same.artifacts["evaluate"].path / "prompts.parquet")
+    assert (table["winner"] == "tie").all()
+    assert (table["policy_completion"] == table["reference_completion"]).all()
+    assert same.summary["eval/win_rate"] == 0.5
+    assert same.summary["eval/kl_per_sequence"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_only_ppo_and_evaluation_repeat_between_arms(smoke_layout: Layout) -> None:
+    plan = {one.stage: one for one in plan_trial(smoke(ppo__kl_coef=0.777), smoke_layout)}
+    assert [plan[name].cached for name in ("prompts", "sft", "reward", "ppo", "evaluate")] == [True, True, True, False, False]
+    assert plan["ppo"].why == "ppo.kl_coef 0.05 -> 0.777"
+
+
+def test_the_same_trial_elsewhere_gives_the_same_bytes(tmp_path: Path, outcome: TrialOutcome) -> None:
+    again = run_trial(smoke(), Layout(tmp_path), Recorder())
+    for name, artifact in outcome.artifacts.items():
+        assert again.artifacts[name].digest == artifact.digest, name
+
+
+def test_the_lexicon_can_be_reward_and_judge_of_real_text(tmp_path: Path) -> None:
+    parts = (
+        ("The", "This", "That"),
+        ("good", "bad", "so long", "great", "awful"),
+        ("liked", "hated", "saw", "watched"),
+        ("yesterday", "at home", "in Rome", "twice", "with friends", "alone"),
+    )
+    texts = [f"{a} film was {b} and I {c} it {d}." for a, b, c, d in itertools.product(*parts)]
+    pd.DataFrame({"text": texts, "label": 0}).to_csv(tmp_path / "reviews.csv", index=False)
+    config = smoke(
+        data__source="local",
+        data__path=str(tmp_path / "reviews.csv"),
+        data__train_prompts=20,
+        data__heldout_prompts=8,
+        data__prompt_words=[4, 8],
+        data__vocab_size=320,
+        evaluate__prompts=8,
+        reward__kind="lexicon",
+    )
+    outcome = run_trial(config, Layout(tmp_path / "out"), Recorder())
+    assert outcome.artifacts["reward"].meta["judge"] == "lexicon"
+    assert outcome.status == "complete"
+    assert outcome.summary["eval/ppl_reference"] > 1
+
+
+def test_evaluation_helpers() -> None:
+    assert winners(np.array([1.0]), np.array([1.0])) == ["tie"]
+    assert distinct([], 1) == 0.0
+    assert distinct([["a", "a", "a"]], 1) == pytest.approx(1 / 3)
+
+
+def test_the_environment_names_what_matters() -> None:
+    found = environment()
+    assert found["torch"]
+    assert found["git_commit"]
+    assert all("/" not in value for value in found.values())
