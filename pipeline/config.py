@@ -115,6 +115,7 @@ class PpoConfig(Section):
     response_length: Positive = Field(32, description="most tokens in a response")
     temperature: StrictlyPositive = 1.0
     lr: NonNegative = 1e-4
+    value_head_lr: NonNegative | None = Field(None, description="learning rate of the value head, on the same schedule; none: lr")
     lr_schedule: Literal["linear", "constant"] = Field("linear", description="linear falls to 0 at the last step")
     adam_eps: StrictlyPositive = 1e-5
     max_grad_norm: StrictlyPositive = 1.0

@@ -77,6 +77,6 @@ class LrGuard:
         self.remaining = state["remaining"]
 
 
-def learning_rate(cfg: PpoConfig, steps_taken: int) -> float:
-    """Base learning rate of the next gradient step: linear to 0 at the end of the trial, or constant."""
-    return cfg.lr * (1 - steps_taken / cfg.steps) if cfg.lr_schedule == "linear" else cfg.lr
+def schedule(cfg: PpoConfig, steps_taken: int) -> float:
+    """Factor on the learning rates of the next gradient step: linear to 0 at the end of the trial, or constant."""
+    return 1 - steps_taken / cfg.steps if cfg.lr_schedule == "linear" else 1.0

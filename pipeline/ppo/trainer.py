@@ -92,7 +92,7 @@ class Trainer:
         self.token_ids, self.open_log, self.watch, self.ledger, self.folder = token_ids, open_log, watch, ledger, checkpoints
         self.accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=mixed_precision(device))
         actor = ActorCritic(policy).to(device).eval()
-        optimiser = torch.optim.Adam(actor.parameters(), lr=cfg.lr, eps=cfg.adam_eps, fused=True)
+        optimiser = torch.optim.Adam(_groups(actor, cfg), eps=cfg.adam_eps, fused=True)
         self.actor, self.optimiser = self.accelerator.prepare(actor, optimiser)
         self.kl, self.guard = KlController.of(cfg), LrGuard.of(cfg)
         self.update = 0
@@ -232,3 +232,12 @@ class Trainer:
         state = checkpoint.load_latest(self.folder, self.watch.warn)
         if state is not None:
             self.actor_critic.load_state_dict(state["actor"])
+
+
+def _groups(actor: ActorCritic, cfg: PpoConfig) -> list[dict[str, Any]]:
+    """Parameters by base learning rate. The value head starts at zero and may have to move faster than the trunk it reads."""
+    head_lr = cfg.lr if cfg.value_head_lr is None else cfg.value_head_lr
+    return [
+        {"params": list(actor.lm.parameters()), "lr": cfg.lr, "base_lr": cfg.lr},
+        {"params": list(actor.value_head.parameters()), "lr": head_lr, "base_lr": head_lr},
+    ]

@@ -12,7 +12,7 @@ from torch import Tensor
 from pipeline.config import PpoConfig
 from pipeline.models.policy import ActorCritic, gather
 from pipeline.models.seeding import permutation
-from pipeline.ppo.controllers import LrGuard, learning_rate
+from pipeline.ppo.controllers import LrGuard, schedule
 from pipeline.ppo.kl import entropy, k2, k3
 from pipeline.ppo.losses import policy_loss, value_loss
 from pipeline.ppo.rollout import Rollout
@@ -53,11 +53,12 @@ def train_on(
     for epoch in range(cfg.num_ppo_epochs):
         order = permutation(cfg.batch_size, cfg.seed, "epoch", update, epoch).to(rollout.logprobs.device)
         for rows in torch.split(order, cfg.mini_batch_size):
-            rate = learning_rate(cfg, step) * guard.factor
-            optimiser.param_groups[0]["lr"] = rate
+            factor = schedule(cfg, step) * guard.factor
+            for group in optimiser.param_groups:
+                group["lr"] = group["base_lr"] * factor
             values = gradient_step(rollout, rows, actor, optimiser, accelerator, cfg, micro_batch)
             step += 1
-            on_step(step, {**values, "policy/lr": rate, "policy/lr_factor": guard.factor})
+            on_step(step, {**values, "policy/lr": cfg.lr * factor, "policy/lr_factor": guard.factor})
             guard.step()
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from pipeline.config import load_config
 from pipeline.models.policy import response_mask
 from pipeline.ppo.advantages import explained_variance, gae
-from pipeline.ppo.controllers import KlController, LrGuard, learning_rate
+from pipeline.ppo.controllers import KlController, LrGuard, schedule
 from pipeline.ppo.kl import entropy, exact_kl, k1, k2, k3
 from pipeline.ppo.losses import policy_loss, value_loss
 from pipeline.ppo.masking import masked_mean, masked_var, masked_whiten
@@ -271,7 +271,7 @@ def test_controllers_survive_a_checkpoint() -> None:
 
 
 def test_learning_rate_falls_to_zero_at_the_last_step() -> None:
-    cfg = load_config("tiny", {"ppo.lr": 1.0, "ppo.steps": 64}).ppo
-    assert [learning_rate(cfg, step) for step in (0, 32, 64)] == [1.0, 0.5, 0.0]
-    constant = load_config("tiny", {"ppo.lr": 1.0, "ppo.lr_schedule": "constant"}).ppo
-    assert learning_rate(constant, 2_000) == 1.0
+    cfg = load_config("tiny", {"ppo.steps": 64}).ppo
+    assert [schedule(cfg, step) for step in (0, 32, 64)] == [1.0, 0.5, 0.0]
+    constant = load_config("tiny", {"ppo.lr_schedule": "constant"}).ppo
+    assert schedule(constant, 2_000) == 1.0

@@ -127,6 +127,7 @@ PERTURBED: dict[str, dict[str, Any]] = {
     "response_length": {"response_length": 7},
     "temperature": {"temperature": 0.8},
     "lr": {"lr": 5e-3},
+    "value_head_lr": {"value_head_lr": 1e-1},
     "lr_schedule": {"lr_schedule": "constant"},
     "adam_eps": {"adam_eps": 1e-3},
     "max_grad_norm": {"max_grad_norm": 1e-3},

@@ -1,0 +1,61 @@
+"""The front door: one command that mounts the commands of the studies and of the reports."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from pipeline.errors import UserError
+from studies import cli
+
+if TYPE_CHECKING:
+    from pipeline.layout import StudyFolder
+    from studies.schema import Study
+
+INTERRUPTED = 130
+USER_ERROR = 2
+
+app = typer.Typer(
+    help="Ablation studies of PPO-based RLHF on small language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def report(name: cli.StudyArgument, profile: cli.ProfileOption = None, out: cli.OutOption = None) -> None:
+    """Draw tables, figures and the page of a study again, from its records; no training."""
+    from reports.cli import report as draw
+
+    print(f"Report: {draw(name, profile, out)}")
+
+
+for command in (cli.study, cli.run, cli.plan, cli.falsify, report, cli.ui, cli.sync):
+    app.command()(command)
+
+
+def _draw(study: Study, folder: StudyFolder) -> Path | None:
+    """Draw the report of a study that has just ended."""
+    from reports.render import render_report
+
+    return render_report(folder, study)
+
+
+def main() -> None:
+    """Run a command; mistakes of the user end as one line and exit code 2, faults of ours as a plain traceback."""
+    cli.draw_reports_with(_draw)
+    try:
+        app()
+    except UserError as error:
+        print(f"ablate: {error}", file=sys.stderr)
+        sys.exit(USER_ERROR)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Roof: tables, figures and a page from what is recorded. Reads records, never trains, never imports torch."""

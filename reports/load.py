@@ -1,0 +1,290 @@
+"""Everything that a study left behind, as tidy frames. What is missing or went wrong is kept and counted."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow
+import pyarrow.parquet as pq
+from pydantic import ValidationError
+
+from pipeline.errors import UserError
+from pipeline.layout import Layout, StudyFolder, TrialRecord
+from pipeline.metrics import METRICS
+from studies.design import Cell, cells, design_digest
+from studies.schema import Study, load_study
+
+MISSING = "missing"
+STALE = "stale"
+PROMPT_COLUMNS = (
+    "prompt_id", "prompt", "policy_completion", "reference_completion", "policy_gold", "reference_gold", "policy_proxy",
+    "reference_proxy", "policy_length", "reference_length", "policy_eos", "reference_eos", "kl", "entropy", "winner",
+)  # fmt: skip
+_NUMBERS = ("policy_gold", "reference_gold", "policy_proxy", "reference_proxy", "policy_length", "reference_length", "kl", "entropy")
+_WIN = {"policy": 1.0, "tie": 0.5, "reference": 0.0}
+
+
+@dataclass(frozen=True)
+class StudyRecords:
+    """One study on one profile, as recorded."""
+
+    study: Study
+    profile: str
+    folder: StudyFolder
+    started: dict[str, Any]
+    """study.json as the driver wrote it."""
+    plan: tuple[Cell, ...]
+    """What the design gives now, seed by seed."""
+    records: dict[tuple[str, int], TrialRecord]
+    trials: pd.DataFrame
+    """One row per planned cell: arm, seed, status (a record's, or `missing` or `stale`), reason, steps, planned_steps, evaluated, finished,
+    config_digest, eval/*, cost/*. A stale record is of another configuration than the design gives now; it is counted, never averaged."""
+    curves: pd.DataFrame
+    """arm, seed, step and one column per metric of pipeline/metrics.py that was recorded; non-finite values are NaN."""
+    prompts: pd.DataFrame
+    """arm, seed and the columns of `PROMPT_COLUMNS`, with `win` in {1, 0.5, 0} and `tie` in {1, 0}."""
+    samples: pd.DataFrame
+    """The fixed sample table of every evaluated trial: arm, seed and `PROMPT_COLUMNS`."""
+    upstream: tuple[dict[str, Any], ...]
+    """stage, key, path, trials that used it, and its summary."""
+    notes: tuple[str, ...]
+    """What a reader has to know before trusting the page."""
+
+    @property
+    def arms(self) -> list[str]:
+        return list(self.study.arm_overrides())
+
+    @property
+    def seeds(self) -> list[int]:
+        return list(self.study.seeds)
+
+    @property
+    def digest(self) -> str:
+        """Of the design: arms, seeds and every configuration."""
+        return design_digest(self.plan)
+
+    def counts(self, arm: str | None = None) -> dict[str, int]:
+        """Trials by status, `missing` included, in the order of first appearance of the list below."""
+        chosen = self.trials if arm is None else self.trials[self.trials["arm"] == arm]
+        order = ["complete", "budget", "diverged", "pruned", "failed", STALE, MISSING]
+        return {status: n for status in order if (n := int((chosen["status"] == status).sum()))}
+
+    def evaluated(self, arm: str) -> list[int]:
+        """Seeds of an arm that have per-prompt results."""
+        chosen = self.trials[(self.trials["arm"] == arm) & self.trials["evaluated"]]
+        return [int(seed) for seed in chosen["seed"]]
+
+
+@dataclass
+class _Gathered:
+    notes: list[str] = field(default_factory=list)
+    curves: list[pd.DataFrame] = field(default_factory=list)
+    prompts: list[pd.DataFrame] = field(default_factory=list)
+    samples: list[pd.DataFrame] = field(default_factory=list)
+    stages: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+
+
+def find_study(layout: Layout, name_or_path: str, profile: str | None = None) -> tuple[StudyFolder, Study]:
+    """The study as its YAML says now, and its folder; `profile` replaces the study's own.
+
+    Raises `UserError` when there is no such study, or when it has never been run on that profile.
+    """
+    study = load_study(name_or_path)
+    folder = layout.study(study.name, profile or study.profile)
+    _require_run(folder, study)
+    return folder, study
+
+
+def load_records(folder: StudyFolder, study: Study) -> StudyRecords:
+    """Read study.json, all trial records and the tables of their artifacts.
+
+    Raises `UserError`, one line with the file, when the study was never run or a file is damaged.
+    """
+    _require_run(folder, study)
+    started = _read_json(folder.study_file)
+    profile = str(started.get("profile") or folder.path.name)
+    plan = cells(study, profile, started.get("overrides") or {})
+    gathered = _Gathered()
+    records = _read_records(folder, plan, gathered.notes)
+    rows = [_trial(folder, cell, records.get((cell.arm, cell.seed)), gathered) for cell in _by_arm(study, plan)]
+    _refuse_all_stale(folder, rows)
+    for stage, where in (started.get("upstream") or {}).items():
+        gathered.stages.setdefault((str(stage), str(where["key"])), {"path": str(where["path"]), "trials": 0})
+    prompts = _concat(gathered.prompts, ["arm", "seed", *PROMPT_COLUMNS])
+    prompts["win"] = prompts["winner"].map(_WIN).astype(float)
+    prompts["tie"] = (prompts["winner"] == "tie").astype(float)
+    return StudyRecords(
+        study=study,
+        profile=profile,
+        folder=folder,
+        started=started,
+        plan=tuple(plan),
+        records=records,
+        trials=pd.DataFrame(rows),
+        curves=_concat(gathered.curves, ["arm", "seed", "step"]),
+        prompts=prompts,
+        samples=_concat(gathered.samples, ["arm", "seed", *PROMPT_COLUMNS]),
+        upstream=tuple(_stages(folder, gathered)),
+        notes=tuple(gathered.notes),
+    )
+
+
+def _require_run(folder: StudyFolder, study: Study) -> None:
+    if folder.study_file.exists():
+        return
+    profile = folder.path.name
+    others = sorted(path.parent.name for path in folder.path.parent.glob("*/study.json"))
+    seen = f"; it has been run on: {', '.join(others)}" if others else ""
+    how = f"make study STUDY={study.name}" + ("" if profile == study.profile else f" PROFILE={profile}")
+    raise UserError(f"study '{study.name}' has not been run on profile '{profile}' (no {folder.study_file}){seen}; run it first: {how}")
+
+
+def _read_records(folder: StudyFolder, plan: Iterable[Cell], notes: list[str]) -> dict[tuple[str, int], TrialRecord]:
+    planned = {(cell.arm, cell.seed) for cell in plan}
+    found: dict[tuple[str, int], TrialRecord] = {}
+    for path in sorted((folder.path / "trials").glob("*.json")):
+        try:
+            record = TrialRecord.model_validate_json(path.read_text("utf-8"))
+        except ValidationError as error:
+            fault = error.errors()[0]
+            where = ".".join(map(str, fault["loc"])) or "content"
+            raise UserError(f"{path}: damaged trial record ({where}: {fault['msg']}); remove it and run the study again") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}: trial record cannot be read ({error})") from None
+        if (record.arm, record.seed) in planned:
+            found[record.arm, record.seed] = record
+        else:
+            notes.append(f"Arm {record.arm} seed {record.seed} is recorded but no longer part of the study; it is left out.")
+    return found
+
+
+def _by_arm(study: Study, plan: Iterable[Cell]) -> list[Cell]:
+    order = {arm: index for index, arm in enumerate(study.arm_overrides())}
+    return sorted(plan, key=lambda cell: (order[cell.arm], study.seeds.index(cell.seed)))
+
+
+def _trial(folder: StudyFolder, cell: Cell, record: TrialRecord | None, gathered: _Gathered) -> dict[str, Any]:
+    row: dict[str, Any] = {"arm": cell.arm, "seed": cell.seed, "status": MISSING, "reason": None, "steps": 0}
+    row |= {"planned_steps": cell.config.ppo.steps, "evaluated": False, "finished": None, "config_digest": None}
+    if record is None:
+        return row
+    row |= {"status": record.status, "reason": record.reason, "steps": record.steps, "finished": record.finished}
+    row |= {"config_digest": record.config_digest}
+    row |= {f"cost/{key}": value for key, value in record.cost.items() if math.isfinite(value)}
+    if record.config_digest != cell.config.digest():
+        gathered.notes.append(f"Arm {cell.arm} seed {cell.seed} was run with another configuration; it is left out until it has run again.")
+        return row | {"status": STALE}
+    for stage, where in record.stages.items():
+        entry = gathered.stages.setdefault((stage, where.key), {"path": where.path, "trials": 0})
+        entry["trials"] += 1
+    curves = _artifact(folder, record, "ppo", "metrics.parquet", gathered.notes)
+    if curves is not None:
+        gathered.curves.append(_labelled(_curves(curves), cell))
+    prompts = _artifact(folder, record, "evaluate", "prompts.parquet", gathered.notes)
+    if prompts is not None and _usable(record, prompts):
+        gathered.prompts.append(_labelled(_prompts(prompts, folder, record), cell))
+        samples = _artifact(folder, record, "evaluate", "samples.parquet", gathered.notes)
+        if samples is not None:
+            gathered.samples.append(_labelled(samples.reindex(columns=list(PROMPT_COLUMNS)), cell))
+    row |= {"evaluated": _usable(record, prompts)}
+    return row | {key: value for key, value in record.summary.items() if key in METRICS and math.isfinite(value)}
+
+
+def _usable(record: TrialRecord, prompts: pd.DataFrame | None) -> bool:
+    """A failed trial is going to be retried, so whatever it left is no result."""
+    return prompts is not None and len(prompts) > 0 and record.status != "failed"
+
+
+def _artifact(folder: StudyFolder, record: TrialRecord, stage: str, name: str, notes: list[str]) -> pd.DataFrame | None:
+    if stage not in record.stages:
+        return None
+    path = _inside(folder.root, record.stages[stage].path, record) / name
+    if not path.exists():
+        notes.append(f"Arm {record.arm} seed {record.seed}: {stage}/{name} is no longer in the store, so the page does without it.")
+        return None
+    try:
+        frame: pd.DataFrame = pq.read_table(path).to_pandas()
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path}: damaged table ({reason}); run the study again to rebuild it") from None
+    return frame
+
+
+def _inside(root: Path, relative: str, record: TrialRecord) -> Path:
+    path = (root / relative).resolve()
+    if not path.is_relative_to(root.resolve()):
+        raise UserError(f"record of arm {record.arm} seed {record.seed}: the path '{relative}' leaves the output folder {root}")
+    return path
+
+
+def _labelled(frame: pd.DataFrame, cell: Cell) -> pd.DataFrame:
+    return frame.assign(arm=cell.arm, seed=cell.seed)
+
+
+def _curves(frame: pd.DataFrame) -> pd.DataFrame:
+    known = [key for key in METRICS if key in frame.columns]
+    chosen = frame[["step", *known]].copy()
+    chosen[known] = chosen[known].astype(float).replace([np.inf, -np.inf], np.nan)
+    return chosen.sort_values("step", kind="stable").drop_duplicates("step", keep="last")
+
+
+def _prompts(frame: pd.DataFrame, folder: StudyFolder, record: TrialRecord) -> pd.DataFrame:
+    path = folder.root / record.stages["evaluate"].path / "prompts.parquet"
+    absent = [column for column in PROMPT_COLUMNS if column not in frame.columns]
+    if absent:
+        raise UserError(f"{path}: damaged table (no column {', '.join(absent)}); run the study again to rebuild it")
+    for column in _NUMBERS:
+        bad = int((~np.isfinite(frame[column].to_numpy(dtype=float))).sum())
+        if bad:
+            raise UserError(f"{path}: damaged table ({bad} values of {column} are not finite); run the study again to rebuild it")
+    unknown = sorted(set(map(str, frame["winner"])) - _WIN.keys())
+    if unknown:
+        raise UserError(f"{path}: damaged table (winner '{unknown[0]}' is none of {', '.join(_WIN)}); run the study again to rebuild it")
+    return frame[list(PROMPT_COLUMNS)].copy()
+
+
+def _concat(frames: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
+    if not frames:
+        return pd.DataFrame({column: pd.Series(dtype=object) for column in columns})
+    whole = pd.concat(frames, ignore_index=True)
+    return whole[[*[c for c in columns if c in whole.columns], *[c for c in whole.columns if c not in columns]]]
+
+
+def _stages(folder: StudyFolder, gathered: _Gathered) -> Iterable[dict[str, Any]]:
+    order = {"prompts": 0, "sft": 1, "reward": 2, "ppo": 3, "evaluate": 4}
+    for (stage, key), entry in sorted(gathered.stages.items(), key=lambda item: (order.get(item[0][0], 9), item[0])):
+        summary_file = folder.root / entry["path"] / "summary.json"
+        shared = stage not in ("ppo", "evaluate")
+        yield {"stage": stage, "key": key, **entry, "summary": _summary(summary_file) if shared and summary_file.exists() else {}}
+
+
+def _summary(path: Path) -> dict[str, float]:
+    content = _read_json(path)
+    return {key: float(value) for key, value in content.items() if isinstance(value, int | float) and math.isfinite(value)}
+
+
+def _refuse_all_stale(folder: StudyFolder, rows: list[dict[str, Any]]) -> None:
+    """A page without a single number would replace one that had them, so this is an error and not a note."""
+    recorded = [row for row in rows if row["status"] != MISSING]
+    if recorded and all(row["status"] == STALE for row in recorded):
+        raise UserError(
+            f"{folder.path / 'trials'}: all {len(recorded)} records were run with another configuration than the study gives now; "
+            "run the study again, or restore its file and profile"
+        )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: damaged file ({error})") from None
+    if not isinstance(content, Mapping):
+        raise UserError(f"{path}: damaged file (a mapping is expected)")
+    return dict(content)

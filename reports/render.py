@@ -1,0 +1,240 @@
+"""The report of a study: one self-contained page, Markdown, tables and figures, equal to the byte for equal records."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from filelock import FileLock
+from markupsafe import Markup
+
+from pipeline.config import TrialConfig, flatten
+from pipeline.errors import UserError
+from pipeline.layout import StudyFolder
+from pipeline.metrics import METRICS
+from reports import stats
+from reports.answer import Answer, answer, claim_sentence
+from reports.estimates import Findings, analyse
+from reports.figures import draw
+from reports.load import StudyRecords, load_records
+from reports.style import Drawn, inline_svg
+from reports.tables import all_tables
+from reports.tabular import Table, markdown, write
+from reports.words import number
+from studies.schema import Study
+
+TEMPLATES = Path(__file__).parent / "templates"
+OPEN_SAMPLES = 3
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A figure as the page shows it; `svg` is empty where there was nothing to draw."""
+
+    name: str
+    title: str
+    caption: str
+    alt: str
+    wide: bool
+    svg: Markup
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One answer to a sample prompt."""
+
+    who: str
+    text: str
+    gold: str
+    proxy: str
+    result: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One held-out prompt with what the reference and every arm made of it."""
+
+    prompt: str
+    completions: tuple[Completion, ...]
+
+
+def render_report(folder: StudyFolder, study: Study) -> Path:
+    """Write the report of a study from its records and return the page's path.
+
+    Everything is made in a folder beside, which then takes the old one's place: a render that is interrupted
+    leaves the old report whole. Raises `UserError` when the study was never run, a record is damaged, or the
+    folder cannot be written.
+    """
+    records = load_records(folder, study)
+    findings = analyse(records)
+    new, old = folder.path / ".report.new", folder.path / ".report.old"
+    try:
+        with FileLock(folder.path / ".report.lock"):
+            if old.exists() and not folder.report.exists():
+                old.replace(folder.report)  # an earlier swap was interrupted between its two steps
+            shutil.rmtree(old, ignore_errors=True)
+            shutil.rmtree(new, ignore_errors=True)
+            build(records, findings, new)
+            if folder.report.exists():
+                folder.report.replace(old)
+            new.replace(folder.report)
+            shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise UserError(f"the report cannot be written to {folder.report}: {error.strerror or error}") from None
+    return folder.report / "index.html"
+
+
+def build(records: StudyRecords, findings: Findings, folder: Path) -> None:
+    """Write every file of the report into an empty or absent `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = all_tables(records, findings)
+    write(tables, folder / "tables")
+    samples = records.samples.sort_values(["prompt_id", "arm", "seed"], kind="stable")
+    samples.to_csv(folder / "tables" / "samples.csv", index=False, lineterminator="\n")
+    drawn = list(draw(records, findings, folder / "figures"))
+    figures = [_shown(name, figure, folder / "figures") for name, figure in drawn]
+    found = answer(records, findings)
+    page = _environment().get_template("report.html.j2").render(**_context(records, findings, found, tables, figures))
+    _write(folder / "index.html", page)
+    _write(folder / "report.md", _markdown_report(records, findings, found, tables, figures))
+
+
+def _context(records: StudyRecords, findings: Findings, found: Answer, tables: list[Table], figures: list[Shown]) -> dict[str, Any]:
+    sample_seed, samples = _samples(records)
+    return {
+        "records": records,
+        "study": records.study,
+        "findings": findings,
+        "answer": found,
+        "tables": {table.name: table for table in tables},
+        "figures": figures,
+        "samples": samples,
+        "sample_seed": sample_seed,
+        "open_samples": OPEN_SAMPLES,
+        "claims": [(claim, claim_sentence(claim)) for claim in findings.claims],
+        "arms": records.study.arm_overrides(),
+        "config": _baseline_config(records),
+        "environments": _environments(records),
+        "metrics": list(METRICS.values()),
+        "finished": max((str(day) for day in records.trials["finished"].dropna()), default=""),
+        "stats": {"resamples": stats.RESAMPLES, "swaps": stats.SWAPS, "alpha": stats.ALPHA},
+        "steps": sorted({cell.config.ppo.steps for cell in records.plan}),
+        "prompts": sorted({cell.config.evaluate.prompts for cell in records.plan}),
+    }
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["number"] = number
+    environment.filters["visible"] = visible
+    return environment
+
+
+def visible(text: str) -> str:
+    """Replace control characters, which no page can show, by the replacement character."""
+    return "".join("�" if (ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160 else c for c in text)
+
+
+def _shown(name: str, drawn: Drawn | None, folder: Path) -> Shown:
+    if drawn is None:
+        return Shown(name, name.replace("_", " ").capitalize(), "The records hold nothing to draw here.", "", False, Markup())
+    svg = Markup(inline_svg(folder / f"{name}.svg", name))  # ours: matplotlib escapes every text in it
+    return Shown(name, drawn.title, drawn.caption, drawn.alt, drawn.wide, svg)
+
+
+def _samples(records: StudyRecords) -> tuple[int | None, list[Sample]]:
+    """The fixed prompts as answered in the first of the seeds that most arms were evaluated with."""
+    frame = records.samples
+    if frame.empty:
+        return None, []
+    arms_of = frame.groupby("seed")["arm"].nunique()
+    seed = min(records.seeds, key=lambda one: (-int(arms_of.get(one, 0)), records.seeds.index(one)))
+    chosen = frame[frame["seed"] == seed]
+    order = {arm: index for index, arm in enumerate(records.arms)}
+    result = []
+    for _, rows in chosen.groupby("prompt_id", sort=True):
+        ordered = rows.to_dict("records")
+        ordered.sort(key=lambda row: order[str(row["arm"])])
+        result.append(Sample(str(ordered[0]["prompt"]), tuple(_completions(ordered))))
+    return seed, result
+
+
+def _completions(rows: list[dict[Any, Any]]) -> Iterator[Completion]:
+    first = rows[0]
+    yield Completion("reference", str(first["reference_completion"]), _score(first["reference_gold"]), _score(first["reference_proxy"]), "")
+    words = {"policy": "wins", "reference": "loses", "tie": "tie"}
+    for row in rows:
+        scores = _score(row["policy_gold"]), _score(row["policy_proxy"])
+        yield Completion(str(row["arm"]), str(row["policy_completion"]), *scores, words[str(row["winner"])])
+
+
+def _score(value: Any) -> str:
+    return f"{float(value):.2f}".replace("-", "−")
+
+
+def _baseline_config(records: StudyRecords) -> list[tuple[str, str, str]]:
+    """Key, value in the baseline, and the arms' own values where they differ."""
+    cell = next(cell for cell in records.plan if cell.arm == records.study.baseline)
+    own = records.study.arm_overrides()
+    rows = []
+    for key, value in flatten(cell.config.model_dump(mode="json", exclude={"profile"})):
+        if key == "ppo.seed":
+            continue
+        others = [f"{arm}: {overrides[key]}" for arm, overrides in own.items() if key in overrides and overrides[key] != value]
+        rows.append((key, str(value), ", ".join(others) + _description(key) * (not others)))
+    return rows
+
+
+def _description(key: str) -> str:
+    section, _, name = key.partition(".")
+    info = TrialConfig.model_fields[section].annotation
+    field = info.model_fields.get(name) if info is not None and hasattr(info, "model_fields") else None
+    return (field.description or "") if field is not None else ""
+
+
+def _environments(records: StudyRecords) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Distinct environments of the trials with the trials that ran in them; the driver's where nothing has run."""
+    groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for (arm, seed), record in sorted(records.records.items()):
+        groups.setdefault(tuple(sorted(record.environment.items())), []).append(f"{arm} seed {seed}")
+    if not groups:
+        started = records.started.get("environment") or {}
+        groups = {tuple(sorted((str(k), str(v)) for k, v in started.items())): []}
+    total = sum(map(len, groups.values()))
+    return [("all trials" if len(trials) == total else ", ".join(trials), list(items)) for items, trials in groups.items()]
+
+
+def _markdown_report(records: StudyRecords, findings: Findings, found: Answer, tables: list[Table], figures: list[Shown]) -> str:
+    study = records.study
+    lines = [
+        f"# {study.question}",
+        "",
+        f"Study {study.name}, profile {records.profile}, design {records.digest}.",
+        "",
+        f"**{found.sentence}**",
+        "",
+    ]
+    lines += [f"- {sentence}" for sentence in (*found.claims, *found.caveats)]
+    lines += ["", f"Hypothesis: {study.hypothesis}", "", f"Refuted if: {study.refuted_if}", ""]
+    for table in tables:
+        if table.rows:
+            lines += [f"## {table.title}", "", markdown(table), table.note, ""]
+    for figure in figures:
+        lines += [f"## {figure.title}", ""]
+        lines += [f"![{figure.alt}](figures/{figure.name}.png)", ""] if figure.svg else []
+        lines += [figure.caption, ""]
+    return "\n".join(lines)
+
+
+def _write(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

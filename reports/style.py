@@ -1,0 +1,226 @@
+"""How figures look: one colour, line style and marker per arm everywhere, readable in grey and by the colour-blind.
+
+The baseline is always drawn in ink. The other arms take the colour-blind-safe palette in the study's order;
+when it is used up, colours repeat with other line styles and markers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FuncFormatter
+
+from studies.schema import Study
+
+INK = "#1c2127"
+MUTED = "#6b7280"
+GRID = "#e6e8eb"
+ALARM = "#b42318"
+SINGLE = 4.8
+"""Width in inches of a figure for one column; text of 8 pt stays readable when a phone shows it at 3.6."""
+DOUBLE = 7.2
+_DASHES: tuple[Any, ...] = ((0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (3, 1)), (0, (8, 2)), (0, (4, 1, 1, 1, 1, 1)))
+_TOO_PALE = ("#ece133", "#fbafe4")
+_MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "h")
+_FALLBACK_FONTS = "'DejaVu Sans', Verdana, 'Helvetica Neue', Arial, sans-serif"
+
+
+@dataclass(frozen=True)
+class ArmStyle:
+    """What tells one arm from another."""
+
+    color: str
+    dashes: Any
+    marker: str
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure with the numbers it was drawn from and what to say under it."""
+
+    figure: Figure
+    data: pd.DataFrame
+    title: str
+    caption: str
+    alt: str
+    wide: bool = False
+
+
+def arm_styles(study: Study) -> dict[str, ArmStyle]:
+    """A style for every arm of a study; the same in every figure."""
+    import seaborn as sns
+
+    palette = [color for color in sns.color_palette("colorblind").as_hex() if color not in _TOO_PALE]
+    styles, number = {}, count()
+    for arm in study.arm_overrides():
+        if arm == study.baseline:
+            styles[arm] = ArmStyle(INK, "-", "o")
+        else:
+            i = next(number)
+            styles[arm] = ArmStyle(palette[i % len(palette)], _DASHES[i % len(_DASHES)], _MARKERS[i % len(_MARKERS)])
+    return styles
+
+
+@contextmanager
+def house_style() -> Iterator[None]:
+    """Matplotlib settings of all figures; text stays text in SVG and PDF, and bytes do not depend on the clock."""
+    import seaborn as sns
+
+    settings: Any = {
+        **sns.axes_style("ticks"),
+        **sns.plotting_context("paper"),
+        "font.family": "sans-serif",
+        "font.sans-serif": ["DejaVu Sans"],
+        "font.size": 8.0,
+        "axes.labelsize": 8.0,
+        "axes.titlesize": 8.5,
+        "axes.titlelocation": "left",
+        "axes.titleweight": "bold",
+        "xtick.labelsize": 7.5,
+        "ytick.labelsize": 7.5,
+        "legend.fontsize": 7.5,
+        "legend.frameon": False,
+        "text.color": INK,
+        "text.parse_math": False,
+        "axes.edgecolor": MUTED,
+        "axes.labelcolor": INK,
+        "axes.titlecolor": INK,
+        "axes.linewidth": 0.7,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.formatter.use_mathtext": False,
+        "axes.unicode_minus": True,
+        "grid.color": GRID,
+        "grid.linewidth": 0.6,
+        "xtick.color": MUTED,
+        "ytick.color": MUTED,
+        "xtick.labelcolor": INK,
+        "ytick.labelcolor": INK,
+        "xtick.major.width": 0.7,
+        "ytick.major.width": 0.7,
+        "xtick.minor.size": 0.0,
+        "ytick.minor.size": 0.0,
+        "xtick.major.size": 3.0,
+        "ytick.major.size": 3.0,
+        "lines.linewidth": 1.5,
+        "lines.markersize": 5.0,
+        "figure.facecolor": "white",
+        "savefig.facecolor": "white",
+        "svg.fonttype": "none",
+        "svg.hashsalt": "ablate",
+        "pdf.fonttype": 42,
+    }
+    with mpl.rc_context(settings):
+        yield
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure in inches, with room kept for everything outside the axes."""
+    return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.05, h_pad=0.05))
+
+
+def square_root(axis: Axis, most: float, *, compact: bool = False) -> None:
+    """A square-root scale from 0, as reward is about linear in sqrt(KL) (Bai 2022, Gao 2022), with round ticks."""
+    axis.axes.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0.0)), np.square))
+    top = max(most, 1e-6) * 1.12
+    axis.axes.set_xlim(0, top)
+    wanted = [(top * fraction**2) for fraction in ((0.5, 0.95) if compact else (0.25, 0.45, 0.7, 0.95))]
+    axis.set_ticks(sorted({0.0, *(_round(value) for value in wanted)}))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _round(value: float) -> float:
+    """The nearest of 1, 2, 3, 5 times a power of ten at or below."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return float(f"{max(step for step in (1, 2, 3, 5) if step <= value / power + 1e-9) * power:.3g}")
+
+
+def legend_columns(names: Iterable[str], width: float) -> int:
+    """How many columns of legend entries fit into `width` inches."""
+    longest = max((len(name) for name in names), default=1)
+    return max(1, int(width * 72 / (longest * 4.7 + 44)))
+
+
+def label_ends(axes: Axes, ends: list[tuple[float, str, str]]) -> None:
+    """Name lines at their right end: ``(y in data, text, colour)``, moved apart where they would overlap."""
+    if not ends:
+        return
+    transform = axes.transData
+    axes.figure.draw_without_rendering()  # type: ignore[union-attr]
+    box = axes.get_window_extent()
+    line_height = 9.5 * axes.figure.dpi / 72
+    wanted = sorted(((float(transform.transform((0, y))[1]), text, color) for y, text, color in ends), key=lambda end: (end[0], end[1]))
+    placed = _spread([y for y, _, _ in wanted], line_height, float(box.y0), float(box.y1))
+    for (pixel, text, color), at in zip(wanted, placed, strict=True):
+        y, target = (at - box.y0) / box.height, (min(max(pixel, box.y0), box.y1) - box.y0) / box.height
+        axes.annotate(
+            text,
+            xy=(1.005, target),
+            xycoords="axes fraction",
+            xytext=(1.045, y),
+            textcoords="axes fraction",
+            va="center",
+            ha="left",
+            color=color,
+            fontsize=7.5,
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": color, "lw": 0.6, "shrinkA": 1, "shrinkB": 0},
+        )
+
+
+def _spread(wanted: list[float], gap: float, low: float, high: float) -> list[float]:
+    """Positions at least `gap` apart, near the wanted ones (ascending), within [low, high] if they fit."""
+    placed: list[float] = []
+    for y in wanted:
+        placed.append(max(y, placed[-1] + gap if placed else low))
+    over = placed[-1] - high
+    if over > 0:
+        ceiling = high
+        for i in range(len(placed) - 1, -1, -1):
+            placed[i] = min(placed[i], ceiling)
+            ceiling = placed[i] - gap
+    return placed
+
+
+def save(figure: Figure, stem: Path, title: str, subject: str) -> None:
+    """Write ``stem.svg``, ``.png`` (200 dpi) and ``.pdf``; equal figures give equal bytes."""
+    svg = {"Title": title, "Description": subject, "Date": None, "Creator": None, "Format": None, "Type": None}
+    figure.savefig(stem.with_suffix(".svg"), metadata=svg)
+    figure.set_layout_engine("none")  # the places found for the first format hold for the others
+    figure.savefig(stem.with_suffix(".png"), dpi=200, metadata={"Title": title, "Description": subject, "Software": None})
+    figure.savefig(
+        stem.with_suffix(".pdf"),
+        metadata={"Title": title, "Subject": subject, "CreationDate": None, "ModDate": None, "Creator": None, "Producer": None},
+    )
+    path = stem.with_suffix(".svg")
+    path.write_text(path.read_text("utf-8").replace("'DejaVu Sans'", _FALLBACK_FONTS), encoding="utf-8")
+
+
+def inline_svg(path: Path, prefix: str) -> str:
+    """The SVG element for a page: no XML head or metadata, and identifiers that cannot clash with another figure's."""
+    text = path.read_text("utf-8")
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<title>.*?</title>", "", text, count=1, flags=re.DOTALL)
+    text = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', text)
+    text = re.sub(r'(xlink:href|href)="#([^"]+)"', rf'\1="#{prefix}-\2"', text)
+    text = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", text)
+    box = re.search(r'viewBox="[^"]+"', text)
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {box.group() if box else ""}'
+    return head + ' aria-hidden="true" focusable="false">' + text[text.index(">") + 1 :]

@@ -1,0 +1,87 @@
+"""What a table is, and its forms: Markdown and LaTeX for people, CSV with full precision for programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+
+@dataclass(frozen=True)
+class Head:
+    """A column's title and unit."""
+
+    text: str
+    unit: str = ""
+    numeric: bool = True
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one cell says: a main text and a smaller line under it."""
+
+    text: str
+    detail: str = ""
+    tone: str = ""
+    """`good`, `bad` or none: a hint that never carries meaning alone."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table in both forms; the first cell of a row is its header."""
+
+    name: str
+    title: str
+    note: str
+    heads: tuple[Head, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    frame: pd.DataFrame
+
+
+def write(tables: list[Table], folder: Path) -> None:
+    """``<name>.csv``, ``.md`` and ``.tex`` of every table."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for table in tables:
+        table.frame.to_csv(folder / f"{table.name}.csv", index=False, lineterminator="\n")
+        (folder / f"{table.name}.md").write_text(markdown(table), encoding="utf-8")
+        (folder / f"{table.name}.tex").write_text(latex(table), encoding="utf-8")
+
+
+def markdown(table: Table) -> str:
+    """A Markdown table; details stand behind the main text."""
+    heads = [_title(head) for head in table.heads]
+    lines = ["| " + " | ".join(map(_md, heads)) + " |"]
+    lines.append("| " + " | ".join("---:" if head.numeric else "---" for head in table.heads) + " |")
+    lines += ["| " + " | ".join(_md(f"{cell.text} {cell.detail}".strip()) for cell in row) + " |" for row in table.rows]
+    return "\n".join(lines) + "\n"
+
+
+def latex(table: Table) -> str:
+    """A booktabs table, to be included with ``\\input``."""
+    columns = "".join("r" if head.numeric else "l" for head in table.heads)
+    lines = [f"% {_tex(table.title)}. {_tex(table.note)}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
+    lines.append(" & ".join(_tex(_title(head)) for head in table.heads) + r" \\")
+    lines.append(r"\midrule")
+    lines += [" & ".join(_tex(f"{cell.text} {cell.detail}".strip()) for cell in row) + r" \\" for row in table.rows]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def _title(head: Head) -> str:
+    return f"{head.text} [{head.unit}]" if head.unit else head.text
+
+
+def _md(text: str) -> str:
+    return "".join(_MD.get(character, character) for character in text)
+
+
+def _tex(text: str) -> str:
+    return "".join(_TEX.get(character, character) for character in text)
+
+
+_MD = {"|": "\\|", "\n": " ", "<": "&lt;", ">": "&gt;", "&": "&amp;", "`": "\\`", "*": "\\*", "_": "\\_", "[": "\\[", "]": "\\]"}
+_TEX = {
+    "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "−": r"$-$", "×": r"$\times$", "–": "--", "<": r"$<$",
+    ">": r"$>$", "β": r"$\beta$", "Δ": r"$\Delta$", "\n": " ",
+}  # fmt: skip

@@ -1,0 +1,1 @@
+"""First floor: many trials. A study asks one question of `pipeline` by running its arms on equal seeds."""

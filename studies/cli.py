@@ -1,0 +1,239 @@
+"""The commands that run, plan, judge and show studies; `ablate.py` mounts them. Imports nothing heavy itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pipeline.config import TrialConfig
+    from pipeline.layout import Layout, StudyFolder
+    from studies.schema import Study
+
+StudyArgument = Annotated[str, typer.Argument(metavar="STUDY", help="A study's name, or the path of a YAML file.", show_default=False)]
+ProfileOption = Annotated[
+    str | None, typer.Option("--profile", help="Profile of the trials instead of the study's own: smoke, tiny or t4.")
+]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="Change a key of every trial: section.key=value. Repeatable.")]
+OutOption = Annotated[Path | None, typer.Option("--out", help="Output root; default $ABLATE_HOME, else ./outputs.")]
+JobsOption = Annotated[int | None, typer.Option("--jobs", min=1, help="Trials at once; default: CPU cores / threads of a trial.")]
+ExecutorOption = Annotated[str, typer.Option("--executor", help="processes (one per trial) or inline.")]
+
+Reporting = Callable[["Study", "StudyFolder"], Path | None]
+_report: Reporting | None = None
+
+
+def draw_reports_with(function: Reporting) -> None:
+    """Let the layer above supply what draws the report of a finished study."""
+    global _report
+    _report = function
+
+
+def study(
+    name: StudyArgument,
+    profile: ProfileOption = None,
+    settings: SetOption = None,
+    jobs: JobsOption = None,
+    executor: ExecutorOption = "processes",
+    out: OutOption = None,
+) -> None:
+    """Run a study; run it again and it continues, or is all cached."""
+    from pipeline.config import parse_set
+    from pipeline.layout import Layout
+    from studies.schema import load_study
+
+    _run(load_study(name), Layout.at(out), profile, parse_set(settings or []), jobs, executor)
+
+
+def run(
+    profile: Annotated[str, typer.Option("--profile", help="Profile of the trial.")] = "tiny",
+    settings: SetOption = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the PPO stage.")] = 0,
+    executor: ExecutorOption = "processes",
+    out: OutOption = None,
+) -> None:
+    """Run one trial, recorded as study `single`."""
+    from pipeline.config import parse_set
+    from pipeline.layout import Layout
+    from studies.schema import single
+
+    _run(single(profile, parse_set(settings or []), seed), Layout.at(out), profile, {}, 1, executor)
+
+
+def plan(name: StudyArgument, profile: ProfileOption = None, settings: SetOption = None, out: OutOption = None) -> None:
+    """Show what would run, what is cached and why, and whether it fits the budget."""
+    from pipeline.config import parse_set
+    from pipeline.layout import Layout
+    from studies.plan import print_plan
+    from studies.schema import load_study
+
+    print_plan(_console(), load_study(name), profile, parse_set(settings or []), Layout.at(out))
+
+
+def falsify(
+    name: StudyArgument,
+    profile: ProfileOption = None,
+    settings: SetOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Verdicts as JSON.")] = False,
+    out: OutOption = None,
+) -> None:
+    """Evaluate a study's falsifiers on its records. Exit code: 0 survived, 1 falsified, 3 not tested."""
+    import json
+    from dataclasses import asdict
+
+    from rich.text import Text
+
+    from pipeline.config import parse_set
+    from pipeline.layout import Layout
+    from studies.design import cells
+    from studies.falsifiers import EXIT_CODES, overall
+    from studies.schema import load_study
+    from studies.summary import print_verdicts
+    from studies.verdicts import verdicts
+
+    chosen, layout = load_study(name), Layout.at(out)
+    folder = layout.study(chosen.name, profile or chosen.profile)
+    overrides = parse_set(settings) if settings else recorded_overrides(folder)
+    found = verdicts(chosen, folder, cells(chosen, profile, overrides))
+    outcome = overall(found)
+    if as_json:
+        print(json.dumps({"study": chosen.name, "outcome": outcome, "verdicts": [asdict(verdict) for verdict in found]}, indent=2))
+    else:
+        console = _console()
+        print_verdicts(console, chosen, found)
+        if not folder.study_file.exists():
+            console.print(Text(f"{chosen.name} has never been run here ({folder.path}); start with: ablate study {name}"), soft_wrap=True)
+    raise typer.Exit(EXIT_CODES[outcome])
+
+
+def ui(
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port on 127.0.0.1.")] = 5000,
+    out: OutOption = None,
+) -> None:
+    """Browse the runs in MLflow on this machine; Ctrl-C ends it."""
+    from pipeline.layout import Layout
+    from studies.ui import serve
+
+    serve(Layout.at(out), port)
+
+
+def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = None) -> None:
+    """Send MLflow what it missed of a study; what it knows is not sent again."""
+    from rich.text import Text
+
+    from pipeline.errors import UserError
+    from pipeline.layout import Layout
+    from studies.driver import only_driver
+    from studies.schema import load_study
+    from studies.sinks import StudySinks
+
+    chosen, layout, console = load_study(name), Layout.at(out), _console()
+    folder = layout.study(chosen.name, profile or chosen.profile)
+    records = folder.records()
+    if not records:
+        raise UserError(f"{folder.path} has no finished trial to send; start with: ablate study {name}")
+    with only_driver(folder, chosen.name):
+        environment = records[0].environment
+        sinks = StudySinks(
+            chosen, profile or chosen.profile, layout, folder, environment, lambda message: console.print(Text(message, "yellow"))
+        )
+        complete = sinks.sync(records)
+        sinks.close("complete")
+    if not complete:
+        raise typer.Exit(1)
+    console.print(Text(f"MLflow knows all {len(records)} trials of {chosen.name}; {sinks.metrics_sent} metrics were sent now"))
+
+
+def _run(chosen: Study, layout: Layout, profile: str | None, overrides: dict[str, Any], jobs: int | None, executor: str) -> None:
+    from rich.text import Text
+
+    from studies import executors
+    from studies.design import cells
+    from studies.driver import run_study
+    from studies.summary import print_study
+
+    console = _console()
+    plan = cells(chosen, profile, overrides)
+    slots = jobs or default_jobs(plan[0].config)
+    try:
+        result = run_study(
+            chosen,
+            layout,
+            profile,
+            overrides,
+            executors.executor(executor),
+            slots,
+            console,
+            after=lambda folder: _draw(chosen, folder, console),
+        )
+    except KeyboardInterrupt:
+        console.print(Text("interrupted; the same command continues"))
+        raise typer.Exit(130) from None
+    print_study(console, chosen, plan, result.records, result.verdicts)
+    for line in _where_next(chosen, result.report, result.folder):
+        console.print(Text(line), soft_wrap=True)
+    failed = len(result.records) < len(plan) or any(record.status == "failed" for record in result.records)
+    if failed or (_report and chosen.source and result.report is None):
+        raise typer.Exit(1)
+
+
+def _draw(chosen: Study, folder: StudyFolder, console: Console) -> Path | None:
+    """Draw the report; a fault in it must not hide the study's end, so it goes to a file whose path is shown."""
+    import traceback
+
+    from rich.text import Text
+
+    if _report is None or not chosen.source:
+        return None
+    try:
+        return _report(chosen, folder)
+    except Exception as error:
+        log = folder.path / "log" / "report.txt"
+        log.parent.mkdir(exist_ok=True)
+        log.write_text(traceback.format_exc(), encoding="utf-8")
+        console.print(Text(f"the report could not be drawn ({type(error).__name__}: {error}); details: {log}", "red"), soft_wrap=True)
+        return None
+
+
+def _console() -> Console:
+    """Standard output; wide where it is no terminal, so that tables in a log file are not folded."""
+    import os
+
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=180)
+
+
+def _where_next(chosen: Study, report: Path | None, folder: StudyFolder) -> list[str]:
+    change = f"Change the study: edit {chosen.source}" if chosen.source else "Change the trial: other --set values"
+    return [
+        f"Report:  {report}" if report else f"Records: {folder.path}",
+        "MLflow:  make ui   (or: ablate ui)",
+        f"{change}, and run the same command: only what changed runs again",
+    ]
+
+
+def default_jobs(config: TrialConfig) -> int:
+    """Trials at once: one for each share of the usable cores; one where trials are told to share a GPU."""
+    import os
+
+    if config.runtime.device == "cuda":
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // config.runtime.threads)
+
+
+def recorded_overrides(folder: StudyFolder) -> dict[str, Any]:
+    """The ``--set`` values with which a study was last started; none when it never was."""
+    import json
+
+    if not folder.study_file.exists():
+        return {}
+    overrides: dict[str, Any] = json.loads(folder.study_file.read_text("utf-8")).get("overrides", {})
+    return overrides

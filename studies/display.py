@@ -1,0 +1,158 @@
+"""What a running study shows: a live table on a terminal, one plain line per event everywhere else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from studies.executors import Crashed, Event, Finished, Job, Message
+
+PLAIN_SECONDS = 10.0
+"""Between two progress lines of a trial when the output is no terminal."""
+SHOWN_ENDED = 8
+"""Ended trials in the live table; earlier ones are only counted."""
+COLUMNS = {"KL/token": "objective/kl_per_token", "entropy": "policy/entropy", "reward": "objective/scores"}
+STYLES = {"complete": "green", "budget": "yellow", "diverged": "magenta", "failed": "red"}
+
+
+@dataclass
+class Row:
+    """What is known of one job."""
+
+    job: Job
+    status: str = "starting"
+    stage: str = ""
+    done: int = 0
+    total: int = 0
+    values: dict[str, float] = field(default_factory=dict)
+    started: float = field(default_factory=time.monotonic)
+    began_at: tuple[float, int] | None = None
+    """When this process saw the first progress of the stage, and how far it was: a resumed trial starts in the middle."""
+    spoken: float = 0.0
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        """Take note of how far a stage has come."""
+        if stage != self.stage or self.began_at is None:
+            self.stage, self.began_at = stage, (time.monotonic(), done)
+        self.status, self.done, self.total = "running", done, total
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Of the stage, at the speed seen so far."""
+        if self.began_at is None or self.done <= self.began_at[1]:
+            return None
+        return (time.monotonic() - self.began_at[0]) / (self.done - self.began_at[1]) * (self.total - self.done)
+
+
+class Display:
+    """Shows the events of an executor. All text is shown as it is: names and messages are never markup."""
+
+    def __init__(self, console: Console, total: int, cached: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._total, self._ended, self._clock = console, total, cached, clock
+        self._rows: dict[int, Row] = {}
+        self._stages: dict[tuple[int, str], float] = {}
+        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._render) if console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live:
+            self._live.stop()
+
+    def line(self, text: str, style: str = "") -> None:
+        """Print one line above the table."""
+        self._console.print(Text(text, style=style), soft_wrap=True)
+
+    def handle(self, event: Event) -> None:
+        """Show an event."""
+        row = self._rows.setdefault(event.job.number, Row(event.job))
+        if isinstance(event, Finished):
+            self._finished(row, event)
+        elif isinstance(event, Crashed):
+            self._close(row, "failed")
+            self.line(f"{row.job.label}: {event.reason}", "red")
+        else:
+            self._message(row, event)
+
+    def _message(self, row: Row, message: Message) -> None:
+        args: tuple[Any, ...] = message.args
+        if message.kind == "stage":
+            self._stage(row, *args)
+        elif message.kind == "progress":
+            row.progress(*args[:3])
+            self._speak(row)
+        elif message.kind == "metrics":
+            row.values.update(args[1])
+        elif message.kind == "warn":
+            self.line(f"{row.job.label}: {args[0]}", "yellow")
+
+    def _stage(self, row: Row, name: str, state: str, detail: str) -> None:
+        if state == "building":
+            self._stages[row.job.number, name] = self._clock()
+            row.stage, row.status, row.done, row.total, row.began_at = name, "running", 0, 0, None
+            return
+        if name in ("ppo", "evaluate") and state == "built" and row.job.until is None:
+            return
+        began = self._stages.pop((row.job.number, name), None)
+        took = f" in {self._clock() - began:.1f} s" if began is not None else ""
+        if row.job.until is not None or state == "damaged":
+            self.line(f"{name:<9} {state}{took}{f' ({detail})' if detail else ''}", "dim" if state == "cached" else "")
+
+    def _speak(self, row: Row) -> None:
+        if self._live is None and self._clock() - row.spoken >= PLAIN_SECONDS:
+            row.spoken = self._clock()
+            values = "  ".join(f"{title} {row.values[key]:.4g}" for title, key in COLUMNS.items() if key in row.values)
+            self.line(f"{row.job.label}: {row.stage} {row.done}/{row.total}  {values}  left {_duration(row.seconds_left)}")
+
+    def _finished(self, row: Row, event: Finished) -> None:
+        self._close(row, event.outcome.status)
+        if row.job.until is None:
+            self._ended += 1
+            if self._live is None:
+                reason = f": {event.outcome.reason}" if event.outcome.reason else ""
+                self.line(f"{row.job.label}: {row.status}{reason} in {time.monotonic() - row.started:.1f} s  ({self._ended}/{self._total})")
+
+    def _close(self, row: Row, status: str) -> None:
+        row.status = status
+        if row.job.until is not None:
+            del self._rows[row.job.number]
+
+    def _render(self) -> RenderableType:
+        rows = list(self._rows.values())
+        ended = [row for row in rows if row.status in STYLES][-SHOWN_ENDED:]
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for title in ("arm", "seed", "status", "step", *COLUMNS, "left"):
+            table.add_column(title, justify="left" if title in ("arm", "status") else "right", no_wrap=True)
+        for row in [*ended, *(row for row in rows if row.status not in STYLES)]:
+            table.add_row(*self._cells(row))
+        return Group(table, Text(f"{self._ended} of {self._total} trials have ended", style="dim"))
+
+    def _cells(self, row: Row) -> list[Text]:
+        arm, _, seed = row.job.label.rpartition(" seed ") if row.job.until is None else ("shared stages", "", "")
+        steps = f"{row.done}/{row.total}" if row.total else "-"
+        status = row.status if row.status != "running" or row.stage == "ppo" else row.stage
+        values = [f"{row.values[key]:.4f}" if key in row.values else "-" for key in COLUMNS.values()]
+        left = "" if row.status in STYLES else _duration(row.seconds_left)
+        return [Text(one) for one in (arm or row.job.label, seed if arm else "")] + [
+            Text(status, style=STYLES.get(row.status, "cyan")),
+            *(Text(one) for one in (steps, *values, left)),
+        ]
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

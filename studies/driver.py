@@ -1,0 +1,297 @@
+"""Runs a study: plans its cells, builds what they share, hands them to an executor, records what comes back.
+
+The driver is the only writer of the study folder. Killing it at any moment loses nothing that was finished:
+the same command continues, and a cell that is recorded and whose artifacts are in the store is not run again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from filelock import FileLock, Timeout
+from rich.console import Console
+
+from pipeline.dag import StagePlan
+from pipeline.errors import UserError
+from pipeline.layout import Layout, StageRef, Status, StudyFolder, TrialRecord, writable, write_atomic
+from studies.design import Cell, cells
+from studies.display import Display
+from studies.executors import Crashed, Event, Executor, Finished, Job, Message, TrialOutcome
+from studies.falsifiers import Verdict
+from studies.planner import Planner, Ticket
+from studies.schema import Study
+from studies.sinks import StudySinks
+from studies.verdicts import verdicts
+
+TRIALS = "pipeline.trial"
+"""The module with `run_trial`, `plan_trial` and `environment`."""
+LAST_SHARED = "reward"
+ATTEMPTS = 2
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """What a study came to."""
+
+    study: Study
+    folder: StudyFolder
+    records: list[TrialRecord]
+    """Of this study's cells, as configured now."""
+    verdicts: list[Verdict]
+    report: Path | None
+
+
+@dataclass
+class _Run:
+    """One call of `run_study`: what its steps hand on to each other."""
+
+    study: Study
+    profile: str
+    layout: Layout
+    folder: StudyFolder
+    plan: list[Cell]
+    executor: Executor
+    trials: str
+    module: Any
+    display: Display
+    sinks: StudySinks
+    tickets: dict[int, Ticket] = field(default_factory=dict)
+    attempts: Counter[tuple[str, int]] = field(default_factory=Counter)
+
+    def plan_of(self, cell: Cell) -> list[StagePlan]:
+        stages: list[StagePlan] = self.module.plan_trial(cell.config, self.layout)
+        return stages
+
+    def job(self, number: int, label: str, cell: Cell, until: str | None = None) -> Job:
+        log = self.folder.path / "log" / f"{self.folder.trial_file(cell.arm, cell.seed).stem}.txt"
+        return Job(number, label, cell.config, self.layout, f"{self.trials}:run_trial", log, until)
+
+
+def run_study(
+    study: Study,
+    layout: Layout,
+    profile: str | None,
+    overrides: Mapping[str, Any],
+    executor: Executor,
+    jobs: int,
+    console: Console,
+    *,
+    trials: str = TRIALS,
+    after: Callable[[StudyFolder], Path | None] | None = None,
+) -> StudyResult:
+    """Run what is missing of a study with at most `jobs` trials at once, and return all of it.
+
+    `after` may draw a report from the finished folder and return its path. Raises `UserError` for what the
+    user can put right, and lets `KeyboardInterrupt` through once every trial has been stopped.
+    """
+    plan = cells(study, profile, overrides)
+    chosen = profile or study.profile
+    writable(layout.root)
+    folder = layout.study(study.name, chosen)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    with only_driver(folder, study.name):
+        module = importlib.import_module(trials)
+        environment: dict[str, str] = module.environment()
+        finished = [cell for cell in plan if is_finished(folder, cell, module.plan_trial(cell.config, layout))]
+        display = Display(console, len(plan), len(finished))
+        sinks = StudySinks(study, chosen, layout, folder, environment, lambda message: display.line(message, "yellow"))
+        run = _Run(study, chosen, layout, folder, plan, executor, trials, module, display, sinks)
+        _write_study(run, overrides, environment)
+        if finished:
+            display.line(f"{len(finished)} of {len(plan)} trials are recorded already", "dim")
+        status = "interrupted"
+        report = None
+        try:
+            _run_missing(run, [cell for cell in plan if cell not in finished], jobs)
+            _write_study(run, overrides, environment)
+            records = current_records(folder, plan)
+            sinks.sync(records)
+            result = StudyResult(study, folder, records, verdicts(study, folder, plan), None)
+            report = after(folder) if after else None
+            status = "complete"
+        finally:
+            sinks.close(status, report)
+    return StudyResult(result.study, folder, result.records, result.verdicts, report)
+
+
+@contextmanager
+def only_driver(folder: StudyFolder, name: str) -> Iterator[None]:
+    """Hold the study folder. Raises `UserError` when another driver holds it."""
+    folder.path.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder.path / ".driver.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError(f"study '{name}' is being run by another process in {folder.path}; wait for it, or use another --out") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def is_finished(folder: StudyFolder, cell: Cell, stages: Sequence[StagePlan]) -> bool:
+    """Whether a cell is recorded as configured now, with every artifact in place. A failed one is tried again."""
+    record = folder.record(cell.arm, cell.seed)
+    if record is None or record.status == "failed" or record.config_digest != cell.config.digest():
+        return False
+    recorded = {name: stage.key for name, stage in record.stages.items()}
+    return all(stage.cached for stage in stages) and recorded == {stage.stage: stage.key for stage in stages}
+
+
+def current_records(folder: StudyFolder, plan: Sequence[Cell]) -> list[TrialRecord]:
+    """Records of these cells in their order; those of other configurations are left out."""
+    found = ((cell, folder.record(cell.arm, cell.seed)) for cell in plan)
+    return [record for cell, record in found if record is not None and record.config_digest == cell.config.digest()]
+
+
+def _run_missing(run: _Run, missing: Sequence[Cell], jobs: int) -> None:
+    planner = Planner(run.study, run.folder, run.plan)
+    _tell_recorded(run, planner, [cell for cell in run.plan if cell not in missing])
+    if not missing:
+        return
+    run.sinks.open()
+    with run.display:
+        _build_shared(run, missing)
+        for cell in missing:
+            planner.demand(cell)
+        run.executor.run(lambda: _next_job(run, planner), jobs, lambda event: _on_event(run, planner, event))
+
+
+def _tell_recorded(run: _Run, planner: Planner, finished: Sequence[Cell]) -> None:
+    """Let the plan know of cells that were recorded for it, by another design, or just before the driver died."""
+    settled = planner.settled()
+    news = [cell for cell in finished if (cell.arm, cell.seed) not in settled]
+    for cell in news:
+        planner.demand(cell)
+    while news and (ticket := planner.ask()):
+        record = run.folder.record(ticket.cell.arm, ticket.cell.seed)
+        planner.tell(ticket, *((record.status, record.summary) if record and ticket.cell in finished else ("failed", {})))
+
+
+def _build_shared(run: _Run, missing: Sequence[Cell]) -> None:
+    """Run the stages before PPO once for every distinct configuration of them, before trials start side by side."""
+    for number, cell in enumerate(missing, 1):
+        shared: list[StagePlan] = []
+        for stage in run.plan_of(cell):
+            shared.append(stage)
+            if stage.stage == LAST_SHARED:
+                break
+        if all(stage.cached for stage in shared):
+            continue
+        queue = [run.job(-number, f"shared stages for {cell.label}", cell, until=LAST_SHARED)] * ATTEMPTS
+
+        def on_event(event: Event, queue: list[Job] = queue) -> None:
+            run.display.handle(event)
+            if isinstance(event, Finished):
+                queue.clear()
+            elif isinstance(event, Crashed) and event.user_error:
+                raise UserError(event.reason)
+            elif isinstance(event, Crashed) and not queue:
+                raise UserError(f"{event.job.label} failed: {event.reason}{_details(event.job)}")
+
+        run.executor.run(lambda queue=queue: queue.pop() if queue else None, 1, on_event)  # type: ignore[misc]
+
+
+def _next_job(run: _Run, planner: Planner) -> Job | None:
+    ticket = planner.ask()
+    if ticket is None:
+        return None
+    run.tickets[ticket.number] = ticket
+    return run.job(ticket.number, ticket.cell.label, ticket.cell)
+
+
+def _on_event(run: _Run, planner: Planner, event: Event) -> None:
+    ticket = run.tickets[event.job.number]
+    run.display.handle(event)
+    if isinstance(event, Message):
+        if event.kind == "follow":
+            run.sinks.follow(ticket.cell.arm, ticket.cell.seed, ticket.cell.config, *event.args)
+    elif isinstance(event, Finished):
+        record = _record(run, ticket.cell, event.outcome)
+        _write_record(run, record)
+        planner.tell(ticket, record.status, record.summary)
+        run.sinks.finish(record)
+    else:
+        _on_crash(run, planner, ticket, event)
+
+
+def _on_crash(run: _Run, planner: Planner, ticket: Ticket, event: Crashed) -> None:
+    cell = ticket.cell
+    planner.tell(ticket, "failed", {})
+    run.sinks.leave(cell.arm, cell.seed, "failed")
+    if event.user_error:
+        raise UserError(f"{cell.label}: {event.reason}")
+    run.attempts[cell.arm, cell.seed] += 1
+    if run.attempts[cell.arm, cell.seed] < ATTEMPTS:
+        run.display.line(f"{cell.label}: tried again{_details(event.job)}", "yellow")
+        planner.demand(cell)
+        return
+    run.display.line(f"{cell.label}: given up after {ATTEMPTS} attempts{_details(event.job)}", "red")
+    _write_record(run, _record(run, cell, None, event.reason))
+
+
+def _details(job: Job) -> str:
+    """Where the traceback lies, if the trial came to write one."""
+    return f"; details: {job.log}" if job.log.exists() else ""
+
+
+def _record(run: _Run, cell: Cell, outcome: TrialOutcome | None, reason: str | None = None) -> TrialRecord:
+    artifacts = outcome.artifacts if outcome else {}
+    return TrialRecord(
+        study=run.study.name,
+        profile=run.profile,
+        arm=cell.arm,
+        seed=cell.seed,
+        config=cell.config.model_dump(mode="json"),
+        config_digest=cell.config.digest(),
+        status=cast(Status, outcome.status) if outcome else "failed",
+        reason=outcome.reason if outcome else reason,
+        steps=outcome.steps if outcome else 0,
+        stages={name: StageRef(key=one.key, path=_relative(one.path, run.layout)) for name, one in artifacts.items()},
+        summary=dict(outcome.summary) if outcome else {},
+        cost=dict(outcome.cost) if outcome else {},
+        environment=run.module.environment(),
+        finished=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _write_record(run: _Run, record: TrialRecord) -> None:
+    path = run.folder.trial_file(record.arm, record.seed)
+    write_atomic(path, record.model_dump_json(indent=2) + "\n")
+
+
+def _write_study(run: _Run, overrides: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+    """What the study was when it was last started. Keys stay in their order, which is the order of the arms."""
+    baseline = next(cell for cell in run.plan if cell.arm == run.study.baseline)
+    content = {
+        "study": run.study.model_dump(mode="json"),
+        "source": run.study.source,
+        "profile": run.profile,
+        "overrides": dict(overrides),
+        "environment": dict(environment),
+        "upstream": _upstream(run, baseline),
+    }
+    write_atomic(run.folder.study_file, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def _upstream(run: _Run, cell: Cell) -> dict[str, dict[str, str]]:
+    """Shared artifacts of the baseline that exist."""
+    found: dict[str, dict[str, str]] = {}
+    for stage in run.plan_of(cell):
+        if stage.cached and stage.key:
+            found[stage.stage] = {"key": stage.key, "path": _relative(run.layout.store / stage.stage / stage.key, run.layout)}
+        if stage.stage == LAST_SHARED:
+            break
+    return found
+
+
+def _relative(path: Path, layout: Layout) -> str:
+    return path.relative_to(layout.root).as_posix()

@@ -1,0 +1,311 @@
+"""How trials are carried out: in this process, or one process each. Knows neither Optuna nor MLflow.
+
+An executor takes jobs from the driver whenever it has room and hands back events. Trials never see the
+driver's files; what they have to say goes through a `Reporter`, as messages.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import get_all_start_methods, get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from pipeline.artifacts import Artifact
+from pipeline.config import TrialConfig, nearest
+from pipeline.errors import UserError
+from pipeline.layout import Layout
+from pipeline.reporter import StageState
+
+PRELOAD = ["studies.executors", "pipeline.trial"]
+"""Imported once by the server that workers are forked from, so that a worker starts in milliseconds."""
+QUIET_SECONDS = 0.25
+"""Between two progress messages of a worker; what comes in between is dropped or merged."""
+GRACE_SECONDS = 5.0
+
+
+class TrialOutcome(Protocol):
+    """What a trial function returns (see `pipeline.trial`)."""
+
+    @property
+    def artifacts(self) -> Mapping[str, Artifact]: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def reason(self) -> str | None: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def summary(self) -> Mapping[str, float]: ...
+    @property
+    def cost(self) -> Mapping[str, float]: ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """One call of a trial function, by name so that any process can make it."""
+
+    number: int
+    label: str
+    config: TrialConfig
+    layout: Layout
+    trial: str
+    """``module:function`` with the signature of `pipeline.trial.run_trial`."""
+    log: Path
+    """Where output and tracebacks of the trial go."""
+    until: str | None = None
+
+
+@dataclass(frozen=True)
+class Message:
+    """One call of a `Reporter` method inside a trial."""
+
+    job: Job
+    kind: Literal["stage", "progress", "metrics", "follow", "warn"]
+    args: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A trial has ended with an outcome, be it good or bad."""
+
+    job: Job
+    outcome: TrialOutcome
+
+
+@dataclass(frozen=True)
+class Crashed:
+    """A trial ended without an outcome."""
+
+    job: Job
+    reason: str
+    user_error: bool = False
+    """The user has to put something right; repeating would not help."""
+
+
+Event = Message | Finished | Crashed
+NextJob = Callable[[], Job | None]
+"""Gives the next job, or None for nothing at present: asked again after every event."""
+
+
+class Executor(Protocol):
+    """Runs jobs until there are none. Events come in the caller's thread, through `emit`."""
+
+    def run(self, next_job: NextJob, slots: int, emit: Callable[[Event], None]) -> None:
+        """Have at most `slots` jobs at once. An exception from `emit`, or Ctrl-C, ends all running jobs."""
+
+
+class Relay:
+    """The `Reporter` of a trial: turns calls into messages and keeps frequent ones rare."""
+
+    def __init__(self, send: Callable[[str, tuple[Any, ...]], None]) -> None:
+        self._send = send
+        self._progressed = self._measured = 0.0
+        self._values: dict[str, float] = {}
+
+    def stage(self, name: str, state: StageState, detail: str = "") -> None:
+        self._send("stage", (name, state, detail))
+
+    def progress(self, stage: str, done: int, total: int, note: str = "") -> None:
+        now = time.monotonic()
+        if done >= total or now - self._progressed >= QUIET_SECONDS:
+            self._progressed = now
+            self._send("progress", (stage, done, total, note))
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self._values.update(values)
+        now = time.monotonic()
+        if now - self._measured >= QUIET_SECONDS:
+            self._measured = now
+            self._send("metrics", (step, self._values))
+            self._values = {}
+
+    def follow(self, path: Path) -> None:
+        self._send("follow", (path,))
+
+    def warn(self, message: str) -> None:
+        self._send("warn", (message,))
+
+
+class Inline:
+    """One trial after the other in this process: for debugging, and where processes cannot be started."""
+
+    def run(self, next_job: NextJob, slots: int, emit: Callable[[Event], None]) -> None:
+        while (job := next_job()) is not None:
+            emit(self._run(job, emit))
+
+    def _run(self, job: Job, emit: Callable[[Event], None]) -> Event:
+        def send(kind: Any, args: tuple[Any, ...]) -> None:
+            emit(Message(job, kind, args))
+
+        try:
+            return Finished(job, _call(job, Relay(send)))
+        except UserError as error:
+            return Crashed(job, str(error), user_error=True)
+        except Exception as error:
+            with _open_log(job.log) as file:
+                traceback.print_exc(file=file)
+            return Crashed(job, _in_words(error))
+
+
+class Processes:
+    """One process per trial, so that a crash or an exhausted memory takes one trial with it and no more."""
+
+    def __init__(self) -> None:
+        method = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
+        self._context: Any = get_context(method)
+        if method == "forkserver":
+            self._context.set_forkserver_preload(PRELOAD)
+
+    def run(self, next_job: NextJob, slots: int, emit: Callable[[Event], None]) -> None:
+        running: dict[Any, tuple[Job, BaseProcess]] = {}  # by the driver's end of the pipe
+        try:
+            while True:
+                while len(running) < slots and (job := next_job()) is not None:
+                    pipe, process = self._start(job)
+                    running[pipe] = (job, process)
+                if not running:
+                    return
+                for ready in wait(list(running)):
+                    job, process = running[ready]
+                    event = _receive(ready, job, process)
+                    if not isinstance(event, Message):
+                        del running[ready]
+                        _bury(process, job)
+                    emit(event)
+        finally:
+            _end([process for _, process in running.values()])
+
+    def _start(self, job: Job) -> tuple[Connection, BaseProcess]:
+        ours, theirs = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=_work, args=(theirs, job), name=job.label, daemon=True)
+        process.start()
+        theirs.close()
+        return ours, process
+
+
+EXECUTORS: dict[str, Callable[[], Executor]] = {"inline": Inline, "processes": Processes}
+
+
+def executor(name: str) -> Executor:
+    """The executor of a name. Raises `UserError` with the names that exist."""
+    if name not in EXECUTORS:
+        raise UserError(f"no executor '{name}'{nearest(name, list(EXECUTORS))}; there are: {', '.join(EXECUTORS)}")
+    return EXECUTORS[name]()
+
+
+def _call(job: Job, relay: Relay) -> TrialOutcome:
+    os.environ["OMP_NUM_THREADS"] = str(job.config.runtime.threads)  # for libraries that are imported from here on
+    module, _, function = job.trial.partition(":")
+    run_trial = getattr(importlib.import_module(module), function)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(job.config.runtime.threads)
+    outcome: TrialOutcome = run_trial(job.config, job.layout, relay, until=job.until)
+    return outcome
+
+
+def _work(pipe: Connection, job: Job) -> None:
+    """Body of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver decides what it means
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_die_with_driver, daemon=True).start()
+
+    def send(kind: Any, args: tuple[Any, ...]) -> None:
+        pipe.send((kind, args))
+
+    with _output_to(job.log):
+        try:
+            result: tuple[str, tuple[Any, ...]] = ("finished", (_call(job, Relay(send)),))
+        except UserError as error:
+            result = ("crashed", (str(error), True))
+        except BaseException as error:
+            traceback.print_exc()
+            result = ("crashed", (_in_words(error), False))
+        send(*result)
+        pipe.close()
+
+
+def _die_with_driver() -> None:
+    """End this process when the driver ends, in whatever way: its end of a pipe closes even after SIGKILL."""
+    driver = parent_process()
+    if driver is not None:
+        driver.join()
+        os._exit(1)
+
+
+def _receive(pipe: Any, job: Job, process: BaseProcess) -> Event:
+    try:
+        kind, args = pipe.recv()
+    except (EOFError, OSError):
+        process.join()
+        return Crashed(job, _exit_in_words(process.exitcode))
+    if kind == "finished":
+        return Finished(job, *args)
+    return Crashed(job, *args) if kind == "crashed" else Message(job, kind, args)
+
+
+def _bury(process: BaseProcess, job: Job) -> None:
+    process.join(GRACE_SECONDS)
+    _end([process])
+    with suppress(OSError):
+        if job.log.stat().st_size == 0:
+            job.log.unlink()
+
+
+def _end(processes: list[BaseProcess]) -> None:
+    for process in processes:
+        if process.is_alive():
+            process.terminate()
+    deadline = time.monotonic() + GRACE_SECONDS
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def _in_words(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _exit_in_words(code: int | None) -> str:
+    if code is not None and code < 0:
+        with suppress(ValueError):
+            hint = " (often: out of memory)" if -code == signal.SIGKILL else ""
+            return f"killed by {signal.Signals(-code).name}{hint}"
+    return f"the process ended with exit code {code} and no result"
+
+
+def _open_log(path: Path) -> Any:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("a", encoding="utf-8")
+
+
+@contextmanager
+def _output_to(path: Path) -> Iterator[None]:
+    """Send what libraries print, also from C, to the trial's log: the terminal belongs to the display."""
+    import faulthandler
+
+    with _open_log(path) as file:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        faulthandler.enable(file)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()

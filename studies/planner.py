@@ -1,0 +1,92 @@
+"""The plan in Optuna: which cells are to run, which run, which have ended and how well. One driver owns the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipeline.metrics import METRICS
+from studies.design import Cell, design_digest
+from studies.schema import Objective, Study
+
+if TYPE_CHECKING:
+    from pipeline.layout import StudyFolder
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """A cell that the planner has handed out, and the number under which it expects the answer."""
+
+    number: int
+    cell: Cell
+
+
+class Planner:
+    """Ask and tell for the cells of a study.
+
+    The Optuna study is named after the design, so that an edited YAML starts a new plan instead of
+    colliding with the old one; cells that are already recorded are then told from their records.
+    """
+
+    def __init__(self, study: Study, folder: StudyFolder, plan: Sequence[Cell]) -> None:
+        """Open the plan; trials left running by a driver that died are told as failed."""
+        import optuna
+        from optuna.trial import TrialState
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._states = TrialState
+        self._objective = study.objective
+        self._cells = {(cell.arm, cell.seed): cell for cell in plan}
+        choices = optuna.distributions.CategoricalDistribution
+        self._space = {
+            "arm": choices(list(dict.fromkeys(cell.arm for cell in plan))),
+            "seed": choices(list(dict.fromkeys(cell.seed for cell in plan))),
+        }
+        self._study = optuna.create_study(
+            storage=folder.optuna_uri,
+            study_name=f"{study.name}-{design_digest(plan)}",
+            direction=study.objective.direction,
+            load_if_exists=True,
+        )
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            self._study.tell(trial.number, state=TrialState.FAIL)
+
+    def demand(self, cell: Cell) -> None:
+        """Put a cell in the queue, unless it is there already."""
+        if (cell.arm, cell.seed) not in self._waiting():
+            params = {"arm": cell.arm, "seed": cell.seed}
+            self._study.enqueue_trial(params, user_attrs={**params, "config": cell.config.digest()})
+
+    def ask(self) -> Ticket | None:
+        """The next cell in the queue, or None."""
+        if not self._waiting():  # Optuna would invent a cell
+            return None
+        trial = self._study.ask(self._space)
+        return Ticket(trial.number, self._cells[trial.params["arm"], trial.params["seed"]])
+
+    def settled(self) -> set[tuple[str, int]]:
+        """Arm and seed of cells that have been told a value."""
+        return {
+            (trial.params["arm"], trial.params["seed"]) for trial in self._study.get_trials(deepcopy=False, states=(self._states.COMPLETE,))
+        }
+
+    def tell(self, ticket: Ticket, status: str, summary: Mapping[str, float]) -> None:
+        """Answer a ticket. A trial that diverged, or could not be judged, counts as the worst there is, never as nothing."""
+        if status == "failed":
+            self._study.tell(ticket.number, state=self._states.FAIL)
+        else:
+            self._study.tell(ticket.number, objective_value(self._objective, status, summary))
+
+    def _waiting(self) -> set[tuple[str, int]]:
+        queue = self._study.get_trials(deepcopy=False, states=(self._states.WAITING,))
+        return {(trial.user_attrs["arm"], trial.user_attrs["seed"]) for trial in queue}
+
+
+def objective_value(objective: Objective, status: str, summary: Mapping[str, float]) -> float:
+    """What a trial counts as: its metric, or the worst value that the metric's direction knows."""
+    value = summary.get(objective.metric)
+    if status == "diverged" or value is None or value != value:
+        metric = METRICS[objective.metric]
+        return metric.low if objective.direction == "maximize" else metric.high
+    return value

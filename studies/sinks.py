@@ -1,0 +1,174 @@
+"""A study in MLflow: the experiment, one parent run per study folder, one nested run per trial.
+
+Only the driver speaks to MLflow, from threads that follow the workers' metrics files. Whatever does not
+arrive is sent by `StudySinks.sync`, from the records, at the end of this or a later call.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from pipeline.config import TrialConfig, flatten
+from pipeline.layout import Layout, StudyFolder, TrialRecord
+from pipeline.mlflow_sink import MlflowSink, prepare_store, tracking_uri
+from studies.schema import Study
+
+GIT = "mlflow.source.git.commit"
+
+
+class StudySinks:
+    """All MLflow runs of one study folder. Never raises for MLflow's sake."""
+
+    def __init__(
+        self,
+        study: Study,
+        profile: str,
+        layout: Layout,
+        folder: StudyFolder,
+        environment: Mapping[str, str],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._study, self._profile, self._layout, self._folder = study, profile, layout, folder
+        self._environment = dict(environment)
+        self._warn_once = _Once(warn)
+        self._opening: threading.Thread | None = None
+        self._parent_id: str | None = None
+        self.metrics_sent = 0
+        """Metrics that `finish` sent, apart from those sent while following."""
+        self._running: dict[tuple[str, int], MlflowSink] = {}
+        self._parent = self._sink(folder.path / "mlflow" / "study.json", f"study {study.name}", None, self._parent_tags(), {}, "study")
+
+    @property
+    def experiment(self) -> str:
+        """Name of the experiment in MLflow."""
+        return self._study.name if self._profile == self._study.profile else f"{self._study.name} ({self._profile})"
+
+    def open(self) -> None:
+        """Create the store and open the parent run, beside whatever the caller does next."""
+        if self._opening is None:
+            self._opening = threading.Thread(target=self._open, name="mlflow study", daemon=True)
+            self._opening.start()
+
+    def follow(self, arm: str, seed: int, config: TrialConfig, path: Path) -> None:
+        """Send what a running trial writes. `path` lies in a folder named after the artifact's key."""
+        if self._ready():
+            sink = self._trial_sink(arm, seed, config, path.parent.name, self._environment)
+            self._running[arm, seed] = sink
+            sink.follow(path)
+
+    def leave(self, arm: str, seed: int, status: str) -> None:
+        """A trial stopped without a record of its own; MLflow shows how."""
+        sink = self._running.pop((arm, seed), None)
+        if sink:
+            sink.stop(status)
+
+    def finish(self, record: TrialRecord) -> bool:
+        """Send the rest of a trial and end its run. Costs nothing when MLflow already knows. False when it failed."""
+        sink = self._running.pop((record.arm, record.seed), None)
+        key = record.stages["ppo"].key if "ppo" in record.stages else "none"
+        config = TrialConfig.model_validate(record.config)
+        sink = sink or self._trial_sink(record.arm, record.seed, config, key, record.environment)
+        tags = {f"stage.{name}": stage.key for name, stage in record.stages.items()}
+        if record.reason:
+            tags["reason"] = record.reason
+        folders = {name: self._layout.root / stage.path for name, stage in record.stages.items()}
+        metrics = folders["ppo"] / "metrics.jsonl" if "ppo" in folders else None
+        if sink.knows(metrics, record.status, record.summary, tags):
+            return True
+        if self._warn_once.told or not self._ready():
+            return False
+        sink.parent_run_id = self._parent_id
+        files = [("", self._folder.trial_file(record.arm, record.seed))]
+        files += [(name, folders[name] / file) for name, file in _FILES if name in folders]
+        before = sink.metrics_sent
+        done = sink.finish(metrics, record.status, record.summary, tags, files, record.steps)
+        self.metrics_sent += sink.metrics_sent - before
+        return done
+
+    def sync(self, records: list[TrialRecord]) -> bool:
+        """Send what MLflow lacks of these records; stops at the first failure."""
+        if self._parent_id is None and self._opening is not None:
+            self._opening.join()
+            self._opening = None
+        self._warn_once.told = False
+        return all(self.finish(record) for record in records)
+
+    def close(self, status: str, report: Path | None = None) -> None:
+        """End the parent run (and leave trials that still run) if it was opened at all."""
+        for arm, seed in list(self._running):
+            self.leave(arm, seed, "interrupted")
+        if self._opening is not None and self._ready():
+            self._parent.finish(None, status, {}, {}, [("report", report)] if report else [])
+
+    def _open(self) -> None:
+        try:
+            prepare_store(self._layout)
+        except Exception as error:  # whatever a database or its migration raises
+            self._warn_once(f"MLflow's store cannot be created ({type(error).__name__}); `ablate sync` sends everything later")
+            return
+        self._parent_id = self._parent.start()
+
+    def _ready(self) -> bool:
+        self.open()
+        if self._opening is not None:
+            self._opening.join()
+        return self._parent_id is not None
+
+    def _trial_sink(self, arm: str, seed: int, config: TrialConfig, key: str, environment: Mapping[str, str]) -> MlflowSink:
+        tags = {"arm": arm, "seed": str(seed), "status": "running", "profile": self._profile, "study": self._study.name}
+        tags |= _environment_tags(environment)
+        params = dict(flatten(config.model_dump(mode="json")))
+        return self._sink(self._folder.mlflow_file(arm, seed), f"{arm} seed {seed}", self._parent_id, tags, params, key)
+
+    def _sink(
+        self, state: Path, name: str, parent: str | None, tags: Mapping[str, str], params: Mapping[str, object], identity: str
+    ) -> MlflowSink:
+        uri = tracking_uri(self._layout)
+        local = uri == self._layout.mlflow_uri
+        artifacts = self._layout.mlflow_artifacts.as_uri() if local else None
+        return MlflowSink(uri, artifacts, self.experiment, state, name, parent, tags, params, identity=identity, warn=self._warn_once)
+
+    def _parent_tags(self) -> dict[str, str]:
+        return {
+            "study": self._study.name,
+            "profile": self._profile,
+            "mlflow.note.content": note(self._study),
+            **_environment_tags(self._environment),
+        }
+
+
+_FILES = (("ppo", "samples.parquet"), ("ppo", "status.json"), ("evaluate", "summary.json"), ("evaluate", "samples.parquet"))
+
+
+class _Once:
+    """Tell the first message only: when MLflow is away, every run fails alike."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self.told = False
+
+    def __call__(self, message: str) -> None:
+        if not self.told:
+            self.told = True
+            self._tell(message)
+
+
+def note(study: Study) -> str:
+    """The parent run's description, in Markdown: what is asked and how to read it."""
+    claims = "\n".join(f"- **{one.name}**: {one.claim}. Refuted by `{one.condition}`." for one in study.falsifiers) or "- none"
+    return (
+        f"**Question.** {study.question}\n\n**Hypothesis.** {study.hypothesis}\n\n**Refuted if.** {study.refuted_if}\n\n"
+        f"**Falsifiers**\n\n{claims}\n\n"
+        f"**How to read it.** Each nested run is one trial; group the runs by the tag `arm` (baseline `{study.baseline}`) and compare "
+        "`eval/win_rate` at matched `eval/kl_per_token`. Steps on the x-axis are gradient steps. A run whose `status` is diverged "
+        f"is a result; budget means that a cap ended it. Verdicts: `ablate falsify {study.name}`; "
+        f"tables and figures: `ablate report {study.name}`."
+    )
+
+
+def _environment_tags(environment: Mapping[str, str]) -> dict[str, str]:
+    tags = {f"version.{name}": value for name, value in environment.items()}
+    commit = environment.get("git_commit", "unknown").split(" ")[0]
+    return {**tags, GIT: commit} if commit != "unknown" else tags

@@ -1,0 +1,120 @@
+"""Tables for the terminal: the end of a study, verdicts, and the plan."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.layout import TrialRecord
+from studies.design import Cell
+from studies.falsifiers import Verdict, overall
+from studies.schema import Study
+
+OUTCOME_STYLES = {"SURVIVED": "green", "FALSIFIED": "red", "NOT TESTED": "yellow"}
+Z_95 = 1.959963984540054
+
+
+def wilson(rate: float, n: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a proportion observed in `n` trials; ties may make `rate * n` fractional.
+
+    >>> [round(bound, 3) for bound in wilson(0.5, 100)]
+    [0.404, 0.596]
+    """
+    if n <= 0:
+        return 0.0, 1.0
+    shrink = 1 + Z_95**2 / n
+    center = (rate + Z_95**2 / (2 * n)) / shrink
+    half = Z_95 / shrink * math.sqrt(rate * (1 - rate) / n + Z_95**2 / (4 * n**2))
+    return max(0.0, center - half), min(1.0, center + half)
+
+
+def study_table(study: Study, plan: Sequence[Cell], records: Sequence[TrialRecord]) -> Table:
+    """One row per arm: means over its evaluated seeds, and how its trials ended."""
+    table = _table("arm", "seeds", "win rate [95 %]", "gold", "proxy", "KL/token", "trials")
+    prompts = {cell.arm: cell.config.evaluate.prompts for cell in plan}
+    for arm in study.arm_overrides():
+        own = [record for record in records if record.arm == arm]
+        judged = [record for record in own if "eval/win_rate" in record.summary]
+        means = [_mean(judged, key) for key in ("eval/win_rate", "eval/gold", "eval/proxy", "eval/kl_per_token")]
+        counts = Counter[str](record.status for record in own)
+        expected = sum(cell.arm == arm for cell in plan)
+        if len(own) < expected:
+            counts["missing"] = expected - len(own)
+        name = f"{arm} (baseline)" if arm == study.baseline else arm
+        ended = ", ".join(f"{count} {status}" for status, count in counts.items())
+        rate = _rate(means[0], len(judged) * prompts[arm])
+        table.add_row(*map(Text, (name, str(len(judged)), rate, *map(_number, means[1:]), ended)))
+    return table
+
+
+def verdict_table(verdicts: Sequence[Verdict]) -> Table:
+    """One row per falsifier, arm and seed."""
+    table = _table("falsifier", "arm", "seed", "verdict", "step", "value", "n", "because", left=(0, 1, 3, 7))
+    for verdict in verdicts:
+        table.add_row(
+            Text(verdict.name),
+            Text(verdict.arm),
+            Text(str(verdict.seed)),
+            Text(verdict.outcome, style=OUTCOME_STYLES[verdict.outcome]),
+            Text("-" if verdict.step is None else str(verdict.step)),
+            Text(_number(verdict.value)),
+            Text(str(verdict.n)),
+            Text(verdict.reason),
+        )
+    return table
+
+
+def print_verdicts(console: Console, study: Study, verdicts: Sequence[Verdict]) -> None:
+    """The table and the verdict of the whole study."""
+    if not study.falsifiers:
+        console.print(Text(f"{study.name} has no falsifiers", style="yellow"))
+        return
+    for falsifier in study.falsifiers:
+        claim = f'{falsifier.name}: claim "{falsifier.claim}", refuted by {falsifier.condition}'
+        console.print(Text(claim), soft_wrap=True)
+    console.print(verdict_table(verdicts))
+    outcome = overall(verdicts)
+    counts = Counter(verdict.outcome for verdict in verdicts)
+    detail = ", ".join(f"{count} {name}" for name, count in counts.items())
+    console.print(Text(f"{outcome} ({detail})", style=f"bold {OUTCOME_STYLES[outcome]}"))
+
+
+def print_study(console: Console, study: Study, plan: Sequence[Cell], records: Sequence[TrialRecord], verdicts: Sequence[Verdict]) -> None:
+    """The end of a study."""
+    console.print()
+    console.print(study_table(study, plan, records))
+    console.print(
+        Text("Intervals: Wilson over seeds x prompts pooled, as if independent; the report resamples seeds, then prompts.", style="dim")
+    )
+    console.print()
+    if study.falsifiers:
+        print_verdicts(console, study, verdicts)
+        console.print()
+
+
+def _table(*titles: str, left: tuple[int, ...] = (0,)) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, title in enumerate(titles):
+        table.add_column(Text(title), justify="left" if index in left or index == len(titles) - 1 else "right")
+    return table
+
+
+def _mean(records: Sequence[TrialRecord], key: str) -> float | None:
+    values = [record.summary[key] for record in records if key in record.summary]
+    return math.fsum(values) / len(values) if values else None
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _rate(value: float | None, n: int) -> str:
+    if value is None:
+        return "-"
+    low, high = wilson(value, n)
+    return f"{value:.1%} [{low:.1%}, {high:.1%}]"

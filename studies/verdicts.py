@@ -1,0 +1,49 @@
+"""Verdicts of a study from what is recorded: no training, no torch, nothing but files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.layout import StudyFolder, TrialRecord
+from studies.design import Cell
+from studies.falsifiers import Verdict, evaluate, untested
+from studies.schema import Falsifier, Study
+
+
+def verdicts(study: Study, folder: StudyFolder, plan: Sequence[Cell]) -> list[Verdict]:
+    """One verdict per falsifier, arm it speaks of, and seed, in that order.
+
+    A record of another configuration than the cell's (an edited study, other ``--set`` values) is no evidence.
+    """
+    result = []
+    for falsifier in study.falsifiers:
+        for arm in study.arm_overrides():
+            if falsifier.applies_to(arm):
+                result += [_verdict(falsifier, folder, cell) for cell in plan if cell.arm == arm]
+    return result
+
+
+def read_series(folder: StudyFolder, record: TrialRecord, metric: str) -> list[tuple[int, float]]:
+    """A recorded series as ``(gradient step, value)``; empty when the trial left none."""
+    import pyarrow.parquet as pq
+
+    if "ppo" not in record.stages:
+        return []
+    path = folder.root / record.stages["ppo"].path / "metrics.parquet"
+    if not path.exists() or metric not in pq.read_schema(path).names:
+        return []
+    table = pq.read_table(path, columns=["step", metric])
+    pairs = zip(table["step"].to_pylist(), table[metric].to_pylist(), strict=True)
+    return [(int(step), float(value)) for step, value in pairs if value is not None]
+
+
+def _verdict(falsifier: Falsifier, folder: StudyFolder, cell: Cell) -> Verdict:
+    record = folder.record(cell.arm, cell.seed)
+    if record is None:
+        return untested(falsifier, cell.arm, cell.seed, "no record; the trial has not run")
+    if record.config_digest != cell.config.digest():
+        return untested(falsifier, cell.arm, cell.seed, "the record is of another configuration; run the study again")
+    series = read_series(folder, record, falsifier.metric)
+    if not series and record.status == "failed":
+        return untested(falsifier, cell.arm, cell.seed, f"the trial failed: {record.reason}")
+    return evaluate(falsifier, series, record.steps, arm=cell.arm, seed=cell.seed)

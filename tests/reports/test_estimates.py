@@ -1,0 +1,164 @@
+"""Findings against numbers recomputed from the files by other means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from reports import stats
+from reports.answer import answer
+from reports.estimates import Findings, analyse
+from reports.load import StudyRecords, load_records
+from reports.tables import all_tables, effect_word
+from reports.tabular import markdown
+from studies.falsifiers import overall
+from studies.verdicts import verdicts
+
+if TYPE_CHECKING:
+    from tests.reports.conftest import Builder, Built
+
+
+@pytest.fixture(scope="module")
+def records(demo: Built) -> StudyRecords:
+    return load_records(demo.folder, demo.study)
+
+
+@pytest.fixture(scope="module")
+def findings(records: StudyRecords) -> Findings:
+    return analyse(records)
+
+
+def tables_of(demo: Built, arm: str, seeds: list[int]) -> list[pd.DataFrame]:
+    found = []
+    for seed in seeds:
+        record = demo.folder.record(arm, seed)
+        assert record is not None
+        found.append(pd.read_parquet(demo.folder.root / record.stages["evaluate"].path / "prompts.parquet"))
+    return found
+
+
+def test_arm_means_equal_the_mean_of_the_recorded_summaries(demo: Built, findings: Findings) -> None:
+    for result in findings.arms:
+        summaries = [record.summary for seed in result.seeds if (record := demo.folder.record(result.arm, seed))]
+        for key, estimate in result.estimates.items():
+            assert estimate.value == pytest.approx(np.mean([summary[key] for summary in summaries])), key
+            assert estimate.seeds == len(summaries)
+            assert estimate.low is not None
+            assert estimate.high is not None
+            assert estimate.low <= estimate.value <= estimate.high
+
+
+def test_effect_is_the_paired_difference_over_common_seeds(demo: Built, findings: Findings) -> None:
+    effect = next(effect for effect in findings.effects_on("eval/gold") if effect.arm == "beta_0.01")
+    arm, base = tables_of(demo, "beta_0.01", [0, 1]), tables_of(demo, "beta_0.05", [0, 1])
+    paired = [float((a["policy_gold"] - b["policy_gold"]).mean()) for a, b in zip(arm, base, strict=True)]
+    assert effect.estimate is not None
+    assert effect.estimate.value == pytest.approx(np.mean(paired))
+    assert list(effect.per_seed.values()) == pytest.approx(paired)
+    assert (effect.estimate.seeds, effect.estimate.prompts) == (2, 200)
+
+
+def test_findings_are_those_that_were_built_in(findings: Findings) -> None:
+    outcomes = {effect.arm: effect.outcome for effect in findings.effects_on("eval/win_rate")}
+    assert outcomes["beta_0"] == "worse"
+    assert outcomes["beta_0.01"] == "better"
+
+
+def test_holm_runs_over_the_arms_of_one_metric(findings: Findings) -> None:
+    for metric in {effect.metric for effect in findings.effects}:
+        effects = findings.effects_on(metric)
+        assert [e.p_holm for e in effects] == pytest.approx(stats.holm([e.p for e in effects if e.p is not None]))
+
+
+def test_claims_are_the_verdicts_of_falsify(demo: Built, records: StudyRecords, findings: Findings) -> None:
+    wanted = verdicts(demo.study, demo.folder, records.plan)
+    assert list(findings.claims[0].verdicts) == wanted
+    assert findings.claims[0].outcome == overall(wanted) == "FALSIFIED"
+
+
+def test_diverged_is_counted_with_its_interval(findings: Findings) -> None:
+    rate = findings.arm("beta_0").divergence
+    assert rate is not None
+    assert rate.value == pytest.approx(1 / 3)
+    assert rate.high == pytest.approx(stats.wilson(1, 3).high)
+
+
+def test_secondary_metrics_are_higher_or_lower(findings: Findings) -> None:
+    words = {(e.metric, e.arm): effect_word(e, "eval/win_rate") for e in findings.effects}
+    assert words["eval/proxy", "beta_0"] == "higher"
+    assert words["eval/kl_per_sequence", "beta_0"] == "higher"
+    assert words["eval/kl_per_sequence", "beta_0.2"] == "lower"
+    assert words["eval/win_rate", "beta_0"] == "worse"
+
+
+def test_answer_names_every_arm_with_interval_and_n(records: StudyRecords, findings: Findings) -> None:
+    found = answer(records, findings)
+    for arm in ("beta_0 ", "beta_0.01 ", "beta_0.2 "):
+        assert arm in found.sentence
+    assert found.sentence.count("[") == 3
+    assert "2 seeds × 200 prompts" in found.sentence
+    assert "falsified" in found.claims[0]
+    assert any("1 diverged" in caveat and "1 missing" in caveat for caveat in found.caveats)
+
+
+def test_constant_rate_gets_a_wilson_interval(build: Builder, tmp_path: Path) -> None:
+    built = build(tmp_path, seeds=(0,), prompts=20, steps=64)
+    record = built.folder.record("beta_0.05", 0)
+    assert record is not None
+    path = built.folder.root / record.stages["evaluate"].path / "prompts.parquet"
+    pd.read_parquet(path).assign(winner="policy").to_parquet(path, index=False)
+    estimate = analyse(load_records(built.folder, built.study)).arm("beta_0.05").estimates["eval/win_rate"]
+    assert (estimate.value, estimate.method) == (1.0, "wilson")
+    assert estimate.low == pytest.approx(stats.wilson(20, 20).low)
+
+
+def test_objective_that_exists_once_per_trial(build: Builder, tmp_path: Path) -> None:
+    built = build(tmp_path, prompts=8, steps=64, extra="objective: {metric: eval/distinct_2, direction: maximize}\n")
+    effect = next(e for e in analyse(load_records(built.folder, built.study)).effects if e.arm == "beta_0.2")
+    assert effect.metric == "eval/distinct_2"
+    assert effect.p == pytest.approx(stats.seed_flip_test(list(effect.per_seed.values())))
+    assert effect.estimate is not None
+    assert effect.estimate.method == "student"
+
+
+def test_tables_keep_full_precision_and_show_n_and_interval(demo: Built, records: StudyRecords, findings: Findings) -> None:
+    tables = {table.name: table for table in all_tables(records, findings)}
+    arms = tables["arms"]
+    win = findings.arm("beta_0.05").estimates["eval/win_rate"]
+    assert arms.frame.set_index("arm").loc["beta_0.05", "eval/win_rate"] == win.value
+    assert arms.frame.set_index("arm").loc["beta_0.05", "eval/win_rate_low"] == win.low
+    row = next(row for row in arms.rows if row[0].text == "beta_0.05")
+    assert row[1].text == "3 × 200"
+    assert all(cell.detail.startswith("[") for cell in row[2:])
+    assert any(head.unit == "nats per token" for head in arms.heads)
+    for table in tables.values():
+        assert all(len(row) == len(table.heads) for row in table.rows), table.name
+        assert markdown(table).count("\n") == len(table.rows) + 2
+
+
+def test_trials_table_keeps_what_was_not_evaluated(records: StudyRecords, findings: Findings) -> None:
+    table = next(table for table in all_tables(records, findings) if table.name == "trials")
+    assert len(table.rows) == 12
+    assert {row[2].text for row in table.rows} == {"complete", "budget", "diverged", "missing"}
+    diverged = next(row for row in table.rows if row[2].text == "diverged")
+    assert "non-finite loss" in diverged[-1].text
+
+
+@pytest.mark.parametrize(
+    ("shape", "says"),
+    [
+        ({"seeds": (3,)}, "single evaluated seed"),
+        ({"seeds": (0, 1), "missing": (("beta_0.05", 0), ("beta_0.05", 1))}, "baseline beta_0.05 has not been evaluated"),
+        ({"seeds": (0,), "failed": (("beta_0", 0),), "diverged": ()}, "1 failed"),
+        ({"seeds": (0,), "failed": (("beta_0", 0),), "diverged": ()}, "beta_0 could not be compared"),
+    ],
+)
+def test_what_is_missing_is_said(build: Builder, tmp_path: Path, shape: dict[str, object], says: str) -> None:
+    built = build(tmp_path, **{"steps": 64, "prompts": 6, **shape})
+    records = load_records(built.folder, built.study)
+    found = answer(records, analyse(records))
+    assert any(says in sentence for sentence in (found.sentence, *found.caveats))

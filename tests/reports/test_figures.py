@@ -1,0 +1,143 @@
+"""Figures: what they draw, that arms can be told apart, and that a figure is the same file twice."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pipeline.errors import UserError
+from reports.curves import arm_curves
+from reports.estimates import Findings, analyse
+from reports.figures import FIGURES, chosen_figures
+from reports.load import StudyRecords, load_records
+from reports.style import INK, arm_styles, house_style, inline_svg, save
+from reports.style import _round as round_tick
+from reports.style import _spread as spread
+
+if TYPE_CHECKING:
+    from tests.reports.conftest import Builder, Built
+
+
+@pytest.fixture(scope="module")
+def records(demo: Built) -> StudyRecords:
+    return load_records(demo.folder, demo.study)
+
+
+@pytest.fixture(scope="module")
+def findings(records: StudyRecords) -> Findings:
+    return analyse(records)
+
+
+def test_arms_differ_in_more_than_colour(build: Builder, tmp_path: Path) -> None:
+    arms = {f"a{i}": i / 100 for i in range(12)}
+    study = build(tmp_path, seeds=(0,), arms=arms, baseline="a3", missing=tuple((arm, 0) for arm in arms), diverged=(), budget=()).study
+    styles = arm_styles(study)
+    assert styles["a3"].color == INK
+    assert len({(style.color, str(style.dashes), style.marker) for style in styles.values()}) == 12
+    first = [styles[f"a{i}"] for i in range(6)]
+    assert (
+        len({style.color for style in first}) == len({str(style.dashes) for style in first}) == len({style.marker for style in first}) == 6
+    )
+
+
+def test_curve_is_the_mean_and_range_over_seeds(records: StudyRecords) -> None:
+    curve = next(curve for curve in arm_curves(records, "objective/kl_per_token") if curve.arm == "beta_0.05")
+    frame = records.curves[records.curves["arm"] == "beta_0.05"].dropna(subset=["objective/kl_per_token"])
+    wide = frame.pivot(index="step", columns="seed", values="objective/kl_per_token")
+    np.testing.assert_allclose(curve.mean["mean"], wide.mean(axis=1))
+    np.testing.assert_allclose(curve.mean["low"], wide.min(axis=1))
+    assert curve.seeds == 3
+    assert not curve.tails
+    assert not curve.ends
+
+
+def test_mean_stops_where_a_seed_stops(records: StudyRecords) -> None:
+    curve = next(curve for curve in arm_curves(records, "objective/kl_per_token") if curve.arm == "beta_0")
+    assert curve.mean["step"].max() == 672
+    assert {int(tail["seed"].iloc[0]) for tail in curve.tails} == {0, 1}
+    assert curve.ends[0][0] == 672
+    assert curve.ends[0][2] == "diverged"
+
+
+def test_long_series_are_binned(records: StudyRecords) -> None:
+    curve = next(curve for curve in arm_curves(records, "policy/entropy") if curve.arm == "beta_0.05")
+    assert len(curve.mean) <= 257
+    frame = records.curves[(records.curves["arm"] == "beta_0.05") & (records.curves["step"].between(8, 15))]
+    assert curve.mean["mean"].iloc[1] == pytest.approx(frame["policy/entropy"].mean())
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_caption_says_n_and_alt_is_there(records: StudyRecords, findings: Findings, name: str) -> None:
+    with house_style():
+        drawn = FIGURES[name](records, findings)
+    assert drawn is not None
+    assert "seed" in drawn.caption
+    assert len(drawn.alt) > 40
+    assert len(drawn.data)
+
+
+def test_threshold_of_the_falsifier_is_drawn_and_explained(records: StudyRecords, findings: Findings) -> None:
+    with house_style():
+        drawn = FIGURES["kl"](records, findings)
+    assert drawn is not None
+    assert any(np.allclose(line.get_ydata(), 0.025) for line in drawn.figure.axes[0].lines if len(line.get_ydata()) == 2)
+    assert "before step 2000" in drawn.caption
+
+
+def test_same_records_same_bytes(records: StudyRecords, findings: Findings, tmp_path: Path) -> None:
+    for run in ("a", "b"):
+        (tmp_path / run).mkdir()
+        with house_style():
+            drawn = FIGURES["win_rate"](records, findings)
+            assert drawn is not None
+            save(drawn.figure, tmp_path / run / "f", "Title", "subject")
+    for suffix in (".svg", ".png", ".pdf"):
+        assert (tmp_path / "a" / f"f{suffix}").read_bytes() == (tmp_path / "b" / f"f{suffix}").read_bytes()
+    assert "<date>" not in (tmp_path / "a" / "f.svg").read_text()
+    text = inline_svg(tmp_path / "a" / "f.svg", "win")
+    assert text.startswith("<svg ")
+    assert 'id="win-' in text
+    assert "url(#win-" in text
+    assert "<metadata" not in text
+    assert "beta_0.05" in text
+
+
+def test_forest_shows_every_evaluated_arm(records: StudyRecords, findings: Findings) -> None:
+    with house_style():
+        drawn = FIGURES["win_rate"](records, findings)
+    assert drawn is not None
+    means = drawn.data[drawn.data["seed"].isna()].set_index("arm")["value"]
+    assert means["beta_0.05"] == findings.arm("beta_0.05").estimates["eval/win_rate"].value
+    assert len(means) == 4
+    assert int(drawn.data["seed"].notna().sum()) == 10
+
+
+def test_unknown_figure_is_named_with_the_nearest(build: Builder, tmp_path: Path) -> None:
+    built = build(tmp_path, seeds=(0,), prompts=4, steps=64, extra="figures: [fronteir]\n")
+    with pytest.raises(UserError, match=r"no figure 'fronteir'.*frontier"):
+        chosen_figures(load_records(built.folder, built.study))
+
+
+def test_labels_are_moved_apart_and_stay_inside() -> None:
+    placed = spread([10.0, 11.0, 12.0, 95.0, 96.0], 10.0, 0.0, 100.0)
+    assert all(later - earlier >= 10.0 for earlier, later in pairwise(placed))
+    assert placed[-1] <= 100.0
+
+
+@pytest.mark.parametrize(("value", "wanted"), [(0.037, 0.03), (7.2, 5.0), (216.0, 200.0), (0.5, 0.5)])
+def test_ticks_are_round(value: float, wanted: float) -> None:
+    assert round_tick(value) == pytest.approx(wanted)
+
+
+def test_empty_study_has_nothing_to_draw(build: Builder, tmp_path: Path) -> None:
+    arms = ("beta_0", "beta_0.01", "beta_0.05", "beta_0.2")
+    built = build(tmp_path, seeds=(0,), missing=tuple((arm, 0) for arm in arms), diverged=(), budget=())
+    empty = load_records(built.folder, built.study)
+    found = analyse(empty)
+    assert [FIGURES[name](empty, found) for name in FIGURES] == [None] * len(FIGURES)
+    assert isinstance(empty.curves, pd.DataFrame)

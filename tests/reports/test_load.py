@@ -1,0 +1,144 @@
+"""Records become frames; what is missing or damaged is counted or named, never dropped in silence."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pipeline.errors import UserError
+from pipeline.layout import Layout
+from reports.load import find_study, load_records
+
+if TYPE_CHECKING:
+    from tests.reports.conftest import Builder, Built
+
+
+def first_artifact(built: Built, stage: str, name: str) -> Path:
+    record = built.folder.record("beta_0.05", 0)
+    assert record is not None
+    return built.folder.root / record.stages[stage].path / name
+
+
+def test_every_planned_trial_has_a_row_and_a_status(demo: Built) -> None:
+    records = load_records(demo.folder, demo.study)
+    assert len(records.trials) == 12
+    assert records.counts() == {"complete": 9, "budget": 1, "diverged": 1, "missing": 1}
+    assert records.counts("beta_0") == {"complete": 2, "diverged": 1}
+    assert records.evaluated("beta_0") == [0, 1]
+    assert records.evaluated("beta_0.2") == [0, 1, 2]
+    assert list(dict.fromkeys(records.trials["arm"])) == ["beta_0", "beta_0.01", "beta_0.05", "beta_0.2"]
+
+
+def test_frames_equal_the_files(demo: Built) -> None:
+    records = load_records(demo.folder, demo.study)
+    table = pd.read_parquet(first_artifact(demo, "evaluate", "prompts.parquet"))
+    mine = records.prompts[(records.prompts["arm"] == "beta_0.05") & (records.prompts["seed"] == 0)]
+    np.testing.assert_array_equal(mine["kl"].to_numpy(), table["kl"].to_numpy())
+    assert mine["win"].mean() == pytest.approx((table["winner"] == "policy").mean() + (table["winner"] == "tie").mean() / 2)
+    curve = pd.read_parquet(first_artifact(demo, "ppo", "metrics.parquet"))
+    mine = records.curves[(records.curves["arm"] == "beta_0.05") & (records.curves["seed"] == 0)]
+    np.testing.assert_array_equal(mine["policy/entropy"].to_numpy(), curve["policy/entropy"].to_numpy())
+    assert len(records.samples) == 10 * 16
+
+
+def test_infinities_of_a_diverged_trial_are_not_recorded_values(demo: Built) -> None:
+    records = load_records(demo.folder, demo.study)
+    curve = records.curves[(records.curves["arm"] == "beta_0") & (records.curves["seed"] == 2)]
+    assert not np.isinf(curve.select_dtypes("number").to_numpy()).any()
+    assert math.isnan(curve["policy/entropy"].iloc[-1])
+
+
+def test_shared_stages_carry_their_measurements(demo: Built) -> None:
+    records = load_records(demo.folder, demo.study)
+    found = {entry["stage"]: entry for entry in records.upstream if entry["stage"] in ("sft", "reward")}
+    assert found["sft"]["summary"]["perplexity"] == 8.31
+    assert found["reward"]["summary"]["accuracy"] == 0.79
+    assert found["sft"]["trials"] == 11
+
+
+def test_study_never_run(demo: Built, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has not been run on profile 'tiny'.*make study STUDY=kl_demo"):
+        find_study(Layout.at(tmp_path), demo.study.source)
+    with pytest.raises(UserError, match="it has been run on: tiny; run it first: make study STUDY=kl_demo PROFILE=smoke"):
+        find_study(demo.layout, demo.study.source, "smoke")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"arm": "beta_0"}', "\x00"])
+def test_damaged_record_is_one_line_with_its_file(build: Builder, tmp_path: Path, content: str) -> None:
+    built = build(tmp_path, seeds=(0,), prompts=4, steps=64)
+    path = built.folder.trial_file("beta_0.05", 0)
+    path.write_text(content)
+    with pytest.raises(UserError) as caught:
+        load_records(built.folder, built.study)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("stage", "name"), [("ppo", "metrics.parquet"), ("evaluate", "prompts.parquet")])
+def test_damaged_table_is_one_line_with_its_file(build: Builder, tmp_path: Path, stage: str, name: str) -> None:
+    built = build(tmp_path, seeds=(0,), prompts=4, steps=64)
+    path = first_artifact(built, stage, name)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(UserError) as caught:
+        load_records(built.folder, built.study)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("column", "value", "words"), [("kl", math.nan, "1 values of kl"), ("winner", "nobody", "winner 'nobody'")])
+def test_impossible_values_are_refused(build: Builder, tmp_path: Path, column: str, value: object, words: str) -> None:
+    built = build(tmp_path, seeds=(0,), prompts=4, steps=64)
+    path = first_artifact(built, "evaluate", "prompts.parquet")
+    table = pd.read_parquet(path)
+    table.loc[0, column] = value
+    table.to_parquet(path, index=False)
+    with pytest.raises(UserError, match=words):
+        load_records(built.folder, built.study)
+
+
+def test_missing_artifact_is_a_note(build: Builder, tmp_path: Path) -> None:
+    built = build(tmp_path, seeds=(0,), prompts=4, steps=64)
+    first_artifact(built, "ppo", "metrics.parquet").unlink()
+    records = load_records(built.folder, built.study)
+    assert any("beta_0.05 seed 0" in note and "ppo/metrics.parquet" in note for note in records.notes)
+
+
+def test_stale_record_is_reported_and_left_out(build: Builder, tmp_path: Path) -> None:
+    built = build(tmp_path, prompts=4, steps=64, stale=(("beta_0.05", 1),))
+    records = load_records(built.folder, built.study)
+    assert records.counts("beta_0.05") == {"complete": 2, "stale": 1}
+    assert records.evaluated("beta_0.05") == [0, 2]
+    assert any("beta_0.05 seed 1 was run with another configuration" in note for note in records.notes)
+
+
+def test_all_stale_is_an_error_rather_than_an_empty_page(build: Builder, tmp_path: Path) -> None:
+    built = build(tmp_path, seeds=(0,), prompts=4, steps=64, missing=())
+    started = json.loads(built.folder.study_file.read_text())
+    started["overrides"] = {"ppo.lr": 0.002}
+    built.folder.study_file.write_text(json.dumps(started))
+    with pytest.raises(UserError, match="all 4 records were run with another configuration"):
+        load_records(built.folder, built.study)
+
+
+def test_records_of_arms_that_are_gone_are_mentioned(build: Builder, tmp_path: Path) -> None:
+    built = build(tmp_path, seeds=(0,), prompts=4, steps=64)
+    fewer = built.study.model_copy(update={"arms": {"beta_0.05": {"ppo.kl_coef": 0.05}}})
+    records = load_records(built.folder, fewer)
+    assert len(records.trials) == 1
+    assert any("beta_0.2 seed 0 is recorded but no longer part" in note for note in records.notes)
+
+
+def test_record_that_points_outside_is_refused(build: Builder, tmp_path: Path) -> None:
+    built = build(tmp_path, seeds=(0,), prompts=4, steps=64)
+    path = built.folder.trial_file("beta_0.05", 0)
+    record = json.loads(path.read_text())
+    record["stages"]["ppo"]["path"] = "../../../etc"
+    path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match="leaves the output folder"):
+        load_records(built.folder, built.study)

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.layout import Layout
+from studies import executors, sinks
+from studies.schema import Study, load_study
+
+HERE = str(Path(__file__).parent)
+if HERE not in sys.path:  # workers inherit the path and find `fake_trial` on it
+    sys.path.insert(0, HERE)
+
+
+@pytest.fixture(autouse=True)
+def _light_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fake trial needs no torch, so neither does the server that workers are forked from."""
+    monkeypatch.setattr(executors, "PRELOAD", ["studies.executors", "pipeline.tracking"])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _impatient_sqlite() -> Iterator[None]:
+    """Databases of tests need not survive a power cut; waiting for the disk would be most of their time."""
+    from sqlalchemy import Engine, event
+
+    def hurry(connection: Any, record: Any) -> None:
+        connection.execute("PRAGMA synchronous=OFF")
+
+    event.listen(Engine, "connect", hurry)
+    yield
+    event.remove(Engine, "connect", hurry)
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    return Layout(tmp_path / "out")
+
+
+@pytest.fixture
+def write_study(tmp_path: Path) -> Callable[..., Study]:
+    from fake_trial import STUDY
+
+    def write(text: str = STUDY, name: str = "small") -> Study:
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(text)
+        return load_study(path)
+
+    return write
+
+
+@pytest.fixture
+def no_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave MLflow out where a test is not about it: opening its store takes seconds."""
+    monkeypatch.setattr(sinks.StudySinks, "_ready", lambda self: False)
+    monkeypatch.setattr(sinks.StudySinks, "open", lambda self: None)

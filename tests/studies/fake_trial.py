@@ -1,0 +1,147 @@
+"""A trial in milliseconds: the real graph, store and metrics file, with arithmetic in place of training.
+
+``control.json`` in the output root makes trials misbehave; every run of a PPO stage is noted in ``calls.txt``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline import dag
+from pipeline.artifacts import Artifact, Store
+from pipeline.config import TrialConfig
+from pipeline.errors import UserError
+from pipeline.layout import Layout, write_json
+from pipeline.reporter import Reporter
+from pipeline.tracking import MetricsLog, to_parquet
+
+STUDY = """
+question: Does it work?
+hypothesis: It does.
+refuted_if: It does not.
+baseline: weak
+seeds: [0, 1]
+arms:
+  weak: {ppo.kl_coef: 0.01}
+  strong: {ppo.kl_coef: 0.2}
+falsifiers:
+  - {name: drift, claim: it stays, metric: objective/kl_per_token, op: ">", threshold: 0.5, before_step: 32}
+"""
+
+
+@dataclass(frozen=True)
+class TrialOutcome:
+    artifacts: Mapping[str, Artifact]
+    status: str
+    reason: str | None
+    steps: int
+    summary: Mapping[str, float]
+    cost: Mapping[str, float]
+
+
+def run_trial(config: TrialConfig, layout: Layout, reporter: Reporter, *, until: str | None = None) -> TrialOutcome:
+    artifacts = dag.run(_stages(layout), config, Store(layout.store, reporter.warn), reporter, until)
+    if "ppo" not in artifacts:
+        return TrialOutcome(artifacts, "incomplete", None, 0, {}, {})
+    meta = artifacts["ppo"].meta
+    return TrialOutcome(artifacts, meta["status"], meta["reason"], meta["steps"], artifacts["evaluate"].meta["summary"], {"wall_s": 0.1})
+
+
+def plan_trial(config: TrialConfig, layout: Layout) -> list[dag.StagePlan]:
+    return dag.plan(_stages(layout), config, Store(layout.store))
+
+
+def environment() -> dict[str, str]:
+    return {"python": "3", "git_commit": "unknown"}
+
+
+def calls(layout: Layout, what: str = "ppo") -> list[str]:
+    path = layout.root / "calls.txt"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [line.split()[1] for line in lines if line.split()[0] == what]
+
+
+def pids(layout: Layout) -> set[int]:
+    return {int(line.split()[2]) for line in (layout.root / "calls.txt").read_text().splitlines()}
+
+
+def control(layout: Layout, **values: Any) -> None:
+    write_json(layout.root / "control.json", values)
+
+
+def _stages(layout: Layout) -> list[dag.Stage]:
+    def note(what: str, cell: str) -> None:
+        with (layout.root / "calls.txt").open("a") as file:
+            file.write(f"{what} {cell} {os.getpid()}\n")
+
+    def prompts(cfg: Any, out: Path, reporter: Reporter) -> dict[str, Any]:
+        note("prompts", "-")
+        (out / "prompts.txt").write_text("a b c")
+        return {}
+
+    def sft(cfg: Any, out: Path, reporter: Reporter, *, prompts: Artifact) -> dict[str, Any]:
+        (out / "model.txt").write_text(str(cfg.sft.lr))
+        return {}
+
+    def reward(cfg: Any, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact) -> dict[str, Any]:
+        note("reward", "-")
+        wanted = _control(layout)
+        if wanted.get("upstream_crash"):
+            raise RuntimeError("the reward model exploded")
+        (out / "reward.txt").write_text("1")
+        return {}
+
+    def ppo(cfg: Any, out: Path, reporter: Reporter, *, sft: Artifact, reward: Artifact) -> dict[str, Any]:
+        cell = f"{cfg.ppo.kl_coef}/{cfg.ppo.seed}"
+        note("ppo", cell)
+        wanted = _control(layout)
+        _misbehave(wanted, cell, calls(layout).count(cell))
+        log = out / "metrics.jsonl"
+        reporter.follow(log)
+        with MetricsLog(log) as metrics:
+            for step in range(0, cfg.ppo.steps, 16):
+                metrics.append(step, {"objective/kl_per_token": step * 0.01 / (1 + 10 * cfg.ppo.kl_coef), "objective/scores": 0.1 * step})
+                metrics.append(step + 1, {"policy/entropy": 2.0 - 0.01 * step})
+                metrics.flush()
+                reporter.metrics(step, {"objective/kl_per_token": 0.01})
+                reporter.progress("ppo", step + 16, cfg.ppo.steps)
+                time.sleep(wanted.get("sleep", 0))
+        to_parquet(log, out / "metrics.parquet")
+        status = "diverged" if cell in wanted.get("diverge", []) else "complete"
+        return {"status": status, "reason": "entropy 0" if status == "diverged" else None, "steps": cfg.ppo.steps}
+
+    def evaluate(cfg: Any, out: Path, reporter: Reporter, *, ppo: Artifact) -> dict[str, Any]:
+        summary = {"eval/win_rate": 0.6, "eval/gold": 1.5, "eval/proxy": 0.5, "eval/kl_per_token": 0.01}
+        write_json(out / "summary.json", summary)
+        return {"summary": summary}
+
+    return [
+        dag.Stage("prompts", prompts, ("data",), ("pipeline.errors",)),
+        dag.Stage("sft", sft, ("sft",), ("pipeline.errors",)),
+        dag.Stage("reward", reward, ("reward",), ("pipeline.errors",)),
+        dag.Stage("ppo", ppo, ("ppo",), ("pipeline.errors",), resumable=True),
+        dag.Stage("evaluate", evaluate, ("evaluate",), ("pipeline.errors",)),
+    ]
+
+
+def _control(layout: Layout) -> dict[str, Any]:
+    path = layout.root / "control.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _misbehave(wanted: Mapping[str, Any], cell: str, attempt: int) -> None:
+    if attempt <= wanted.get("kill", {}).get(cell, 0):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if attempt <= wanted.get("crash", {}).get(cell, 0):
+        raise RuntimeError(f"boom in {cell}")
+    if cell in wanted.get("user_error", []):
+        raise UserError("ppo.lr is too large for this network")
+    if cell in wanted.get("hang", []):
+        time.sleep(120)

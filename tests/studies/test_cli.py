@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import fake_trial
+import pytest
+
+from pipeline.layout import Layout
+from pipeline.reporter import Silent
+from studies import cli, executors
+from studies.driver import run_study
+from studies.schema import Study
+
+ROOT = Path(__file__).parents[2]
+
+
+def ablate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "ablate.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_help_is_fast_and_lists_every_command() -> None:
+    took = []
+    for _ in range(3):
+        began = time.perf_counter()
+        done = ablate("--help")
+        took.append(time.perf_counter() - began)
+    assert done.returncode == 0
+    names = re.findall(r"^  ([a-z]+)  ", done.stdout.partition("Commands:")[2], re.MULTILINE)
+    assert sorted(names) == ["falsify", "plan", "report", "run", "study", "sync", "ui"]
+    assert min(took) < 0.5
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, ablate\n"
+        "heavy = {'torch', 'transformers', 'mlflow', 'optuna', 'pandas', 'numpy', 'seaborn', 'pydantic'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["study", "kl_ablaton"], "ablate: no study 'kl_ablaton'; did you mean 'kl_ablation'?"),
+        (["plan", "kl_ablation", "--set", "ppo.klcoef=1"], "did you mean 'ppo.kl_coef'?"),
+        (["plan", "kl_ablation", "--profile", "tyni"], "no profile 'tyni'; did you mean 'tiny'?"),
+        (["study", "kl_ablation", "--executor", "proceses"], "did you mean 'processes'?"),
+        (["run", "--set", "[bold]"], "--set '[bold]': write it as section.key=value"),
+        (["run", "--set", "ppo.seed=1"], "'ppo.seed' is given by --seed"),
+        (["sync", "kl_ablation"], "has no finished trial to send"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str], message: str) -> None:
+    done = ablate(*arguments, "--out", str(tmp_path))
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stdout == ""
+
+
+def test_usage_errors_are_click_s() -> None:
+    assert ablate("nonsense").returncode == 2
+    assert ablate("falsify").returncode == 2
+
+
+@pytest.mark.usefixtures("no_mlflow")
+def test_falsify_exits_with_the_verdict(write_study: Callable[..., Study], layout: Layout) -> None:
+    from rich.console import Console
+
+    study = write_study()
+    out = ["--out", str(layout.root)]
+    before = ablate("falsify", study.source, *out)
+    assert before.returncode == 3
+    assert "NOT TESTED (4 NOT TESTED)" in before.stdout
+    assert "has never been run here" in before.stdout
+    layout.root.mkdir(parents=True)
+    with Path(os.devnull).open("w") as nowhere:
+        run_study(study, layout, None, {"ppo.steps": 64}, executors.Inline(), 1, Console(file=nowhere), trials="fake_trial")
+    survived = ablate("falsify", study.source, *out)
+    assert survived.returncode == 0, survived.stdout
+    lower = write_study(Path(study.source).read_text().replace("threshold: 0.5", "threshold: 0.1"))
+    refuted = ablate("falsify", lower.source, *out, "--json")
+    assert refuted.returncode == 1
+    told = json.loads(refuted.stdout)
+    assert told["outcome"] == "FALSIFIED"
+    assert [(v["arm"], v["seed"], v["outcome"], v["step"]) for v in told["verdicts"]] == [
+        ("weak", 0, "FALSIFIED", 16),
+        ("weak", 1, "FALSIFIED", 16),
+        ("strong", 0, "SURVIVED", None),
+        ("strong", 1, "SURVIVED", None),
+    ]
+    stale = ablate("falsify", lower.source, *out, "--set", "ppo.lr=0.01", "--json")
+    assert stale.returncode == 3
+    assert "another configuration" in json.loads(stale.stdout)["verdicts"][0]["reason"]
+
+
+def test_falsify_does_not_import_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys\nsys.argv = ['ablate', 'falsify', 'kl_ablation', '--out', sys.argv[1]]\nimport ablate\n"
+        "try:\n    ablate.main()\nexcept SystemExit as end:\n    assert end.code == 3\n"
+        "assert not {'torch', 'mlflow', 'optuna', 'transformers'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_plan_says_what_is_cached_and_why(write_study: Callable[..., Study], layout: Layout) -> None:
+    import io
+
+    from rich.console import Console
+
+    from studies.plan import print_plan
+
+    def shown() -> list[str]:
+        text = io.StringIO()
+        print_plan(Console(file=text, width=200), study, None, {"ppo.steps": 64}, layout, trials="fake_trial")
+        return [" ".join(line.split()) for line in text.getvalue().splitlines()]
+
+    study = write_study()
+    layout.root.mkdir(parents=True)
+    assert "prompts" in shown()[1]
+    assert "4 trials will run never built" in shown()[1]
+    assert "4 trials will run waits for prompts" in shown()[2]
+    from studies.design import cells
+
+    fake_trial.run_trial(cells(study, None, {"ppo.steps": 64})[0].config, layout, Silent())
+    lines = shown()
+    assert any(line.startswith("ppo") and "weak seed 0 cached same configuration, inputs and code" in line for line in lines)
+    assert any("strong seed 0 will run ppo.kl_coef 0.01 -> 0.2" in line for line in lines)
+    assert any(line.startswith("weak: fits") for line in lines)
+
+
+def test_default_jobs_divide_the_cores() -> None:
+    from pipeline.config import load_config
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    assert cli.default_jobs(load_config("tiny", {"runtime.threads": 1})) == cores
+    assert cli.default_jobs(load_config("tiny", {"runtime.threads": cores * 2})) == 1
+    assert cli.default_jobs(load_config("tiny", {"runtime.device": "cuda"})) == 1
+
+
+def test_a_taken_port_is_told(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = ablate("ui", "--port", str(port), "--out", str(tmp_path))
+    assert done.returncode == 2
+    assert f"port {port} on 127.0.0.1 cannot be used" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_ui_serves_and_ends_cleanly_on_ctrl_c(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, str(ROOT / "ablate.py"), "ui", "--port", str(port), "--out", str(tmp_path)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
+                    assert answer.status == 200
+                break
+            except OSError:
+                assert server.poll() is None, server.communicate()
+                assert time.monotonic() < deadline
+                time.sleep(0.3)
+        os.killpg(server.pid, signal.SIGINT)
+        printed, errors = server.communicate(timeout=30)
+    finally:
+        if server.poll() is None:
+            server.kill()
+    assert server.returncode == 0
+    assert f"http://127.0.0.1:{port}" in printed
+    assert "Traceback" not in errors
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))

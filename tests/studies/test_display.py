@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+from scipy.stats import binomtest
+
+from pipeline.config import load_config
+from pipeline.layout import Layout
+from studies.display import Display, _duration
+from studies.executors import Crashed, Finished, Job, Message
+from studies.summary import wilson
+
+
+def job(layout: Layout, number: int = 0, label: str = "weak seed 0", until: str | None = None) -> Job:
+    return Job(number, label, load_config("tiny"), layout, "fake_trial:run_trial", layout.root / "log.txt", until)
+
+
+def done(status: str = "complete", reason: str | None = None) -> Any:
+    return SimpleNamespace(status=status, reason=reason)
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_without_a_terminal_progress_is_rare_and_ends_are_told(layout: Layout) -> None:
+    text, clock = io.StringIO(), Clock()
+    with Display(Console(file=text, width=200), 4, 1, clock) as display:
+        one = job(layout)
+        display.handle(Message(one, "metrics", (16, {"objective/kl_per_token": 0.0123})))
+        for step in range(0, 64, 2):
+            clock.now += 1
+            display.handle(Message(one, "progress", ("ppo", step, 64, "")))
+        display.handle(Finished(one, done("diverged", "entropy 0")))
+    lines = text.getvalue().splitlines()
+    assert len(lines) == 5
+    assert lines[0].startswith("weak seed 0: ppo 0/64  KL/token 0.0123")
+    assert lines[-1].startswith("weak seed 0: diverged: entropy 0 in ")
+    assert lines[-1].endswith("(2/4)")
+
+
+def test_what_users_name_is_never_markup(layout: Layout) -> None:
+    text = io.StringIO()
+    display = Display(Console(file=text, width=200), 1, 0)
+    display.handle(Message(job(layout, label="[red]x[/red] seed 0"), "warn", ("[/nonsense] happened",)))
+    display.handle(Crashed(job(layout, label="[red]x[/red] seed 0"), "[bold]boom"))
+    assert text.getvalue().splitlines() == ["[red]x[/red] seed 0: [/nonsense] happened", "[red]x[/red] seed 0: [bold]boom"]
+
+
+def test_shared_stages_are_lines_with_their_time(layout: Layout) -> None:
+    text, clock = io.StringIO(), Clock()
+    display = Display(Console(file=text, width=200), 1, 0, clock)
+    shared = job(layout, -1, "shared stages", until="reward")
+    display.handle(Message(shared, "stage", ("prompts", "cached", "k1")))
+    display.handle(Message(shared, "stage", ("sft", "building", "k2")))
+    clock.now += 2.5
+    display.handle(Message(shared, "stage", ("sft", "built", "k2")))
+    display.handle(Finished(shared, done("incomplete")))
+    assert text.getvalue().splitlines() == ["prompts   cached (k1)", "sft       built in 2.5 s (k2)"]
+
+
+def test_the_live_table_shows_running_and_ended_trials(layout: Layout) -> None:
+    text = io.StringIO()
+    console = Console(file=text, width=120, force_terminal=True)
+    display = Display(console, 20, 0)
+    for number in range(12):
+        display.handle(Finished(job(layout, number, f"weak seed {number}"), done()))
+    display.handle(Message(job(layout, 99, "strong seed 7"), "progress", ("ppo", 32, 64, "")))
+    display.handle(Message(job(layout, 99, "strong seed 7"), "metrics", (32, {"policy/entropy": 1.25})))
+    console.print(display._render())
+    shown = text.getvalue()
+    assert "12 of 20 trials have ended" in shown
+    assert "32/64" in shown
+    assert "1.2500" in shown
+    assert shown.count("complete") == 8
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(None, "-"), (5.9, "5s"), (125, "2m05s"), (3725, "1h02m")])
+def test_durations(seconds: float | None, shown: str) -> None:
+    assert _duration(seconds) == shown
+
+
+@pytest.mark.parametrize(("wins", "n"), [(0, 10), (5, 10), (10, 10), (333, 512)])
+def test_wilson_agrees_with_scipy(wins: int, n: int) -> None:
+    expected = binomtest(wins, n).proportion_ci(method="wilson")
+    assert wilson(wins / n, n) == pytest.approx((expected.low, expected.high), abs=1e-12)

@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import fake_trial
+import pytest
+from filelock import FileLock
+from rich.console import Console
+
+from pipeline.errors import UserError
+from pipeline.layout import Layout
+from studies import executors
+from studies.design import cells
+from studies.driver import StudyResult, is_finished, run_study
+from studies.schema import Study
+
+SMALL = {"ppo.steps": 64}
+CELLS = {("weak", 0), ("weak", 1), ("strong", 0), ("strong", 1)}
+
+pytestmark = pytest.mark.usefixtures("no_mlflow")
+
+
+def go(study: Study, layout: Layout, executor: str = "inline", jobs: int = 2, **overrides: object) -> tuple[StudyResult, str]:
+    text = io.StringIO()
+    console = Console(file=text, width=200)
+    layout.root.mkdir(parents=True, exist_ok=True)
+    result = run_study(study, layout, None, {**SMALL, **overrides}, executors.executor(executor), jobs, console, trials="fake_trial")
+    return result, text.getvalue()
+
+
+def told(layout: Layout) -> list[tuple[str, str, int, float | None]]:
+    import optuna
+
+    storage = optuna.storages.RDBStorage(layout.study("small", "tiny").optuna_uri)
+    found = []
+    for summary in optuna.get_all_study_names(storage=storage):
+        for trial in optuna.load_study(study_name=summary, storage=storage).trials:
+            found.append((trial.state.name, trial.params["arm"], trial.params["seed"], trial.value))
+    return found
+
+
+@pytest.mark.parametrize("executor", ["inline", "processes"])
+def test_a_study_runs_once_and_is_then_all_cached(write_study: Callable[..., Study], layout: Layout, executor: str) -> None:
+    result, text = go(write_study(), layout, executor)
+    assert {(record.arm, record.seed) for record in result.records} == CELLS
+    assert {record.status for record in result.records} == {"complete"}
+    assert fake_trial.calls(layout, "reward") == ["-"]
+    assert sorted(fake_trial.calls(layout)) == ["0.01/0", "0.01/1", "0.2/0", "0.2/1"]
+    assert "weak seed 0: complete" in text
+    assert "(4/4)" in text
+    record = result.records[0]
+    assert (layout.root / record.stages["ppo"].path / "metrics.jsonl").exists()
+    again, text = go(write_study(), layout, executor)
+    assert again.records == result.records
+    assert len(fake_trial.calls(layout)) == 4
+    assert "4 of 4 trials are recorded already" in text
+    assert sorted(told(layout)) == sorted(("COMPLETE", arm, seed, 0.6) for arm, seed in CELLS)
+
+
+def test_study_file_tells_what_was_run(write_study: Callable[..., Study], layout: Layout) -> None:
+    go(write_study(), layout)
+    content = json.loads(layout.study("small", "tiny").study_file.read_text())
+    assert Study.model_validate(content["study"]).arm_overrides() == write_study().arm_overrides()
+    assert list(content["study"]["arms"]) == ["weak", "strong"]
+    assert content["overrides"] == SMALL
+    assert set(content["upstream"]) == {"prompts", "sft", "reward"}
+    assert all((layout.root / stage["path"] / "manifest.json").exists() for stage in content["upstream"].values())
+
+
+def test_only_what_changed_runs_again(write_study: Callable[..., Study], layout: Layout) -> None:
+    go(write_study(), layout)
+    study = write_study()
+    text = Path(study.source).read_text().replace("weak: {ppo.kl_coef: 0.01}", "weak: {ppo.kl_coef: 0.02}")
+    result, _ = go(write_study(text), layout)
+    assert sorted(fake_trial.calls(layout))[-4:] == ["0.02/0", "0.02/1", "0.2/0", "0.2/1"]
+    assert len(fake_trial.calls(layout)) == 6
+    assert len(result.records) == 4
+
+
+def test_a_lost_artifact_is_built_again(write_study: Callable[..., Study], layout: Layout) -> None:
+    result, _ = go(write_study(), layout)
+    lost = next(record for record in result.records if (record.arm, record.seed) == ("strong", 1))
+    manifest = layout.root / lost.stages["ppo"].path / "manifest.json"
+    manifest.unlink()
+    again, _ = go(write_study(), layout)
+    assert fake_trial.calls(layout)[4:] == ["0.2/1"]
+    assert manifest.exists()
+    assert len(again.records) == 4
+
+
+@pytest.mark.parametrize("fault", ["kill", "crash"])
+def test_a_crashed_trial_is_tried_once_more(write_study: Callable[..., Study], layout: Layout, fault: str) -> None:
+    layout.root.mkdir(parents=True)
+    fake_trial.control(layout, **{fault: {"0.2/0": 1}})
+    result, text = go(write_study(), layout, "processes")
+    assert {record.status for record in result.records} == {"complete"}
+    assert len(result.records) == 4
+    assert fake_trial.calls(layout).count("0.2/0") == 2
+    assert ("killed by SIGKILL" if fault == "kill" else "RuntimeError: boom in 0.2/0") in text
+    assert sorted(state for state, *_ in told(layout)) == ["COMPLETE"] * 4 + ["FAIL"]
+
+
+@pytest.mark.parametrize("executor", ["inline", "processes"])
+def test_a_trial_that_crashes_twice_is_recorded_as_failed(write_study: Callable[..., Study], layout: Layout, executor: str) -> None:
+    layout.root.mkdir(parents=True)
+    fake_trial.control(layout, crash={"0.2/0": 9})
+    result, text = go(write_study(), layout, executor)
+    failed = [record for record in result.records if record.status == "failed"]
+    assert [(record.arm, record.seed) for record in failed] == [("strong", 0)]
+    assert failed[0].reason == "RuntimeError: boom in 0.2/0"
+    log = layout.study("small", "tiny").path / "log" / "strong__seed0.txt"
+    assert str(log) in text
+    assert log.read_text().count('raise RuntimeError(f"boom in {cell}")') == 2
+    assert {verdict.outcome for verdict in result.verdicts if verdict.arm == "strong" and verdict.seed == 0} == {"NOT TESTED"}
+    fake_trial.control(layout)
+    again, _ = go(write_study(), layout, executor)
+    assert {record.status for record in again.records} == {"complete"}
+
+
+def test_a_users_mistake_stops_the_study(write_study: Callable[..., Study], layout: Layout) -> None:
+    layout.root.mkdir(parents=True)
+    fake_trial.control(layout, user_error=["0.01/0"])
+    with pytest.raises(UserError, match=r"weak seed 0: ppo\.lr is too large"):
+        go(write_study(), layout, "processes")
+
+
+def test_a_fault_before_ppo_is_told_with_its_log(write_study: Callable[..., Study], layout: Layout) -> None:
+    layout.root.mkdir(parents=True)
+    fake_trial.control(layout, upstream_crash=True)
+    with pytest.raises(UserError, match=r"the reward model exploded; details: .*\.txt"):
+        go(write_study(), layout, "processes")
+    assert fake_trial.calls(layout, "reward") == ["-", "-"]
+    assert fake_trial.calls(layout) == []
+
+
+def test_a_diverged_trial_is_the_worst_and_never_dropped(write_study: Callable[..., Study], layout: Layout) -> None:
+    layout.root.mkdir(parents=True)
+    fake_trial.control(layout, diverge=["0.01/1"])
+    result, _ = go(write_study(), layout)
+    assert ("COMPLETE", "weak", 1, 0.0) in told(layout)
+    assert [record.reason for record in result.records if record.status == "diverged"] == ["entropy 0"]
+
+
+def test_verdicts_come_from_what_was_recorded(write_study: Callable[..., Study], layout: Layout) -> None:
+    text = Path(write_study().source).read_text().replace("before_step: 32", "before_step: 60").replace("0.5", "0.4")
+    result, _ = go(write_study(text), layout)
+    by_arm = {(verdict.arm, verdict.outcome, verdict.step) for verdict in result.verdicts}
+    assert by_arm == {("weak", "FALSIFIED", 48), ("strong", "SURVIVED", None)}
+
+
+def test_a_second_driver_is_refused(write_study: Callable[..., Study], layout: Layout) -> None:
+    folder = layout.study("small", "tiny")
+    folder.path.mkdir(parents=True)
+    with FileLock(folder.path / ".driver.lock"), pytest.raises(UserError, match="being run by another process"):
+        go(write_study(), layout)
+
+
+def test_a_record_of_other_artifacts_does_not_count(write_study: Callable[..., Study], layout: Layout) -> None:
+    """The code changed, and another study has built the new artifacts already."""
+    go(write_study(), layout)
+    folder, cell = layout.study("small", "tiny"), cells(write_study(), None, SMALL)[0]
+    stages = fake_trial.plan_trial(cell.config, layout)
+    assert is_finished(folder, cell, stages)
+    assert not is_finished(folder, cell, [*stages[:-1], replace(stages[-1], key="0" * 20)])
+    assert not is_finished(folder, cell, [*stages[:-1], replace(stages[-1], cached=False)])
+
+
+def test_a_record_that_was_not_told_is_told_later(write_study: Callable[..., Study], layout: Layout) -> None:
+    go(write_study(), layout)
+    (layout.study("small", "tiny").path / "optuna.db").unlink()
+    go(write_study(), layout)
+    assert len(fake_trial.calls(layout)) == 4
+    assert sorted(told(layout)) == sorted(("COMPLETE", arm, seed, 0.6) for arm, seed in CELLS)
+
+
+SCRIPT = """
+import sys
+sys.path[:0] = {path!r}
+from pathlib import Path
+from rich.console import Console
+from pipeline.layout import Layout
+from studies import executors, sinks
+from studies.driver import run_study
+from studies.schema import load_study
+executors.PRELOAD = ["studies.executors"]
+sinks.StudySinks._ready = lambda self: False
+sinks.StudySinks.open = lambda self: None
+if __name__ == "__main__":
+    try:
+        study, layout, processes = load_study({study!r}), Layout(Path({root!r})), executors.executor("processes")
+        run_study(study, layout, None, {small!r}, processes, 2, Console(), trials="fake_trial")
+    except KeyboardInterrupt:
+        sys.exit(130)
+"""
+
+
+def start_driver(study: Study, layout: Layout, tmp_path: Path) -> subprocess.Popen[bytes]:
+    script = tmp_path / "drive.py"
+    path = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+    script.write_text(SCRIPT.format(path=path, study=study.source, root=str(layout.root), small=SMALL))
+    return subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def one_recorded_two_running(layout: Layout) -> bool:
+    return len(layout.study("small", "tiny").records()) >= 2 and len(fake_trial.calls(layout)) >= 4
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes through /proc")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_a_killed_driver_takes_its_workers_along_and_the_same_command_continues(
+    write_study: Callable[..., Study], layout: Layout, tmp_path: Path, how: signal.Signals
+) -> None:
+    layout.root.mkdir(parents=True)
+    fake_trial.control(layout, hang=["0.01/1", "0.2/1"])
+    driver = start_driver(write_study(), layout, tmp_path)
+    wait_for(lambda: one_recorded_two_running(layout))
+    finished = {(record.arm, record.seed): record.finished for record in layout.study("small", "tiny").records()}
+    if how is signal.SIGINT:
+        os.killpg(driver.pid, how)  # as Ctrl-C does: the whole group
+    else:
+        os.kill(driver.pid, how)
+    _, errors = driver.communicate(timeout=20)
+    assert driver.returncode == (130 if how is signal.SIGINT else -how)
+    assert errors == b""
+    wait_for(lambda: not any(map(alive, fake_trial.pids(layout))), 3.0)
+    fake_trial.control(layout)
+    result, _ = go(write_study(), layout, "processes")
+    assert {(record.arm, record.seed) for record in result.records} == CELLS
+    for record in result.records:
+        if (record.arm, record.seed) in finished:
+            assert record.finished == finished[record.arm, record.seed]
+    counts = {cell: fake_trial.calls(layout).count(cell) for cell in ("0.01/0", "0.2/0")}
+    assert counts == {"0.01/0": 1, "0.2/0": 1}
+    states = sorted((state, arm, seed) for state, arm, seed, _ in told(layout))
+    assert [(arm, seed) for state, arm, seed in states if state == "COMPLETE"] == sorted(CELLS)
+    assert not [state for state, *_ in states if state in ("RUNNING", "WAITING")]

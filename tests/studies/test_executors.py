@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fake_trial
+import pytest
+
+from pipeline.config import load_config
+from pipeline.errors import UserError
+from pipeline.layout import Layout
+from studies import executors
+from studies.executors import Crashed, Event, Finished, Job, Message, Relay
+
+
+def job(layout: Layout, number: int, **changes: Any) -> Job:
+    config = load_config("tiny", {"ppo.steps": 32, "ppo.seed": number, **changes})
+    return Job(number, f"weak seed {number}", config, layout, "fake_trial:run_trial", layout.root / f"log/{number}.txt")
+
+
+def run(name: str, jobs: list[Job], slots: int, emit: Callable[[Event], None] | None = None) -> list[Event]:
+    events: list[Event] = []
+
+    def keep(event: Event) -> None:
+        events.append(event)
+        if emit:
+            emit(event)
+
+    waiting = jobs[:]
+    executors.executor(name).run(lambda: waiting.pop(0) if waiting else None, slots, keep)
+    return events
+
+
+@pytest.fixture(autouse=True)
+def _root(layout: Layout) -> None:
+    layout.root.mkdir(parents=True)
+
+
+@pytest.mark.parametrize("name", ["inline", "processes"])
+def test_both_tell_the_same_story(layout: Layout, name: str) -> None:
+    events = run(name, [job(layout, 0)], 1)
+    assert isinstance(events[-1], Finished)
+    assert (events[-1].outcome.status, events[-1].outcome.steps) == ("complete", 32)
+    said = {event.kind for event in events if isinstance(event, Message)}
+    assert said == {"stage", "progress", "metrics", "follow"}
+    built = [event.args[0] for event in events if isinstance(event, Message) and event.kind == "stage" and event.args[1] == "built"]
+    assert built == ["prompts", "sft", "reward", "ppo", "evaluate"]
+    assert not (layout.root / "log/0.txt").exists()
+
+
+def test_no_more_than_the_slots_at_once_and_each_in_its_own_process(layout: Layout) -> None:
+    fake_trial.control(layout, sleep=0.05)
+    active: set[int] = set()
+    most = [0]
+
+    def watch(event: Event) -> None:
+        if isinstance(event, Message):
+            active.add(event.job.number)
+        else:
+            active.discard(event.job.number)
+        most[0] = max(most[0], len(active))
+
+    run("inline", [job(layout, 9)], 1)
+    ours = fake_trial.pids(layout)
+    run("processes", [job(layout, number) for number in range(4)], 2, watch)
+    assert most[0] == 2
+    assert len(fake_trial.pids(layout) - ours) == 4
+
+
+@pytest.mark.parametrize("name", ["inline", "processes"])
+def test_faults_come_back_in_words_with_the_traceback_in_the_log(layout: Layout, name: str) -> None:
+    fake_trial.control(layout, crash={"0.05/0": 1}, user_error=["0.05/1"])
+    events = run(name, [job(layout, number) for number in range(3)], 1)
+    ends = {event.job.number: event for event in events if not isinstance(event, Message)}
+    assert ends[0] == Crashed(ends[0].job, "RuntimeError: boom in 0.05/0")
+    assert ends[1] == Crashed(ends[1].job, "ppo.lr is too large for this network", user_error=True)
+    assert isinstance(ends[2], Finished)
+    assert "Traceback" in (layout.root / "log/0.txt").read_text()
+
+
+def test_a_kill_is_named(layout: Layout) -> None:
+    fake_trial.control(layout, kill={"0.05/0": 1})
+    end = run("processes", [job(layout, 0)], 1)[-1]
+    assert isinstance(end, Crashed)
+    assert end.reason == "killed by SIGKILL (often: out of memory)"
+    assert executors._exit_in_words(-signal.SIGSEGV) == "killed by SIGSEGV"
+    assert executors._exit_in_words(3) == "the process ended with exit code 3 and no result"
+
+
+def test_an_exception_of_the_driver_ends_every_worker(layout: Layout) -> None:
+    fake_trial.control(layout, sleep=30)
+
+    def fail(event: Event) -> None:
+        if isinstance(event, Message) and event.kind == "progress":
+            raise KeyboardInterrupt
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run("processes", [job(layout, 0), job(layout, 1)], 2, fail)
+    assert time.monotonic() - began < 10
+    for pid in fake_trial.pids(layout):
+        stat = Path(f"/proc/{pid}/stat")
+        assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_ctrl_c_is_the_drivers_business(layout: Layout) -> None:
+    fake_trial.control(layout, sleep=0.1)
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, Message) and event.kind == "follow":
+            for pid in fake_trial.pids(layout):
+                os.kill(pid, signal.SIGINT)
+
+    assert isinstance(run("processes", [job(layout, 0)], 1, interrupt)[-1], Finished)
+
+
+def test_frequent_messages_are_merged() -> None:
+    said: list[tuple[str, tuple[Any, ...]]] = []
+    relay = Relay(lambda kind, args: said.append((kind, args)))
+    for step in range(1000):
+        relay.progress("ppo", step, 1000)
+        relay.metrics(step, {"policy/entropy": float(step)})
+    relay.progress("ppo", 1000, 1000)
+    assert len(said) < 20
+    assert said[-1] == ("progress", ("ppo", 1000, 1000, ""))
+    assert next(args for kind, args in said if kind == "metrics") == (0, {"policy/entropy": 0.0})
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(UserError, match=r"no executor 'proceses'; did you mean 'processes'\?; there are: inline, processes"):
+        executors.executor("proceses")

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from studies.falsifiers import EXIT_CODES, Outcome, evaluate, overall, untested
+from studies.schema import Falsifier
+
+BEFORE = 100
+VALUES = st.floats(-1, 1) | st.just(math.nan)
+SERIES = st.lists(st.tuples(st.integers(0, 150), VALUES), max_size=40)
+
+
+def falsifier(aggregation: Any = "any", op: Any = ">", threshold: float = 0.25) -> Falsifier:
+    metric = "objective/kl_per_token"
+    return Falsifier(name="drift", claim="stays", metric=metric, op=op, threshold=threshold, before_step=BEFORE, aggregation=aggregation)
+
+
+AGGREGATIONS = st.sampled_from(["any", "mean", {"consecutive": 2}, {"consecutive": 3}])
+
+
+@given(SERIES, AGGREGATIONS, st.integers(0, 150), st.randoms(use_true_random=False))
+def test_order_does_not_matter(series: list[tuple[int, float]], aggregation: Any, steps: int, random: Any) -> None:
+    unique = list(dict(series).items())
+    shuffled = unique[:]
+    random.shuffle(shuffled)
+    assert evaluate(falsifier(aggregation), unique, steps) == evaluate(falsifier(aggregation), shuffled, steps)
+
+
+@given(SERIES, AGGREGATIONS, st.integers(0, 150))
+def test_nan_counts_as_not_recorded(series: list[tuple[int, float]], aggregation: Any, steps: int) -> None:
+    clean = [(step, value) for step, value in series if not math.isnan(value)]
+    assert evaluate(falsifier(aggregation), series, steps) == evaluate(falsifier(aggregation), clean, steps)
+
+
+@given(SERIES, st.integers(0, 99), st.floats(-1, 1), AGGREGATIONS)
+def test_the_last_of_two_values_at_a_step_counts(series: list[tuple[int, float]], step: int, value: float, aggregation: Any) -> None:
+    others = [(at, one) for at, one in series if at != step]
+    expected = evaluate(falsifier(aggregation), [*others, (step, value)], BEFORE)
+    assert evaluate(falsifier(aggregation), [(step, 0.9), *others, (step, value)], BEFORE) == expected
+
+
+@given(SERIES, AGGREGATIONS, st.integers(0, 150))
+def test_records_at_or_after_the_step_never_count(series: list[tuple[int, float]], aggregation: Any, steps: int) -> None:
+    before = [(step, value) for step, value in series if step < BEFORE]
+    assert evaluate(falsifier(aggregation), series, steps) == evaluate(falsifier(aggregation), before, steps)
+
+
+@given(SERIES, st.sampled_from([">", ">=", "<", "<="]), st.integers(0, 150))
+def test_any_agrees_with_its_definition(series: list[tuple[int, float]], op: str, steps: int) -> None:
+    records = {step: value for step, value in series if not math.isnan(value)}
+    breaks = {">": lambda x: x > 0.25, ">=": lambda x: x >= 0.25, "<": lambda x: x < 0.25, "<=": lambda x: x <= 0.25}[op]
+    counted = {step: value for step, value in records.items() if step < BEFORE}
+    fallen = [step for step, value in counted.items() if breaks(value)]
+    verdict = evaluate(falsifier(op=op), series, steps)
+    expected = "FALSIFIED" if fallen else "SURVIVED" if counted and steps >= BEFORE else "NOT TESTED"
+    assert verdict.outcome == expected
+    assert verdict.n == len(counted)
+    if fallen:
+        assert (verdict.step, verdict.value) == (min(fallen), counted[min(fallen)])
+
+
+@given(st.lists(st.booleans(), max_size=30), st.integers(1, 5), st.integers(1, 7))
+def test_consecutive_counts_records_whatever_the_gaps(pattern: list[bool], needed: int, gap: int) -> None:
+    series = [(index * gap, 0.9 if broken else 0.1) for index, broken in enumerate(pattern) if index * gap < BEFORE]
+    runs = "".join("x" if value > 0.25 else "." for _, value in series)
+    at = runs.find("x" * needed)
+    verdict = evaluate(falsifier({"consecutive": needed}), series, BEFORE)
+    assert (verdict.outcome == "FALSIFIED") == (at >= 0)
+    if at >= 0:
+        assert verdict.step == series[at + needed - 1][0]
+
+
+@given(st.lists(st.floats(-1, 1), min_size=1, max_size=30))
+def test_mean_needs_the_whole_run(values: list[float]) -> None:
+    series = list(enumerate(values))
+    mean = math.fsum(values) / len(values)
+    verdict = evaluate(falsifier("mean"), series, BEFORE)
+    assert verdict.outcome == ("FALSIFIED" if mean > 0.25 else "SURVIVED")
+    assert verdict.value == pytest.approx(mean)
+    assert evaluate(falsifier("mean"), series, BEFORE - 1).outcome == "NOT TESTED"
+
+
+@pytest.mark.parametrize(
+    ("series", "steps", "outcome"),
+    [
+        ([], 2000, "NOT TESTED"),
+        ([(100, 0.9)], 2000, "NOT TESTED"),
+        ([(0, 0.0)], 99, "NOT TESTED"),
+        ([(0, 0.0)], 100, "SURVIVED"),
+        ([(0, 0.25)], 100, "SURVIVED"),
+        ([(16, 0.26)], 17, "FALSIFIED"),
+        ([(0, math.inf)], 0, "FALSIFIED"),
+    ],
+)
+def test_edges(series: list[tuple[int, float]], steps: int, outcome: str) -> None:
+    assert evaluate(falsifier(), series, steps).outcome == outcome
+
+
+def test_infinities_of_both_signs_have_no_mean() -> None:
+    assert evaluate(falsifier("mean"), [(0, math.inf), (1, -math.inf)], BEFORE).outcome == "NOT TESTED"
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected", "code"),
+    [
+        (["SURVIVED", "SURVIVED"], "SURVIVED", 0),
+        (["SURVIVED", "FALSIFIED", "NOT TESTED"], "FALSIFIED", 1),
+        (["SURVIVED", "NOT TESTED"], "NOT TESTED", 3),
+        ([], "NOT TESTED", 3),
+    ],
+)
+def test_overall(outcomes: list[Outcome], expected: Outcome, code: int) -> None:
+    from dataclasses import replace
+
+    blank = untested(falsifier(), "a", 0, "x")
+    verdict = overall([replace(blank, outcome=outcome) for outcome in outcomes])
+    assert (verdict, EXIT_CODES[verdict]) == (expected, code)
+
+
+def test_arm_patterns_are_those_of_a_shell() -> None:
+    one = falsifier().model_copy(update={"arms": ("beta_*", "fixed")})
+    assert [one.applies_to(arm) for arm in ("beta_0", "fixed", "Beta_0", "fixed_2")] == [True, True, False, False]

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_trial import STUDY
+
+from pipeline.errors import UserError
+from studies.design import cells, design_digest
+from studies.schema import Study, load_study, single, study_names
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_shipped_studies_are_valid(name: str) -> None:
+    study = load_study(name)
+    assert len(cells(study)) == len(study.arm_overrides()) * len(study.seeds)
+
+
+def test_the_kl_ablation_asks_what_the_project_is_about() -> None:
+    study = load_study("kl_ablation")
+    betas = {arm: own["ppo.kl_coef"] for arm, own in study.arm_overrides().items()}
+    assert betas.items() >= {"beta_0": 0.0, "beta_0.01": 0.01, "beta_0.05": 0.05, "beta_0.2": 0.2}.items()
+    assert (study.baseline, study.seeds) == ("beta_0.05", (0, 1, 2))
+    assert study.falsifiers[0].condition == "objective/kl_per_token > 0.025 before step 2000"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("question:", "qestion:", r"unknown key 'qestion'; did you mean 'question'\?"),
+        ("question: Does it work?", "", "key 'question' is missing"),
+        ("question:", "name: other\nquestion:", "unknown key 'name'; a study is named after its file"),
+        ("baseline: weak", "baseline: week", r"baseline 'week' is not an arm; did you mean 'weak'\?; arms: weak, strong"),
+        ("seeds: [0, 1]", "seeds: [0, 1, 0]", "seeds: 0 is given more than once"),
+        ("seeds: [0, 1]", "seeds: []", "seeds"),
+        ("seeds: [0, 1]", "seeds: [0, 1.5]", "seeds.1 = 1.5"),
+        ("seeds: [0, 1]", "seeds: [true]", "seeds.0 = True"),
+        ("strong: {ppo.kl_coef: 0.2}", "../strong: {ppo.kl_coef: 0.2}", r"arms: the name '\.\./strong' cannot be used"),
+        ("strong: {ppo.kl_coef: 0.2}", "Weak: {ppo.kl_coef: 0.2}", "'weak' and 'Weak' differ only in case"),
+        ("strong: {ppo.kl_coef: 0.2}", "strong: {ppo.kl_coef: 0.01}", "'weak' and 'strong' are the same trial"),
+        ("strong: {ppo.kl_coef: 0.2}", "strong: {ppo.klcoef: 0.2}", r"arms.strong: unknown key 'ppo.klcoef'; did you mean 'ppo.kl_coef'\?"),
+        ("strong: {ppo.kl_coef: 0.2}", "strong: {ppo.kl_coef: -1}", "arms.strong: ppo.kl_coef = -1"),
+        ("strong: {ppo.kl_coef: 0.2}", "strong: {ppo.seed: 3}", "'ppo.seed' is set by the study's seeds"),
+        ("strong: {ppo.kl_coef: 0.2}", "strong: {ppo.kl_coef: 0.2}\ngrid: {ppo.lr: [1]}", "both arms and grid are given"),
+        ("profile", "profile", ""),
+        ("baseline: weak", "baseline: weak\nprofile: tinny", r"no profile 'tinny'; did you mean 'tiny'\?"),
+        ("objective/kl_per_token", "objective/kl_pertoken", r"falsifiers.0.metric: no metric 'objective/kl_pertoken'; did you mean"),
+        ("objective/kl_per_token", "eval/win_rate", "measured once, after training"),
+        ("threshold: 0.5", "threshold: .nan", "falsifiers.0.threshold"),
+        ("before_step: 32", "before_step: 0", "falsifiers.0.before_step = 0"),
+        ("before_step: 32", "before_step: 32, arms: [storng]", r"no arm is named 'storng'; did you mean 'strong'\?"),
+        (
+            "before_step: 32",
+            "before_step: 32, aggregation: {consecutive: 0}",
+            "falsifiers.0.aggregation: .* is not an aggregation; write any, mean",
+        ),
+        ("before_step: 32", "before_step: 32, aggregation: median", "is not an aggregation"),
+        ("baseline: weak", "baseline: weak\nobjective: {metric: policy/entropy}", "is a series; name a metric of the evaluation"),
+    ],
+)
+def test_faults_are_told_with_file_key_and_remedy(write_study: Callable[..., Study], old: str, new: str, message: str) -> None:
+    text = STUDY.replace(old, new)
+    if not message:
+        write_study(text)
+        return
+    with pytest.raises(UserError, match=message) as caught:
+        write_study(text)
+    assert "small.yaml" in str(caught.value)
+
+
+def test_no_arms_at_all(write_study: Callable[..., Study]) -> None:
+    text = STUDY.split("arms:")[0]
+    with pytest.raises(UserError, match="no arms"):
+        write_study(text)
+    with pytest.raises(UserError, match="no arms"):
+        write_study(text + "arms: {}\n")
+    with pytest.raises(UserError, match=r"grid.ppo.lr: has no values"):
+        write_study(text + "grid: {ppo.lr: []}\n")
+
+
+def test_grid_is_a_full_product_with_readable_names(write_study: Callable[..., Study]) -> None:
+    text = STUDY.split("arms:")[0].replace("baseline: weak", "baseline: kl_coef=0.05+cliprange=0.1")
+    study = write_study(text + "grid: {ppo.kl_coef: [0, 0.05], ppo.cliprange: [0.1, 0.2]}\n")
+    assert list(study.arm_overrides()) == [
+        "kl_coef=0+cliprange=0.1",
+        "kl_coef=0+cliprange=0.2",
+        "kl_coef=0.05+cliprange=0.1",
+        "kl_coef=0.05+cliprange=0.2",
+    ]
+    assert study.arm_overrides()["kl_coef=0.05+cliprange=0.1"] == {"ppo.kl_coef": 0.05, "ppo.cliprange": 0.1}
+    with pytest.raises(UserError, match="comes out more than once"):
+        write_study(text + "grid: {ppo.kl_coef: [0.1, 0.1]}\n")
+
+
+def test_an_unknown_name_lists_the_studies(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no study 'kl_ablaton'; did you mean 'kl_ablation'\?; there are: kl_ablation, "):
+        load_study("kl_ablaton")
+    with pytest.raises(UserError, match="no study file"):
+        load_study(tmp_path / "absent.yaml")
+    with pytest.raises(UserError, match="no study"):
+        load_study("..")
+
+
+def test_cells_pair_seeds_and_put_overrides_below_arms(write_study: Callable[..., Study]) -> None:
+    plan = cells(write_study(), None, {"ppo.lr": 5e-4, "ppo.steps": 64})
+    assert [cell.label for cell in plan] == ["weak seed 0", "strong seed 0", "weak seed 1", "strong seed 1"]
+    assert [(cell.config.ppo.kl_coef, cell.config.ppo.seed) for cell in plan] == [(0.01, 0), (0.2, 0), (0.01, 1), (0.2, 1)]
+    assert {cell.config.ppo.lr for cell in plan} == {5e-4}
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("ppo.kl_coef", "would have no effect: every arm"),
+        ("ppo.seed", "comes from the study's seeds"),
+        ("ppo.lrr", "did you mean 'ppo.lr'"),
+    ],
+)
+def test_overrides_that_cannot_be_meant_are_refused(write_study: Callable[..., Study], key: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        cells(write_study(), None, {key: 1})
+
+
+def test_the_design_digest_follows_content_and_not_order(write_study: Callable[..., Study]) -> None:
+    first = cells(write_study())
+    assert design_digest(first) == design_digest(list(reversed(first)))
+    assert design_digest(first) != design_digest(cells(write_study(), None, {"ppo.lr": 5e-4}))
+    assert design_digest(first) != design_digest(first[:-1])
+    assert design_digest(first) == design_digest(cells(write_study(), None, {"runtime.threads": 2}))
+
+
+def test_a_single_trial_is_named_after_what_it_changes() -> None:
+    assert single("tiny", {}, 3).arm_overrides() == {"tiny": {}}
+    assert list(single("tiny", {"ppo.lr": 0.1, "ppo.cliprange": 0.3}, 0).arm_overrides()) == ["cliprange=0.3+lr=0.1"]
+    assert next(iter(single("tiny", {"model.base": "a/b"}, 0).arm_overrides())).startswith("set-")
+    with pytest.raises(UserError, match="given by --seed"):
+        single("tiny", {"ppo.seed": 1}, 0)
+
+
+def test_a_dump_reads_back(write_study: Callable[..., Study]) -> None:
+    study = write_study()
+    again = Study.model_validate(study.model_dump(mode="json"))
+    assert again.model_dump() == study.model_dump()
+    assert "source" not in study.model_dump()

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from pipeline import mlflow_sink
+from pipeline.layout import Layout
+from studies import executors
+from studies.driver import StudyResult, run_study
+from studies.schema import Study
+from studies.sinks import StudySinks, note
+
+
+def go(study: Study, layout: Layout, profile: str | None = None) -> tuple[StudyResult, str]:
+    text = io.StringIO()
+    layout.root.mkdir(parents=True, exist_ok=True)
+    executor = executors.executor("inline")
+    console = Console(file=text, width=200)
+    return run_study(study, layout, profile, {"ppo.steps": 64}, executor, 1, console, trials="fake_trial"), text.getvalue()
+
+
+def runs(layout: Layout, experiment: str) -> list[Any]:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(layout.mlflow_uri)
+    return list(client.search_runs([client.get_experiment_by_name(experiment).experiment_id]))
+
+
+def sinks_of(study: Study, layout: Layout) -> StudySinks:
+    return StudySinks(study, "tiny", layout, layout.study(study.name, "tiny"), {}, print)
+
+
+def test_a_study_in_mlflow(write_study: Callable[..., Study], layout: Layout) -> None:
+    study = write_study()
+    result, _ = go(study, layout)
+    found = {run.info.run_name: run for run in runs(layout, "small")}
+    parent = found.pop("study small")
+    assert set(found) == {"weak seed 0", "weak seed 1", "strong seed 0", "strong seed 1"}
+    assert parent.info.status == "FINISHED"
+    assert parent.data.tags["mlflow.note.content"] == note(study)
+    one = found["strong seed 1"]
+    assert one.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert {key: one.data.tags[key] for key in ("arm", "seed", "status", "profile")} == {
+        "arm": "strong",
+        "seed": "1",
+        "status": "complete",
+        "profile": "tiny",
+    }
+    assert one.data.tags["stage.ppo"] == next(r for r in result.records if (r.arm, r.seed) == ("strong", 1)).stages["ppo"].key
+    assert one.data.params["ppo.kl_coef"] == "0.2"
+    assert one.data.metrics["eval/win_rate"] == 0.6
+    assert one.data.metrics["policy/entropy"] == pytest.approx(2.0 - 0.48)
+
+    sinks = sinks_of(study, layout)
+    assert sinks.sync(result.records)
+    assert sinks.metrics_sent == 0
+    assert sinks._opening is None, "a second sync must not even open MLflow"
+
+    text = Path(study.source).read_text().replace("strong: {ppo.kl_coef: 0.2}", "strong: {ppo.kl_coef: 0.3}")
+    go(write_study(text), layout)
+    again = [run.info.run_name for run in runs(layout, "small")]
+    assert again.count("study small") == 1
+    assert again.count("strong seed 1") == 2
+    assert again.count("weak seed 1") == 1
+
+
+def test_a_study_survives_mlflow_being_away_and_sync_catches_up(
+    write_study: Callable[..., Study], layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(uri: str) -> Any:
+        raise ConnectionError("no route to MLflow")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mlflow_sink, "_client", away)
+        result, text = go(write_study(), layout)
+    assert {record.status for record in result.records} == {"complete"}
+    assert text.count("MLflow") <= 2
+    assert "ablate sync" in text
+    sinks = sinks_of(write_study(), layout)
+    assert sinks.sync(result.records)
+    sinks.close("complete")
+    assert sinks.metrics_sent == 4 * (4 * 3 + 4)
+    assert len(runs(layout, "small")) == 5
+
+
+def test_another_profile_is_another_experiment(write_study: Callable[..., Study], layout: Layout) -> None:
+    study = write_study()
+    folder = layout.study(study.name, "smoke")
+    assert StudySinks(study, "smoke", layout, folder, {}, print).experiment == "small (smoke)"
+    assert sinks_of(study, layout).experiment == "small"
