@@ -156,18 +156,31 @@ def overoptimisation(records: StudyRecords, findings: Findings) -> Drawn | None:
 
 
 def arm_curves(records: StudyRecords, key: str) -> list[ArmCurve]:
-    """Mean and range over seeds of one metric for every arm that recorded it; at most `BINS` points, each the mean of its steps."""
+    """Mean and range over seeds of one metric for every arm that recorded it; at most `BINS` points, each the mean of its steps.
+
+    A bin holds whole updates: within one the clip fraction rises from epoch to epoch, and a bin that cut
+    it would draw that saw-tooth as if it were noise.
+    """
     if key not in records.curves.columns:
         return []
     frame = records.curves[["arm", "seed", "step", key]].dropna().rename(columns={key: "value"})
     if frame.empty:
         return []
     if frame["step"].nunique() > BINS:
-        width = -(-int(frame["step"].max()) // BINS)
+        update = _update_length(records)
+        width = -(-int(frame["step"].max()) // (BINS * update)) * update
         frame["step"] = (frame["step"].astype(int) // width) * width + width // 2
         frame = frame.groupby(["arm", "seed", "step"])["value"].mean().reset_index()
     status = records.trials.set_index(["arm", "seed"])["status"]
     return [_curve(arm, chosen, status) for arm in records.arms if not (chosen := frame[frame["arm"] == arm]).empty]
+
+
+def _update_length(records: StudyRecords) -> int:
+    """Gradient steps between two rollouts; 1 where that cannot be seen."""
+    if "objective/kl" not in records.curves.columns:
+        return 1
+    steps = np.sort(records.curves.loc[records.curves["objective/kl"].notna(), "step"].astype(int).unique())
+    return int(np.diff(steps).min()) if len(steps) > 1 else 1
 
 
 def _curve(arm: str, frame: pd.DataFrame, status: pd.Series[str]) -> ArmCurve:

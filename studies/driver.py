@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 
 from pipeline.dag import StagePlan
+from pipeline.data.corpus import check_source
 from pipeline.errors import UserError
 from pipeline.layout import Layout, StageRef, Status, StudyFolder, TrialRecord, writable, write_atomic
 from studies.design import Cell, cells
@@ -94,6 +95,8 @@ def run_study(
     """
     plan = cells(study, profile, overrides)
     chosen = profile or study.profile
+    for source in {cell.config.data for cell in plan}:
+        check_source(source)  # before anything is written
     writable(layout.root)
     folder = layout.study(study.name, chosen)
     folder.path.mkdir(parents=True, exist_ok=True)

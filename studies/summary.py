@@ -35,7 +35,7 @@ def wilson(rate: float, n: int) -> tuple[float, float]:
 
 def study_table(study: Study, plan: Sequence[Cell], records: Sequence[TrialRecord]) -> Table:
     """One row per arm: means over its evaluated seeds, and how its trials ended."""
-    table = _table("arm", "seeds", "win rate [95 %]", "gold", "proxy", "KL/token", "trials")
+    table = _table("arm", "seeds", "win rate [95 %]", "gold [points]", "proxy [std]", "KL [nats/token]", "trials")
     prompts = {cell.arm: cell.config.evaluate.prompts for cell in plan}
     for arm in study.arm_overrides():
         own = [record for record in records if record.arm == arm]

@@ -97,6 +97,7 @@ class Trainer:
         self.kl, self.guard = KlController.of(cfg), LrGuard.of(cfg)
         self.update = 0
         self.samples: list[dict[str, Any]] = []
+        self.last_step: Mapping[str, float] = {}
 
     def run(self) -> Outcome:
         """Train to the end, a cap, or divergence; from the newest checkpoint where there is one."""
@@ -160,7 +161,7 @@ class Trainer:
         self.ledger.count_update(cfg, int(mask.sum()), int(rollout.episodes.response_mask.sum()))
         self.update += 1
         self.log.flush(durable=False)
-        self.watch.metrics(start, rollout.metrics)
+        self.watch.metrics(start, {**rollout.metrics, **self.last_step})
         self.watch.progress("ppo", start + cfg.steps_per_update, cfg.steps)
 
     @property
@@ -178,6 +179,7 @@ class Trainer:
 
     def _write(self, step: int, values: Mapping[str, float]) -> None:
         self.log.append(step, values)
+        self.last_step = values
 
     def _keep_samples(self, step: int, rollout: Rollout) -> None:
         every = max(self.cfg.updates // SAMPLE_TABLES, 1)

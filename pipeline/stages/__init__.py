@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.dag import Stage
+from pipeline.dag import Stage, code_digest
 from pipeline.stages.evaluate import evaluate
 from pipeline.stages.ppo import ppo
 from pipeline.stages.prompts import prompts
@@ -37,5 +37,9 @@ STAGES = (
         ("pipeline.stages.evaluate", "pipeline.stages.common", "pipeline.rewards", "pipeline.models", "pipeline.data.semantics"),
     ),
 )
+# The digest is taken when the code is imported, not when a stage runs: a file that is edited while a study
+# runs must not give its name to what the code before it made.
+for _stage in STAGES:
+    code_digest(_stage.modules)
 SHARED = ("prompts", "sft", "reward")
 """Stages that the trials of a study have in common."""
