@@ -96,7 +96,9 @@ class RewardConfig(Section):
     judge: Literal["auto", "grammar", "lexicon"] = Field("auto", description="gold judge; auto: grammar on built-in reviews, else VADER")
     pairs: Positive = Field(4_096, description="preference pairs sampled from the reference")
     heldout_pairs: Positive = Field(512, description="pairs kept back to measure accuracy")
-    label_temperature: NonNegative = Field(1.0, description="noise: P(a over b) = sigmoid((gold_a - gold_b) / this); 0 = none")
+    label_noise: NonNegative = Field(
+        0.35, description="temperature of P(a over b) = sigmoid((gold_a - gold_b) / (this x std of gold)); 0 = the judge himself"
+    )
     calibration_samples: Positive = Field(512, description="reference samples that set mean 0 and std 1 of the proxy")
     epochs: Positive = 2
     batch_size: Positive = 64

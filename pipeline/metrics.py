@@ -59,6 +59,8 @@ _ALL = (
     Metric("value/vf_clipfrac", "fraction", "valid tokens on which the clipped value error is the active one", 0.0, 1.0),
     Metric("value/explained_variance", "1", "1 - Var(returns - values) / Var(returns) on valid tokens of the rollout", high=1.0),
     Metric("eval/win_rate", "fraction", "(wins + ties / 2) / n against the reference, by the gold judge", 0.0, 1.0),
+    Metric("eval/win_rate_low", "fraction", "lower end of the Wilson 95 % interval of this trial's win rate over its prompts", 0.0, 1.0),
+    Metric("eval/win_rate_high", "fraction", "upper end of the same", 0.0, 1.0),
     Metric("eval/tie_rate", "fraction", "ties / n", 0.0, 1.0),
     Metric("eval/gold", "judge points", "mean gold score of the policy"),
     Metric("eval/gold_reference", "judge points", "mean gold score of the reference"),

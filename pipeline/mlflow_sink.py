@@ -30,6 +30,8 @@ MAX_PARAMS = 100
 MAX_VALUE = 6000
 STATUS = {"complete": "FINISHED", "budget": "FINISHED", "diverged": "FINISHED", "pruned": "KILLED", "failed": "FAILED"}
 """A diverged trial is a result and so FINISHED; its `status` tag says which. Anything else ends as KILLED."""
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+"""Opens the experiment on its runs and charts, not on the pages for chat traces."""
 
 
 def tracking_uri(layout: Layout) -> str:
@@ -220,7 +222,8 @@ class MlflowSink:
         with MlflowSink._experiments:
             found = client.get_experiment_by_name(self._experiment)
             if found is None:
-                return str(client.create_experiment(self._experiment, artifact_location=self._artifact_location))
+                created = client.create_experiment(self._experiment, artifact_location=self._artifact_location, tags=EXPERIMENT_TAGS)
+                return str(created)
             if found.lifecycle_stage == "deleted":
                 client.restore_experiment(found.experiment_id)
             return str(found.experiment_id)

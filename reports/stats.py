@@ -18,6 +18,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline import intervals
+
 Array = NDArray[np.float64]
 Method = Literal["bootstrap", "student", "wilson", "none"]
 Outcome = Literal["better", "worse", "no detectable difference", "not estimable"]
@@ -162,14 +164,8 @@ def wilson(successes: float, n: int, level: float = LEVEL) -> Estimate:
     """A rate with the score interval of Wilson (1927); never empty, not even at 0 or 1. `n` counts independent trials."""
     if n < 1 or not 0 <= successes <= n:
         raise ValueError(f"{successes} of {n} is no rate")
-    from statistics import NormalDist
-
-    z = NormalDist().inv_cdf((1 + level) / 2)
     rate = successes / n
-    centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
-    low = 0.0 if successes == 0 else max(0.0, centre - half)
-    high = 1.0 if successes == n else min(1.0, centre + half)
+    low, high = intervals.wilson(rate, n, level)
     return Estimate(rate, low, high, n, 0, "wilson")
 
 

@@ -59,6 +59,9 @@ class Display:
         self._console, self._total, self._ended, self._clock = console, total, cached, clock
         self._rows: dict[int, Row] = {}
         self._stages: dict[tuple[int, str], float] = {}
+        self._first: float | None = None
+        """When the first trial of this call started; shared stages come before."""
+        self._ended_here = 0
         self._live = Live(console=console, refresh_per_second=4, get_renderable=self._render) if console.is_terminal else None
 
     def __enter__(self) -> Self:
@@ -77,6 +80,8 @@ class Display:
     def handle(self, event: Event) -> None:
         """Show an event."""
         row = self._rows.setdefault(event.job.number, Row(event.job))
+        if self._first is None and event.job.until is None:
+            self._first = self._clock()
         if isinstance(event, Finished):
             self._finished(row, event)
         elif isinstance(event, Crashed):
@@ -119,9 +124,22 @@ class Display:
         self._close(row, event.outcome.status)
         if row.job.until is None:
             self._ended += 1
+            self._ended_here += 1
             if self._live is None:
                 reason = f": {event.outcome.reason}" if event.outcome.reason else ""
-                self.line(f"{row.job.label}: {row.status}{reason} in {time.monotonic() - row.started:.1f} s  ({self._ended}/{self._total})")
+                self.line(f"{row.job.label}: {row.status}{reason} in {time.monotonic() - row.started:.1f} s  ({self._summary()})")
+
+    def _summary(self) -> str:
+        """How many trials have ended, and when the rest will have at the rate of this call."""
+        text = f"{self._ended} of {self._total} trials"
+        if self._first is None or not self._ended_here or self._ended >= self._total:
+            return text
+        left = (self._clock() - self._first) / self._ended_here * (self._total - self._ended)
+        return f"{text}, about {_duration(left)} left"
+
+    def shared(self, stage: str, key: str) -> None:
+        """A stage before PPO that is there already."""
+        self.line(f"{stage:<9} cached ({key})", "dim")
 
     def _close(self, row: Row, status: str) -> None:
         row.status = status
@@ -136,7 +154,7 @@ class Display:
             table.add_column(title, justify="left" if title in ("arm", "status") else "right", no_wrap=True)
         for row in [*ended, *(row for row in rows if row.status not in STYLES)]:
             table.add_row(*self._cells(row))
-        return Group(table, Text(f"{self._ended} of {self._total} trials have ended", style="dim"))
+        return Group(table, Text(f"ended: {self._summary()}", style="dim"))
 
     def _cells(self, row: Row) -> list[Text]:
         arm, _, seed = row.job.label.rpartition(" seed ") if row.job.until is None else ("shared stages", "", "")

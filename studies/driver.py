@@ -181,6 +181,7 @@ def _tell_recorded(run: _Run, planner: Planner, finished: Sequence[Cell]) -> Non
 
 def _build_shared(run: _Run, missing: Sequence[Cell]) -> None:
     """Run the stages before PPO once for every distinct configuration of them, before trials start side by side."""
+    shown: set[str | None] = set()
     for number, cell in enumerate(missing, 1):
         shared: list[StagePlan] = []
         for stage in run.plan_of(cell):
@@ -188,6 +189,10 @@ def _build_shared(run: _Run, missing: Sequence[Cell]) -> None:
             if stage.stage == LAST_SHARED:
                 break
         if all(stage.cached for stage in shared):
+            for stage in shared:
+                if stage.key not in shown:
+                    run.display.shared(stage.stage, stage.key or "-")
+            shown.update(stage.key for stage in shared)
             continue
         queue = [run.job(-number, f"shared stages for {cell.label}", cell, until=LAST_SHARED)] * ATTEMPTS
 
@@ -195,6 +200,7 @@ def _build_shared(run: _Run, missing: Sequence[Cell]) -> None:
             run.display.handle(event)
             if isinstance(event, Finished):
                 queue.clear()
+                shown.update(one.key for one in event.outcome.artifacts.values())
             elif isinstance(event, Crashed) and event.user_error:
                 raise UserError(event.reason)
             elif isinstance(event, Crashed) and not queue:

@@ -10,27 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.intervals import wilson
 from pipeline.layout import TrialRecord
 from studies.design import Cell
 from studies.falsifiers import Verdict, overall
 from studies.schema import Study
 
 OUTCOME_STYLES = {"SURVIVED": "green", "FALSIFIED": "red", "NOT TESTED": "yellow"}
-Z_95 = 1.959963984540054
-
-
-def wilson(rate: float, n: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a proportion observed in `n` trials; ties may make `rate * n` fractional.
-
-    >>> [round(bound, 3) for bound in wilson(0.5, 100)]
-    [0.404, 0.596]
-    """
-    if n <= 0:
-        return 0.0, 1.0
-    shrink = 1 + Z_95**2 / n
-    center = (rate + Z_95**2 / (2 * n)) / shrink
-    half = Z_95 / shrink * math.sqrt(rate * (1 - rate) / n + Z_95**2 / (4 * n**2))
-    return max(0.0, center - half), min(1.0, center + half)
 
 
 def study_table(study: Study, plan: Sequence[Cell], records: Sequence[TrialRecord]) -> Table:

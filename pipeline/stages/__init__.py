@@ -34,7 +34,14 @@ STAGES = (
         "evaluate",
         evaluate,
         ("evaluate", "judge", "ppo.response_length"),
-        ("pipeline.stages.evaluate", "pipeline.stages.common", "pipeline.rewards", "pipeline.models", "pipeline.data.semantics"),
+        (
+            "pipeline.stages.evaluate",
+            "pipeline.stages.common",
+            "pipeline.intervals",
+            "pipeline.rewards",
+            "pipeline.models",
+            "pipeline.data.semantics",
+        ),
     ),
 )
 # The digest is taken when the code is imported, not when a stage runs: a file that is edited while a study

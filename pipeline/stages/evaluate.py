@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pipeline.artifacts import Artifact
 from pipeline.config import TrialConfig
+from pipeline.intervals import wilson
 from pipeline.layout import write_json
 from pipeline.metrics import check_keys
 from pipeline.models.generation import sample
@@ -107,9 +108,13 @@ def summarise(table: pd.DataFrame) -> dict[str, float]:
     """The ``eval/*`` metrics of one trial; definitions in pipeline/metrics.py."""
     tokens = float(table["policy_length"].sum())
     wins, ties = (table["winner"] == "policy").mean(), (table["winner"] == "tie").mean()
+    win_rate = float(wins + ties / 2)
+    low, high = wilson(win_rate, len(table))
     words = [completion.split() for completion in table["policy_completion"]]
     summary = {
-        "eval/win_rate": wins + ties / 2,
+        "eval/win_rate": win_rate,
+        "eval/win_rate_low": low,
+        "eval/win_rate_high": high,
         "eval/tie_rate": ties,
         "eval/gold": table["policy_gold"].mean(),
         "eval/gold_reference": table["reference_gold"].mean(),

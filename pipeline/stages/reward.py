@@ -79,7 +79,8 @@ def _learn(
     reporter.progress("reward", 0, 1, f"sampling {n} pairs")
     first, second = (_answers(cfg, reference, data, n, device, label) for label in ("first", "second"))
     gold_first, gold_second = gold(first), gold(second)
-    wins = prefer(gold_first, gold_second, settings.label_temperature, uniforms(n, 1, settings.seed, "labels").squeeze(1))
+    temperature = settings.label_noise * float(torch.cat([gold_first, gold_second]).std(correction=0))
+    wins = prefer(gold_first, gold_second, temperature, uniforms(n, 1, settings.seed, "labels").squeeze(1))
     model = new_reward_model(load_snapshot(sft.path / "model", device), settings.seed, device)
     train = slice(settings.pairs)
 

@@ -9,10 +9,10 @@ from rich.console import Console
 from scipy.stats import binomtest
 
 from pipeline.config import load_config
+from pipeline.intervals import wilson
 from pipeline.layout import Layout
 from studies.display import Display, _duration
 from studies.executors import Crashed, Finished, Job, Message
-from studies.summary import wilson
 
 
 def job(layout: Layout, number: int = 0, label: str = "weak seed 0", until: str | None = None) -> Job:
@@ -43,7 +43,7 @@ def test_without_a_terminal_progress_is_rare_and_ends_are_told(layout: Layout) -
     assert len(lines) == 5
     assert lines[0].startswith("weak seed 0: ppo 0/64  KL/token 0.0123")
     assert lines[-1].startswith("weak seed 0: diverged: entropy 0 in ")
-    assert lines[-1].endswith("(2/4)")
+    assert lines[-1].endswith("(2 of 4 trials, about 1m04s left)")  # one took 32 s of the clock, two are left
 
 
 def test_what_users_name_is_never_markup(layout: Layout) -> None:
@@ -76,7 +76,7 @@ def test_the_live_table_shows_running_and_ended_trials(layout: Layout) -> None:
     display.handle(Message(job(layout, 99, "strong seed 7"), "metrics", (32, {"policy/entropy": 1.25})))
     console.print(display._render())
     shown = text.getvalue()
-    assert "12 of 20 trials have ended" in shown
+    assert "ended: 12 of 20 trials" in shown
     assert "32/64" in shown
     assert "1.2500" in shown
     assert shown.count("complete") == 8

@@ -56,7 +56,7 @@ def test_a_study_runs_once_and_is_then_all_cached(write_study: Callable[..., Stu
     assert fake_trial.calls(layout, "reward") == ["-"]
     assert sorted(fake_trial.calls(layout)) == ["0.01/0", "0.01/1", "0.2/0", "0.2/1"]
     assert "weak seed 0: complete" in text
-    assert "(4/4)" in text
+    assert "(4 of 4 trials)" in text
     record = result.records[0]
     assert (layout.root / record.stages["ppo"].path / "metrics.jsonl").exists()
     again, text = go(write_study(), layout, executor)
