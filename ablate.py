@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 USER_ERROR = 2
+BROKEN_PIPE = 141
 
 app = typer.Typer(
     help="Ablation studies of PPO-based RLHF on small language models.",
@@ -55,6 +57,9 @@ def main() -> None:
         sys.exit(USER_ERROR)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except BrokenPipeError:  # `ablate ... | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(BROKEN_PIPE)
 
 
 if __name__ == "__main__":

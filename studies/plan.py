@@ -40,21 +40,26 @@ def print_plan(
         table.add_row(Text(row[0]), Text(row[1]), Text(owner), state, Text(row[2]))
     console.print(table)
     console.print()
+    lines: dict[str, list[str]] = {}
     for arm in study.arm_overrides():
-        line = budget_line(next(cell.config for cell in plan if cell.arm == arm))
-        if line:
-            console.print(Text(f"{arm}: {line}"), soft_wrap=True)
+        lines.setdefault(budget_line(next(cell.config for cell in plan if cell.arm == arm)), []).append(arm)
+    for line, arms in lines.items():
+        console.print(Text(f"each trial of {', '.join(arms)}: {line}"), soft_wrap=True)
 
 
-def budget_line(config: TrialConfig) -> str | None:
-    """What one trial would need on a T4, in words; None where it cannot be told."""
+def budget_line(config: TrialConfig) -> str:
+    """What one trial would need on a T4, in words."""
     from pipeline.budget import estimate
 
     found = estimate(config)
     if found is None:
-        return None
+        return f"no prediction: the sizes of {config.model.base} are not known before it is loaded"
     verdict = "fits" if found.fits else "does not fit"
     return (
-        f"{verdict}: {found.t4_hours:.3g} of {found.cap_hours:g} T4-hours, {found.total_gib:.3g} of {found.cap_gib:g} GiB, "
-        f"{found.parameters / 1e6:.3g} M parameters (predicted)"
+        f"{verdict}: {_hours(found.t4_hours)} of {found.cap_hours:g} h on a T4, {found.total_gib:.2f} of {found.cap_gib:g} GiB, "
+        f"{found.parameters / 1e6:.3g} M parameters (predicted; PPO stage)"
     )
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:.2f} h" if hours >= 0.01 else f"{hours * 3600:.2g} s"
