@@ -57,7 +57,7 @@ def budget_line(config: TrialConfig) -> str:
     verdict = "fits" if found.fits else "does not fit"
     return (
         f"{verdict}: {_hours(found.t4_hours)} of {found.cap_hours:g} h on a T4, {found.total_gib:.2f} of {found.cap_gib:g} GiB, "
-        f"{found.parameters / 1e6:.3g} M parameters (predicted; PPO stage)"
+        f"{found.parameters / 1e6:.3g} M parameters (PPO stage, by the roofline)"
     )
 
 

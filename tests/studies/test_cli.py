@@ -140,7 +140,7 @@ def test_plan_says_what_is_cached_and_why(write_study: Callable[..., Study], lay
     lines = shown()
     assert any(line.startswith("ppo") and "weak seed 0 cached same configuration, inputs and code" in line for line in lines)
     assert any("strong seed 0 will run ppo.kl_coef 0.01 -> 0.2" in line for line in lines)
-    assert any(line.startswith("weak: fits") for line in lines)
+    assert any(line.startswith("each trial of weak, strong: fits") for line in lines)
 
 
 def test_default_jobs_divide_the_cores() -> None:
