@@ -112,6 +112,14 @@ def test_code_counts_but_comments_and_docstrings_do_not(tmp_path: Path, monkeypa
         dag.code_digest.cache_clear()
         digests.append(dag.code_digest(("some_module",)))
     assert digests[0] == digests[1] != digests[2]
+    stage = Stage("first", first, ("data",), ("some_module",))
+    module.write_text("x = 1\n")
+    dag.code_digest.cache_clear()
+    dag.run([stage], config(), Store(tmp_path / "store"), Recorder())
+    module.write_text("x = 2\n")
+    dag.code_digest.cache_clear()
+    plan = dag.plan([stage], config(), Store(tmp_path / "store"))
+    assert (plan[0].cached, plan[0].why) == (False, "code changed")
     with pytest.raises(ValueError, match="does not exist"):
         dag.code_digest(("no_such_module",))
 

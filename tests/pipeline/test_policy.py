@@ -16,9 +16,23 @@ from pipeline.models.seeding import permutation, seed_of, uniforms
 VOCAB, PAD, EOS = 23, 0, 1
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    model = scratch_model(ModelConfig(hidden_size=16, layers=2, heads=2, intermediate_size=32), VOCAB, PAD, EOS, 64, seed=0)
+def gpt2() -> Any:
+    """Absolute positions, tied embeddings and another module layout than Qwen2's rotary ones."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "vocab_size": VOCAB}
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return GPT2LMHeadModel(GPT2Config(**sizes, **dropout, bos_token_id=EOS, eos_token_id=EOS)).eval()
+
+
+def qwen2() -> Any:
+    return scratch_model(ModelConfig(hidden_size=16, layers=2, heads=2, intermediate_size=32), VOCAB, PAD, EOS, 64, seed=0)
+
+
+@pytest.fixture(scope="module", params=[qwen2, gpt2], ids=["qwen2", "gpt2"])
+def model(request: pytest.FixtureRequest) -> Any:
+    model = request.param()
     for parameter in model.parameters():  # the fresh network is near uniform; make it opinionated
         parameter.data.mul_(4.0)
     return model

@@ -15,8 +15,9 @@ from pipeline.config import ModelConfig, PpoConfig, RuntimeConfig
 from pipeline.models.loading import freeze, scratch_model
 from pipeline.models.policy import Episodes
 from pipeline.ppo import checkpoint
-from pipeline.ppo.rollout import Scores
+from pipeline.ppo.rollout import Scores, collect
 from pipeline.ppo.trainer import Outcome, Trainer
+from pipeline.ppo.update import gradient_step
 from pipeline.tracking import MetricsLog, merged
 
 VOCAB, PAD, EOS = 31, 0, 1
@@ -114,6 +115,32 @@ def test_entropy_and_divergences_are_never_negative(tmp_path: Path) -> None:
     for row in rows.values():
         for key in ("policy/entropy", "objective/entropy", "policy/approxkl", "policy/approxkl_k3", "objective/kl_k3_per_token"):
             assert row.get(key, 0.0) >= 0.0, key
+
+
+def test_the_gradient_is_that_of_the_mean_over_the_mini_batch_tokens(tmp_path: Path) -> None:
+    """Against autograd on the losses as PPO.md writes them, over one mini-batch at once, without masks or micro-batches."""
+    one = trainer(tmp_path, runtime={"micro_batch_size": 3}, kl_coef=0.3)
+    actor, cfg = one.actor_critic, one.cfg
+    torch.nn.init.normal_(actor.value_head.weight, generator=torch.Generator().manual_seed(5))
+    rows = torch.arange(8)
+    batch = (one.queries[rows], one.query_mask[rows], rows.tolist(), 0, cfg.kl_coef, cfg, 8, one.token_ids, one.ledger.timed)
+    rollout = collect(actor, one.reference, score, *batch)
+    mini = torch.tensor([6, 1, 3, 4])
+    total, tokens = torch.zeros(()), 0
+    for row in mini.tolist():
+        length = int(rollout.episodes.lengths[row])
+        log_pi, values = actor(rollout.episodes.take(torch.tensor([row])), 1.0)
+        chosen = log_pi[range(length), rollout.episodes.responses[row, :length]]
+        ratio = (chosen - rollout.logprobs[row, :length]).exp()
+        advantages, returns = rollout.advantages[row, :length], rollout.returns[row, :length]
+        surrogate = -torch.min(advantages * ratio, advantages * ratio.clamp(1 - cfg.cliprange, 1 + cfg.cliprange))
+        total = total + surrogate.sum() + cfg.vf_coef * 0.5 * ((values - returns) ** 2).sum()
+        tokens += length
+    gradients = torch.autograd.grad(total / tokens, list(actor.parameters()))
+    norm = torch.sqrt(sum((gradient**2).sum() for gradient in gradients))  # type: ignore[arg-type]
+    step = gradient_step(rollout, mini, one.actor, one.optimiser, one.accelerator, cfg, micro_batch=3)
+    assert step["policy/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+    assert step["policy/ratio"] == pytest.approx(1.0, abs=1e-6)
 
 
 # --- liveness ----------------------------------------------------------------------------------------------
