@@ -17,6 +17,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class Artifact:
     key: str
     path: Path
     digest: str
-    """Hash of its files, `log/` left out: what the stages below it depend on."""
+    """Hash of its files (`log/` left out) and of `meta`: what the stages below it depend on."""
     meta: dict[str, Any] = field(default_factory=dict)
     """What the stage returned."""
 
@@ -53,32 +54,26 @@ class Store:
     def __init__(self, root: Path, warn: Callable[[str], None] = lambda message: None) -> None:
         self.root = root
         self.warn = warn
-        self._verified: dict[Path, Any] = {}
 
     def find(self, stage: str, key: str) -> Artifact | None:
-        """The verified artifact, or None. A damaged one is reported and set aside."""
+        """The verified artifact, or None. Changes nothing; raises `Damaged` when its files are not those of its manifest."""
         path = self.root / stage / key
-        if not path.exists():
-            return None
-        try:
-            return self._read(stage, key, path)
-        except Damaged as error:
-            aside = self._set_aside(stage, key, path)
-            self.warn(f"{stage} {key} is damaged ({error}); set aside as {aside} and built again")
-            return None
+        return _read(stage, key, path) if path.exists() else None
 
     def build(
         self, stage: str, key: str, identity: Mapping[str, Any], make: Callable[[Path], dict[str, Any]], *, resumable: bool
     ) -> Artifact:
         """Build an artifact once, however many processes ask for it, and publish it in one step.
 
+        A damaged one is reported, set aside and built again, under the lock of its key: another process
+        may have done so a moment ago.
         `make` fills the folder that it is given and returns what goes into the manifest as `meta`. With
         `resumable` it may find there what an earlier, killed call left.
         """
         locks = self.root / stage / ".locks"
         locks.mkdir(parents=True, exist_ok=True)
         with FileLock(locks / key):
-            found = self.find(stage, key)
+            found = self._find_or_set_aside(stage, key)
             if found:
                 return found
             partial = self.partial(stage, key)
@@ -87,7 +82,14 @@ class Store:
             partial.mkdir(parents=True, exist_ok=True)
             meta = make(partial)
             files = dict(_hash_files(partial))
-            manifest = {"stage": stage, "key": key, "identity": dict(identity), "files": files, "digest": _digest(files), "meta": meta}
+            manifest = {
+                "stage": stage,
+                "key": key,
+                "identity": dict(identity),
+                "files": files,
+                "digest": _digest(files, meta),
+                "meta": meta,
+            }
             write_json(partial / MANIFEST, manifest)
             os.replace(partial, self.root / stage / key)
         built = self.find(stage, key)
@@ -120,17 +122,13 @@ class Store:
             shutil.rmtree(path)
         return gone
 
-    def _read(self, stage: str, key: str, path: Path) -> Artifact:
+    def _find_or_set_aside(self, stage: str, key: str) -> Artifact | None:
         try:
-            manifest = json.loads((path / MANIFEST).read_text("utf-8"))
-            files, digest, meta = manifest["files"], manifest["digest"], manifest["meta"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise Damaged(f"no readable {MANIFEST}: {type(error).__name__}") from None
-        stamp = [(name, os.stat(path / name).st_mtime_ns, os.stat(path / name).st_size) for name in files if (path / name).exists()]
-        if self._verified.get(path) != stamp:
-            _verify(path, files, digest)
-            self._verified[path] = stamp
-        return Artifact(stage, key, path, digest, meta)
+            return self.find(stage, key)
+        except Damaged as error:
+            aside = self._set_aside(stage, key, self.root / stage / key)
+            self.warn(f"{stage} {key} is damaged ({error}); set aside as {aside} and built again")
+            return None
 
     def _set_aside(self, stage: str, key: str, path: Path) -> Path:
         folder = self.root / stage / ".damaged"
@@ -142,7 +140,17 @@ class Store:
         return aside
 
 
-def _verify(path: Path, files: Mapping[str, str], digest: str) -> None:
+def _read(stage: str, key: str, path: Path) -> Artifact:
+    try:
+        manifest = json.loads((path / MANIFEST).read_text("utf-8"))
+        files, digest, meta = manifest["files"], manifest["digest"], manifest["meta"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Damaged(f"no readable {MANIFEST}: {type(error).__name__}") from None
+    _verify(path, files, digest, meta)
+    return Artifact(stage, key, path, digest, meta)
+
+
+def _verify(path: Path, files: Mapping[str, str], digest: str, meta: Mapping[str, Any]) -> None:
     found = dict(_hash_files(path))
     for name in sorted(files.keys() | found.keys()):
         if name not in found:
@@ -151,7 +159,7 @@ def _verify(path: Path, files: Mapping[str, str], digest: str) -> None:
             raise Damaged(f"{name} is not in the manifest")
         if files[name] != found[name]:
             raise Damaged(f"{name} has changed")
-    if _digest(files) != digest:
+    if _digest(files, meta) != digest:
         raise Damaged(f"{MANIFEST} has changed")
 
 
@@ -159,10 +167,21 @@ def _hash_files(root: Path) -> Iterator[tuple[str, str]]:
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
         if path.is_file() and name != MANIFEST:
-            with path.open("rb") as file:
-                yield name, hashlib.file_digest(file, "sha256").hexdigest()
+            yield name, file_digest(path)
 
 
-def _digest(files: Mapping[str, str]) -> str:
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file; read again only when its time or size has changed, since snapshots can be gigabytes."""
+    state = path.stat()
+    return _file_digest(path.absolute(), state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=4096)
+def _file_digest(path: Path, modified_ns: int, size: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(files: Mapping[str, str], meta: Mapping[str, Any]) -> str:
     identity = {name: value for name, value in files.items() if not name.startswith(VOLATILE)}
-    return hashlib.sha256(canonical_json(identity).encode()).hexdigest()
+    return hashlib.sha256(canonical_json([identity, meta]).encode()).hexdigest()

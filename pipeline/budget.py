@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from pipeline.config import ModelConfig, PpoConfig, TrialConfig
 
@@ -21,6 +22,8 @@ T4_BYTES = 320e9
 """Memory bandwidth of a T4, bytes/s (same)."""
 EFFICIENCY = {"generate": 0.5, "score": 0.35, "train": 0.35}
 """Fraction of the roofline assumed for each phase; assumed, not measured on a T4."""
+MEASURED_ELEMENTS = 2**26
+"""Entries of one chunk of log-probabilities where they are only measured (`pipeline.ppo.measure.CHUNK_ELEMENTS`)."""
 TRAINED_BYTES = 16
 """Per trained parameter: fp32 weight, gradient and two Adam moments."""
 
@@ -75,6 +78,15 @@ class Ledger:
     flops: dict[str, float] = field(default_factory=dict)
     bytes: dict[str, float] = field(default_factory=dict)
     generated_tokens: int = 0
+    peak_gib: float = 0.0
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {name: value for name, value in vars(self).items() if name != "shape"}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on counting where a checkpoint stood."""
+        vars(self).update(state)
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -105,14 +117,15 @@ class Ledger:
             "wall_s": sum(self.seconds.values()),
             **phases,
             "generated_tokens": float(self.generated_tokens),
-            "peak_memory_gib": peak_memory_gib(),
+            "peak_memory_gib": self.peak_gib,
             "tflop": sum(self.flops.values()) / 1e12,
             "t4_s": self.t4_seconds(),
         }
 
     def exceeded(self, cfg: PpoConfig) -> str | None:
-        """The cap that has been reached, in words, or None."""
-        hours, memory = sum(self.seconds.values()) / 3600, peak_memory_gib()
+        """The cap that has been reached, in words, or None. Looks at the memory in use: call it once an update."""
+        self.peak_gib = max(self.peak_gib, memory_gib())
+        hours, memory = sum(self.seconds.values()) / 3600, self.peak_gib
         if hours >= cfg.max_wall_clock_h:
             return f"wall clock {hours:.2f} h reached ppo.max_wall_clock_h = {cfg.max_wall_clock_h:g}"
         if self.generated_tokens >= cfg.max_generated_tokens:
@@ -163,7 +176,7 @@ class Estimate:
 def estimate(config: TrialConfig) -> Estimate | None:
     """Predict T4-hours and peak memory of the PPO stage; None for a base whose sizes are not known here.
 
-    Assumes full-length responses and prompts of 1.5 tokens a word, so it errs on the high side.
+    Assumes full-length responses, prompts of 1.5 tokens a word, and half precision in all phases.
     """
     shape, cfg = shape_of(config.model, config.data.vocab_size), config.ppo
     if shape is None:
@@ -180,8 +193,8 @@ def _memory(shape: Shape, config: TrialConfig, prompt: float) -> dict[str, float
     length = prompt + cfg.response_length
     # Kept for the backward pass, per token and layer: about 17 vectors of the width (sdpa keeps no attention matrix).
     activations = 2.0 * rows * length * shape.layers * (17 * shape.hidden + 3 * shape.intermediate)
-    # fp32 log-probabilities, their exponent and the gradient of the logits.
-    logits = 12.0 * rows * cfg.response_length * shape.vocab
+    # Training keeps fp32 log-probabilities, their exponent and the gradient of the logits; measuring, five chunks.
+    logits = max(12.0 * rows * cfg.response_length * shape.vocab, 5 * 4.0 * MEASURED_ELEMENTS)
     cache = 4.0 * min(runtime.rollout_batch_size, cfg.batch_size) * length * shape.layers * shape.hidden * shape.kv_ratio
     parts = {
         "policy, gradients, optimiser": TRAINED_BYTES * shape.parameters,
@@ -194,16 +207,20 @@ def _memory(shape: Shape, config: TrialConfig, prompt: float) -> dict[str, float
     return {name: size / GIB for name, size in parts.items()}
 
 
-def peak_memory_gib() -> float:
-    """Peak memory so far: of the CUDA allocator where one is in use, else the process's resident set."""
+def cap_memory(cfg: PpoConfig) -> None:
+    """Hold the CUDA allocator to the cap on a card of any size, and start its high-water mark afresh; nothing on a CPU."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(cfg.max_memory_gib * GIB / total, 1.0))
+
+
+def memory_gib() -> float:
+    """High-water mark of the CUDA allocator where one is in use, else the process's resident set now."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return float(torch.cuda.max_memory_allocated()) / GIB
-    try:
-        import resource
-    except ImportError:  # Windows
-        import psutil
+    import psutil
 
-        return float(psutil.Process().memory_info().rss) / GIB
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak * (1 if sys.platform == "darwin" else 1024) / GIB
+    return float(psutil.Process().memory_info().rss) / GIB

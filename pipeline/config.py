@@ -44,7 +44,7 @@ class DataConfig(Section):
     revision: str | None = Field(None, description="hub: pinned commit of the data set")
     sft_texts: Positive = Field(20_000, description="texts for supervised fine-tuning")
     train_prompts: Positive = Field(4_096, description="prompts for reward modelling and PPO")
-    heldout_prompts: Positive = Field(512, description="prompts for evaluation; disjoint from all training texts")
+    heldout_prompts: Positive = Field(512, description="prompts for evaluation, from held-out texts; none is a training prompt")
     prompt_words: tuple[Positive, Positive] = Field((3, 8), description="a prompt is the first k words of a text, k uniform in this range")
     vocab_size: Positive = Field(700, description="size of the BPE vocabulary, when the tokenizer is trained here")
     seed: int = 0
@@ -82,7 +82,7 @@ class SftConfig(Section):
 
     steps: Annotated[int, Field(ge=0)] = 400
     batch_size: Positive = 64
-    max_tokens: Positive = Field(64, description="texts are cut to this many tokens")
+    max_tokens: Annotated[int, Field(ge=2)] = Field(64, description="texts are cut to this many tokens")
     lr: StrictlyPositive = 3e-3
     warmup: Fraction = Field(0.05, description="fraction of the steps with rising learning rate; cosine to 10 % after")
     weight_decay: NonNegative = 0.01
@@ -99,7 +99,7 @@ class RewardConfig(Section):
     label_noise: NonNegative = Field(
         0.35, description="temperature of P(a over b) = sigmoid((gold_a - gold_b) / (this x std of gold)); 0 = the judge himself"
     )
-    calibration_samples: Positive = Field(512, description="reference samples that set mean 0 and std 1 of the proxy")
+    calibration_samples: Annotated[int, Field(ge=2)] = Field(512, description="reference samples that set mean 0 and std 1 of the proxy")
     epochs: Positive = 2
     batch_size: Positive = 64
     lr: StrictlyPositive = 1e-3

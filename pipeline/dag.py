@@ -23,7 +23,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pipeline.artifacts import Artifact, Store
+from pipeline.artifacts import Artifact, Damaged, Store
 from pipeline.config import canonical_json, flatten
 from pipeline.reporter import Reporter
 
@@ -42,6 +42,8 @@ class Stage:
     modules: tuple[str, ...]
     """Modules or packages whose code is part of the key."""
     resumable: bool = False
+    outside: Callable[[Any], dict[str, str]] | None = None
+    """Digests of what the stage reads beside its inputs (the user's own files), made from the configuration."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -81,7 +83,7 @@ def run(stages: Sequence[Stage], config: BaseModel, store: Store, reporter: Repo
     for stage in order(stages):
         identity = _identity(stage, config, done)
         key = _key(identity)
-        found = store.find(stage.name, key)
+        found = _intact(store, stage.name, key)
         if found:
             reporter.stage(stage.name, "cached", key)
         else:
@@ -104,12 +106,23 @@ def plan(stages: Sequence[Stage], config: BaseModel, store: Store) -> list[Stage
             result.append(StagePlan(stage.name, None, False, f"waits for {', '.join(waiting)}"))
             continue
         identity = _identity(stage, config, done)
-        found = store.find(stage.name, _key(identity))
+        try:
+            found = store.find(stage.name, _key(identity))
+            why = "same configuration, inputs and code" if found else _why(identity, store)
+        except Damaged as error:
+            found, why = None, f"damaged: {error}"
         if found:
             done[stage.name] = found
-        why = "same configuration, inputs and code" if found else _why(identity, store)
         result.append(StagePlan(stage.name, _key(identity), found is not None, why))
     return result
+
+
+def _intact(store: Store, stage: str, key: str) -> Artifact | None:
+    """A finished artifact; a damaged one counts as absent here, and `Store.build` deals with it under its lock."""
+    try:
+        return store.find(stage, key)
+    except Damaged:
+        return None
 
 
 def _build(
@@ -137,9 +150,10 @@ def _view(stage: Stage, config: Any) -> SimpleNamespace:
 def _identity(stage: Stage, config: Any, done: Mapping[str, Artifact]) -> dict[str, Any]:
     view = vars(_view(stage, config))
     values = {name: _plain(value) for name, value in view.items() if name != FREE_SECTION}
+    outside = {"outside": stage.outside(config)} if stage.outside else {}
     return {
         "stage": stage.name,
-        "config": dict(flatten(values)),
+        "config": dict(flatten({**values, **outside})),
         "inputs": {need: done[need].digest for need in stage.needs},
         "code": code_digest(stage.modules),
     }

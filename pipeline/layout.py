@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline.errors import UserError
 
@@ -116,14 +116,21 @@ class StudyFolder:
         return self.path / "mlflow" / f"{safe(arm)}__seed{seed}.json"
 
     def records(self) -> list[TrialRecord]:
-        """All records, ordered by arm and seed."""
-        found = [TrialRecord.model_validate_json(path.read_text("utf-8")) for path in (self.path / "trials").glob("*.json")]
+        """All records that can be read, ordered by arm and seed."""
+        found = [record for path in (self.path / "trials").glob("*.json") if (record := _record(path))]
         return sorted(found, key=lambda record: (record.arm, record.seed))
 
     def record(self, arm: str, seed: int) -> TrialRecord | None:
         """The record of one cell, if it has ended."""
-        path = self.trial_file(arm, seed)
-        return TrialRecord.model_validate_json(path.read_text("utf-8")) if path.exists() else None
+        return _record(self.trial_file(arm, seed))
+
+
+def _record(path: Path) -> TrialRecord | None:
+    """A record, or None where there is none, or none of this version: the study then writes it again from the store."""
+    try:
+        return TrialRecord.model_validate_json(path.read_text("utf-8"))
+    except (FileNotFoundError, ValidationError):
+        return None
 
 
 def safe(name: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.artifacts import file_digest
 from pipeline.config import DataConfig, nearest
 from pipeline.errors import UserError
 
@@ -26,8 +27,8 @@ class Corpus:
 
     train: list[str]
     heldout: list[str]
-    heldout_nats: float | None
-    """Entropy of a held-out text under the process that made it, nats, mean; None where nobody knows."""
+    heldout_nats: list[float] | None
+    """-log probability of each held-out text under the process that made it, nats; None where nobody knows."""
     note: str
     """What was read and what was left out, in words."""
 
@@ -46,13 +47,22 @@ def check_source(cfg: DataConfig) -> None:
         _files(Path(cfg.path or ""))
 
 
+def fingerprint(cfg: DataConfig) -> dict[str, str]:
+    """Digests of the files that a local source consists of: other content under the same path is another source."""
+    if cfg.source != "local":
+        return {}
+    root = Path(cfg.path or "")
+    found = [file for files in _files(root).values() for file in files]
+    return {"." if file == root else file.relative_to(root).as_posix(): file_digest(file) for file in found}
+
+
 def _builtin(cfg: DataConfig) -> Corpus:
     from pipeline.data.grammar import generate
 
     heldout = HELDOUT_TEXTS * cfg.heldout_prompts
     reviews = generate(cfg.sft_texts + heldout, cfg.seed)
     train, kept = reviews[: cfg.sft_texts], reviews[cfg.sft_texts :]
-    nats = -sum(review.logprob for review in kept) / len(kept)
+    nats = [-review.logprob for review in kept]
     note = f"{len(reviews)} distinct built-in reviews, seed {cfg.seed}"
     return Corpus([review.text for review in train], [review.text for review in kept], nats, note)
 
@@ -143,5 +153,7 @@ def _hub(cfg: DataConfig) -> dict[str, Iterable[str]]:
             f"data.name = '{cfg.name}' could not be loaded ({cause}); searched the network and the cache {HF_DATASETS_CACHE}. "
             f"With a copy on disk, use data.source=local and data.path=<folder with train.parquet and test.parquet>"
         ) from None
+    if "train" not in data:
+        raise UserError(f"data.name = '{cfg.name}': there is no split 'train'; it has {', '.join(data)}")
     _require(COLUMNS, data["train"].column_names, f"data.name = '{cfg.name}'")
     return {split: data[split]["text"] for split in ("train", "test") if split in data}

@@ -45,7 +45,7 @@ def _sample(
     from transformers import DynamicCache
 
     rows, width = noise.shape
-    noise = noise.to(queries.device)
+    noise = noise.to(queries.device, torch.float64)
     cache: Any = DynamicCache(config=model.config)
     mask, tokens = query_mask.long(), queries
     responses = torch.full((rows, width), pad_id, dtype=queries.dtype, device=queries.device)
@@ -73,7 +73,8 @@ def inverse_cdf(logits: Tensor, noise: Tensor) -> Tensor:
     >>> inverse_cdf(torch.log(torch.tensor([[0.2, 0.5, 0.3]])), torch.tensor([0.65])).tolist()
     [1]
     """
-    cumulative = torch.softmax(logits.float(), dim=-1).cumsum(-1)
+    # In float64: summed in fp32, the tail of a vocabulary of 150,000 falls below the rounding and is never drawn.
+    cumulative = torch.softmax(logits.float(), dim=-1).double().cumsum(-1)
     # Scaling by the last entry absorbs the rounding of the sum, so that no draw falls beyond the vocabulary.
     target = (noise * cumulative[:, -1]).unsqueeze(1)
     return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp(max=logits.shape[1] - 1)

@@ -125,11 +125,16 @@ class ActorCritic(nn.Module):
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
 
-    def forward(self, episodes: Episodes, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-probabilities (N, V) and values (N,) at the valid response tokens, both fp32, from one pass of the trunk.
+    def hidden_and_values(self, episodes: Episodes) -> tuple[Tensor, Tensor]:
+        """Hidden states (N, H) and values (N,) at the positions that predict the valid response tokens.
 
         The value of token t is that of the state before it was chosen: both heads read the same hidden state.
         """
         hidden = response_hidden(self.lm, episodes)
         values: Tensor = self.value_head(hidden).squeeze(-1).float()
+        return hidden, values
+
+    def forward(self, episodes: Episodes, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probabilities (N, V) and values (N,) at the valid response tokens, both fp32, from one pass of the trunk."""
+        hidden, values = self.hidden_and_values(episodes)
         return log_probs(self.lm, hidden, temperature), values

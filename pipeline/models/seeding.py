@@ -22,8 +22,8 @@ def stream(*labels: object) -> torch.Generator:
 
 
 def uniforms(rows: int, columns: int, *labels: object) -> Tensor:
-    """(rows, columns) float32 in [0, 1), drawn on the CPU so that every device sees the same."""
-    return torch.rand(rows, columns, generator=stream(*labels))
+    """(rows, columns) float64 in [0, 1), drawn on the CPU so that every device sees the same."""
+    return torch.rand(rows, columns, generator=stream(*labels), dtype=torch.float64)
 
 
 def permutation(n: int, *labels: object) -> Tensor:

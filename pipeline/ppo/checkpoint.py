@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-import pickle
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,18 @@ from typing import Any
 import torch
 
 KEPT = 2
+DIGITS = 16
 
 
 def save(folder: Path, update: int, state: dict[str, Any]) -> None:
-    """Write ``update_<n>.pt`` in one step, then delete all but the newest two."""
+    """Write ``update_<n>.<sha256>.pt`` in one step, then delete all but the newest two."""
     folder.mkdir(parents=True, exist_ok=True)
     beside = folder / ".writing"
     with beside.open("wb") as file:
         torch.save(state, file)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(beside, folder / f"update_{update:08d}.pt")
+    os.replace(beside, folder / f"update_{update:08d}.{_digest(beside)}.pt")
     for old in checkpoints(folder)[:-KEPT]:
         old.unlink()
 
@@ -33,13 +33,20 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def load_latest(folder: Path, warn: Callable[[str], None]) -> dict[str, Any] | None:
-    """The newest checkpoint that can be read (tensors and plain values only), or None."""
+    """The newest checkpoint that is what was written (tensors and plain values only), or None.
+
+    A damaged one is set aside. Its name carries the digest, since the file format detects a flipped bit in
+    a weight no more than we would.
+    """
     for path in reversed(checkpoints(folder)):
-        try:
+        if path.name.split(".")[1] == _digest(path):
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        except (RuntimeError, EOFError, OSError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
-            warn(f"checkpoint {path.name} cannot be read ({type(error).__name__}); falling back to the one before")
-            path.unlink()
-        else:
             return state
+        warn(f"checkpoint {path.name} is damaged; falling back to the one before")
+        os.replace(path, path.with_suffix(".damaged"))
     return None
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]

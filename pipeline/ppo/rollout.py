@@ -13,12 +13,17 @@ from torch import Tensor
 from pipeline.config import PpoConfig
 from pipeline.models.generation import sample
 from pipeline.models.loading import CausalLM
-from pipeline.models.policy import ActorCritic, Episodes, gather, log_probs, response_hidden, to_grid
+from pipeline.models.policy import ActorCritic, Episodes, response_hidden, to_grid
 from pipeline.models.seeding import uniforms
 from pipeline.ppo.advantages import explained_variance, gae
-from pipeline.ppo.kl import exact_kl, k3
+from pipeline.ppo.kl import k3
 from pipeline.ppo.masking import masked_mean, masked_whiten
+from pipeline.ppo.measure import token_stats
 from pipeline.ppo.shaping import handle_missing_eos, non_score_reward, token_rewards
+
+
+class Diverged(Exception):
+    """The numbers are no longer finite; an outcome of the trial, not a fault of the program."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ def collect(
 
     queries (B, P), query_mask (B, P) of the prompts with indices `rows`; `batch` rows are in memory at once
     and change nothing; `tokens` has ``eos_id`` and ``pad_id``; `timed` is a context manager per phase.
+    Raises `Diverged` when what was sampled or measured is not finite.
     """
     with timed("generate"):
         # 1 sample responses; 2 cut after EOS
@@ -93,6 +99,9 @@ def collect(
         if cfg.whiten_advantages:
             advantages = masked_whiten(advantages, mask)
         metrics = rollout_metrics(episodes, logprobs, ref_logprobs, kl_exact, proxy, scores.gold, final, non_score, kl_coef)
+        bad = [key for key, value in metrics.items() if not math.isfinite(value)]
+        if bad:
+            raise Diverged(f"not finite: {', '.join(bad)}")
         if math.isfinite(spread):
             metrics["value/explained_variance"] = spread
     # Clones outside inference mode are ordinary tensors, which the training step may save for its backward pass.
@@ -107,9 +116,9 @@ def measure(
     parts: list[tuple[Tensor, ...]] = []
     for start in range(0, len(episodes.ended), batch):
         chunk = episodes.take(slice(start, start + batch))
-        log_pi, values = actor(chunk, temperature)
-        log_ref = log_probs(reference, response_hidden(reference, chunk), temperature)
-        parts.append((gather(log_pi, chunk.labels), gather(log_ref, chunk.labels), values, exact_kl(log_pi, log_ref)))
+        hidden, values = actor.hidden_and_values(chunk)
+        stats = token_stats(actor.lm, hidden, reference, response_hidden(reference, chunk), chunk.labels, temperature)
+        parts.append((stats.logprobs, stats.ref_logprobs, values, stats.kl))
     flat = [torch.cat(column) for column in zip(*parts, strict=True)]
     logprobs, ref_logprobs, values, kl = (to_grid(one, episodes.response_mask) for one in flat)
     return logprobs, ref_logprobs, values, kl
@@ -134,7 +143,7 @@ def rollout_metrics(
         "objective/kl": float(d.sum(1).mean()),
         "objective/kl_per_token": float(masked_mean(d, mask)),
         "objective/kl_k3_per_token": float(masked_mean(k3(d), mask)),
-        "objective/kl_exact_per_token": float(masked_mean(kl_exact, mask).clamp(min=0)),
+        "objective/kl_exact_per_token": float(masked_mean(kl_exact, mask)),
         "objective/entropy": float(-logprobs.sum(1).mean()),
         "objective/scores": float(proxy.mean()),
         "objective/scores_std": float(proxy.std(correction=0)),

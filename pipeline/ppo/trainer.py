@@ -20,8 +20,8 @@ from pipeline.models.policy import ActorCritic
 from pipeline.models.seeding import permutation
 from pipeline.ppo import checkpoint
 from pipeline.ppo.controllers import KlController, LrGuard
-from pipeline.ppo.rollout import Rollout, ScoreFn, collect
-from pipeline.ppo.update import Diverged, train_on
+from pipeline.ppo.rollout import Diverged, Rollout, ScoreFn, collect
+from pipeline.ppo.update import train_on
 
 SAMPLE_TABLES = 8
 SAMPLE_ROWS = 8
@@ -98,6 +98,7 @@ class Trainer:
         self.update = 0
         self.samples: list[dict[str, Any]] = []
         self.last_step: Mapping[str, float] = {}
+        self._keep_good()
 
     def run(self) -> Outcome:
         """Train to the end, a cap, or divergence; from the newest checkpoint where there is one."""
@@ -117,8 +118,9 @@ class Trainer:
             try:
                 self._one_update()
             except Diverged as error:
-                self._back_to_last_good()
-                return "diverged", f"{error} in the update after step {self.update * self.cfg.steps_per_update}"
+                kept = self._back_to_last_good()
+                steps = self.update * self.cfg.steps_per_update
+                return "diverged", f"{error} in the update after step {steps}; the policy kept is that of step {kept}"
             if self.update % self.runtime.checkpoint_updates == 0 or self.update == self.cfg.updates:
                 self._checkpoint()
         return "complete", None
@@ -126,20 +128,22 @@ class Trainer:
     def _one_update(self) -> None:
         cfg, rows = self.cfg, self._prompt_rows()
         queries, mask = self.queries[rows].to(self.device), self.query_mask[rows].to(self.device)
-        rollout = collect(
-            self.actor_critic,
-            self.reference,
-            self.score,
-            queries,
-            mask,
-            rows.tolist(),
-            self.update,
-            self.kl.kl_coef,
-            cfg,
-            self.runtime.rollout_batch_size,
-            self.token_ids,
-            self.ledger.timed,
-        )
+        with self.accelerator.autocast():
+            rollout = collect(
+                self.actor_critic,
+                self.reference,
+                self.score,
+                queries,
+                mask,
+                rows.tolist(),
+                self.update,
+                self.kl.kl_coef,
+                cfg,
+                self.runtime.rollout_batch_size,
+                self.token_ids,
+                self.ledger.timed,
+            )
+        self._keep_good()
         start = self.update * cfg.steps_per_update
         self._write(start, rollout.metrics)  # 7 metrics
         self._keep_samples(start, rollout)
@@ -155,6 +159,7 @@ class Trainer:
                 self.runtime.micro_batch_size,
                 self._write,
             )
+            self._probe(rollout)
         # 8 controllers step
         self.kl.observe(rollout.metrics["objective/kl"], cfg.batch_size)
         self.guard.observe(rollout.metrics["objective/kl_per_token"])
@@ -205,7 +210,7 @@ class Trainer:
             "guard": self.guard.state(),
             "offset": self.log.offset,
             "samples": self.samples,
-            "spent": [self.ledger.seconds, self.ledger.flops, self.ledger.bytes, self.ledger.generated_tokens],
+            "spent": self.ledger.state(),
         }
 
     def _resume(self) -> None:
@@ -226,14 +231,30 @@ class Trainer:
         self.kl.load(state["kl"])
         self.guard.load(state["guard"])
         self.samples = list(state["samples"])
-        self.ledger.seconds, self.ledger.flops, self.ledger.bytes, self.ledger.generated_tokens = state["spent"]
+        self.ledger.load(state["spent"])
         self.log = self.open_log(state["offset"])
+        self._keep_good()
 
-    def _back_to_last_good(self) -> None:
-        """Weights of the last checkpoint; the metrics up to the divergence stay, they are the evidence."""
-        state = checkpoint.load_latest(self.folder, self.watch.warn)
-        if state is not None:
-            self.actor_critic.load_state_dict(state["actor"])
+    def _keep_good(self) -> None:
+        """Remember the weights that have just made a finite rollout, on the CPU."""
+        weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.actor_critic.state_dict().items()}
+        self.good = (self.update, weights)
+
+    def _probe(self, rollout: Rollout) -> None:
+        """Find out that the last step broke the network now, while the good weights of this update are at hand.
+
+        Raises `Diverged`. Otherwise the next rollout would find out, and a resumed trial would have no good weights then.
+        """
+        with torch.no_grad(), self.accelerator.autocast():
+            log_pi, values = self.actor_critic(rollout.episodes.take(slice(0, 2)), self.cfg.temperature)
+        if not bool(torch.isfinite(log_pi).all() and torch.isfinite(values).all()):
+            raise Diverged("not finite: the policy after its last step")
+
+    def _back_to_last_good(self) -> int:
+        """Restore the kept weights and return their gradient steps; the metrics up to the divergence stay as evidence."""
+        update, weights = self.good
+        self.actor_critic.load_state_dict(weights)
+        return update * self.cfg.steps_per_update
 
 
 def _groups(actor: ActorCritic, cfg: PpoConfig) -> list[dict[str, Any]]:

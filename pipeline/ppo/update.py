@@ -15,7 +15,7 @@ from pipeline.models.seeding import permutation
 from pipeline.ppo.controllers import LrGuard, schedule
 from pipeline.ppo.kl import entropy, k2, k3
 from pipeline.ppo.losses import policy_loss, value_loss
-from pipeline.ppo.rollout import Rollout
+from pipeline.ppo.rollout import Diverged, Rollout
 
 STEP_METRICS = (
     "policy/pg_loss",
@@ -28,10 +28,6 @@ STEP_METRICS = (
     "value/vf_loss",
     "value/vf_clipfrac",
 )
-
-
-class Diverged(Exception):
-    """The numbers are no longer finite; an outcome of the trial, not a fault of the program."""
 
 
 def train_on(
@@ -77,7 +73,8 @@ def gradient_step(
     means = dict(zip(STEP_METRICS, (sums / tokens).tolist(), strict=True))
     _check(means, float(norm), scaled=accelerator.scaler is not None)
     optimiser.step()
-    return {**means, "policy/grad_norm": float(norm)}
+    # An fp16 gradient that overflowed has no norm, and the loss scaler has skipped its step.
+    return {**means, "policy/grad_norm": float(norm)} if math.isfinite(float(norm)) else means
 
 
 def losses(rollout: Rollout, rows: Tensor, actor: ActorCritic, cfg: PpoConfig) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from pipeline.errors import UserError
 from pipeline.models.generation import decode
 from pipeline.models.policy import Episodes
 
@@ -50,10 +51,10 @@ class Calibrated:
 
 
 def calibration(scores: Tensor) -> tuple[float, float]:
-    """Mean and standard deviation of reference scores (n,). Raises `ValueError` where they do not vary."""
+    """Mean and standard deviation of reference scores (n,). Raises `UserError` where they do not vary."""
     std = float(scores.std(correction=0))
     if not std > 0:
-        raise ValueError("every reference sample has the same reward; nothing can be learned from it")
+        raise UserError(f"reward: all {len(scores)} reference samples have the same reward, so nothing can be learned from it; use another")
     return float(scores.mean()), std
 
 

@@ -22,8 +22,9 @@ from pipeline.layout import write_json
 from pipeline.metrics import check_keys
 from pipeline.models.generation import sample
 from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
-from pipeline.models.policy import Episodes, gather, log_probs, response_hidden, to_grid
+from pipeline.models.policy import Episodes, response_hidden, to_grid
 from pipeline.models.seeding import uniforms
+from pipeline.ppo.measure import token_stats
 from pipeline.reporter import Reporter
 from pipeline.rewards.base import Completions
 from pipeline.stages.common import PromptSet, judge_of, reward_of
@@ -84,11 +85,9 @@ def drift(policy: CausalLM, reference: CausalLM, episodes: Episodes, temperature
     parts: list[tuple[Tensor, ...]] = []
     for start in range(0, len(episodes.ended), batch):
         chunk = episodes.take(slice(start, start + batch))
-        log_pi = log_probs(policy, response_hidden(policy, chunk), temperature)
-        log_ref = log_probs(reference, response_hidden(reference, chunk), temperature)
-        probs = log_pi.exp()
-        exact = (probs * (log_pi - log_ref)).sum(-1).clamp(min=0)
-        parts.append((exact, -(probs * log_pi).sum(-1), -gather(log_ref, chunk.labels)))
+        hidden, ref_hidden = response_hidden(policy, chunk), response_hidden(reference, chunk)
+        stats = token_stats(policy, hidden, reference, ref_hidden, chunk.labels, temperature)
+        parts.append((stats.kl, stats.entropy, -stats.ref_logprobs))
     flat = [torch.cat(column) for column in zip(*parts, strict=True)]
     kl, entropy, ref_nats = (to_grid(one, episodes.response_mask).cpu() for one in flat)
     return kl, entropy, ref_nats

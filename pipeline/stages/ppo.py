@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from pipeline.artifacts import Artifact
-from pipeline.budget import Ledger, shape_of
+from pipeline.budget import Ledger, cap_memory, shape_of
 from pipeline.config import TrialConfig
 from pipeline.layout import write_json
 from pipeline.models.loading import device_of, freeze, load_snapshot, save_head
@@ -39,6 +39,7 @@ def ppo(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, s
 
     metrics = out / "metrics.jsonl"
     reporter.follow(metrics)
+    cap_memory(cfg.ppo)
     ledger = Ledger(shape_of(cfg.model, len(data.tokenizer)))
     trainer = Trainer(
         cfg.ppo,

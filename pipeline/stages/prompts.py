@@ -1,7 +1,7 @@
 """Stage 1: texts, prompts and the tokenizer.
 
-Writes ``sft.parquet`` (text), ``heldout_texts.parquet`` (text), ``train.parquet`` (prompt),
-``heldout.parquet`` (prompt) and ``tokenizer/``.
+Writes ``sft.parquet`` (text), ``heldout_texts.parquet`` (text, and nats where the source knows its
+probabilities), ``train.parquet`` (prompt), ``heldout.parquet`` (prompt) and ``tokenizer/``.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ def prompts(cfg: TrialConfig, out: Path, reporter: Reporter) -> dict[str, Any]:
     heldout = make_prompts(corpus.heldout, data.heldout_prompts, data.prompt_words, rng, taken=frozenset(train))
     for name, column, rows in (
         ("sft", "text", corpus.train),
-        ("heldout_texts", "text", corpus.heldout[: data.heldout_prompts]),
         ("train", "prompt", train),
         ("heldout", "prompt", heldout),
     ):
         pd.DataFrame({column: rows}).to_parquet(out / f"{name}.parquet", index=False)
+    texts = pd.DataFrame({"text": corpus.heldout[: data.heldout_prompts]})
+    if corpus.heldout_nats is not None:
+        texts["nats"] = corpus.heldout_nats[: len(texts)]
+    texts.to_parquet(out / "heldout_texts.parquet", index=False)
     if cfg.model.base is None:
         tokenizer = train_tokenizer(corpus.train, data.vocab_size)
     else:
@@ -45,5 +48,4 @@ def prompts(cfg: TrialConfig, out: Path, reporter: Reporter) -> dict[str, Any]:
         "train_prompts": len(train),
         "heldout_prompts": len(heldout),
         "vocab_size": len(tokenizer),
-        "heldout_nats_per_text": corpus.heldout_nats,
     }

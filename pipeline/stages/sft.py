@@ -37,8 +37,10 @@ def sft(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact) -
         model = pretrained_model(cfg.model.base, cfg.model.revision)
     model.to(device)
     train(model, encode(tokenizer, pd.read_parquet(prompts.path / "sft.parquet")["text"], cfg.sft.max_tokens), cfg.sft, reporter)
-    heldout = encode(tokenizer, pd.read_parquet(prompts.path / "heldout_texts.parquet")["text"], cfg.sft.max_tokens)
-    summary = measure(model, heldout, cfg.sft.batch_size, prompts.meta["heldout_nats_per_text"])
+    texts = pd.read_parquet(prompts.path / "heldout_texts.parquet")
+    heldout = encode(tokenizer, texts["text"], cfg.sft.max_tokens)
+    whole = all(row[-1] == tokenizer.eos_token_id for row in heldout)
+    summary = measure(model, heldout, cfg.sft.batch_size, float(texts["nats"].mean()) if "nats" in texts and whole else None)
     summary["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     model.save_pretrained(out / "model")
     write_json(out / "summary.json", summary)
@@ -103,7 +105,8 @@ def schedule(step: int, cfg: SftConfig) -> float:
 def measure(model: CausalLM, rows: list[list[int]], batch: int, text_nats: float | None) -> dict[str, Any]:
     """Perplexity on held-out texts and, where the source's entropy is known, the floor that no model can beat.
 
-    The model does not predict the first token of a text, so the floor leaves out that token's entropy.
+    `text_nats` is the mean -log probability of these texts, end included; None where it is unknown or a text
+    was cut. The model does not predict the first token of a text, so the floor leaves out that token's entropy.
     """
     device = next(model.parameters()).device
     total, tokens = 0.0, 0

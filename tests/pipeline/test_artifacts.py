@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.artifacts import MANIFEST, Store
+from pipeline.artifacts import MANIFEST, Damaged, Store
 
 
 def fill(text: str = "hello") -> Any:
@@ -62,15 +62,18 @@ def test_damage_is_reported_set_aside_and_rebuilt(tmp_path: Path, harm: str) -> 
         (path / MANIFEST).write_text("{")
     else:
         manifest = json.loads((path / MANIFEST).read_text())
-        manifest["digest"] = "0" * 64
+        manifest["meta"]["n"] = 2
         (path / MANIFEST).write_text(json.dumps(manifest))
     told: list[str] = []
     store = Store(tmp_path, told.append)
-    assert store.find("sft", "k") is None
+    with pytest.raises(Damaged):
+        store.find("sft", "k")
+    assert path.is_dir()  # looking changes nothing
+    assert store.build("sft", "k", {}, fill(), resumable=False).meta == {"n": 1}
     assert len(told) == 1
     assert "damaged" in told[0]
     assert (tmp_path / "sft" / ".damaged" / "k-1").is_dir()
-    assert store.build("sft", "k", {}, fill(), resumable=False).path.is_dir()
+    assert store.find("sft", "k") is not None
 
 
 def test_a_resumable_stage_finds_its_work_and_another_starts_clean(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pipeline.config import ModelConfig, RewardConfig
+from pipeline.errors import UserError
 from pipeline.models.loading import scratch_model
 from pipeline.models.policy import Episodes, response_mask
 from pipeline.rewards.base import Calibrated, Completions, as_scores, calibration
@@ -47,7 +48,7 @@ def test_calibration_gives_mean_0_and_std_1_on_the_reference() -> None:
     calibrated = Calibrated(raw, *calibration(raw(batch)))(batch)
     assert calibrated.mean().item() == pytest.approx(0, abs=1e-6)
     assert calibrated.std(correction=0).item() == pytest.approx(1)
-    with pytest.raises(ValueError, match="same reward"):
+    with pytest.raises(UserError, match="same reward"):
         calibration(torch.ones(5))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -267,7 +268,9 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> No
     with pytest.raises(Killed):
         trainer(tmp_path / "cut", reporter=Killer(5)).run()
     newest = checkpoint.checkpoints(tmp_path / "cut" / "checkpoints")[-1]
-    newest.write_bytes(newest.read_bytes()[:1000])
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1  # one bit of one weight
+    newest.write_bytes(content)
     recorder = Recorder()
     assert trainer(tmp_path / "cut", reporter=recorder).run() == whole
     assert "falling back" in recorder.warnings[0]
@@ -277,13 +280,10 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> No
 def test_two_checkpoints_are_kept_and_none_can_carry_code(tmp_path: Path) -> None:
     run(tmp_path)
     found = checkpoint.checkpoints(tmp_path / "checkpoints")
-    assert [path.name for path in found] == ["update_00000004.pt", "update_00000006.pt"]
-    evil = tmp_path / "evil"
-    evil.mkdir()
-    torch.save({"x": Path}, evil / "update_00000001.pt")
-    warnings: list[str] = []
-    assert checkpoint.load_latest(evil, warnings.append) is None
-    assert len(warnings) == 1
+    assert [path.name.split(".")[0] for path in found] == ["update_00000004", "update_00000006"]
+    checkpoint.save(tmp_path / "evil", 1, {"x": Path})
+    with pytest.raises(pickle.UnpicklingError):
+        checkpoint.load_latest(tmp_path / "evil", print)
 
 
 # --- how a trial can end -----------------------------------------------------------------------------------
@@ -304,6 +304,25 @@ def test_numbers_that_are_not_finite_end_the_trial_as_diverged(tmp_path: Path) -
     assert "not finite" in str(outcome.reason)
     assert all(bool(torch.isfinite(tensor).all()) for tensor in state.values())
     assert rows  # the evidence up to there stays
+
+
+@pytest.mark.parametrize("checkpoint_updates", [1, 4])
+def test_a_divergence_in_the_last_step_of_an_update_is_found_and_keeps_good_weights(tmp_path: Path, checkpoint_updates: int) -> None:
+    """One step an update: nothing after it in the update could notice. What is kept does not depend on the checkpoints."""
+    one_step = {"num_mini_batches": 1, "num_ppo_epochs": 1, "lr": 1e30, "max_grad_norm": 1e30}
+    outcome, _, state = run(tmp_path, runtime={"checkpoint_updates": checkpoint_updates}, **one_step)
+    assert outcome.status == "diverged"
+    assert outcome.steps == 0
+    assert str(outcome.reason).endswith("the policy kept is that of step 0")
+    assert all(torch.equal(state[f"lm.{name}"], tensor) for name, tensor in model().state_dict().items())
+
+
+def test_a_rollout_that_is_not_finite_ends_the_trial_as_diverged(tmp_path: Path) -> None:
+    one = trainer(tmp_path)
+    one.score = lambda episodes, rows: Scores(torch.full((len(rows),), float("nan")), torch.zeros(len(rows)), ["p"] * 8, ["t"] * 8)
+    outcome = one.run()
+    assert outcome.status == "diverged"
+    assert "objective/scores" in str(outcome.reason)
 
 
 def test_the_ledger_counts_what_was_sampled(tmp_path: Path) -> None:
