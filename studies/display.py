@@ -32,6 +32,8 @@ class Row:
     stage: str = ""
     done: int = 0
     total: int = 0
+    planned: int = 0
+    """Gradient steps of the whole trial."""
     values: dict[str, float] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
     began_at: tuple[float, int] | None = None
@@ -43,6 +45,8 @@ class Row:
         if stage != self.stage or self.began_at is None:
             self.stage, self.began_at = stage, (time.monotonic(), done)
         self.status, self.done, self.total = "running", done, total
+        if stage == "ppo":
+            self.planned = total
 
     @property
     def seconds_left(self) -> float | None:
@@ -122,6 +126,7 @@ class Display:
 
     def _finished(self, row: Row, event: Finished) -> None:
         self._close(row, event.outcome.status)
+        row.done, row.total = event.outcome.steps, row.planned or event.outcome.steps
         if row.job.until is None:
             self._ended += 1
             self._ended_here += 1

@@ -20,7 +20,7 @@ def job(layout: Layout, number: int = 0, label: str = "weak seed 0", until: str 
 
 
 def done(status: str = "complete", reason: str | None = None) -> Any:
-    return SimpleNamespace(status=status, reason=reason)
+    return SimpleNamespace(status=status, reason=reason, steps=64)
 
 
 class Clock:
@@ -78,6 +78,7 @@ def test_the_live_table_shows_running_and_ended_trials(layout: Layout) -> None:
     shown = text.getvalue()
     assert "ended: 12 of 20 trials" in shown
     assert "32/64" in shown
+    assert "64/64" in shown  # an ended trial shows the gradient steps that it took
     assert "1.2500" in shown
     assert shown.count("complete") == 8
 
