@@ -30,8 +30,6 @@ MAX_PARAMS = 100
 MAX_VALUE = 6000
 STATUS = {"complete": "FINISHED", "budget": "FINISHED", "diverged": "FINISHED", "pruned": "KILLED", "failed": "FAILED"}
 """A diverged trial is a result and so FINISHED; its `status` tag says which. Anything else ends as KILLED."""
-EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
-"""Opens the experiment on its runs and charts, not on the pages for chat traces."""
 
 
 def tracking_uri(layout: Layout) -> str:
@@ -58,6 +56,12 @@ def prepare_store(layout: Layout) -> None:
             beside.replace(database)
         finally:
             beside.unlink(missing_ok=True)
+
+
+def experiments(layout: Layout) -> list[tuple[str, str]]:
+    """Name and id of the experiments of the output root's own store that have something to show, oldest first."""
+    found = _client(layout.mlflow_uri).search_experiments(order_by=["creation_time ASC"])
+    return [(one.name, one.experiment_id) for one in found if one.experiment_id != "0"]
 
 
 def _client(uri: str) -> Any:
@@ -222,8 +226,7 @@ class MlflowSink:
         with MlflowSink._experiments:
             found = client.get_experiment_by_name(self._experiment)
             if found is None:
-                created = client.create_experiment(self._experiment, artifact_location=self._artifact_location, tags=EXPERIMENT_TAGS)
-                return str(created)
+                return str(client.create_experiment(self._experiment, artifact_location=self._artifact_location))
             if found.lifecycle_stage == "deleted":
                 client.restore_experiment(found.experiment_id)
             return str(found.experiment_id)

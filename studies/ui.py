@@ -11,9 +11,11 @@ from types import FrameType
 
 from pipeline.errors import UserError
 from pipeline.layout import Layout, writable
-from pipeline.mlflow_sink import prepare_store
+from pipeline.mlflow_sink import experiments, prepare_store
 
 HOST = "127.0.0.1"
+RUNS = "#/experiments/{id}/runs?compareRunsMode=CHART"
+"""The charts of an experiment; the pages that MLflow opens first are about chat traces."""
 
 
 def serve(layout: Layout, port: int) -> None:
@@ -39,7 +41,10 @@ def serve(layout: Layout, port: int) -> None:
     command += ["--backend-store-uri", layout.mlflow_uri, "--artifacts-destination", layout.mlflow_artifacts.as_uri()]
     signal.signal(signal.SIGTERM, _as_interrupt)
     server = subprocess.Popen(command, env=environment, start_new_session=True)
-    print(f"MLflow: http://{HOST}:{port}   (Ctrl-C ends it; group runs by the tag `arm`)", flush=True)
+    print(f"MLflow: http://{HOST}:{port}   (Ctrl-C ends it; group runs by the tag `arm`)")
+    for name, number in experiments(layout):
+        print(f"  {name}: http://{HOST}:{port}/{RUNS.format(id=number)}")
+    sys.stdout.flush()
     try:
         code = server.wait()
     except KeyboardInterrupt:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.layout import Layout
-from pipeline.mlflow_sink import MAX_METRICS, MlflowSink, prepare_store
+from pipeline.mlflow_sink import MAX_METRICS, MlflowSink, experiments, prepare_store
 from pipeline.tracking import MetricsLog
 
 Client = Any
@@ -88,6 +88,12 @@ def wait_for(run: MlflowSink, sent: int) -> None:
 
 def test_store_is_complete_and_alone(empty_store: Path) -> None:
     assert [path.name for path in empty_store.parent.iterdir() if path.name != ".mlflow.lock"] == ["mlflow.db"]
+
+
+def test_experiments_are_listed_without_the_empty_default(layout: Layout, client: Client) -> None:
+    assert experiments(layout) == []
+    first, second = client.create_experiment("kl_ablation"), client.create_experiment("other")
+    assert experiments(layout) == [("kl_ablation", first), ("other", second)]
 
 
 def test_a_run_arrives_whole_and_is_never_sent_twice(layout: Layout, client: Client, log: Path) -> None:
