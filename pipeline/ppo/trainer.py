@@ -5,6 +5,7 @@ The steps are numbered as in pipeline/ppo/README.md; 1 to 5 are in `rollout`, 6 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -215,6 +216,13 @@ class Trainer:
 
     def _resume(self) -> None:
         state = checkpoint.load_latest(self.folder, self.watch.warn)
+        if state is not None:
+            try:
+                self.log = self.open_log(state["offset"])
+            except (ValueError, FileNotFoundError) as error:
+                self.watch.warn(f"the metrics do not fit the checkpoint ({error}); starting over")
+                shutil.rmtree(self.folder)
+                state = None
         if state is None:
             self.log = self.open_log(0)
             self._checkpoint()
@@ -232,7 +240,6 @@ class Trainer:
         self.guard.load(state["guard"])
         self.samples = list(state["samples"])
         self.ledger.load(state["spent"])
-        self.log = self.open_log(state["offset"])
         self._keep_good()
 
     def _keep_good(self) -> None:

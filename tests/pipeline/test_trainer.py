@@ -277,6 +277,19 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> No
     assert (tmp_path / "cut" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
 
 
+@pytest.mark.parametrize("harm", ["gone", "short"])
+def test_metrics_that_do_not_fit_the_checkpoint_start_the_trial_over(tmp_path: Path, harm: str) -> None:
+    whole, _, _ = run(tmp_path / "whole")
+    with pytest.raises(Killed):
+        trainer(tmp_path / "cut", reporter=Killer(5)).run()
+    path = tmp_path / "cut" / "metrics.jsonl"
+    path.unlink() if harm == "gone" else path.write_bytes(path.read_bytes()[:100])
+    recorder = Recorder()
+    assert trainer(tmp_path / "cut", reporter=recorder).run() == whole
+    assert "starting over" in recorder.warnings[0]
+    assert path.read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+
+
 def test_two_checkpoints_are_kept_and_none_can_carry_code(tmp_path: Path) -> None:
     run(tmp_path)
     found = checkpoint.checkpoints(tmp_path / "checkpoints")
