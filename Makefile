@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 ABLATE := $(BIN)/ablate
 OPTIONS := $(if $(OUT),--out "$(OUT)")
 CHOICE := $(if $(PROFILE),--profile $(PROFILE))
-CHANGES := $(foreach assignment,$(SET),--set $(assignment))
+CHANGES := $(foreach assignment,$(SET),--set '$(assignment)')
 WORKERS := $(if $(JOBS),--jobs $(JOBS)) $(if $(EXECUTOR),--executor $(EXECUTOR))
 
 .PHONY: help setup study run ui report falsify plan sync test lint format bench clean
