@@ -67,9 +67,10 @@ class _Run:
     tickets: dict[int, Ticket] = field(default_factory=dict)
     attempts: Counter[tuple[str, int]] = field(default_factory=Counter)
 
-    def plan_of(self, cell: Cell) -> list[StagePlan]:
+    def shared_plan_of(self, cell: Cell) -> list[StagePlan]:
+        """The stages that a cell has in common with others."""
         stages: list[StagePlan] = self.module.plan_trial(cell.config, self.layout)
-        return stages
+        return stages[: [stage.stage for stage in stages].index(LAST_SHARED) + 1]
 
     def job(self, number: int, label: str, cell: Cell, until: str | None = None) -> Job:
         log = self.folder.path / "log" / f"{self.folder.trial_file(cell.arm, cell.seed).stem}.txt"
@@ -183,11 +184,7 @@ def _build_shared(run: _Run, missing: Sequence[Cell]) -> None:
     """Run the stages before PPO once for every distinct configuration of them, before trials start side by side."""
     shown: set[str | None] = set()
     for number, cell in enumerate(missing, 1):
-        shared: list[StagePlan] = []
-        for stage in run.plan_of(cell):
-            shared.append(stage)
-            if stage.stage == LAST_SHARED:
-                break
+        shared = run.shared_plan_of(cell)
         if all(stage.cached for stage in shared):
             for stage in shared:
                 if stage.key not in shown:
@@ -294,11 +291,9 @@ def _write_study(run: _Run, overrides: Mapping[str, Any], environment: Mapping[s
 def _upstream(run: _Run, cell: Cell) -> dict[str, dict[str, str]]:
     """Shared artifacts of the baseline that exist."""
     found: dict[str, dict[str, str]] = {}
-    for stage in run.plan_of(cell):
+    for stage in run.shared_plan_of(cell):
         if stage.cached and stage.key:
             found[stage.stage] = {"key": stage.key, "path": _relative(run.layout.store / stage.stage / stage.key, run.layout)}
-        if stage.stage == LAST_SHARED:
-            break
     return found
 
 

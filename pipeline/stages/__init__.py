@@ -76,5 +76,3 @@ STAGES = (
 # runs must not give its name to what the code before it made.
 for _stage in STAGES:
     code_digest(_stage.modules)
-SHARED = ("prompts", "sft", "reward")
-"""Stages that the trials of a study have in common."""

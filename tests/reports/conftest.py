@@ -19,6 +19,8 @@ import pandas as pd
 import pytest
 
 from pipeline.layout import Layout, StageRef, StudyFolder, TrialRecord, write_json
+from reports.estimates import Findings, analyse
+from reports.load import StudyRecords, load_records
 from studies.design import Cell, cells
 from studies.schema import Study, load_study
 
@@ -307,3 +309,13 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 def read_json(path: Path) -> Any:
     return json.loads(path.read_text("utf-8"))
+
+
+@pytest.fixture(scope="module")
+def records(demo: Built) -> StudyRecords:
+    return load_records(demo.folder, demo.study)
+
+
+@pytest.fixture(scope="module")
+def findings(records: StudyRecords) -> Findings:
+    return analyse(records)

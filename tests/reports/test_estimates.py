@@ -22,16 +22,6 @@ if TYPE_CHECKING:
     from tests.reports.conftest import Builder, Built
 
 
-@pytest.fixture(scope="module")
-def records(demo: Built) -> StudyRecords:
-    return load_records(demo.folder, demo.study)
-
-
-@pytest.fixture(scope="module")
-def findings(records: StudyRecords) -> Findings:
-    return analyse(records)
-
-
 def tables_of(demo: Built, arm: str, seeds: list[int]) -> list[pd.DataFrame]:
     found = []
     for seed in seeds:

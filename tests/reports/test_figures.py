@@ -20,17 +20,7 @@ from reports.style import _round as round_tick
 from reports.style import _spread as spread
 
 if TYPE_CHECKING:
-    from tests.reports.conftest import Builder, Built
-
-
-@pytest.fixture(scope="module")
-def records(demo: Built) -> StudyRecords:
-    return load_records(demo.folder, demo.study)
-
-
-@pytest.fixture(scope="module")
-def findings(records: StudyRecords) -> Findings:
-    return analyse(records)
+    from tests.reports.conftest import Builder
 
 
 def test_arms_differ_in_more_than_colour(build: Builder, tmp_path: Path) -> None:
