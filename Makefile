@@ -26,7 +26,7 @@ $(VENV)/.stamp: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.stamp-dev: $(VENV)/.stamp
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
 	@touch $@
 
 setup: $(VENV)/.stamp  ## create .venv
