@@ -11,6 +11,7 @@ import difflib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -271,7 +272,7 @@ def load_config(profile: str, overrides: Mapping[str, Any] | None = None, origin
     if profile not in names:
         raise UserError(f"no profile '{profile}'{nearest(profile, names)}; there are: {', '.join(names)}")
     path = PROFILES / f"{profile}.yaml"
-    content: dict[str, Any] = {"profile": profile, **read_yaml(path)}
+    content: dict[str, Any] = {"profile": profile, **_read_profile(path, path.stat().st_mtime_ns)}
     known = dotted_keys()
     for key, value in (overrides or {}).items():
         if key not in known:
@@ -279,6 +280,12 @@ def load_config(profile: str, overrides: Mapping[str, Any] | None = None, origin
         section, name = key.split(".", 1)
         content[section] = {**content.get(section, {}), name: value}
     return validate(TrialConfig, content, origin if overrides else str(path))
+
+
+@lru_cache(maxsize=16)
+def _read_profile(path: Path, modified_ns: int) -> dict[str, Any]:
+    """A profile's content, read once: a large study asks for it once for every cell. Not to be changed by the caller."""
+    return read_yaml(path)
 
 
 def parse_set(assignments: list[str]) -> dict[str, Any]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
 from pipeline.metrics import METRICS
 from reports import stats
 from reports.load import StudyRecords
-from reports.stats import Array, Estimate, Outcome
+from reports.stats import Estimate, Outcome
 from studies.falsifiers import Outcome as FalsifierOutcome
 from studies.falsifiers import Verdict, overall
 from studies.schema import Falsifier
@@ -109,22 +107,6 @@ def analyse(records: StudyRecords) -> Findings:
     )
 
 
-def table(records: StudyRecords, arm: str, column: str, seeds: Sequence[int], prompt_ids: pd.Index) -> Array:
-    """One per-prompt column of an arm as (seeds, prompts), both in the order given."""
-    chosen = records.prompts[records.prompts["arm"] == arm]
-    wide = chosen.assign(value=chosen[column].astype(float)).pivot(index="seed", columns="prompt_id", values="value")
-    return wide.reindex(index=list(seeds), columns=prompt_ids).to_numpy(dtype=np.float64)
-
-
-def shared_prompts(records: StudyRecords, trials: Sequence[tuple[str, int]]) -> pd.Index:
-    """Prompts that all these trials answered, ascending; the same for all trials unless configurations were mixed."""
-    frame = records.prompts
-    chosen = frame[frame.set_index(["arm", "seed"]).index.isin(list(trials))]
-    counts = chosen.groupby("prompt_id")["seed"].size()
-    shared: pd.Index = counts[counts == len(trials)].index.sort_values()
-    return shared
-
-
 def _arm(records: StudyRecords, arm: str) -> ArmResult:
     seeds = records.evaluated(arm)
     per_seed = {metric: _summaries(records, arm, metric) for metric in REPORTED}
@@ -156,11 +138,11 @@ def _estimate(records: StudyRecords, arm: str, metric: str, seeds: list[int], pe
         values = list(per_seed.get(metric, {}).values())
         return stats.over_seeds(values).clipped(*bounds) if values else None
     top, bottom = PER_PROMPT[metric]
-    prompts = shared_prompts(records, [(arm, seed) for seed in seeds])
+    prompts = records.shared_prompts([(arm, seed) for seed in seeds])
     if not len(prompts):
         return None
-    numerator = table(records, arm, top, seeds, prompts)
-    denominator = table(records, arm, bottom, seeds, prompts) if bottom else None
+    numerator = records.answers(arm, top, seeds, prompts)
+    denominator = records.answers(arm, bottom, seeds, prompts) if bottom else None
     found = stats.mean(numerator, denominator)
     if metric in _RATES and found.low == found.high and found.value in (0.0, 1.0):
         # The bootstrap of a constant has no width; completions of one prompt are not independent, so n = prompts.
@@ -188,12 +170,12 @@ def _compare(records: StudyRecords, metric: str, arm: str, base: str) -> tuple[E
         return None, {}, None
     if metric not in PER_PROMPT:
         return _compare_seeds(records, metric, arm, base, seeds)
-    prompts = shared_prompts(records, [(name, seed) for name in (arm, base) for seed in seeds])
+    prompts = records.shared_prompts([(name, seed) for name in (arm, base) for seed in seeds])
     if not len(prompts):
         return None, {}, None
     top, bottom = PER_PROMPT[metric]
-    first, second = (table(records, name, top, seeds, prompts) for name in (arm, base))
-    under = [table(records, name, bottom, seeds, prompts) if bottom else np.ones_like(first) for name in (arm, base)]
+    first, second = (records.answers(name, top, seeds, prompts) for name in (arm, base))
+    under = [records.answers(name, bottom, seeds, prompts) if bottom else np.ones_like(first) for name in (arm, base)]
     per_seed = first.sum(1) / under[0].sum(1) - second.sum(1) / under[1].sum(1)
     estimate = stats.difference(first, second, under[0], under[1])
     p = stats.swap_test(first, second, under[0], under[1])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pyarrow
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from pipeline.errors import UserError
@@ -27,6 +29,9 @@ PROMPT_COLUMNS = (
     "prompt_id", "prompt", "policy_completion", "reference_completion", "policy_gold", "reference_gold", "policy_proxy",
     "reference_proxy", "policy_length", "reference_length", "policy_eos", "reference_eos", "kl", "entropy", "winner",
 )  # fmt: skip
+_TEXTS = ("prompt", "policy_completion", "reference_completion")
+ANSWER_COLUMNS = tuple(column for column in PROMPT_COLUMNS if column not in _TEXTS)
+"""What is read of every prompt of every trial; texts are read of the samples alone, being most of the bytes and of no number."""
 _NUMBERS = ("policy_gold", "reference_gold", "policy_proxy", "reference_proxy", "policy_length", "reference_length", "kl", "entropy")
 _WIN = {"policy": 1.0, "tie": 0.5, "reference": 0.0}
 
@@ -49,7 +54,7 @@ class StudyRecords:
     curves: pd.DataFrame
     """arm, seed, step and one column per metric of pipeline/metrics.py that was recorded; non-finite values are NaN."""
     prompts: pd.DataFrame
-    """arm, seed and the columns of `PROMPT_COLUMNS`, with `win` in {1, 0.5, 0} and `tie` in {1, 0}."""
+    """arm, seed and `ANSWER_COLUMNS` of every prompt, with `win` in {1, 0.5, 0} and `tie` in {1, 0}."""
     samples: pd.DataFrame
     """The fixed sample table of every evaluated trial: arm, seed and `PROMPT_COLUMNS`."""
     upstream: tuple[dict[str, Any], ...]
@@ -80,6 +85,31 @@ class StudyRecords:
         """Seeds of an arm that have per-prompt results."""
         chosen = self.trials[(self.trials["arm"] == arm) & self.trials["evaluated"]]
         return [int(seed) for seed in chosen["seed"]]
+
+    def answers(self, arm: str, column: str, seeds: Sequence[int], prompt_ids: pd.Index) -> NDArray[np.float64]:
+        """One per-prompt column of an arm as (seeds, prompts), both in the order given; NaN where a trial lacks a prompt."""
+        rows = []
+        for seed in seeds:
+            own = self._by_trial[arm, seed]
+            own = own if own.index.equals(prompt_ids) else own.reindex(prompt_ids)
+            rows.append(own[column].to_numpy(dtype=np.float64))
+        return np.stack(rows)
+
+    def shared_prompts(self, trials: Sequence[tuple[str, int]]) -> pd.Index:
+        """Prompts that all these trials answered, ascending; the same for all trials unless configurations were mixed."""
+        found = [self._by_trial[trial].index for trial in trials if trial in self._by_trial]
+        if len(found) < len(trials) or not found:
+            return pd.Index([], dtype=np.int64)
+        shared: pd.Index = found[0]
+        for index in found[1:]:
+            shared = shared if index.equals(shared) else shared.intersection(index)
+        return shared.sort_values()
+
+    @cached_property
+    def _by_trial(self) -> dict[tuple[str, int], pd.DataFrame]:
+        """The rows of each trial under its prompts: grouped once, since every estimate asks for some of them."""
+        groups: Iterable[tuple[Any, pd.DataFrame]] = self.prompts.groupby(["arm", "seed"], sort=False)
+        return {(str(arm), int(seed)): rows.set_index("prompt_id") for (arm, seed), rows in groups}
 
 
 @dataclass
@@ -117,7 +147,7 @@ def load_records(folder: StudyFolder, study: Study) -> StudyRecords:
     _refuse_all_stale(folder, rows)
     for stage, where in (started.get("upstream") or {}).items():
         gathered.stages.setdefault((str(stage), str(where["key"])), {"path": str(where["path"]), "trials": 0})
-    prompts = _concat(gathered.prompts, ["arm", "seed", *PROMPT_COLUMNS])
+    prompts = _concat(gathered.prompts, ["arm", "seed", *ANSWER_COLUMNS])
     prompts["win"] = prompts["winner"].map(_WIN).astype(float)
     prompts["tie"] = (prompts["winner"] == "tie").astype(float)
     return StudyRecords(
@@ -184,13 +214,13 @@ def _trial(folder: StudyFolder, cell: Cell, record: TrialRecord | None, gathered
     for stage, where in record.stages.items():
         entry = gathered.stages.setdefault((stage, where.key), {"path": where.path, "trials": 0})
         entry["trials"] += 1
-    curves = _artifact(folder, record, "ppo", "metrics.parquet", gathered.notes)
+    curves = _artifact(folder, record, "ppo", "metrics.parquet", ("step", *METRICS), gathered.notes)
     if curves is not None:
-        gathered.curves.append(_labelled(_curves(curves), cell))
-    prompts = _artifact(folder, record, "evaluate", "prompts.parquet", gathered.notes)
+        gathered.curves.append(_labelled(_curves(curves, folder, record), cell))
+    prompts = _artifact(folder, record, "evaluate", "prompts.parquet", ANSWER_COLUMNS, gathered.notes)
     if prompts is not None and _usable(record, prompts):
         gathered.prompts.append(_labelled(_prompts(prompts, folder, record), cell))
-        samples = _artifact(folder, record, "evaluate", "samples.parquet", gathered.notes)
+        samples = _artifact(folder, record, "evaluate", "samples.parquet", PROMPT_COLUMNS, gathered.notes)
         if samples is not None:
             gathered.samples.append(_labelled(samples.reindex(columns=list(PROMPT_COLUMNS)), cell))
     row |= {"evaluated": _usable(record, prompts)}
@@ -202,7 +232,10 @@ def _usable(record: TrialRecord, prompts: pd.DataFrame | None) -> bool:
     return prompts is not None and len(prompts) > 0 and record.status != "failed"
 
 
-def _artifact(folder: StudyFolder, record: TrialRecord, stage: str, name: str, notes: list[str]) -> pd.DataFrame | None:
+def _artifact(
+    folder: StudyFolder, record: TrialRecord, stage: str, name: str, columns: Sequence[str], notes: list[str]
+) -> pd.DataFrame | None:
+    """Those of the `columns` that the table has."""
     if stage not in record.stages:
         return None
     path = _inside(folder.root, record.stages[stage].path, record) / name
@@ -210,7 +243,9 @@ def _artifact(folder: StudyFolder, record: TrialRecord, stage: str, name: str, n
         notes.append(f"Arm {record.arm} seed {record.seed}: {stage}/{name} is no longer in the store, so the page does without it.")
         return None
     try:
-        frame: pd.DataFrame = pq.read_table(path).to_pandas()
+        with pq.ParquetFile(path) as file:
+            present = set(file.schema_arrow.names)
+            frame: pd.DataFrame = file.read([column for column in columns if column in present], use_threads=False).to_pandas()
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{path}: damaged table ({reason}); run the study again to rebuild it") from None
@@ -228,16 +263,23 @@ def _labelled(frame: pd.DataFrame, cell: Cell) -> pd.DataFrame:
     return frame.assign(arm=cell.arm, seed=cell.seed)
 
 
-def _curves(frame: pd.DataFrame) -> pd.DataFrame:
-    known = [key for key in METRICS if key in frame.columns]
-    chosen = frame[["step", *known]].copy()
-    chosen[known] = chosen[known].astype(float).replace([np.inf, -np.inf], np.nan)
-    return chosen.sort_values("step", kind="stable").drop_duplicates("step", keep="last")
+def _curves(frame: pd.DataFrame, folder: StudyFolder, record: TrialRecord) -> pd.DataFrame:
+    if "step" not in frame.columns:
+        path = folder.root / record.stages["ppo"].path / "metrics.parquet"
+        raise UserError(f"{path}: damaged table (no column step); run the study again to rebuild it")
+    if not frame["step"].is_monotonic_increasing:
+        frame = frame.sort_values("step", kind="stable")
+    if not frame["step"].is_unique:
+        frame = frame.drop_duplicates("step", keep="last")
+    known = frame.columns.drop("step")
+    values = frame[known].to_numpy(dtype=np.float64, copy=True)
+    values[~np.isfinite(values)] = np.nan
+    return pd.DataFrame(values, columns=known).assign(step=frame["step"].to_numpy())
 
 
 def _prompts(frame: pd.DataFrame, folder: StudyFolder, record: TrialRecord) -> pd.DataFrame:
     path = folder.root / record.stages["evaluate"].path / "prompts.parquet"
-    absent = [column for column in PROMPT_COLUMNS if column not in frame.columns]
+    absent = [column for column in ANSWER_COLUMNS if column not in frame.columns]
     if absent:
         raise UserError(f"{path}: damaged table (no column {', '.join(absent)}); run the study again to rebuild it")
     for column in _NUMBERS:
@@ -247,7 +289,9 @@ def _prompts(frame: pd.DataFrame, folder: StudyFolder, record: TrialRecord) -> p
     unknown = sorted(set(map(str, frame["winner"])) - _WIN.keys())
     if unknown:
         raise UserError(f"{path}: damaged table (winner '{unknown[0]}' is none of {', '.join(_WIN)}); run the study again to rebuild it")
-    return frame[list(PROMPT_COLUMNS)].copy()
+    if not frame["prompt_id"].is_unique:
+        raise UserError(f"{path}: damaged table (a prompt_id stands in more than one row); run the study again to rebuild it")
+    return frame
 
 
 def _concat(frames: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:

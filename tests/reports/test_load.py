@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -142,3 +143,51 @@ def test_record_that_points_outside_is_refused(build: Builder, tmp_path: Path) -
     path.write_text(json.dumps(record))
     with pytest.raises(UserError, match="leaves the output folder"):
         load_records(built.folder, built.study)
+
+
+def test_answers_are_one_row_a_seed_and_one_column_a_prompt(demo: Built) -> None:
+    records = load_records(demo.folder, demo.study)
+    shared = records.shared_prompts([("beta_0", 0), ("beta_0.05", 1)])
+    np.testing.assert_array_equal(shared, np.arange(200))
+    table = pd.read_parquet(first_artifact(demo, "evaluate", "prompts.parquet"))
+    backwards = records.answers("beta_0.05", "kl", [2, 0], shared[::-1])
+    np.testing.assert_array_equal(backwards[1], table["kl"].to_numpy()[::-1])
+    assert not records.shared_prompts([("beta_0", 0), ("beta_0", 2)]).size, "a trial without results shares no prompt"
+
+
+def test_prompts_that_only_some_trials_answered_are_not_shared(build: Builder, tmp_path: Path) -> None:
+    built = build(tmp_path, seeds=(0, 1), prompts=6, steps=64)
+    path = first_artifact(built, "evaluate", "prompts.parquet")
+    pd.read_parquet(path).iloc[[5, 1, 2]].to_parquet(path, index=False)
+    records = load_records(built.folder, built.study)
+    assert records.shared_prompts([("beta_0.05", 0), ("beta_0.05", 1)]).tolist() == [1, 2, 5]
+    assert np.isnan(records.answers("beta_0.05", "kl", [0], pd.Index([0, 1]))).tolist() == [[True, False]]
+
+
+@pytest.mark.parametrize(
+    ("stage", "name", "change", "words"),
+    [
+        ("ppo", "metrics.parquet", lambda table: table.drop(columns="step"), "no column step"),
+        ("evaluate", "prompts.parquet", lambda table: table.assign(prompt_id=0), "prompt_id stands in more than one row"),
+    ],
+)
+def test_tables_of_another_shape_are_one_line_with_their_file(
+    build: Builder, tmp_path: Path, stage: str, name: str, change: Callable[[pd.DataFrame], pd.DataFrame], words: str
+) -> None:
+    built = build(tmp_path, seeds=(0,), prompts=4, steps=64)
+    path = first_artifact(built, stage, name)
+    change(pd.read_parquet(path)).to_parquet(path, index=False)
+    with pytest.raises(UserError, match=words) as caught:
+        load_records(built.folder, built.study)
+    assert str(path) in str(caught.value)
+
+
+def test_of_two_rows_at_one_step_the_last_counts(build: Builder, tmp_path: Path) -> None:
+    built = build(tmp_path, seeds=(0,), prompts=4, steps=64)
+    path = first_artifact(built, "ppo", "metrics.parquet")
+    table = pd.read_parquet(path)
+    pd.concat([table, table.tail(1).assign(**{"policy/entropy": 9.0})]).iloc[::-1].to_parquet(path, index=False)
+    curve = load_records(built.folder, built.study).curves
+    mine = curve[curve["arm"] == "beta_0.05"]
+    assert mine["step"].tolist() == table["step"].tolist()
+    assert mine["policy/entropy"].iloc[-1] == table["policy/entropy"].iloc[-1]
