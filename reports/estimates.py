@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.metrics import METRICS
-from reports import stats
+from reports import power, stats, trajectories
 from reports.load import StudyRecords
-from reports.stats import Estimate, Outcome
+from reports.searches import Search, load_search
+from reports.stats import Array, Estimate, Outcome
+from reports.trajectories import ArmAlarm, Curves, MatchedKL, RewardLaw
 from studies.falsifiers import Outcome as FalsifierOutcome
 from studies.falsifiers import Verdict, overall
 from studies.schema import Falsifier
@@ -34,9 +36,17 @@ REPORTED = (
     "eval/win_rate", "eval/tie_rate", "eval/gold", "eval/proxy", "eval/kl_per_token", "eval/kl_per_sequence", "eval/entropy",
     "eval/length", "eval/eos_rate", "eval/distinct_1", "eval/distinct_2", "eval/ppl_reference",
 )  # fmt: skip
+SMALLEST = {"eval/win_rate": 0.05}
+"""Differences worth finding: five points of win rate."""
+SMALL_EFFECT = 0.2
+"""Of other metrics, in standard deviations over prompts: what Cohen (1988) calls a small effect."""
+RANKED = ("eval/win_rate", "eval/gold")
+"""Metrics of which more is better whatever the study asks: their best arm is marked."""
 COMPARED = ("eval/win_rate", "eval/gold", "eval/proxy", "eval/kl_per_sequence")
 _MINIMIZE = {"eval/kl_per_token", "eval/kl_per_sequence", "eval/ppl_reference"}
 _RATES = {"eval/win_rate", "eval/tie_rate", "eval/eos_rate"}
+ROBUST = ("eval/gold", "eval/proxy", "eval/kl_per_sequence")
+"""Metrics whose interquartile mean stands beside the mean; of a rate it says nothing."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,10 @@ class ArmResult:
     """Metric -> seed -> value of that trial."""
     divergence: Estimate | None
     """Share of ended trials that diverged."""
+    planned: int
+    """Seeds that the design gives."""
+    iqm: dict[str, Estimate]
+    """Interquartile means of `ROBUST`."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +77,45 @@ class Effect:
     estimate: Estimate | None
     per_seed: dict[int, float]
     p: float | None
+    """Of the sign-flip permutation test: new prompts, these seeds."""
     p_holm: float | None
+    """The larger of `p` and `p_seeds`, corrected over the arms of this metric."""
     maximize: bool
     outcome: Outcome
+    p_seeds: float | None
+    """Of the two-level test: new seeds and new prompts."""
+
+
+@dataclass(frozen=True)
+class Improvement:
+    """How often an arm beats the baseline on the same seed and prompt, ties counting half."""
+
+    arm: str
+    metric: str
+    """What is compared: the objective where it is a number per prompt, else the gold score."""
+    estimate: Estimate
+
+
+@dataclass(frozen=True)
+class Power:
+    """What difference on the objective this design would have found in one arm, had it been there."""
+
+    arm: str
+    metric: str
+    detectable: float
+    """Found with 80 % power at Holm's strictest step."""
+    target: float | None
+    """The smallest difference worth finding: `SMALLEST` or a fifth of the baseline's spread over prompts."""
+    seeds: int
+    seeds_needed: int | None
+    """Seeds that find `target` on as many prompts; None where it is unknown (one seed) or no number is enough."""
+    more_prompts: bool
+    """No number of seeds finds `target` on so few prompts."""
+
+    @property
+    def suffices(self) -> bool | None:
+        """Whether the seeds there are find `target`."""
+        return None if self.target is None else self.detectable <= self.target
 
 
 @dataclass(frozen=True)
@@ -88,6 +138,17 @@ class Findings:
     arms: tuple[ArmResult, ...]
     effects: tuple[Effect, ...]
     claims: tuple[Claim, ...]
+    improvements: tuple[Improvement, ...]
+    power: tuple[Power, ...]
+    best: dict[str, str]
+    """Metric -> the arm that is better than every other one, where one is (`_best`)."""
+    curves: Curves
+    """(arm, seed) -> rewards over KL."""
+    matched: tuple[MatchedKL, ...]
+    laws: tuple[RewardLaw, ...]
+    alarms: tuple[ArmAlarm, ...]
+    search: Search | None
+    """What a search tried, apart from what was confirmed."""
 
     def arm(self, name: str) -> ArmResult:
         return next(result for result in self.arms if result.arm == name)
@@ -97,13 +158,21 @@ class Findings:
 
 
 def analyse(records: StudyRecords) -> Findings:
-    """Estimates of every arm, effects against the baseline with Holm's correction per metric, and verdicts."""
+    """Estimates of every arm, effects against the baseline with Holm's correction per metric, drift, and verdicts."""
     objective = records.study.objective.metric
-    compared = dict.fromkeys((objective, *COMPARED))
+    curves = trajectories.curves(records)
     return Findings(
         arms=tuple(_arm(records, arm) for arm in records.arms),
-        effects=tuple(effect for metric in compared for effect in _effects(records, metric)),
+        effects=tuple(effect for metric in dict.fromkeys((objective, *COMPARED)) for effect in _effects(records, metric)),
         claims=_claims(records),
+        improvements=_improvements(records),
+        power=_power(records),
+        best={metric: arm for metric in dict.fromkeys((objective, *RANKED)) if (arm := _best(records, metric)) is not None},
+        curves=curves,
+        matched=trajectories.matched(records, curves),
+        laws=trajectories.laws(records, curves),
+        alarms=trajectories.alarms(records),
+        search=load_search(records.folder),
     )
 
 
@@ -119,7 +188,16 @@ def _arm(records: StudyRecords, arm: str) -> ArmResult:
         estimates={metric: found for metric in REPORTED if (found := _estimate(records, arm, metric, seeds, per_seed)) is not None},
         per_seed={metric: values for metric, values in per_seed.items() if values},
         divergence=stats.wilson(counts.get("diverged", 0), ended) if ended else None,
+        planned=sum(cell.arm == arm for cell in records.plan),
+        iqm={metric: found for metric in ROBUST if (found := _iqm(records, arm, metric, seeds)) is not None},
     )
+
+
+def _iqm(records: StudyRecords, arm: str, metric: str, seeds: list[int]) -> Estimate | None:
+    prompts = records.shared_prompts([(arm, seed) for seed in seeds])
+    if not seeds or not len(prompts):
+        return None
+    return stats.iqm(records.answers(arm, PER_PROMPT[metric][0], seeds, prompts)).clipped(METRICS[metric].low, METRICS[metric].high)
 
 
 def _summaries(records: StudyRecords, arm: str, metric: str) -> dict[int, float]:
@@ -143,54 +221,134 @@ def _estimate(records: StudyRecords, arm: str, metric: str, seeds: list[int], pe
         return None
     numerator = records.answers(arm, top, seeds, prompts)
     denominator = records.answers(arm, bottom, seeds, prompts) if bottom else None
-    found = stats.mean(numerator, denominator)
-    if metric in _RATES and found.low == found.high and found.value in (0.0, 1.0):
-        # The bootstrap of a constant has no width; completions of one prompt are not independent, so n = prompts.
-        rate = stats.wilson(found.value * len(prompts), len(prompts))
-        return Estimate(found.value, rate.low, rate.high, found.seeds, found.prompts, "wilson")
-    return found.clipped(*bounds)
+    return stats.rate(numerator) if metric in _RATES else stats.mean(numerator, denominator).clipped(*bounds)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """An arm and another on one metric, on the seeds and prompts that both share: (S, P) each, P = 1 where it exists once per trial."""
+
+    seeds: list[int]
+    first: Array
+    second: Array
+    first_denominator: Array | None
+    second_denominator: Array | None
+    once: bool
+
+    def difference(self, level: float = stats.LEVEL) -> Estimate:
+        if self.once:
+            return stats.over_seeds(list((self.first - self.second)[:, 0]), level)
+        return stats.difference(self.first, self.second, self.first_denominator, self.second_denominator, level)
+
+    def p(self) -> float | None:
+        if self.once:
+            listed = list((self.first - self.second)[:, 0])
+            return stats.seed_flip_test(listed) if len(listed) <= 16 else None
+        return stats.swap_test(self.first, self.second, self.first_denominator, self.second_denominator)
+
+    def linear(self) -> Array:
+        """(S, P) paired differences whose mean is the effect."""
+        return stats.linear(self.first, self.first_denominator) - stats.linear(self.second, self.second_denominator)
+
+
+def _pair(records: StudyRecords, metric: str, arm: str, other: str) -> _Pair | None:
+    seeds = [seed for seed in records.evaluated(arm) if seed in set(records.evaluated(other))]
+    if metric not in PER_PROMPT:
+        values = [_summaries(records, name, metric) for name in (arm, other)]
+        seeds = [seed for seed in seeds if all(seed in known for known in values)]
+        first, second = (np.array([[known[seed]] for seed in seeds]) for known in values)
+        return _Pair(seeds, first, second, None, None, True) if seeds else None
+    prompts = records.shared_prompts([(name, seed) for name in (arm, other) for seed in seeds])
+    if not seeds or not len(prompts):
+        return None
+    top, bottom = PER_PROMPT[metric]
+    first, second = (records.answers(name, top, seeds, prompts) for name in (arm, other))
+    under = [records.answers(name, bottom, seeds, prompts) if bottom else None for name in (arm, other)]
+    return _Pair(seeds, first, second, under[0], under[1], False)
+
+
+def maximized(records: StudyRecords, metric: str) -> bool:
+    """Whether more of a metric is better."""
+    objective = records.study.objective
+    return objective.direction == "maximize" if metric == objective.metric else metric not in _MINIMIZE
+
+
+def _others(records: StudyRecords) -> list[str]:
+    return [arm for arm in records.arms if arm != records.study.baseline]
 
 
 def _effects(records: StudyRecords, metric: str) -> list[Effect]:
-    base = records.study.baseline
-    objective = records.study.objective
-    maximize = objective.direction == "maximize" if metric == objective.metric else metric not in _MINIMIZE
-    found = [(arm, *_compare(records, metric, arm, base)) for arm in records.arms if arm != base]
-    tested = [index for index, (_, _, _, p) in enumerate(found) if p is not None]
-    corrected = dict(zip(tested, stats.holm([p for *_, p in found if p is not None]), strict=True))
-    return [
-        Effect(metric, arm, estimate, per_seed, p, corrected.get(i), maximize, stats.verdict(estimate, corrected.get(i), maximize))
-        for i, (arm, estimate, per_seed, p) in enumerate(found)
-    ]
+    maximize = maximized(records, metric)
+    pairs = [(arm, _pair(records, metric, arm, records.study.baseline)) for arm in _others(records)]
+    raw = [(arm, pair, pair.difference() if pair else None, pair.p() if pair else None) for arm, pair in pairs]
+    seeds_p = [stats.two_level_p(estimate) if estimate else None for _, _, estimate, _ in raw]
+    # Either test alone can be passed by chance of what it does not draw anew, so the larger p is the one corrected.
+    larger = [max(p, q) if p is not None and q is not None else None for (*_, p), q in zip(raw, seeds_p, strict=True)]
+    tested = [index for index, p in enumerate(larger) if p is not None]
+    corrected = dict(zip(tested, stats.holm([p for p in larger if p is not None]), strict=True))
+    result = []
+    for index, (arm, pair, estimate, p) in enumerate(raw):
+        per_seed = dict(zip(pair.seeds, map(float, pair.linear().mean(1)), strict=True)) if pair else {}
+        outcome = stats.verdict(estimate, corrected.get(index), maximize)
+        result.append(Effect(metric, arm, estimate, per_seed, p, corrected.get(index), maximize, outcome, seeds_p[index]))
+    return result
 
 
-def _compare(records: StudyRecords, metric: str, arm: str, base: str) -> tuple[Estimate | None, dict[int, float], float | None]:
-    seeds = [seed for seed in records.evaluated(arm) if seed in set(records.evaluated(base))]
-    if not seeds:
-        return None, {}, None
-    if metric not in PER_PROMPT:
-        return _compare_seeds(records, metric, arm, base, seeds)
-    prompts = records.shared_prompts([(name, seed) for name in (arm, base) for seed in seeds])
-    if not len(prompts):
-        return None, {}, None
-    top, bottom = PER_PROMPT[metric]
-    first, second = (records.answers(name, top, seeds, prompts) for name in (arm, base))
-    under = [records.answers(name, bottom, seeds, prompts) if bottom else np.ones_like(first) for name in (arm, base)]
-    per_seed = first.sum(1) / under[0].sum(1) - second.sum(1) / under[1].sum(1)
-    estimate = stats.difference(first, second, under[0], under[1])
-    p = stats.swap_test(first, second, under[0], under[1])
-    return estimate, dict(zip(seeds, map(float, per_seed), strict=True)), p
+def _improvements(records: StudyRecords) -> tuple[Improvement, ...]:
+    """Completions of the arm against the baseline's, prompt by prompt."""
+    objective = records.study.objective.metric
+    whole = objective in PER_PROMPT and PER_PROMPT[objective][1] is None and objective not in _RATES
+    metric = objective if whole else "eval/gold"
+    pairs = [(arm, _pair(records, metric, arm, records.study.baseline)) for arm in _others(records)]
+    maximize = maximized(records, metric)
+    return tuple(Improvement(arm, metric, stats.improvement(pair.first, pair.second, maximize)) for arm, pair in pairs if pair)
 
 
-def _compare_seeds(
-    records: StudyRecords, metric: str, arm: str, base: str, seeds: list[int]
-) -> tuple[Estimate | None, dict[int, float], float | None]:
-    first, second = _summaries(records, arm, metric), _summaries(records, base, metric)
-    differences = {seed: first[seed] - second[seed] for seed in seeds if seed in first and seed in second}
-    if not differences:
-        return None, {}, None
-    listed = list(differences.values())
-    return stats.over_seeds(listed), differences, stats.seed_flip_test(listed) if len(listed) <= 16 else None
+def _power(records: StudyRecords) -> tuple[Power, ...]:
+    """The minimum detectable effect of each arm on the objective."""
+    metric = records.study.objective.metric
+    pairs = [(arm, pair) for arm in _others(records) if (pair := _pair(records, metric, arm, records.study.baseline))]
+    found = []
+    for arm, pair in pairs:
+        table = pair.linear()
+        se, df = stats.standard_error(table)
+        if se == 0.0:
+            continue
+        alpha = stats.ALPHA / len(pairs)
+        target = SMALLEST.get(metric)
+        if target is None and not pair.once:
+            target = SMALL_EFFECT * float(stats.linear(pair.second, pair.second_denominator).std(axis=1, ddof=1).mean()) or None
+        need = power.seeds_needed(table, target, alpha) if target else None
+        needed = need.seeds if need else None
+        found.append(
+            Power(arm, metric, power.detectable(se, df, alpha), target, len(pair.seeds), needed, need is not None and needed is None)
+        )
+    return tuple(found)
+
+
+def _best(records: StudyRecords, metric: str) -> str | None:
+    """The arm whose paired difference to every other evaluated arm excludes 0 in its favour, at Bonferroni's level; None without one.
+
+    With k arms each difference gets the interval of level 1 - 0.05 / (k - 1): an arm that is not the best in truth
+    is named with a probability of at most 0.025, as it would have to beat the true best. An arm of which no trial
+    was evaluated is not compared; one that lost seeds is compared on those it has.
+    """
+    values = {arm: found.value for arm in records.arms if (found := _estimate_of(records, arm, metric)) is not None}
+    if len(values) < 2:
+        return None
+    maximize = maximized(records, metric)
+    best = (max if maximize else min)(values, key=lambda arm: values[arm])
+    level = 1 - stats.ALPHA / (len(values) - 1)
+    for other in values:
+        pair = _pair(records, metric, best, other) if other != best else None
+        effect = pair.difference(level) if pair else None
+        if other != best and (effect is None or not effect.excludes_zero or (effect.value > 0) != maximize):
+            return None
+    return best
+
+
+def _estimate_of(records: StudyRecords, arm: str, metric: str) -> Estimate | None:
+    return _estimate(records, arm, metric, records.evaluated(arm), {metric: _summaries(records, arm, metric)})
 
 
 def _claims(records: StudyRecords) -> tuple[Claim, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -21,15 +21,17 @@ from numpy.typing import NDArray
 from pipeline import intervals
 
 Array = NDArray[np.float64]
-Method = Literal["bootstrap", "student", "wilson", "none"]
+Method = Literal["bootstrap", "student", "jackknife", "wilson", "none"]
 Outcome = Literal["better", "worse", "no detectable difference", "not estimable"]
 
 LEVEL = 0.95
 ALPHA = 0.05
 RESAMPLES = 4_000
+IQM_RESAMPLES = 2_000
 SWAPS = 10_000
 RNG_SEED = 20_170_720
 _CHUNK = 1_000
+_IQM_CHUNK = 250
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,21 @@ class Estimate:
     prompts: int
     """0 where the quantity exists once per trial."""
     method: Method
+    se: float | None = None
+    """Standard error over both seeds and prompts."""
+    df: float | None = None
+    """Its degrees of freedom."""
 
     def clipped(self, low: float, high: float) -> Estimate:
         """The interval cut to what the quantity can be at all."""
         if self.low is None or self.high is None:
             return self
-        return Estimate(self.value, max(self.low, low), min(self.high, high), self.seeds, self.prompts, self.method)
+        return replace(self, low=max(self.low, low), high=min(self.high, high))
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether there is an interval and 0 lies outside of it."""
+        return self.low is not None and self.high is not None and (self.low > 0.0 or self.high < 0.0)
 
 
 def mean(numerator: Array, denominator: Array | None = None, level: float = LEVEL) -> Estimate:
@@ -56,19 +67,18 @@ def mean(numerator: Array, denominator: Array | None = None, level: float = LEVE
 
     Each of `RESAMPLES` replicates draws S seeds and P prompts with replacement, one draw of prompts for all
     seeds (the pigeonhole bootstrap of crossed factors, Owen 2007, Annals of Applied Statistics 1:386). The
-    deviation of the drawn seeds is stretched by sqrt(S / (S - 1)): resampling S things understates their
-    variance by (S - 1) / S, which matters at S = 3. Percentile interval. With one seed the interval speaks
-    of prompts alone. In simulation with S = 3 a 95 % interval covers 97-99 % when prompts or completions
-    vary most and about 85 % when seeds vary most (three seeds cannot tell more).
+    percentile interval is expanded (Hesterberg 2015, The American Statistician 69:371) for what resampling a
+    few things understates: to the standard error with its small-sample divisors, and by t / z with the degrees of
+    freedom of Satterthwaite (1946) for the sum of the variances between seeds and between prompts. That sum
+    counts the interaction twice, so the interval errs on the wide side where completions vary most.
+
+    In simulation a 95 % interval covers, with 3 seeds, 97-98 % when prompts or completions vary most and 92-95 %
+    when seeds vary most; with 2 seeds 86-97 %; with 5 or more 94-99 %. With one seed it speaks of prompts alone.
 
     `numerator`, `denominator`: (S, P), same unit in every cell. Raises `ValueError` on empty or non-finite input.
     """
     numerator, denominator = _checked(numerator, denominator)
-    seeds, prompts = numerator.shape
-    per_seed = numerator.sum(1) / denominator.sum(1)
-    replicates = _ratio_replicates(numerator, denominator)
-    low, high = _percentile(replicates, per_seed, level)
-    return Estimate(float(per_seed.mean()), low, high, seeds, prompts, "bootstrap")
+    return _two_level(_ratio_replicates(numerator, denominator), linear(numerator, denominator), level)
 
 
 def difference(
@@ -78,15 +88,58 @@ def difference(
 
     Shapes (S, P) throughout; row s is the same seed and column p the same prompt in both.
     """
-    arm, arm_denominator = _checked(arm, arm_denominator)
-    base, base_denominator = _checked(base, base_denominator)
-    if arm.shape != base.shape:
-        raise ValueError(f"unpaired: {arm.shape} and {base.shape}")
-    seeds, prompts = arm.shape
-    per_seed = arm.sum(1) / arm_denominator.sum(1) - base.sum(1) / base_denominator.sum(1)
+    arm, arm_denominator, base, base_denominator = _paired(arm, base, arm_denominator, base_denominator)
     replicates = _ratio_replicates(arm, arm_denominator) - _ratio_replicates(base, base_denominator)
-    low, high = _percentile(replicates, per_seed, level)
-    return Estimate(float(per_seed.mean()), low, high, seeds, prompts, "bootstrap")
+    return _two_level(replicates, linear(arm, arm_denominator) - linear(base, base_denominator), level)
+
+
+def improvement(arm: Array, base: Array, maximize: bool = True, level: float = LEVEL) -> Estimate:
+    """Probability that the arm beats the baseline on the same seed and prompt, ties counting half, with the bootstrap of `mean`.
+
+    The paired form of the probability of improvement (Agarwal et al. 2021, who compare all pairs of runs): 0.5 says no
+    difference, and it knows nothing of how large a win is. A constant table gets a Wilson interval with
+    n = prompts, since the bootstrap of a constant has no width. Shapes (S, P).
+    """
+    arm, _, base, _ = _paired(arm, base, None, None)
+    wins = np.where(arm == base, 0.5, ((arm > base) == maximize).astype(np.float64))
+    return rate(wins, level)
+
+
+def rate(table: Array, level: float = LEVEL) -> Estimate:
+    """`mean` of values in [0, 1], where a constant table of 0 or 1 gets a Wilson interval with n = prompts."""
+    found = mean(table, level=level)
+    if found.low == found.high and found.value in (0.0, 1.0):
+        # Completions of one prompt are not independent, so n is not seeds x prompts.
+        bounds = wilson(found.value * found.prompts, found.prompts, level)
+        return replace(found, low=bounds.low, high=bounds.high, method="wilson", se=None, df=None)
+    return found.clipped(0.0, 1.0)
+
+
+def iqm(table: Array, level: float = LEVEL) -> Estimate:
+    """Interquartile mean over all cells: a quarter trimmed from either end, robust to outliers (Agarwal et al. 2021).
+
+    The point equals ``scipy.stats.trim_mean(table, 0.25, axis=None)``. Interval: the two-level bootstrap of `mean` with
+    `IQM_RESAMPLES` replicates; its standard error from the influence function of the trimmed mean (Huber 1981, 3.3).
+    In simulation it covers 92-98 % with 3 seeds. Shape (S, P).
+    """
+    table, _ = _checked(table, None)
+    seeds, prompts = table.shape
+    order = np.argsort(table, axis=None, kind="stable")
+    ranked = table.reshape(-1)[order]
+    cut = int(0.25 * ranked.size)
+    drawn, counts = _draws(seeds, 0)[0][:IQM_RESAMPLES] * seeds, _draws(seeds, prompts)[1][:IQM_RESAMPLES]
+    steps = np.diff(ranked)
+    kept = float(ranked.size - 2 * cut)
+    values = []
+    for start in range(0, IQM_RESAMPLES, _IQM_CHUNK):
+        part = slice(start, start + _IQM_CHUNK)
+        weights = (drawn[part, :, None] * counts[part, None, :]).reshape(-1, ranked.size)[:, order]
+        inside = np.clip(np.cumsum(weights, axis=1), cut, ranked.size - cut) - cut
+        values.append(ranked[-1] - (inside[:, :-1] @ steps) / kept)
+    low, high = ranked[cut], ranked[-cut - 1]
+    point = float(ranked[cut : ranked.size - cut].mean())
+    pull = np.clip(table, low, high)
+    return _expanded(np.concatenate(values), point, point + (pull - pull.mean()) * ranked.size / kept, level)
 
 
 def swap_test(
@@ -100,10 +153,7 @@ def swap_test(
     seeds; that the effect also stands above the variation of seeds is what the interval of `difference` says,
     and `verdict` asks for both. p = (1 + swaps at least as extreme) / (1 + swaps), never 0 (Phipson and Smyth 2010).
     """
-    arm, arm_denominator = _checked(arm, arm_denominator)
-    base, base_denominator = _checked(base, base_denominator)
-    if arm.shape != base.shape:
-        raise ValueError(f"unpaired: {arm.shape} and {base.shape}")
+    arm, arm_denominator, base, base_denominator = _paired(arm, base, arm_denominator, base_denominator)
     observed = float((arm.sum(1) / arm_denominator.sum(1) - base.sum(1) / base_denominator.sum(1)).mean())
     spread = float(np.abs(arm).sum() / arm_denominator.sum() + np.abs(base).sum() / base_denominator.sum())
     tolerance = 1e-12 * max(spread, 1e-300)
@@ -128,10 +178,27 @@ def over_seeds(values: Sequence[float], level: float = LEVEL) -> Estimate:
     centre = float(array.mean())
     if array.size < 2:
         return Estimate(centre, None, None, 1, 0, "none")
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
-    half = float(t.ppf((1 + level) / 2, array.size - 1)) * float(array.std(ddof=1)) / math.sqrt(array.size)
-    return Estimate(centre, centre - half, centre + half, array.size, 0, "student")
+    se = float(array.std(ddof=1)) / math.sqrt(array.size)
+    half = float(stdtrit(array.size - 1, (1 + level) / 2)) * se
+    return Estimate(centre, centre - half, centre + half, array.size, 0, "student", se, float(array.size - 1))
+
+
+def two_level_p(effect: Estimate) -> float | None:
+    """Two-sided p-value of no effect from an estimate's standard error: Student's t with its degrees of freedom.
+
+    It speaks of new seeds *and* new prompts, where `swap_test` speaks of new prompts for these seeds. In simulation under the
+    null with 3 seeds, 0.2-3 % are below 0.05 when completions or prompts vary most and 5-8 % when seeds vary most.
+    None without a standard error; 1 for no difference at all.
+    """
+    if effect.se is None or effect.df is None:
+        return None
+    if effect.se == 0.0:
+        return 1.0 if effect.value == 0.0 else None
+    from scipy.special import stdtr
+
+    return float(2 * stdtr(effect.df, -abs(effect.value) / effect.se))
 
 
 def seed_flip_test(differences: Sequence[float]) -> float:
@@ -188,6 +255,14 @@ def _checked(numerator: Array, denominator: Array | None) -> tuple[Array, Array]
     return numerator, denominator
 
 
+def _paired(arm: Array, base: Array, arm_denominator: Array | None, base_denominator: Array | None) -> tuple[Array, Array, Array, Array]:
+    arm, arm_denominator = _checked(arm, arm_denominator)
+    base, base_denominator = _checked(base, base_denominator)
+    if arm.shape != base.shape:
+        raise ValueError(f"unpaired: {arm.shape} and {base.shape}")
+    return arm, arm_denominator, base, base_denominator
+
+
 def _ratio_replicates(numerator: Array, denominator: Array) -> Array:
     """The ratio of each seed on each draw of prompts: (RESAMPLES, S)."""
     _, prompts = _draws(*numerator.shape)
@@ -197,13 +272,48 @@ def _ratio_replicates(numerator: Array, denominator: Array) -> Array:
     return result
 
 
-def _percentile(replicates: Array, per_seed: Array, level: float) -> tuple[float, float]:
-    count = len(per_seed)
-    drawn, _ = _draws(count, 0)
-    stretch = math.sqrt(count / (count - 1)) if count > 1 else 1.0
-    totals = (drawn * replicates).sum(1) + (stretch - 1.0) * (drawn @ (per_seed - per_seed.mean()))
-    low, high = np.quantile(totals, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+def linear(numerator: Array, denominator: Array | None = None) -> Array:
+    """A table whose row means are the ratios and whose spread is theirs to first order (the delta method)."""
+    if denominator is None:
+        return numerator
+    ratio = (numerator.sum(1) / denominator.sum(1))[:, None]
+    result: Array = ratio + (numerator - ratio * denominator) / denominator.mean(1)[:, None]
+    return result
+
+
+def _two_level(replicates: Array, table: Array, level: float) -> Estimate:
+    drawn, _ = _draws(len(table), 0)
+    return _expanded((drawn * replicates).sum(1), float(table.mean(1).mean()), table, level)
+
+
+def _expanded(replicates: Array, value: float, table: Array, level: float) -> Estimate:
+    """The percentile interval of the replicates, expanded as `mean` says; `table` is linear in the estimate."""
+    se, df = standard_error(table)
+    low, high = np.quantile(replicates, [(1 - level) / 2, (1 + level) / 2]) - value
+    spread = float(replicates.std())
+    if se > 0 and spread > 1e-12 * max(1.0, abs(value)):
+        from scipy.special import ndtri, stdtrit
+
+        factor = se / spread * float(stdtrit(df, (1 + level) / 2) / ndtri((1 + level) / 2))
+        low, high = low * factor, high * factor
+    # A skewed replicate distribution may leave the value outside by rounding alone.
+    return Estimate(value, value + min(float(low), 0.0), value + max(float(high), 0.0), len(table), table.shape[1], "bootstrap", se, df)
+
+
+def standard_error(table: Array) -> tuple[float, float]:
+    """Standard error of the mean of a crossed (S, P) table and its degrees of freedom (Satterthwaite 1946).
+
+    Variance between seeds / S + variance between prompts / P; the smaller of two things is no evidence of the other,
+    so a single seed or prompt contributes nothing. (0, 1) for a constant table.
+    """
+    seeds, prompts = table.shape
+    between_seeds = float(table.mean(1).var(ddof=1)) / seeds if seeds > 1 else 0.0
+    between_prompts = float(table.mean(0).var(ddof=1)) / prompts if prompts > 1 else 0.0
+    total = between_seeds + between_prompts
+    if total == 0.0:
+        return 0.0, 1.0
+    weighted = between_seeds**2 / max(1, seeds - 1) + between_prompts**2 / max(1, prompts - 1)
+    return math.sqrt(total), total**2 / weighted
 
 
 @lru_cache(maxsize=16)

@@ -55,13 +55,17 @@ def test_effect_is_the_paired_difference_over_common_seeds(demo: Built, findings
 def test_findings_are_those_that_were_built_in(findings: Findings) -> None:
     outcomes = {effect.arm: effect.outcome for effect in findings.effects_on("eval/win_rate")}
     assert outcomes["beta_0"] == "worse"
-    assert outcomes["beta_0.01"] == "better"
+    assert outcomes["beta_0.01"] == "no detectable difference"  # two seeds that disagree by half of the effect
+    assert {effect.arm: effect.outcome for effect in findings.effects_on("eval/kl_per_sequence")} == {
+        "beta_0": "worse", "beta_0.01": "worse", "beta_0.2": "better",
+    }  # fmt: skip
 
 
 def test_holm_runs_over_the_arms_of_one_metric(findings: Findings) -> None:
     for metric in {effect.metric for effect in findings.effects}:
         effects = findings.effects_on(metric)
-        assert [e.p_holm for e in effects] == pytest.approx(stats.holm([e.p for e in effects if e.p is not None]))
+        larger = [max(e.p, e.p_seeds) for e in effects if e.p is not None and e.p_seeds is not None]
+        assert [e.p_holm for e in effects] == pytest.approx(stats.holm(larger))
 
 
 def test_claims_are_the_verdicts_of_falsify(demo: Built, records: StudyRecords, findings: Findings) -> None:

@@ -1,0 +1,79 @@
+"""What a search tried, read from ``search.json``: tuning is shown apart from what was confirmed on fresh seeds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import UserError
+from pipeline.layout import StudyFolder
+
+FILE = "search.json"
+
+
+@dataclass(frozen=True)
+class SearchTrial:
+    """One configuration that a search tried, on a single seed."""
+
+    number: int
+    arm: str
+    overrides: dict[str, Any]
+    status: str
+    values: dict[str, float]
+    """Metric -> value of its evaluation, as far as it was measured."""
+    feasible: bool
+    """Whether it kept the constraints."""
+    steps: int
+
+
+@dataclass(frozen=True)
+class Search:
+    """All trials of a search, its front, what was confirmed, and how much each knob mattered."""
+
+    trials: tuple[SearchTrial, ...]
+    pareto: tuple[int, ...]
+    """Numbers of the trials that no other one beats on all objectives."""
+    confirmed: dict[str, int]
+    """Arm of the confirmation -> number of the trial it repeats."""
+    importance: dict[str, float]
+    """Knob -> share of the variation among the better trials (PED-ANOVA)."""
+    importance_n: int
+    """Trials that this was computed from."""
+
+    @property
+    def metrics(self) -> list[str]:
+        """Metrics that some trial has, in the order of first appearance."""
+        return list(dict.fromkeys(key for trial in self.trials for key in trial.values))
+
+    @property
+    def knobs(self) -> list[str]:
+        """Knobs that were searched."""
+        return list(dict.fromkeys(key for trial in self.trials for key in trial.overrides))
+
+
+def load_search(folder: StudyFolder) -> Search | None:
+    """The search of a study folder, None where there was none. Raises `UserError` with the file when it is damaged."""
+    path: Path = folder.path / FILE
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        return Search(
+            trials=tuple(_trial(entry) for entry in content["trials"]),
+            pareto=tuple(int(number) for number in content["pareto"]),
+            confirmed={str(entry["arm"]): int(entry["number"]) for entry in content["confirmed"]},
+            importance={str(key): float(value) for key, value in (content.get("importance") or {}).items()},
+            importance_n=int(content.get("importance_n") or 0),
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(
+            f"{path}: damaged file ({type(error).__name__}: {error}); remove it and run the study again to rebuild it"
+        ) from None
+
+
+def _trial(entry: dict[str, Any]) -> SearchTrial:
+    values = {str(key): float(value) for key, value in entry["values"].items() if value is not None}
+    head = int(entry["number"]), str(entry["arm"]), dict(entry["overrides"]), str(entry["status"])
+    return SearchTrial(*head, values, bool(entry["feasible"]), int(entry["steps"]))
