@@ -22,8 +22,9 @@ T4_BYTES = 320e9
 """Memory bandwidth of a T4, bytes/s (same)."""
 EFFICIENCY = {"generate": 0.5, "score": 0.35, "train": 0.35}
 """Fraction of the roofline assumed for each phase; assumed, not measured on a T4."""
-MEASURED_ELEMENTS = 2**26
-"""Entries of one chunk of log-probabilities where they are only measured (`pipeline.ppo.measure.CHUNK_ELEMENTS`)."""
+CHUNK_ELEMENTS, CHUNK_TOKENS = 2**23, 256
+"""A chunk at the language-modelling head: at most so many (tokens, vocabulary) entries, 32 MiB in fp32, but at least so many
+tokens, since a card reads the whole head for each chunk."""
 TRAINED_BYTES = 16
 """Per trained parameter: fp32 weight, gradient and two Adam moments."""
 
@@ -62,6 +63,11 @@ PUBLISHED = {
 """Sizes as the models' own config files state them; GPT-2's ungated MLP of 3072 written as a gated one of equal size."""
 
 
+def chunk_tokens(vocab: int) -> int:
+    """Tokens that go through the language-modelling head together."""
+    return max(CHUNK_ELEMENTS // vocab, CHUNK_TOKENS)
+
+
 def shape_of(model: ModelConfig, vocab_size: int) -> Shape | None:
     """Sizes of the policy, or None for a base whose sizes are not known before it is loaded."""
     if model.base is None:
@@ -97,12 +103,12 @@ class Ledger:
         finally:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
 
-    def count_update(self, cfg: PpoConfig, prompt_tokens: int, response_tokens: int) -> None:
-        """Add the work of one update on `prompt_tokens` and `response_tokens` valid tokens of the whole rollout."""
+    def count_update(self, cfg: PpoConfig, prompt_tokens: int, response_tokens: int, steps: int) -> None:
+        """Add the work of one update of `steps` gradient steps on the valid tokens of the whole rollout."""
         self.generated_tokens += response_tokens
         if self.shape is None:
             return
-        for phase, (flops, bytes_) in update_work(self.shape, cfg, prompt_tokens, response_tokens).items():
+        for phase, (flops, bytes_) in update_work(self.shape, cfg, prompt_tokens, response_tokens, steps).items():
             self.flops[phase] = self.flops.get(phase, 0.0) + flops
             self.bytes[phase] = self.bytes.get(phase, 0.0) + bytes_
 
@@ -135,17 +141,22 @@ class Ledger:
         return None
 
 
-def update_work(shape: Shape, cfg: PpoConfig, prompt_tokens: float, response_tokens: float) -> dict[str, tuple[float, float]]:
-    """(FLOPs, bytes) of one update by phase. Weights move in fp16; the optimiser's state in fp32."""
+def update_work(shape: Shape, cfg: PpoConfig, prompt_tokens: float, response_tokens: float, steps: int) -> dict[str, tuple[float, float]]:
+    """(FLOPs, bytes) of one update of `steps` gradient steps, by phase. Weights move in fp16; the optimiser's state in fp32."""
     tokens = prompt_tokens + response_tokens
     span = tokens / cfg.batch_size / 2
     forward = shape.forward_flops(tokens, span, response_tokens)
     weights = 2.0 * shape.parameters
-    steps = cfg.steps_per_update
+    # A separate critic is one more trunk, without a language-modelling head, in scoring and in training.
+    critic = shape.forward_flops(tokens, span, 0) if cfg.critic == "separate" else 0.0
+    trained = 2 if cfg.critic == "separate" else 1
     return {
         "generate": (forward, weights * cfg.response_length),
-        "score": (3 * forward, 3 * weights),
-        "train": (3 * forward * cfg.num_ppo_epochs, steps * (3 * weights + 2 * TRAINED_BYTES * shape.parameters)),
+        "score": (3 * forward + critic, (2 + trained) * weights),
+        "train": (
+            3 * (forward + critic) * steps / cfg.num_mini_batches,
+            steps * trained * (3 * weights + 2 * TRAINED_BYTES * shape.parameters),
+        ),
     }
 
 
@@ -182,7 +193,7 @@ def estimate(config: TrialConfig) -> Estimate | None:
     if shape is None:
         return None
     prompt = 1.5 * config.data.prompt_words[1]
-    work = update_work(shape, cfg, cfg.batch_size * prompt, cfg.batch_size * cfg.response_length)
+    work = update_work(shape, cfg, cfg.batch_size * prompt, cfg.batch_size * cfg.response_length, cfg.steps_per_update)
     seconds = cfg.updates * sum(roofline(phase, *spent) for phase, spent in work.items())
     return Estimate(shape.parameters, seconds / 3600, _memory(shape, config, prompt), cfg.max_wall_clock_h, cfg.max_memory_gib)
 
@@ -192,12 +203,14 @@ def _memory(shape: Shape, config: TrialConfig, prompt: float) -> dict[str, float
     rows = min(runtime.micro_batch_size, cfg.mini_batch_size)
     length = prompt + cfg.response_length
     # Kept for the backward pass, per token and layer: about 17 vectors of the width (sdpa keeps no attention matrix).
-    activations = 2.0 * rows * length * shape.layers * (17 * shape.hidden + 3 * shape.intermediate)
-    # Training keeps fp32 log-probabilities, their exponent and the gradient of the logits; measuring, five chunks.
-    logits = max(12.0 * rows * cfg.response_length * shape.vocab, 5 * 4.0 * MEASURED_ELEMENTS)
+    trunks = 2 if cfg.critic == "separate" else 1
+    activations = 2.0 * trunks * rows * length * shape.layers * (17 * shape.hidden + 3 * shape.intermediate)
+    # Measuring keeps the most chunks in fp32 at once: log-probabilities of both networks, their exponent, a product, the logits.
+    logits = 5 * 4.0 * chunk_tokens(shape.vocab) * shape.vocab
     cache = 4.0 * min(runtime.rollout_batch_size, cfg.batch_size) * length * shape.layers * shape.hidden * shape.kv_ratio
     parts = {
         "policy, gradients, optimiser": TRAINED_BYTES * shape.parameters,
+        "critic, gradients, optimiser": TRAINED_BYTES * shape.parameters if cfg.critic == "separate" else 0.0,
         "reference": 4.0 * shape.parameters,
         "reward": 4.0 * shape.parameters if config.reward.kind == "learned" else 0.0,
         "activations": activations,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -123,10 +124,13 @@ class PpoConfig(Section):
     adam_eps: StrictlyPositive = 1e-5
     max_grad_norm: StrictlyPositive = 1.0
     cliprange: StrictlyPositive = Field(0.2, description="epsilon")
+    dual_clip: Annotated[float, Field(gt=1.0, allow_inf_nan=False)] | None = Field(
+        None, description="bound c on the loss of a negative advantage, at c times its size; none: no bound"
+    )
     cliprange_value: StrictlyPositive = 0.2
     gamma: Fraction = 1.0
     gae_lambda: Fraction = Field(0.95, description="lambda")
-    kl_coef: NonNegative = Field(0.05, description="beta; the starting value when kl_control is adaptive")
+    kl_coef: NonNegative = Field(0.05, description="beta; the starting value when kl_control is not fixed")
     vf_coef: NonNegative = Field(0.1, description="c1")
     ent_coef: NonNegative = 0.0
     whiten_rewards: bool = False
@@ -135,14 +139,34 @@ class PpoConfig(Section):
         "replace", description="what a response without EOS gets instead of its score"
     )
     missing_eos_penalty: NonNegative = Field(1.0, description="replace: score is minus this; subtract: this is subtracted")
-    kl_control: Literal["fixed", "adaptive"] = "fixed"
+    kl_in: Literal["reward", "loss"] = Field("reward", description="where the KL penalty acts: on every token's reward, or in the loss")
+    kl_loss_estimator: Literal["k2", "k3"] = Field("k2", description="estimator of the penalty in the loss; k1 has no gradient on average")
+    kl_control: Literal["fixed", "adaptive", "linear", "cosine", "piecewise"] = Field(
+        "fixed", description="adaptive follows kl_target; linear and cosine go to kl_coef_end; piecewise follows kl_coef_stages"
+    )
+    kl_coef_end: NonNegative = Field(0.0, description="linear and cosine: beta of the last update")
+    kl_coef_stages: tuple[tuple[Fraction, NonNegative], ...] = Field(
+        (), description="piecewise: pairs [from this fraction of the trial on, beta]"
+    )
     kl_target: StrictlyPositive = Field(6.0, description="adaptive beta: target in nats per sequence")
     kl_horizon: StrictlyPositive = Field(10_000, description="adaptive beta: horizon in episodes")
     lr_guard: bool = Field(False, description="cut the learning rate while KL per token is above lr_guard_kl")
     lr_guard_kl: StrictlyPositive = Field(0.015, description="nats per token")
     lr_guard_factor: Fraction = 0.5
     lr_guard_steps: Positive = Field(100, description="gradient steps that a cut lasts")
-    critic: Literal["shared"] = Field("shared", description="shared: value head on the policy's trunk")
+    kl_hinge: StrictlyPositive | None = Field(
+        None, description="nats per token: while a mini-batch's KL to the reference is above it, its step shrinks to kl_hinge / KL"
+    )
+    target_kl: StrictlyPositive | None = Field(
+        None, description="nats per token: the epochs end before a step whose approxkl is above 1.5 times this"
+    )
+    critic: Literal["shared", "separate"] = Field(
+        "shared", description="shared: value head on the policy's trunk; separate: a trunk of its own"
+    )
+    critic_init: Literal["reference", "reward"] = Field("reference", description="what a separate critic starts as")
+    critic_lr: NonNegative | None = Field(None, description="learning rate of a separate critic's trunk, on the same schedule; none: lr")
+    min_entropy: NonNegative = Field(0.01, description="nats per token: a rollout below it has collapsed, and the trial ends as diverged")
+    max_repetition: Fraction = Field(0.8, description="share of repeated token pairs in a response: a rollout above it has collapsed too")
     max_wall_clock_h: StrictlyPositive = Field(2.5, description="cap; a trial that reaches it ends as `budget`")
     max_generated_tokens: Positive = Field(50_000_000, description="cap on tokens sampled in rollouts")
     max_memory_gib: StrictlyPositive = Field(14.6, description="cap on peak memory: RSS on a CPU, allocator on a GPU")
@@ -172,7 +196,19 @@ class PpoConfig(Section):
                 f"steps {self.steps} is no whole number of updates of {self.steps_per_update} gradient steps "
                 f"(num_ppo_epochs x num_mini_batches); nearest: {max(below, self.steps_per_update)} or {below + self.steps_per_update}"
             )
+        if self.critic == "shared" and (self.critic_init != "reference" or self.critic_lr is not None):
+            raise ValueError("critic_init and critic_lr need critic: separate; set it or remove them")
+        self._check_stages()
         return self
+
+    def _check_stages(self) -> None:
+        starts = [start for start, _ in self.kl_coef_stages]
+        if bool(starts) != (self.kl_control == "piecewise"):
+            raise ValueError(
+                "kl_coef_stages and kl_control: piecewise need each other; for example kl_coef_stages: [[0.25, 0.1], [0.5, 0.05]]"
+            )
+        if any(late <= early for early, late in itertools.pairwise(starts)):
+            raise ValueError(f"kl_coef_stages: the fractions {starts} must rise")
 
 
 class EvaluateConfig(Section):
@@ -221,6 +257,8 @@ class TrialConfig(Section):
             )
         if self.judge == "grammar" and self.data.source != "builtin":
             raise ValueError(f"reward.judge 'grammar' understands only built-in reviews, data.source is '{self.data.source}'; use lexicon")
+        if self.ppo.critic_init == "reward" and self.reward.kind != "learned":
+            raise ValueError(f"ppo.critic_init 'reward' needs a reward that is a network, reward.kind is '{self.reward.kind}'; use learned")
         return self
 
     def digest(self) -> str:

@@ -13,8 +13,13 @@ from pathlib import Path
 
 import pytest
 from helpers import Recorder, smoke
+from hypothesis import settings
 
 from pipeline.layout import Layout
+
+# The same examples in every run: a red build means a change of ours, not of luck.
+settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
+settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -86,8 +86,8 @@ def positions(attention_mask: Tensor) -> Tensor:
 
 
 def trunk(model: CausalLM) -> Any:
-    """The network below the language-modelling head."""
-    return getattr(model, model.base_model_prefix)
+    """The network below the language-modelling head; of a network without a head, itself."""
+    return getattr(model, model.base_model_prefix, model)
 
 
 def response_hidden(model: CausalLM, episodes: Episodes) -> Tensor:
@@ -116,25 +116,35 @@ def to_grid(flat: Tensor, mask: Tensor) -> Tensor:
 
 
 class ActorCritic(nn.Module):
-    """A causal language model with a scalar value head on its trunk, zero at the start."""
+    """A causal language model and a critic: a scalar head on the policy's trunk, or on a trunk of its own."""
 
-    def __init__(self, lm: CausalLM) -> None:
+    def __init__(self, lm: CausalLM, critic_trunk: CausalLM | None = None, value_head: nn.Linear | None = None) -> None:
+        """Without `critic_trunk` the critic is shared; without `value_head` (H, 1) it is zero at the start."""
         super().__init__()
         self.lm = lm
-        self.value_head = nn.Linear(lm.config.hidden_size, 1)
-        nn.init.zeros_(self.value_head.weight)
-        nn.init.zeros_(self.value_head.bias)
+        self.critic_trunk = critic_trunk
+        self.value_head = value_head or zero_head((critic_trunk or lm).config.hidden_size)
 
     def hidden_and_values(self, episodes: Episodes) -> tuple[Tensor, Tensor]:
-        """Hidden states (N, H) and values (N,) at the positions that predict the valid response tokens.
+        """Hidden states (N, H) of the policy and values (N,) at the positions that predict the valid response tokens.
 
-        The value of token t is that of the state before it was chosen: both heads read the same hidden state.
+        The value of token t is that of the state before it was chosen: a shared critic reads the very hidden
+        state that the language-modelling head reads.
         """
         hidden = response_hidden(self.lm, episodes)
-        values: Tensor = self.value_head(hidden).squeeze(-1).float()
+        state = hidden if self.critic_trunk is None else response_hidden(self.critic_trunk, episodes)
+        values: Tensor = self.value_head(state).squeeze(-1).float()
         return hidden, values
 
     def forward(self, episodes: Episodes, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-probabilities (N, V) and values (N,) at the valid response tokens, both fp32, from one pass of the trunk."""
+        """Log-probabilities (N, V) and values (N,) at the valid response tokens, both fp32."""
         hidden, values = self.hidden_and_values(episodes)
         return log_probs(self.lm, hidden, temperature), values
+
+
+def zero_head(width: int) -> nn.Linear:
+    """A scalar head that says 0 of everything."""
+    head = nn.Linear(width, 1)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head

@@ -11,9 +11,10 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
 
         δₜ = rₜ + γ Vₜ₊₁ - Vₜ,   Aₜ = δₜ + γ λ Aₜ₊₁,   Rₜ = Aₜ + Vₜ
 
-    rewards, values (B, T); mask (B, T) True on valid tokens, a prefix of each row. V after the last valid
-    token is 0: the episode has ended, and whatever the critic says of padding is never read. Both results
-    are 0 on invalid tokens. Schulman 2016 (arXiv 1506.02438), eq. 16.
+    rewards, values (B, T) in score units and one dtype, which the results keep; mask (B, T) True on valid tokens, a
+    prefix of each row; γ and λ in [0, 1]. V after the last valid token is 0: the episode has ended, and whatever stands
+    on invalid tokens is never read. Returns advantages and returns, both (B, T) and 0 on invalid tokens; λ = 1 makes
+    the returns Monte Carlo, λ = 0 the advantages TD errors. Schulman 2016 (arXiv 1506.02438), eq. 16.
     """
     zero = torch.zeros((), dtype=values.dtype, device=values.device)
     rewards, values = torch.where(mask, rewards, zero), torch.where(mask, values, zero)
@@ -29,7 +30,11 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
-    """1 - Var(R - V) / Var(R) on valid tokens; at most 1. NaN where the returns do not vary."""
+    """1 - Var(R - V) / Var(R) over valid tokens.
+
+    values, returns (B, T) in score units; mask (B, T) True on valid tokens. A fraction of at most 1, 0 for a critic that
+    says the mean; an offset of the critic is forgiven. NaN where the returns do not vary.
+    """
     r, v = returns[mask], values[mask]
     spread = r.var(correction=0)
     return float(1 - (r - v).var(correction=0) / spread) if spread > 0 else float("nan")

@@ -1,35 +1,76 @@
-"""What adjusts beta and the learning rate between updates. All state is in `state`, which checkpoints keep."""
+"""What adjusts beta and the learning rate while a trial runs. All state is in `state`, which checkpoints keep."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from pipeline.config import PpoConfig
 
 ERROR_CLIP = 0.2
+STOP_FACTOR = 1.5
+
+
+def kl_schedule(cfg: PpoConfig, progress: float) -> float:
+    """beta at `progress` in [0, 1], 0 in the first update and 1 in the last: a curriculum from one value to another.
+
+    linear: β₀ + (β₁ - β₀) p;  cosine: β₁ + (β₀ - β₁) (1 + cos πp) / 2;  piecewise: that of the last stage whose
+    fraction is at most p, β₀ before the first. β₀ is ``kl_coef``, β₁ is ``kl_coef_end``; any other control: β₀.
+    """
+    start, end = cfg.kl_coef, cfg.kl_coef_end
+    if cfg.kl_control == "linear":
+        return start + (end - start) * progress
+    if cfg.kl_control == "cosine":
+        return end + (start - end) * 0.5 * (1 + math.cos(math.pi * progress))
+    reached = [beta for fraction, beta in cfg.kl_coef_stages if fraction <= progress]
+    return reached[-1] if reached else start
+
+
+def adapted(kl_coef: float, kl_per_sequence: float, target: float, episodes: int, horizon: float) -> float:
+    """beta after a rollout of `episodes` sequences whose KL was `kl_per_sequence`, nats per sequence as is `target`.
+
+    err = clip(KL / target - 1, -0.2, 0.2);  β (1 + err · episodes / horizon). Ziegler 2019 (arXiv 1909.08593), section 2.2.
+    """
+    error = min(max(kl_per_sequence / target - 1, -ERROR_CLIP), ERROR_CLIP)
+    return kl_coef * (1 + error * episodes / horizon)
+
+
+def hinge(kl_per_token: float, threshold: float | None) -> float:
+    """Factor on a step whose policy is `kl_per_token` nats per token away from the reference: min(1, threshold / KL).
+
+    It acts on the learning rate: Adam divides a scale of the loss out again. It never reaches 0, since a policy
+    that is held still has no way back.
+    """
+    if threshold is None or kl_per_token <= threshold:
+        return 1.0
+    return threshold / kl_per_token
+
+
+def out_of_reach(approxkl: float, target_kl: float | None) -> bool:
+    """Whether the epochs end before this step: approxkl, nats per token, above 1.5 times its target."""
+    return target_kl is not None and approxkl > STOP_FACTOR * target_kl
 
 
 @dataclass
 class KlController:
-    """beta: fixed, or driven towards a target KL (Ziegler 2019, arXiv 1909.08593, section 2.2).
+    """beta: fixed, on a schedule, or driven towards a target KL."""
 
-    err = clip(KL / target - 1, -0.2, 0.2);  beta *= 1 + err * episodes / horizon. KL in nats per sequence.
-    """
-
+    cfg: PpoConfig
     kl_coef: float
-    adaptive: bool
-    target: float
-    horizon: float
 
     @classmethod
     def of(cls, cfg: PpoConfig) -> KlController:
-        return cls(cfg.kl_coef, cfg.kl_control == "adaptive", cfg.kl_target, cfg.kl_horizon)
+        return cls(cfg, cfg.kl_coef)
 
-    def observe(self, kl_per_sequence: float, episodes: int) -> None:
-        """Take the KL of one rollout of `episodes` sequences into account."""
-        if self.adaptive:
-            error = min(max(kl_per_sequence / self.target - 1, -ERROR_CLIP), ERROR_CLIP)
-            self.kl_coef *= 1 + error * episodes / self.horizon
+    def start(self, update: int) -> None:
+        """An update begins, counted from 0."""
+        if self.cfg.kl_control != "adaptive":
+            self.kl_coef = kl_schedule(self.cfg, update / max(self.cfg.updates - 1, 1))
+
+    def observe(self, kl_per_sequence: float) -> None:
+        """Take the KL of one rollout into account, nats per sequence."""
+        if self.cfg.kl_control == "adaptive":
+            self.kl_coef = adapted(self.kl_coef, kl_per_sequence, self.cfg.kl_target, self.cfg.batch_size, self.cfg.kl_horizon)
 
     def state(self) -> dict[str, float]:
         return {"kl_coef": self.kl_coef}
@@ -62,7 +103,7 @@ class LrGuard:
         return self.cut if self.remaining > 0 else 1.0
 
     def observe(self, kl_per_token: float) -> None:
-        """Take the KL of one rollout into account."""
+        """Take the KL of one rollout into account, nats per token."""
         if self.enabled and kl_per_token > self.threshold:
             self.remaining = self.hold
 
@@ -77,6 +118,6 @@ class LrGuard:
         self.remaining = state["remaining"]
 
 
-def schedule(cfg: PpoConfig, steps_taken: int) -> float:
-    """Factor on the learning rates of the next gradient step: linear to 0 at the end of the trial, or constant."""
-    return 1 - steps_taken / cfg.steps if cfg.lr_schedule == "linear" else 1.0
+def lr_schedule(cfg: PpoConfig, position: int) -> float:
+    """Factor on the learning rates at a gradient step, by its place among the ``cfg.steps`` planned: linear to 0, or constant."""
+    return 1 - position / cfg.steps if cfg.lr_schedule == "linear" else 1.0

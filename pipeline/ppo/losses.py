@@ -6,8 +6,14 @@ mini-batch is cut into micro-batches; a mean of means would not.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
+
+from pipeline.ppo.kl import k2, k3
+
+ESTIMATORS = {"k2": k2, "k3": k3}
 
 
 def policy_loss(new_logprobs: Tensor, logprobs: Tensor, advantages: Tensor, cliprange: float) -> tuple[Tensor, Tensor]:
@@ -22,6 +28,29 @@ def policy_loss(new_logprobs: Tensor, logprobs: Tensor, advantages: Tensor, clip
     plain = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - cliprange, 1 + cliprange)
     return torch.maximum(plain, clipped), clipped > plain
+
+
+def dual_clip(losses: Tensor, advantages: Tensor, bound: float) -> tuple[Tensor, Tensor]:
+    """Bound the loss of a token that was bad and has become much more likely, and say where the bound is active.
+
+        loss = min(loss, -c A)  where A < 0
+
+    `losses` of `policy_loss` and advantages (N,), c = `bound` > 1; returns losses (N,) and bool (N,). The clip alone
+    leaves the ratio of a negative advantage unbounded from above. Ye 2020 (arXiv 1912.09729), eq. 5.
+    """
+    limit = -bound * advantages
+    active = (advantages < 0) & (losses > limit)
+    return torch.where(active, limit, losses), active
+
+
+def kl_loss(new_logprobs: Tensor, ref_logprobs: Tensor, estimator: Literal["k2", "k3"]) -> Tensor:
+    """KL to the reference as a term of the loss; (N,) over valid tokens, nats.
+
+    The gradient of k2 is d ∇log π, whose mean under π is the gradient of KL(π || ref); that of k3 is
+    (1 - exp(-d)) ∇log π, equal to it for small d. The gradient of k1, ∇log π, is 0 on average: a penalty without
+    effect (Tang and Munos 2025, arXiv 2506.09477). k3 in the loss is GRPO's choice (Shao 2024, arXiv 2402.03300, eq. 4).
+    """
+    return ESTIMATORS[estimator](new_logprobs - ref_logprobs)
 
 
 def value_loss(vpred: Tensor, values: Tensor, returns: Tensor, cliprange_value: float) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,8 @@
 """Averages that see valid tokens only.
 
-Masks are True on valid tokens. They are made from recorded lengths (`pipeline.models.policy.response_mask`).
+x and mask have one shape, any; the mask is True on valid tokens and made from recorded lengths
+(`pipeline.models.policy.response_mask`). What stands on invalid tokens is never read, NaN and infinities included.
+Results have the dtype of x. Variance and whitening are not to be differentiated: a NaN on padding would reach the gradient.
 """
 
 from __future__ import annotations
@@ -12,12 +14,17 @@ EPSILON = 1e-8
 
 
 def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
-    """Sum over valid tokens. Invalid entries may hold anything, NaN included: they are not multiplied by 0."""
+    """Σ x over valid tokens, a scalar in units of x; 0 without any.
+
+    Chosen by `where`: a product with the mask would turn NaN and infinities on padding into NaN.
+    """
     return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device)).sum()
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean over valid tokens; x and mask of equal shape. Raises `ValueError` for a mask that is all False.
+    """Σ x / n over the n valid tokens, a scalar in units of x. Every token counts once, whatever row it is in.
+
+    Raises `ValueError` for a mask that is all False.
 
     >>> masked_mean(torch.tensor([1.0, 3.0, float("nan")]), torch.tensor([True, True, False])).item()
     2.0
@@ -29,15 +36,22 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_var(x: Tensor, mask: Tensor) -> Tensor:
-    """Biased variance over valid tokens (divides by n, as the OpenAI RLHF code)."""
+    """Σ (x - mean)² / n over the n valid tokens, a scalar in squared units of x.
+
+    Biased: divides by n, as the code of Ziegler 2019 (OpenAI `lm-human-preferences`), and not by n - 1, as `Tensor.var`.
+    Raises `ValueError` for a mask that is all False.
+    """
     return masked_mean((x - masked_mean(x, mask)) ** 2, mask)
 
 
 def masked_whiten(x: Tensor, mask: Tensor, *, shift_mean: bool = True) -> Tensor:
     """Scale to unit variance over valid tokens; with `shift_mean` also to mean 0.
 
-    Biased variance, 1e-8 under the root. Invalid positions become 0. Advantages lose their mean, rewards
-    keep it (``shift_mean=False``), as in Ziegler 2019's code.
+        (x - mean) / √(var + 1e-8),  + mean where `shift_mean` is False
+
+    Returns the shape of x without a unit, 0 on invalid tokens. Advantages lose their mean, rewards keep it (the old
+    one, not divided), as in the code of Ziegler 2019 (OpenAI `lm-human-preferences`). For fp32 and wider, and bf16:
+    in fp16 1e-8 is 0, and what does not vary becomes NaN. Raises `ValueError` for a mask that is all False.
     """
     mean = masked_mean(x, mask)
     white = (x - mean) * torch.rsqrt(masked_var(x, mask) + EPSILON)

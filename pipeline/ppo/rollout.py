@@ -16,14 +16,11 @@ from pipeline.models.loading import CausalLM
 from pipeline.models.policy import ActorCritic, Episodes, response_hidden, to_grid
 from pipeline.models.seeding import uniforms
 from pipeline.ppo.advantages import explained_variance, gae
+from pipeline.ppo.health import Diverged, repetition
 from pipeline.ppo.kl import k3
 from pipeline.ppo.masking import masked_mean, masked_whiten
-from pipeline.ppo.measure import token_stats
+from pipeline.ppo.measure import TokenStats, token_stats
 from pipeline.ppo.shaping import handle_missing_eos, non_score_reward, token_rewards
-
-
-class Diverged(Exception):
-    """The numbers are no longer finite; an outcome of the trial, not a fault of the program."""
 
 
 @dataclass(frozen=True)
@@ -43,114 +40,158 @@ ScoreFn = Callable[[Episodes, Sequence[int]], Scores]
 
 
 @dataclass(frozen=True)
+class World:
+    """What a rollout needs and a trial does not change: the networks and how they are asked."""
+
+    actor: ActorCritic
+    reference: CausalLM
+    score: ScoreFn
+    cfg: PpoConfig
+    token_ids: dict[str, int]
+    """``eos_id`` and ``pad_id``."""
+    batch: int
+    """Rows in memory at once; changes nothing."""
+    timed: Callable[[str], Any]
+    """A context manager per phase."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts of one rollout, on the device."""
+
+    queries: Tensor
+    """(B, P) int64, left-padded."""
+    query_mask: Tensor
+    """(B, P) bool."""
+    rows: Sequence[int]
+    """Their indices among all prompts."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the networks say of every valid token; grids are (B, T), 0 on invalid tokens, nats."""
+
+    logprobs: Tensor
+    ref_logprobs: Tensor
+    kl: Tensor
+    """Exact, over the vocabulary."""
+    entropy: Tensor
+    """Exact, of the policy."""
+    values: Tensor
+    """In score units."""
+
+
+@dataclass(frozen=True)
 class Rollout:
     """One batch of episodes with everything the losses need; grids are (B, T), 0 on invalid tokens."""
 
     episodes: Episodes
-    logprobs: Tensor
-    ref_logprobs: Tensor
-    values: Tensor
+    measured: Measured
     advantages: Tensor
     returns: Tensor
+    kl_coef: float
+    """beta in force."""
     scores: Scores
     metrics: dict[str, float]
 
 
-def collect(
-    actor: ActorCritic,
-    reference: CausalLM,
-    score: ScoreFn,
-    queries: Tensor,
-    query_mask: Tensor,
-    rows: Sequence[int],
-    update: int,
-    kl_coef: float,
-    cfg: PpoConfig,
-    batch: int,
-    tokens: dict[str, int],
-    timed: Callable[[str], Any],
-) -> Rollout:
-    """Sample and measure the rollout of one update.
-
-    queries (B, P), query_mask (B, P) of the prompts with indices `rows`; `batch` rows are in memory at once
-    and change nothing; `tokens` has ``eos_id`` and ``pad_id``; `timed` is a context manager per phase.
-    Raises `Diverged` when what was sampled or measured is not finite.
-    """
-    with timed("generate"):
+def collect(world: World, prompts: Prompts, update: int, kl_coef: float) -> Rollout:
+    """Sample and measure the rollout of one update. Raises `Diverged` when what was sampled or measured is not finite."""
+    cfg = world.cfg
+    with world.timed("generate"):
         # 1 sample responses; 2 cut after EOS
-        noise = uniforms(len(rows), cfg.response_length, cfg.seed, "rollout", update)
-        episodes = sample(actor.lm, queries, query_mask, noise, temperature=cfg.temperature, batch=batch, **tokens)
-        episodes = episodes.take(slice(None))
-    with timed("score"), torch.inference_mode():
+        noise = uniforms(len(prompts.rows), cfg.response_length, cfg.seed, "rollout", update)
+        episodes = sample(
+            world.actor.lm,
+            prompts.queries,
+            prompts.query_mask,
+            noise,
+            temperature=cfg.temperature,
+            batch=world.batch,
+            **world.token_ids,
+        ).take(slice(None))
+    with world.timed("score"), torch.no_grad():
         # 3 score the cut text
-        scores = score(episodes, rows)
-        proxy = scores.proxy.to(queries.device)
-        final = handle_missing_eos(proxy, episodes.ended, cfg.missing_eos, cfg.missing_eos_penalty)
+        scores = world.score(episodes, prompts.rows)
+        final = handle_missing_eos(scores.proxy.to(prompts.queries.device), episodes.ended, cfg.missing_eos, cfg.missing_eos_penalty)
         # 4 log-probs, reference log-probs and values by the training forward
-        logprobs, ref_logprobs, values, kl_exact = measure(actor, reference, episodes, cfg.temperature, batch)
+        measured = measure(world.actor, world.reference, episodes, cfg.temperature, world.batch)
         # 5 rewards, GAE, returns, whitening
         mask = episodes.response_mask
-        non_score = non_score_reward(logprobs, ref_logprobs, mask, kl_coef)
+        penalty = kl_coef if cfg.kl_in == "reward" else 0.0
+        non_score = non_score_reward(measured.logprobs, measured.ref_logprobs, mask, penalty)
         rewards = token_rewards(final, non_score, mask)
         if cfg.whiten_rewards:
             rewards = masked_whiten(rewards, mask, shift_mean=False)
-        advantages, returns = gae(rewards, values, mask, cfg.gamma, cfg.gae_lambda)
-        spread = explained_variance(values, returns, mask)
-        if cfg.whiten_advantages:
-            advantages = masked_whiten(advantages, mask)
-        metrics = rollout_metrics(episodes, logprobs, ref_logprobs, kl_exact, proxy, scores.gold, final, non_score, kl_coef)
+        advantages, returns = gae(rewards, measured.values, mask, cfg.gamma, cfg.gae_lambda)
+        metrics = {
+            **drift_metrics(measured, mask),
+            **reward_metrics(scores, final, non_score),
+            **text_metrics(episodes),
+            "objective/kl_coef": kl_coef,
+        }
         bad = [key for key, value in metrics.items() if not math.isfinite(value)]
         if bad:
             raise Diverged(f"not finite: {', '.join(bad)}")
-        if math.isfinite(spread):
-            metrics["value/explained_variance"] = spread
-    # Clones outside inference mode are ordinary tensors, which the training step may save for its backward pass.
-    logprobs, ref_logprobs, values = logprobs.clone(), ref_logprobs.clone(), values.clone()
-    return Rollout(episodes, logprobs, ref_logprobs, values, advantages.clone(), returns.clone(), scores, metrics)
+        explained = explained_variance(measured.values, returns, mask)
+        if math.isfinite(explained):
+            metrics["value/explained_variance"] = explained
+        if cfg.whiten_advantages:
+            advantages = masked_whiten(advantages, mask)
+    return Rollout(episodes, measured, advantages, returns, kl_coef, scores, metrics)
 
 
-def measure(
-    actor: ActorCritic, reference: CausalLM, episodes: Episodes, temperature: float, batch: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log-probs, reference log-probs, values and exact KL of every valid token, each (B, T)."""
-    parts: list[tuple[Tensor, ...]] = []
+@torch.no_grad()
+def measure(actor: ActorCritic, reference: CausalLM, episodes: Episodes, temperature: float, batch: int) -> Measured:
+    """Both networks and the critic on every valid token, `batch` rows at a time."""
+    stats: list[TokenStats] = []
+    values: list[Tensor] = []
     for start in range(0, len(episodes.ended), batch):
         chunk = episodes.take(slice(start, start + batch))
-        hidden, values = actor.hidden_and_values(chunk)
-        stats = token_stats(actor.lm, hidden, reference, response_hidden(reference, chunk), chunk.labels, temperature)
-        parts.append((stats.logprobs, stats.ref_logprobs, values, stats.kl))
-    flat = [torch.cat(column) for column in zip(*parts, strict=True)]
-    logprobs, ref_logprobs, values, kl = (to_grid(one, episodes.response_mask) for one in flat)
-    return logprobs, ref_logprobs, values, kl
+        hidden, value = actor.hidden_and_values(chunk)
+        stats.append(token_stats(actor.lm, hidden, reference, response_hidden(reference, chunk), chunk.labels, temperature))
+        values.append(value)
+
+    def grid(parts: list[Tensor]) -> Tensor:
+        return to_grid(torch.cat(parts), episodes.response_mask)
+
+    return Measured(
+        logprobs=grid([one.logprobs for one in stats]),
+        ref_logprobs=grid([one.ref_logprobs for one in stats]),
+        kl=grid([one.kl for one in stats]),
+        entropy=grid([one.entropy for one in stats]),
+        values=grid(values),
+    )
 
 
-def rollout_metrics(
-    episodes: Episodes,
-    logprobs: Tensor,
-    ref_logprobs: Tensor,
-    kl_exact: Tensor,
-    proxy: Tensor,
-    gold: Tensor,
-    final: Tensor,
-    non_score: Tensor,
-    kl_coef: float,
-) -> dict[str, float]:
-    """The ``objective/*`` series of one rollout; definitions in pipeline/metrics.py."""
-    mask = episodes.response_mask
-    d = logprobs - ref_logprobs
-    per_sequence = non_score.sum(1)
+def drift_metrics(measured: Measured, mask: Tensor) -> dict[str, float]:
+    """KL to the reference by every estimator, and sampled entropy; definitions in pipeline/metrics.py."""
+    d = measured.logprobs - measured.ref_logprobs
     return {
         "objective/kl": float(d.sum(1).mean()),
         "objective/kl_per_token": float(masked_mean(d, mask)),
         "objective/kl_k3_per_token": float(masked_mean(k3(d), mask)),
-        "objective/kl_exact_per_token": float(masked_mean(kl_exact, mask)),
-        "objective/entropy": float(-logprobs.sum(1).mean()),
-        "objective/scores": float(proxy.mean()),
-        "objective/scores_std": float(proxy.std(correction=0)),
-        "objective/gold": float(gold.mean()),
+        "objective/kl_exact_per_token": float(masked_mean(measured.kl, mask)),
+        "objective/entropy": float(-measured.logprobs.sum(1).mean()),
+    }
+
+
+def reward_metrics(scores: Scores, final: Tensor, non_score: Tensor) -> dict[str, float]:
+    """Scores before and after EOS handling, and the KL part of the reward; final (B,), non_score (B, T)."""
+    per_sequence = non_score.sum(1)
+    return {
+        "objective/scores": float(scores.proxy.mean()),
+        "objective/scores_std": float(scores.proxy.std(correction=0)),
+        "objective/gold": float(scores.gold.mean()),
         "objective/non_score_reward": float(per_sequence.mean()),
         "objective/rlhf_reward": float((final + per_sequence).mean()),
+    }
+
+
+def text_metrics(episodes: Episodes) -> dict[str, float]:
+    """How long the responses are, how many ended, how much they repeat."""
+    return {
         "objective/length": float(episodes.lengths.float().mean()),
         "objective/eos_rate": float(episodes.ended.float().mean()),
-        "objective/kl_coef": kl_coef,
+        "objective/repetition": repetition(episodes.responses, episodes.response_mask),
     }

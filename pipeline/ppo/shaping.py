@@ -13,8 +13,9 @@ from pipeline.ppo.kl import k1
 def handle_missing_eos(scores: Tensor, ended: Tensor, how: Literal["replace", "subtract", "none"], penalty: float) -> Tensor:
     """What a response that was cut before its EOS gets.
 
-    scores (B,); ended (B,) bool, True where the response ended by EOS. ``replace``: -penalty instead of the
-    score; ``subtract``: score - penalty; ``none``: the score.
+    scores (B,); ended (B,) bool, True where the response ended by EOS; `penalty` in score units, as is the result (B,).
+    ``replace``: -penalty instead of the score (a fixed score, as Ziegler 2019's code gives it); ``subtract``: score -
+    penalty (as TRL's `missing_eos_penalty`); ``none``: the score.
     """
     if how == "none":
         return scores
@@ -23,7 +24,11 @@ def handle_missing_eos(scores: Tensor, ended: Tensor, how: Literal["replace", "s
 
 
 def non_score_reward(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
-    """-β (log π - log ref) on valid tokens, 0 elsewhere; all (B, T)."""
+    """-β (log π - log ref) on valid tokens, 0 elsewhere.
+
+    logprobs, ref_logprobs (B, T) in nats, anything on invalid tokens; mask (B, T) True on valid ones; returns (B, T) in
+    score units, so β is score units per nat. Ziegler 2019 (arXiv 1909.08593), eq. 2, split over tokens.
+    """
     penalty = -kl_coef * k1(logprobs - ref_logprobs)
     return torch.where(mask, penalty, torch.zeros_like(penalty))
 
@@ -31,7 +36,8 @@ def non_score_reward(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, kl_co
 def token_rewards(scores: Tensor, non_score: Tensor, mask: Tensor) -> Tensor:
     """Put each score on the *last valid token* of its response.
 
-    scores (B,); non_score, mask (B, T); returns (B, T). The last valid token is EOS, or the last one when
+    scores (B,) in score units; non_score (B, T), 0 on invalid tokens; mask (B, T) True on valid ones, a prefix of each
+    row; returns (B, T) in score units and the dtype of `non_score`. The last valid token is EOS, or the last one when
     the response was cut. TRL and others put it on the slot after; with λ < 1 that changes what λ means.
     Raises `ValueError` for an empty response.
     """

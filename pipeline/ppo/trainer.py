@@ -17,15 +17,20 @@ from torch import Tensor
 from pipeline.budget import Ledger
 from pipeline.config import PpoConfig, RuntimeConfig
 from pipeline.models.loading import CausalLM, mixed_precision
-from pipeline.models.policy import ActorCritic
+from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.seeding import permutation
 from pipeline.ppo import checkpoint
 from pipeline.ppo.controllers import KlController, LrGuard
-from pipeline.ppo.rollout import Diverged, Rollout, ScoreFn, collect
-from pipeline.ppo.update import train_on
+from pipeline.ppo.health import Diverged, check_collapse, negative_kl
+from pipeline.ppo.masking import masked_mean
+from pipeline.ppo.rollout import Prompts, Rollout, ScoreFn, World, collect
+from pipeline.ppo.selfcheck import check_first_step, check_rollout
+from pipeline.ppo.update import Learner, train_on
 
 SAMPLE_TABLES = 8
 SAMPLE_ROWS = 8
+TOLERANCE = {"no": 1e-3, "bf16": 1e-1, "fp16": 3e-2}
+"""Of the self-checks by precision, nats: how far rounding alone moves a log-probability."""
 
 
 class Log(Protocol):
@@ -70,7 +75,7 @@ class Trainer:
         self,
         cfg: PpoConfig,
         runtime: RuntimeConfig,
-        policy: CausalLM,
+        actor: ActorCritic,
         reference: CausalLM,
         score: ScoreFn,
         queries: Tensor,
@@ -87,16 +92,19 @@ class Trainer:
         """
         from accelerate import Accelerator
 
-        device = next(policy.parameters()).device
-        self.cfg, self.runtime, self.device = cfg, runtime, device
-        self.reference, self.score, self.queries, self.query_mask = reference, score, queries, query_mask
-        self.token_ids, self.open_log, self.watch, self.ledger, self.folder = token_ids, open_log, watch, ledger, checkpoints
-        self.accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=mixed_precision(device))
-        actor = ActorCritic(policy).to(device).eval()
-        optimiser = torch.optim.Adam(_groups(actor, cfg), eps=cfg.adam_eps, fused=True)
-        self.actor, self.optimiser = self.accelerator.prepare(actor, optimiser)
+        self.device = next(actor.parameters()).device
+        self.cfg, self.runtime, self.actor = cfg, runtime, actor.to(self.device).eval()
+        self.queries, self.query_mask = queries, query_mask
+        self.open_log, self.watch, self.ledger, self.folder = open_log, watch, ledger, checkpoints
+        precision = mixed_precision(self.device)
+        self.tolerance = TOLERANCE[precision]
+        self.accelerator = Accelerator(cpu=self.device.type == "cpu", mixed_precision=precision)
+        self.optimiser = self.accelerator.prepare(torch.optim.Adam(_groups(actor, cfg), eps=cfg.adam_eps, fused=True))
         self.kl, self.guard = KlController.of(cfg), LrGuard.of(cfg)
-        self.update = 0
+        self.world = World(actor, reference, score, cfg, token_ids, runtime.rollout_batch_size, ledger.timed)
+        self.learner = Learner(actor, self.optimiser, self.accelerator, cfg, self.guard, runtime.micro_batch_size)
+        self.update = self.taken = 0
+        self.warned = False
         self.samples: list[dict[str, Any]] = []
         self.last_step: Mapping[str, float] = {}
         self._keep_good()
@@ -108,73 +116,80 @@ class Trainer:
             status, reason = self._train()
         finally:
             self.log.close()
-        steps, episodes = self.update * self.cfg.steps_per_update, self.update * self.cfg.batch_size
-        return Outcome(status, reason, steps, self.update, episodes, self.ledger.generated_tokens, self.samples)
+        episodes = self.update * self.cfg.batch_size
+        return Outcome(status, reason, self.taken, self.update, episodes, self.ledger.generated_tokens, self.samples)
 
     def _train(self) -> tuple[str, str | None]:
-        while self.update < self.cfg.updates:
-            reason = self.ledger.exceeded(self.cfg)
-            if reason:
-                return "budget", reason
-            try:
+        try:
+            while self.update < self.cfg.updates:
+                reason = self.ledger.exceeded(self.cfg)
+                if reason:
+                    return "budget", reason
                 self._one_update()
-            except Diverged as error:
-                kept = self._back_to_last_good()
-                steps = self.update * self.cfg.steps_per_update
-                return "diverged", f"{error} in the update after step {steps}; the policy kept is that of step {kept}"
-            if self.update % self.runtime.checkpoint_updates == 0 or self.update == self.cfg.updates:
-                self._checkpoint()
+                if self.update % self.runtime.checkpoint_updates == 0 or self.update == self.cfg.updates:
+                    self._checkpoint()
+            self._check_end()
+        except Diverged as error:
+            # The metrics up to the divergence stay as evidence.
+            self.actor.load_state_dict(self.good["weights"])
+            return "diverged", f"{error} in the update after step {self.taken}; the policy kept is that of step {self.good['step']}"
         return "complete", None
 
     def _one_update(self) -> None:
-        cfg, rows = self.cfg, self._prompt_rows()
-        queries, mask = self.queries[rows].to(self.device), self.query_mask[rows].to(self.device)
+        self.kl.start(self.update)
         with self.accelerator.autocast():
-            rollout = collect(
-                self.actor_critic,
-                self.reference,
-                self.score,
-                queries,
-                mask,
-                rows.tolist(),
-                self.update,
-                self.kl.kl_coef,
-                cfg,
-                self.runtime.rollout_batch_size,
-                self.token_ids,
-                self.ledger.timed,
-            )
-        self._keep_good()
-        start = self.update * cfg.steps_per_update
+            rollout = collect(self.world, self._prompts(), self.update, self.kl.kl_coef)
+            self._look(rollout)
+        start = self.taken
         self._write(start, rollout.metrics)  # 7 metrics
         self._keep_samples(start, rollout)
         with self.ledger.timed("train"):
-            train_on(
-                rollout,
-                self.actor,
-                self.optimiser,
-                self.accelerator,
-                cfg,
-                self.update,
-                self.guard,
-                self.runtime.micro_batch_size,
-                self._write,
-            )
-            self._probe(rollout)
+            steps = train_on(rollout, self.learner, self.update, start, self._on_step)
+        if self.cfg.target_kl is not None:
+            self._write(start + steps, {"policy/update_steps": float(steps)})
         # 8 controllers step
-        self.kl.observe(rollout.metrics["objective/kl"], cfg.batch_size)
+        self.kl.observe(rollout.metrics["objective/kl"])
         self.guard.observe(rollout.metrics["objective/kl_per_token"])
-        self.ledger.count_update(cfg, int(mask.sum()), int(rollout.episodes.response_mask.sum()))
+        episodes = rollout.episodes
+        self.ledger.count_update(self.cfg, int(episodes.query_mask.sum()), int(episodes.response_mask.sum()), steps)
         self.update += 1
+        self.taken += steps
         self.log.flush(durable=False)
         self.watch.metrics(start, {**rollout.metrics, **self.last_step})
-        self.watch.progress("ppo", start + cfg.steps_per_update, cfg.steps)
+        self.watch.progress("ppo", self.update * self.cfg.steps_per_update, self.cfg.steps)
 
-    @property
-    def actor_critic(self) -> ActorCritic:
-        """The networks being trained, without wrappers."""
-        actor: ActorCritic = self.accelerator.unwrap_model(self.actor)
-        return actor
+    def _look(self, rollout: Rollout) -> None:
+        """Health of a rollout, and what must hold of the first; only then are the weights that made it good ones."""
+        measured, mask = rollout.measured, rollout.episodes.response_mask
+        if self.update == 0:
+            with self.ledger.timed("selfcheck"):
+                check_rollout(rollout, self.actor, self.cfg.temperature, self.tolerance)
+        check_collapse(rollout.metrics, float(masked_mean(measured.entropy, mask)), self.cfg)
+        warning = None if self.warned else negative_kl(measured.logprobs, measured.ref_logprobs)
+        if warning:
+            self.warned = True
+            self.watch.warn(f"{warning}; at step {self.taken}")
+        self._keep_good()
+
+    def _on_step(self, step: int, values: dict[str, float]) -> None:
+        if step == 1:
+            check_first_step(values, self.tolerance)
+        self._write(step, values)
+        self.last_step = values
+
+    def _check_end(self) -> None:
+        """The last step of a trial is followed by no rollout that could tell whether it broke the network. Raises `Diverged`."""
+        with torch.no_grad(), self.accelerator.autocast():
+            prompts = self._prompts()
+            mask = prompts.query_mask[:2]
+            episodes = Episodes(prompts.queries[:2], mask[:, :-1], mask[:, -1:], mask[:, -1])
+            log_pi, values = self.actor(episodes, self.cfg.temperature)
+        if not bool(torch.isfinite(log_pi).all() and torch.isfinite(values).all()):
+            raise Diverged("not finite: the policy after its last step")
+
+    def _prompts(self) -> Prompts:
+        rows = self._prompt_rows()
+        return Prompts(self.queries[rows].to(self.device), self.query_mask[rows].to(self.device), rows.tolist())
 
     def _prompt_rows(self) -> Tensor:
         """Prompts of the current update: each pass over all prompts in a fresh order, (batch_size,) int64."""
@@ -185,7 +200,6 @@ class Trainer:
 
     def _write(self, step: int, values: Mapping[str, float]) -> None:
         self.log.append(step, values)
-        self.last_step = values
 
     def _keep_samples(self, step: int, rollout: Rollout) -> None:
         every = max(self.cfg.updates // SAMPLE_TABLES, 1)
@@ -204,11 +218,14 @@ class Trainer:
         scaler = self.accelerator.scaler
         return {
             "update": self.update,
-            "actor": self.actor_critic.state_dict(),
+            "taken": self.taken,
+            "actor": self.actor.state_dict(),
+            "good": self.good,
             "optimiser": self.optimiser.state_dict(),
             "scaler": scaler.state_dict() if scaler is not None else {},
             "kl": self.kl.state(),
             "guard": self.guard.state(),
+            "warned": self.warned,
             "offset": self.log.offset,
             "samples": self.samples,
             "spent": self.ledger.state(),
@@ -231,8 +248,9 @@ class Trainer:
         self.watch.progress("ppo", self.update * self.cfg.steps_per_update, self.cfg.steps, "resumed")
 
     def _load(self, state: dict[str, Any]) -> None:
-        self.update = state["update"]
-        self.actor_critic.load_state_dict(state["actor"])
+        self.update, self.taken, self.warned = state["update"], state["taken"], state["warned"]
+        self.actor.load_state_dict(state["actor"])
+        self.good = state["good"]
         self.optimiser.load_state_dict(state["optimiser"])
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
@@ -240,34 +258,16 @@ class Trainer:
         self.guard.load(state["guard"])
         self.samples = list(state["samples"])
         self.ledger.load(state["spent"])
-        self._keep_good()
 
     def _keep_good(self) -> None:
-        """Remember the weights that have just made a finite rollout, on the CPU."""
-        weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.actor_critic.state_dict().items()}
-        self.good = (self.update, weights)
-
-    def _probe(self, rollout: Rollout) -> None:
-        """Find out that the last step broke the network now, while the good weights of this update are at hand.
-
-        Raises `Diverged`. Otherwise the next rollout would find out, and a resumed trial would have no good weights then.
-        """
-        with torch.no_grad(), self.accelerator.autocast():
-            log_pi, values = self.actor_critic(rollout.episodes.take(slice(0, 2)), self.cfg.temperature)
-        if not bool(torch.isfinite(log_pi).all() and torch.isfinite(values).all()):
-            raise Diverged("not finite: the policy after its last step")
-
-    def _back_to_last_good(self) -> int:
-        """Restore the kept weights and return their gradient steps; the metrics up to the divergence stay as evidence."""
-        update, weights = self.good
-        self.actor_critic.load_state_dict(weights)
-        return update * self.cfg.steps_per_update
+        """Remember the weights that have just made a healthy rollout, on the CPU."""
+        weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.actor.state_dict().items()}
+        self.good = {"step": self.taken, "weights": weights}
 
 
 def _groups(actor: ActorCritic, cfg: PpoConfig) -> list[dict[str, Any]]:
     """Parameters by base learning rate. The value head starts at zero and may have to move faster than the trunk it reads."""
-    head_lr = cfg.lr if cfg.value_head_lr is None else cfg.value_head_lr
-    return [
-        {"params": list(actor.lm.parameters()), "lr": cfg.lr, "base_lr": cfg.lr},
-        {"params": list(actor.value_head.parameters()), "lr": head_lr, "base_lr": head_lr},
-    ]
+    rates = [(actor.lm, cfg.lr), (actor.value_head, cfg.lr if cfg.value_head_lr is None else cfg.value_head_lr)]
+    if actor.critic_trunk is not None:
+        rates.append((actor.critic_trunk, cfg.lr if cfg.critic_lr is None else cfg.critic_lr))
+    return [{"params": list(module.parameters()), "lr": rate, "base_lr": rate} for module, rate in rates]

@@ -4,107 +4,154 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pipeline.config import PpoConfig
-from pipeline.models.policy import ActorCritic, gather
+from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.seeding import permutation
-from pipeline.ppo.controllers import LrGuard, schedule
-from pipeline.ppo.kl import entropy, k2, k3
-from pipeline.ppo.losses import policy_loss, value_loss
-from pipeline.ppo.rollout import Diverged, Rollout
+from pipeline.ppo.controllers import LrGuard, hinge, lr_schedule, out_of_reach
+from pipeline.ppo.head import head_backward
+from pipeline.ppo.health import Diverged
+from pipeline.ppo.kl import k2, k3
+from pipeline.ppo.losses import dual_clip, kl_loss, policy_loss, value_loss
+from pipeline.ppo.rollout import Rollout
 
-STEP_METRICS = (
-    "policy/pg_loss",
-    "policy/pg_clipfrac",
-    "policy/approxkl",
-    "policy/approxkl_k3",
-    "policy/ratio",
-    "policy/entropy",
-    "policy/kl_ref_per_token",
-    "value/vf_loss",
-    "value/vf_clipfrac",
-)
+OnStep = Callable[[int, dict[str, float]], None]
 
 
-def train_on(
-    rollout: Rollout,
-    actor: ActorCritic,
-    optimiser: torch.optim.Optimizer,
-    accelerator: Any,
-    cfg: PpoConfig,
-    update: int,
-    guard: LrGuard,
-    micro_batch: int,
-    on_step: Callable[[int, dict[str, float]], None],
-) -> None:
-    """Take ``num_ppo_epochs x num_mini_batches`` gradient steps; `on_step` gets each step's number and metrics.
+@dataclass(frozen=True)
+class Learner:
+    """What takes gradient steps: the networks, their optimiser, and how the steps are taken."""
 
-    Raises `Diverged` before a step that is not finite would be taken.
+    actor: ActorCritic
+    optimiser: torch.optim.Optimizer
+    accelerator: Any
+    cfg: PpoConfig
+    guard: LrGuard
+    micro_batch: int
+    """Episodes in memory at once; changes nothing."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The valid tokens of some rows of a rollout, row by row; each (N,)."""
+
+    logprobs: Tensor
+    ref_logprobs: Tensor
+    values: Tensor
+    advantages: Tensor
+    returns: Tensor
+
+    @classmethod
+    def of(cls, rollout: Rollout, rows: Tensor) -> Tokens:
+        mask, measured = rollout.episodes.response_mask[rows], rollout.measured
+        grids = (measured.logprobs, measured.ref_logprobs, measured.values, rollout.advantages, rollout.returns)
+        return cls(*(grid[rows][mask] for grid in grids))
+
+    def at(self, rows: slice) -> Tokens:
+        """A slice of the tokens."""
+        return Tokens(*(column[rows] for column in vars(self).values()))
+
+
+def train_on(rollout: Rollout, learner: Learner, update: int, taken: int, on_step: OnStep) -> int:
+    """Take up to ``num_ppo_epochs x num_mini_batches`` gradient steps, and return how many were taken.
+
+    `taken` steps came before; `on_step` gets each step's number and metrics. Raises `Diverged` before a step that
+    is not finite would be taken.
     """
-    step = update * cfg.steps_per_update
+    cfg, first = learner.cfg, taken
     for epoch in range(cfg.num_ppo_epochs):
-        order = permutation(cfg.batch_size, cfg.seed, "epoch", update, epoch).to(rollout.logprobs.device)
-        for rows in torch.split(order, cfg.mini_batch_size):
-            factor = schedule(cfg, step) * guard.factor
-            for group in optimiser.param_groups:
-                group["lr"] = group["base_lr"] * factor
-            values = gradient_step(rollout, rows, actor, optimiser, accelerator, cfg, micro_batch)
-            step += 1
-            on_step(step, {**values, "policy/lr": cfg.lr * factor, "policy/lr_factor": guard.factor})
-            guard.step()
+        order = permutation(cfg.batch_size, cfg.seed, "epoch", update, epoch).to(rollout.advantages.device)
+        for place, rows in enumerate(torch.split(order, cfg.mini_batch_size)):
+            position = update * cfg.steps_per_update + epoch * cfg.num_mini_batches + place
+            metrics = accumulate(rollout, rows, learner)
+            if out_of_reach(metrics["policy/approxkl"], cfg.target_kl):
+                return taken - first
+            metrics |= apply(learner, position, metrics)
+            taken += 1
+            on_step(taken, metrics)
+    return taken - first
 
 
-def gradient_step(
-    rollout: Rollout, rows: Tensor, actor: ActorCritic, optimiser: torch.optim.Optimizer, accelerator: Any, cfg: PpoConfig, micro_batch: int
-) -> dict[str, float]:
-    """One optimiser step on the mini-batch `rows`, in micro-batches that change no result."""
-    optimiser.zero_grad(set_to_none=True)
+def accumulate(rollout: Rollout, rows: Tensor, learner: Learner) -> dict[str, float]:
+    """The gradient of the mean loss over the valid tokens of the mini-batch `rows`, left in the parameters; its metrics.
+
+    Micro-batches change no result. Raises `Diverged` for what is not finite.
+    """
+    learner.optimiser.zero_grad(set_to_none=True)
     tokens = rollout.episodes.response_mask[rows].sum()
-    sums = torch.zeros(len(STEP_METRICS), device=tokens.device)
-    for part in torch.split(rows, micro_batch):
-        loss, part_sums = losses(rollout, part, actor, cfg)
-        accelerator.backward(loss / tokens)
-        sums += part_sums
-    norm = accelerator.clip_grad_norm_(actor.parameters(), cfg.max_grad_norm)
-    means = dict(zip(STEP_METRICS, (sums / tokens).tolist(), strict=True))
-    _check(means, float(norm), scaled=accelerator.scaler is not None)
-    optimiser.step()
-    # An fp16 gradient that overflowed has no norm, and the loss scaler has skipped its step.
-    return {**means, "policy/grad_norm": float(norm)} if math.isfinite(float(norm)) else means
-
-
-def losses(rollout: Rollout, rows: Tensor, actor: ActorCritic, cfg: PpoConfig) -> tuple[Tensor, Tensor]:
-    """Summed loss over the valid tokens of `rows`, and the sums of `STEP_METRICS` (9,), detached."""
-    episodes = rollout.episodes.take(rows)
-    mask = episodes.response_mask
-
-    def flat(grid: Tensor) -> Tensor:
-        return grid[rows][:, : mask.shape[1]][mask]
-
-    logprobs, values = flat(rollout.logprobs), flat(rollout.values)
-    log_pi, vpred = actor(episodes, cfg.temperature)
-    new_logprobs = gather(log_pi, episodes.labels)
-    pg, pg_clipped = policy_loss(new_logprobs, logprobs, flat(rollout.advantages), cfg.cliprange)
-    vf, vf_clipped = value_loss(vpred, values, flat(rollout.returns), cfg.cliprange_value)
-    loss = pg.sum() + cfg.vf_coef * vf.sum()
-    if cfg.ent_coef:
-        loss = loss - cfg.ent_coef * entropy(log_pi).sum()
-    with torch.no_grad():
-        log_ratio = new_logprobs - logprobs
-        to_reference = log_ratio.exp() * (new_logprobs - flat(rollout.ref_logprobs))
-        per_token = (pg, pg_clipped, k2(log_ratio), k3(-log_ratio), log_ratio.exp(), entropy(log_pi), to_reference, vf, vf_clipped)
-        sums = torch.stack([one.float().sum() for one in per_token])
-    return loss, sums
-
-
-def _check(means: dict[str, float], norm: float, scaled: bool) -> None:
+    sums: dict[str, Tensor] = {}
+    for part in torch.split(rows, learner.micro_batch):
+        with learner.accelerator.autocast():
+            for name, value in backward(rollout, part, learner, 1 / tokens).items():
+                sums[name] = sums.get(name, torch.zeros_like(value)) + value
+    norm = float(learner.accelerator.clip_grad_norm_(learner.actor.parameters(), learner.cfg.max_grad_norm))
+    means = dict(zip(sums, (torch.stack(list(sums.values())) / tokens).tolist(), strict=True))
     bad = [name for name, value in means.items() if not math.isfinite(value)]
-    # A gradient that overflows fp16 is the loss scaler's business: it skips the step and lowers the scale.
-    if not math.isfinite(norm) and not scaled:
+    # A gradient that overflows fp16 is the loss scaler's business: it skips the step, lowers the scale, and there is no norm.
+    if not math.isfinite(norm) and learner.accelerator.scaler is None:
         bad.append("policy/grad_norm")
     if bad:
         raise Diverged(f"not finite: {', '.join(bad)}")
+    return {**means, "policy/grad_norm": norm} if math.isfinite(norm) else means
+
+
+def backward(rollout: Rollout, rows: Tensor, learner: Learner, weight: Tensor) -> dict[str, Tensor]:
+    """Add ``weight`` times the gradient of the summed loss over the valid tokens of `rows`; returns the metrics' sums."""
+    cfg, actor = learner.cfg, learner.actor
+    episodes: Episodes = rollout.episodes.take(rows)
+    batch = Tokens.of(rollout, rows)
+    scaler = learner.accelerator.scaler
+    scale = weight if scaler is None else scaler.scale(weight)
+    hidden, vpred = actor.hidden_and_values(episodes)
+
+    def token_loss(part: slice, new_logprobs: Tensor, entropy: Tensor) -> Tensor:
+        loss = policy_terms(batch.at(part), new_logprobs, rollout.kl_coef, cfg)[0].sum()
+        return loss - cfg.ent_coef * entropy.sum() if cfg.ent_coef else loss
+
+    head = head_backward(actor.lm, hidden, episodes.labels, cfg.temperature, token_loss, scale)
+    vf, vf_clipped = value_loss(vpred, batch.values, batch.returns, cfg.cliprange_value)
+    torch.autograd.backward([hidden, vf.sum()], [head.gradient.to(hidden.dtype), cfg.vf_coef * scale])
+    with torch.no_grad():
+        _, metrics = policy_terms(batch, head.logprobs, rollout.kl_coef, cfg)
+        metrics |= {"policy/entropy": head.entropy, "value/vf_loss": vf, "value/vf_clipfrac": vf_clipped}
+        return {name: column.sum(dtype=torch.float32) for name, column in metrics.items()}
+
+
+def policy_terms(batch: Tokens, new_logprobs: Tensor, kl_coef: float, cfg: PpoConfig) -> tuple[Tensor, dict[str, Tensor]]:
+    """The policy's loss of every token, entropy bonus apart, and what the metrics average; all (N,)."""
+    loss, clipped = policy_loss(new_logprobs, batch.logprobs, batch.advantages, cfg.cliprange)
+    log_ratio = (new_logprobs - batch.logprobs).detach()
+    ratio = log_ratio.exp()
+    metrics = {
+        "policy/pg_clipfrac": clipped,
+        "policy/approxkl": k2(log_ratio),
+        "policy/approxkl_k3": k3(-log_ratio),
+        "policy/ratio": ratio,
+        "policy/kl_ref_per_token": ratio * (new_logprobs.detach() - batch.ref_logprobs),
+    }
+    if cfg.dual_clip is not None:
+        loss, metrics["policy/dual_clipfrac"] = dual_clip(loss, batch.advantages, cfg.dual_clip)
+    metrics["policy/pg_loss"] = loss.detach()
+    if cfg.kl_in == "loss":
+        penalty = kl_coef * kl_loss(new_logprobs, batch.ref_logprobs, cfg.kl_loss_estimator)
+        loss, metrics["policy/kl_loss"] = loss + penalty, penalty.detach()
+    return loss, metrics
+
+
+def apply(learner: Learner, position: int, metrics: dict[str, float]) -> dict[str, float]:
+    """Take the step whose gradient is in the parameters, at its place among the planned steps; the metrics of its size."""
+    cfg, guard = learner.cfg, learner.guard
+    held = hinge(metrics["policy/kl_ref_per_token"], cfg.kl_hinge)
+    cut = guard.factor
+    factor = lr_schedule(cfg, position) * cut * held
+    for group in learner.optimiser.param_groups:
+        group["lr"] = group["base_lr"] * factor
+    learner.optimiser.step()
+    guard.step()
+    size = {"policy/lr": cfg.lr * factor, "policy/lr_factor": cut}
+    return size if cfg.kl_hinge is None else {**size, "policy/kl_hinge": held}

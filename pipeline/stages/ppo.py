@@ -12,17 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 
 from pipeline.artifacts import Artifact
 from pipeline.budget import Ledger, cap_memory, shape_of
-from pipeline.config import TrialConfig
+from pipeline.config import PpoConfig, TrialConfig
 from pipeline.layout import write_json
-from pipeline.models.loading import device_of, freeze, load_snapshot, save_head
-from pipeline.models.policy import Episodes
+from pipeline.models.critic import calibrated_head, save_critic
+from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
+from pipeline.models.policy import ActorCritic, Episodes, trunk
 from pipeline.ppo.rollout import Scores
 from pipeline.ppo.trainer import Trainer
 from pipeline.reporter import Reporter
 from pipeline.rewards.base import Completions
+from pipeline.rewards.learned import RewardModel
 from pipeline.stages.common import PromptSet, judge_of, reward_of
 from pipeline.tracking import MetricsLog, to_parquet
 
@@ -44,7 +47,7 @@ def ppo(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, s
     trainer = Trainer(
         cfg.ppo,
         cfg.runtime,
-        load_snapshot(sft.path / "model", device),
+        new_actor(cfg.ppo, sft, reward, device),
         freeze(load_snapshot(sft.path / "model", device)),
         score,
         data.ids,
@@ -56,9 +59,8 @@ def ppo(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, s
         out / "checkpoints",
     )
     outcome = trainer.run()
-    actor = trainer.actor_critic
-    actor.lm.save_pretrained(out / "policy")
-    save_head(actor.value_head, out / "critic.safetensors")
+    trainer.actor.lm.save_pretrained(out / "policy")
+    save_critic(trainer.actor, out / "critic.safetensors")
     to_parquet(metrics, out / "metrics.parquet")
     columns = ["step", "prompt", "completion", "proxy", "gold"]
     pd.DataFrame(outcome.samples, columns=columns).to_parquet(out / "samples.parquet", index=False)
@@ -67,3 +69,15 @@ def ppo(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, s
     write_json(out / "log" / "cost.json", ledger.cost())
     shutil.rmtree(out / "checkpoints")
     return status
+
+
+def new_actor(cfg: PpoConfig, sft: Artifact, reward: Artifact, device: torch.device) -> ActorCritic:
+    """The policy at the reference, with the critic that `cfg` asks for."""
+    policy: CausalLM = load_snapshot(sft.path / "model", device)
+    if cfg.critic == "shared":
+        return ActorCritic(policy).to(device)
+    if cfg.critic_init == "reference":
+        return ActorCritic(policy, trunk(load_snapshot(sft.path / "model", device))).to(device)
+    scorer = RewardModel.load(reward.path, device)
+    head = calibrated_head(scorer.head, reward.meta["calibration_mean"], reward.meta["calibration_std"])
+    return ActorCritic(policy, trunk(scorer.lm).requires_grad_(True), head).to(device)

@@ -53,7 +53,7 @@ def test_a_ledger_adds_up() -> None:
     cfg = load_config("tiny").ppo
     ledger = Ledger(Shape(700, 96, 2, 256))
     for _ in range(3):
-        ledger.count_update(cfg, 400, 1000)
+        ledger.count_update(cfg, 400, 1000, cfg.steps_per_update)
     with ledger.timed("train"):
         pass
     cost = ledger.cost()

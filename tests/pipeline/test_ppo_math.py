@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pipeline.config import load_config
+from pipeline.config import PpoConfig, load_config
 from pipeline.models.policy import response_mask
 from pipeline.ppo.advantages import explained_variance, gae
-from pipeline.ppo.controllers import KlController, LrGuard, schedule
+from pipeline.ppo.controllers import KlController, LrGuard, adapted, hinge, lr_schedule, out_of_reach
 from pipeline.ppo.kl import entropy, exact_kl, k1, k2, k3
 from pipeline.ppo.losses import policy_loss, value_loss
 from pipeline.ppo.masking import masked_mean, masked_var, masked_whiten
@@ -227,20 +228,52 @@ def test_no_gradient_flows_through_a_clipped_ratio() -> None:
 # --- controllers -------------------------------------------------------------------------------------------
 
 
+def controlled(**knobs: Any) -> PpoConfig:
+    return PpoConfig(**{"kl_coef": 0.1, "batch_size": 512, "steps": 1_600, **knobs})
+
+
 def test_adaptive_beta_by_hand() -> None:
-    controller = KlController(kl_coef=0.1, adaptive=True, target=6.0, horizon=10_000)
-    controller.observe(6.6, 512)
+    controller = KlController.of(controlled(kl_control="adaptive", kl_target=6.0, kl_horizon=10_000))
+    controller.observe(6.6)
     assert controller.kl_coef == pytest.approx(0.1 * (1 + 0.1 * 512 / 10_000))
-    controller.observe(600.0, 512)  # the error is clipped at 0.2
+    controller.observe(600.0)  # the error is clipped at 0.2
     assert controller.kl_coef == pytest.approx(0.1 * (1 + 0.1 * 512 / 10_000) * (1 + 0.2 * 512 / 10_000))
-    controller.observe(0.0, 1_000)
-    assert controller.kl_coef == pytest.approx(0.1 * (1 + 0.1 * 512 / 10_000) * (1 + 0.2 * 512 / 10_000) * 0.98)
+    assert adapted(0.1, 0.0, 6.0, 1_000, 10_000) == pytest.approx(0.1 * 0.98)
 
 
 def test_fixed_beta_stays() -> None:
-    controller = KlController(kl_coef=0.1, adaptive=False, target=6.0, horizon=10_000)
-    controller.observe(1e9, 512)
+    controller = KlController.of(controlled())
+    controller.observe(1e9)
+    controller.start(37)
     assert controller.kl_coef == 0.1
+
+
+@pytest.mark.parametrize(
+    ("control", "betas"),
+    [
+        ({"kl_control": "linear", "kl_coef_end": 0.02}, [0.1, 0.08, 0.06, 0.04, 0.02]),
+        ({"kl_control": "cosine", "kl_coef_end": 0.02}, [0.1, 0.0882842712, 0.06, 0.0317157288, 0.02]),
+        ({"kl_control": "piecewise", "kl_coef_stages": ((0.25, 0.05), (0.75, 0.0))}, [0.1, 0.05, 0.05, 0.0, 0.0]),
+    ],
+)
+def test_curricula_of_beta_by_hand(control: dict[str, Any], betas: list[float]) -> None:
+    """At a quarter, half and three quarters of the way: cos π/4 = 0.7071."""
+    controller = KlController.of(controlled(**control, steps=16 * 101))
+    reached = []
+    for update in (0, 25, 50, 75, 100):
+        controller.start(update)
+        reached.append(controller.kl_coef)
+    assert reached == pytest.approx(betas)
+
+
+def test_the_hinge_shrinks_a_step_beyond_its_threshold() -> None:
+    assert [hinge(kl, 0.02) for kl in (-0.1, 0.0, 0.02, 0.04, 0.2)] == pytest.approx([1.0, 1.0, 1.0, 0.5, 0.1])
+    assert hinge(100.0, None) == 1.0
+
+
+def test_the_target_kl_stop_leaves_half_as_much_again() -> None:
+    assert [out_of_reach(kl, 0.02) for kl in (0.0, 0.03, 0.0301)] == [False, False, True]
+    assert not out_of_reach(1e9, None)
 
 
 def test_the_lr_guard_cuts_for_its_time_and_no_deeper() -> None:
@@ -263,8 +296,9 @@ def test_the_lr_guard_cuts_for_its_time_and_no_deeper() -> None:
 
 
 def test_controllers_survive_a_checkpoint() -> None:
-    kl, guard = KlController(0.3, True, 6.0, 100.0), LrGuard(True, 0.1, 0.5, 9, remaining=4)
-    kl2, guard2 = KlController(0.1, True, 6.0, 100.0), LrGuard(True, 0.1, 0.5, 9)
+    cfg = controlled(kl_control="adaptive")
+    kl, guard = KlController(cfg, 0.3), LrGuard(True, 0.1, 0.5, 9, remaining=4)
+    kl2, guard2 = KlController(cfg, 0.1), LrGuard(True, 0.1, 0.5, 9)
     kl2.load(kl.state())
     guard2.load(guard.state())
     assert (kl2, guard2) == (kl, guard)
@@ -272,6 +306,6 @@ def test_controllers_survive_a_checkpoint() -> None:
 
 def test_learning_rate_falls_to_zero_at_the_last_step() -> None:
     cfg = load_config("tiny", {"ppo.steps": 64}).ppo
-    assert [schedule(cfg, step) for step in (0, 32, 64)] == [1.0, 0.5, 0.0]
+    assert [lr_schedule(cfg, step) for step in (0, 32, 64)] == [1.0, 0.5, 0.0]
     constant = load_config("tiny", {"ppo.lr_schedule": "constant"}).ppo
-    assert schedule(constant, 2_000) == 1.0
+    assert lr_schedule(constant, 2_000) == 1.0

@@ -1,81 +1,19 @@
-"""The loop on a real, tiny network: invariants of the first update, liveness of every knob, resume."""
+"""The loop on a real, tiny network: invariants of the first update, liveness of every knob, ways to end."""
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers import Recorder
+from tinytrial import CONTROLS, Killed, Killer, model, run, trainer
 
-from pipeline.budget import Ledger, Shape
-from pipeline.config import ModelConfig, PpoConfig, RuntimeConfig
-from pipeline.models.loading import freeze, scratch_model
-from pipeline.models.policy import Episodes
-from pipeline.ppo import checkpoint
-from pipeline.ppo.rollout import Scores, collect
-from pipeline.ppo.trainer import Outcome, Trainer
-from pipeline.ppo.update import gradient_step
-from pipeline.tracking import MetricsLog, merged
-
-VOCAB, PAD, EOS = 31, 0, 1
-SIZES = ModelConfig(hidden_size=16, layers=1, heads=2, intermediate_size=32)
-BASE: dict[str, Any] = {
-    "steps": 24,
-    "batch_size": 8,
-    "num_mini_batches": 2,
-    "num_ppo_epochs": 2,
-    "response_length": 10,
-    "lr": 1e-2,
-    "vf_coef": 0.5,
-}
-SHAPE = Shape(VOCAB, 16, 1, 32)
-
-
-def score(episodes: Episodes, rows: Sequence[int]) -> Scores:
-    """Likes low token numbers; deterministic."""
-    mask = episodes.response_mask
-    low = ((episodes.responses < 10) & mask).sum(1).float() / mask.sum(1) * 2 - 0.5
-    return Scores(low, low * 2, [str(row) for row in rows], ["text"] * len(rows))
-
-
-def model() -> Any:
-    network = scratch_model(SIZES, VOCAB, PAD, EOS, 64, seed=3)
-    for parameter in network.parameters():
-        parameter.data.mul_(2.0)
-    return network
-
-
-def trainer(folder: Path, reporter: Recorder | None = None, runtime: dict[str, Any] | None = None, **knobs: Any) -> Trainer:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "metrics.jsonl"
-    generator = torch.Generator().manual_seed(0)
-    queries = torch.randint(2, VOCAB, (20, 4), generator=generator)
-    mask = torch.arange(4) >= torch.randint(0, 4, (20, 1), generator=generator)
-    return Trainer(
-        PpoConfig(**{**BASE, **knobs}),
-        RuntimeConfig(**{"checkpoint_updates": 2, **(runtime or {})}),
-        model(),
-        freeze(model()),
-        score,
-        queries,
-        mask,
-        {"eos_id": EOS, "pad_id": PAD},
-        lambda offset: MetricsLog.resume(path, offset) if offset else MetricsLog(path),
-        reporter or Recorder(),
-        Ledger(SHAPE),
-        folder / "checkpoints",
-    )
-
-
-def run(folder: Path, **knobs: Any) -> tuple[Outcome, dict[int, dict[str, float]], dict[str, torch.Tensor]]:
-    one = trainer(folder, **knobs)
-    outcome = one.run()
-    return outcome, merged(folder / "metrics.jsonl"), one.actor_critic.state_dict()
-
+from pipeline.config import PpoConfig
+from pipeline.ppo.rollout import Prompts, Scores, collect
+from pipeline.ppo.update import accumulate
+from pipeline.tracking import merged
 
 # --- the first update --------------------------------------------------------------------------------------
 
@@ -121,31 +59,35 @@ def test_entropy_and_divergences_are_never_negative(tmp_path: Path) -> None:
 def test_the_gradient_is_that_of_the_mean_over_the_mini_batch_tokens(tmp_path: Path) -> None:
     """Against autograd on the losses as PPO.md writes them, over one mini-batch at once, without masks or micro-batches."""
     one = trainer(tmp_path, runtime={"micro_batch_size": 3}, kl_coef=0.3)
-    actor, cfg = one.actor_critic, one.cfg
+    actor, cfg = one.actor, one.cfg
     torch.nn.init.normal_(actor.value_head.weight, generator=torch.Generator().manual_seed(5))
     rows = torch.arange(8)
-    batch = (one.queries[rows], one.query_mask[rows], rows.tolist(), 0, cfg.kl_coef, cfg, 8, one.token_ids, one.ledger.timed)
-    rollout = collect(actor, one.reference, score, *batch)
+    rollout = collect(one.world, Prompts(one.queries[rows], one.query_mask[rows], rows.tolist()), 0, cfg.kl_coef)
     mini = torch.tensor([6, 1, 3, 4])
     total, tokens = torch.zeros(()), 0
     for row in mini.tolist():
         length = int(rollout.episodes.lengths[row])
         log_pi, values = actor(rollout.episodes.take(torch.tensor([row])), 1.0)
         chosen = log_pi[range(length), rollout.episodes.responses[row, :length]]
-        ratio = (chosen - rollout.logprobs[row, :length]).exp()
+        ratio = (chosen - rollout.measured.logprobs[row, :length]).exp()
         advantages, returns = rollout.advantages[row, :length], rollout.returns[row, :length]
         surrogate = -torch.min(advantages * ratio, advantages * ratio.clamp(1 - cfg.cliprange, 1 + cfg.cliprange))
         total = total + surrogate.sum() + cfg.vf_coef * 0.5 * ((values - returns) ** 2).sum()
         tokens += length
     gradients = torch.autograd.grad(total / tokens, list(actor.parameters()))
     norm = torch.sqrt(sum((gradient**2).sum() for gradient in gradients))  # type: ignore[arg-type]
-    step = gradient_step(rollout, mini, one.actor, one.optimiser, one.accelerator, cfg, micro_batch=3)
+    step = accumulate(rollout, mini, one.learner)
     assert step["policy/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
     assert step["policy/ratio"] == pytest.approx(1.0, abs=1e-6)
+    clip = min(1.0, cfg.max_grad_norm / norm.item())
+    for parameter, gradient in zip(actor.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient * clip, rtol=1e-4, atol=1e-7)
 
 
 # --- liveness ----------------------------------------------------------------------------------------------
 
+COLD = {"temperature": 0.2, "min_entropy": 0.0}
+"""So nearly greedy that text repeats itself."""
 PERTURBED: dict[str, dict[str, Any]] = {
     "seed": {"seed": 1},
     "steps": {"steps": 28},
@@ -170,41 +112,64 @@ PERTURBED: dict[str, dict[str, Any]] = {
     "whiten_advantages": {"whiten_advantages": False},
     "missing_eos": {"missing_eos": "none"},
     "missing_eos_penalty": {"missing_eos_penalty": 3.0},
+    "dual_clip": {"dual_clip": 1.01, "cliprange": 0.01, "lr": 5e-2},
+    "kl_in": {"kl_in": "loss"},
+    "kl_loss_estimator": {"kl_in": "loss", "kl_loss_estimator": "k3"},
     "kl_control": {"kl_control": "adaptive"},
+    "kl_coef_end": {"kl_control": "linear", "kl_coef_end": 0.5},
+    "kl_coef_stages": {"kl_control": "piecewise", "kl_coef_stages": ((0.4, 0.5), (0.8, 0.0))},
     "kl_target": {"kl_control": "adaptive", "kl_target": 0.5},
     "kl_horizon": {"kl_control": "adaptive", "kl_horizon": 10.0},
     "lr_guard": {"lr_guard": True},
     "lr_guard_kl": {"lr_guard": True, "lr_guard_kl": 100.0},
     "lr_guard_factor": {"lr_guard": True, "lr_guard_factor": 0.1},
     "lr_guard_steps": {"lr_guard": True, "lr_guard_steps": 1},
+    "kl_hinge": {"kl_hinge": 1e-4},
+    "target_kl": {"target_kl": 1e-4},
+    "critic": {"critic": "separate"},
+    "critic_init": {"critic": "separate", "critic_init": "reward"},
+    "critic_lr": {"critic": "separate", "critic_lr": 0.0},
+    "min_entropy": {"min_entropy": 10.0},
+    "max_repetition": {**COLD, "max_repetition": 0.4},
     "max_wall_clock_h": {"max_wall_clock_h": 1e-9},
     "max_generated_tokens": {"max_generated_tokens": 1},
     "max_memory_gib": {"max_memory_gib": 1e-6},
 }
-ONLY_ONE_VALUE = {"critic"}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "base": {},
+    "adaptive": {"kl_control": "adaptive"},
+    "linear": {"kl_control": "linear"},
+    "stages": {"kl_control": "piecewise", "kl_coef_stages": ((0.4, 0.5),)},
+    "guard": {"lr_guard": True},
+    "in the loss": {"kl_in": "loss"},
+    "separate": {"critic": "separate"},
+    "cold": COLD,
+    "fast": {"cliprange": 0.01, "lr": 5e-2},
+}
+"""What a knob is compared with: the base, or the setting that it refines."""
+AGAINST = {
+    "kl_target": "adaptive", "kl_horizon": "adaptive", "kl_coef_end": "linear", "kl_coef_stages": "stages",
+    "lr_guard_kl": "guard", "lr_guard_factor": "guard", "lr_guard_steps": "guard", "kl_loss_estimator": "in the loss",
+    "critic_init": "separate", "critic_lr": "separate", "dual_clip": "fast", "max_repetition": "cold",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def trajectories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Final weights of the base and of the settings that other knobs refine."""
-    settings: dict[str, dict[str, Any]] = {"base": {}, "adaptive": {"kl_control": "adaptive"}, "guard": {"lr_guard": True}}
-    return {name: run(tmp_path_factory.mktemp(name), **knobs) for name, knobs in settings.items()}
+    """Outcome, metrics and final weights of every setting."""
+    return {name: run(tmp_path_factory.mktemp("setting"), **knobs) for name, knobs in SETTINGS.items()}
 
 
 def test_every_declared_knob_is_covered_below() -> None:
-    assert set(PpoConfig.model_fields) == PERTURBED.keys() | ONLY_ONE_VALUE
+    assert set(PpoConfig.model_fields) == PERTURBED.keys()
 
 
 @pytest.mark.parametrize("knob", PERTURBED)
 def test_every_knob_changes_the_trajectory(knob: str, tmp_path: Path, trajectories: dict[str, Any]) -> None:
-    change = PERTURBED[knob]
-    against = "base"
-    if len(change) > 1:
-        against = "adaptive" if "kl_control" in change else "guard"
-    _, rows, state = run(tmp_path, **change)
-    _, base_rows, base_state = trajectories[against]
+    _, rows, state = run(tmp_path, **PERTURBED[knob])
+    _, base_rows, base_state = trajectories[AGAINST.get(knob, "base")]
     assert rows != base_rows
-    assert any(not torch.equal(state[name], base_state[name]) for name in state)
+    assert state.keys() != base_state.keys() or any(not torch.equal(state[name], base_state[name]) for name in state)
 
 
 # --- what must not matter ----------------------------------------------------------------------------------
@@ -226,77 +191,6 @@ def test_same_seed_same_bytes(tmp_path: Path, trajectories: dict[str, Any]) -> N
     _, base_rows, base_state = trajectories["base"]
     assert rows == base_rows
     assert all(torch.equal(state[name], base_state[name]) for name in state)
-
-
-# --- resume ------------------------------------------------------------------------------------------------
-
-CONTROLS: list[dict[str, Any]] = [{}, {"kl_control": "adaptive", "kl_horizon": 20.0}, {"lr_guard": True, "lr_guard_steps": 5}]
-
-
-class Killed(BaseException):
-    pass
-
-
-class Killer(Recorder):
-    """Dies when the given update has been reported, as a process would: without any farewell."""
-
-    def __init__(self, after: int) -> None:
-        super().__init__()
-        self.after = after
-
-    def metrics(self, step: int, values: Any) -> None:
-        super().metrics(step, values)
-        if len(self.steps) == self.after:
-            raise Killed
-
-
-@pytest.mark.parametrize("knobs", CONTROLS)
-@pytest.mark.parametrize("after", [1, 2, 3, 5])
-def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path, knobs: dict[str, Any], after: int) -> None:
-    whole, _, state = run(tmp_path / "whole", **knobs)
-    victim = trainer(tmp_path / "cut", reporter=Killer(after), **knobs)
-    with pytest.raises(Killed):
-        victim.run()
-    again, _, resumed = run(tmp_path / "cut", **knobs)
-    assert (tmp_path / "cut" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
-    assert all(torch.equal(state[name], resumed[name]) for name in state)
-    assert again == whole
-
-
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> None:
-    whole, _, _ = run(tmp_path / "whole")
-    with pytest.raises(Killed):
-        trainer(tmp_path / "cut", reporter=Killer(5)).run()
-    newest = checkpoint.checkpoints(tmp_path / "cut" / "checkpoints")[-1]
-    content = bytearray(newest.read_bytes())
-    content[len(content) // 2] ^= 1  # one bit of one weight
-    newest.write_bytes(content)
-    recorder = Recorder()
-    assert trainer(tmp_path / "cut", reporter=recorder).run() == whole
-    assert "falling back" in recorder.warnings[0]
-    assert (tmp_path / "cut" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
-
-
-@pytest.mark.parametrize("harm", ["gone", "short"])
-def test_metrics_that_do_not_fit_the_checkpoint_start_the_trial_over(tmp_path: Path, harm: str) -> None:
-    whole, _, _ = run(tmp_path / "whole")
-    with pytest.raises(Killed):
-        trainer(tmp_path / "cut", reporter=Killer(5)).run()
-    path = tmp_path / "cut" / "metrics.jsonl"
-    path.unlink() if harm == "gone" else path.write_bytes(path.read_bytes()[:100])
-    recorder = Recorder()
-    assert trainer(tmp_path / "cut", reporter=recorder).run() == whole
-    assert "starting over" in recorder.warnings[0]
-    assert path.read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
-
-
-def test_two_checkpoints_are_kept_and_none_can_carry_code(tmp_path: Path) -> None:
-    run(tmp_path)
-    found = checkpoint.checkpoints(tmp_path / "checkpoints")
-    assert [path.name.split(".")[0] for path in found] == ["update_00000004", "update_00000006"]
-    checkpoint.save(tmp_path / "evil", 1, {"x": Path})
-    with pytest.raises(pickle.UnpicklingError):
-        checkpoint.load_latest(tmp_path / "evil", print)
 
 
 # --- how a trial can end -----------------------------------------------------------------------------------
@@ -324,18 +218,107 @@ def test_a_divergence_in_the_last_step_of_an_update_is_found_and_keeps_good_weig
     """One step an update: nothing after it in the update could notice. What is kept does not depend on the checkpoints."""
     one_step = {"num_mini_batches": 1, "num_ppo_epochs": 1, "lr": 1e30, "max_grad_norm": 1e30}
     outcome, _, state = run(tmp_path, runtime={"checkpoint_updates": checkpoint_updates}, **one_step)
-    assert outcome.status == "diverged"
-    assert outcome.steps == 0
+    assert (outcome.status, outcome.steps) == ("diverged", 1)
     assert str(outcome.reason).endswith("the policy kept is that of step 0")
     assert all(torch.equal(state[f"lm.{name}"], tensor) for name, tensor in model().state_dict().items())
 
 
 def test_a_rollout_that_is_not_finite_ends_the_trial_as_diverged(tmp_path: Path) -> None:
     one = trainer(tmp_path)
-    one.score = lambda episodes, rows: Scores(torch.full((len(rows),), float("nan")), torch.zeros(len(rows)), ["p"] * 8, ["t"] * 8)
+    nan = Scores(torch.full((8,), float("nan")), torch.zeros(8), ["p"] * 8, ["t"] * 8)
+    one.world = replace(one.world, score=lambda episodes, rows: nan)
     outcome = one.run()
     assert outcome.status == "diverged"
     assert "objective/scores" in str(outcome.reason)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "words"),
+    [({"min_entropy": 3.0, "lr": 3e-2}, "entropy collapsed"), ({**COLD, "max_repetition": 0.4}, "repeated text")],
+)
+@pytest.mark.parametrize("checkpoint_updates", [1, 4])
+def test_a_collapse_ends_the_trial_with_the_weights_before_it(
+    tmp_path: Path, knobs: dict[str, Any], words: str, checkpoint_updates: int
+) -> None:
+    outcome, rows, state = run(tmp_path / "whole", runtime={"checkpoint_updates": checkpoint_updates}, **knobs)
+    assert outcome.status == "diverged"
+    assert words in str(outcome.reason)
+    assert 0 < outcome.steps < 24
+    assert max(rows) == outcome.steps
+    kept = int(str(outcome.reason).rpartition(" ")[2])
+    assert kept == outcome.steps - 4
+    _, _, shorter = run(tmp_path / "again", runtime={"checkpoint_updates": checkpoint_updates}, **knobs)
+    assert all(torch.equal(state[name], shorter[name]) for name in state)
+
+
+def test_a_trial_killed_before_it_collapsed_keeps_the_same_weights(tmp_path: Path) -> None:
+    knobs: dict[str, Any] = {"min_entropy": 3.0, "lr": 3e-2, "runtime": {"checkpoint_updates": 1}}
+    whole, _, state = run(tmp_path / "whole", **knobs)
+    with pytest.raises(Killed):
+        trainer(tmp_path / "cut", reporter=Killer(whole.updates), **knobs).run()
+    again, _, resumed = run(tmp_path / "cut", **knobs)
+    assert again == whole
+    assert all(torch.equal(state[name], resumed[name]) for name in state)
+
+
+def test_the_target_kl_stop_ends_the_epochs_before_the_step_it_refuses(tmp_path: Path) -> None:
+    outcome, rows, _ = run(tmp_path, target_kl=1e-3)
+    assert outcome.status == "complete"
+    assert outcome.updates == 6  # every rollout is made; only their steps are fewer
+    taken = [int(row["policy/update_steps"]) for row in rows.values() if "policy/update_steps" in row]
+    assert len(taken) == 6
+    assert sum(taken) == outcome.steps < 24
+    assert all(1 <= steps <= 4 for steps in taken)
+    steps = [row["policy/approxkl"] for row in rows.values() if "policy/approxkl" in row]
+    assert len(steps) == outcome.steps
+    assert max(steps) <= 1.5e-3
+
+
+def test_the_learning_rate_falls_with_the_planned_steps_whatever_a_stop_leaves_out(tmp_path: Path) -> None:
+    _, rows, _ = run(tmp_path, target_kl=1e-9)
+    rates = [row["policy/lr"] for row in rows.values() if "policy/lr" in row]
+    assert rates == pytest.approx([1e-2 * (1 - update * 4 / 24) for update in range(6)])
+
+
+def test_the_hinge_holds_the_drift_back(tmp_path: Path) -> None:
+    far = [run(tmp_path / str(hinge), kl_coef=0.0, kl_hinge=hinge)[1] for hinge in (None, 1e-2)]
+    free, held = ([row["objective/kl_exact_per_token"] for row in rows.values() if "objective/kl" in row][-1] for rows in far)
+    assert held < free / 2
+    for row in far[1].values():
+        if "policy/kl_hinge" in row:
+            assert row["policy/kl_hinge"] == pytest.approx(min(1.0, 1e-2 / max(row["policy/kl_ref_per_token"], 1e-9)))
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_a_penalty_in_the_loss_holds_the_policy_back_too(tmp_path: Path, estimator: str) -> None:
+    knobs = {"kl_in": "loss", "kl_loss_estimator": estimator, "steps": 80}
+    ends = []
+    for beta in (0.0, 3.0):
+        _, rows, _ = run(tmp_path / str(beta), kl_coef=beta, **knobs)
+        assert all(row["objective/non_score_reward"] == 0 for row in rows.values() if "objective/non_score_reward" in row)
+        ends.append([row["objective/kl_exact_per_token"] for row in rows.values() if "objective/kl" in row][-1])
+    assert ends[1] < ends[0] / 2
+
+
+@pytest.mark.parametrize("control", [*CONTROLS, "critic from the reward"])
+def test_the_first_step_is_the_behaviour_policy_whatever_the_settings(tmp_path: Path, control: str) -> None:
+    knobs = CONTROLS.get(control, {"critic": "separate", "critic_init": "reward"})
+    _, rows, _ = run(tmp_path / "a", **knobs)
+    assert rows[1]["policy/ratio"] == pytest.approx(1.0, abs=1e-6)
+    assert rows[1]["policy/pg_clipfrac"] == 0.0
+    _, _, state = run(tmp_path / "b", **{**knobs, "lr": 0.0})
+    assert all(torch.equal(state[f"lm.{name}"], tensor) for name, tensor in model().state_dict().items())
+
+
+def test_each_controller_logs_its_own_series(tmp_path: Path) -> None:
+    knobs = {"kl_in": "loss", "kl_control": "linear", "kl_hinge": 1e-2, "target_kl": 0.1, "lr_guard": True, "dual_clip": 2.0}
+    _, rows, _ = run(tmp_path, **knobs)
+    keys = set().union(*rows.values())
+    own = {"policy/kl_loss", "policy/kl_hinge", "policy/update_steps", "policy/lr_factor", "policy/dual_clipfrac", "objective/kl_coef"}
+    assert own <= keys
+    assert [row["objective/kl_coef"] for row in rows.values() if "objective/kl_coef" in row] == pytest.approx(
+        [0.05, 0.04, 0.03, 0.02, 0.01, 0]
+    )
 
 
 def test_the_ledger_counts_what_was_sampled(tmp_path: Path) -> None:

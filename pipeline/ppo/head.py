@@ -1,0 +1,77 @@
+"""The language-modelling head, a chunk of tokens at a time: nothing of size (tokens, vocabulary) outlives its chunk.
+
+The loss of a token depends on its own log-probability and entropy alone, so a chunk's gradient is known as soon
+as the chunk is: it goes back through the head at once, and the trunk gets one gradient for all tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pipeline.budget import chunk_tokens
+from pipeline.models.loading import CausalLM
+
+TokenLoss = Callable[[slice, Tensor, Tensor], Tensor]
+"""From a slice of the N tokens and their new log-probs and entropies (n,) to the sum of their losses."""
+
+
+@dataclass(frozen=True)
+class HeadPass:
+    """What came out of the head, detached; N valid tokens, H width."""
+
+    logprobs: Tensor
+    """(N,) of the labels, nats, fp32."""
+    entropy: Tensor
+    """(N,) exact over the vocabulary, nats, fp32."""
+    gradient: Tensor
+    """(N, H) of the loss, with respect to the hidden states."""
+
+
+def chunks(tokens: int, vocab: int) -> Iterator[slice]:
+    """Slices of so many tokens whose (n, vocab) tensors are small (`pipeline.budget.chunk_tokens`)."""
+    size = chunk_tokens(vocab)
+    for start in range(0, tokens, size):
+        yield slice(start, min(start + size, tokens))
+
+
+def head_backward(lm: CausalLM, hidden: Tensor, labels: Tensor, temperature: float, token_loss: TokenLoss, scale: Tensor) -> HeadPass:
+    """Forward and backward of ``scale * sum of token_loss`` through the head of `lm`.
+
+    hidden (N, H), labels (N,), scale (): accumulates the gradients of the head's parameters and returns that of
+    `hidden`, for the trunk. With π = softmax(z / τ), y the label and H the entropy,
+
+        ∂log π(y)/∂z = (1ᵧ - π) / τ,   ∂H/∂z = -π (log π + H) / τ
+    """
+    logprobs, entropies, gradients = [], [], []
+    for rows in chunks(len(labels), int(lm.config.vocab_size)):
+        leaf = hidden[rows].detach().requires_grad_()
+        logits = lm.get_output_embeddings()(leaf)
+        with torch.no_grad():
+            log_pi = torch.log_softmax(logits.float() / temperature, dim=-1)
+            pi = log_pi.exp()
+            picked = labels[rows].unsqueeze(1)
+            logprob, entropy = log_pi.gather(1, picked).squeeze(1), -torch.linalg.vecdot(pi, log_pi)
+        by_logprob, by_entropy = _token_gradients(token_loss, rows, logprob, entropy, scale / temperature)
+        with torch.no_grad():
+            if by_entropy is None:
+                gradient = pi.mul_(-by_logprob)
+            else:
+                gradient = log_pi.add_(entropy.unsqueeze(1)).mul_(by_entropy).add_(by_logprob).mul_(pi).neg_()
+            gradient.scatter_add_(1, picked, by_logprob)
+        logits.backward(gradient.to(logits.dtype))
+        logprobs.append(logprob)
+        entropies.append(entropy)
+        gradients.append(torch.as_tensor(leaf.grad))
+    return HeadPass(torch.cat(logprobs), torch.cat(entropies), torch.cat(gradients))
+
+
+def _token_gradients(token_loss: TokenLoss, rows: slice, logprobs: Tensor, entropy: Tensor, scale: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Derivatives of the scaled loss by each token's log-prob and entropy, (n, 1); the latter None where it has no part in it."""
+    logprobs, entropy = logprobs.detach().requires_grad_(), entropy.detach().requires_grad_()
+    loss = token_loss(rows, logprobs, entropy)
+    by_logprob, by_entropy = torch.autograd.grad(loss, (logprobs, entropy), allow_unused=True)
+    return (by_logprob * scale).unsqueeze(1), None if by_entropy is None else (by_entropy * scale).unsqueeze(1)

@@ -1,0 +1,82 @@
+"""Checks on the first rollout and the first step of every trial, where the right answer is known beforehand.
+
+They catch what tests on other networks cannot: an architecture that ignores position ids, a sampler and a
+training forward that disagree, dropout left on, a reference that is not the policy's start.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pipeline.models.policy import ActorCritic, Episodes, gather
+from pipeline.ppo.health import NOISE
+from pipeline.ppo.rollout import Rollout
+
+PAD_COLUMNS = 3
+EPISODES = 2
+
+
+class SelfCheckFailed(RuntimeError):
+    """What must hold before the first step does not: a fault of the program or of the network, not an outcome."""
+
+
+def check_rollout(rollout: Rollout, actor: ActorCritic, temperature: float, tolerance: float) -> None:
+    """Before the first step: the policy is its own reference, was sampled from, and does not see padding.
+
+    `tolerance` in nats per token, for the precision at hand. Raises `SelfCheckFailed`.
+    """
+    mask = rollout.episodes.response_mask
+    drift = rollout.metrics["objective/kl_exact_per_token"]
+    if drift > tolerance:
+        raise SelfCheckFailed(f"before the first step the policy is {drift:.3g} nats per token away from its reference; it must be 0")
+    surprise = (-rollout.measured.logprobs - rollout.measured.entropy)[mask].double()
+    noise = float(surprise.std(correction=0)) / math.sqrt(max(len(surprise) - 1, 1))
+    if abs(float(surprise.mean())) > NOISE * noise + tolerance:
+        raise SelfCheckFailed(
+            f"sampled tokens have {float(surprise.mean()):+.3g} nats per token against the policy's own entropy, noise is {noise:.2g} "
+            f"(n = {len(surprise)}): they were sampled from another distribution than the training forward computes"
+        )
+    check_padding(rollout.episodes.take(slice(0, EPISODES)), actor, temperature, tolerance)
+
+
+@torch.no_grad()
+def check_padding(episodes: Episodes, actor: ActorCritic, temperature: float, tolerance: float) -> None:
+    """Columns of padding, left of the prompt and right of the response, change no log-probability. Raises `SelfCheckFailed`."""
+    apart = (_label_logprobs(actor, episodes, temperature) - _label_logprobs(actor, padded(episodes), temperature)).abs().max()
+    if float(apart) > tolerance:
+        raise SelfCheckFailed(
+            f"{PAD_COLUMNS} columns of padding move a log-probability by {float(apart):.3g} nats: the network ignores its attention mask "
+            "or its position ids, so a rollout would depend on the batch around it"
+        )
+
+
+def check_first_step(metrics: Mapping[str, float], tolerance: float) -> None:
+    """In the first mini-batch the policy is the behaviour policy: ratio 1, nothing clipped. Raises `SelfCheckFailed`."""
+    ratio, clipped = metrics["policy/ratio"], metrics["policy/pg_clipfrac"]
+    if abs(ratio - 1) > tolerance or metrics["policy/approxkl"] > tolerance or clipped > 0:
+        raise SelfCheckFailed(
+            f"the first mini-batch has ratio {ratio:.6g}, approxkl {metrics['policy/approxkl']:.3g} and clip fraction {clipped:.3g}; "
+            "before any step they must be 1, 0 and 0: rollout and training forward disagree"
+        )
+
+
+def padded(episodes: Episodes) -> Episodes:
+    """The same episodes with `PAD_COLUMNS` more columns on either side, holding a real token that the masks hide."""
+    filler = episodes.query_responses[:, -1:].expand(-1, PAD_COLUMNS)
+    hidden = torch.zeros_like(filler, dtype=torch.bool)
+    return replace(
+        episodes,
+        query_responses=torch.cat([filler, episodes.query_responses, filler], dim=1),
+        query_mask=torch.cat([hidden, episodes.query_mask], dim=1),
+        response_mask=torch.cat([episodes.response_mask, hidden], dim=1),
+    )
+
+
+def _label_logprobs(actor: ActorCritic, episodes: Episodes, temperature: float) -> Tensor:
+    log_pi, _ = actor(episodes, temperature)
+    return gather(log_pi, episodes.labels)

@@ -1,0 +1,111 @@
+"""Collapse, negative KL, and the checks before the first step: each must speak when something is wrong, and only then."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tinytrial import actor, trainer
+
+from pipeline.config import PpoConfig
+from pipeline.models.policy import positions, response_mask
+from pipeline.ppo.health import Diverged, check_collapse, negative_kl, repetition
+from pipeline.ppo.rollout import Rollout, collect
+from pipeline.ppo.selfcheck import SelfCheckFailed, check_first_step, check_padding, check_rollout
+
+
+def test_repetition_by_hand() -> None:
+    """aaaa: 3 pairs, 1 different; abab: 3 pairs, 2 different; a: no pair, left out; abcd: all different."""
+    responses = torch.tensor([[5, 5, 5, 5], [5, 6, 5, 6], [5, 9, 9, 9], [5, 6, 7, 8]])
+    mask = response_mask(torch.tensor([4, 4, 1, 4]), 4)
+    assert repetition(responses, mask) == pytest.approx((2 / 3 + 1 / 3 + 0) / 3)
+    assert repetition(responses[2:3], mask[2:3]) == 0.0
+    wide = torch.cat([responses, torch.full((4, 3), 5)], dim=1)
+    assert repetition(wide, torch.cat([mask, torch.zeros(4, 3, dtype=torch.bool)], dim=1)) == repetition(responses, mask)
+
+
+def test_only_a_collapse_is_called_one() -> None:
+    cfg = PpoConfig()
+    check_collapse({"objective/repetition": 0.79}, 0.02, cfg)
+    with pytest.raises(Diverged, match=r"0.009 nats per token, below ppo.min_entropy = 0.01"):
+        check_collapse({"objective/repetition": 0.0}, 0.009, cfg)
+    with pytest.raises(Diverged, match=r"81.0% of the token pairs, above ppo.max_repetition = 0.8"):
+        check_collapse({"objective/repetition": 0.81}, 1.0, cfg)
+
+
+def test_negative_kl_warns_beyond_noise_only() -> None:
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(64, 8, generator=generator)
+    assert negative_kl(noise, torch.zeros(64, 8)) is None
+    assert negative_kl(noise + 1.0, torch.zeros(64, 8)) is None
+    warning = negative_kl(noise - 1.0, torch.zeros(64, 8))
+    assert warning is not None
+    assert warning.startswith("sampled KL is -7.5 nats per sequence")
+    assert "n = 64" in warning
+
+
+def test_a_trial_with_truncated_sampling_is_stopped_at_its_first_rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sampling at half the temperature is what top-k does: the tokens are more likely than the policy says."""
+    from pipeline.ppo import rollout as module
+
+    honest = module.sample
+
+    def sharper(*args: Any, **named: Any) -> Any:
+        return honest(*args, **{**named, "temperature": named["temperature"] / 2})
+
+    monkeypatch.setattr(module, "sample", sharper)
+    with pytest.raises(SelfCheckFailed, match="another distribution"):
+        trainer(tmp_path, batch_size=32, num_mini_batches=2).run()
+
+
+def first_rollout(tmp_path: Path) -> tuple[Rollout, Any]:
+    one = trainer(tmp_path)
+    return collect(one.world, one._prompts(), 0, 0.05), one
+
+
+def test_the_first_rollout_of_a_sound_trial_passes(tmp_path: Path) -> None:
+    rollout, one = first_rollout(tmp_path)
+    check_rollout(rollout, one.actor, 1.0, 1e-3)
+
+
+def test_a_policy_that_is_not_its_reference_is_found(tmp_path: Path) -> None:
+    rollout, one = first_rollout(tmp_path)
+    moved = replace(rollout, metrics={**rollout.metrics, "objective/kl_exact_per_token": 0.01})
+    with pytest.raises(SelfCheckFailed, match=r"0.01 nats per token away from its reference"):
+        check_rollout(moved, one.actor, 1.0, 1e-3)
+
+
+@pytest.mark.parametrize("fault", ["positions", "mask"])
+def test_a_network_that_sees_padding_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    from pipeline.models import policy
+
+    rollout, _ = first_rollout(tmp_path)
+    network = actor({})
+    if fault == "positions":
+        # Rotary positions are relative: a shift of all is no fault, so stretch them with the place of the first token.
+        monkeypatch.setattr(policy, "positions", lambda mask: positions(mask) * (1 + mask.long().argmax(1, keepdim=True)))
+    else:
+        monkeypatch.setattr(policy.Episodes, "attention_mask", property(lambda self: torch.ones_like(self.query_responses)), raising=True)
+    with pytest.raises(SelfCheckFailed, match="columns of padding"):
+        check_padding(rollout.episodes.take(slice(0, 2)), network, 1.0, 1e-3)
+
+
+@pytest.mark.parametrize("fault", [{"policy/ratio": 1.01}, {"policy/approxkl": 0.01}, {"policy/pg_clipfrac": 0.1}])
+def test_a_first_step_that_is_off_policy_is_found(fault: dict[str, float]) -> None:
+    sound = {"policy/ratio": 1.0, "policy/approxkl": 0.0, "policy/pg_clipfrac": 0.0}
+    check_first_step(sound, 1e-3)
+    with pytest.raises(SelfCheckFailed, match="rollout and training forward disagree"):
+        check_first_step({**sound, **fault}, 1e-3)
+
+
+def test_the_checks_cost_less_than_a_hundredth_of_a_forward_each_update(tmp_path: Path) -> None:
+    """Two of the rollout's rows, measured twice, once a trial."""
+    one = trainer(tmp_path)
+    calls = []
+    forward = type(one.actor).forward
+    one.actor.forward = lambda *args: calls.append(len(args[0].ended)) or forward(one.actor, *args)  # type: ignore[method-assign,func-returns-value]
+    one.run()
+    assert calls == [2, 2, 2]  # padding twice, and the end of the trial

@@ -1,0 +1,63 @@
+"""A trial killed at any moment and started again equals the one that was left alone, bit for bit, for every controller."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import Recorder
+from tinytrial import CONTROLS, Killed, Killer, run, trainer
+
+from pipeline.ppo import checkpoint
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 5])
+@pytest.mark.parametrize("control", CONTROLS)
+def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path, control: str, after: int) -> None:
+    knobs = CONTROLS[control]
+    whole, _, state = run(tmp_path / "whole", **knobs)
+    victim = trainer(tmp_path / "cut", reporter=Killer(after), **knobs)
+    with pytest.raises(Killed):
+        victim.run()
+    again, _, resumed = run(tmp_path / "cut", **knobs)
+    assert (tmp_path / "cut" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+    assert all(torch.equal(state[name], resumed[name]) for name in state)
+    assert again == whole
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> None:
+    whole, _, _ = run(tmp_path / "whole")
+    with pytest.raises(Killed):
+        trainer(tmp_path / "cut", reporter=Killer(5)).run()
+    newest = checkpoint.checkpoints(tmp_path / "cut" / "checkpoints")[-1]
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1  # one bit of one weight
+    newest.write_bytes(content)
+    recorder = Recorder()
+    assert trainer(tmp_path / "cut", reporter=recorder).run() == whole
+    assert "falling back" in recorder.warnings[0]
+    assert (tmp_path / "cut" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("harm", ["gone", "short"])
+def test_metrics_that_do_not_fit_the_checkpoint_start_the_trial_over(tmp_path: Path, harm: str) -> None:
+    whole, _, _ = run(tmp_path / "whole")
+    with pytest.raises(Killed):
+        trainer(tmp_path / "cut", reporter=Killer(5)).run()
+    path = tmp_path / "cut" / "metrics.jsonl"
+    path.unlink() if harm == "gone" else path.write_bytes(path.read_bytes()[:100])
+    recorder = Recorder()
+    assert trainer(tmp_path / "cut", reporter=recorder).run() == whole
+    assert "starting over" in recorder.warnings[0]
+    assert path.read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+
+
+def test_two_checkpoints_are_kept_and_none_can_carry_code(tmp_path: Path) -> None:
+    run(tmp_path)
+    found = checkpoint.checkpoints(tmp_path / "checkpoints")
+    assert [path.name.split(".")[0] for path in found] == ["update_00000004", "update_00000006"]
+    checkpoint.save(tmp_path / "evil", 1, {"x": Path})
+    with pytest.raises(pickle.UnpicklingError):
+        checkpoint.load_latest(tmp_path / "evil", print)

@@ -1,0 +1,119 @@
+"""A PPO trial on a network of a few hundred weights, in a tenth of a second; and ways to kill it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from helpers import Recorder
+
+from pipeline.budget import Ledger, Shape
+from pipeline.config import ModelConfig, PpoConfig, RuntimeConfig
+from pipeline.models.critic import calibrated_head
+from pipeline.models.loading import freeze, scratch_model
+from pipeline.models.policy import ActorCritic, Episodes, trunk
+from pipeline.ppo.rollout import Scores
+from pipeline.ppo.trainer import Outcome, Trainer
+from pipeline.tracking import MetricsLog, merged
+
+VOCAB, PAD, EOS = 31, 0, 1
+SIZES = ModelConfig(hidden_size=16, layers=1, heads=2, intermediate_size=32)
+BASE: dict[str, Any] = {
+    "steps": 24,
+    "batch_size": 8,
+    "num_mini_batches": 2,
+    "num_ppo_epochs": 2,
+    "response_length": 10,
+    "lr": 1e-2,
+    "vf_coef": 0.5,
+}
+SHAPE = Shape(VOCAB, 16, 1, 32)
+
+
+def score(episodes: Episodes, rows: Sequence[int]) -> Scores:
+    """Likes low token numbers; deterministic."""
+    mask = episodes.response_mask
+    low = ((episodes.responses < 10) & mask).sum(1).float() / mask.sum(1) * 2 - 0.5
+    return Scores(low, low * 2, [str(row) for row in rows], ["text"] * len(rows))
+
+
+def model() -> Any:
+    network = scratch_model(SIZES, VOCAB, PAD, EOS, 64, seed=3)
+    for parameter in network.parameters():
+        parameter.data.mul_(2.0)
+    return network
+
+
+def actor(knobs: dict[str, Any]) -> ActorCritic:
+    """The critic that the stage would build; a "reward model" is the network with its weights scaled."""
+    if knobs.get("critic", "shared") == "shared":
+        return ActorCritic(model())
+    if knobs.get("critic_init", "reference") == "reference":
+        return ActorCritic(model(), trunk(model()))
+    scorer, head = model(), torch.nn.Linear(16, 1)
+    torch.nn.init.normal_(head.weight, generator=torch.Generator().manual_seed(2))
+    torch.nn.init.zeros_(head.bias)
+    for parameter in scorer.parameters():
+        parameter.data.mul_(1.1)
+    return ActorCritic(model(), trunk(scorer), calibrated_head(head, 0.5, 2.0))
+
+
+def trainer(folder: Path, reporter: Recorder | None = None, runtime: dict[str, Any] | None = None, **knobs: Any) -> Trainer:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "metrics.jsonl"
+    generator = torch.Generator().manual_seed(0)
+    queries = torch.randint(2, VOCAB, (20, 4), generator=generator)
+    mask = torch.arange(4) >= torch.randint(0, 4, (20, 1), generator=generator)
+    return Trainer(
+        PpoConfig(**{**BASE, **knobs}),
+        RuntimeConfig(**{"checkpoint_updates": 2, **(runtime or {})}),
+        actor(knobs),
+        freeze(model()),
+        score,
+        queries,
+        mask,
+        {"eos_id": EOS, "pad_id": PAD},
+        lambda offset: MetricsLog.resume(path, offset) if offset else MetricsLog(path),
+        reporter or Recorder(),
+        Ledger(SHAPE),
+        folder / "checkpoints",
+    )
+
+
+def run(folder: Path, **knobs: Any) -> tuple[Outcome, dict[int, dict[str, float]], dict[str, torch.Tensor]]:
+    one = trainer(folder, **knobs)
+    outcome = one.run()
+    return outcome, merged(folder / "metrics.jsonl"), one.actor.state_dict()
+
+
+CONTROLS: dict[str, dict[str, Any]] = {
+    "fixed": {},
+    "adaptive": {"kl_control": "adaptive", "kl_horizon": 20.0},
+    "linear": {"kl_control": "linear", "kl_coef_end": 0.5},
+    "cosine": {"kl_control": "cosine", "kl_coef_end": 0.5},
+    "piecewise": {"kl_control": "piecewise", "kl_coef_stages": ((0.4, 0.5),)},
+    "guard": {"lr_guard": True, "lr_guard_steps": 5},
+    "hinge": {"kl_hinge": 1e-3},
+    "target": {"target_kl": 1e-3},
+    "in the loss": {"kl_in": "loss", "dual_clip": 2.0},
+    "separate": {"critic": "separate"},
+}
+
+
+class Killed(BaseException):
+    pass
+
+
+class Killer(Recorder):
+    """Dies when the given update has been reported, as a process would: without any farewell."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.after = after
+
+    def metrics(self, step: int, values: Any) -> None:
+        super().metrics(step, values)
+        if len(self.steps) == self.after:
+            raise Killed
