@@ -108,6 +108,10 @@ class RewardConfig(Section):
     seed: int = 0
 
 
+KL_ERROR_CLIP = 0.2
+"""Adaptive beta: the largest relative error of the KL that one rollout may report (Ziegler 2019)."""
+
+
 class PpoConfig(Section):
     """Proximal policy optimisation. Field names are those of the field (see PPO references in pipeline/ppo)."""
 
@@ -199,6 +203,9 @@ class PpoConfig(Section):
         if self.critic == "shared" and (self.critic_init != "reference" or self.critic_lr is not None):
             raise ValueError("critic_init and critic_lr need critic: separate; set it or remove them")
         self._check_stages()
+        least = KL_ERROR_CLIP * self.batch_size
+        if self.kl_control == "adaptive" and self.kl_horizon <= least:
+            raise ValueError(f"kl_horizon {self.kl_horizon:g} lets one rollout take beta to 0 or below; above 0.2 x batch_size = {least:g}")
         return self
 
     def _check_stages(self) -> None:

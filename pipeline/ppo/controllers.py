@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pipeline.config import PpoConfig
+from pipeline.config import KL_ERROR_CLIP, PpoConfig
 
-ERROR_CLIP = 0.2
 STOP_FACTOR = 1.5
 
 
@@ -29,9 +28,10 @@ def kl_schedule(cfg: PpoConfig, progress: float) -> float:
 def adapted(kl_coef: float, kl_per_sequence: float, target: float, episodes: int, horizon: float) -> float:
     """beta after a rollout of `episodes` sequences whose KL was `kl_per_sequence`, nats per sequence as is `target`.
 
-    err = clip(KL / target - 1, -0.2, 0.2);  β (1 + err · episodes / horizon). Ziegler 2019 (arXiv 1909.08593), section 2.2.
+    err = clip(KL / target - 1, -0.2, 0.2);  β (1 + err · episodes / horizon), `horizon` in episodes. Never negative for a
+    horizon above 0.2 · episodes, which the configuration demands. Ziegler 2019 (arXiv 1909.08593), section 2.2.
     """
-    error = min(max(kl_per_sequence / target - 1, -ERROR_CLIP), ERROR_CLIP)
+    error = min(max(kl_per_sequence / target - 1, -KL_ERROR_CLIP), KL_ERROR_CLIP)
     return kl_coef * (1 + error * episodes / horizon)
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from naive import DTYPES, close, drawn, eps, exact
 from torch import Tensor
 
-from pipeline.ppo.losses import policy_loss, value_loss
+from pipeline.ppo.kl import exact_kl, k1
+from pipeline.ppo.losses import dual_clip, kl_loss, policy_loss, value_loss
 
 log_ratios, scores, clips = st.floats(-2, 2), st.floats(-5, 5), st.floats(0.01, 0.9)
 
@@ -104,6 +105,75 @@ def test_policy_loss_in_each_dtype(dtype: torch.dtype) -> None:
             compared += 1
             assert flag.item() is clipped
     assert compared > 250
+
+
+# --- dual clip ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "bound"),
+    [
+        (4.0, -2.0, 6.0, True),  # 4 x 2 = 8 ends at 3 x 2
+        (2.5, -2.0, 5.0, False),  # within
+        (0.5, -2.0, 1.6, False),  # the clip below is the usual one
+        (4.0, 2.0, -2.4, False),  # good tokens have the usual clip
+        (0.1, 2.0, -0.2, False),
+        (4.0, 0.0, 0.0, False),
+    ],
+)
+def test_dual_clip_by_hand(ratio: float, advantage: float, loss: float, bound: bool) -> None:
+    losses, active = dual_clip(policy_loss(f64(math.log(ratio)), f64(0.0), f64(advantage), 0.2)[0], f64(advantage), 3.0)
+    assert losses.item() == pytest.approx(loss)
+    assert active.item() is bound
+
+
+@given(d=st.floats(-3, 3), advantage=scores, bound=st.floats(1.3, 5))
+def test_dual_clip_bounds_the_loss_and_touches_nothing_else(d: float, advantage: float, bound: float) -> None:
+    new = f64(d).requires_grad_()
+    plain, _ = policy_loss(new, f64(0.0), f64(advantage), 0.2)
+    losses, active = dual_clip(plain, f64(advantage), bound)
+    assert losses.item() <= bound * abs(advantage) + 1e-12
+    assert active.item() is (plain.item() > bound * abs(advantage))
+    if active.item():
+        assert (advantage < 0, math.exp(d) > bound * (1 - 1e-9)) == (True, True)
+        assert losses.item() == pytest.approx(-bound * advantage)
+        assert slope(losses, new) == [0.0]  # a token so far away pulls no more
+    else:
+        assert losses.item() == plain.item()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dual_clip_keeps_the_dtype(dtype: torch.dtype) -> None:
+    losses, active = dual_clip(drawn(9, seed=0, dtype=dtype).abs(), -drawn(9, seed=1, dtype=dtype).abs(), 2.0)
+    assert (losses.dtype, active.dtype) == (dtype, torch.bool)
+
+
+# --- KL in the loss ----------------------------------------------------------------------------------------
+
+
+def test_kl_in_the_loss_by_hand() -> None:
+    # d = log 2 and -log 2: k2 is 0.2402 both times; k3 is 1/2 - 1 + log 2 = 0.1931, and 2 - 1 - log 2 = 0.3069.
+    new, ref, log2 = f64(-1.0, -1.0), f64(-1 - math.log(2), -1 + math.log(2)), math.log(2)
+    assert kl_loss(new, ref, "k2").tolist() == pytest.approx([log2**2 / 2] * 2)
+    assert kl_loss(new, ref, "k3").tolist() == pytest.approx([log2 - 0.5, 1 - log2])
+
+
+distributions = st.integers(2, 5).flatmap(lambda size: st.tuples(*[st.lists(st.floats(-3, 3), min_size=size, max_size=size)] * 2))
+
+
+@given(pair=distributions)
+def test_gradients_of_the_estimators_in_expectation(pair: tuple[list[float], list[float]]) -> None:
+    """Over tokens that the policy samples, by enumeration: k2 follows KL(pi || ref), k3 KL(ref || pi), and k1 nothing."""
+    z, ref = f64(*pair[0]).requires_grad_(), torch.log_softmax(f64(*pair[1]), -1)
+    log_pi = torch.log_softmax(z, -1)
+    drawn_from = log_pi.exp().detach()  # sampling does not differentiate
+    means = {name: (drawn_from * kl_loss(log_pi, ref, name)).sum() for name in ("k2", "k3")}  # type: ignore[arg-type]
+    wanted = {"k2": exact_kl(log_pi, ref), "k3": exact_kl(ref, log_pi)}
+    for name, mean in means.items():
+        (ours,), (truth,) = (torch.autograd.grad(one, z, retain_graph=True) for one in (mean, wanted[name]))
+        assert torch.allclose(ours, truth, atol=1e-12)
+    (nothing,) = torch.autograd.grad((drawn_from * k1(log_pi - ref)).sum(), z)
+    assert torch.allclose(nothing, torch.zeros_like(nothing), atol=1e-12)
 
 
 # --- value -------------------------------------------------------------------------------------------------

@@ -1,0 +1,206 @@
+"""Where the mathematics is put together: a token's terms of the loss, their metrics, and the metrics of a rollout."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from naive import drawn, prefix
+from torch import Tensor
+
+from pipeline.config import PpoConfig
+from pipeline.models.policy import Episodes, to_grid
+from pipeline.ppo import head as head_module
+from pipeline.ppo.measure import token_stats
+from pipeline.ppo.rollout import Measured, Rollout, Scores, drift_metrics, reward_metrics, text_metrics
+from pipeline.ppo.update import Tokens, policy_terms
+
+LOG2 = math.log(2)
+
+
+def f64(*xs: float) -> Tensor:
+    return torch.tensor(xs, dtype=torch.float64)
+
+
+def tokens(new: list[float], old: list[float], ref: list[float], advantages: list[float]) -> tuple[Tokens, Tensor]:
+    empty = torch.zeros(len(new), dtype=torch.float64)
+    return Tokens(f64(*old), f64(*ref), empty, f64(*advantages), empty), f64(*new)
+
+
+# --- the terms of one mini-batch ---------------------------------------------------------------------------
+
+
+def test_terms_by_hand() -> None:
+    """Ratios 2 and 1/2, advantages 1 and -1; the reference agrees with the old policy on the first token, with the new on the second."""
+    batch, new = tokens([-1.0, -1.0 - LOG2], [-1.0 - LOG2, -1.0], [-1.0 - LOG2, -1.0 - LOG2], [1.0, -1.0])
+    loss, metrics = policy_terms(batch, new, 0.3, PpoConfig())
+    assert loss.tolist() == pytest.approx([-1.2, 0.8])
+    assert metrics["policy/pg_loss"].tolist() == loss.tolist()
+    assert metrics["policy/pg_clipfrac"].tolist() == [True, True]
+    assert metrics["policy/ratio"].tolist() == pytest.approx([2.0, 0.5])
+    assert metrics["policy/approxkl"].tolist() == pytest.approx([LOG2**2 / 2] * 2)
+    # k3 of old against new, whose samples these are: d = -log 2 and log 2, so 2 - 1 - log 2 and 1/2 - 1 + log 2.
+    assert metrics["policy/approxkl_k3"].tolist() == pytest.approx([1 - LOG2, LOG2 - 0.5])
+    # Reference KL of the new policy, weighted by its ratio: 2 log 2 and 0.
+    assert metrics["policy/kl_ref_per_token"].tolist() == pytest.approx([2 * LOG2, 0.0])
+    assert metrics.keys().isdisjoint({"policy/kl_loss", "policy/dual_clipfrac"})
+
+
+def test_the_penalty_in_the_loss_by_hand() -> None:
+    # d = log 2 and 0, beta 0.3: 0.3 x log^2 2 / 2 is added to the first token; the surrogate's own metric does not have it.
+    batch, new = tokens([-1.0, -1.0 - LOG2], [-1.0 - LOG2, -1.0], [-1.0 - LOG2, -1.0 - LOG2], [1.0, -1.0])
+    loss, metrics = policy_terms(batch, new, 0.3, PpoConfig(kl_in="loss"))
+    assert metrics["policy/kl_loss"].tolist() == pytest.approx([0.15 * LOG2**2, 0.0])
+    assert loss.tolist() == pytest.approx([-1.2 + 0.15 * LOG2**2, 0.8])
+    assert metrics["policy/pg_loss"].tolist() == pytest.approx([-1.2, 0.8])
+    _, metrics = policy_terms(batch, new, 0.3, PpoConfig(kl_in="loss", kl_loss_estimator="k3"))
+    assert metrics["policy/kl_loss"].tolist() == pytest.approx([0.3 * (LOG2 - 0.5), 0.0])
+
+
+def test_the_second_clip_by_hand() -> None:
+    # Ratio 4 at advantage -1: bounded at 3. At advantage 1 the usual clip holds.
+    batch, new = tokens([0.0, 0.0], [-2 * LOG2] * 2, [0.0, 0.0], [-1.0, 1.0])
+    loss, metrics = policy_terms(batch, new, 0.3, PpoConfig(dual_clip=3.0))
+    assert loss.tolist() == pytest.approx([3.0, -1.2])
+    assert metrics["policy/dual_clipfrac"].tolist() == [True, False]
+    assert policy_terms(batch, new, 0.3, PpoConfig())[0].tolist() == pytest.approx([4.0, -1.2])
+
+
+@pytest.mark.parametrize("knobs", [{}, {"kl_in": "loss"}, {"kl_in": "loss", "kl_loss_estimator": "k3"}, {"dual_clip": 1.5}])
+def test_micro_batches_add_up_and_metrics_carry_no_gradient(knobs: dict[str, Any]) -> None:
+    cfg, columns = PpoConfig(**knobs), [drawn(12, seed=seed) for seed in range(6)]
+    batch, new = Tokens(*columns[:5]), columns[5].requires_grad_()
+    loss, metrics = policy_terms(batch, new, 0.3, cfg)
+    parts = [policy_terms(batch.at(rows), new[rows], 0.3, cfg) for rows in (slice(0, 1), slice(1, 7), slice(7, 12))]
+    assert torch.equal(torch.cat([part for part, _ in parts]), loss)
+    for name, column in metrics.items():
+        assert torch.equal(torch.cat([part[name] for _, part in parts]), column), name
+        assert not column.requires_grad, name
+    assert loss.requires_grad
+
+
+logits = st.integers(2, 5).flatmap(lambda size: st.tuples(*[st.lists(st.floats(-2, 2), min_size=size, max_size=size)] * 3))
+
+
+@given(triple=logits)
+def test_step_metrics_are_unbiased_by_enumeration(triple: tuple[list[float], ...]) -> None:
+    """Each token of a small vocabulary once, weighted by the probability with which the behaviour policy samples it."""
+    new, old, ref = (torch.log_softmax(f64(*one), -1) for one in triple)
+    zero = torch.zeros_like(new)
+    _, metrics = policy_terms(Tokens(old, ref, zero, zero, zero), new, 0.0, PpoConfig())
+    mean = {name: float((old.exp() * column).sum()) for name, column in metrics.items()}
+    kl = [float((p.exp() * (p - q)).sum()) for p, q in ((new, ref), (old, new))]
+    assert mean["policy/ratio"] == pytest.approx(1.0)
+    assert mean["policy/kl_ref_per_token"] == pytest.approx(kl[0], abs=1e-12)
+    assert mean["policy/approxkl_k3"] == pytest.approx(kl[1], abs=1e-12)
+
+
+# --- the rollout's metrics ---------------------------------------------------------------------------------
+
+
+def rollout(pad: int = 0) -> Rollout:
+    """Responses of 2 and 1 tokens; grids are 0 on padding, tokens there are arbitrary."""
+    mask = prefix([[1, 2], [3]], pad)
+    grids = [to_grid(f64(*flat), mask) for flat in ([-1.0, -2.0, -3.0], [-2.0, -1.5, -3.0], [0.5, 0.25, 0.0], [1.0, 2.0, 3.0])]
+    responses = torch.where(mask, torch.tensor([[7], [8]]), 5)
+    episodes = Episodes(torch.cat([torch.tensor([[4], [4]]), responses], 1), torch.ones(2, 1).bool(), mask, torch.tensor([True, False]))
+    measured = Measured(grids[0], grids[1], grids[2], grids[3], grids[3])
+    scores = Scores(f64(2.0, 4.0), f64(1.0, 0.0), ["p"] * 2, ["t"] * 2)
+    return Rollout(episodes, measured, grids[3], grids[2], 0.1, scores, {})
+
+
+def metrics_of(one: Rollout) -> dict[str, float]:
+    mask = one.episodes.response_mask
+    non_score = -0.1 * (one.measured.logprobs - one.measured.ref_logprobs)
+    return {
+        **drift_metrics(one.measured, mask),
+        **reward_metrics(one.scores, f64(2.0, -1.0), non_score),
+        **text_metrics(one.episodes),
+    }
+
+
+def test_rollout_metrics_by_hand() -> None:
+    # d = (1, -0.5) and (0): sums 0.5 and 0. Per token (1 - 0.5 + 0) / 3; k3 = (e^-1, e^0.5 - 1.5, 0) / 3.
+    expected = {
+        "objective/kl": 0.25,
+        "objective/kl_per_token": 0.5 / 3,
+        "objective/kl_k3_per_token": (math.exp(-1) + math.exp(0.5) - 1.5) / 3,
+        "objective/kl_exact_per_token": 0.25,
+        "objective/entropy": 3.0,  # sampled: (1 + 2) and 3, a sum per sequence
+        "objective/scores": 3.0,
+        "objective/scores_std": 1.0,  # biased
+        "objective/gold": 0.5,
+        "objective/non_score_reward": -0.025,  # -0.1 x 0.5 and 0
+        "objective/rlhf_reward": 0.475,  # final scores 2 and -1 (the second was cut), and the penalty
+        "objective/length": 1.5,
+        "objective/eos_rate": 0.5,
+        "objective/repetition": 0.0,
+    }
+    found = metrics_of(rollout())
+    assert found.keys() == expected.keys()
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("pad", [1, 5])
+def test_pad_columns_move_no_metric_of_a_rollout(pad: int) -> None:
+    assert metrics_of(rollout(pad)) == pytest.approx(metrics_of(rollout()), rel=1e-12)
+
+
+def test_pad_columns_reach_no_loss() -> None:
+    """Even where the grids were not 0 on padding: only valid tokens are taken from them."""
+    one, rows = rollout(pad=3), torch.tensor([1, 0])
+    mask = one.episodes.response_mask
+
+    def spoilt(grid: Tensor) -> Tensor:
+        return torch.where(mask, grid, math.nan)
+
+    dirty = replace(
+        one,
+        measured=Measured(*(spoilt(grid) for grid in vars(one.measured).values())),
+        advantages=spoilt(one.advantages),
+        returns=spoilt(one.returns),
+    )
+    clean = vars(Tokens.of(rollout(), rows))
+    for name, column in vars(Tokens.of(dirty, rows)).items():
+        assert torch.equal(column, clean[name]), name
+    assert clean["logprobs"].tolist() == [-3.0, -1.0, -2.0]
+
+
+# --- over the vocabulary -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_exact_statistics_by_chunks_equal_those_of_the_whole(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    """Against the definitions in float64 on the whole (tokens, vocabulary) table, at a temperature."""
+    monkeypatch.setattr(head_module, "chunk_tokens", lambda vocab: chunk)
+    n, width, vocab = 7, 4, 9
+    heads = [torch.nn.Linear(width, vocab) for _ in range(2)]
+    for seed, head in enumerate(heads):
+        head.weight.data, head.bias.data = (drawn(*shape, seed=seed, dtype=torch.float32) for shape in ((vocab, width), (vocab,)))
+    hidden, ref_hidden, labels = drawn(n, width, seed=5, dtype=torch.float32), drawn(n, width, seed=6, dtype=torch.float32), torch.arange(n)
+
+    class Network:
+        config = type("Config", (), {"vocab_size": vocab})
+
+        def __init__(self, head: torch.nn.Linear) -> None:
+            self.head = head
+
+        def get_output_embeddings(self) -> torch.nn.Linear:
+            return self.head
+
+    stats = token_stats(Network(heads[0]), hidden, Network(heads[1]), ref_hidden, labels, 0.7)
+    with torch.no_grad():
+        pi, ref = (
+            torch.softmax((h.double() @ head.weight.double().T + head.bias.double()) / 0.7, -1)
+            for h, head in ((hidden, heads[0]), (ref_hidden, heads[1]))
+        )
+    close = {"rtol": 1e-5, "atol": 1e-6}  # fp32: a few units of 1.2e-7 on numbers up to about 10
+    torch.testing.assert_close(stats.logprobs.double(), pi[range(n), labels].log(), **close)
+    torch.testing.assert_close(stats.ref_logprobs.double(), ref[range(n), labels].log(), **close)
+    torch.testing.assert_close(stats.kl.double(), (pi * (pi / ref).log()).sum(-1), **close)
+    torch.testing.assert_close(stats.entropy.double(), -(pi * pi.log()).sum(-1), **close)
