@@ -55,7 +55,7 @@ def kl_curve(steps: Array, kl: Array, values: Mapping[str, Array], smooth: int =
     columns = columns[:, np.argsort(columns[0], kind="stable")]
     if columns.shape[1] < 2:
         return None
-    columns[1:] = running_mean(columns[1:], smooth)
+    columns = running_mean(columns, smooth)
     fit = isotonic_regression(np.maximum(columns[1], 0.0))
     starts = fit.blocks[:-1]
     weights = np.diff(fit.blocks).astype(np.float64)

@@ -62,6 +62,8 @@ class ArmResult:
     """Metric -> seed -> value of that trial."""
     divergence: Estimate | None
     """Share of ended trials that diverged."""
+    divergence_difference: Estimate | None
+    """The same, minus the baseline's; None of the baseline itself."""
     planned: int
     """Seeds that the design gives."""
     iqm: dict[str, Estimate]
@@ -180,17 +182,26 @@ def _arm(records: StudyRecords, arm: str) -> ArmResult:
     seeds = records.evaluated(arm)
     per_seed = {metric: _summaries(records, arm, metric) for metric in REPORTED}
     counts = records.counts(arm)
-    ended = sum(counts.get(status, 0) for status in ("complete", "budget", "diverged"))
+    fell, ended = _diverged(records, arm)
+    base_fell, base_ended = _diverged(records, records.study.baseline)
+    comparable = ended and base_ended and arm != records.study.baseline
     return ArmResult(
         arm=arm,
         counts=counts,
         seeds=tuple(seeds),
         estimates={metric: found for metric in REPORTED if (found := _estimate(records, arm, metric, seeds, per_seed)) is not None},
         per_seed={metric: values for metric, values in per_seed.items() if values},
-        divergence=stats.wilson(counts.get("diverged", 0), ended) if ended else None,
+        divergence=stats.wilson(fell, ended) if ended else None,
+        divergence_difference=stats.rate_difference(fell, ended, base_fell, base_ended) if comparable else None,
         planned=sum(cell.arm == arm for cell in records.plan),
         iqm={metric: found for metric in ROBUST if (found := _iqm(records, arm, metric, seeds)) is not None},
     )
+
+
+def _diverged(records: StudyRecords, arm: str) -> tuple[int, int]:
+    """Trials that diverged, and that ended by themselves or by a cap: a failed or pruned one says nothing of divergence."""
+    counts = records.counts(arm)
+    return counts.get("diverged", 0), sum(counts.get(status, 0) for status in ("complete", "budget", "diverged"))
 
 
 def _iqm(records: StudyRecords, arm: str, metric: str, seeds: list[int]) -> Estimate | None:
