@@ -54,6 +54,12 @@ class Episodes:
         """(N,) the valid response tokens, row by row."""
         return self.responses[self.response_mask]
 
+    def buckets(self, size: int, rows: Tensor | None = None) -> list[Tensor]:
+        """Indices of `rows` (all when none), `size` at a time, sorted by length so that little of each is padding."""
+        lengths = self.query_mask.sum(1) + self.lengths
+        rows = torch.arange(len(lengths), device=lengths.device) if rows is None else rows
+        return list(torch.split(rows[lengths[rows].argsort(stable=True)], size))
+
     def take(self, rows: Tensor | slice) -> Episodes:
         """Some of the rows, with columns that are padding in all of them cut away."""
         queries, mask = self.query_mask[rows], self.response_mask[rows]
@@ -102,7 +108,7 @@ def response_hidden(model: CausalLM, episodes: Episodes) -> Tensor:
 def log_probs(model: CausalLM, hidden: Tensor, temperature: float) -> Tensor:
     """Normalised log-probabilities (N, V) in fp32, of logits / temperature."""
     logits = model.get_output_embeddings()(hidden).float()
-    return torch.log_softmax(logits / temperature, dim=-1)
+    return torch.log_softmax(logits if temperature == 1 else logits / temperature, dim=-1)
 
 
 def gather(log_pi: Tensor, labels: Tensor) -> Tensor:

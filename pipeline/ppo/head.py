@@ -51,8 +51,9 @@ def head_backward(lm: CausalLM, hidden: Tensor, labels: Tensor, temperature: flo
         leaf = hidden[rows].detach().requires_grad_()
         logits = lm.get_output_embeddings()(leaf)
         with torch.no_grad():
-            log_pi = torch.log_softmax(logits.float() / temperature, dim=-1)
-            pi = log_pi.exp()
+            tempered = logits.float() if temperature == 1 else logits.float() / temperature
+            # Not log_pi.exp(): the softmax has a faster exponential.
+            log_pi, pi = torch.log_softmax(tempered, dim=-1), torch.softmax(tempered, dim=-1)
             picked = labels[rows].unsqueeze(1)
             logprob, entropy = log_pi.gather(1, picked).squeeze(1), -torch.linalg.vecdot(pi, log_pi)
         by_logprob, by_entropy = _token_gradients(token_loss, rows, logprob, entropy, scale / temperature)

@@ -8,6 +8,7 @@ averages over valid tokens. Results have the dtype of what came in.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -32,7 +33,8 @@ def exact_kl(log_pi: Tensor, log_ref: Tensor) -> Tensor:
     log_pi, log_ref (..., V) normalised and finite log-probabilities, as log-softmax gives them; returns (...) in nats
     per token, never negative but for rounding. (0 times log 0 would be NaN; a token that softmax rounds to 0 counts 0.)
     """
-    return (log_pi.exp() * (log_pi - log_ref)).sum(-1)
+    mean: Tensor = torch.linalg.vecdot(log_pi.exp(), log_pi - log_ref)
+    return mean
 
 
 def entropy(log_pi: Tensor) -> Tensor:
@@ -40,4 +42,5 @@ def entropy(log_pi: Tensor) -> Tensor:
 
     log_pi (..., V) normalised and finite log-probabilities; returns (...) in nats per token, between 0 and log V.
     """
-    return -(log_pi.exp() * log_pi).sum(-1)
+    mean: Tensor = torch.linalg.vecdot(log_pi.exp(), log_pi)
+    return -mean

@@ -19,8 +19,11 @@ from pipeline.ppo.advantages import explained_variance, gae
 from pipeline.ppo.health import Diverged, repetition
 from pipeline.ppo.kl import k3
 from pipeline.ppo.masking import masked_mean, masked_whiten
-from pipeline.ppo.measure import TokenStats, token_stats
+from pipeline.ppo.measure import token_stats
 from pipeline.ppo.shaping import handle_missing_eos, non_score_reward, token_rewards
+
+BUCKET = 16
+"""Rows that are measured together, sorted by length: fewer would waste time between calls, more would waste it on padding."""
 
 
 @dataclass(frozen=True)
@@ -143,25 +146,17 @@ def collect(world: World, prompts: Prompts, update: int, kl_coef: float) -> Roll
 
 @torch.no_grad()
 def measure(actor: ActorCritic, reference: CausalLM, episodes: Episodes, temperature: float, batch: int) -> Measured:
-    """Both networks and the critic on every valid token, `batch` rows at a time."""
-    stats: list[TokenStats] = []
-    values: list[Tensor] = []
-    for start in range(0, len(episodes.ended), batch):
-        chunk = episodes.take(slice(start, start + batch))
-        hidden, value = actor.hidden_and_values(chunk)
-        stats.append(token_stats(actor.lm, hidden, reference, response_hidden(reference, chunk), chunk.labels, temperature))
-        values.append(value)
-
-    def grid(parts: list[Tensor]) -> Tensor:
-        return to_grid(torch.cat(parts), episodes.response_mask)
-
-    return Measured(
-        logprobs=grid([one.logprobs for one in stats]),
-        ref_logprobs=grid([one.ref_logprobs for one in stats]),
-        kl=grid([one.kl for one in stats]),
-        entropy=grid([one.entropy for one in stats]),
-        values=grid(values),
-    )
+    """Both networks and the critic on every valid token, at most `batch` rows at a time."""
+    grids = torch.zeros(5, *episodes.response_mask.shape, device=episodes.response_mask.device)
+    for rows in episodes.buckets(min(batch, BUCKET)):
+        chunk = episodes.take(rows)
+        mask = chunk.response_mask
+        hidden, values = actor.hidden_and_values(chunk)
+        stats = token_stats(actor.lm, hidden, reference, response_hidden(reference, chunk), chunk.labels, temperature)
+        columns = (stats.logprobs, stats.ref_logprobs, stats.kl, stats.entropy, values)
+        for grid, column in zip(grids, columns, strict=True):
+            grid[rows, : mask.shape[1]] = to_grid(column, mask)
+    return Measured(*grids)
 
 
 def drift_metrics(measured: Measured, mask: Tensor) -> dict[str, float]:

@@ -85,7 +85,7 @@ def accumulate(rollout: Rollout, rows: Tensor, learner: Learner) -> dict[str, fl
     learner.optimiser.zero_grad(set_to_none=True)
     tokens = rollout.episodes.response_mask[rows].sum()
     sums: dict[str, Tensor] = {}
-    for part in torch.split(rows, learner.micro_batch):
+    for part in rollout.episodes.buckets(learner.micro_batch, rows):
         with learner.accelerator.autocast():
             for name, value in backward(rollout, part, learner, 1 / tokens).items():
                 sums[name] = sums.get(name, torch.zeros_like(value)) + value
