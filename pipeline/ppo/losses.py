@@ -1,5 +1,7 @@
 """The clipped losses, token by token. Averaging is left to the caller, who knows the mini-batch.
 
+All tensors are (N,) over the valid tokens of some rows: padding has been left out before, so there is no mask here.
+Log-probabilities in nats; advantages in score units, or whitened and without a unit, as are the policy's losses.
 A sum over tokens divided by the token count of the *mini-batch* makes the gradient independent of how the
 mini-batch is cut into micro-batches; a mean of means would not.
 """
@@ -22,7 +24,8 @@ def policy_loss(new_logprobs: Tensor, logprobs: Tensor, advantages: Tensor, clip
         ratio = exp(new_logprobs - logprobs)
         loss = max(-A ratio, -A clip(ratio, 1 - ε, 1 + ε))
 
-    All (N,) over valid tokens; returns losses (N,) and bool (N,). Schulman 2017 (arXiv 1707.06347), eq. 7.
+    Returns losses (N,) and bool (N,), whose mean is the clip fraction; a tie is not clipped. `logprobs` are those of
+    the behaviour policy. Schulman 2017 (arXiv 1707.06347), eq. 7, with the sign turned to be minimised.
     """
     ratio = (new_logprobs - logprobs).exp()
     plain = -advantages * ratio
@@ -35,8 +38,8 @@ def dual_clip(losses: Tensor, advantages: Tensor, bound: float) -> tuple[Tensor,
 
         loss = min(loss, -c A)  where A < 0
 
-    `losses` of `policy_loss` and advantages (N,), c = `bound` > 1; returns losses (N,) and bool (N,). The clip alone
-    leaves the ratio of a negative advantage unbounded from above. Ye 2020 (arXiv 1912.09729), eq. 5.
+    `losses` of `policy_loss`, c = `bound` > 1; returns losses (N,) and bool (N,). The clip alone leaves the ratio of a
+    negative advantage unbounded from above. Ye 2020 (arXiv 1912.09729), eq. 5.
     """
     limit = -bound * advantages
     active = (advantages < 0) & (losses > limit)
@@ -44,11 +47,12 @@ def dual_clip(losses: Tensor, advantages: Tensor, bound: float) -> tuple[Tensor,
 
 
 def kl_loss(new_logprobs: Tensor, ref_logprobs: Tensor, estimator: Literal["k2", "k3"]) -> Tensor:
-    """KL to the reference as a term of the loss; (N,) over valid tokens, nats.
+    """KL to the reference as a term of the loss: k2 or k3 of d = new_logprobs - ref_logprobs; (N,) in nats.
 
     The gradient of k2 is d ∇log π, whose mean under π is the gradient of KL(π || ref); that of k3 is
-    (1 - exp(-d)) ∇log π, equal to it for small d. The gradient of k1, ∇log π, is 0 on average: a penalty without
-    effect (Tang and Munos 2025, arXiv 2506.09477). k3 in the loss is GRPO's choice (Shao 2024, arXiv 2402.03300, eq. 4).
+    (1 - exp(-d)) ∇log π, whose mean is the gradient of KL(ref || π), nearly the same for small d. The gradient of k1,
+    ∇log π, is 0 on average: a penalty without effect (Tang and Munos 2025, arXiv 2506.09477). k3 in the loss is GRPO's
+    choice (Shao 2024, arXiv 2402.03300, eq. 4).
     """
     return ESTIMATORS[estimator](new_logprobs - ref_logprobs)
 
@@ -58,8 +62,9 @@ def value_loss(vpred: Tensor, values: Tensor, returns: Tensor, cliprange_value: 
 
         loss = ½ max((V - R)², (clip(V, V_old - ε, V_old + ε) - R)²)
 
-    All (N,) over valid tokens, `values` from the rollout; returns losses (N,) in squared score units and
-    bool (N,). The factor ½ belongs to the loss, so c1 = 0.1 here is 0.05 of a loss without it.
+    `vpred` of now, `values` of the rollout, `returns`: score units. Returns losses (N,) in squared score units and bool
+    (N,), whose mean is the clip fraction. The factor ½ belongs to the loss, so c1 = 0.1 here is 0.05 of a loss without
+    it. As in OpenAI's `baselines` (ppo2) and Ziegler 2019's code; not in Schulman 2017.
     """
     near = torch.minimum(torch.maximum(vpred, values - cliprange_value), values + cliprange_value)
     plain, clipped = (vpred - returns) ** 2, (near - returns) ** 2
