@@ -18,7 +18,7 @@ from hypothesis import settings
 from pipeline.layout import Layout
 
 # The same examples in every run: a red build means a change of ours, not of luck.
-settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
+settings.register_profile("repeatable", derandomize=True, database=None, deadline=None, max_examples=50)
 settings.load_profile("repeatable")
 
 
