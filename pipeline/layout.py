@@ -3,6 +3,7 @@
 <root>/store/<stage>/<key>/                     artifacts, shared by all studies
 <root>/studies/<study>/<profile>/study.json     the study as it was last started
                                  optuna.db      the plan
+                                 search.json    of a search: its trials, its front, what is confirmed
                                  trials/<arm>__seed<seed>.json   one TrialRecord each
                                  mlflow/<arm>__seed<seed>.json   what MLflow has been told
                                  report/        tables, figures, index.html
@@ -100,6 +101,10 @@ class StudyFolder:
     @property
     def study_file(self) -> Path:
         return self.path / "study.json"
+
+    @property
+    def search_file(self) -> Path:
+        return self.path / "search.json"
 
     @property
     def optuna_uri(self) -> str:

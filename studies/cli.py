@@ -93,11 +93,13 @@ def falsify(
     from studies.design import cells
     from studies.falsifiers import EXIT_CODES, overall
     from studies.schema import load_study
+    from studies.search import confirmation
     from studies.summary import print_verdicts
     from studies.verdicts import verdicts
 
     chosen, layout = load_study(name), Layout.at(out)
     folder = layout.study(chosen.name, profile or chosen.profile)
+    chosen = confirmation(chosen, folder)
     overrides = parse_set(settings) if settings else recorded_overrides(folder)
     found = verdicts(chosen, folder, cells(chosen, profile, overrides))
     outcome = overall(found)
@@ -158,8 +160,7 @@ def _run(chosen: Study, layout: Layout, profile: str | None, overrides: dict[str
     from studies.summary import print_study
 
     console = _console()
-    plan = cells(chosen, profile, overrides)
-    slots = jobs or default_jobs(plan[0].config)
+    slots = jobs or default_jobs(cells(chosen, profile, overrides)[0].config)
     try:
         result = run_study(
             chosen,
@@ -174,10 +175,10 @@ def _run(chosen: Study, layout: Layout, profile: str | None, overrides: dict[str
     except KeyboardInterrupt:
         console.print(Text("interrupted; the same command continues"))
         raise typer.Exit(130) from None
-    print_study(console, chosen, plan, result.records, result.verdicts)
+    print_study(console, result.study, result.plan, result.records, result.verdicts)
     for line in _where_next(chosen, result.report, result.folder):
         console.print(Text(line), soft_wrap=True)
-    failed = len(result.records) < len(plan) or any(record.status == "failed" for record in result.records)
+    failed = len(result.records) < len(result.plan) or any(record.status == "failed" for record in result.records)
     if failed or (_report and chosen.source and result.report is None):
         raise typer.Exit(1)
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config import TrialConfig, canonical_json, load_config
-from studies.schema import SEED_KEY, Study, check_overrides
+from studies.checks import check_overrides
+from studies.schema import SEED_KEY, Study
 
 
 @dataclass(frozen=True)

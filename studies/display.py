@@ -20,7 +20,7 @@ PLAIN_SECONDS = 10.0
 SHOWN_ENDED = 8
 """Ended trials in the live table; earlier ones are only counted."""
 COLUMNS = {"KL/token": "objective/kl_per_token", "entropy": "policy/entropy", "reward": "objective/scores"}
-STYLES = {"complete": "green", "budget": "yellow", "diverged": "magenta", "failed": "red"}
+STYLES = {"complete": "green", "budget": "yellow", "pruned": "yellow", "diverged": "magenta", "failed": "red"}
 
 
 @dataclass
@@ -59,9 +59,12 @@ class Row:
 class Display:
     """Shows the events of an executor. All text is shown as it is: names and messages are never markup."""
 
-    def __init__(self, console: Console, total: int, cached: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console, self._total, self._ended, self._clock = console, total, cached, clock
-        self._rows: dict[int, Row] = {}
+    def __init__(self, console: Console, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._clock = console, clock
+        self.total = total
+        """Trials in all; what a search will confirm is only known when it ends."""
+        self._ended = 0
+        self._rows: dict[tuple[int, str], Row] = {}
         self._stages: dict[tuple[int, str], float] = {}
         self._first: float | None = None
         """When the first trial of this call started; shared stages come before."""
@@ -81,9 +84,15 @@ class Display:
         """Print one line above the table."""
         self._console.print(Text(text, style=style), soft_wrap=True)
 
+    def recorded(self, n: int, of: int, what: str) -> None:
+        """Count trials that need not run."""
+        self._ended += n
+        if n:
+            self.line(f"{n} of {of} {what} are recorded already", "dim")
+
     def handle(self, event: Event) -> None:
         """Show an event."""
-        row = self._rows.setdefault(event.job.number, Row(event.job))
+        row = self._rows.setdefault((event.job.number, event.job.label), Row(event.job))
         if self._first is None and event.job.until is None:
             self._first = self._clock()
         if isinstance(event, Finished):
@@ -136,10 +145,10 @@ class Display:
 
     def _summary(self) -> str:
         """How many trials have ended, and when the rest will have at the rate of this call."""
-        text = f"{self._ended} of {self._total} trials"
-        if self._first is None or not self._ended_here or self._ended >= self._total:
+        text = f"{self._ended} of {self.total} trials"
+        if self._first is None or not self._ended_here or self._ended >= self.total:
             return text
-        left = (self._clock() - self._first) / self._ended_here * (self._total - self._ended)
+        left = (self._clock() - self._first) / self._ended_here * (self.total - self._ended)
         return f"{text}, about {_duration(left)} left"
 
     def shared(self, stage: str, key: str) -> None:
@@ -149,7 +158,7 @@ class Display:
     def _close(self, row: Row, status: str) -> None:
         row.status = status
         if row.job.until is not None:
-            del self._rows[row.job.number]
+            del self._rows[row.job.number, row.job.label]
 
     def _render(self) -> RenderableType:
         rows = list(self._rows.values())

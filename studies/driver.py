@@ -1,5 +1,7 @@
 """Runs a study: plans its cells, builds what they share, hands them to an executor, records what comes back.
 
+A search comes before its confirmation; from then on the confirmation is a study like any other.
+
 The driver is the only writer of the study folder. Killing it at any moment loses nothing that was finished:
 the same command continues, and a cell that is recorded and whose artifacts are in the store is not run again.
 """
@@ -11,10 +13,10 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from filelock import FileLock, Timeout
 from rich.console import Console
@@ -29,8 +31,12 @@ from studies.executors import Crashed, Event, Executor, Finished, Job, Message, 
 from studies.falsifiers import Verdict
 from studies.planner import Planner, Ticket
 from studies.schema import Study
+from studies.search import confirmation
 from studies.sinks import StudySinks
 from studies.verdicts import verdicts
+
+if TYPE_CHECKING:
+    from studies.tuner import Tuner
 
 TRIALS = "pipeline.trial"
 """The module with `run_trial`, `plan_trial` and `environment`."""
@@ -38,14 +44,25 @@ LAST_SHARED = "reward"
 ATTEMPTS = 2
 
 
+class Plan(Protocol):
+    """Who says what is to be run: `Planner` for cells that are known, `studies.tuner.Tuner` for a search."""
+
+    def ask(self) -> Ticket | None: ...
+    def tell(self, ticket: Ticket, record: TrialRecord | None) -> None: ...
+    def demand(self, cell: Cell) -> None: ...
+    def describe(self, ticket: Ticket) -> str | None: ...
+
+
 @dataclass(frozen=True)
 class StudyResult:
     """What a study came to."""
 
     study: Study
+    """As compared: of a search, its confirmation."""
     folder: StudyFolder
+    plan: list[Cell]
     records: list[TrialRecord]
-    """Of this study's cells, as configured now."""
+    """Of these cells, as configured now."""
     verdicts: list[Verdict]
     report: Path | None
 
@@ -56,9 +73,11 @@ class _Run:
 
     study: Study
     profile: str
+    overrides: Mapping[str, Any]
     layout: Layout
     folder: StudyFolder
     plan: list[Cell]
+    """Of the arms that are compared; grows when a search ends."""
     executor: Executor
     trials: str
     module: Any
@@ -104,26 +123,35 @@ def run_study(
     with only_driver(folder, study.name):
         module = importlib.import_module(trials)
         environment: dict[str, str] = module.environment()
-        finished = [cell for cell in plan if is_finished(folder, cell, module.plan_trial(cell.config, layout))]
-        display = Display(console, len(plan), len(finished))
+        display = Display(console, trial_count(study))
         sinks = StudySinks(study, chosen, layout, folder, environment, lambda message: display.line(message, "yellow"))
-        run = _Run(study, chosen, layout, folder, plan, executor, trials, module, display, sinks)
-        _write_study(run, overrides, environment)
-        if finished:
-            display.line(f"{len(finished)} of {len(plan)} trials are recorded already", "dim")
-        status = "interrupted"
-        report = None
+        run = _Run(study, chosen, overrides, layout, folder, plan, executor, trials, module, display, sinks)
+        _write_study(run, environment)
+        status, report = "interrupted", None
         try:
-            _run_missing(run, [cell for cell in plan if cell not in finished], jobs)
-            _write_study(run, overrides, environment)
-            records = current_records(folder, plan)
-            sinks.sync(records)
-            result = StudyResult(study, folder, records, verdicts(study, folder, plan), None)
+            searched = _run_search(run, jobs) if study.search else []
+            compared = confirmation(study, folder)
+            run.plan = cells(compared, profile, overrides)
+            display.total = trial_count(study) if study.search is None else study.search.trials + len(run.plan)
+            finished = [cell for cell in run.plan if _finished_record(run, cell)]
+            display.recorded(len(finished), len(run.plan), "trials" if not study.search else "trials of the confirmation")
+            _run_missing(run, compared, finished, jobs)
+            _write_study(run, environment)
+            records = current_records(folder, run.plan)
+            sinks.sync([*searched, *records])
+            result = StudyResult(compared, folder, run.plan, records, verdicts(compared, folder, run.plan), None)
             report = after(folder) if after else None
             status = "complete"
         finally:
             sinks.close(status, report)
-    return StudyResult(result.study, folder, result.records, result.verdicts, report)
+    return replace(result, report=report)
+
+
+def trial_count(study: Study) -> int:
+    """Trials in all; of a search, with as many confirmed as it asks for."""
+    if study.search is None:
+        return len(study.arm_overrides()) * len(study.seeds)
+    return study.search.trials + (1 + study.search.confirm.top) * len(study.search.confirm.seeds)
 
 
 @contextmanager
@@ -156,17 +184,53 @@ def current_records(folder: StudyFolder, plan: Sequence[Cell]) -> list[TrialReco
     return [record for cell, record in found if record is not None and record.config_digest == cell.config.digest()]
 
 
-def _run_missing(run: _Run, missing: Sequence[Cell], jobs: int) -> None:
-    planner = Planner(run.study, run.folder, run.plan)
-    _tell_recorded(run, planner, [cell for cell in run.plan if cell not in missing])
-    if not missing:
-        return
+def _finished_record(run: _Run, cell: Cell) -> TrialRecord | None:
+    """The record of a cell that has not to be run again."""
+    done = is_finished(run.folder, cell, run.module.plan_trial(cell.config, run.layout))
+    return run.folder.record(cell.arm, cell.seed) if done else None
+
+
+def _run_search(run: _Run, jobs: int) -> list[TrialRecord]:
+    """Run what is missing of a search, and write what is to be confirmed. Returns the records of its trials."""
+    from studies.tuner import Tuner
+
+    tuner = Tuner(run.study, run.profile, run.overrides, run.folder, lambda cell: _finished_record(run, cell))
+    first = tuner.ask()
+    run.display.recorded(tuner.replayed, run.study.search.trials if run.study.search else 0, "trials of the search")
+    if first is not None:
+        tuner.demand(first.cell)
+        _carry_out(run, tuner, [first.cell], jobs)
+    chosen = tuner.close()
+    _tell_search(run, tuner, [one.arm for one in chosen])
+    return tuner.records
+
+
+def _tell_search(run: _Run, tuner: Tuner, chosen: Sequence[str]) -> None:
+    usable = sum(one.feasible for one in tuner.trials)
+    found = f"search: {len(tuner.trials)} trials, {usable} feasible; "
+    if chosen:
+        run.display.line(f"{found}to be confirmed on fresh seeds: {', '.join(chosen)}", "bold")
+    else:
+        run.display.line(f"{found}nothing to confirm but the baseline: widen search.space, or relax search.constraints", "yellow")
+
+
+def _run_missing(run: _Run, compared: Study, finished: Sequence[Cell], jobs: int) -> None:
+    planner = Planner(compared, run.folder, run.plan)
+    _tell_recorded(run, planner, finished)
+    missing = [cell for cell in run.plan if cell not in finished]
+    for cell in missing:
+        planner.demand(cell)
+    if missing:
+        _carry_out(run, planner, missing, jobs)
+
+
+def _carry_out(run: _Run, plan: Plan, missing: Sequence[Cell], jobs: int) -> None:
+    """Run all that a plan asks for; `missing` are cells of which it is known beforehand."""
     run.sinks.open()
+    run.tickets.clear()
     with run.display:
         _build_shared(run, missing)
-        for cell in missing:
-            planner.demand(cell)
-        run.executor.run(lambda: _next_job(run, planner), jobs, lambda event: _on_event(run, planner, event))
+        run.executor.run(lambda: _next_job(run, plan), jobs, lambda event: _on_event(run, plan, event))
 
 
 def _tell_recorded(run: _Run, planner: Planner, finished: Sequence[Cell]) -> None:
@@ -176,8 +240,7 @@ def _tell_recorded(run: _Run, planner: Planner, finished: Sequence[Cell]) -> Non
     for cell in news:
         planner.demand(cell)
     while news and (ticket := planner.ask()):
-        record = run.folder.record(ticket.cell.arm, ticket.cell.seed)
-        planner.tell(ticket, *((record.status, record.summary) if record and ticket.cell in finished else ("failed", {})))
+        planner.tell(ticket, run.folder.record(ticket.cell.arm, ticket.cell.seed) if ticket.cell in finished else None)
 
 
 def _build_shared(run: _Run, missing: Sequence[Cell]) -> None:
@@ -206,15 +269,15 @@ def _build_shared(run: _Run, missing: Sequence[Cell]) -> None:
         run.executor.run(lambda queue=queue: queue.pop() if queue else None, 1, on_event)  # type: ignore[misc]
 
 
-def _next_job(run: _Run, planner: Planner) -> Job | None:
-    ticket = planner.ask()
+def _next_job(run: _Run, plan: Plan) -> Job | None:
+    ticket = plan.ask()
     if ticket is None:
         return None
     run.tickets[ticket.number] = ticket
     return run.job(ticket.number, ticket.cell.label, ticket.cell)
 
 
-def _on_event(run: _Run, planner: Planner, event: Event) -> None:
+def _on_event(run: _Run, plan: Plan, event: Event) -> None:
     ticket = run.tickets[event.job.number]
     run.display.handle(event)
     if isinstance(event, Message):
@@ -223,22 +286,28 @@ def _on_event(run: _Run, planner: Planner, event: Event) -> None:
     elif isinstance(event, Finished):
         record = _record(run, ticket.cell, event.outcome)
         _write_record(run, record)
-        planner.tell(ticket, record.status, record.summary)
+        _tell(run, plan, ticket, record)
         run.sinks.finish(record)
     else:
-        _on_crash(run, planner, ticket, event)
+        _on_crash(run, plan, ticket, event)
 
 
-def _on_crash(run: _Run, planner: Planner, ticket: Ticket, event: Crashed) -> None:
+def _tell(run: _Run, plan: Plan, ticket: Ticket, record: TrialRecord | None) -> None:
+    plan.tell(ticket, record)
+    if line := plan.describe(ticket):
+        run.display.line(line)
+
+
+def _on_crash(run: _Run, plan: Plan, ticket: Ticket, event: Crashed) -> None:
     cell = ticket.cell
-    planner.tell(ticket, "failed", {})
+    plan.tell(ticket, None)
     run.sinks.leave(cell.arm, cell.seed, "failed")
     if event.user_error:
         raise UserError(f"{cell.label}: {event.reason}")
     run.attempts[cell.arm, cell.seed] += 1
     if run.attempts[cell.arm, cell.seed] < ATTEMPTS:
         run.display.line(f"{cell.label}: tried again{_details(event.job)}", "yellow")
-        planner.demand(cell)
+        plan.demand(cell)
         return
     run.display.line(f"{cell.label}: given up after {ATTEMPTS} attempts{_details(event.job)}", "red")
     _write_record(run, _record(run, cell, None, event.reason))
@@ -274,14 +343,14 @@ def _write_record(run: _Run, record: TrialRecord) -> None:
     write_atomic(path, record.model_dump_json(indent=2) + "\n")
 
 
-def _write_study(run: _Run, overrides: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+def _write_study(run: _Run, environment: Mapping[str, str]) -> None:
     """What the study was when it was last started. Keys stay in their order, which is the order of the arms."""
     baseline = next(cell for cell in run.plan if cell.arm == run.study.baseline)
     content = {
         "study": run.study.model_dump(mode="json"),
         "source": run.study.source,
         "profile": run.profile,
-        "overrides": dict(overrides),
+        "overrides": dict(run.overrides),
         "environment": dict(environment),
         "upstream": _upstream(run, baseline),
     }

@@ -1,9 +1,10 @@
-"""What a study would run, what is cached and why, and what a trial of each arm would cost on a T4."""
+"""What a study would run, what is cached and why, and what it would cost: on a T4, and here as recorded."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -11,17 +12,20 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.config import TrialConfig
-from pipeline.layout import Layout
-from studies.design import cells
-from studies.driver import TRIALS
+from pipeline.layout import Layout, TrialRecord
+from studies.design import Cell, cells
+from studies.driver import TRIALS, trial_count
 from studies.schema import Study
+from studies.search import confirmation, load
 
 
 def print_plan(
     console: Console, study: Study, profile: str | None, overrides: Mapping[str, Any], layout: Layout, *, trials: str = TRIALS
 ) -> None:
-    """Print one row per distinct artifact and one budget line per arm; builds nothing."""
-    plan = cells(study, profile, overrides)
+    """Print one row per distinct artifact, one budget line per arm, and the whole; builds nothing."""
+    folder = layout.study(study.name, profile or study.profile)
+    compared = confirmation(study, folder)
+    plan = cells(compared, profile, overrides)
     module = importlib.import_module(trials)
     rows: dict[tuple[str, str, str], list[str]] = {}
     states: dict[tuple[str, str, str], bool] = {}
@@ -41,10 +45,40 @@ def print_plan(
     console.print(table)
     console.print()
     lines: dict[str, list[str]] = {}
-    for arm in study.arm_overrides():
+    for arm in compared.arm_overrides():
         lines.setdefault(budget_line(next(cell.config for cell in plan if cell.arm == arm)), []).append(arm)
     for line, arms in lines.items():
         console.print(Text(f"each trial of {', '.join(arms)}: {line}"), soft_wrap=True)
+    if study.search is not None:
+        ended = len((load(study, folder) or {}).get("trials", []))
+        console.print(Text(search_line(study, ended)), soft_wrap=True)
+    console.print(Text(total_line(study, plan[0], folder.records())), soft_wrap=True)
+
+
+def search_line(study: Study, ended: int) -> str:
+    """What a search and its confirmation consist of; `ended` trials of it are recorded."""
+    assert study.search is not None
+    search, seeds = study.search, ", ".join(map(str, study.search.confirm.seeds))
+    runs = (search.confirm.top + 1) * len(search.confirm.seeds)
+    return (
+        f"search: {search.trials} trials over {', '.join(search.space)} on seed {study.seeds[0]}, {search.parallel} proposed at a time "
+        f"({ended} recorded); confirmation: the best {search.confirm.top} and the baseline on seeds {seeds}, {runs} trials"
+    )
+
+
+def total_line(study: Study, cell: Cell, records: Sequence[TrialRecord]) -> str:
+    """Hours of the whole study if nothing of it were cached, taking every trial to cost what the baseline's does."""
+    from pipeline.budget import estimate
+
+    n, found = trial_count(study), estimate(cell.config)
+    line = f"{n} trials in all"
+    if found is not None:
+        line += f": {_hours(n * found.t4_hours)} on a T4 by the roofline"
+    seconds = [record.cost["wall_s"] for record in records if record.status == "complete" and "wall_s" in record.cost]
+    if seconds:
+        mean = math.fsum(seconds) / len(seconds)
+        line += f"; here {_hours(n * mean / 3600)} of training at the recorded {mean:.0f} s a trial (n = {len(seconds)}), one at a time"
+    return line
 
 
 def budget_line(config: TrialConfig) -> str:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from pipeline.metrics import METRICS
 from studies.design import Cell, design_digest
-from studies.schema import Objective, Study
+from studies.schema import Study
+from studies.space import Objective
 
 if TYPE_CHECKING:
-    from pipeline.layout import StudyFolder
+    from pipeline.layout import StudyFolder, TrialRecord
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,16 @@ class Planner:
             (trial.params["arm"], trial.params["seed"]) for trial in self._study.get_trials(deepcopy=False, states=(self._states.COMPLETE,))
         }
 
-    def tell(self, ticket: Ticket, status: str, summary: Mapping[str, float]) -> None:
-        """Answer a ticket. A trial that diverged, or could not be judged, counts as the worst there is, never as nothing."""
-        if status == "failed":
+    def tell(self, ticket: Ticket, record: TrialRecord | None) -> None:
+        """Answer a ticket; None is a failure. A trial that diverged, or could not be judged, is the worst there is, never nothing."""
+        if record is None or record.status == "failed":
             self._study.tell(ticket.number, state=self._states.FAIL)
         else:
-            self._study.tell(ticket.number, objective_value(self._objective, status, summary))
+            self._study.tell(ticket.number, objective_value(self._objective, record.status, record.summary))
+
+    def describe(self, ticket: Ticket) -> str | None:
+        """What to say of a trial that has ended; the table of the arms says it all."""
+        return None
 
     def _waiting(self) -> set[tuple[str, int]]:
         queue = self._study.get_trials(deepcopy=False, states=(self._states.WAITING,))

@@ -1,12 +1,11 @@
-"""What a study is: one YAML file with a question, arms or a grid, seeds, a baseline and falsifiers.
+"""What a study is: one YAML file with a question, a design, seeds, a baseline and falsifiers.
 
-Everything that can be wrong in such a file is found when it is read, before anything runs.
+Everything that can be wrong in such a file is found when it is read, before anything runs (`studies.checks`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,30 +13,24 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline.config import Positive, Section, dotted_keys, load_config, nearest, profile_names, read_yaml, validate
+from pipeline.config import Positive, Section, load_config, nearest, read_yaml, validate
 from pipeline.errors import UserError
 from pipeline.layout import SAFE_NAME, safe
-from pipeline.metrics import metric
+from studies.arms import BASELINE, arm_name, of_factors, of_grid, short_names
+from studies.space import Finite, Objective, Search, Seed
 
 STUDIES = Path(__file__).parent
 SEED_KEY = "ppo.seed"
 
-Seed = Annotated[int, Field(ge=0, strict=True)]
+Kind = Literal["arms", "grid", "factors", "search"]
+KINDS: tuple[Kind, ...] = ("arms", "grid", "factors", "search")
 Text = Annotated[str, Field(min_length=1)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Consecutive(Section):
     """An aggregation: this many successive records must all break the claim."""
 
     consecutive: Positive
-
-
-class Objective(Section):
-    """What a trial is told to the planner as; a metric of the final evaluation."""
-
-    metric: str = "eval/win_rate"
-    direction: Literal["maximize", "minimize"] = "maximize"
 
 
 class Falsifier(Section):
@@ -75,40 +68,83 @@ class Falsifier(Section):
 
 
 class Study(Section):
-    """One question and how it is asked."""
+    """One question and how it is asked. Exactly one of `arms`, `grid`, `factors` and `search` says what is compared."""
 
     name: str
     source: str = Field("", exclude=True, description="the file it was read from")
-    question: Text
-    hypothesis: Text
-    refuted_if: Text
-    profile: str = "tiny"
-    baseline: str
-    seeds: tuple[Seed, ...] = Field(min_length=1)
+    question: Text = Field(description="what is to be found out")
+    hypothesis: Text = Field(description="what is expected, and why")
+    refuted_if: Text = Field(description="what would show the hypothesis to be wrong")
+    profile: str = Field("tiny", description="the complete configuration that the arms change; --profile replaces it")
+    baseline: str = Field(BASELINE, description="the arm that all others are compared with; factors and search bring their own")
+    seeds: tuple[Seed, ...] = Field(min_length=1, description="every arm runs with each of them, so that comparisons are paired")
     objective: Objective = Objective()
-    arms: dict[str, dict[str, Any]] | None = None
-    grid: dict[str, list[Any]] | None = None
+    arms: dict[str, dict[str, Any]] | None = Field(None, description="name: {dotted key: value}")
+    grid: dict[str, list[Any]] | None = Field(None, description="dotted key: [values]; the full product")
+    factors: dict[str, list[Any]] | None = Field(None, description="dotted key: [values]; one at a time around the baseline")
+    interactions: tuple[tuple[str, str], ...] = Field((), description="pairs of factors whose values are also combined")
+    search: Search | None = None
     falsifiers: tuple[Falsifier, ...] = ()
     figures: tuple[str, ...] | None = None
 
+    @property
+    def kind(self) -> Kind:
+        """Which of the four designs it is; the confirmation of a search, whose arms are known, is still a search."""
+        return "search" if self.search is not None else next(kind for kind in KINDS if getattr(self, kind) is not None)
+
     @model_validator(mode="after")
     def _coherent(self) -> Self:
-        if self.arms is not None and self.grid is not None:
-            raise ValueError("both arms and grid are given; keep one of them")
-        if not self.arms and not self.grid:
-            raise ValueError("no arms: give at least one under arms (name: {dotted key: value}) or grid (dotted key: [values])")
+        given = [kind for kind in KINDS if getattr(self, kind) is not None]
+        if len(given) > 1:
+            raise ValueError(f"both {given[0]} and {given[1]} are given; keep one of them")
+        if not given or not getattr(self, given[0]):
+            raise ValueError(
+                "no arms: give at least one under arms (name: {dotted key: value}), grid or factors (dotted key: [values]), or a search"
+            )
         repeated = sorted({seed for seed in self.seeds if self.seeds.count(seed) > 1})
         if repeated:
             raise ValueError(f"seeds: {', '.join(map(str, repeated))} is given more than once; a repeated seed is no new evidence")
-        if self.grid:
-            for key, values in self.grid.items():
-                if not values:
-                    raise ValueError(f"grid.{key}: has no values")
+        for key, values in (getattr(self, self.kind) if self.kind in ("grid", "factors") else {}).items():
+            if not values:
+                raise ValueError(f"{self.kind}.{key}: has no values")
+        self._coherent_factors()
+        if self.search is not None:
+            self._coherent_search(self.search)
         return self
 
+    def _coherent_factors(self) -> None:
+        if self.interactions and self.factors is None:
+            raise ValueError("interactions: they combine factors, and there are none")
+        seen: set[frozenset[str]] = set()
+        for pair in self.interactions:
+            unknown = [key for key in pair if key not in (self.factors or {})]
+            if unknown:
+                raise ValueError(f"interactions: '{unknown[0]}' is not a factor{nearest(unknown[0], list(self.factors or {}))}")
+            if len(set(pair)) < 2 or frozenset(pair) in seen:
+                raise ValueError(f"interactions: [{', '.join(pair)}] must name two different factors, and once")
+            seen.add(frozenset(pair))
+
+    def _coherent_search(self, search: Search) -> None:
+        if len(self.seeds) > 1:
+            raise ValueError(f"seeds: a search trains on one seed, {len(self.seeds)} are given; fresh ones go under search.confirm.seeds")
+        used = sorted(set(self.seeds) & set(search.confirm.seeds))
+        if used:
+            raise ValueError(f"search.confirm.seeds: {used[0]} is the seed of the search; a confirmation needs seeds it never saw")
+        if search.confirm.top > search.trials:
+            raise ValueError(f"search.confirm.top: {search.confirm.top} is more than the {search.trials} trials of the search")
+        if len(set(search.confirm.seeds)) < len(search.confirm.seeds):
+            raise ValueError("search.confirm.seeds: a seed is given more than once")
+
     def arm_overrides(self) -> dict[str, dict[str, Any]]:
-        """Arm name -> dotted overrides, in the order of the file; a grid is expanded to its full product."""
-        return dict(self.arms) if self.arms else _expand(self.grid or {})
+        """Arm name -> dotted overrides, in the order of the file. Of a search: the baseline of its confirmation.
+
+        The arms that a search has chosen are in `studies.search.confirmation`.
+        """
+        if self.arms:
+            return dict(self.arms)
+        if self.grid:
+            return of_grid(self.grid)
+        return of_factors(self.factors or {}, self.interactions)
 
 
 def study_names() -> list[str]:
@@ -122,15 +158,15 @@ def load_study(name_or_path: str | Path) -> Study:
     Every arm's `TrialConfig` is built against the study's own profile, so that a bad key or value is found
     here. Raises `UserError` with the file, the key, the value and what is allowed.
     """
+    from studies.checks import check
+
     path = _find(str(name_or_path))
     content = read_yaml(path)
     reserved = sorted({"name", "source"} & content.keys())
     if reserved:
         raise UserError(f"{path}: unknown key '{reserved[0]}'; a study is named after its file")
     study = validate(Study, {**content, "name": safe(path.stem), "source": str(path)}, str(path))
-    _check_names(study)
-    _check_arms(study)
-    _check_falsifiers(study)
+    check(study)
     return study
 
 
@@ -139,7 +175,8 @@ def single(profile: str, overrides: Mapping[str, Any], seed: int) -> Study:
     if SEED_KEY in overrides:
         raise UserError(f"--set: '{SEED_KEY}' is given by --seed")
     load_config(profile, overrides)
-    name = "+".join(f"{key.rpartition('.')[2]}={_word(value)}" for key, value in sorted(overrides.items())) or profile
+    ordered = dict(sorted(overrides.items()))
+    name = arm_name(ordered, short_names(ordered)) or profile
     if not SAFE_NAME.fullmatch(name):
         name = "set-" + hashlib.sha256(repr(sorted(overrides.items())).encode()).hexdigest()[:12]
     return Study(
@@ -156,91 +193,17 @@ def single(profile: str, overrides: Mapping[str, Any], seed: int) -> Study:
 
 
 def _find(name: str) -> Path:
+    """A shipped study, a YAML file by its path, or NAME.yaml in the current folder."""
     if name.endswith((".yaml", ".yml")) or "/" in name or "\\" in name:
         path = Path(name).expanduser().absolute()
         if not path.is_file():
             raise UserError(f"no study file {path}; studies that come with the project: {', '.join(study_names())}")
         return path
-    names = study_names()
-    if name not in names:
-        raise UserError(f"no study '{name}'{nearest(name, names)}; there are: {', '.join(names)} (or give the path of a YAML file)")
-    return STUDIES / f"{name}.yaml"
-
-
-def _expand(grid: Mapping[str, list[Any]]) -> dict[str, dict[str, Any]]:
-    short = [key.rpartition(".")[2] for key in grid]
-    labels = [name if short.count(name) == 1 else key for key, name in zip(grid, short, strict=True)]
-    arms: dict[str, dict[str, Any]] = {}
-    for values in itertools.product(*grid.values()):
-        name = "+".join(f"{label}={_word(value)}" for label, value in zip(labels, values, strict=True))
-        if name in arms:
-            raise UserError(f"grid: the arm '{name}' comes out more than once; give each value once")
-        arms[name] = dict(zip(grid, values, strict=True))
-    return arms
-
-
-def _word(value: Any) -> str:
-    """A value as part of an arm's name; what cannot stand in a file name is refused later by `safe`."""
-    if isinstance(value, bool) or value is None:
-        return str(value).lower()
-    return "-".join(_word(one) for one in value) if isinstance(value, list | tuple) else str(value)
-
-
-def _check_names(study: Study) -> None:
-    arms = list(study.arm_overrides())
-    if study.profile not in profile_names():
-        hint = nearest(study.profile, profile_names())
-        raise UserError(f"{study.source}: profile: no profile '{study.profile}'{hint}; there are: {', '.join(profile_names())}")
-    if study.baseline not in arms:
-        raise UserError(
-            f"{study.source}: baseline '{study.baseline}' is not an arm{nearest(study.baseline, arms)}; arms: {', '.join(arms)}"
-        )
-    folded: dict[str, str] = {}
-    for arm in arms:
-        try:
-            safe(arm)
-        except UserError as error:
-            raise UserError(f"{study.source}: arms: {error}") from None
-        twin = folded.setdefault(arm.lower(), arm)
-        if twin != arm:
-            raise UserError(f"{study.source}: arms '{twin}' and '{arm}' differ only in case; some file systems cannot tell them apart")
-
-
-def _check_arms(study: Study) -> None:
-    digests: dict[str, str] = {}
-    for arm, overrides in study.arm_overrides().items():
-        if SEED_KEY in overrides:
-            raise UserError(f"{study.source}: arms.{arm}: '{SEED_KEY}' is set by the study's seeds, so that arms stay paired")
-        config = load_config(study.profile, overrides, f"{study.source}: arms.{arm}")
-        twin = digests.setdefault(config.digest(), arm)
-        if twin != arm:
-            raise UserError(f"{study.source}: arms '{twin}' and '{arm}' are the same trial on profile '{study.profile}'; keep one")
-
-
-def _check_falsifiers(study: Study) -> None:
-    objective = metric(study.objective.metric, f"{study.source}: objective.metric").key
-    if not objective.startswith("eval/"):
-        raise UserError(f"{study.source}: objective.metric '{objective}' is a series; name a metric of the evaluation (eval/...)")
-    arms = list(study.arm_overrides())
-    names = [falsifier.name for falsifier in study.falsifiers]
-    for index, falsifier in enumerate(study.falsifiers):
-        origin = f"{study.source}: falsifiers.{index}"
-        if names.count(falsifier.name) > 1:
-            raise UserError(f"{origin}.name: '{falsifier.name}' is the name of two falsifiers")
-        if metric(falsifier.metric, f"{origin}.metric").key.startswith("eval/"):
-            raise UserError(f"{origin}.metric: '{falsifier.metric}' is measured once, after training; name a series that has steps")
-        for pattern in falsifier.arms:
-            if not any(fnmatchcase(arm, pattern) for arm in arms):
-                raise UserError(f"{origin}.arms: no arm is named '{pattern}'{nearest(pattern, arms)}; arms: {', '.join(arms)}")
-
-
-def check_overrides(study: Study, overrides: Mapping[str, Any]) -> None:
-    """Refuse ``--set`` keys that are unknown, that seeds own, or that could have no effect on this study."""
-    arms = study.arm_overrides()
-    for key in overrides:
-        if key not in dotted_keys():
-            raise UserError(f"--set: unknown key '{key}'{nearest(key, dotted_keys())}")
-        if key == SEED_KEY:
-            raise UserError(f"--set: '{SEED_KEY}' comes from the study's seeds; change `seeds` in {study.source}")
-        if all(key in own for own in arms.values()):
-            raise UserError(f"--set: '{key}' would have no effect: every arm of {study.name} sets it; edit {study.source} instead")
+    names, here = study_names(), Path(f"{name}.yaml").absolute()
+    shipped = STUDIES / here.name if name in names else None
+    if shipped and here.is_file() and not here.samefile(shipped):
+        raise UserError(f"two studies are named '{name}': {shipped} and {here}; give the path of the one that is meant")
+    if shipped or here.is_file():
+        return shipped or here
+    near = nearest(name, [*names, *(path.stem for path in Path.cwd().glob("*.yaml"))])
+    raise UserError(f"no study '{name}'{near}; there are: {', '.join(names)} (or give the path of a YAML file)")

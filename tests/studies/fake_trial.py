@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import time
@@ -31,6 +32,24 @@ seeds: [0, 1]
 arms:
   weak: {ppo.kl_coef: 0.01}
   strong: {ppo.kl_coef: 0.2}
+falsifiers:
+  - {name: drift, claim: it stays, metric: objective/kl_per_token, op: ">", threshold: 0.5, before_step: 32}
+"""
+
+
+SEARCH = """
+question: Which knobs?
+hypothesis: Beta.
+refuted_if: Not beta.
+seeds: [0]
+search:
+  space:
+    ppo.kl_coef: {low: 0.005, high: 1.0, log: true}
+    ppo.cliprange: {values: [0.1, 0.2, 0.3]}
+  trials: 14
+  parallel: 3
+  constraints: [{metric: eval/kl_per_token, max: 0.3}]
+  confirm: {top: 2, seeds: [10, 11]}
 falsifiers:
   - {name: drift, claim: it stays, metric: objective/kl_per_token, op: ">", threshold: 0.5, before_step: 32}
 """
@@ -76,6 +95,12 @@ def control(layout: Layout, **values: Any) -> None:
     write_json(layout.root / "control.json", values)
 
 
+def landscape(kl_coef: float, cliprange: float) -> dict[str, float]:
+    """Drift falls with beta; the win rate has its top at beta 0.05 and epsilon 0.2."""
+    win = 0.9 - 0.1 * math.log10(max(kl_coef, 1e-9) / 0.05) ** 2 - (cliprange - 0.2) ** 2
+    return {"eval/win_rate": win, "eval/kl_per_token": 0.01 / max(kl_coef, 1e-9)}
+
+
 def _stages(layout: Layout) -> list[dag.Stage]:
     def note(what: str, cell: str) -> None:
         with (layout.root / "calls.txt").open("a") as file:
@@ -102,6 +127,7 @@ def _stages(layout: Layout) -> list[dag.Stage]:
         cell = f"{cfg.ppo.kl_coef}/{cfg.ppo.seed}"
         note("ppo", cell)
         wanted = _control(layout)
+        time.sleep(wanted.get("delay", {}).get(str(len(calls(layout)) % 2), 0))
         _misbehave(wanted, cell, calls(layout).count(cell))
         log = out / "metrics.jsonl"
         reporter.follow(log)
@@ -119,6 +145,8 @@ def _stages(layout: Layout) -> list[dag.Stage]:
 
     def evaluate(cfg: Any, out: Path, reporter: Reporter, *, ppo: Artifact) -> dict[str, Any]:
         summary = {"eval/win_rate": 0.6, "eval/gold": 1.5, "eval/proxy": 0.5, "eval/kl_per_token": 0.01}
+        if _control(layout).get("landscape"):
+            summary |= landscape(cfg.ppo.kl_coef, cfg.ppo.cliprange)
         write_json(out / "summary.json", summary)
         return {"summary": summary}
 
@@ -127,7 +155,7 @@ def _stages(layout: Layout) -> list[dag.Stage]:
         dag.Stage("sft", sft, ("sft",), ("pipeline.errors",)),
         dag.Stage("reward", reward, ("reward",), ("pipeline.errors",)),
         dag.Stage("ppo", ppo, ("ppo",), ("pipeline.errors",), resumable=True),
-        dag.Stage("evaluate", evaluate, ("evaluate",), ("pipeline.errors",)),
+        dag.Stage("evaluate", evaluate, ("evaluate", "ppo.kl_coef", "ppo.cliprange"), ("pipeline.errors",)),
     ]
 
 

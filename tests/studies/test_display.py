@@ -32,7 +32,8 @@ class Clock:
 
 def test_without_a_terminal_progress_is_rare_and_ends_are_told(layout: Layout) -> None:
     text, clock = io.StringIO(), Clock()
-    with Display(Console(file=text, width=200), 4, 1, clock) as display:
+    with Display(Console(file=text, width=200), 4, clock) as display:
+        display.recorded(1, 4, "trials")
         one = job(layout)
         display.handle(Message(one, "metrics", (16, {"objective/kl_per_token": 0.0123})))
         for step in range(0, 64, 2):
@@ -48,7 +49,7 @@ def test_without_a_terminal_progress_is_rare_and_ends_are_told(layout: Layout) -
 
 def test_what_users_name_is_never_markup(layout: Layout) -> None:
     text = io.StringIO()
-    display = Display(Console(file=text, width=200), 1, 0)
+    display = Display(Console(file=text, width=200), 1)
     display.handle(Message(job(layout, label="[red]x[/red] seed 0"), "warn", ("[/nonsense] happened",)))
     display.handle(Crashed(job(layout, label="[red]x[/red] seed 0"), "[bold]boom"))
     assert text.getvalue().splitlines() == ["[red]x[/red] seed 0: [/nonsense] happened", "[red]x[/red] seed 0: [bold]boom"]
@@ -56,7 +57,7 @@ def test_what_users_name_is_never_markup(layout: Layout) -> None:
 
 def test_shared_stages_are_lines_with_their_time(layout: Layout) -> None:
     text, clock = io.StringIO(), Clock()
-    display = Display(Console(file=text, width=200), 1, 0, clock)
+    display = Display(Console(file=text, width=200), 1, clock)
     shared = job(layout, -1, "shared stages", until="reward")
     display.handle(Message(shared, "stage", ("prompts", "cached", "k1")))
     display.handle(Message(shared, "stage", ("sft", "building", "k2")))
@@ -69,7 +70,7 @@ def test_shared_stages_are_lines_with_their_time(layout: Layout) -> None:
 def test_the_live_table_shows_running_and_ended_trials(layout: Layout) -> None:
     text = io.StringIO()
     console = Console(file=text, width=120, force_terminal=True)
-    display = Display(console, 20, 0)
+    display = Display(console, 20)
     for number in range(12):
         display.handle(Finished(job(layout, number, f"weak seed {number}"), done()))
     display.handle(Message(job(layout, 99, "strong seed 7"), "progress", ("ppo", 32, 64, "")))

@@ -1,0 +1,74 @@
+"""How a design becomes named arms: the full product of a grid, one factor at a time, declared interactions. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pipeline.errors import UserError
+
+BASELINE = "baseline"
+"""The arm that changes nothing: the profile as it is, with ``--set``."""
+
+Overrides = dict[str, Any]
+
+
+def of_grid(grid: Mapping[str, Sequence[Any]]) -> dict[str, Overrides]:
+    """Every combination of the values.
+
+    >>> list(of_grid({"ppo.kl_coef": [0, 0.05], "ppo.cliprange": [0.2]}))
+    ['kl_coef=0+cliprange=0.2', 'kl_coef=0.05+cliprange=0.2']
+    """
+    return _named("grid", _product(list(grid), grid), grid)
+
+
+def of_factors(factors: Mapping[str, Sequence[Any]], interactions: Iterable[Sequence[str]] = ()) -> dict[str, Overrides]:
+    """The baseline, then each value of each factor alone, then both factors of every interaction at once.
+
+    With a, b and both of two factors, the interaction is ``both - a - b + baseline``: each of these is an arm.
+
+    >>> list(of_factors({"ppo.kl_coef": [0], "ppo.cliprange": [0.1, 0.4]}, [("ppo.kl_coef", "ppo.cliprange")]))
+    ['baseline', 'kl_coef=0', 'cliprange=0.1', 'cliprange=0.4', 'kl_coef=0+cliprange=0.1', 'kl_coef=0+cliprange=0.4']
+    """
+    alone = [{key: value} for key, values in factors.items() for value in values]
+    together = [both for pair in interactions for both in _product(list(pair), factors)]
+    return {BASELINE: {}, **_named("factors", [*alone, *together], factors)}
+
+
+def arm_name(overrides: Mapping[str, Any], labels: Mapping[str, str]) -> str:
+    """``kl_coef=0.05+cliprange=0.1``; what cannot stand in a file name is refused later by `pipeline.layout.safe`."""
+    return "+".join(f"{labels[key]}={word(value)}" for key, value in overrides.items())
+
+
+def short_names(keys: Iterable[str]) -> dict[str, str]:
+    """The last part of each dotted key, where that is not ambiguous among them.
+
+    >>> short_names(["ppo.lr", "sft.lr", "ppo.kl_coef"])
+    {'ppo.lr': 'ppo.lr', 'sft.lr': 'sft.lr', 'ppo.kl_coef': 'kl_coef'}
+    """
+    listed = list(keys)
+    last = [key.rpartition(".")[2] for key in listed]
+    return {key: name if last.count(name) == 1 else key for key, name in zip(listed, last, strict=True)}
+
+
+def word(value: Any) -> str:
+    """A value as part of an arm's name."""
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    return "-".join(word(one) for one in value) if isinstance(value, list | tuple) else str(value)
+
+
+def _product(keys: Sequence[str], values: Mapping[str, Sequence[Any]]) -> list[Overrides]:
+    return [dict(zip(keys, chosen, strict=True)) for chosen in itertools.product(*(values[key] for key in keys))]
+
+
+def _named(design: str, arms: Iterable[Overrides], keys: Iterable[str]) -> dict[str, Overrides]:
+    labels = short_names(keys)
+    named: dict[str, Overrides] = {}
+    for overrides in arms:
+        name = arm_name(overrides, labels)
+        if name in named:
+            raise UserError(f"{design}: the arm '{name}' comes out more than once; give each value once")
+        named[name] = overrides
+    return named

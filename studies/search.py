@@ -1,0 +1,162 @@
+"""What a search has found: its trials, its front, what is confirmed, and the file that keeps them. Imports no Optuna."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pipeline.errors import UserError
+from pipeline.layout import StudyFolder, TrialRecord, write_atomic
+from studies.arms import BASELINE
+from studies.checks import CONFIRM
+from studies.schema import Study
+from studies.space import Objective
+
+SEARCH = "search-"
+"""Followed by a number: the arms of a search's trials."""
+WORST = math.inf
+ENDED = {"pruned": 1e3, "diverged": WORST, "failed": WORST}
+"""Violations of trials that ended early, beyond any measured one: what went over the ceiling, then what broke."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One trial of a search that has ended."""
+
+    number: int
+    arm: str
+    overrides: dict[str, Any]
+    status: str
+    values: dict[str, float]
+    """Objectives and constrained metrics, as far as they were measured."""
+    feasible: bool
+    steps: int
+
+
+def objectives(study: Study) -> tuple[Objective, ...]:
+    """What a search aims at."""
+    return (study.search.objectives if study.search else ()) or (study.objective,)
+
+
+def violations(study: Study, status: str, summary: Mapping[str, float]) -> dict[str, float]:
+    """By how much a trial breaks each condition; one above 0 makes it infeasible.
+
+    A diverged trial, or one without a value, is beyond every bound; so is a pruned one, whose KL at the end
+    is that of a policy stopped early and would flatter it.
+    """
+    assert study.search is not None
+    measured = {one: _measured(summary, one.metric) for one in study.search.constraints}
+    bounds = {one.condition: one.violation(summary[one.metric]) if known else WORST for one, known in measured.items()}
+    judged = all(_measured(summary, one.metric) for one in objectives(study))
+    return {**bounds, "ended": ENDED.get(status, 0.0) if judged else WORST}
+
+
+def tried(study: Study, number: int, overrides: Mapping[str, Any], record: TrialRecord | None) -> Tried:
+    """A trial of a search as its record tells it; without one, it failed."""
+    assert study.search is not None
+    status, summary = (record.status, record.summary) if record else ("failed", {})
+    metrics = dict.fromkeys([*(one.metric for one in objectives(study)), *(one.metric for one in study.search.constraints)])
+    values = {key: summary[key] for key in metrics if _measured(summary, key)}
+    feasible = all(value <= 0 for value in violations(study, status, summary).values())
+    return Tried(number, arm(number), dict(overrides), status, values, feasible, record.steps if record else 0)
+
+
+def arm(number: int) -> str:
+    """Name of a search's trial."""
+    return f"{SEARCH}{number:03d}"
+
+
+def pareto(trials: Sequence[Tried], aims: Sequence[Objective]) -> list[int]:
+    """Numbers of the feasible trials that no other beats in one objective without losing in another."""
+    points = {one.number: _signed(one, aims) for one in trials if one.feasible}
+    return [number for number, point in points.items() if not any(_dominates(other, point) for other in points.values())]
+
+
+def choose(trials: Sequence[Tried], aims: Sequence[Objective], top: int, base: Mapping[str, Any]) -> list[Tried]:
+    """The trials to confirm: feasible, each configuration once, and none that is the baseline (`base`) itself.
+
+    One objective: the best. Several: from the first front, evenly along the first objective, its ends first;
+    then from the front behind it.
+    """
+    left, seen = list[Tried](), [dict(base)]
+    for one in trials:
+        if one.feasible and one.overrides not in seen:
+            left.append(one)
+            seen.append(one.overrides)
+    chosen: list[Tried] = []
+    while left and len(chosen) < top:
+        front = set(pareto(left, aims))
+        ordered = sorted((one for one in left if one.number in front), key=lambda one: (*(-x for x in _signed(one, aims)), one.number))
+        chosen += _spread(ordered, top - len(chosen))
+        left = [one for one in left if one.number not in front]
+    return chosen
+
+
+def save(study: Study, folder: StudyFolder, trials: Sequence[Tried], confirmed: Sequence[Tried], importance: Mapping[str, float]) -> None:
+    """Write ``search.json`` in one step."""
+    used = [one for one in trials if one.status != "failed"]
+    content = {
+        **_identity(study),
+        "trials": [asdict(one) for one in trials],
+        "pareto": pareto(trials, objectives(study)),
+        "confirmed": [
+            {"arm": f"{CONFIRM}{rank}", "number": one.number, "overrides": one.overrides} for rank, one in enumerate(confirmed, 1)
+        ],
+        "importance": dict(importance),
+        "importance_n": len(used) if importance else 0,
+    }
+    write_atomic(folder.search_file, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def load(study: Study, folder: StudyFolder) -> dict[str, Any] | None:
+    """The file as last written, or None when there is none of this search. Raises `UserError` for a damaged one."""
+    path = folder.search_file
+    if not path.exists():
+        return None
+    try:
+        content: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        same = all(content[key] == value for key, value in _identity(study).items())
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: damaged file ({error}); remove it and run the study again: it is made from the records") from None
+    return content if same else None
+
+
+def confirmation(study: Study, folder: StudyFolder) -> Study:
+    """The study whose arms are compared: the study itself, or the baseline and what its search has chosen, on fresh seeds."""
+    if study.search is None or study.arms is not None:
+        return study
+    found = load(study, folder)
+    arms = {BASELINE: {}, **{one["arm"]: dict(one["overrides"]) for one in (found or {}).get("confirmed", [])}}
+    return study.model_copy(update={"arms": arms, "seeds": study.search.confirm.seeds})
+
+
+def _identity(study: Study) -> dict[str, Any]:
+    """What must be equal for a file to speak of this search."""
+    assert study.search is not None
+    aims = [one.model_dump(mode="json") for one in objectives(study)]
+    return {"search": study.search.model_dump(mode="json"), "objectives": aims, "seed": study.seeds[0]}
+
+
+def _measured(summary: Mapping[str, float], key: str) -> bool:
+    return math.isfinite(summary.get(key, math.nan))
+
+
+def _signed(one: Tried, aims: Sequence[Objective]) -> tuple[float, ...]:
+    """Values by objective, larger is better."""
+    return tuple(one.values[aim.metric] * (1 if aim.direction == "maximize" else -1) for aim in aims)
+
+
+def _dominates(a: Sequence[float], b: Sequence[float]) -> bool:
+    return all(x >= y for x, y in zip(a, b, strict=True)) and any(x > y for x, y in zip(a, b, strict=True))
+
+
+def _spread(ordered: Sequence[Tried], n: int) -> list[Tried]:
+    """At most `n`, evenly, both ends first; in the order given."""
+    if len(ordered) <= n:
+        return list(ordered)
+    if n == 1:
+        return [ordered[0]]
+    return [ordered[round(place * (len(ordered) - 1) / (n - 1))] for place in range(n)]

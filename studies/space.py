@@ -1,0 +1,122 @@
+"""The sections of a search: its space, what it aims at, what it must not break, and how its winners are confirmed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from pipeline.config import Positive, Section
+
+Seed = Annotated[int, Field(ge=0, strict=True)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Objective(Section):
+    """What a trial is told to the planner as; a metric of the final evaluation."""
+
+    metric: str = Field("eval/win_rate", description="a metric of the evaluation, eval/...")
+    direction: Literal["maximize", "minimize"] = "maximize"
+
+
+class Dimension(Section):
+    """One knob of a search: a range, or a list of values."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
+
+    low: Finite | None = Field(None, description="smallest value of a range")
+    high: Finite | None = Field(None, description="largest value of a range")
+    log: bool = Field(False, description="search the range on a logarithmic scale")
+    integer: bool = Field(False, alias="int", description="whole numbers only")
+    values: tuple[Any, ...] | None = Field(None, description="these values and no others, without an order")
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        if self.values is not None:
+            if self.low is not None or self.high is not None or self.log or self.integer:
+                raise ValueError("give values, or low and high (with log, int), not both")
+            if len(set(map(repr, self.values))) < max(2, len(self.values)):
+                raise ValueError("values: give at least two, each once")
+            bad = [value for value in self.values if not isinstance(value, str | int | float | bool | None)]
+            if bad:
+                raise ValueError(f"values: {bad[0]!r} is no single value")
+            return self
+        if self.low is None or self.high is None:
+            raise ValueError("give low and high, or values")
+        if self.low >= self.high:
+            raise ValueError(f"the range [{self.low:g}, {self.high:g}] is empty; low must lie below high")
+        if self.log and self.low <= 0:
+            raise ValueError(f"low = {self.low:g}: a logarithmic range begins above 0")
+        if self.integer and (self.low % 1 or self.high % 1):
+            raise ValueError(f"int: the ends {self.low:g} and {self.high:g} must be whole numbers")
+        return self
+
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        """The values by which a dimension can be checked before anything runs."""
+        if self.values is not None:
+            return self.values
+        return tuple(int(end) if self.integer else end for end in (self.low, self.high) if end is not None)
+
+
+class Constraint(Section):
+    """A bound on a metric of the evaluation; a trial beyond it is infeasible."""
+
+    metric: str
+    max: Finite | None = Field(None, description="largest allowed value")
+    min: Finite | None = Field(None, description="smallest allowed value")
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        if (self.max is None) == (self.min is None):
+            raise ValueError("give max or min, one of them")
+        return self
+
+    def violation(self, value: float) -> float:
+        """How far a value is beyond the bound; 0 or less is allowed."""
+        return value - self.max if self.max is not None else (self.min or 0.0) - value
+
+    @property
+    def condition(self) -> str:
+        """The bound, for people."""
+        return f"{self.metric} <= {self.max:g}" if self.max is not None else f"{self.metric} >= {self.min:g}"
+
+
+class Prune(Section):
+    """A hard ceiling on the KL: a trial of the search that goes beyond it ends at once.
+
+    Nothing else may prune: a reward curve is noisy and says little before its end, whereas a policy beyond the
+    ceiling has already broken what the search may not break.
+    """
+
+    metric: Literal["objective/kl_per_token", "objective/kl", "objective/kl_exact_per_token", "objective/kl_k3_per_token"]
+    above: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Confirm(Section):
+    """The best of a search again, beside the baseline, on seeds that the search never saw."""
+
+    top: Positive = Field(2, description="configurations to confirm")
+    seeds: tuple[Seed, ...] = Field(min_length=1, description="disjoint from the seed of the search")
+
+
+class Search(Section):
+    """TPE over a space, and the confirmation of what it found."""
+
+    space: dict[str, Dimension] = Field(min_length=1, description="dotted key: {low, high, log, int} or {values: [...]}")
+    trials: Positive = Field(description="trials of the search; raise it later and the search goes on")
+    seed: Seed = Field(0, description="of the sampler")
+    parallel: Positive = Field(
+        2, description="trials proposed before the results of the one before them are known; part of the design, whatever --jobs is"
+    )
+    objectives: tuple[Objective, ...] = Field((), description="default: the study's objective alone; two or more: a Pareto front")
+    constraints: tuple[Constraint, ...] = ()
+    prune: Prune | None = None
+    confirm: Confirm
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        names = [one.metric for one in self.objectives]
+        if len(set(names)) < len(names):
+            raise ValueError("objectives: a metric is named twice")
+        return self

@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import io
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fake_trial
+import pytest
+from fake_trial import SEARCH
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from pipeline.errors import UserError
+from pipeline.layout import Layout
+from studies import executors, sinks
+from studies.design import cells
+from studies.driver import StudyResult, run_study
+from studies.executors import Event, Executor, NextJob
+from studies.schema import Study, load_study
+from studies.search import Tried, arm, choose, confirmation, load, pareto, violations
+from studies.space import Objective
+
+SMALL = {"ppo.steps": 32}
+WIN, KL = Objective(metric="eval/win_rate"), Objective(metric="eval/kl_per_token", direction="minimize")
+
+pytestmark = pytest.mark.usefixtures("no_mlflow")
+
+
+class Shuffled:
+    """Runs all jobs that it is given, then lets the newest end first: the other order of ends."""
+
+    def __init__(self, stop_after: int = 10**9) -> None:
+        self.left = stop_after
+
+    def run(self, next_job: NextJob, slots: int, emit: Callable[[Event], None]) -> None:
+        while True:
+            jobs = []
+            while len(jobs) < slots and (job := next_job()) is not None:
+                jobs.append(job)
+            if not jobs:
+                return
+            for job in reversed(jobs):
+                if self.left == 0:
+                    raise KeyboardInterrupt
+                self.left -= 1
+                executors.Inline().run(iter([job, None]).__next__, 1, emit)
+
+
+def go(study: Study, layout: Layout, executor: Executor | None = None, jobs: int = 1, **control: Any) -> tuple[StudyResult, str]:
+    layout.root.mkdir(parents=True, exist_ok=True)
+    fake_trial.control(layout, landscape=True, **control)
+    text = io.StringIO()
+    console = Console(file=text, width=250)
+    result = run_study(study, layout, None, SMALL, executor or executors.Inline(), jobs, console, trials="fake_trial")
+    return result, text.getvalue()
+
+
+def found(study: Study, layout: Layout) -> dict[str, Any]:
+    content = load(study, layout.study(study.name, "tiny"))
+    assert content is not None
+    return content
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A search that was run to its end. Read from it; do not write."""
+
+    study: Study
+    layout: Layout
+    result: StudyResult
+    text: str
+    content: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "small.yaml").write_text(SEARCH)
+    study, layout = load_study(folder / "small.yaml"), Layout(folder / "out")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sinks.StudySinks, "_ready", lambda self: False)
+        patch.setattr(sinks.StudySinks, "open", lambda self: None)
+        result, text = go(study, layout)
+    return Whole(study, layout, result, text, found(study, layout))
+
+
+def test_a_search_runs_its_trials_and_confirms_the_best_on_fresh_seeds(whole: Whole) -> None:
+    result, text, content, layout = whole.result, whole.text, whole.content, whole.layout
+    assert [one["number"] for one in content["trials"]] == list(range(14))
+    assert {one["status"] for one in content["trials"]} == {"complete"}
+    feasible = [one for one in content["trials"] if one["values"]["eval/kl_per_token"] <= 0.3]
+    assert 0 < len(feasible) < 14
+    assert [one["number"] for one in content["trials"] if one["feasible"]] == [one["number"] for one in feasible]
+    best = sorted(feasible, key=lambda one: -one["values"]["eval/win_rate"])
+    assert content["pareto"] == [best[0]["number"]]
+    assert [one["number"] for one in content["confirmed"]] == [one["number"] for one in best[:2]]
+    assert [one["arm"] for one in content["confirmed"]] == ["confirm-1", "confirm-2"]
+    assert content["importance"].keys() == {"ppo.kl_coef", "ppo.cliprange"}
+    assert sum(content["importance"].values()) == pytest.approx(1)
+    assert content["importance_n"] == 14
+    assert {(record.arm, record.seed) for record in result.records} == {
+        (name, seed) for name in ("baseline", "confirm-1", "confirm-2") for seed in (10, 11)
+    }
+    assert result.study.arm_overrides()["confirm-1"] == best[0]["overrides"]
+    assert {verdict.arm for verdict in result.verdicts} == {"baseline", "confirm-1", "confirm-2"}
+    assert "search: 14 trials, " in text
+    assert "search-013: eval/win_rate" in text
+    assert len(fake_trial.calls(layout)) == 14 + 6
+
+
+def test_again_nothing_runs_and_everything_is_as_before(whole: Whole) -> None:
+    study, layout = whole.study, whole.layout
+    before = layout.study(study.name, "tiny").search_file.read_text()
+    _, text = go(study, layout)
+    assert len(fake_trial.calls(layout)) == 14 + 6
+    assert layout.study(study.name, "tiny").search_file.read_text() == before
+    assert "14 of 14 trials of the search are recorded already" in text
+    assert "6 of 6 trials of the confirmation are recorded already" in text
+
+
+def test_an_interrupted_search_goes_on_to_the_same_end(write_study: Callable[..., Study], tmp_path: Path, whole: Whole) -> None:
+    study, layout = write_study(SEARCH), Layout(tmp_path / "other")
+    with pytest.raises(KeyboardInterrupt):
+        go(study, layout, Shuffled(7), 3)
+    go(study, layout, Shuffled(), 2)
+    assert found(study, layout) == whole.content
+    assert len(fake_trial.calls(layout)) == 14 + 6, "nothing that had ended runs again"
+
+
+def test_a_lost_file_is_made_again_from_the_records(whole: Whole, tmp_path: Path) -> None:
+    study, layout = whole.study, Layout(tmp_path / "copy")
+    shutil.copytree(whole.layout.root, layout.root)
+    file = layout.study(study.name, "tiny").search_file
+    before = file.read_text()
+    file.unlink()
+    go(study, layout)
+    assert file.read_text() == before
+    assert len(fake_trial.calls(layout)) == 14 + 6
+    file.write_text("{")
+    with pytest.raises(UserError, match=r"search\.json: damaged file"):
+        go(study, layout)
+
+
+def test_a_crash_is_tried_once_more_and_then_the_search_goes_on(write_study: Callable[..., Study], layout: Layout, whole: Whole) -> None:
+    betas = [one["overrides"]["ppo.kl_coef"] for one in whole.content["trials"]]
+    _, text = go(write_study(SEARCH), layout, crash={f"{betas[2]}/0": 9, f"{betas[1]}/0": 1})
+    content = found(write_study(SEARCH), layout)
+    assert [one["number"] for one in content["trials"] if one["status"] == "failed"] == [2]
+    assert [one["overrides"] for one in content["trials"]][:5] == [one["overrides"] for one in whole.content["trials"]][:5]
+    assert "search-001 seed 0: tried again" in text
+    assert "search-002 seed 0: given up after 2 attempts" in text
+    assert content["importance_n"] == 13
+
+
+def test_nothing_feasible_is_said(write_study: Callable[..., Study], layout: Layout) -> None:
+    study = write_study(SEARCH.replace("max: 0.3", "max: 0.0001").replace("trials: 14", "trials: 3"))
+    result, text = go(study, layout)
+    assert "0 feasible; nothing to confirm but the baseline" in text
+    assert list(result.study.arm_overrides()) == ["baseline"]
+    assert found(study, layout)["pareto"] == []
+
+
+def test_two_objectives_give_a_front_and_its_ends_are_confirmed(write_study: Callable[..., Study], layout: Layout) -> None:
+    aims = "objectives: [{metric: eval/win_rate}, {metric: eval/kl_per_token, direction: minimize}]\n  trials: 16"
+    study = write_study(SEARCH.replace("trials: 14", aims))
+    go(study, layout)
+    content = found(study, layout)
+    values = {one["number"]: one["values"] for one in content["trials"]}
+    front = sorted(content["pareto"], key=lambda n: -values[n]["eval/win_rate"])
+    assert len(front) > 2
+    drift = [values[n]["eval/kl_per_token"] for n in front]
+    assert drift == sorted(drift, reverse=True)
+    assert [one["number"] for one in content["confirmed"]] == [front[0], front[-1]]
+
+
+def test_the_search_is_kept_where_optunas_tools_look(whole: Whole) -> None:
+    import optuna
+
+    kept = optuna.load_study(study_name="small-search", storage=whole.layout.study("small", "tiny").optuna_uri)
+    assert len(kept.trials) == 14
+    assert kept.best_trial.number == whole.content["confirmed"][0]["number"]
+    assert kept.trials[0].constraints.keys() == {"eval/kl_per_token <= 0.3", "ended"}
+
+
+def test_the_confirmation_is_a_study_of_its_own(write_study: Callable[..., Study], layout: Layout, whole: Whole) -> None:
+    study, folder = whole.study, whole.layout.study(whole.study.name, "tiny")
+    assert list(confirmation(study, layout.study(study.name, "tiny")).arm_overrides()) == ["baseline"]
+    compared = confirmation(study, folder)
+    assert compared.kind == "search"
+    assert compared.seeds == (10, 11)
+    assert confirmation(compared, folder) == compared
+    assert [cell.label for cell in cells(compared, None, SMALL)][:3] == ["baseline seed 10", "confirm-1 seed 10", "confirm-2 seed 10"]
+    edited = write_study(SEARCH.replace("max: 0.3", "max: 0.2"))
+    assert list(confirmation(edited, folder).arm_overrides()) == ["baseline"], "what another search chose is not this one's"
+
+
+POINTS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.booleans()), max_size=20)
+
+
+def trials_of(points: list[tuple[int, int, bool]]) -> list[Tried]:
+    return [
+        Tried(n, arm(n), {"ppo.lr": n}, "complete", {WIN.metric: float(a), KL.metric: float(b)}, good, 1)
+        for n, (a, b, good) in enumerate(points)
+    ]
+
+
+@given(POINTS)
+def test_the_front_is_what_nothing_beats(points: list[tuple[int, int, bool]]) -> None:
+    front = set(pareto(trials_of(points), (WIN, KL)))
+    for n, (a, b, good) in enumerate(points):
+        beaten = any(c >= a and d <= b and (c, d) != (a, b) for c, d, other in points if other)
+        assert (n in front) == (good and not beaten)
+
+
+@given(POINTS, st.integers(1, 5))
+def test_what_is_confirmed_is_feasible_distinct_and_as_many_as_there_are(points: list[tuple[int, int, bool]], top: int) -> None:
+    trials = trials_of(points)
+    base = trials[0].overrides if trials else {}
+    for aims in ((WIN,), (WIN, KL)):
+        chosen = choose(trials, aims, top, base)
+        able = [one for one in trials[1:] if one.feasible]
+        assert len(chosen) == min(top, len(able))
+        assert all(one in able for one in chosen)
+        assert len({one.number for one in chosen}) == len(chosen)
+    best = choose(trials, (WIN,), top, base)
+    assert [one.values[WIN.metric] for one in best] == sorted((one.values[WIN.metric] for one in able), reverse=True)[:top]
+
+
+@pytest.mark.parametrize(
+    ("status", "summary", "broken"),
+    [
+        ("complete", {"eval/win_rate": 0.5, "eval/kl_per_token": 0.3}, 0.0),
+        ("budget", {"eval/win_rate": 0.5, "eval/kl_per_token": 0.3}, 0.0),
+        ("complete", {"eval/win_rate": 0.5, "eval/kl_per_token": 0.4}, pytest.approx(0.1)),
+        ("complete", {"eval/win_rate": 0.5}, math.inf),
+        ("complete", {"eval/win_rate": math.nan, "eval/kl_per_token": 0.1}, math.inf),
+        ("pruned", {"eval/win_rate": 0.5, "eval/kl_per_token": 0.1}, 1e3),
+        ("diverged", {"eval/win_rate": 0.5, "eval/kl_per_token": 0.1}, math.inf),
+    ],
+)
+def test_what_makes_a_trial_infeasible(write_study: Callable[..., Study], status: str, summary: Mapping[str, float], broken: float) -> None:
+    found = violations(write_study(SEARCH), status, summary)
+    assert max(0.0, *found.values()) == broken
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("seeds: [0]", "seeds: [0, 1]", "a search trains on one seed, 2 are given"),
+        ("seeds: [10, 11]", "seeds: [10, 0]", "search.confirm.seeds: 0 is the seed of the search"),
+        ("seeds: [10, 11]", "seeds: [10, 10]", "given more than once"),
+        ("ppo.kl_coef: {", "ppo.klcoef: {", r"search.space: unknown key 'ppo.klcoef'; did you mean 'ppo.kl_coef'\?"),
+        ("low: 0.005", "low: -1", "a logarithmic range begins above 0"),
+        ("low: 0.005", "low: 2", r"the range \[2, 1\] is empty"),
+        ("low: 0.005, ", "", "give low and high, or values"),
+        ("low: 0.005, high: 1.0, log: true", "low: 0.5, high: 1, int: true", "must be whole numbers"),
+        ("low: 0.005, high: 1.0, log: true", "low: 0.5, high: 1, values: [1, 2]", "not both"),
+        ("values: [0.1, 0.2, 0.3]", "values: [0.1]", "give at least two, each once"),
+        ("values: [0.1, 0.2, 0.3]", "values: [0.1, -1]", "ppo.cliprange = -1"),
+        ("values: [0.1, 0.2, 0.3]", "values: [0.1, [2]]", "is no single value"),
+        ("max: 0.3", "max: 0.3, min: 0.1", "give max or min, one of them"),
+        ("metric: eval/kl_per_token", "metric: objective/kl", r"search.constraints.0.metric 'objective/kl' is a series"),
+        ("metric: eval/kl_per_token", "metric: eval/kl_token", "did you mean 'eval/kl_per_token'"),
+        ("trials: 14", "trials: 14\n  objectives: [{metric: eval/gold}, {metric: eval/gold}]", "a metric is named twice"),
+        ("trials: 14", "trials: 1", "confirm.top"),
+        ("seeds: [0]", "seeds: [0]\nbaseline: confirm-1", "with search it is the profile itself"),
+        ("seeds: [0]", "seeds: [0]\narms: {a: {}}", "both arms and search are given"),
+        ("before_step: 32", "before_step: 32, arms: [confirm-3]", r"no arm is named 'confirm-3'; did you mean 'confirm-2'\?"),
+        ("ppo.kl_coef: {", "ppo.seed: {", "'ppo.seed' is set by the study's seeds"),
+    ],
+)
+def test_faults_are_told(write_study: Callable[..., Study], old: str, new: str, message: str) -> None:
+    assert old in SEARCH
+    with pytest.raises(UserError, match=message):
+        write_study(SEARCH.replace(old, new))
+
+
+def test_a_key_that_is_searched_cannot_be_set(write_study: Callable[..., Study]) -> None:
+    with pytest.raises(UserError, match=r"'ppo\.kl_coef' is what small varies"):
+        cells(write_study(SEARCH), None, {"ppo.kl_coef": 1})
+
+
+def test_search_json_is_plain_json(whole: Whole) -> None:
+    text = whole.layout.study("small", "tiny").search_file.read_text()
+    json.loads(text, parse_constant=lambda name: pytest.fail(name))
