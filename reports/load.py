@@ -22,6 +22,7 @@ from pipeline.layout import Layout, StudyFolder, TrialRecord
 from pipeline.metrics import METRICS
 from studies.design import Cell, cells, design_digest
 from studies.schema import Study, load_study
+from studies.search import SEARCH, confirmation
 
 MISSING = "missing"
 STALE = "stale"
@@ -41,6 +42,7 @@ class StudyRecords:
     """One study on one profile, as recorded."""
 
     study: Study
+    """As compared: of a search, its confirmation (`studies.search`)."""
     profile: str
     folder: StudyFolder
     started: dict[str, Any]
@@ -139,6 +141,7 @@ def load_records(folder: StudyFolder, study: Study) -> StudyRecords:
     """
     _require_run(folder, study)
     started = _read_json(folder.study_file)
+    study = confirmation(study, folder)
     profile = str(started.get("profile") or folder.path.name)
     plan = cells(study, profile, started.get("overrides") or {})
     gathered = _Gathered()
@@ -190,7 +193,7 @@ def _read_records(folder: StudyFolder, plan: Iterable[Cell], notes: list[str]) -
             raise UserError(f"{path}: trial record cannot be read ({error})") from None
         if (record.arm, record.seed) in planned:
             found[record.arm, record.seed] = record
-        else:
+        elif not record.arm.startswith(SEARCH):  # the page speaks of a search from its own file
             notes.append(f"Arm {record.arm} seed {record.seed} is recorded but no longer part of the study; it is left out.")
     return found
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config import TrialConfig, canonical_json, load_config
+from pipeline.errors import UserError
 from studies.checks import check_overrides
 from studies.schema import SEED_KEY, Study
 
@@ -40,7 +41,19 @@ def cells(study: Study, profile: str | None = None, overrides: Mapping[str, Any]
             origin = f"{study.source or study.name}: arms.{arm}" + (" with --set" if overrides else "")
             config = load_config(chosen, {**(overrides or {}), **own, SEED_KEY: seed}, origin)
             result.append(Cell(arm, seed, config))
+    _refuse_twins(study, result, chosen)
     return result
+
+
+def _refuse_twins(study: Study, plan: Sequence[Cell], profile: str) -> None:
+    """Two arms may differ on the study's own profile and be one on another: their effect of exactly 0 would look like a finding."""
+    seen: dict[tuple[int, str], str] = {}
+    for cell in plan:
+        twin = seen.setdefault((cell.seed, cell.config.digest()), cell.arm)
+        if twin != cell.arm:
+            raise UserError(
+                f"{study.source or study.name}: arms '{twin}' and '{cell.arm}' are the same trial on profile '{profile}'; keep one"
+            )
 
 
 def design_digest(plan: Sequence[Cell]) -> str:

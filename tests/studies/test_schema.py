@@ -93,6 +93,62 @@ def test_grid_is_a_full_product_with_readable_names(write_study: Callable[..., S
         write_study(text + "grid: {ppo.kl_coef: [0.1, 0.1]}\n")
 
 
+FACTORS = STUDY.split("arms:")[0].replace("baseline: weak\n", "")
+
+
+def test_factors_are_taken_one_at_a_time_around_the_profile(write_study: Callable[..., Study]) -> None:
+    study = write_study(FACTORS + "factors: {ppo.kl_coef: [0, 0.2], ppo.cliprange: [0.1]}\ninteractions: [[ppo.kl_coef, ppo.cliprange]]\n")
+    assert (study.kind, study.baseline) == ("factors", "baseline")
+    assert study.arm_overrides() == {
+        "baseline": {},
+        "kl_coef=0": {"ppo.kl_coef": 0},
+        "kl_coef=0.2": {"ppo.kl_coef": 0.2},
+        "cliprange=0.1": {"ppo.cliprange": 0.1},
+        "kl_coef=0+cliprange=0.1": {"ppo.kl_coef": 0, "ppo.cliprange": 0.1},
+        "kl_coef=0.2+cliprange=0.1": {"ppo.kl_coef": 0.2, "ppo.cliprange": 0.1},
+    }
+    with pytest.raises(UserError, match=r"'ppo\.kl_coef' is what small varies"):
+        cells(study, None, {"ppo.kl_coef": 0.2})
+
+
+@pytest.mark.parametrize(
+    ("design", "message"),
+    [
+        ("factors: {ppo.cliprange: [0.1, 0.2]}", r"factors.ppo.cliprange: 0.2 is the baseline's own value on profile 'tiny'; leave it out"),
+        ("factors: {ppo.cliprange: [0.1, 0.1]}", "the arm 'cliprange=0.1' comes out more than once"),
+        ("factors: {ppo.cliprange: []}", "factors.ppo.cliprange: has no values"),
+        ("factors: {ppo.cliprnge: [0.1]}", r"factors.cliprnge=0.1: unknown key 'ppo.cliprnge'; did you mean 'ppo.cliprange'\?"),
+        ("factors: {}", "no arms"),
+        ("factors: {ppo.cliprange: [0.1]}\nbaseline: weak", "with factors it is the profile itself"),
+        ("factors: {ppo.cliprange: [0.1]}\ninteractions: [[ppo.cliprange, ppo.lr]]", "'ppo.lr' is not a factor"),
+        ("factors: {ppo.cliprange: [0.1]}\ninteractions: [[ppo.cliprange, ppo.cliprange]]", "must name two different factors"),
+        ("arms: {baseline: {}}\ninteractions: [[ppo.cliprange, ppo.lr]]", "they combine factors, and there are none"),
+        ("factors: {ppo.cliprange: [0.1]}\ngrid: {ppo.lr: [1]}", "both grid and factors are given"),
+    ],
+)
+def test_faults_of_factors(write_study: Callable[..., Study], design: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        write_study(FACTORS + design + "\n")
+
+
+def test_a_value_that_is_the_baselines_on_another_profile_is_refused_there(write_study: Callable[..., Study]) -> None:
+    study = write_study(FACTORS + "factors: {ppo.kl_coef: [0.01]}\n")
+    assert len(cells(study)) == 4
+    with pytest.raises(UserError, match=r"arms 'baseline' and 'kl_coef=0\.01' are the same trial on profile 't4'"):
+        cells(study, "t4")
+
+
+def test_a_study_in_the_current_folder_is_found_by_name(write_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch) -> None:
+    study = write_study(name="mine")
+    monkeypatch.chdir(Path(study.source).parent)
+    assert load_study("mine").source == study.source
+    with pytest.raises(UserError, match=r"no study 'mein'; did you mean 'mine'\?"):
+        load_study("mein")
+    write_study(name="kl_ablation")
+    with pytest.raises(UserError, match="two studies are named 'kl_ablation'"):
+        load_study("kl_ablation")
+
+
 def test_an_unknown_name_lists_the_studies(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no study 'kl_ablaton'; did you mean 'kl_ablation'\?; there are: kl_ablation, "):
         load_study("kl_ablaton")
