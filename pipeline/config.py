@@ -112,6 +112,16 @@ KL_ERROR_CLIP = 0.2
 """Adaptive beta: the largest relative error of the KL that one rollout may report (Ziegler 2019)."""
 
 
+class StopRule(Section):
+    """A condition on a series that ends the trial as `pruned`: ``metric op threshold``, so many records in a row."""
+
+    metric: str
+    op: Literal[">", ">=", "<", "<="]
+    threshold: Annotated[float, Field(allow_inf_nan=False)]
+    consecutive: Positive = 1
+    before_step: Positive | None = Field(None, description="records with step < before_step count; none: all")
+
+
 class PpoConfig(Section):
     """Proximal policy optimisation. Field names are those of the field (see PPO references in pipeline/ppo)."""
 
@@ -171,6 +181,7 @@ class PpoConfig(Section):
     critic_lr: NonNegative | None = Field(None, description="learning rate of a separate critic's trunk, on the same schedule; none: lr")
     min_entropy: NonNegative = Field(0.01, description="nats per token: a rollout below it has collapsed, and the trial ends as diverged")
     max_repetition: Fraction = Field(0.8, description="share of repeated token pairs in a response: a rollout above it has collapsed too")
+    stop: tuple[StopRule, ...] = Field((), description="what ends the trial early; set by a study's falsifiers and its search")
     max_wall_clock_h: StrictlyPositive = Field(2.5, description="cap; a trial that reaches it ends as `budget`")
     max_generated_tokens: Positive = Field(50_000_000, description="cap on tokens sampled in rollouts")
     max_memory_gib: StrictlyPositive = Field(14.6, description="cap on peak memory: RSS on a CPU, allocator on a GPU")

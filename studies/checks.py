@@ -14,7 +14,7 @@ from pipeline.errors import UserError
 from pipeline.layout import safe
 from pipeline.metrics import metric
 from studies.arms import BASELINE
-from studies.schema import SEED_KEY, Study
+from studies.schema import SEED_KEY, STOP_KEY, Study
 
 CONFIRM = "confirm-"
 """Followed by a rank: the arms of a confirmation."""
@@ -38,6 +38,8 @@ def check_overrides(study: Study, overrides: Mapping[str, Any]) -> None:
             raise UserError(f"--set: unknown key '{key}'{nearest(key, dotted_keys())}")
         if key == SEED_KEY:
             raise UserError(f"--set: '{SEED_KEY}' comes from the study's seeds; change `seeds` in {study.source}")
+        if key == STOP_KEY:
+            raise UserError(f"--set: '{STOP_KEY}' comes from falsifiers with `stop: true` and from search.prune; change {study.source}")
         if key in varied:
             raise UserError(f"--set: '{key}' is what {study.name} varies; edit {study.source} instead")
         if all(key in own for own in arms.values()):
@@ -79,7 +81,7 @@ def _check_arms(study: Study) -> None:
     digests: dict[str, str] = {}
     for arm, overrides in study.arm_overrides().items():
         where = f"{study.source}: {study.kind}.{arm}"
-        _check_seed_key(overrides, where)
+        _check_keys(overrides, where)
         twin = digests.setdefault(load_config(study.profile, overrides, where).digest(), arm)
         if twin == arm:
             continue
@@ -90,9 +92,11 @@ def _check_arms(study: Study) -> None:
         raise UserError(f"{study.source}: arms '{twin}' and '{arm}' are the same trial on profile '{study.profile}'; keep one")
 
 
-def _check_seed_key(keys: Mapping[str, Any], where: str) -> None:
+def _check_keys(keys: Mapping[str, Any], where: str) -> None:
     if SEED_KEY in keys:
         raise UserError(f"{where}: '{SEED_KEY}' is set by the study's seeds, so that arms stay paired")
+    if STOP_KEY in keys:
+        raise UserError(f"{where}: '{STOP_KEY}' is set by falsifiers with `stop: true`, and by search.prune")
 
 
 def _check_search(study: Study) -> None:
@@ -101,7 +105,7 @@ def _check_search(study: Study) -> None:
     if search is None:
         return
     where = f"{study.source}: search.space"
-    _check_seed_key(search.space, where)
+    _check_keys(search.space, where)
     for key, dimension in search.space.items():
         for value in dimension.ends:
             load_config(study.profile, {key: value}, where)

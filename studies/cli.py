@@ -130,9 +130,12 @@ def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = No
 
     from pipeline.errors import UserError
     from pipeline.layout import Layout
+    from studies.design import cells
     from studies.driver import only_driver
     from studies.schema import load_study
+    from studies.search import confirmation
     from studies.sinks import StudySinks
+    from studies.verdicts import verdicts
 
     chosen, layout, console = load_study(name), Layout.at(out), _console()
     folder = layout.study(chosen.name, profile or chosen.profile)
@@ -145,7 +148,8 @@ def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = No
             chosen, profile or chosen.profile, layout, folder, environment, lambda message: console.print(Text(message, "yellow"))
         )
         complete = sinks.sync(records)
-        sinks.close("complete")
+        compared = confirmation(chosen, folder)
+        sinks.close("complete", verdicts(compared, folder, cells(compared, profile, recorded_overrides(folder))))
     if not complete:
         raise typer.Exit(1)
     console.print(Text(f"MLflow knows all {len(records)} trials of {chosen.name}; {sinks.metrics_sent} metrics were sent now"))

@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.config import TrialConfig, canonical_json, load_config
 from pipeline.errors import UserError
 from studies.checks import check_overrides
-from studies.schema import SEED_KEY, Study
+from studies.schema import SEED_KEY, STOP_KEY, Study
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def cells(study: Study, profile: str | None = None, overrides: Mapping[str, Any]
     for seed in study.seeds:
         for arm, own in study.arm_overrides().items():
             origin = f"{study.source or study.name}: arms.{arm}" + (" with --set" if overrides else "")
-            config = load_config(chosen, {**(overrides or {}), **own, SEED_KEY: seed}, origin)
+            config = load_config(chosen, {**(overrides or {}), **own, SEED_KEY: seed, STOP_KEY: study.stop_rules(arm)}, origin)
             result.append(Cell(arm, seed, config))
     _refuse_twins(study, result, chosen)
     return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -14,12 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from studies.executors import Crashed, Event, Finished, Job, Message
+from studies.falsifiers import Verdict
 
 PLAIN_SECONDS = 10.0
 """Between two progress lines of a trial when the output is no terminal."""
 SHOWN_ENDED = 8
 """Ended trials in the live table; earlier ones are only counted."""
 COLUMNS = {"KL/token": "objective/kl_per_token", "entropy": "policy/entropy", "reward": "objective/scores"}
+FALLEN = "falsified at step"
 STYLES = {"complete": "green", "budget": "yellow", "pruned": "yellow", "diverged": "magenta", "failed": "red"}
 
 
@@ -39,6 +41,8 @@ class Row:
     began_at: tuple[float, int] | None = None
     """When this process saw the first progress of the stage, and how far it was: a resumed trial starts in the middle."""
     spoken: float = 0.0
+    fallen: list[str] = field(default_factory=list)
+    """Claims that this trial has refuted, with the step."""
 
     def progress(self, stage: str, done: int, total: int) -> None:
         """Take note of how far a stage has come."""
@@ -103,6 +107,13 @@ class Display:
         else:
             self._message(row, event)
 
+    def fallen(self, job: Job, verdicts: Sequence[Verdict]) -> None:
+        """Claims that a trial has just refuted."""
+        row = self._rows.setdefault((job.number, job.label), Row(job))
+        for one in verdicts:
+            row.fallen.append(one.name if one.step is None else f"{one.name} {one.step}")
+            self.line(f"{one.arm} seed {one.seed}: claim {one.name} FALSIFIED, {one.reason}", "red")
+
     def _message(self, row: Row, message: Message) -> None:
         args: tuple[Any, ...] = message.args
         if message.kind == "stage":
@@ -164,8 +175,8 @@ class Display:
         rows = list(self._rows.values())
         ended = [row for row in rows if row.status in STYLES][-SHOWN_ENDED:]
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for title in ("arm", "seed", "status", "step", *COLUMNS, "left"):
-            table.add_column(title, justify="left" if title in ("arm", "status") else "right", no_wrap=True)
+        for title in ("arm", "seed", "status", "step", *COLUMNS, "left", FALLEN):
+            table.add_column(title, justify="left" if title in ("arm", "status", FALLEN) else "right", no_wrap=True)
         for row in [*ended, *(row for row in rows if row.status not in STYLES)]:
             table.add_row(*self._cells(row))
         return Group(table, Text(f"ended: {self._summary()}", style="dim"))
@@ -179,6 +190,7 @@ class Display:
         return [Text(one) for one in (arm or row.job.label, seed if arm else "")] + [
             Text(status, style=STYLES.get(row.status, "cyan")),
             *(Text(one) for one in (steps, *values, left)),
+            Text(", ".join(row.fallen), style="red"),
         ]
 
 

@@ -29,11 +29,12 @@ from studies.design import Cell, cells
 from studies.display import Display
 from studies.executors import Crashed, Event, Executor, Finished, Job, Message, TrialOutcome
 from studies.falsifiers import Verdict
+from studies.live import LiveVerdicts
 from studies.planner import Planner, Ticket
 from studies.schema import Study
 from studies.search import confirmation
 from studies.sinks import StudySinks
-from studies.verdicts import verdicts
+from studies.verdicts import claims_on, of_record, verdicts
 
 if TYPE_CHECKING:
     from studies.tuner import Tuner
@@ -83,6 +84,7 @@ class _Run:
     module: Any
     display: Display
     sinks: StudySinks
+    live: LiveVerdicts = field(default_factory=LiveVerdicts)
     tickets: dict[int, Ticket] = field(default_factory=dict)
     attempts: Counter[tuple[str, int]] = field(default_factory=Counter)
 
@@ -127,7 +129,7 @@ def run_study(
         sinks = StudySinks(study, chosen, layout, folder, environment, lambda message: display.line(message, "yellow"))
         run = _Run(study, chosen, overrides, layout, folder, plan, executor, trials, module, display, sinks)
         _write_study(run, environment)
-        status, report = "interrupted", None
+        status, report, found = "interrupted", None, list[Verdict]()
         try:
             searched = _run_search(run, jobs) if study.search else []
             compared = confirmation(study, folder)
@@ -139,11 +141,12 @@ def run_study(
             _write_study(run, environment)
             records = current_records(folder, run.plan)
             sinks.sync([*searched, *records])
-            result = StudyResult(compared, folder, run.plan, records, verdicts(compared, folder, run.plan), None)
+            found = verdicts(compared, folder, run.plan)
+            result = StudyResult(compared, folder, run.plan, records, found, None)
             report = after(folder) if after else None
             status = "complete"
         finally:
-            sinks.close(status, report)
+            sinks.close(status, found, report)
     return replace(result, report=report)
 
 
@@ -281,15 +284,24 @@ def _on_event(run: _Run, plan: Plan, event: Event) -> None:
     ticket = run.tickets[event.job.number]
     run.display.handle(event)
     if isinstance(event, Message):
-        if event.kind == "follow":
-            run.sinks.follow(ticket.cell.arm, ticket.cell.seed, ticket.cell.config, *event.args)
+        _on_message(run, ticket.cell, event)
     elif isinstance(event, Finished):
         record = _record(run, ticket.cell, event.outcome)
         _write_record(run, record)
+        run.display.fallen(event.job, run.live.news(of_record(run.study, run.folder, record)))
         _tell(run, plan, ticket, record)
         run.sinks.finish(record)
     else:
         _on_crash(run, plan, ticket, event)
+
+
+def _on_message(run: _Run, cell: Cell, message: Message) -> None:
+    if message.kind == "follow":
+        path: Path = message.args[0]
+        run.sinks.follow(cell.arm, cell.seed, cell.config, path)
+        run.live.follow(cell.arm, cell.seed, path, claims_on(run.study, cell.arm))
+    elif message.kind == "progress":
+        run.display.fallen(message.job, run.live.poll(cell.arm, cell.seed))
 
 
 def _tell(run: _Run, plan: Plan, ticket: Ticket, record: TrialRecord | None) -> None:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from studies.schema import Consecutive, Falsifier
+from pipeline.stopping import OPERATORS, Record, counted, first_break
+from studies.schema import Falsifier
 
 Outcome = Literal["SURVIVED", "FALSIFIED", "NOT TESTED"]
+OUTCOMES: tuple[Outcome, ...] = ("FALSIFIED", "SURVIVED", "NOT TESTED")
 EXIT_CODES: dict[Outcome, int] = {"SURVIVED": 0, "FALSIFIED": 1, "NOT TESTED": 3}
-_OPERATORS: dict[str, Callable[[float, float], bool]] = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one falsifier says about one trial."""
+    """What one falsifier says about one trial, and on what evidence."""
 
     name: str
     arm: str
@@ -30,9 +30,19 @@ class Verdict:
     n: int
     """Records that counted."""
     reason: str
+    evidence: tuple[Record, ...] = ()
+    """The records that refute the claim, as (gradient step, value): one, or as many in a row as it takes; none for a mean."""
+    broken: int = 0
+    """Records of `n` that lie beyond the threshold, whether or not that refutes the claim."""
+    last_step: int | None = None
+    """Of the records that counted."""
+    run: str | None = None
+    """Key of the artifact that the series is read from."""
 
 
-def evaluate(falsifier: Falsifier, series: Iterable[tuple[int, float]], steps_taken: int, *, arm: str = "", seed: int = 0) -> Verdict:
+def evaluate(
+    falsifier: Falsifier, series: Iterable[Record], steps_taken: int, *, arm: str = "", seed: int = 0, run: str | None = None
+) -> Verdict:
     """Judge one trial's series of ``(gradient step, value)``.
 
     Order does not matter; of two values at one step the last counts; NaN counts as not recorded. FALSIFIED
@@ -40,27 +50,27 @@ def evaluate(falsifier: Falsifier, series: Iterable[tuple[int, float]], steps_ta
     ended. Everything else needs a run of at least ``before_step`` gradient steps with a record before it;
     a mean above all, since the missing rest could still have moved it.
     """
-    records = {step: value for step, value in series if not math.isnan(value)}
-    counted = sorted((step, value) for step, value in records.items() if step < falsifier.before_step)
-    n = len(counted)
+    records = counted(series, falsifier.before_step)
+    beyond = sum(OPERATORS[falsifier.op](value, falsifier.threshold) for _, value in records)
+    last = records[-1][0] if records else None
 
-    def verdict(outcome: Outcome, step: int | None, value: float | None, reason: str) -> Verdict:
-        return Verdict(falsifier.name, arm, seed, outcome, step, value, n, reason)
+    def verdict(outcome: Outcome, value: float | None, reason: str, evidence: tuple[Record, ...] = ()) -> Verdict:
+        step = evidence[-1][0] if evidence else None
+        return Verdict(falsifier.name, arm, seed, outcome, step, value, len(records), reason, evidence, beyond, last, run)
 
-    if not counted:
-        return verdict("NOT TESTED", None, None, f"no record of {falsifier.metric} before step {falsifier.before_step}")
-    fell = _first_break(falsifier, counted)
-    if fell is not None:
-        step, value = fell
-        return verdict("FALSIFIED", step, value, f"{value:.4g} at step {step}")
-    closest = _closest(falsifier, counted)
+    if not records:
+        return verdict("NOT TESTED", None, f"no record of {falsifier.metric} before step {falsifier.before_step}")
+    if evidence := _refutation(falsifier, records):
+        step, value = evidence[-1]
+        return verdict("FALSIFIED", value, f"{value:.4g} at step {step}", evidence)
+    closest = _closest(falsifier, records)
     if steps_taken < falsifier.before_step:
-        return verdict("NOT TESTED", None, closest, f"the run took {steps_taken} of {falsifier.before_step} gradient steps")
+        return verdict("NOT TESTED", closest, f"the run took {steps_taken} of {falsifier.before_step} gradient steps")
     if math.isnan(closest):
-        return verdict("NOT TESTED", None, None, f"the mean of {falsifier.metric} is not a number")
-    if falsifier.aggregation == "mean" and _OPERATORS[falsifier.op](closest, falsifier.threshold):
-        return verdict("FALSIFIED", None, closest, f"mean of {n} records is {closest:.4g}")
-    return verdict("SURVIVED", None, closest, f"{n} records, nearest to breaking it: {closest:.4g}")
+        return verdict("NOT TESTED", None, f"the mean of {falsifier.metric} is not a number")
+    if falsifier.aggregation == "mean" and OPERATORS[falsifier.op](closest, falsifier.threshold):
+        return verdict("FALSIFIED", closest, f"mean of {len(records)} records is {closest:.4g}")
+    return verdict("SURVIVED", closest, f"{len(records)} records to step {last}, nearest to breaking it: {closest:.4g}")
 
 
 def untested(falsifier: Falsifier, arm: str, seed: int, reason: str) -> Verdict:
@@ -76,22 +86,20 @@ def overall(verdicts: Sequence[Verdict]) -> Outcome:
     return "SURVIVED" if outcomes == {"SURVIVED"} else "NOT TESTED"
 
 
-def _first_break(falsifier: Falsifier, counted: Sequence[tuple[int, float]]) -> tuple[int, float] | None:
-    """Where `any` or `consecutive` is decided: the record that completes the refutation."""
+def tally(verdicts: Sequence[Verdict]) -> dict[Outcome, int]:
+    """Verdicts by outcome, without those that did not occur."""
+    return {outcome: n for outcome in OUTCOMES if (n := sum(verdict.outcome == outcome for verdict in verdicts))}
+
+
+def _refutation(falsifier: Falsifier, records: Sequence[Record]) -> tuple[Record, ...]:
+    """Where `any` or `consecutive` is decided. A mean is not decided by records, but by all of them."""
     if falsifier.aggregation == "mean":
-        return None
-    needed = falsifier.aggregation.consecutive if isinstance(falsifier.aggregation, Consecutive) else 1
-    breaks = _OPERATORS[falsifier.op]
-    streak = 0
-    for step, value in counted:
-        streak = streak + 1 if breaks(value, falsifier.threshold) else 0
-        if streak == needed:
-            return step, value
-    return None
+        return ()
+    return first_break(falsifier.op, falsifier.threshold, falsifier.consecutive, records)
 
 
-def _closest(falsifier: Falsifier, counted: Sequence[tuple[int, float]]) -> float:
-    values = [value for _, value in counted]
+def _closest(falsifier: Falsifier, records: Sequence[Record]) -> float:
+    values = [value for _, value in records]
     if falsifier.aggregation == "mean":
         try:
             return math.fsum(values) / len(values)

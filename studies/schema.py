@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline.config import Positive, Section, load_config, nearest, read_yaml, validate
+from pipeline.config import Positive, Section, StopRule, load_config, nearest, read_yaml, validate
 from pipeline.errors import UserError
 from pipeline.layout import SAFE_NAME, safe
 from studies.arms import BASELINE, arm_name, of_factors, of_grid, short_names
@@ -21,6 +21,7 @@ from studies.space import Finite, Objective, Search, Seed
 
 STUDIES = Path(__file__).parent
 SEED_KEY = "ppo.seed"
+STOP_KEY = "ppo.stop"
 
 Kind = Literal["arms", "grid", "factors", "search"]
 KINDS: tuple[Kind, ...] = ("arms", "grid", "factors", "search")
@@ -44,6 +45,7 @@ class Falsifier(Section):
     before_step: Positive = Field(description="records with step < before_step count")
     aggregation: Literal["any", "mean"] | Consecutive = "any"
     arms: tuple[str, ...] = Field(("*",), min_length=1, description="patterns over arm names, as in a shell")
+    stop: bool = Field(False, description="end a trial as `pruned` as soon as it refutes the claim; it is evaluated as it then is")
 
     @field_validator("aggregation", mode="before")
     @classmethod
@@ -54,6 +56,24 @@ class Falsifier(Section):
         if isinstance(count, int) and not isinstance(count, bool) and count > 0:
             return value
         raise ValueError(f"{value!r} is not an aggregation; write any, mean or {{consecutive: N}} with N at least 1")
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        if self.stop and self.aggregation == "mean":
+            raise ValueError("stop: a mean is known only when all its records are; use any or {consecutive: N}, or remove stop")
+        return self
+
+    @property
+    def consecutive(self) -> int:
+        """Successive records that must break the claim; 1 for `any`."""
+        return self.aggregation.consecutive if isinstance(self.aggregation, Consecutive) else 1
+
+    @property
+    def rule(self) -> StopRule:
+        """What ends a trial that refutes the claim."""
+        return StopRule(
+            metric=self.metric, op=self.op, threshold=self.threshold, consecutive=self.consecutive, before_step=self.before_step
+        )
 
     def applies_to(self, arm: str) -> bool:
         """Whether the claim speaks of this arm."""
@@ -135,6 +155,10 @@ class Study(Section):
         if len(set(search.confirm.seeds)) < len(search.confirm.seeds):
             raise ValueError("search.confirm.seeds: a seed is given more than once")
 
+    def stop_rules(self, arm: str) -> list[dict[str, Any]]:
+        """What ends a trial of an arm early, as the value of `STOP_KEY`."""
+        return [one.rule.model_dump(mode="json") for one in self.falsifiers if one.stop and one.applies_to(arm)]
+
     def arm_overrides(self) -> dict[str, dict[str, Any]]:
         """Arm name -> dotted overrides, in the order of the file. Of a search: the baseline of its confirmation.
 
@@ -174,6 +198,8 @@ def single(profile: str, overrides: Mapping[str, Any], seed: int) -> Study:
     """A study of one trial, whose arm is named after what it changes."""
     if SEED_KEY in overrides:
         raise UserError(f"--set: '{SEED_KEY}' is given by --seed")
+    if STOP_KEY in overrides:
+        raise UserError(f"--set: '{STOP_KEY}' is given by a study's falsifiers (stop: true)")
     load_config(profile, overrides)
     ordered = dict(sorted(overrides.items()))
     name = arm_name(ordered, short_names(ordered)) or profile

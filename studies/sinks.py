@@ -6,14 +6,18 @@ arrive is sent by `StudySinks.sync`, from the records, at the end of this or a l
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.config import TrialConfig, flatten
 from pipeline.layout import Layout, StudyFolder, TrialRecord
 from pipeline.mlflow_sink import MlflowSink, prepare_store, tracking_uri
+from studies.falsifiers import Verdict, overall, tally
 from studies.schema import Study
+from studies.search import SEARCH, violations
+from studies.verdicts import of_record
 
 GIT = "mlflow.source.git.commit"
 
@@ -70,12 +74,13 @@ class StudySinks:
         key = record.stages["ppo"].key if "ppo" in record.stages else "none"
         config = TrialConfig.model_validate(record.config)
         sink = sink or self._trial_sink(record.arm, record.seed, config, key, record.environment)
-        tags = {f"stage.{name}": stage.key for name, stage in record.stages.items()}
-        if record.reason:
-            tags["reason"] = record.reason
+        found = of_record(self._study, self._folder, record)
+        tags = self._ending_tags(record) | {_key("falsifier.", one.name): f"{one.outcome}: {one.reason}" for one in found}
+        fallen = {_key("falsifier/", one.name): float(one.outcome == "FALSIFIED") for one in found if one.outcome != "NOT TESTED"}
+        summary = {**record.summary, **fallen}
         folders = {name: self._layout.root / stage.path for name, stage in record.stages.items()}
         metrics = folders["ppo"] / "metrics.jsonl" if "ppo" in folders else None
-        if sink.knows(metrics, record.status, record.summary, tags):
+        if sink.knows(metrics, record.status, summary, tags):
             return True
         if self._warn_once.told or not self._ready():
             return False
@@ -83,7 +88,7 @@ class StudySinks:
         files = [("", self._folder.trial_file(record.arm, record.seed))]
         files += [(name, folders[name] / file) for name, file in _FILES if name in folders]
         before = sink.metrics_sent
-        done = sink.finish(metrics, record.status, record.summary, tags, files, record.steps)
+        done = sink.finish(metrics, record.status, summary, tags, files, record.steps)
         self.metrics_sent += sink.metrics_sent - before
         return done
 
@@ -95,12 +100,25 @@ class StudySinks:
         self._warn_once.told = False
         return all(self.finish(record) for record in records)
 
-    def close(self, status: str, report: Path | None = None) -> None:
-        """End the parent run (and leave trials that still run) if it was opened at all."""
+    def close(self, status: str, verdicts: Sequence[Verdict] = (), report: Path | None = None) -> None:
+        """End the parent run, with the verdicts of the whole study (and leave trials that still run), if it was opened at all."""
         for arm, seed in list(self._running):
             self.leave(arm, seed, "interrupted")
         if self._opening is not None and self._ready():
-            self._parent.finish(None, status, {}, {}, [("report", report)] if report else [])
+            tags, counts = _verdict_tags(self._study, verdicts)
+            self._parent.finish(None, status, counts, tags, [("report", report)] if report else [])
+
+    def _ending_tags(self, record: TrialRecord) -> dict[str, str]:
+        tags = {f"stage.{name}": stage.key for name, stage in record.stages.items()}
+        if record.reason:
+            tags["reason"] = record.reason
+        if self._study.search is not None:
+            searched = record.arm.startswith(SEARCH)
+            tags["phase"] = "search" if searched else "confirmation"
+            if searched:
+                broken = max(violations(self._study, record.status, record.summary).values())
+                tags["feasible"] = "no" if broken > 0 else "yes"
+        return tags
 
     def _open(self) -> None:
         try:
@@ -166,6 +184,23 @@ def note(study: Study) -> str:
         f"is a result; budget means that a cap ended it. Verdicts: `ablate falsify {study.name}`; "
         f"tables and figures: `ablate report {study.name}`."
     )
+
+
+def _verdict_tags(study: Study, verdicts: Sequence[Verdict]) -> tuple[dict[str, str], dict[str, float]]:
+    """Of the parent run: the verdict on the study and on each claim, and how many trials said what."""
+    if not verdicts:
+        return {}, {}
+    tags: dict[str, str] = {"verdict": overall(verdicts)}
+    for falsifier in study.falsifiers:
+        own = [one for one in verdicts if one.name == falsifier.name]
+        counts = ", ".join(f"{n} {outcome}" for outcome, n in tally(own).items())
+        tags[_key("falsifier.", falsifier.name)] = f"{overall(own)}: {counts or 'no trial'}"
+    return tags, {f"falsifier/{outcome.lower().replace(' ', '_')}": float(n) for outcome, n in tally(verdicts).items()}
+
+
+def _key(prefix: str, name: str) -> str:
+    """A claim's name as MLflow takes it."""
+    return prefix + re.sub(r"[^\w.\- ]", "_", name)
 
 
 def _environment_tags(environment: Mapping[str, str]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from pipeline.config import Positive, Section
+from pipeline.config import Positive, Section, StopRule
 
 Seed = Annotated[int, Field(ge=0, strict=True)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -91,6 +91,11 @@ class Prune(Section):
 
     metric: Literal["objective/kl_per_token", "objective/kl", "objective/kl_exact_per_token", "objective/kl_k3_per_token"]
     above: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+    @property
+    def rule(self) -> StopRule:
+        """What ends a trial of the search."""
+        return StopRule(metric=self.metric, op=">", threshold=self.above)
 
 
 class Confirm(Section):

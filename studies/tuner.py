@@ -17,7 +17,7 @@ from pipeline.config import load_config
 from pipeline.layout import StudyFolder, TrialRecord
 from studies.design import Cell
 from studies.planner import Ticket, objective_value
-from studies.schema import SEED_KEY, Study
+from studies.schema import SEED_KEY, STOP_KEY, Study
 from studies.search import Tried, arm, choose, load, objectives, pareto, save, tried, violations
 from studies.space import Dimension, Objective
 
@@ -129,8 +129,10 @@ class Tuner:
         self._optuna.sampler = optuna.samplers.TPESampler(seed=seed_of(self._search.seed, number), n_startup_trials=STARTUP)
         trial = self._optuna.ask(self._space)
         seed = self._study.seeds[0]
+        stop = [self._search.prune.rule.model_dump(mode="json")] if self._search.prune else []
+        changes = {**self._overrides, **trial.params, SEED_KEY: seed, STOP_KEY: stop}
         origin = f"{self._study.source or self._study.name}: search, trial {number}"
-        cell = Cell(arm(number), seed, load_config(self._profile, {**self._overrides, **trial.params, SEED_KEY: seed}, origin))
+        cell = Cell(arm(number), seed, load_config(self._profile, changes, origin))
         self._asked.append((trial, cell))
         return cell
 

@@ -8,6 +8,7 @@ from pipeline.layout import StudyFolder, TrialRecord
 from studies.design import Cell
 from studies.falsifiers import Verdict, evaluate, untested
 from studies.schema import Falsifier, Study
+from studies.search import SEARCH
 
 
 def verdicts(study: Study, folder: StudyFolder, plan: Sequence[Cell]) -> list[Verdict]:
@@ -37,13 +38,30 @@ def read_series(folder: StudyFolder, record: TrialRecord, metric: str) -> list[t
     return [(int(step), float(value)) for step, value in pairs if value is not None]
 
 
+def of_record(study: Study, folder: StudyFolder, record: TrialRecord) -> list[Verdict]:
+    """What every falsifier that speaks of a trial's arm says about its record, whatever configuration it is of."""
+    return [_of_record(falsifier, folder, record) for falsifier in claims_on(study, record.arm)]
+
+
+def claims_on(study: Study, arm: str) -> list[Falsifier]:
+    """The falsifiers that speak of an arm. None speaks of a search's trials: they look for what to claim."""
+    if study.search is not None and arm.startswith(SEARCH):
+        return []
+    return [falsifier for falsifier in study.falsifiers if falsifier.applies_to(arm)]
+
+
 def _verdict(falsifier: Falsifier, folder: StudyFolder, cell: Cell) -> Verdict:
     record = folder.record(cell.arm, cell.seed)
     if record is None:
         return untested(falsifier, cell.arm, cell.seed, "no record; the trial has not run")
     if record.config_digest != cell.config.digest():
         return untested(falsifier, cell.arm, cell.seed, "the record is of another configuration; run the study again")
+    return _of_record(falsifier, folder, record)
+
+
+def _of_record(falsifier: Falsifier, folder: StudyFolder, record: TrialRecord) -> Verdict:
     series = read_series(folder, record, falsifier.metric)
     if not series and record.status == "failed":
-        return untested(falsifier, cell.arm, cell.seed, f"the trial failed: {record.reason}")
-    return evaluate(falsifier, series, record.steps, arm=cell.arm, seed=cell.seed)
+        return untested(falsifier, record.arm, record.seed, f"the trial failed: {record.reason}")
+    run = record.stages["ppo"].key if "ppo" in record.stages else None
+    return evaluate(falsifier, series, record.steps, arm=record.arm, seed=record.seed, run=run)

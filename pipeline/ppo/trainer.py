@@ -26,6 +26,7 @@ from pipeline.ppo.masking import masked_mean
 from pipeline.ppo.rollout import Prompts, Rollout, ScoreFn, World, collect
 from pipeline.ppo.selfcheck import check_first_step, check_rollout
 from pipeline.ppo.update import Learner, train_on
+from pipeline.stopping import Watcher
 
 SAMPLE_TABLES = 8
 SAMPLE_ROWS = 8
@@ -100,7 +101,7 @@ class Trainer:
         self.tolerance = TOLERANCE[precision]
         self.accelerator = Accelerator(cpu=self.device.type == "cpu", mixed_precision=precision)
         self.optimiser = self.accelerator.prepare(torch.optim.Adam(_groups(actor, cfg), eps=cfg.adam_eps, fused=True))
-        self.kl, self.guard = KlController.of(cfg), LrGuard.of(cfg)
+        self.kl, self.guard, self.stop = KlController.of(cfg), LrGuard.of(cfg), Watcher(cfg.stop)
         self.world = World(actor, reference, score, cfg, token_ids, runtime.rollout_batch_size, ledger.timed)
         self.learner = Learner(actor, self.optimiser, self.accelerator, cfg, self.guard, runtime.micro_batch_size)
         self.update = self.taken = 0
@@ -110,7 +111,7 @@ class Trainer:
         self._keep_good()
 
     def run(self) -> Outcome:
-        """Train to the end, a cap, or divergence; from the newest checkpoint where there is one."""
+        """Train to the end, a cap, a rule that stops it, or divergence; from the newest checkpoint where there is one."""
         self._resume()
         try:
             status, reason = self._train()
@@ -122,9 +123,9 @@ class Trainer:
     def _train(self) -> tuple[str, str | None]:
         try:
             while self.update < self.cfg.updates:
-                reason = self.ledger.exceeded(self.cfg)
-                if reason:
-                    return "budget", reason
+                if ended := self._ended():
+                    self._check_end()
+                    return ended
                 self._one_update()
                 if self.update % self.runtime.checkpoint_updates == 0 or self.update == self.cfg.updates:
                     self._checkpoint()
@@ -134,6 +135,13 @@ class Trainer:
             self.actor.load_state_dict(self.good["weights"])
             return "diverged", f"{error} in the update after step {self.taken}; the policy kept is that of step {self.good['step']}"
         return "complete", None
+
+    def _ended(self) -> tuple[str, str] | None:
+        """Status and reason, when the trial must not go on."""
+        if capped := self.ledger.exceeded(self.cfg):
+            return "budget", capped
+        broken = self.stop.broken()
+        return ("pruned", broken) if broken else None
 
     def _one_update(self) -> None:
         self.kl.start(self.update)
@@ -200,6 +208,7 @@ class Trainer:
 
     def _write(self, step: int, values: Mapping[str, float]) -> None:
         self.log.append(step, values)
+        self.stop.observe(step, values)
 
     def _keep_samples(self, step: int, rollout: Rollout) -> None:
         every = max(self.cfg.updates // SAMPLE_TABLES, 1)
@@ -225,6 +234,7 @@ class Trainer:
             "scaler": scaler.state_dict() if scaler is not None else {},
             "kl": self.kl.state(),
             "guard": self.guard.state(),
+            "stop": self.stop.state(),
             "warned": self.warned,
             "offset": self.log.offset,
             "samples": self.samples,
@@ -256,6 +266,7 @@ class Trainer:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.kl.load(state["kl"])
         self.guard.load(state["guard"])
+        self.stop.load(state["stop"])
         self.samples = list(state["samples"])
         self.ledger.load(state["spent"])
 

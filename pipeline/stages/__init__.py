@@ -52,6 +52,7 @@ STAGES = (
             "pipeline.rewards",
             "pipeline.models",
             "pipeline.budget",
+            "pipeline.stopping",
             *JUDGE,
         ),
         resumable=True,

@@ -125,6 +125,7 @@ PERTURBED: dict[str, dict[str, Any]] = {
     "lr_guard_factor": {"lr_guard": True, "lr_guard_factor": 0.1},
     "lr_guard_steps": {"lr_guard": True, "lr_guard_steps": 1},
     "kl_hinge": {"kl_hinge": 1e-4},
+    "stop": {"stop": ({"metric": "policy/entropy", "op": ">", "threshold": 0.0, "consecutive": 5},)},
     "target_kl": {"target_kl": 1e-4},
     "critic": {"critic": "separate"},
     "critic_init": {"critic": "separate", "critic_init": "reward"},

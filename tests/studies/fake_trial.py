@@ -21,6 +21,7 @@ from pipeline.config import TrialConfig
 from pipeline.errors import UserError
 from pipeline.layout import Layout, write_json
 from pipeline.reporter import Reporter
+from pipeline.stopping import Watcher
 from pipeline.tracking import MetricsLog, to_parquet
 
 STUDY = """
@@ -127,21 +128,28 @@ def _stages(layout: Layout) -> list[dag.Stage]:
         cell = f"{cfg.ppo.kl_coef}/{cfg.ppo.seed}"
         note("ppo", cell)
         wanted = _control(layout)
-        time.sleep(wanted.get("delay", {}).get(str(len(calls(layout)) % 2), 0))
         _misbehave(wanted, cell, calls(layout).count(cell))
         log = out / "metrics.jsonl"
         reporter.follow(log)
+        watcher, taken = Watcher(cfg.ppo.stop), 0
         with MetricsLog(log) as metrics:
             for step in range(0, cfg.ppo.steps, 16):
-                metrics.append(step, {"objective/kl_per_token": step * 0.01 / (1 + 10 * cfg.ppo.kl_coef), "objective/scores": 0.1 * step})
+                if watcher.broken():
+                    break
+                drift = {"objective/kl_per_token": step * 0.01 / (1 + 10 * cfg.ppo.kl_coef)}
+                watcher.observe(step, drift)
+                metrics.append(step, {**drift, "objective/scores": 0.1 * step})
                 metrics.append(step + 1, {"policy/entropy": 2.0 - 0.01 * step})
                 metrics.flush()
                 reporter.metrics(step, {"objective/kl_per_token": 0.01})
                 reporter.progress("ppo", step + 16, cfg.ppo.steps)
+                taken = step + 16
                 time.sleep(wanted.get("sleep", 0))
         to_parquet(log, out / "metrics.parquet")
-        status = "diverged" if cell in wanted.get("diverge", []) else "complete"
-        return {"status": status, "reason": "entropy 0" if status == "diverged" else None, "steps": cfg.ppo.steps}
+        if cell in wanted.get("diverge", []):
+            return {"status": "diverged", "reason": "entropy 0", "steps": taken}
+        reason = watcher.broken() if taken < cfg.ppo.steps else None
+        return {"status": "pruned" if reason else "complete", "reason": reason, "steps": taken}
 
     def evaluate(cfg: Any, out: Path, reporter: Reporter, *, ppo: Artifact) -> dict[str, Any]:
         summary = {"eval/win_rate": 0.6, "eval/gold": 1.5, "eval/proxy": 0.5, "eval/kl_per_token": 0.01}

@@ -13,6 +13,7 @@ from pipeline.intervals import wilson
 from pipeline.layout import Layout
 from studies.display import Display, _duration
 from studies.executors import Crashed, Finished, Job, Message
+from studies.falsifiers import Verdict
 
 
 def job(layout: Layout, number: int = 0, label: str = "weak seed 0", until: str | None = None) -> Job:
@@ -83,6 +84,18 @@ def test_the_live_table_shows_running_and_ended_trials(layout: Layout) -> None:
     assert "64/64" in shown  # an ended trial shows the gradient steps that it took
     assert "1.2500" in shown
     assert shown.count("complete") == 8
+
+
+def test_a_claim_that_falls_is_a_line_and_a_column(layout: Layout) -> None:
+    text = io.StringIO()
+    console = Console(file=text, width=160, force_terminal=True)
+    display = Display(console, 2)
+    verdict = Verdict("drift", "weak", 0, "FALSIFIED", 48, 0.5, 3, "0.5 at step 48")
+    display.fallen(job(layout), [verdict])
+    display.handle(Message(job(layout), "progress", ("ppo", 64, 128, "")))
+    console.print(display._render())
+    assert "weak seed 0: claim drift FALSIFIED, 0.5 at step 48" in text.getvalue()
+    assert "drift 48" in text.getvalue().splitlines()[-2]
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(None, "-"), (5.9, "5s"), (125, "2m05s"), (3725, "1h02m")])

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -35,6 +37,58 @@ def test_order_does_not_matter(series: list[tuple[int, float]], aggregation: Any
 def test_nan_counts_as_not_recorded(series: list[tuple[int, float]], aggregation: Any, steps: int) -> None:
     clean = [(step, value) for step, value in series if not math.isnan(value)]
     assert evaluate(falsifier(aggregation), series, steps) == evaluate(falsifier(aggregation), clean, steps)
+
+
+@given(SERIES, AGGREGATIONS, st.integers(0, 150), st.integers(0, 40))
+def test_what_a_resume_writes_again_changes_nothing(series: list[tuple[int, float]], aggregation: Any, steps: int, back: int) -> None:
+    """A resumed trial repeats its last records, step by step with the same values."""
+    unique = list(dict(series).items())
+    assert evaluate(falsifier(aggregation), [*unique, *unique[back:]], steps) == evaluate(falsifier(aggregation), unique, steps)
+
+
+@given(SERIES, AGGREGATIONS, st.integers(0, 150), st.data())
+def test_a_gap_never_saves_a_claim_from_evidence_that_is_there(
+    series: list[tuple[int, float]], aggregation: Any, steps: int, data: st.DataObject
+) -> None:
+    """Without any of the records that do not refute it, a fallen claim is fallen, at the same step at the latest."""
+    unique = list(dict(series).items())
+    whole = evaluate(falsifier(aggregation), unique, steps)
+    if not whole.evidence:
+        return
+    kept = [one for one in unique if one in whole.evidence or data.draw(st.booleans())]
+    gappy = evaluate(falsifier(aggregation), kept, steps)
+    assert gappy.outcome == "FALSIFIED"
+    assert gappy.step is not None
+    assert whole.step is not None
+    assert gappy.step <= whole.step
+
+
+@given(SERIES, AGGREGATIONS, st.sampled_from([">", ">=", "<", "<="]), st.integers(0, 150))
+def test_the_evidence_proves_the_verdict(series: list[tuple[int, float]], aggregation: Any, op: str, steps: int) -> None:
+    one = falsifier(aggregation, op=op)
+    verdict = evaluate(one, series, steps, arm="a", seed=3, run="k")
+    records = {step: value for step, value in series if not math.isnan(value) and step < BEFORE}
+    breaks = {">": lambda x: x > 0.25, ">=": lambda x: x >= 0.25, "<": lambda x: x < 0.25, "<=": lambda x: x <= 0.25}[op]
+    assert (verdict.arm, verdict.seed, verdict.run) == ("a", 3, "k")
+    assert verdict.broken == sum(map(breaks, records.values()))
+    assert verdict.last_step == max(records, default=None)
+    assert all(records[step] == value and breaks(value) for step, value in verdict.evidence)
+    if aggregation == "mean" or verdict.outcome != "FALSIFIED":
+        assert verdict.evidence == ()
+    else:
+        steps_in_order = sorted(records)
+        first = steps_in_order.index(verdict.evidence[0][0])
+        assert [step for step, _ in verdict.evidence] == steps_in_order[first : first + one.consecutive]
+        assert verdict.evidence[-1] == (verdict.step, verdict.value)
+    assert json.loads(json.dumps(asdict(verdict), allow_nan=False))
+
+
+@given(SERIES, AGGREGATIONS)
+def test_a_longer_run_never_takes_a_refutation_by_records_back(series: list[tuple[int, float]], aggregation: Any) -> None:
+    unique = sorted(dict(series).items())
+    for cut in range(len(unique)):
+        if evaluate(falsifier(aggregation), unique[:cut], 0).outcome == "FALSIFIED":
+            assert evaluate(falsifier(aggregation), unique, 0).outcome == "FALSIFIED"
 
 
 @given(SERIES, st.integers(0, 99), st.floats(-1, 1), AGGREGATIONS)

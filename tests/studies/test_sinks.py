@@ -11,9 +11,12 @@ from rich.console import Console
 from pipeline import mlflow_sink
 from pipeline.layout import Layout
 from studies import executors
+from studies.design import cells
 from studies.driver import StudyResult, run_study
+from studies.falsifiers import overall
 from studies.schema import Study
 from studies.sinks import StudySinks, note
+from studies.verdicts import verdicts
 
 
 def go(study: Study, layout: Layout, profile: str | None = None) -> tuple[StudyResult, str]:
@@ -56,6 +59,15 @@ def test_a_study_in_mlflow(write_study: Callable[..., Study], layout: Layout) ->
     assert one.data.metrics["eval/win_rate"] == 0.6
     assert one.data.metrics["policy/entropy"] == pytest.approx(2.0 - 0.48)
 
+    again = verdicts(study, layout.study("small", "tiny"), cells(study, None, {"ppo.steps": 64}))
+    for verdict in again:
+        run = found[f"{verdict.arm} seed {verdict.seed}"]
+        assert run.data.tags["falsifier.drift"] == f"{verdict.outcome}: {verdict.reason}"
+        assert run.data.metrics["falsifier/drift"] == (verdict.outcome == "FALSIFIED")
+    assert again == result.verdicts
+    assert parent.data.tags["verdict"] == parent.data.tags["falsifier.drift"].partition(":")[0] == overall(again)
+    assert {key: value for key, value in parent.data.metrics.items() if key.startswith("falsifier")} == {"falsifier/survived": 4.0}
+
     sinks = sinks_of(study, layout)
     assert sinks.sync(result.records)
     assert sinks.metrics_sent == 0
@@ -67,6 +79,11 @@ def test_a_study_in_mlflow(write_study: Callable[..., Study], layout: Layout) ->
     assert again.count("study small") == 1
     assert again.count("strong seed 1") == 2
     assert again.count("weak seed 1") == 1
+
+    lower = Path(study.source).read_text().replace("threshold: 0.5", "threshold: 0.1").replace("name: drift", "name: 'drift: 10 %'")
+    go(write_study(lower), layout)
+    weak = [run for run in runs(layout, "small") if run.info.run_name == "weak seed 1"]
+    assert [run.data.tags["falsifier.drift_ 10 _"] for run in weak] == ["FALSIFIED: 0.1455 at step 16"], "an edited claim is told again"
 
 
 def test_a_study_survives_mlflow_being_away_and_sync_catches_up(
@@ -84,7 +101,7 @@ def test_a_study_survives_mlflow_being_away_and_sync_catches_up(
     sinks = sinks_of(write_study(), layout)
     assert sinks.sync(result.records)
     sinks.close("complete")
-    assert sinks.metrics_sent == 4 * (4 * 3 + 4)
+    assert sinks.metrics_sent == 4 * (4 * 3 + 4 + 1)  # series, evaluation, one claim
     assert len(runs(layout, "small")) == 5
 
 

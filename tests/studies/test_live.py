@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import fake_trial
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_driver import go
+
+from pipeline.layout import Layout
+from studies.falsifiers import evaluate
+from studies.live import LiveVerdicts
+from studies.schema import Falsifier, Study, load_study
+
+KL = "objective/kl_per_token"
+STOP = """
+question: Does it stop?
+hypothesis: It does.
+refuted_if: It does not.
+baseline: weak
+seeds: [0, 1]
+arms:
+  weak: {ppo.kl_coef: 0.01}
+  strong: {ppo.kl_coef: 0.2}
+falsifiers:
+  - {name: drift, claim: it stays, metric: objective/kl_per_token, op: ">", threshold: 0.2, before_step: 60, stop: true, arms: [weak]}
+  - {name: calm, claim: it rests, metric: policy/entropy, op: "<", threshold: 0.0, before_step: 60}
+"""
+
+
+def claim(aggregation: object = "any") -> Falsifier:
+    content = {
+        "name": "drift",
+        "claim": "stays",
+        "metric": KL,
+        "op": ">",
+        "threshold": 0.25,
+        "before_step": 100,
+        "aggregation": aggregation,
+    }
+    return Falsifier.model_validate(content)
+
+
+def write(path: Path, values: list[float], mode: str = "a", start: int = 0) -> None:
+    with path.open(mode) as file:
+        for index, value in enumerate(values, start):
+            file.write(json.dumps({"step": index, KL: value, "policy/entropy": 1.0}) + "\n")
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.lists(st.sampled_from([0.1, 0.4]), max_size=4), max_size=6), st.sampled_from(["any", {"consecutive": 2}]))
+def test_a_fall_is_told_once_and_as_soon_as_it_is_written(tmp_path: Path, chunks: list[list[float]], aggregation: object) -> None:
+    path, live, one = tmp_path / "metrics.jsonl", LiveVerdicts(), claim(aggregation)
+    path.unlink(missing_ok=True)
+    live.follow("a", 0, path, [one])
+    written: list[float] = []
+    told = []
+    for chunk in chunks:
+        write(path, chunk, start=len(written))
+        written += chunk
+        before, fallen = bool(told), evaluate(one, list(enumerate(written)), 0, arm="a")
+        told += live.poll("a", 0)
+        assert bool(told) == (fallen.outcome == "FALSIFIED")
+        if told and not before:
+            assert told == [fallen]
+    assert len(told) <= 1
+
+
+def test_a_line_that_is_half_written_waits_and_a_resumed_file_is_read_again(tmp_path: Path) -> None:
+    path, live = tmp_path / "metrics.jsonl", LiveVerdicts()
+    live.follow("a", 0, path, [claim({"consecutive": 2})])
+    assert live.poll("a", 0) == []
+    write(path, [0.1, 0.4])
+    with path.open("a") as file:
+        file.write('{"step": 2, "objective/kl_per_')
+    assert live.poll("a", 0) == []
+    write(path, [0.1], mode="w")
+    assert live.poll("a", 0) == [], "cut back to its checkpoint"
+    write(path, [0.4], start=1)
+    assert live.poll("a", 0) == []
+    write(path, [0.4], start=2)
+    assert [one.step for one in live.poll("a", 0)] == [2]
+    assert live.poll("b", 0) == []
+
+
+@pytest.mark.usefixtures("no_mlflow")
+def test_a_trial_that_breaks_a_claim_ends_at_once_is_evaluated_and_counts(write_study: Callable[..., Study], layout: Layout) -> None:
+    study = write_study(STOP)
+    result, text = go(study, layout)
+    by_arm = {record.arm: record for record in result.records}
+    weak, strong = by_arm["weak"], by_arm["strong"]
+    assert (weak.status, weak.steps) == ("pruned", 48)
+    assert weak.reason == f"stopped by rule: {KL} = 0.2909 > 0.2 at step 32"
+    assert weak.summary["eval/win_rate"] == 0.6, "it is evaluated as it was when it stopped"
+    assert (strong.status, strong.steps) == ("complete", 64)
+    told = {(one.arm, one.name): one for one in result.verdicts}
+    assert (told["weak", "drift"].outcome, told["weak", "drift"].evidence) == ("FALSIFIED", ((32, pytest.approx(0.2909, abs=1e-4)),))
+    assert told["weak", "drift"].run == weak.stages["ppo"].key
+    assert told["weak", "calm"].reason == "the run took 48 of 60 gradient steps"
+    assert ("strong", "drift") not in told
+    assert told["strong", "calm"].outcome == "SURVIVED"
+    assert text.count("weak seed 0: claim drift FALSIFIED, 0.2909 at step 32") == 1
+    assert "weak seed 0: pruned: stopped by rule" in text
+
+
+@pytest.mark.usefixtures("no_mlflow")
+def test_stopping_is_part_of_what_a_trial_is(write_study: Callable[..., Study], layout: Layout) -> None:
+    """A trial that may be stopped is another artifact than one that may not; only the arms that the rule speaks of run again."""
+    go(write_study(STOP), layout)
+    assert len(fake_trial.calls(layout)) == 4
+    result, _ = go(write_study(STOP.replace("stop: true", "stop: false")), layout)
+    assert sorted(fake_trial.calls(layout)[4:]) == ["0.01/0", "0.01/1"]
+    assert {record.status for record in result.records} == {"complete"}
+    go(write_study(STOP.replace("claim: it stays", "claim: it is calm").replace("name: drift", "name: other")), layout)
+    assert len(fake_trial.calls(layout)) == 6, "a claim in other words is the same rule"
+
+
+@pytest.mark.usefixtures("no_mlflow")
+@pytest.mark.parametrize("executor", ["inline", "processes"])
+def test_a_stopped_trial_that_was_killed_ends_alike(
+    write_study: Callable[..., Study], layout: Layout, tmp_path: Path, executor: str
+) -> None:
+    whole, _ = go(write_study(STOP), Layout(tmp_path / "whole"))
+    layout.root.mkdir(parents=True)
+    fake_trial.control(layout, **({"crash": {"0.01/0": 1}} if executor == "inline" else {"kill": {"0.01/0": 1}}))
+    again, _ = go(write_study(STOP), layout, executor)
+    key = [(one.arm, one.seed, one.status, one.reason, one.steps) for one in again.records]
+    assert key == [(one.arm, one.seed, one.status, one.reason, one.steps) for one in whole.records]
+    assert again.verdicts == whole.verdicts
+
+
+def test_a_mean_cannot_stop_a_trial(tmp_path: Path) -> None:
+    path = tmp_path / "mean.yaml"
+    path.write_text(STOP.replace("stop: true", "stop: true, aggregation: mean"))
+    with pytest.raises(Exception, match=r"falsifiers\.0: stop: a mean is known only when all its records are"):
+        load_study(path)
