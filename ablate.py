@@ -11,6 +11,7 @@ import typer
 
 from pipeline.errors import UserError
 from studies import cli
+from studies.importing.cli import import_command
 
 if TYPE_CHECKING:
     from pipeline.layout import StudyFolder
@@ -38,6 +39,7 @@ def report(name: cli.StudyArgument, profile: cli.ProfileOption = None, out: cli.
 
 for command in (cli.study, cli.run, cli.plan, cli.falsify, report, cli.ui, cli.sync):
     app.command()(command)
+app.command("import")(import_command)
 
 
 def _draw(study: Study, folder: StudyFolder) -> Path | None:

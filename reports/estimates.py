@@ -14,7 +14,7 @@ from reports.stats import Array, Estimate, Outcome
 from reports.trajectories import ArmAlarm, Curves, MatchedKL, RewardLaw
 from studies.falsifiers import Outcome as FalsifierOutcome
 from studies.falsifiers import Verdict, overall
-from studies.schema import Falsifier
+from studies.schema import IMPORTED, Falsifier
 from studies.verdicts import verdicts
 
 PER_PROMPT: dict[str, tuple[str, str | None]] = {
@@ -43,7 +43,12 @@ SMALL_EFFECT = 0.2
 RANKED = ("eval/win_rate", "eval/gold")
 """Metrics of which more is better whatever the study asks: their best arm is marked."""
 COMPARED = ("eval/win_rate", "eval/gold", "eval/proxy", "eval/kl_per_sequence")
-_MINIMIZE = {"eval/kl_per_token", "eval/kl_per_sequence", "eval/ppl_reference"}
+ENDS = (
+    "objective/rlhf_reward", "objective/scores", "objective/gold", "objective/kl", "objective/kl_per_token", "objective/entropy",
+    "policy/entropy",
+)  # fmt: skip
+"""Reported and compared of imported trials, which have no evaluation: where their training ended (`reports.foreign`)."""
+_MINIMIZE = {"eval/kl_per_token", "eval/kl_per_sequence", "eval/ppl_reference", "objective/kl", "objective/kl_per_token"}
 _RATES = {"eval/win_rate", "eval/tie_rate", "eval/eos_rate"}
 ROBUST = ("eval/gold", "eval/proxy", "eval/kl_per_sequence")
 """Metrics whose interquartile mean stands beside the mean; of a rate it says nothing."""
@@ -162,10 +167,11 @@ class Findings:
 def analyse(records: StudyRecords) -> Findings:
     """Estimates of every arm, effects against the baseline with Holm's correction per metric, drift, and verdicts."""
     objective = records.study.objective.metric
+    compared = dict.fromkeys((objective, *(ENDS if records.study.kind == IMPORTED else COMPARED)))
     curves = trajectories.curves(records)
     return Findings(
         arms=tuple(_arm(records, arm) for arm in records.arms),
-        effects=tuple(effect for metric in dict.fromkeys((objective, *COMPARED)) for effect in _effects(records, metric)),
+        effects=tuple(effect for metric in compared for effect in _effects(records, metric)),
         claims=_claims(records),
         improvements=_improvements(records),
         power=_power(records),
@@ -180,7 +186,8 @@ def analyse(records: StudyRecords) -> Findings:
 
 def _arm(records: StudyRecords, arm: str) -> ArmResult:
     seeds = records.evaluated(arm)
-    per_seed = {metric: _summaries(records, arm, metric) for metric in REPORTED}
+    reported = (*REPORTED, *(ENDS if records.study.kind == IMPORTED else ()))
+    per_seed = {metric: _summaries(records, arm, metric) for metric in reported}
     counts = records.counts(arm)
     fell, ended = _diverged(records, arm)
     base_fell, base_ended = _diverged(records, records.study.baseline)
@@ -189,7 +196,7 @@ def _arm(records: StudyRecords, arm: str) -> ArmResult:
         arm=arm,
         counts=counts,
         seeds=tuple(seeds),
-        estimates={metric: found for metric in REPORTED if (found := _estimate(records, arm, metric, seeds, per_seed)) is not None},
+        estimates={metric: found for metric in reported if (found := _estimate(records, arm, metric, seeds, per_seed)) is not None},
         per_seed={metric: values for metric, values in per_seed.items() if values},
         divergence=stats.wilson(fell, ended) if ended else None,
         divergence_difference=stats.rate_difference(fell, ended, base_fell, base_ended) if comparable else None,
@@ -211,6 +218,11 @@ def _iqm(records: StudyRecords, arm: str, metric: str, seeds: list[int]) -> Esti
     return stats.iqm(records.answers(arm, PER_PROMPT[metric][0], seeds, prompts)).clipped(METRICS[metric].low, METRICS[metric].high)
 
 
+def _per_prompt(records: StudyRecords, metric: str) -> bool:
+    """Whether a metric is known prompt by prompt: imported trials bring one value each at most."""
+    return metric in PER_PROMPT and records.study.kind != IMPORTED
+
+
 def _summaries(records: StudyRecords, arm: str, metric: str) -> dict[int, float]:
     """What the evaluation of each trial of an arm recorded, by seed."""
     if metric not in records.trials.columns:
@@ -223,7 +235,7 @@ def _estimate(records: StudyRecords, arm: str, metric: str, seeds: list[int], pe
     if not seeds:
         return None
     bounds = METRICS[metric].low, METRICS[metric].high
-    if metric not in PER_PROMPT:
+    if not _per_prompt(records, metric):
         values = list(per_seed.get(metric, {}).values())
         return stats.over_seeds(values).clipped(*bounds) if values else None
     top, bottom = PER_PROMPT[metric]
@@ -264,7 +276,7 @@ class _Pair:
 
 def _pair(records: StudyRecords, metric: str, arm: str, other: str) -> _Pair | None:
     seeds = [seed for seed in records.evaluated(arm) if seed in set(records.evaluated(other))]
-    if metric not in PER_PROMPT:
+    if not _per_prompt(records, metric):
         values = [_summaries(records, name, metric) for name in (arm, other)]
         seeds = [seed for seed in seeds if all(seed in known for known in values)]
         first, second = (np.array([[known[seed]] for seed in seeds]) for known in values)
@@ -307,6 +319,8 @@ def _effects(records: StudyRecords, metric: str) -> list[Effect]:
 
 def _improvements(records: StudyRecords) -> tuple[Improvement, ...]:
     """Completions of the arm against the baseline's, prompt by prompt."""
+    if records.study.kind == IMPORTED:
+        return ()
     objective = records.study.objective.metric
     whole = objective in PER_PROMPT and PER_PROMPT[objective][1] is None and objective not in _RATES
     metric = objective if whole else "eval/gold"

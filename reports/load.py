@@ -20,8 +20,10 @@ from pydantic import ValidationError
 from pipeline.errors import UserError
 from pipeline.layout import Layout, StudyFolder, TrialRecord
 from pipeline.metrics import METRICS
-from studies.design import Cell, cells, design_digest
-from studies.schema import Study, load_study
+from reports import foreign
+from studies.design import Foreign, Planned, design_digest, planned
+from studies.importing.problems import Problem
+from studies.schema import IMPORTED, Study, load_study
 from studies.search import SEARCH, confirmation
 
 MISSING = "missing"
@@ -47,12 +49,13 @@ class StudyRecords:
     folder: StudyFolder
     started: dict[str, Any]
     """study.json as the driver wrote it."""
-    plan: tuple[Cell, ...]
+    plan: tuple[Planned, ...]
     """What the design gives now, seed by seed."""
     records: dict[tuple[str, int], TrialRecord]
     trials: pd.DataFrame
     """One row per planned cell: arm, seed, status (a record's, or `missing` or `stale`), reason, steps, planned_steps, evaluated, finished,
-    config_digest, eval/*, cost/*. A stale record is of another configuration than the design gives now; it is counted, never averaged."""
+    config_digest, eval/*, cost/*; of imported trials also where each series ended (`reports.foreign`).
+    A stale record is of another configuration than the design gives now; it is counted, never averaged."""
     curves: pd.DataFrame
     """arm, seed, step and one column per metric of pipeline/metrics.py that was recorded; non-finite values are NaN."""
     prompts: pd.DataFrame
@@ -120,6 +123,7 @@ class _Gathered:
     curves: list[pd.DataFrame] = field(default_factory=list)
     prompts: list[pd.DataFrame] = field(default_factory=list)
     samples: list[pd.DataFrame] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
     stages: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
 
 
@@ -143,7 +147,7 @@ def load_records(folder: StudyFolder, study: Study) -> StudyRecords:
     started = _read_json(folder.study_file)
     study = confirmation(study, folder)
     profile = str(started.get("profile") or folder.path.name)
-    plan = cells(study, profile, started.get("overrides") or {})
+    plan = planned(study, profile, started.get("overrides") or {})
     gathered = _Gathered()
     records = _read_records(folder, plan, gathered.notes)
     rows = [_trial(folder, cell, records.get((cell.arm, cell.seed)), gathered) for cell in _by_arm(study, plan)]
@@ -153,6 +157,9 @@ def load_records(folder: StudyFolder, study: Study) -> StudyRecords:
     prompts = _concat(gathered.prompts, ["arm", "seed", *ANSWER_COLUMNS])
     prompts["win"] = prompts["winner"].map(_WIN).astype(float)
     prompts["tie"] = (prompts["winner"] == "tie").astype(float)
+    trials = pd.DataFrame(rows)
+    if study.kind == IMPORTED:
+        gathered.notes += foreign.caveats(records, trials, gathered.problems)
     return StudyRecords(
         study=study,
         profile=profile,
@@ -160,7 +167,7 @@ def load_records(folder: StudyFolder, study: Study) -> StudyRecords:
         started=started,
         plan=tuple(plan),
         records=records,
-        trials=pd.DataFrame(rows),
+        trials=trials,
         curves=_concat(gathered.curves, ["arm", "seed", "step"]),
         prompts=prompts,
         samples=_concat(gathered.samples, ["arm", "seed", *PROMPT_COLUMNS]),
@@ -172,6 +179,10 @@ def load_records(folder: StudyFolder, study: Study) -> StudyRecords:
 def _require_run(folder: StudyFolder, study: Study) -> None:
     if folder.study_file.exists():
         return
+    if study.kind == IMPORTED:
+        raise UserError(
+            f"study '{study.name}' has no records here (no {folder.study_file}); import them: ablate import FOLDER --name {study.name}"
+        )
     profile = folder.path.name
     others = sorted(path.parent.name for path in folder.path.parent.glob("*/study.json"))
     seen = f"; it has been run on: {', '.join(others)}" if others else ""
@@ -179,8 +190,8 @@ def _require_run(folder: StudyFolder, study: Study) -> None:
     raise UserError(f"study '{study.name}' has not been run on profile '{profile}' (no {folder.study_file}){seen}; run it first: {how}")
 
 
-def _read_records(folder: StudyFolder, plan: Iterable[Cell], notes: list[str]) -> dict[tuple[str, int], TrialRecord]:
-    planned = {(cell.arm, cell.seed) for cell in plan}
+def _read_records(folder: StudyFolder, plan: Iterable[Planned], notes: list[str]) -> dict[tuple[str, int], TrialRecord]:
+    expected = {(cell.arm, cell.seed) for cell in plan}
     found: dict[tuple[str, int], TrialRecord] = {}
     for path in sorted((folder.path / "trials").glob("*.json")):
         try:
@@ -191,27 +202,27 @@ def _read_records(folder: StudyFolder, plan: Iterable[Cell], notes: list[str]) -
             raise UserError(f"{path}: damaged trial record ({where}: {fault['msg']}); remove it and run the study again") from None
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{path}: trial record cannot be read ({error})") from None
-        if (record.arm, record.seed) in planned:
+        if (record.arm, record.seed) in expected:
             found[record.arm, record.seed] = record
         elif not record.arm.startswith(SEARCH):  # the page speaks of a search from its own file
             notes.append(f"Arm {record.arm} seed {record.seed} is recorded but no longer part of the study; it is left out.")
     return found
 
 
-def _by_arm(study: Study, plan: Iterable[Cell]) -> list[Cell]:
+def _by_arm(study: Study, plan: Iterable[Planned]) -> list[Planned]:
     order = {arm: index for index, arm in enumerate(study.arm_overrides())}
     return sorted(plan, key=lambda cell: (order[cell.arm], study.seeds.index(cell.seed)))
 
 
-def _trial(folder: StudyFolder, cell: Cell, record: TrialRecord | None, gathered: _Gathered) -> dict[str, Any]:
+def _trial(folder: StudyFolder, cell: Planned, record: TrialRecord | None, gathered: _Gathered) -> dict[str, Any]:
     row: dict[str, Any] = {"arm": cell.arm, "seed": cell.seed, "status": MISSING, "reason": None, "steps": 0}
-    row |= {"planned_steps": cell.config.ppo.steps, "evaluated": False, "finished": None, "config_digest": None}
+    row |= {"planned_steps": cell.steps, "evaluated": False, "finished": None, "config_digest": None}
     if record is None:
         return row
     row |= {"status": record.status, "reason": record.reason, "steps": record.steps, "finished": record.finished}
     row |= {"config_digest": record.config_digest}
     row |= {f"cost/{key}": value for key, value in record.cost.items() if math.isfinite(value)}
-    if record.config_digest != cell.config.digest():
+    if record.config_digest != cell.digest:
         gathered.notes.append(f"Arm {cell.arm} seed {cell.seed} was run with another configuration; it is left out until it has run again.")
         return row | {"status": STALE}
     for stage, where in record.stages.items():
@@ -219,14 +230,21 @@ def _trial(folder: StudyFolder, cell: Cell, record: TrialRecord | None, gathered
         entry["trials"] += 1
     curves = _artifact(folder, record, "ppo", "metrics.parquet", ("step", *METRICS), gathered.notes)
     if curves is not None:
-        gathered.curves.append(_labelled(_curves(curves, folder, record), cell))
+        curves = _curves(curves, folder, record)
+        gathered.curves.append(_labelled(curves, cell))
+    if isinstance(cell, Foreign):
+        gathered.problems += (
+            foreign.read_problems(_inside(folder.root, record.stages["ppo"].path, record)) if "ppo" in record.stages else []
+        )
+        row |= {"planned_steps": record.steps, "evaluated": curves is not None and record.status != "diverged"}
+        row |= foreign.ends(curves) if curves is not None else {}
     prompts = _artifact(folder, record, "evaluate", "prompts.parquet", ANSWER_COLUMNS, gathered.notes)
     if prompts is not None and _usable(record, prompts):
         gathered.prompts.append(_labelled(_prompts(prompts, folder, record), cell))
         samples = _artifact(folder, record, "evaluate", "samples.parquet", PROMPT_COLUMNS, gathered.notes)
         if samples is not None:
             gathered.samples.append(_labelled(samples.reindex(columns=list(PROMPT_COLUMNS)), cell))
-    row |= {"evaluated": _usable(record, prompts)}
+        row |= {"evaluated": True}
     return row | {key: value for key, value in record.summary.items() if key in METRICS and math.isfinite(value)}
 
 
@@ -262,7 +280,7 @@ def _inside(root: Path, relative: str, record: TrialRecord) -> Path:
     return path
 
 
-def _labelled(frame: pd.DataFrame, cell: Cell) -> pd.DataFrame:
+def _labelled(frame: pd.DataFrame, cell: Planned) -> pd.DataFrame:
     return frame.assign(arm=cell.arm, seed=cell.seed)
 
 

@@ -17,7 +17,7 @@ from pipeline.config import TrialConfig, flatten
 from pipeline.errors import UserError
 from pipeline.layout import StudyFolder
 from pipeline.metrics import METRICS
-from reports import stats
+from reports import foreign, stats
 from reports.answer import Answer, answer, claim_sentence
 from reports.estimates import Findings, analyse
 from reports.figures import draw
@@ -26,6 +26,7 @@ from reports.style import Drawn, inline_svg
 from reports.tables import all_tables
 from reports.tabular import Table, markdown, write
 from reports.words import number
+from studies.design import Cell
 from studies.schema import Study
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -123,8 +124,8 @@ def _context(records: StudyRecords, findings: Findings, found: Answer, tables: l
         "metrics": list(METRICS.values()),
         "finished": max((str(day) for day in records.trials["finished"].dropna()), default=""),
         "stats": {"resamples": stats.RESAMPLES, "swaps": stats.SWAPS, "alpha": stats.ALPHA},
-        "steps": sorted({cell.config.ppo.steps for cell in records.plan}),
-        "prompts": sorted({cell.config.evaluate.prompts for cell in records.plan}),
+        "steps": sorted({int(steps) for steps in records.trials["planned_steps"]}),
+        "prompts": sorted({cell.config.evaluate.prompts for cell in records.plan if isinstance(cell, Cell)}),
     }
 
 
@@ -183,6 +184,8 @@ def _baseline_config(records: StudyRecords) -> list[tuple[str, str, str]]:
     """Key, value in the baseline, and the arms' own values where they differ."""
     cell = next(cell for cell in records.plan if cell.arm == records.study.baseline)
     own = records.study.arm_overrides()
+    if not isinstance(cell, Cell):
+        return foreign.settings(records.study, records.records)
     rows = []
     for key, value in flatten(cell.config.model_dump(mode="json", exclude={"profile"})):
         if key == "ppo.seed":

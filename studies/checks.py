@@ -14,7 +14,7 @@ from pipeline.errors import UserError
 from pipeline.layout import safe
 from pipeline.metrics import metric
 from studies.arms import BASELINE
-from studies.schema import SEED_KEY, STOP_KEY, Study
+from studies.schema import IMPORTED, SEED_KEY, STOP_KEY, Study
 
 CONFIRM = "confirm-"
 """Followed by a rank: the arms of a confirmation."""
@@ -22,15 +22,22 @@ CONFIRM = "confirm-"
 
 def check(study: Study) -> None:
     """Everything, in the order in which a reader of the file would want to know."""
+    _check_profile(study)
     _check_names(study)
-    _check_arms(study)
-    _check_search(study)
-    _check_objective(study.objective.metric, f"{study.source}: objective.metric")
+    where = f"{study.source}: objective.metric"
+    if study.kind == IMPORTED:
+        metric(study.objective.metric, where)  # a series counts as well: by its end
+    else:
+        _check_arms(study)
+        _check_search(study)
+        _check_objective(study.objective.metric, where)
     _check_falsifiers(study)
 
 
 def check_overrides(study: Study, overrides: Mapping[str, Any]) -> None:
     """Refuse ``--set`` keys that are unknown, that seeds own, or that could have no effect on this study."""
+    if overrides and study.kind == IMPORTED:
+        raise UserError(f"--set: {study.name} was imported; its trials cannot be changed here")
     arms = study.arm_overrides()
     varied = [*(study.factors or {}), *(study.search.space if study.search else {})]
     for key in overrides:
@@ -52,14 +59,20 @@ def arm_names(study: Study) -> list[str]:
     return [*study.arm_overrides(), *(f"{CONFIRM}{rank}" for rank in ranks)]
 
 
+def _check_profile(study: Study) -> None:
+    if study.kind == IMPORTED:
+        if study.profile != IMPORTED:
+            raise UserError(f"{study.source}: profile: imported trials have none, '{study.profile}' is given; leave the key out")
+    elif study.profile not in profile_names():
+        hint = nearest(study.profile, profile_names())
+        raise UserError(f"{study.source}: profile: no profile '{study.profile}'{hint}; there are: {', '.join(profile_names())}")
+
+
 def _check_names(study: Study) -> None:
     try:
         arms = list(study.arm_overrides())
     except UserError as error:
         raise UserError(f"{study.source}: {error}") from None
-    if study.profile not in profile_names():
-        hint = nearest(study.profile, profile_names())
-        raise UserError(f"{study.source}: profile: no profile '{study.profile}'{hint}; there are: {', '.join(profile_names())}")
     if study.kind in ("factors", "search") and study.baseline != BASELINE:
         raise UserError(f"{study.source}: baseline '{study.baseline}': with {study.kind} it is the profile itself; leave the key out")
     if study.baseline not in arms:

@@ -72,7 +72,7 @@ def plan(name: StudyArgument, profile: ProfileOption = None, settings: SetOption
     from studies.plan import print_plan
     from studies.schema import load_study
 
-    print_plan(_console(), load_study(name), profile, parse_set(settings or []), Layout.at(out))
+    print_plan(terminal(), load_study(name), profile, parse_set(settings or []), Layout.at(out))
 
 
 def falsify(
@@ -90,7 +90,7 @@ def falsify(
 
     from pipeline.config import parse_set
     from pipeline.layout import Layout
-    from studies.design import cells
+    from studies.design import planned
     from studies.falsifiers import EXIT_CODES, overall
     from studies.schema import load_study
     from studies.search import confirmation
@@ -101,12 +101,12 @@ def falsify(
     folder = layout.study(chosen.name, profile or chosen.profile)
     chosen = confirmation(chosen, folder)
     overrides = parse_set(settings) if settings else recorded_overrides(folder)
-    found = verdicts(chosen, folder, cells(chosen, profile, overrides))
+    found = verdicts(chosen, folder, planned(chosen, profile, overrides))
     outcome = overall(found)
     if as_json:
         print(json.dumps({"study": chosen.name, "outcome": outcome, "verdicts": [asdict(verdict) for verdict in found]}, indent=2))
     else:
-        console = _console()
+        console = terminal()
         print_verdicts(console, chosen, found)
         if not folder.study_file.exists():
             console.print(Text(f"{chosen.name} has never been run here ({folder.path}); start with: ablate study {name}"), soft_wrap=True)
@@ -130,14 +130,14 @@ def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = No
 
     from pipeline.errors import UserError
     from pipeline.layout import Layout
-    from studies.design import cells
+    from studies.design import planned
     from studies.driver import only_driver
     from studies.schema import load_study
     from studies.search import confirmation
     from studies.sinks import StudySinks
     from studies.verdicts import verdicts
 
-    chosen, layout, console = load_study(name), Layout.at(out), _console()
+    chosen, layout, console = load_study(name), Layout.at(out), terminal()
     folder = layout.study(chosen.name, profile or chosen.profile)
     records = folder.records()
     if not records:
@@ -149,7 +149,7 @@ def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = No
         )
         complete = sinks.sync(records)
         compared = confirmation(chosen, folder)
-        sinks.close("complete", verdicts(compared, folder, cells(compared, profile, recorded_overrides(folder))))
+        sinks.close("complete", verdicts(compared, folder, planned(compared, profile, recorded_overrides(folder))))
     if not complete:
         raise typer.Exit(1)
     console.print(Text(f"MLflow knows all {len(records)} trials of {chosen.name}; {sinks.metrics_sent} metrics were sent now"))
@@ -163,7 +163,7 @@ def _run(chosen: Study, layout: Layout, profile: str | None, overrides: dict[str
     from studies.driver import run_study
     from studies.summary import print_study
 
-    console = _console()
+    console = terminal()
     slots = jobs or default_jobs(cells(chosen, profile, overrides)[0].config)
     try:
         result = run_study(
@@ -205,7 +205,7 @@ def _draw(chosen: Study, folder: StudyFolder, console: Console) -> Path | None:
         return None
 
 
-def _console() -> Console:
+def terminal() -> Console:
     """Standard output; wide where it is no terminal, so that tables in a log file are not folded."""
     import os
 

@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.config import TrialConfig, canonical_json, load_config
 from pipeline.errors import UserError
 from studies.checks import check_overrides
-from studies.schema import SEED_KEY, STOP_KEY, Study
+from studies.schema import IMPORTED, SEED_KEY, STOP_KEY, Study
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,45 @@ class Cell:
         """How the trial is called wherever people read."""
         return f"{self.arm} seed {self.seed}"
 
+    @property
+    def digest(self) -> str:
+        """Of the configuration; a record with another one is of another trial."""
+        return self.config.digest()
+
+    @property
+    def steps(self) -> int:
+        """Gradient steps that the trial is to take."""
+        return self.config.ppo.steps
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """One trial that another program ran. Its configuration is not ours to know: arm and seed are what it is known by."""
+
+    arm: str
+    seed: int
+    steps: int = 0
+    """Unknown: such a trial was to take the steps that it took."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.arm} seed {self.seed}"
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(canonical_json([IMPORTED, self.arm, self.seed]).encode()).hexdigest()[:16]
+
+
+Planned = Cell | Foreign
+
+
+def planned(study: Study, profile: str | None = None, overrides: Mapping[str, Any] | None = None) -> Sequence[Planned]:
+    """What records are expected of a study: its `cells`, or where it was imported its arms x seeds."""
+    if study.kind != IMPORTED:
+        return cells(study, profile, overrides)
+    check_overrides(study, overrides or {})
+    return [Foreign(arm, seed) for seed in study.seeds for arm in study.arm_overrides()]
+
 
 def cells(study: Study, profile: str | None = None, overrides: Mapping[str, Any] | None = None) -> list[Cell]:
     """All cells, seed by seed, so that an interrupted study is balanced over its arms.
@@ -34,6 +73,8 @@ def cells(study: Study, profile: str | None = None, overrides: Mapping[str, Any]
     what its name says. Raises `UserError` for a key or value that does not fit.
     """
     check_overrides(study, overrides or {})
+    if study.kind == IMPORTED:
+        raise UserError(f"{study.source or study.name}: its trials were run elsewhere, so nothing runs here; see ablate import")
     chosen = profile or study.profile
     result = []
     for seed in study.seeds:
@@ -56,7 +97,7 @@ def _refuse_twins(study: Study, plan: Sequence[Cell], profile: str) -> None:
             )
 
 
-def design_digest(plan: Sequence[Cell]) -> str:
+def design_digest(plan: Sequence[Planned]) -> str:
     """Eight hexadecimal digits that change when arms, seeds or any configuration change; order does not count."""
-    content = sorted([cell.arm, cell.seed, cell.config.digest()] for cell in plan)
+    content = sorted([cell.arm, cell.seed, cell.digest] for cell in plan)
     return hashlib.sha256(canonical_json(content).encode()).hexdigest()[:8]

@@ -23,8 +23,10 @@ STUDIES = Path(__file__).parent
 SEED_KEY = "ppo.seed"
 STOP_KEY = "ppo.stop"
 
-Kind = Literal["arms", "grid", "factors", "search"]
-KINDS: tuple[Kind, ...] = ("arms", "grid", "factors", "search")
+Kind = Literal["arms", "grid", "factors", "search", "imported"]
+KINDS: tuple[Kind, ...] = ("arms", "grid", "factors", "search", "imported")
+IMPORTED: Kind = "imported"
+"""The kind of a study whose trials other programs ran, and what stands in the place of its profile."""
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -88,7 +90,7 @@ class Falsifier(Section):
 
 
 class Study(Section):
-    """One question and how it is asked. Exactly one of `arms`, `grid`, `factors` and `search` says what is compared."""
+    """One question and how it is asked. Exactly one of `arms`, `grid`, `factors`, `search` and `imported` says what is compared."""
 
     name: str
     source: str = Field("", exclude=True, description="the file it was read from")
@@ -104,6 +106,7 @@ class Study(Section):
     factors: dict[str, list[Any]] | None = Field(None, description="dotted key: [values]; one at a time around the baseline")
     interactions: tuple[tuple[str, str], ...] = Field((), description="pairs of factors whose values are also combined")
     search: Search | None = None
+    imported: dict[str, dict[str, Any]] | None = Field(None, description="name: {what: value}; arms that `ablate import` brings records of")
     falsifiers: tuple[Falsifier, ...] = ()
     figures: tuple[str, ...] | None = None
 
@@ -111,6 +114,11 @@ class Study(Section):
     def kind(self) -> Kind:
         """Which of the four designs it is; the confirmation of a search, whose arms are known, is still a search."""
         return "search" if self.search is not None else next(kind for kind in KINDS if getattr(self, kind) is not None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _profile_of_imported(cls, content: Any) -> Any:
+        return {"profile": IMPORTED, **content} if isinstance(content, dict) and content.get("imported") else content
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
@@ -164,8 +172,8 @@ class Study(Section):
 
         The arms that a search has chosen are in `studies.search.confirmation`.
         """
-        if self.arms:
-            return dict(self.arms)
+        if self.arms or self.imported:
+            return dict(self.arms or self.imported or {})
         if self.grid:
             return of_grid(self.grid)
         return of_factors(self.factors or {}, self.interactions)

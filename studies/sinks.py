@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pipeline.config import TrialConfig, flatten
 from pipeline.layout import Layout, StudyFolder, TrialRecord
@@ -58,7 +59,7 @@ class StudySinks:
     def follow(self, arm: str, seed: int, config: TrialConfig, path: Path) -> None:
         """Send what a running trial writes. `path` lies in a folder named after the artifact's key."""
         if self._ready():
-            sink = self._trial_sink(arm, seed, config, path.parent.name, self._environment)
+            sink = self._trial_sink(arm, seed, config.model_dump(mode="json"), path.parent.name, self._environment)
             self._running[arm, seed] = sink
             sink.follow(path)
 
@@ -72,8 +73,7 @@ class StudySinks:
         """Send the rest of a trial and end its run. Costs nothing when MLflow already knows. False when it failed."""
         sink = self._running.pop((record.arm, record.seed), None)
         key = record.stages["ppo"].key if "ppo" in record.stages else "none"
-        config = TrialConfig.model_validate(record.config)
-        sink = sink or self._trial_sink(record.arm, record.seed, config, key, record.environment)
+        sink = sink or self._trial_sink(record.arm, record.seed, record.config, key, record.environment)
         found = of_record(self._study, self._folder, record)
         tags = self._ending_tags(record) | {_key("falsifier.", one.name): f"{one.outcome}: {one.reason}" for one in found}
         fallen = {_key("falsifier/", one.name): float(one.outcome == "FALSIFIED") for one in found if one.outcome != "NOT TESTED"}
@@ -134,10 +134,10 @@ class StudySinks:
             self._opening.join()
         return self._parent_id is not None
 
-    def _trial_sink(self, arm: str, seed: int, config: TrialConfig, key: str, environment: Mapping[str, str]) -> MlflowSink:
+    def _trial_sink(self, arm: str, seed: int, config: Mapping[str, Any], key: str, environment: Mapping[str, str]) -> MlflowSink:
         tags = {"arm": arm, "seed": str(seed), "status": "running", "profile": self._profile, "study": self._study.name}
         tags |= _environment_tags(environment)
-        params = dict(flatten(config.model_dump(mode="json")))
+        params = dict(flatten(config))
         return self._sink(self._folder.mlflow_file(arm, seed), f"{arm} seed {seed}", self._parent_id, tags, params, key)
 
     def _sink(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.layout import StudyFolder, TrialRecord
-from studies.design import Cell
+from studies.design import Planned
 from studies.falsifiers import Verdict, evaluate, untested
 from studies.schema import Falsifier, Study
 from studies.search import SEARCH
 
 
-def verdicts(study: Study, folder: StudyFolder, plan: Sequence[Cell]) -> list[Verdict]:
+def verdicts(study: Study, folder: StudyFolder, plan: Sequence[Planned]) -> list[Verdict]:
     """One verdict per falsifier, arm it speaks of, and seed, in that order.
 
     A record of another configuration than the cell's (an edited study, other ``--set`` values) is no evidence.
@@ -50,11 +50,11 @@ def claims_on(study: Study, arm: str) -> list[Falsifier]:
     return [falsifier for falsifier in study.falsifiers if falsifier.applies_to(arm)]
 
 
-def _verdict(falsifier: Falsifier, folder: StudyFolder, cell: Cell) -> Verdict:
+def _verdict(falsifier: Falsifier, folder: StudyFolder, cell: Planned) -> Verdict:
     record = folder.record(cell.arm, cell.seed)
     if record is None:
         return untested(falsifier, cell.arm, cell.seed, "no record; the trial has not run")
-    if record.config_digest != cell.config.digest():
+    if record.config_digest != cell.digest:
         return untested(falsifier, cell.arm, cell.seed, "the record is of another configuration; run the study again")
     return _of_record(falsifier, folder, record)
 

@@ -1,0 +1,71 @@
+"""Logs as TRL's PPO writes them, made by hand: one row an update, its names, its order of keys."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+Rows = list[dict[str, Any]]
+
+
+def rows(beta: float = 0.05, seed: int = 0, updates: int = 12, batch: int = 64) -> Rows:
+    """KL grows to a plateau that falls with beta; the reward is score minus penalty, as in TRL."""
+    made = []
+    for update in range(1, updates + 1):
+        kl = (1 - math.exp(-(update - 1) / 4)) * 2.0 / (0.1 + beta) * (1 + 0.05 * seed)
+        score = 0.3 * math.sqrt(kl) + 0.01 * seed
+        made.append(
+            {
+                "eps": 30,
+                "objective/kl": kl,
+                "objective/entropy": 50.0 - kl,
+                "objective/non_score_reward": -beta * kl,
+                "objective/rlhf_reward": score - beta * kl,
+                "objective/scores": score,
+                "policy/approxkl_avg": 0.002 + 1e-4 * update,
+                "policy/clipfrac_avg": 0.01 * update / updates,
+                "loss/policy_avg": -0.01,
+                "loss/value_avg": 0.4 / update,
+                "val/clipfrac_avg": 0.0,
+                "policy/entropy_avg": 2.0 - 0.02 * kl,
+                "val/ratio": 1.0 + 1e-4 * update,
+                "val/ratio_var": 1e-6,
+                "val/num_eos_tokens": 40,
+                "lr": 1e-5 * (1 - (update - 1) / updates),
+                "episode": update * batch,
+                "epoch": 0.01 * update,
+                "step": update,
+            }
+        )
+    return made
+
+
+def write(path: Path, content: Rows, *, state: bool = False) -> Path:
+    """As JSON lines, a JSON list, CSV, or a trainer's state, by the file's name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            table = csv.DictWriter(file, list(content[0]))
+            table.writeheader()
+            table.writerows(content)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in content), encoding="utf-8")
+    else:
+        whole: Any = {"best_metric": None, "note": '"log_history": [1]', "log_history": content, "max_steps": 12} if state else content
+        path.write_text(json.dumps(whole, indent=2), encoding="utf-8")
+    return path
+
+
+def folder(
+    root: Path, betas: Mapping[str, float] | None = None, seeds: tuple[int, ...] = (0, 1), **changes: Callable[[Rows], Rows]
+) -> Path:
+    """``ARM/seed_N.jsonl`` for every arm and seed; `changes` edit the rows of a trial, by ``ARM__SEED``."""
+    for arm, beta in (betas or {"beta_0.05": 0.05, "beta_0.2": 0.2}).items():
+        for seed in seeds:
+            change = changes.get(f"{arm}__{seed}", list)
+            write(root / arm / f"seed_{seed}.jsonl", change(rows(beta, seed)))
+    return root
