@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.metrics import METRICS
-from reports.estimates import Claim, Effect, Findings
+from reports.estimates import ArmResult, Claim, Effect, Findings
 from reports.load import StudyRecords
+from reports.stats import Estimate
 from reports.words import counted, interval, listed, name, number, signed
 
-FEW_SEEDS = 3
+_COVERAGE = {2: 86, 3: 92}
+"""What `reports.stats.mean` says of itself, in percent by seeds."""
+LISTED = 5
+"""Arms of one outcome that are named with their numbers; of more, the sentence gives the range."""
+_PHRASES = {"better": "better than", "worse": "worse than", "no detectable difference": "not detectably different from"}
+_ENDS = {"budget": "ended by a cap", "missing": "not run", "failed": "failed", "stale": "of another configuration"}
 
 
 @dataclass(frozen=True)
@@ -43,51 +49,88 @@ def claim_sentence(claim: Claim) -> str:
         return f"{head} is not tested: it survived in {tally['SURVIVED']} of {n}, and {tally['NOT TESTED']} could not test it."
     arms = [arm for arm, verdicts in claim.by_arm().items() if any(v.outcome == "FALSIFIED" for v in verdicts)]
     worst = min((v for v in claim.verdicts if v.outcome == "FALSIFIED"), key=lambda v: (v.step is None, v.step or 0))
-    when = f"at step {worst.step:,}" if worst.step is not None else "on average"
+    when = f"as early as step {worst.step:,}" if worst.step is not None else "on average"
     return (
-        f"{head} is falsified: it fell in {tally['FALSIFIED']} of {n} ({listed(arms)}), first in {worst.arm} seed {worst.seed} {when} "
+        f"{head} is falsified: it fell in {tally['FALSIFIED']} of {n} ({listed(arms)}), {when} ({worst.arm} seed {worst.seed}) "
         f"with {number(worst.value)} {unit if unit != '1' else ''}".rstrip()
         + f"; it survived in {tally['SURVIVED']} and was not tested in {tally['NOT TESTED']}."
     )
 
 
 def _sentence(records: StudyRecords, findings: Findings) -> str:
-    objective, baseline = records.study.objective.metric, records.study.baseline
-    effects = findings.effects_on(objective)
-    base = findings.arm(baseline).estimates.get(objective)
-    compared = [effect for effect in effects if effect.estimate is not None]
+    objective, baseline = records.study.objective.metric, findings.arm(records.study.baseline)
+    found = findings.search
+    before = f"The search tried {counted(len(found.trials), 'configuration')}. " if found else ""
     if not any(result.estimates for result in findings.arms):
-        ended = ", ".join(f"{n} {status}" for status, n in records.counts().items())
-        return f"No trial has been evaluated, so there is no answer yet ({ended})."
+        return before + _nothing(records)
+    base = baseline.estimates.get(objective)
     if base is None:
-        return f"The baseline {baseline} has not been evaluated, so no arm can be compared with it on {name(objective)}."
+        why = _ended(baseline) or "no trial has this metric"
+        return (
+            f"{before}The baseline {baseline.arm} has no evaluated trial ({why}), so no arm can be compared with it on {name(objective)}."
+        )
+    effects = findings.effects_on(objective)
+    compared = [effect for effect in effects if effect.estimate is not None]
     if not compared:
-        size = f"{counted(base.seeds, 'seed')} × {counted(base.prompts, 'prompt')}" if base.prompts else counted(base.seeds, "seed")
-        reached = f"{baseline} reaches a {name(objective)} of {interval(base, objective)} ({size})"
-        return f"{reached}; there is no other evaluated arm to compare it with."
-    parts: list[str] = []
-    for outcome, phrase in (
-        ("better", "better than"),
-        ("worse", "worse than"),
-        ("no detectable difference", "not detectably different from"),
-    ):
-        members = [effect for effect in compared if effect.outcome == outcome]
-        if members:
-            verb = "is" if len(members) == 1 else "are"
-            parts.append(
-                f"{listed([_member(effect) for effect in members])} {verb} {phrase} {'it' if parts else f'the baseline {baseline}'}"
-            )
-    open_arms = [effect.arm for effect in effects if effect.estimate is None]
-    if open_arms:
-        parts.append(f"{listed(open_arms)} could not be compared")
-    return f"On {name(objective)}, {'; '.join(parts)}."
+        reached = f"{baseline.arm} reaches a {name(objective)} of {interval(base, objective)} ({_size(base, baseline)})"
+        rest = "; ".join(_alone(findings.arm(effect.arm)) for effect in effects) or "there is no other evaluated arm to compare it with"
+        return f"{before}{reached}; {rest}."
+    parts = [part for outcome in _PHRASES if (part := _group(findings, compared, outcome))]
+    parts[0] = f"{parts[0].removesuffix(' it')} the baseline {baseline.arm}"
+    parts += [_alone(findings.arm(effect.arm)) for effect in effects if effect.estimate is None]
+    where = "On fresh seeds, on" if found else "On"
+    only = ", as far as a single seed can tell" if all(effect.estimate and effect.estimate.seeds == 1 for effect in compared) else ""
+    return f"{before}{where} {name(objective)}{only}, {'; '.join(parts)}."
 
 
-def _member(effect: Effect) -> str:
-    estimate = effect.estimate
-    assert estimate is not None
-    size = f"{counted(estimate.seeds, 'seed')} × {estimate.prompts} prompts" if estimate.prompts else counted(estimate.seeds, "seed")
-    return f"{effect.arm} ({signed(estimate, effect.metric)}; {size})"
+def _nothing(records: StudyRecords) -> str:
+    counts = records.counts()
+    tally = listed([f"{n} {status}" for status, n in counts.items()])
+    if set(counts) == {"diverged"}:
+        return (
+            f"Every trial diverged ({counts['diverged']} of {counts['diverged']}) and none could be evaluated, so no arm can be compared."
+        )
+    still = bool(set(counts) & {"missing", "failed", "stale"})
+    return f"No trial has been evaluated, so there is no answer{' yet' if still else ''} ({tally})."
+
+
+def _group(findings: Findings, compared: list[Effect], outcome: str) -> str:
+    """What is said of all arms of one outcome; it ends with ` it`, the baseline."""
+    members = [effect for effect in compared if effect.outcome == outcome]
+    if not members:
+        return ""
+    verb = "is" if len(members) == 1 else "are"
+    if len(members) <= LISTED:
+        return f"{listed([_member(effect, findings.arm(effect.arm)) for effect in members])} {verb} {_PHRASES[outcome]} it"
+    ranked = sorted(members, key=lambda effect: effect.estimate.value if effect.estimate else 0.0)
+    ends = [f"{signed(effect.estimate, effect.metric)} ({effect.arm})" for effect in (ranked[0], ranked[-1]) if effect.estimate]
+    return f"{len(members)} arms, from {ends[0]} to {ends[1]}, {verb} {_PHRASES[outcome]} it"
+
+
+def _member(effect: Effect, result: ArmResult) -> str:
+    assert effect.estimate is not None
+    return f"{effect.arm} ({signed(effect.estimate, effect.metric)}; {_size(effect.estimate, result)})"
+
+
+def _size(estimate: Estimate, result: ArmResult) -> str:
+    """``2 of 3 seeds × 512 prompts, 1 diverged``."""
+    seeds = (
+        counted(estimate.seeds, "seed") if estimate.seeds == result.planned else f"{estimate.seeds} of {counted(result.planned, 'seed')}"
+    )
+    how = f"{seeds} × {estimate.prompts} prompts" if estimate.prompts else seeds
+    return ", ".join([how, ended]) if (ended := _ended(result)) else how
+
+
+def _ended(result: ArmResult) -> str:
+    """``1 diverged, 1 ended by a cap``; empty where all trials are complete."""
+    return ", ".join(f"{n} {_ENDS.get(status, status)}" for status, n in result.counts.items() if status != "complete")
+
+
+def _alone(result: ArmResult) -> str:
+    """Why an arm is not compared."""
+    if result.seeds:
+        return f"{result.arm} shares no evaluated seed with the baseline and is not compared"
+    return f"{result.arm} has no evaluated trial ({_ended(result) or 'no results in the store'}) and is not compared"
 
 
 def _caveats(records: StudyRecords, findings: Findings) -> list[str]:
@@ -108,8 +151,30 @@ def _caveats(records: StudyRecords, findings: Findings) -> list[str]:
     fewest = min((len(result.seeds) for result in findings.arms if result.seeds), default=0)
     if fewest == 1:
         found.append("Some arm has a single evaluated seed: its interval knows nothing of how seeds differ.")
-    elif 0 < fewest <= FEW_SEEDS:
+    elif fewest in _COVERAGE:
         found.append(
-            f"With as few as {fewest} seeds an interval covers less than 95 % when seeds differ much (about 85 % in simulation with three)."
+            f"With {fewest} seeds a 95 % interval covers as little as {_COVERAGE[fewest]} % in simulation, where seeds differ most."
         )
-    return found
+    return found + _sensitivity(records, findings)
+
+
+def _sensitivity(records: StudyRecords, findings: Findings) -> list[str]:
+    """Whether the seeds suffice: what could have been missed where nothing was found."""
+    metric = records.study.objective.metric
+    silent = {effect.arm for effect in findings.effects_on(metric) if effect.outcome == "no detectable difference"}
+    missed = [one for one in findings.power if one.arm in silent]
+    if not missed:
+        return []
+    worst = max(missed, key=lambda one: one.detectable)
+    unit = "" if METRICS[metric].unit in ("fraction", "1") else f" {METRICS[metric].unit}"
+    text = (
+        f"No detectable difference is not equality: with {counted(worst.seeds, 'seed')}, a true difference in {name(metric)} of "
+        f"{number(worst.detectable, metric)}{unit} ({worst.arm}) would have been found with 80 % power, a smaller one less often."
+    )
+    if worst.target is None or worst.suffices:
+        return [text]
+    goal = f"{number(worst.target, metric)}{unit}"
+    if worst.more_prompts:
+        return [f"{text} No number of seeds finds {goal} on so few prompts."]
+    takes = f" To find {goal} takes about {worst.seeds_needed} seeds." if worst.seeds_needed else ""
+    return [text + takes]

@@ -72,7 +72,7 @@ def mean(numerator: Array, denominator: Array | None = None, level: float = LEVE
     freedom of Satterthwaite (1946) for the sum of the variances between seeds and between prompts. That sum
     counts the interaction twice, so the interval errs on the wide side where completions vary most.
 
-    In simulation a 95 % interval covers, with 3 seeds, 97-98 % when prompts or completions vary most and 92-95 %
+    In simulation a 95 % interval covers, with 3 seeds, 97-99.8 % when prompts or completions vary most and 92-95 %
     when seeds vary most; with 2 seeds 86-97 %; with 5 or more 94-99 %. With one seed it speaks of prompts alone.
 
     `numerator`, `denominator`: (S, P), same unit in every cell. Raises `ValueError` on empty or non-finite input.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,8 @@ class Cell:
     detail: str = ""
     tone: str = ""
     """`good`, `bad` or none: a hint that never carries meaning alone."""
+    bold: bool = False
+    """The best of its column, where the intervals say so."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ def markdown(table: Table) -> str:
     heads = [_title(head) for head in table.heads]
     lines = ["| " + " | ".join(map(_md, heads)) + " |"]
     lines.append("| " + " | ".join("---:" if head.numeric else "---" for head in table.heads) + " |")
-    lines += ["| " + " | ".join(_md(f"{cell.text} {cell.detail}".strip()) for cell in row) + " |" for row in table.rows]
+    lines += ["| " + " | ".join(_md_cell(cell) for cell in row) + " |" for row in table.rows]
     return "\n".join(lines) + "\n"
 
 
@@ -63,7 +66,7 @@ def latex(table: Table) -> str:
     lines = [f"% {_tex(table.title)}. {_tex(table.note)}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
     lines.append(" & ".join(_tex(_title(head)) for head in table.heads) + r" \\")
     lines.append(r"\midrule")
-    lines += [" & ".join(_tex(f"{cell.text} {cell.detail}".strip()) for cell in row) + r" \\" for row in table.rows]
+    lines += [_guarded(" & ".join(_tex_cell(cell) for cell in row)) + r" \\" for row in table.rows]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
@@ -71,17 +74,62 @@ def _title(head: Head) -> str:
     return f"{head.text} [{head.unit}]" if head.unit else head.text
 
 
+def _md_cell(cell: Cell) -> str:
+    text = f"**{_md(cell.text)}**" if cell.bold else _md(cell.text)
+    return f"{text} {_md(_beside(cell.detail))}".strip()
+
+
+def _tex_cell(cell: Cell) -> str:
+    text = rf"\textbf{{{_tex(cell.text)}}}" if cell.bold else _tex(cell.text)
+    return f"{text} {_tex(_beside(cell.detail))}".strip()
+
+
+def _guarded(row: str) -> str:
+    """After a line break LaTeX takes a bracket or a star for an option of the break."""
+    return "{}" + row if row[:1] in ("[", "*") else row
+
+
+def _beside(detail: str) -> str:
+    """The smaller line where there is no second line: an interval has its brackets already."""
+    return detail if not detail or detail.startswith("[") else f"({detail})"
+
+
 def _md(text: str) -> str:
     return "".join(_MD.get(character, character) for character in text)
 
 
 def _tex(text: str) -> str:
-    return "".join(_TEX.get(character, character) for character in text)
+    """Plain ASCII that LaTeX prints as given: commands for what it knows, accents taken off, else the code point."""
+    return "".join(_tex_character(character) for character in text).replace("--", "-{}-")
 
 
-_MD = {"|": "\\|", "\n": " ", "<": "&lt;", ">": "&gt;", "&": "&amp;", "`": "\\`", "*": "\\*", "_": "\\_", "[": "\\[", "]": "\\]"}
+def _tex_character(character: str) -> str:
+    if character in _TEX:
+        return _TEX[character]
+    if character.isascii():
+        return character if character.isprintable() else " "
+    folded = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
+    return "".join(_TEX.get(one, one) for one in folded) or rf"\texttt{{U+{ord(character):04X}}}"
+
+
+_MD = {
+    "|": "\\|",
+    "\n": " ",
+    "<": "&lt;",
+    ">": "&gt;",
+    "&": "&amp;",
+    "`": "\\`",
+    "*": "\\*",
+    "_": "\\_",
+    "[": "\\[",
+    "]": "\\]",
+    "\\": "\\\\",
+}
 _TEX = {
     "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "−": r"$-$", "×": r"$\times$", "–": "--", "<": r"$<$",
-    ">": r"$>$", "β": r"$\beta$", "Δ": r"$\Delta$", "\n": " ",
+    "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
+    "`": "{`}", "−": r"$-$", "×": r"$\times$", "–": r"\textendash{}", "—": r"\textemdash{}", "…": r"\ldots{}", "√": r"$\surd$",
+    "≤": r"$\le$", "≥": r"$\ge$", "±": r"$\pm$",
+    "α": r"$\alpha$", "β": r"$\beta$", "ε": r"$\epsilon$", "λ": r"$\lambda$", "Δ": r"$\Delta$", "σ": r"$\sigma$",
+    "“": "``", "”": "''", "’": "'", "→": r"$\to$", "·": r"$\cdot$", "\u00a0": "~",
 }  # fmt: skip

@@ -13,6 +13,7 @@ _NAMES = {
     "eval/gold": "gold reward", "eval/gold_reference": "gold reward of the reference",
     "eval/proxy": "proxy reward", "eval/proxy_reference": "proxy reward of the reference", "eval/kl_per_token": "KL per token",
     "eval/kl_per_sequence": "KL per sequence", "eval/entropy": "entropy", "eval/distinct_1": "distinct-1", "eval/distinct_2": "distinct-2",
+    "objective/gold": "gold reward in training", "objective/scores": "proxy reward in training",
     "eval/length": "length", "eval/eos_rate": "EOS rate", "eval/ppl_reference": "reference perplexity",
 }  # fmt: skip
 

@@ -94,7 +94,8 @@ def test_answer_names_every_arm_with_interval_and_n(records: StudyRecords, findi
     for arm in ("beta_0 ", "beta_0.01 ", "beta_0.2 "):
         assert arm in found.sentence
     assert found.sentence.count("[") == 3
-    assert "2 seeds × 200 prompts" in found.sentence
+    assert "2 of 3 seeds × 200 prompts, 1 diverged" in found.sentence
+    assert "3 seeds × 200 prompts, 1 ended by a cap" in found.sentence
     assert "falsified" in found.claims[0]
     assert any("1 diverged" in caveat and "1 missing" in caveat for caveat in found.caveats)
 
@@ -146,9 +147,9 @@ def test_trials_table_keeps_what_was_not_evaluated(records: StudyRecords, findin
     ("shape", "says"),
     [
         ({"seeds": (3,)}, "single evaluated seed"),
-        ({"seeds": (0, 1), "missing": (("beta_0.05", 0), ("beta_0.05", 1))}, "baseline beta_0.05 has not been evaluated"),
+        ({"seeds": (0, 1), "missing": (("beta_0.05", 0), ("beta_0.05", 1))}, "baseline beta_0.05 has no evaluated trial (2 not run)"),
         ({"seeds": (0,), "failed": (("beta_0", 0),), "diverged": ()}, "1 failed"),
-        ({"seeds": (0,), "failed": (("beta_0", 0),), "diverged": ()}, "beta_0 could not be compared"),
+        ({"seeds": (0,), "failed": (("beta_0", 0),), "diverged": ()}, "beta_0 has no evaluated trial (1 failed) and is not compared"),
     ],
 )
 def test_what_is_missing_is_said(build: Builder, tmp_path: Path, shape: dict[str, object], says: str) -> None:

@@ -96,7 +96,21 @@ def test_all_files_are_there(rendered: tuple[Built, dict[str, bytes]]) -> None:
     files = rendered[1]
     wanted = {"index.html", "report.md", "tables/samples.csv"}
     wanted |= {f"figures/{name}{suffix}" for name in figures.FIGURES for suffix in (".svg", ".png", ".pdf", ".csv")}
-    tables = ("arms", "completions", "effects", "verdicts", "statuses", "cost", "trials", "upstream")
+    tables = (
+        "arms",
+        "completions",
+        "robust",
+        "effects",
+        "sensitivity",
+        "matched_kl",
+        "law",
+        "alarms",
+        "verdicts",
+        "statuses",
+        "cost",
+        "trials",
+    )
+    tables += ("upstream",)
     wanted |= {f"tables/{name}{suffix}" for name in tables for suffix in (".csv", ".md", ".tex")}
     assert set(files) == wanted
     assert all(files.values())

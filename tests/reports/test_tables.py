@@ -1,0 +1,169 @@
+"""What the tables of results, drift and search say, against the findings they are made from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from reports import stats
+from reports.estimates import Findings, analyse
+from reports.load import StudyRecords, load_records
+from reports.searches import load_search
+from reports.tables import all_tables, arm_table
+from reports.tabular import Table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.reports.conftest import Builder
+
+
+@pytest.fixture(scope="module")
+def tables(records: StudyRecords, findings: Findings) -> dict[str, Table]:
+    return {table.name: table for table in all_tables(records, findings)}
+
+
+def cells(table: Table, arm: str) -> list[str]:
+    row = next(row for row in table.rows if row[0].text == arm)
+    return [f"{cell.text} {cell.detail}".strip() for cell in row]
+
+
+def test_iqm_stands_beside_the_mean(tables: dict[str, Table], records: StudyRecords, findings: Findings) -> None:
+    gold = records.prompts[records.prompts["arm"] == "beta_0.05"]["policy_gold"].to_numpy(float)
+    from scipy.stats import trim_mean
+
+    found = findings.arm("beta_0.05").iqm["eval/gold"]
+    assert found.value == pytest.approx(trim_mean(gold, 0.25))
+    frame = tables["robust"].frame.set_index("arm")
+    assert frame.loc["beta_0.05", "eval/gold_iqm"] == found.value
+    assert frame.loc["beta_0.05", "eval/gold"] == findings.arm("beta_0.05").estimates["eval/gold"].value
+    assert all(cell.detail.startswith("[") for row in tables["robust"].rows for cell in row[2:])
+
+
+def test_improvement_is_the_share_of_won_prompts(records: StudyRecords, findings: Findings, tables: dict[str, Table]) -> None:
+    frame = records.prompts.set_index(["arm", "seed", "prompt_id"])["policy_gold"].astype(float)
+    shared = [0, 1]
+    pairs = [(frame["beta_0.01", seed], frame["beta_0.05", seed]) for seed in shared]
+    wanted = np.mean([np.mean(np.where(a == b, 0.5, a > b)) for a, b in pairs])
+    found = next(one for one in findings.improvements if one.arm == "beta_0.01")
+    assert found.metric == "eval/gold"
+    assert found.estimate.value == pytest.approx(wanted)
+    assert found.estimate.seeds == 2
+    assert tables["sensitivity"].frame.set_index("arm").loc["beta_0.01", "improvement"] == found.estimate.value
+
+
+def test_power_uses_the_error_of_the_effect(findings: Findings) -> None:
+    from reports.power import detectable
+
+    for one in findings.power:
+        effect = next(effect for effect in findings.effects_on(one.metric) if effect.arm == one.arm)
+        assert effect.estimate is not None
+        assert effect.estimate.se is not None
+        assert effect.estimate.df is not None
+        assert one.detectable == pytest.approx(detectable(effect.estimate.se, effect.estimate.df, 0.05 / 3))
+        assert one.target == 0.05
+        assert one.suffices == (one.detectable <= 0.05)
+        assert one.seeds_needed is None or one.seeds_needed > one.seeds
+
+
+def test_divergence_against_the_baseline(tables: dict[str, Table]) -> None:
+    row = cells(tables["statuses"], "beta_0")
+    assert row[1] == "3"
+    wanted = stats.rate_difference(1, 3, 0, 3)
+    frame = tables["statuses"].frame.set_index("arm")
+    assert frame.loc["beta_0", "divergence_difference_high"] == wanted.high
+    assert row[-1].startswith("+0.333 [")
+    assert cells(tables["statuses"], "beta_0.05")[-1] == "–"
+    assert frame.loc["beta_0.01", "ended"] == 2
+
+
+def test_drift_tables_say_kl_steps_and_n(tables: dict[str, Table], findings: Findings) -> None:
+    row = cells(tables["matched_kl"], "beta_0.01")
+    first = next(one for one in findings.matched if one.arm == "beta_0.01")
+    assert row[1] == "gold reward in training judge points"
+    assert row[2].endswith("half way")
+    assert row[6] == str(first.difference.seeds)
+    assert "/" in row[7]
+    assert {row[-1].text for row in tables["matched_kl"].rows} <= {"higher", "lower", "no detectable difference"}
+    assert cells(tables["alarms"], "beta_0")[1] == "3 of 3"
+    assert cells(tables["alarms"], "beta_0.05")[1:] == ["0 of 3", "–", "–", "–", "–"]
+    assert len(tables["alarms"].frame) == 3
+    assert cells(tables["law"], "all arms")[1] == "11"
+
+
+def marked(records: StudyRecords, findings: Findings) -> dict[str, list[str]]:
+    """Metric column -> arms in bold."""
+    table = arm_table(records, findings)
+    return {
+        head.text: [row[0].text for row in table.rows if row[index].bold]
+        for index, head in enumerate(table.heads)
+        if any(row[index].bold for row in table.rows)
+    }
+
+
+def test_best_is_bold_only_when_all_differences_say_so(build: Builder, tmp_path: Path) -> None:
+    arms = {"beta_0": 0.0, "beta_0.05": 0.05, "beta_0.2": 0.2}
+    built = build(tmp_path, arms=arms, steps=64, prompts=300, diverged=(), budget=(), missing=())
+    records = load_records(built.folder, built.study)
+
+    def with_gold(shift: dict[str, float]) -> StudyRecords:
+        prompts = records.prompts.copy()
+        noise = np.random.default_rng(0).normal(0, 1.0, len(prompts))
+        prompts["policy_gold"] = prompts["arm"].map(shift) + noise
+        return dataclasses.replace(records, prompts=prompts)
+
+    clear = with_gold({"beta_0": 0.0, "beta_0.05": 0.0, "beta_0.2": 1.0})
+    found = analyse(clear)
+    assert found.best["eval/gold"] == "beta_0.2"
+    assert marked(clear, found)["gold reward"] == ["beta_0.2"]
+    assert "Bold (" in arm_table(clear, found).note
+    tied = with_gold({"beta_0": 0.0, "beta_0.05": 0.95, "beta_0.2": 1.0})
+    found = analyse(tied)
+    assert "eval/gold" not in found.best
+    assert "gold reward" not in marked(tied, found)
+
+
+def test_drift_is_never_bold(records: StudyRecords, findings: Findings) -> None:
+    assert not {"KL per token", "KL per sequence", "entropy"} & marked(records, findings).keys()
+
+
+def test_a_single_arm_is_not_the_best_of_all(build: Builder, tmp_path: Path) -> None:
+    built = build(tmp_path, arms={"beta_0.05": 0.05}, steps=64, prompts=20, diverged=(), budget=(), missing=())
+    assert analyse(load_records(built.folder, built.study)).best == {}
+
+
+def test_search_tables(records: StudyRecords, findings: Findings, tmp_path: Path) -> None:
+    trial = {"status": "complete", "steps": 64}
+    trials = [
+        {
+            "number": 0,
+            "arm": "search-000",
+            "overrides": {"ppo.kl_coef": 0.1},
+            "values": {"eval/win_rate": 0.81234},
+            "feasible": True,
+            **trial,
+        },
+        {
+            "number": 1,
+            "arm": "search-001",
+            "overrides": {"ppo.kl_coef": 1e-5},
+            "values": {},
+            "feasible": False,
+            **trial,
+            "status": "pruned",
+        },
+    ]
+    content = {"trials": trials, "pareto": [0], "confirmed": [{"arm": "confirm-1", "number": 0, "overrides": {}}]}
+    (tmp_path / "search.json").write_text(json.dumps({**content, "importance": {"ppo.kl_coef": 1.0}, "importance_n": 2}), encoding="utf-8")
+    folder = dataclasses.replace(records.folder, path=tmp_path)
+    with_search = dataclasses.replace(findings, search=load_search(folder))
+    tables = {table.name: table for table in all_tables(records, with_search)}
+    assert [cell.text for cell in tables["tuning"].rows[0]] == ["0", "0.1", "complete", "64", "0.812", "kept", "on it", "confirm-1"]
+    assert [cell.text for cell in tables["tuning"].rows[1]] == ["1", "1e-05", "pruned", "64", "–", "broken", "–", "–"]
+    assert tables["tuning"].frame["eval/win_rate"][0] == 0.81234
+    assert [cell.text for cell in tables["importance"].rows[0]] == ["ppo.kl_coef", "1.000", "2"]
+    assert "tuning" not in {table.name for table in all_tables(records, findings)}
