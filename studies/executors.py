@@ -28,7 +28,7 @@ from pipeline.errors import UserError
 from pipeline.layout import Layout
 from pipeline.reporter import StageState
 
-PRELOAD = ["studies.executors", "pipeline.trial"]
+PRELOAD = ["studies.executors", "pipeline.trial", "pipeline.ppo.trainer", "accelerate", "transformers.models.qwen2.modeling_qwen2"]
 """Imported once by the server that workers are forked from, so that a worker starts in milliseconds."""
 QUIET_SECONDS = 0.25
 """Between two progress messages of a worker; what comes in between is dropped or merged."""
