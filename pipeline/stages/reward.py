@@ -1,12 +1,13 @@
 """Stage 3: the training reward (proxy), from preferences of the gold judge or from a lexicon, calibrated.
 
 Writes ``pairs.parquet`` (prompt, first, second, gold_first, gold_second, first_wins, heldout),
-``reference_samples.parquet`` (prompt, completion, proxy, gold), the model where one is learned, and
-``summary.json``.
+``reference_samples.parquet`` (prompt, completion, proxy, gold, source: `calibration` or `pair`; nothing that the proxy
+was trained on), the model where one is learned, and ``summary.json``.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,19 @@ from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
 from pipeline.models.policy import Episodes
 from pipeline.models.seeding import uniforms
 from pipeline.reporter import Reporter
-from pipeline.rewards.base import Calibrated, Completions, Reward, calibration
+from pipeline.rewards.base import Completions, Reward, calibration
 from pipeline.rewards.learned import LearnedReward, new_reward_model, train_reward_model
 from pipeline.rewards.lexicon import LexiconReward
 from pipeline.stages.common import PromptSet, judge_of
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Completions with the uncalibrated proxy's scores and the judge's, (n,) each."""
+
+    completions: Completions
+    raw: Tensor
+    gold: Tensor
 
 
 def reward(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact) -> dict[str, Any]:
@@ -36,12 +46,14 @@ def reward(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact
     gold = judge_of(cfg.judge)
     summary: dict[str, Any] = {"kind": cfg.reward.kind, "judge": cfg.judge}
     raw: Reward = LexiconReward()
+    unseen: list[Scored] = []
     if cfg.reward.kind == "learned":
-        raw, accuracy = _learn(cfg, out, reporter, reference, data, gold, sft, device)
+        raw, accuracy, unseen = _learn(cfg, out, reporter, reference, data, gold, sft, device)
         summary |= accuracy
     samples = _answers(cfg, reference, data, cfg.reward.calibration_samples, device, "calibration")
-    mean, std = calibration(raw(samples))
-    proxy, golden = Calibrated(raw, mean, std)(samples), gold(samples)
+    scores, golden = raw(samples), gold(samples)
+    mean, std = calibration(scores)
+    proxy = (scores - mean) / std
     summary |= {
         "calibration_mean": mean,
         "calibration_std": std,
@@ -49,10 +61,16 @@ def reward(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact
         "correlation_gold": float(torch.corrcoef(torch.stack([proxy, golden]))[0, 1].nan_to_num()),
         "reference_samples": len(samples.texts),
     }
-    table = {"prompt": samples.prompts, "completion": samples.texts, "proxy": proxy.tolist(), "gold": golden.tolist()}
-    pd.DataFrame(table).to_parquet(out / "reference_samples.parquet", index=False)
+    tables = [_scored("calibration", Scored(samples, scores, golden), mean, std), *(_scored("pair", one, mean, std) for one in unseen)]
+    pd.concat(tables).to_parquet(out / "reference_samples.parquet", index=False)
     write_json(out / "summary.json", summary)
     return summary
+
+
+def _scored(source: str, scored: Scored, mean: float, std: float) -> pd.DataFrame:
+    prompts, texts = scored.completions.prompts, scored.completions.texts
+    proxy, gold = ((scored.raw - mean) / std).tolist(), scored.gold.tolist()
+    return pd.DataFrame({"prompt": prompts, "completion": texts, "proxy": proxy, "gold": gold, "source": source})
 
 
 def _answers(cfg: TrialConfig, reference: CausalLM, data: PromptSet, n: int, device: torch.device, label: str) -> Completions:
@@ -73,7 +91,7 @@ def _answers(cfg: TrialConfig, reference: CausalLM, data: PromptSet, n: int, dev
 
 def _learn(
     cfg: TrialConfig, out: Path, reporter: Reporter, reference: CausalLM, data: PromptSet, gold: Reward, sft: Artifact, device: torch.device
-) -> tuple[LearnedReward, dict[str, float]]:
+) -> tuple[LearnedReward, dict[str, float], list[Scored]]:
     settings = cfg.reward
     n = settings.pairs + settings.heldout_pairs
     reporter.progress("reward", 0, 1, f"sampling {n} pairs")
@@ -102,8 +120,10 @@ def _learn(
     }
     pd.DataFrame(table).to_parquet(out / "pairs.parquet", index=False)
     kept = slice(settings.pairs, n)
-    margin = learned(_some(first, kept)) - learned(_some(second, kept))
-    return learned, accuracy(margin, gold_first[kept] - gold_second[kept], wins[kept])
+    both = (_some(first, kept), gold_first[kept]), (_some(second, kept), gold_second[kept])
+    unseen = [Scored(completions, learned(completions), judged) for completions, judged in both]
+    margin, gap = unseen[0].raw - unseen[1].raw, unseen[0].gold - unseen[1].gold
+    return learned, accuracy(margin, gap, wins[kept]), unseen
 
 
 def _some(completions: Completions, rows: slice) -> Completions:

@@ -76,8 +76,20 @@ def test_the_summary_can_be_computed_again_from_the_rows(outcome: TrialOutcome) 
 
 def test_the_proxy_is_calibrated_on_reference_samples(outcome: TrialOutcome) -> None:
     samples = pd.read_parquet(outcome.artifacts["reward"].path / "reference_samples.parquet")
-    assert samples["proxy"].mean() == pytest.approx(0.0, abs=1e-4)
-    assert samples["proxy"].std(ddof=0) == pytest.approx(1.0, abs=1e-3)
+    calibration = samples[samples["source"] == "calibration"]
+    assert calibration["proxy"].mean() == pytest.approx(0.0, abs=1e-4)
+    assert calibration["proxy"].std(ddof=0) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_heldout_pairs_are_scored_as_reference_samples(outcome: TrialOutcome) -> None:
+    folder = outcome.artifacts["reward"].path
+    samples, pairs = pd.read_parquet(folder / "reference_samples.parquet"), pd.read_parquet(folder / "pairs.parquet")
+    scored, heldout = samples[samples["source"] == "pair"], pairs[pairs["heldout"]]
+    assert list(scored["completion"]) == [*heldout["first"], *heldout["second"]]
+    assert list(scored["gold"]) == [*heldout["gold_first"], *heldout["gold_second"]]
+    first, second = np.split(scored["proxy"].to_numpy(), 2)
+    agreement = ((first > second) == heldout["first_wins"].to_numpy()).mean()
+    assert agreement == pytest.approx(outcome.artifacts["reward"].meta["accuracy"])
 
 
 def test_the_reference_cannot_beat_the_entropy_of_the_grammar(outcome: TrialOutcome) -> None:
