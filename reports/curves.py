@@ -1,7 +1,8 @@
-"""Figures with gradient steps or drift on the x-axis: KL, entropy, training, over-optimisation."""
+"""Figures with gradient steps on the x-axis: KL, entropy, and what else was watched during training."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,11 +14,10 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from pipeline.metrics import METRICS
 from reports.estimates import Findings
 from reports.load import StudyRecords
+from reports.series import Aligned
 from reports.style import (
     ALARM,
     DOUBLE,
-    INK,
-    MUTED,
     SINGLE,
     ArmStyle,
     Drawn,
@@ -25,11 +25,10 @@ from reports.style import (
     label_ends,
     legend_columns,
     new_figure,
-    square_root,
 )
+from reports.trajectories import aligned
 from studies.schema import Falsifier
 
-BINS = 256
 DIRECT_LABELS = 8
 ORDERS_APART = 12.0
 TRAINING = (
@@ -54,7 +53,7 @@ class ArmCurve:
     """step, mean, low, high: over all seeds, as long as all of them were still running."""
     tails: tuple[pd.DataFrame, ...]
     """step, value of each seed after the first one had ended."""
-    ends: tuple[tuple[int, float, str], ...]
+    ends: tuple[tuple[float, float, str], ...]
     """step, value, status where a seed ended before its time."""
 
 
@@ -83,11 +82,10 @@ def training(records: StudyRecords, findings: Findings) -> Drawn | None:
             _draw(axes, curve, styles[curve.arm], width=1.1)
         _falsifiers(axes, records, key)
         axes.set_title(SHORT[key], fontsize=8)
-        axes.set_ylabel(_short_unit(key), fontsize=7)
+        axes.set_ylabel(_short_unit(key, axes), fontsize=7)
         axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
         axes.xaxis.set_major_locator(MaxNLocator(3, integer=True, steps=[1, 2, 5, 10]))
         axes.tick_params(labelsize=6.5)
-        _scientific(axes, key)
     for axes in list(grid.flat)[len(shown) :]:
         axes.set_axis_off()
     figure.supxlabel("gradient steps", fontsize=8)
@@ -98,106 +96,32 @@ def training(records: StudyRecords, findings: Findings) -> Drawn | None:
     return Drawn(figure, data, "Training curves", caption, alt, wide=True)
 
 
-def overoptimisation(records: StudyRecords, findings: Findings) -> Drawn | None:
-    """Proxy against gold over the drift of each arm's trajectory, both in standard deviations of reference samples."""
-    paths = {arm: path for arm in records.arms if len(path := _trajectory(records, arm))}
-    if not paths or records.prompts.empty:
-        return None
-    reference = records.prompts.drop_duplicates("prompt_id")["reference_gold"].astype(float)
-    centre, spread = float(reference.mean()), float(reference.std(ddof=0)) or 1.0
-    styles = arm_styles(records.study)
-    columns = 1 if len(paths) == 1 else 2 if len(paths) <= 6 else 3
-    rows = -(-len(paths) // columns)
-    figure = new_figure(DOUBLE if columns == 3 else SINGLE, 1.75 * rows + 0.6)
-    grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
-    peaks = []
-    for axes, (arm, path) in zip(grid.flat, paths.items(), strict=False):
-        path["gold_std"] = (path["gold"] - centre) / spread
-        color = styles[arm].color
-        axes.plot(path["kl"], path["proxy"], linestyle=(0, (3, 1.5)), color=color, lw=1.3)
-        axes.plot(path["kl"], path["gold_std"], linestyle="-", color=color, lw=1.6)
-        at = int(path["gold_std"].to_numpy(dtype=float).argmax())
-        peak = {key: float(path[key].iloc[at]) for key in ("step", "kl", "gold_std")}
-        peaks.append(f"{arm} at step {peak['step']:.0f}")
-        axes.plot([peak["kl"]], [peak["gold_std"]], marker="*", ms=9, color="white", mec=color, mew=1.2, zorder=5)
-        near_end = peak["kl"] > 0.5 * float(path["kl"].max())
-        axes.annotate(
-            f"step {peak['step']:.0f}",
-            (peak["kl"], peak["gold_std"]),
-            xytext=(4 if near_end else 0, -13),
-            textcoords="offset points",
-            ha="right" if near_end else "center",
-            fontsize=7,
-            color=color,
-        )
-        axes.set_title(arm, fontsize=8)
-        square_root(axes.xaxis, float(path["kl"].max()), compact=True)
-        axes.axhline(0, color=MUTED, lw=0.6, zorder=1)
-    for axes in list(grid.flat)[len(paths) :]:
-        axes.set_axis_off()
-    figure.supxlabel("KL to the reference [nats per sequence], square-root scale", fontsize=8)
-    figure.supylabel("reward [std of reference samples]", fontsize=8)
-    legend = [
-        Line2D([], [], color=INK, linestyle=(0, (3, 1.5)), label="proxy (trained on)"),
-        Line2D([], [], color=INK, linestyle="-", label="gold (judge)"),
-        Line2D([], [], color=INK, marker="*", ms=8, mfc="white", linestyle="", label="highest gold"),
-    ]
-    figure.legend(handles=legend, loc="outside upper left", ncols=3)
-    data = pd.concat([path.assign(arm=arm) for arm, path in paths.items()], ignore_index=True)
-    caption = (
-        "Proxy (dashed) and gold reward (solid) against drift along each arm's training. Means over the seeds still running "
-        f"({seed_counts({arm: int(path['n'].max()) for arm, path in paths.items()})}), running mean of {_SMOOTH} updates. Gold is "
-        f"standardised by the reference's mean {centre:.3g} and standard deviation {spread:.3g} judge points, as the proxy is by "
-        "construction. Where the lines part, the proxy is being over-optimised. "
-        f"The star marks the highest gold: {'; '.join(peaks)}. The x-axes differ."
-    )
-    alt = "One panel per arm: proxy reward and gold reward against the KL to the reference, with the step of highest gold reward."
-    return Drawn(figure, data, "Proxy against gold", caption, alt, wide=columns == 3)
-
-
 def arm_curves(records: StudyRecords, key: str) -> list[ArmCurve]:
-    """Mean and range over seeds of one metric for every arm that recorded it; at most `BINS` points, each the mean of its steps.
-
-    A bin holds whole updates: within one the clip fraction rises from epoch to epoch, and a bin that cut
-    it would draw that saw-tooth as if it were noise.
-    """
-    if key not in records.curves.columns:
-        return []
-    frame = records.curves[["arm", "seed", "step", key]].dropna().rename(columns={key: "value"})
-    if frame.empty:
-        return []
-    if frame["step"].nunique() > BINS:
-        update = _update_length(records)
-        width = -(-int(frame["step"].max()) // (BINS * update)) * update
-        frame["step"] = (frame["step"].astype(int) // width) * width + width // 2
-        frame = frame.groupby(["arm", "seed", "step"])["value"].mean().reset_index()
+    """Mean and range over seeds of one metric for every arm that recorded it, on a common grid of steps per arm."""
     status = records.trials.set_index(["arm", "seed"])["status"]
-    return [_curve(arm, chosen, status) for arm in records.arms if not (chosen := frame[frame["arm"] == arm]).empty]
+    found = []
+    for arm in records.arms:
+        seeds, series = aligned(records, key, arm)
+        if seeds:
+            found.append(_curve(arm, seeds, series, {seed: str(status[arm, seed]) for seed in seeds}))
+    return found
 
 
-def _update_length(records: StudyRecords) -> int:
-    """Gradient steps between two rollouts; 1 where that cannot be seen."""
-    if "objective/kl" not in records.curves.columns:
-        return 1
-    steps = np.sort(records.curves.loc[records.curves["objective/kl"].notna(), "step"].astype(int).unique())
-    return int(np.diff(steps).min()) if len(steps) > 1 else 1
-
-
-def _curve(arm: str, frame: pd.DataFrame, status: pd.Series[str]) -> ArmCurve:
-    wide = frame.pivot(index="step", columns="seed", values="value").sort_index()
-    whole = wide.dropna()
-    last = whole.index.max() if len(whole) else -1
-    mean = pd.DataFrame({"step": whole.index, "mean": whole.mean(axis=1), "low": whole.min(axis=1), "high": whole.max(axis=1)})
+def _curve(arm: str, seeds: list[int], series: Aligned, status: dict[int, str]) -> ArmCurve:
+    """Seeds whose last records lie within 2 % of the steps of each other have ended together: their grids differ, not their fate."""
+    whole = np.flatnonzero(series.whole)
+    last, slack = (int(whole[-1]), 0.02 * float(series.grid[-1])) if len(whole) else (-1, -1.0)
+    values = series.values[:, whole]
+    mean = pd.DataFrame({"step": series.grid[whole], "mean": values.mean(0), "low": values.min(0), "high": values.max(0)})
     tails, ends = [], []
-    for seed in wide.columns:
-        line = wide[seed].dropna()
-        after = line[line.index >= last]
-        if len(after) > 1:
-            tails.append(pd.DataFrame({"step": after.index, "value": after.to_numpy(), "seed": seed}))
-        how = str(status[arm, seed])
-        if how in _END_MARKS:
-            ends.append((int(line.index[-1]), float(line.iloc[-1]), how))
-    return ArmCurve(arm, len(wide.columns), mean.reset_index(drop=True), tuple(tails), tuple(ends))
+    for seed, row, end in zip(seeds, series.values, series.last, strict=True):
+        if end >= 0 and (last < 0 or series.grid[end] - series.grid[last] > slack):
+            after = np.arange(max(last, 0), end + 1)
+            after = after[np.isfinite(row[after])]
+            tails.append(pd.DataFrame({"step": series.grid[after], "value": row[after], "seed": seed}))
+        if status[seed] in _END_MARKS and end >= 0:
+            ends.append((float(series.grid[end]), float(row[end]), status[seed]))
+    return ArmCurve(arm, len(seeds), mean, tuple(tails), tuple(ends))
 
 
 def _single(records: StudyRecords, key: str, title: str, label: str, *, spread: bool) -> Drawn | None:
@@ -292,24 +216,6 @@ def _tidy(curve: ArmCurve) -> pd.DataFrame:
     return frame.reindex(columns=columns)
 
 
-_SMOOTH = 5
-
-
-def _trajectory(records: StudyRecords, arm: str) -> pd.DataFrame:
-    """step, kl, proxy, gold, n: means over seeds at each update, smoothed over steps and ordered by step."""
-    columns = {"objective/kl": "kl", "objective/scores": "proxy", "objective/gold": "gold"}
-    if not set(columns) <= set(records.curves.columns):
-        return pd.DataFrame()
-    frame = records.curves[records.curves["arm"] == arm][["step", *columns]].dropna().rename(columns=columns)
-    if frame.empty:
-        return pd.DataFrame()
-    grouped = frame.groupby("step")
-    means = pd.DataFrame({key: grouped[key].mean() for key in columns.values()})
-    path = means.rolling(_SMOOTH, center=True, min_periods=1).mean().assign(n=grouped["kl"].count())
-    path["kl"] = path["kl"].clip(lower=0.0)
-    return path.reset_index()
-
-
 def _orders_apart(curves: list[ArmCurve]) -> bool:
     tops = [abs(_last(curve)) for curve in curves]
     return max(tops) > ORDERS_APART * max(min(tops), 1e-9)
@@ -330,12 +236,14 @@ def handles(styles: dict[str, ArmStyle]) -> list[Line2D]:
     ]
 
 
-def _short_unit(key: str) -> str:
+def _short_unit(key: str, axes: Axes) -> str:
+    """The unit under the panel's title; powers of ten move into it."""
+    if key == "policy/lr":
+        exponent = math.floor(math.log10(max(axes.get_ylim()[1], 1e-300)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 10**exponent:g}"))
+        return "10" + str(exponent).translate(_SUPERSCRIPT)
     unit = METRICS[key].unit
     return {"std of reference samples": "std of reference", "1": ""}.get(unit, unit)
 
 
-def _scientific(axes: Axes, key: str) -> None:
-    if key == "policy/lr":
-        axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
-        axes.yaxis.get_offset_text().set_fontsize(6.5)
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")

@@ -7,20 +7,26 @@ from pathlib import Path
 
 from pipeline.config import nearest
 from pipeline.errors import UserError
-from reports import curves, points
+from reports import costs, crossings, curves, frontier, overoptimisation, points, tuning
 from reports.estimates import Findings
-from reports.load import StudyRecords
-from reports.style import Drawn, house_style, save
+from reports.load import MISSING, STALE, StudyRecords
+from reports.style import Drawn, Provenance, house_style, save
 
 FIGURES: dict[str, Callable[[StudyRecords, Findings], Drawn | None]] = {
-    "kl": curves.kl,
-    "entropy": curves.entropy,
-    "frontier": points.frontier,
-    "overoptimisation": curves.overoptimisation,
+    "frontier": frontier.frontier,
+    "overoptimisation": overoptimisation.overoptimisation,
     "win_rate": points.win_rate,
     "effects": points.effects,
+    "matched_kl": overoptimisation.matched,
+    "interactions": crossings.interactions,
+    "kl": curves.kl,
+    "entropy": curves.entropy,
     "training": curves.training,
+    "pareto": tuning.pareto,
+    "importance": tuning.importance,
+    "cost": costs.cost,
 }
+"""In the order of the page. Each gives None where the records hold nothing for it to draw."""
 
 
 def chosen_figures(records: StudyRecords) -> list[str]:
@@ -36,13 +42,30 @@ def chosen_figures(records: StudyRecords) -> list[str]:
 
 
 def draw(records: StudyRecords, findings: Findings, folder: Path) -> Iterator[tuple[str, Drawn | None]]:
-    """Draw and write every chosen figure into `folder`; None where the records hold nothing to draw."""
+    """Draw and write every chosen figure into `folder`.
+
+    None for a figure that the study's file names and the records hold nothing for; one that was not asked for by
+    name is then left out.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    subject = f"study {records.study.name}, profile {records.profile}, design {records.digest}"
+    origin = provenance(records)
     with house_style():
         for name in chosen_figures(records):
             drawn = FIGURES[name](records, findings)
             if drawn is not None:
-                save(drawn.figure, folder / name, drawn.title, subject)
+                save(drawn.figure, folder / name, drawn.title, origin)
                 drawn.data.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
-            yield name, drawn
+            if drawn is not None or records.study.figures is not None:
+                yield name, drawn
+
+
+def provenance(records: StudyRecords) -> Provenance:
+    """What a figure was drawn from: the design, the code, and every run that counted."""
+    ran = records.trials[~records.trials["status"].isin([MISSING, STALE])]
+    used = [records.records[str(arm), int(seed)] for arm, seed in zip(ran["arm"], ran["seed"], strict=True)]
+    commits = dict.fromkeys(record.environment.get("git_commit", "") for record in used)
+    return Provenance(
+        subject=f"study {records.study.name}, profile {records.profile}, design {records.digest}",
+        commit=", ".join(commit for commit in commits if commit) or "unknown",
+        runs=tuple(f"{r.arm} seed {r.seed}: {r.stages['ppo'].key}" for r in used if "ppo" in r.stages),
+    )

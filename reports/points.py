@@ -1,70 +1,23 @@
-"""Figures of final results with intervals: the reward-KL frontier, win rates, effects against the baseline."""
+"""Forest plots of final results with intervals: win rates, effects against the baseline."""
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from pipeline.metrics import METRICS
-from reports.curves import handles, seed_counts
 from reports.estimates import ArmResult, Effect, Findings
 from reports.load import StudyRecords
 from reports.stats import Estimate
-from reports.style import GRID, INK, MUTED, SINGLE, ArmStyle, Drawn, arm_styles, legend_columns, new_figure, square_root
-from reports.words import interval, name, number, signed
+from reports.style import GRID, INK, MUTED, SINGLE, ArmStyle, Drawn, arm_styles, new_figure
+from reports.words import interval, name, signed
 
 GOAL = 0.70
 DRAWN = ("eval/gold", "eval/kl_per_sequence")
 """Compared with the baseline beside the objective."""
 INTERVAL_SENTENCE = "Bars: 95 % two-level bootstrap over seeds and prompts"
-
-
-def frontier(records: StudyRecords, findings: Findings) -> Drawn | None:
-    """Gold reward and win rate against exact KL per sequence, one point per arm."""
-    arms = [result for result in findings.arms if "eval/kl_per_sequence" in result.estimates]
-    if not arms:
-        return None
-    styles = arm_styles(records.study)
-    columns = min(3, legend_columns(styles, SINGLE))
-    figure = new_figure(SINGLE, 4.2 + 0.17 * -(-(len(arms) + 2) // columns))
-    top, bottom = figure.subplots(2, 1, sharex=True)
-    for axes, key in ((top, "eval/gold"), (bottom, "eval/win_rate")):
-        for result in arms:
-            _point(axes, result, key, styles[result.arm])
-    farthest = max(max(result.per_seed["eval/kl_per_sequence"].values()) for result in arms)
-    reference = float(records.prompts.drop_duplicates("prompt_id")["reference_gold"].mean())
-    top.plot([0], [reference], marker="o", mfc="white", mec=MUTED, ms=5, clip_on=False, zorder=5)
-    bottom.plot([0], [0.5], marker="o", mfc="white", mec=MUTED, ms=5, clip_on=False, zorder=5)
-    log_n = np.linspace(0.0, farthest * 1.15 + 1.0, 300)
-    bottom.plot(log_n - 1 + np.exp(-log_n), 1 / (1 + np.exp(-log_n)), color=MUTED, lw=0.9, linestyle=(0, (1, 1.5)), zorder=1)
-    square_root(bottom.xaxis, farthest)
-    top.set_ylabel("gold reward [judge points]")
-    bottom.set_ylabel("win rate [fraction]")
-    bottom.set_ylim(0, 1)
-    bottom.set_xlabel("exact KL to the reference [nats per sequence], square-root scale")
-    extra = [
-        Line2D([], [], marker="o", mfc="white", mec=MUTED, ms=5, linestyle="", label="reference"),
-        Line2D([], [], color=MUTED, lw=0.9, linestyle=(0, (1, 1.5)), label="best of n"),
-    ]
-    points = [handle for handle in handles(styles) if handle.get_label() in {result.arm for result in arms}]
-    for handle in points:
-        handle.set_linestyle("")
-    figure.legend(handles=points + extra, loc="outside upper left", ncols=columns, handlelength=1.6)
-    data = pd.concat([_rows(result, ("eval/kl_per_sequence", "eval/gold", "eval/win_rate")) for result in arms], ignore_index=True)
-    caption = (
-        "What each arm gained and how far it drifted. Large points: means; small points: single seeds "
-        f"({seed_counts({result.arm: len(result.seeds) for result in arms})}; {_prompts(arms)} prompts each). "
-        f"{INTERVAL_SENTENCE}. Dotted: best-of-n sampling by the judge itself, KL = ln n − (n − 1)/n, "
-        "win rate n/(n + 1) for scores without ties."
-    )
-    alt = "Scatter of gold reward and of win rate against KL: " + "; ".join(
-        f"{r.arm} KL {number(r.estimates['eval/kl_per_sequence'].value)}, gold {number(r.estimates['eval/gold'].value)}" for r in arms
-    )
-    return Drawn(figure, data, "Reward-KL frontier", caption, alt + ".")
 
 
 def win_rate(records: StudyRecords, findings: Findings) -> Drawn | None:
@@ -77,15 +30,15 @@ def win_rate(records: StudyRecords, findings: Findings) -> Drawn | None:
     axes = figure.subplots()
     for row, result in enumerate(arms):
         estimate = result.estimates["eval/win_rate"]
-        _bar(axes, row, estimate, list(result.per_seed.get("eval/win_rate", {}).values()), styles[result.arm])
-        _side(axes, row, f"{interval(estimate, 'eval/win_rate')}  {estimate.seeds}×{estimate.prompts}")
+        bar(axes, row, estimate, list(result.per_seed.get("eval/win_rate", {}).values()), styles[result.arm])
+        side(axes, row, f"{interval(estimate, 'eval/win_rate')}  {estimate.seeds}×{estimate.prompts}")
     for at, text in ((0.5, "50 %"), (GOAL, "70 %")):
         axes.axvline(at, color=MUTED, lw=0.9, linestyle="-" if at == 0.5 else (0, (3, 2)), zorder=1)
         axes.text(at, -0.72, text, ha="center", va="bottom", fontsize=7, color=MUTED)
-    _rows_axis(axes, [result.arm for result in arms])
+    rows_axis(axes, [result.arm for result in arms])
     axes.set_xlim(0, 1)
     axes.set_xlabel("win rate against the reference [fraction]")
-    data = pd.concat([_rows(result, ("eval/win_rate",)) for result in arms], ignore_index=True)
+    data = pd.concat([estimate_rows(result, ("eval/win_rate",)) for result in arms], ignore_index=True)
     caption = (
         "Win rate of each arm against the reference on held-out prompts, judged by the gold judge; ties count half. "
         "Lines: 50 %, as good as the reference, and 70 %. Point: mean; small marks: seeds. "
@@ -109,12 +62,12 @@ def effects(records: StudyRecords, findings: Findings) -> Drawn | None:
         for effect in findings.effects_on(key):
             row = arms.index(effect.arm)
             if effect.estimate is None:
-                _side(axes, row, "not estimable")
+                side(axes, row, "not estimable")
                 continue
-            _bar(axes, row, effect.estimate, list(effect.per_seed.values()), styles[effect.arm])
-            _side(axes, row, signed(effect.estimate, key))
+            bar(axes, row, effect.estimate, list(effect.per_seed.values()), styles[effect.arm])
+            side(axes, row, signed(effect.estimate, key))
         axes.axvline(0, color=INK, lw=0.8, zorder=1)
-        _rows_axis(axes, arms)
+        rows_axis(axes, arms)
         axes.margins(x=0.08)
         axes.set_title(f"Δ {name(key)} [{METRICS[key].unit}]", fontsize=8)
     data = pd.concat([_effect_rows(effect) for key in keys for effect in findings.effects_on(key)], ignore_index=True)
@@ -129,24 +82,13 @@ def effects(records: StudyRecords, findings: Findings) -> Drawn | None:
     return Drawn(figure, data, "Effect against the baseline", caption, alt + ".")
 
 
-def _point(axes: Axes, result: ArmResult, key: str, style: ArmStyle) -> None:
-    x, y = result.estimates["eval/kl_per_sequence"], result.estimates[key]
-    seeds = [seed for seed in result.seeds if seed in result.per_seed["eval/kl_per_sequence"] and seed in result.per_seed.get(key, {})]
-    xs = [result.per_seed["eval/kl_per_sequence"][seed] for seed in seeds]
-    ys = [result.per_seed[key][seed] for seed in seeds]
-    axes.plot(xs, ys, linestyle="", marker=style.marker, ms=3, mfc="none", mec=style.color, mew=0.8, alpha=0.9, zorder=3)
-    axes.errorbar(
-        [x.value], [y.value], xerr=_arms_of(x), yerr=_arms_of(y), fmt=style.marker, color=style.color,
-        ms=6.5, mec="white", mew=0.7, elinewidth=1.3, capsize=0, zorder=4,
-    )  # fmt: skip
-
-
-def _bar(axes: Axes, row: int, estimate: Estimate, seeds: list[float], style: ArmStyle) -> None:
+def bar(axes: Axes, row: int, estimate: Estimate, seeds: list[float], style: ArmStyle) -> None:
+    """One row of a forest plot: the estimate with its interval, and the seeds under it."""
     axes.plot(seeds, [row + 0.24] * len(seeds), linestyle="", marker=style.marker, ms=2.8, mfc="none", mec=style.color, mew=0.8, zorder=3)
     axes.errorbar(
         [estimate.value],
         [row],
-        xerr=_arms_of(estimate),
+        xerr=whiskers(estimate),
         fmt=style.marker,
         color=style.color,
         ms=6,
@@ -157,19 +99,22 @@ def _bar(axes: Axes, row: int, estimate: Estimate, seeds: list[float], style: Ar
     )
 
 
-def _arms_of(estimate: Estimate) -> list[list[float]] | None:
+def whiskers(estimate: Estimate) -> list[list[float]] | None:
+    """Lengths below and above the value, as matplotlib wants them; None without an interval."""
     if estimate.low is None or estimate.high is None:
         return None
     return [[max(0.0, estimate.value - estimate.low)], [max(0.0, estimate.high - estimate.value)]]
 
 
-def _side(axes: Axes, row: int, text: str) -> None:
+def side(axes: Axes, row: int, text: str) -> None:
+    """Words to the right of a row."""
     axes.annotate(
         text, xy=(1.02, row), xycoords=("axes fraction", "data"), va="center", ha="left", fontsize=7, color=INK, annotation_clip=False
     )
 
 
-def _rows_axis(axes: Axes, names: list[str]) -> None:
+def rows_axis(axes: Axes, names: list[str]) -> None:
+    """Name the rows of a forest plot, the first on top."""
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
@@ -179,12 +124,8 @@ def _rows_axis(axes: Axes, names: list[str]) -> None:
         axes.axhline(row + 0.5, color=GRID, lw=0.5, zorder=0)
 
 
-def _prompts(arms: list[ArmResult]) -> str:
-    found = sorted({result.estimates["eval/kl_per_sequence"].prompts for result in arms})
-    return str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}"
-
-
-def _rows(result: ArmResult, keys: tuple[str, ...]) -> pd.DataFrame:
+def estimate_rows(result: ArmResult, keys: tuple[str, ...]) -> pd.DataFrame:
+    """The estimates of an arm and its seeds, a row each."""
     rows = []
     for key in keys:
         if key not in result.estimates:

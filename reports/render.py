@@ -17,11 +17,12 @@ from pipeline.config import TrialConfig, flatten
 from pipeline.errors import UserError
 from pipeline.layout import StudyFolder
 from pipeline.metrics import METRICS
-from reports import foreign, stats
+from reports import foreign
 from reports.answer import Answer, answer, claim_sentence
 from reports.estimates import Findings, analyse
 from reports.figures import draw
 from reports.load import StudyRecords, load_records
+from reports.methods import methods
 from reports.style import Drawn, inline_svg
 from reports.tables import all_tables
 from reports.tabular import Table, markdown, write
@@ -123,9 +124,7 @@ def _context(records: StudyRecords, findings: Findings, found: Answer, tables: l
         "environments": _environments(records),
         "metrics": list(METRICS.values()),
         "finished": max((str(day) for day in records.trials["finished"].dropna()), default=""),
-        "stats": {"resamples": stats.RESAMPLES, "swaps": stats.SWAPS, "alpha": stats.ALPHA},
-        "steps": sorted({int(steps) for steps in records.trials["planned_steps"]}),
-        "prompts": sorted({cell.config.evaluate.prompts for cell in records.plan if isinstance(cell, Cell)}),
+        "methods": methods(records, findings),
     }
 
 
@@ -145,7 +144,8 @@ def visible(text: str) -> str:
 
 def _shown(name: str, drawn: Drawn | None, folder: Path) -> Shown:
     if drawn is None:
-        return Shown(name, name.replace("_", " ").capitalize(), "The records hold nothing to draw here.", "", False, Markup())
+        title = name.replace("_", " ").capitalize()
+        return Shown(name, title, "The study asks for this figure, but its records hold nothing to draw in it.", "", False, Markup())
     svg = Markup(inline_svg(folder / f"{name}.svg", name))  # ours: matplotlib escapes every text in it
     return Shown(name, drawn.title, drawn.caption, drawn.alt, drawn.wide, svg)
 

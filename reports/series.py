@@ -44,13 +44,14 @@ class Aligned:
 def grid_of(steps: Sequence[Array], points: int = POINTS, multiple: int = 1) -> Array:
     """All steps that occur, or where these are more than `points`, centres of equal cells as wide as a whole number of `multiple` steps.
 
-    Give the gradient steps of an update as `multiple` for what swings within updates (the clip fraction does).
+    The first cell begins with the first step, so that no update is cut in two. Give the gradient steps of an update as
+    `multiple` for what swings within updates (the clip fraction does).
     """
     union = np.unique(np.concatenate([np.asarray(one, dtype=np.float64) for one in steps])) if len(steps) else np.zeros(0)
     if len(union) <= points:
         return union
-    width = -(-(union[-1] + 1) // (points * multiple)) * multiple
-    return np.asarray(np.arange(0.0, union[-1] + 1, width) + (width - 1) / 2, dtype=np.float64)
+    width = -(-(union[-1] - union[0] + 1) // (points * multiple)) * multiple
+    return np.asarray(np.arange(union[0], union[-1] + 1, width) + (width - 1) / 2, dtype=np.float64)
 
 
 def align(steps: Sequence[Array], values: Sequence[Array], grid: Array) -> Aligned:

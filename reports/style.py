@@ -198,16 +198,27 @@ def _spread(wanted: list[float], gap: float, low: float, high: float) -> list[fl
     return placed
 
 
-def save(figure: Figure, stem: Path, title: str, subject: str) -> None:
+@dataclass(frozen=True)
+class Provenance:
+    """Where a figure comes from; written into its files."""
+
+    subject: str
+    """Study, profile and digest of the design's configurations."""
+    commit: str
+    runs: tuple[str, ...]
+    """Arm, seed and the key of the run's artifact in the store, in words."""
+
+
+def save(figure: Figure, stem: Path, title: str, origin: Provenance) -> None:
     """Write ``stem.svg``, ``.png`` (200 dpi) and ``.pdf``; equal figures give equal bytes."""
-    svg = {"Title": title, "Description": subject, "Date": None, "Creator": None, "Format": None, "Type": None}
-    figure.savefig(stem.with_suffix(".svg"), metadata=svg)
+    about, runs = f"{origin.subject}, commit {origin.commit}", "; ".join(origin.runs)
+    nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
+    figure.savefig(stem.with_suffix(".svg"), metadata={"Title": title, "Description": about, "Source": runs or None, **nothing})
     figure.set_layout_engine("none")  # the places found for the first format hold for the others
-    figure.savefig(stem.with_suffix(".png"), dpi=200, metadata={"Title": title, "Description": subject, "Software": None})
-    figure.savefig(
-        stem.with_suffix(".pdf"),
-        metadata={"Title": title, "Subject": subject, "CreationDate": None, "ModDate": None, "Creator": None, "Producer": None},
-    )
+    png = {"Title": title, "Description": about, "Source": runs}
+    figure.savefig(stem.with_suffix(".png"), dpi=200, metadata={**png, "Software": None})
+    nothing = {"CreationDate": None, "ModDate": None, "Creator": None, "Producer": None}
+    figure.savefig(stem.with_suffix(".pdf"), metadata={"Title": title, "Subject": about, "Keywords": runs, **nothing})
     path = stem.with_suffix(".svg")
     path.write_text(path.read_text("utf-8").replace("'DejaVu Sans'", _FALLBACK_FONTS), encoding="utf-8")
 

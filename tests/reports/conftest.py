@@ -47,7 +47,7 @@ WORDS = [
     "is",
     "superb",
 ]
-ENVIRONMENT = {"python": "3.11.9", "torch": "2.13.0", "platform": "Linux x86_64", "git": "0123abc"}
+ENVIRONMENT = {"python": "3.11.9", "torch": "2.13.0", "platform": "Linux x86_64", "git_commit": "0123abc"}
 COST = {"wall_s": 48.0, "generated_tokens": 262144.0, "peak_memory_gib": 0.61, "tflop": 3.2, "t4_s": 11.5}
 
 
@@ -63,8 +63,9 @@ class Built:
 Builder = Callable[..., Built]
 
 
-def study_yaml(seeds: tuple[int, ...], arms: Mapping[str, float], baseline: str, extra: str = "") -> str:
-    listed = "\n".join(f"  {name}: {{ppo.kl_coef: {beta}}}" for name, beta in arms.items())
+def study_yaml(seeds: tuple[int, ...], arms: Mapping[str, float | dict[str, float]], baseline: str, extra: str = "") -> str:
+    own = {name: given if isinstance(given, dict) else {"ppo.kl_coef": given} for name, given in arms.items()}
+    listed = "\n".join(f"  {name}: {json.dumps(overrides)}" for name, overrides in own.items())
     return f"""
 question: How does the KL coefficient beta move a PPO policy along the reward-KL frontier?
 hypothesis: A larger beta means less drift; without the penalty the proxy reward is hacked and gold reward falls.
@@ -196,6 +197,20 @@ def summary_of(table: pd.DataFrame) -> dict[str, float]:
     }
 
 
+def scored_samples(path: Path) -> None:
+    """What the reward stage leaves: gold is normal with mean 0.4 and std 1 under the reference, the proxy correlates with it at 0.8."""
+    rng = np.random.default_rng(5)
+    pairs = pd.DataFrame(
+        {"gold_first": rng.normal(0.4, 1, 2000), "gold_second": rng.normal(0.4, 1, 2000), "heldout": np.arange(2000) >= 1500}
+    )
+    pairs.to_parquet(path / "pairs.parquet", index=False)
+    kept = pairs[pairs["heldout"]]
+    gold = np.concatenate([rng.normal(0.4, 1, 300), kept["gold_first"], kept["gold_second"]])
+    source = ["calibration"] * 300 + ["pair"] * 1000
+    samples = pd.DataFrame({"proxy": 0.8 * (gold - 0.4) + 0.6 * rng.normal(size=1300), "gold": gold, "source": source})
+    samples.to_parquet(path / "reference_samples.parquet", index=False)
+
+
 class _Writer:
     def __init__(self, built: Built, prompts: int, first_completion: str | None) -> None:
         self.built, self.prompts, self.first = built, prompts, first_completion
@@ -214,6 +229,7 @@ class _Writer:
                 write_json(path / "summary.json", {"perplexity": 8.31, "nats_per_token": 2.117, "entropy_floor_nats_per_token": 2.09})
             if stage == "reward":
                 write_json(path / "summary.json", {"accuracy": 0.79, "accuracy_gold": 0.88})
+                scored_samples(path)
         return refs
 
     def trial(self, cell: Cell, status: str, steps: int, *, evaluated: bool, digest: str | None) -> None:
@@ -255,7 +271,7 @@ def build_study(
     root: Path,
     *,
     seeds: tuple[int, ...] = (0, 1, 2),
-    arms: Mapping[str, float] | None = None,
+    arms: Mapping[str, float | dict[str, float]] | None = None,
     baseline: str = "beta_0.05",
     steps: int = 2048,
     prompts: int = 200,

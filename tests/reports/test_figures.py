@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +15,7 @@ import pytest
 from pipeline.errors import UserError
 from reports.curves import arm_curves
 from reports.estimates import Findings, analyse
-from reports.figures import FIGURES, chosen_figures
+from reports.figures import FIGURES, chosen_figures, draw, provenance
 from reports.load import StudyRecords, load_records
 from reports.style import INK, arm_styles, house_style, inline_svg, save
 from reports.style import _round as round_tick
@@ -57,16 +59,19 @@ def test_mean_stops_where_a_seed_stops(records: StudyRecords) -> None:
 def test_long_series_are_binned(records: StudyRecords) -> None:
     curve = next(curve for curve in arm_curves(records, "policy/entropy") if curve.arm == "beta_0.05")
     assert len(curve.mean) <= 257
-    frame = records.curves[(records.curves["arm"] == "beta_0.05") & (records.curves["step"].between(16, 31))]
+    frame = records.curves[(records.curves["arm"] == "beta_0.05") & (records.curves["step"].between(17, 32))]
     assert curve.mean["mean"].iloc[1] == pytest.approx(frame["policy/entropy"].mean())
 
 
-@pytest.mark.parametrize("name", FIGURES)
+OF_OTHER_DESIGNS = {"interactions", "importance", "pareto"}
+
+
+@pytest.mark.parametrize("name", [name for name in FIGURES if name not in OF_OTHER_DESIGNS])
 def test_caption_says_n_and_alt_is_there(records: StudyRecords, findings: Findings, name: str) -> None:
     with house_style():
         drawn = FIGURES[name](records, findings)
     assert drawn is not None
-    assert "seed" in drawn.caption
+    assert re.search(r"\bn = \d+|seeds:|seeds × prompts|Small marks: seeds|small marks: seeds", drawn.caption)
     assert len(drawn.alt) > 40
     assert len(drawn.data)
 
@@ -85,10 +90,16 @@ def test_same_records_same_bytes(records: StudyRecords, findings: Findings, tmp_
         with house_style():
             drawn = FIGURES["win_rate"](records, findings)
             assert drawn is not None
-            save(drawn.figure, tmp_path / run / "f", "Title", "subject")
+            save(drawn.figure, tmp_path / run / "f", "Title", provenance(records))
     for suffix in (".svg", ".png", ".pdf"):
         assert (tmp_path / "a" / f"f{suffix}").read_bytes() == (tmp_path / "b" / f"f{suffix}").read_bytes()
-    assert "<date>" not in (tmp_path / "a" / "f.svg").read_text()
+    svg = (tmp_path / "a" / "f.svg").read_text()
+    assert "date" not in svg[: svg.index("</metadata>")]
+    png, pdf = ((tmp_path / "a" / f"f{suffix}").read_bytes().decode("latin-1") for suffix in (".png", ".pdf"))
+    for text in (svg, png, pdf):
+        assert records.digest in text
+        assert "0123abc" in text
+        assert f"beta_0.05 seed 2: {records.records['beta_0.05', 2].stages['ppo'].key}" in text
     text = inline_svg(tmp_path / "a" / "f.svg", "win")
     assert text.startswith("<svg ")
     assert 'id="win-' in text
@@ -131,3 +142,43 @@ def test_empty_study_has_nothing_to_draw(build: Builder, tmp_path: Path) -> None
     found = analyse(empty)
     assert [FIGURES[name](empty, found) for name in FIGURES] == [None] * len(FIGURES)
     assert isinstance(empty.curves, pd.DataFrame)
+
+
+def test_only_figures_that_apply_are_drawn_unless_asked_for_by_name(
+    build: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reports.figures.save", lambda *_: None)
+    built = build(tmp_path, seeds=(0,), prompts=4, steps=64)
+    whole = load_records(built.folder, built.study)
+    found = analyse(whole)
+    drawn = dict(draw(whole, found, tmp_path / "all"))
+    assert OF_OTHER_DESIGNS.isdisjoint(drawn)
+    assert all(drawn.values())
+    assert {path.stem for path in (tmp_path / "all").iterdir()} == set(drawn)
+    asked = replace(whole, study=built.study.model_copy(update={"figures": ("pareto", "cost")}))
+    drawn = dict(draw(asked, found, tmp_path / "asked"))
+    assert list(drawn) == ["pareto", "cost"]
+    assert drawn["pareto"] is None
+
+
+def test_seeds_that_record_at_other_steps_are_averaged_at_equal_steps(records: StudyRecords) -> None:
+    """A target-KL stop takes fewer gradient steps an update: the grids differ, the line does not."""
+    straight = records.curves[["arm", "seed", "step", "objective/kl_per_token"]].dropna().copy()
+    straight["objective/kl_per_token"] = straight["step"] / 1000
+    odd = (straight["seed"] == 1) & (straight["step"] % 48 != 0)
+    curve = next(c for c in arm_curves(replace(records, curves=straight[~odd]), "objective/kl_per_token") if c.arm == "beta_0.05")
+    assert curve.mean["step"].tolist() == list(range(0, 2017, 16))
+    np.testing.assert_allclose(curve.mean["mean"], curve.mean["step"] / 1000)
+    np.testing.assert_allclose(curve.mean["high"], curve.mean["low"])
+    assert not curve.tails
+
+
+def test_cost_is_held_against_the_caps(records: StudyRecords, findings: Findings) -> None:
+    with house_style():
+        drawn = FIGURES["cost"](records, findings)
+    assert drawn is not None
+    wall = drawn.data[(drawn.data["cap"] == "wall clock") & (drawn.data["arm"] == "beta_0.05")]
+    assert wall["share"].tolist() == pytest.approx([48.0 / (2.5 * 3600)] * 3)
+    steps = drawn.data[(drawn.data["cap"] == "gradient steps") & (drawn.data["arm"] == "beta_0") & (drawn.data["seed"] == 2)]
+    assert steps["share"].tolist() == [682 / 2048]
+    assert "48.0 s of 2.50 h" in {text.get_text() for text in drawn.figure.axes[0].texts}

@@ -1,0 +1,186 @@
+"""The methods paragraphs of the page, from the design that was run and the statistics that were used, and from nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from reports import stats
+from reports.drift import SMOOTH
+from reports.estimates import Findings
+from reports.load import StudyRecords
+from reports.trajectories import kl_source
+from reports.words import counted, listed, number
+from studies.design import Cell
+
+JUDGES = {
+    "grammar": "a parser of the grammar that wrote the texts, which adds up polarity and intensity clause by clause and counts faults",
+    "lexicon": "VADER, a lexicon of sentiment",
+}
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """What one paragraph is about, and its text."""
+
+    title: str
+    text: str
+
+
+def methods(records: StudyRecords, findings: Findings) -> list[Paragraph]:
+    """In the order of a paper: design, training, evaluation, estimates, tests, drift, search, claims."""
+    parts = {
+        "Design": _design(records, findings),
+        "Training": _training(records),
+        "Evaluation": _evaluation(records),
+        "Estimates": _estimates(findings),
+        "Comparisons": _tests(records, findings),
+        "Drift": _drift(records, findings),
+        "Claims": _claims(records),
+    }
+    return [Paragraph(title, " ".join(text)) for title, sentences in parts.items() if (text := list(sentences))]
+
+
+def _design(records: StudyRecords, findings: Findings) -> Iterator[str]:
+    study = records.study
+    seeds = sorted({cell.seed for cell in records.plan})
+    ran = f"on the same {counted(len(seeds), 'seed')} ({', '.join(map(str, seeds))})"
+    if findings.search is not None:
+        tried, confirmed = len(findings.search.trials), len(findings.search.confirmed)
+        yield (
+            f"A search tried {counted(tried, 'configuration')} on a single seed; the {confirmed} best and the baseline ran again {ran}, "
+            "which the search had not seen. Tables of arms, effects and verdicts speak of those runs alone, as the best of many noisy "
+            "trials flatters itself; the search is shown apart."
+        )
+    elif study.grid:
+        yield f"All combinations of {listed(list(study.grid))} ran: {counted(len(records.arms), 'arm')}, each {ran}."
+    elif study.factors:
+        crossed = f", and {listed([' × '.join(pair) for pair in study.interactions])} in full" if study.interactions else ""
+        yield (
+            f"One factor at a time was changed around the baseline ({listed(list(study.factors))}){crossed}: "
+            f"{counted(len(records.arms), 'arm')}, each {ran}."
+        )
+    else:
+        yield f"{counted(len(records.arms), 'arm')} ran, each {ran}, against the baseline {study.baseline}."
+    counts = records.counts()
+    ends = listed([f"{n} {status}" for status, n in counts.items()])
+    yield f"Of {counted(len(records.plan), 'trial')}: {ends}; whatever was evaluated counts."
+    if "budget" in counts:
+        yield "Trials that a cap ended are evaluated where they stood and shown as censored."
+    yield "No arm was stopped early for looking bad." if findings.search is None else "Pruning was allowed in the search alone."
+
+
+def _training(records: StudyRecords) -> Iterator[str]:
+    configs = [cell.config for cell in records.plan if isinstance(cell, Cell)]
+    if not configs:
+        yield "The trials were run by another program and imported as they were logged; how they were configured is not known here."
+        return
+    ppo = [config.ppo for config in configs]
+    model = configs[0].model
+    policy = (
+        model.base or f"a Qwen2-architecture transformer of {model.layers} layers and width {model.hidden_size}, trained here from scratch"
+    )
+    yield (
+        f"The policy starts from the reference, {policy}, and takes {_values(p.steps for p in ppo)} gradient steps of PPO: "
+        f"rollouts of {_values(p.batch_size for p in ppo)} episodes with at most {_values(p.response_length for p in ppo)} tokens, "
+        f"{_values(p.num_ppo_epochs for p in ppo)} epochs of {_values(p.num_mini_batches for p in ppo)} mini-batches."
+    )
+    reward = configs[0].reward
+    if reward.kind == "learned":
+        quality = _reward_quality(records)
+        yield (
+            f"The training reward (proxy) is a Bradley-Terry model on {reward.pairs:,} pairs of reference samples, labelled by the judge "
+            f"with noise{quality}; it is calibrated to mean 0 and standard deviation 1 on {reward.calibration_samples:,} other reference "
+            "samples."
+        )
+    else:
+        yield "The training reward (proxy) is VADER, calibrated to mean 0 and standard deviation 1 on reference samples."
+    shared = [entry for entry in records.upstream if entry["stage"] in ("sft", "reward")]
+    if len({entry["stage"] for entry in shared}) == len(shared):
+        yield "All trials share the same reference, reward and judge."
+    else:
+        yield "Trials differ in reference or reward: the table of shared stages lists them."
+
+
+def _reward_quality(records: StudyRecords) -> str:
+    found: dict[str, float] = next((entry["summary"] for entry in records.upstream if entry["stage"] == "reward" and entry["summary"]), {})
+    if "accuracy_gold" not in found:
+        return ""
+    held = f" (n = {found['heldout_pairs']:,.0f})" if "heldout_pairs" in found else ""
+    return f"; on held-out pairs{held} it agrees with the judge on {100 * found['accuracy_gold']:.0f} %"
+
+
+def _evaluation(records: StudyRecords) -> Iterator[str]:
+    configs = [cell.config for cell in records.plan if isinstance(cell, Cell)]
+    if not configs:
+        return
+    yield (
+        f"Policy and reference each answer the same {_values(config.evaluate.prompts for config in configs)} held-out prompts once, with "
+        "the same random numbers, so comparisons are paired by seed and prompt. The gold judge, which is never trained on, is "
+        f"{JUDGES.get(configs[0].judge, configs[0].judge)}. Win rate: (wins + ties/2)/n. KL to the reference is exact, summed over the "
+        "vocabulary."
+    )
+
+
+def _estimates(findings: Findings) -> Iterator[str]:
+    used = {estimate.method for result in findings.arms for estimate in result.estimates.values()}
+    if not used:
+        yield "No trial was evaluated, so nothing was estimated."
+        return
+    yield "An estimate is the mean over evaluated seeds of the mean over prompts; per-token quantities are ratios of sums."
+    if "bootstrap" in used:
+        yield (
+            f"Its 95 % interval is the percentile interval of a two-level bootstrap ({stats.RESAMPLES:,} replicates): seeds are drawn "
+            "with replacement, and prompts too, with one draw of prompts for all seeds because all answer the same ones; the seeds' "
+            "deviation is stretched by √(S/(S−1)), as resampling S seeds understates how they vary."
+        )
+    if "wilson" in used:
+        yield "Where all completions agree, a rate has Wilson's interval over prompts."
+    if "student" in used:
+        yield "Metrics that exist once per trial have Student's interval over seeds."
+    if any(estimate.low is None for result in findings.arms for estimate in result.estimates.values()):
+        yield "What a single seed gives once has no interval."
+
+
+def _tests(records: StudyRecords, findings: Findings) -> Iterator[str]:
+    tested = [effect for effect in findings.effects if effect.p is not None]
+    if not tested:
+        return
+    n = len({effect.arm for effect in tested})
+    yield (
+        f"Each arm is compared with {records.study.baseline} by the paired difference, with the same bootstrap. Two p-values are taken: "
+        f"of a permutation test that swaps the labels of a prompt in all seeds at once ({stats.SWAPS:,} swaps; new prompts, these "
+        "seeds), and of Student's t on the two-level standard error (new seeds and new prompts). The larger counts, corrected by Holm "
+        f"over the {counted(n, 'arm')} of one metric; a difference is called detected when it is below {stats.ALPHA:g} and the interval "
+        "excludes 0."
+    )
+
+
+def _drift(records: StudyRecords, findings: Findings) -> Iterator[str]:
+    if findings.matched:
+        yield (
+            "Arms are also compared at equal KL: each trial's reward over drift is interpolated along its own training (running means "
+            f"of {SMOOTH} updates, ordered by the monotone trend of KL; {kl_source(records)}), paired by seed, with Student's interval "
+            "over seeds."
+        )
+    if findings.alarms:
+        yield (
+            "Over-optimisation is called where gold falls from its peak by more than a series without a trend would (studentized range) "
+            "while the proxy rises."
+        )
+
+
+def _claims(records: StudyRecords) -> Iterator[str]:
+    if records.study.falsifiers:
+        n = len(records.study.falsifiers)
+        yield (
+            f"{counted(n, 'claim')} {'comes' if n == 1 else 'come'} with the study's file, each with the observation that would refute it; "
+            "it is judged on every trial it speaks of, and one refuted trial refutes it."
+        )
+
+
+def _values(values: Iterable[float]) -> str:
+    """``2,048``, or ``256 to 3,000`` where arms differ."""
+    found = sorted(set(values))
+    words = [f"{value:,}" if isinstance(value, int) else number(value) for value in found]
+    return words[0] if len(words) == 1 else f"{words[0]} to {words[-1]}"

@@ -1,0 +1,130 @@
+"""Figures that only some designs have: crossed knobs, and searches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pipeline.layout import write_json
+from reports.crossings import crossings, departure
+from reports.estimates import Findings, analyse
+from reports.figures import FIGURES
+from reports.load import StudyRecords, load_records
+from reports.style import house_style
+
+if TYPE_CHECKING:
+    from tests.reports.conftest import Builder, Built
+
+LAM, BETA = "ppo.gae_lambda", "ppo.kl_coef"
+CROSSED = {
+    "base": {BETA: 0.05, LAM: 0.95},
+    "beta": {BETA: 0.2, LAM: 0.95},
+    "lambda": {BETA: 0.05, LAM: 0.8},
+    "both": {BETA: 0.2, LAM: 0.8},
+    "alone": {BETA: 0.05, LAM: 0.95, "ppo.cliprange": 0.1},
+}
+SHAPE = {"seeds": (0, 1), "steps": 64, "prompts": 40, "diverged": (), "budget": (), "missing": ()}
+
+
+@pytest.fixture(scope="module")
+def crossed(build: Builder, tmp_path_factory: pytest.TempPathFactory) -> tuple[Built, StudyRecords]:
+    built = build(tmp_path_factory.mktemp("crossed"), arms=CROSSED, baseline="base", **SHAPE)
+    return built, load_records(built.folder, built.study)
+
+
+def test_a_full_product_around_the_baseline_is_a_crossing(crossed: tuple[Built, StudyRecords]) -> None:
+    found = crossings(crossed[1])
+    assert len(found) == 1
+    assert (found[0].rows, found[0].columns) == (BETA, LAM)
+    assert found[0].row_values == (0.05, 0.2)
+    assert found[0].column_values == (0.8, 0.95)
+    assert found[0].arms[0.2, 0.8] == "both"
+    assert found[0].baseline == (0.05, 0.95)
+
+
+def test_departure_is_what_the_sum_of_both_effects_misses(crossed: tuple[Built, StudyRecords]) -> None:
+    records = crossed[1]
+    prompts = records.prompts.copy()
+    for arm, shift in (("beta", 1.0), ("lambda", 2.0), ("both", 3.5)):
+        base = prompts[prompts["arm"] == "base"].set_index(["seed", "prompt_id"])["policy_gold"]
+        at = prompts["arm"] == arm
+        keys = list(zip(prompts.loc[at, "seed"], prompts.loc[at, "prompt_id"], strict=True))
+        prompts.loc[at, "policy_gold"] = base.loc[keys].to_numpy() + shift
+    shifted = replace(records, prompts=prompts)
+    one = crossings(shifted)[0]
+    found = departure(shifted, "eval/gold", one, (0.2, 0.8))
+    assert found is not None
+    assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
+    assert departure(shifted, "eval/gold", one, (0.2, 0.95)) is None
+    assert departure(shifted, "eval/kl_per_token", one, (0.2, 0.8)) is None
+
+
+def test_heat_map_names_values_and_draws_every_cell(crossed: tuple[Built, StudyRecords]) -> None:
+    records = crossed[1]
+    with house_style():
+        drawn = FIGURES["interactions"](records, analyse(records))
+    assert drawn is not None
+    assert len(drawn.data) == 4
+    left, right = drawn.figure.axes
+    assert left.get_xlabel() == right.get_xlabel() == LAM
+    assert sum("[" in text.get_text() for text in left.texts) == 4
+    assert sum("[" in text.get_text() for text in right.texts) == 1
+    assert "outlined" in drawn.caption
+    assert "n = 2 seeds" in drawn.caption
+
+
+SEARCH = {
+    "trials": [
+        {"number": 0, "arm": "search-000", "overrides": {BETA: 0.1}, "status": "complete", "feasible": True, "steps": 64},
+        {"number": 1, "arm": "search-001", "overrides": {BETA: 0.01}, "status": "complete", "feasible": False, "steps": 64},
+        {"number": 2, "arm": "search-002", "overrides": {BETA: 0.3}, "status": "complete", "feasible": True, "steps": 64},
+        {"number": 3, "arm": "search-003", "overrides": {BETA: 0.0}, "status": "pruned", "feasible": False, "steps": 16},
+    ],
+    "pareto": [0],
+    "confirmed": [{"arm": "confirm-1", "number": 0, "overrides": {BETA: 0.1}}],
+    "importance": {BETA: 0.75, LAM: 0.25},
+    "importance_n": 3,
+}
+VALUES = ((0.8, 2.0), (0.9, 9.0), (0.7, 2.5), None)
+
+
+@pytest.fixture(scope="module")
+def searched(build: Builder, tmp_path_factory: pytest.TempPathFactory) -> tuple[StudyRecords, Findings]:
+    built = build(tmp_path_factory.mktemp("searched"), seeds=(0,), steps=64, prompts=10)
+    trials = [
+        {**trial, "values": {"eval/win_rate": found[0], "eval/kl_per_sequence": found[1]} if found else {}}
+        for trial, found in zip(SEARCH["trials"], VALUES, strict=True)  # type: ignore[arg-type]
+    ]
+    write_json(built.folder.path / "search.json", {**SEARCH, "trials": trials})
+    records = load_records(built.folder, built.study)
+    return records, analyse(records)
+
+
+def test_importance_is_drawn_as_it_was_computed(searched: tuple[StudyRecords, Findings]) -> None:
+    with house_style():
+        drawn = FIGURES["importance"](*searched)
+    assert drawn is not None
+    assert drawn.data.set_index("key")["importance"].to_dict() == {BETA: 0.75, LAM: 0.25}
+    assert "n = 3 trials" in drawn.caption
+
+
+def test_front_confirmed_and_infeasible_are_told_apart(searched: tuple[StudyRecords, Findings]) -> None:
+    with house_style():
+        drawn = FIGURES["pareto"](*searched)
+    assert drawn is not None
+    axes = drawn.figure.axes[0]
+    assert axes.get_xlabel() == "KL per sequence [nats per sequence]"
+    data = drawn.data.set_index("number")
+    assert data["pareto"].tolist() == [True, False, False]
+    assert data["feasible"].tolist() == [True, False, True]
+    assert data.loc[0, "confirmed_as"] == "confirm-1"
+    assert "confirm-1" in {text.get_text() for text in axes.texts}
+    assert {line.get_marker() for line in axes.lines} >= {"D", "o", "x"}
+    assert "1 trial without both metrics" in drawn.caption
+    assert "no result" in drawn.caption
+
+
+def test_no_search_no_figure(searched: tuple[StudyRecords, Findings]) -> None:
+    assert [FIGURES[name](searched[0], replace(searched[1], search=None)) for name in ("pareto", "importance")] == [None, None]
