@@ -1,0 +1,59 @@
+"""One contender in a process of its own: builds, runs, and writes what the meter saw as JSON.
+
+`python -m benchmarks.contender NAME SIZE DEVICE PRECISION THREADS FILE`
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+CONTENDERS = ("ours-shared", "ours-separate", "trl")
+
+
+def main(name: str, size_name: str, device_name: str, precision: str, threads: str, out: str) -> None:
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    if device_name == "cuda":
+        # Both sides hand their networks to accelerate; TRL's own flag does not reach it under transformers 5, this does.
+        os.environ["ACCELERATE_MIXED_PRECISION"] = precision
+    import torch
+
+    torch.set_num_threads(int(threads))
+    from benchmarks.meter import Meter, matrix_peak, memory_now
+    from benchmarks.sizes import SIZES
+
+    size, device = SIZES[size_name], torch.device(device_name)
+    meter = Meter(device, size.measured)
+    with tempfile.TemporaryDirectory() as folder:
+        if name == "trl":
+            from benchmarks import theirs
+
+            run = theirs.build(size, device, Path(folder), meter)
+        else:
+            from benchmarks import ours
+
+            run = ours.build(size, name.removeprefix("ours-"), device, Path(folder), meter)
+        built = memory_now(device)
+        start = time.perf_counter()
+        run()
+        wall = time.perf_counter() - start
+    dtype = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
+    result = meter.result() | {
+        "contender": name,
+        "size": size_name,
+        "built_bytes": built,
+        "matrix_peak": matrix_peak(device, dtype),
+        "threads": torch.get_num_threads(),
+        "episodes": size.batch,
+        "wall_s": wall,
+        "parameters": sum(p.numel() for p in size.network().parameters()),
+    }
+    Path(out).write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

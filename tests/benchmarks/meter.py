@@ -1,0 +1,121 @@
+"""Seconds, floating-point operations and memory of one contender, by phase."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+PHASES = ("generate", "score", "train", "log", "rest")
+PRODUCTS = 20
+
+
+class Meter:
+    """Time goes to the phase that is on top; entering another one stops the clock of the one below.
+
+    The first update warms up, `measured` ones are timed, and one more is counted with the clock off, since counting costs time.
+    """
+
+    def __init__(self, device: torch.device, measured: int) -> None:
+        self.device, self.measured = device, measured
+        self.updates: list[dict[str, float]] = []
+        self.flops = dict.fromkeys(PHASES, 0.0)
+        self.peak_bytes = 0
+        self._counter: FlopCounterMode | None = None
+        self._phase, self._since, self._counted = "rest", time.perf_counter(), 0
+        self._current = dict.fromkeys(PHASES, 0.0)
+
+    def switch(self, phase: str) -> None:
+        """From here on time and operations belong to `phase`."""
+        now = self._now()
+        self._current[self._phase] += now - self._since
+        if self._counter is not None:
+            total = self._counter.get_total_flops()
+            self.flops[self._phase] += total - self._counted
+            self._counted = total
+        self._phase, self._since = phase, now
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """`switch` for the length of a block."""
+        below = self._phase
+        self.switch(phase)
+        try:
+            yield
+        finally:
+            self.switch(below)
+
+    def end_update(self) -> None:
+        """An update has ended."""
+        self.switch("rest")
+        self.updates.append(self._current)
+        self._current = dict.fromkeys(PHASES, 0.0)
+        if len(self.updates) == 1 + self.measured:
+            self.peak_bytes = self.high_water()
+            self._counter = FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION)
+            self._counter.__enter__()
+        elif self._counter is not None:
+            self._counter.__exit__(None, None, None)
+            self._counter = None
+
+    def result(self) -> dict[str, Any]:
+        """Seconds of each measured update, operations of one, and the high-water mark of memory, before anything was counted."""
+        return {"updates": self.updates[1 : 1 + self.measured], "flops": self.flops, "peak_bytes": self.peak_bytes}
+
+    def high_water(self) -> int:
+        """Most memory ever held: by the allocator of a GPU, or resident in this process; bytes."""
+        if self.device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated())
+        status = Path("/proc/self/status")
+        if status.exists():  # the kernel's other figure, ru_maxrss, starts at that of the process that started this one
+            return int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024
+        import resource
+
+        return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+def memory_now(device: torch.device) -> int:
+    """Bytes held at this moment."""
+    return int(torch.cuda.memory_allocated() if device.type == "cuda" else psutil.Process().memory_info().rss)
+
+
+def matrix_peak(device: torch.device, dtype: torch.dtype) -> float:
+    """The fastest of some products of square matrices on this process's threads; FLOP/s."""
+    size = 8192 if device.type == "cuda" else 1024
+    a: Tensor = torch.randn(size, size, device=device, dtype=dtype)
+    best = float("inf")
+    for _ in range(PRODUCTS):
+        start = time.perf_counter()
+        a @ a
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best
+
+
+def _attention(query: Any, key: Any, value: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
+    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
+
+
+def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
+    return int(sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape))
+
+
+_attention._get_raw = _attention_backward._get_raw = True  # type: ignore[attr-defined]
+CPU_ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+}
+"""torch counts the attention of a GPU and not that of a CPU."""

@@ -1,0 +1,84 @@
+"""Our trainer under the meter, with its real metrics log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.meter import Meter
+from benchmarks.sizes import PAD, Size, reward
+
+from pipeline.budget import Ledger
+from pipeline.config import RuntimeConfig
+from pipeline.models.loading import freeze
+from pipeline.models.policy import Episodes
+from pipeline.ppo.rollout import Scores
+from pipeline.ppo.trainer import Trainer
+from pipeline.tracking import MetricsLog
+
+NEVER = -1
+"""As EOS: a token that the network cannot say, so that every response has its full length."""
+
+
+class TimedLog(MetricsLog):
+    """The log of a trial; its time is that of logging."""
+
+    meter: Meter
+
+    def append(self, step: int, values: Mapping[str, float]) -> None:
+        with self.meter.timed("log"):
+            super().append(step, values)
+
+    def flush(self, *, durable: bool = True) -> None:
+        with self.meter.timed("log"):
+            super().flush(durable=durable)
+
+
+class Watch:
+    """Told of the end of every update."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+
+    def progress(self, stage: str, done: int, total: int, note: str = "") -> None:
+        self.meter.end_update()
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        pass
+
+    def warn(self, message: str) -> None:
+        raise AssertionError(message)
+
+
+def build(size: Size, critic: str, device: torch.device, folder: Path, meter: Meter) -> Any:
+    """A trainer, ready to run."""
+    cfg, queries = size.settings(critic), size.prompts()
+
+    def score(episodes: Episodes, rows: Sequence[int]) -> Scores:
+        scores = reward(episodes.query_responses)[:, -1]
+        return Scores(scores, scores, [""] * len(rows), [""] * len(rows))
+
+    def open_log(offset: int) -> MetricsLog:
+        log = TimedLog(folder / "metrics.jsonl")
+        log.meter = meter
+        return log
+
+    ledger = Ledger(None)
+    ledger.timed = meter.timed  # type: ignore[method-assign]
+    trainer = Trainer(
+        cfg,
+        RuntimeConfig(micro_batch_size=cfg.mini_batch_size, rollout_batch_size=cfg.batch_size, checkpoint_updates=10**6),
+        size.network().to(device),
+        freeze(size.network().to(device)),
+        score,
+        queries,
+        torch.ones_like(queries, dtype=torch.bool),
+        {"eos_id": NEVER, "pad_id": PAD},
+        open_log,
+        Watch(meter),
+        ledger,
+        folder / "checkpoints",
+    )
+    return trainer.run

@@ -1,0 +1,77 @@
+"""What both contenders get: the same weights, prompts, reward and settings, at a named size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import Qwen2ForCausalLM
+
+from pipeline.config import ModelConfig, PpoConfig, load_config
+from pipeline.models.loading import scratch_model
+from pipeline.models.seeding import stream
+
+PAD, EOS = 0, 1
+
+
+@dataclass(frozen=True)
+class Size:
+    """One scale. Every prompt and every response has its full length, so both sides handle the same tokens."""
+
+    about: str
+    model: ModelConfig
+    vocab: int
+    prompt: int
+    response: int
+    measured: int
+    """Updates between the warm-up and the last one, which is counted but not timed."""
+    batch: int = 64
+
+    def settings(self, critic: str) -> PpoConfig:
+        """4 epochs x 4 mini-batches on one rollout, for a warm-up, the measured updates and the counted one."""
+        return load_config("tiny").ppo.model_copy(
+            update={
+                "steps": (self.measured + 2) * 16,
+                "batch_size": self.batch,
+                "num_mini_batches": 4,
+                "num_ppo_epochs": 4,
+                "response_length": self.response,
+                "missing_eos": "none",
+                "critic": critic,
+            }
+        )
+
+    def network(self) -> Qwen2ForCausalLM:
+        """Random weights, the same at every call."""
+        return scratch_model(self.model, self.vocab, PAD, EOS, self.prompt + self.response, seed=0)
+
+    def prompts(self) -> Tensor:
+        """(4 x batch, P) random tokens."""
+        return torch.randint(2, self.vocab, (4 * self.batch, self.prompt), generator=stream("bench prompts"))
+
+
+SIZES = {
+    "tiny": Size("the policy of the default profile", load_config("tiny").model, 700, 8, 32, measured=4),
+    "32k": Size(
+        "a vocabulary of 32,000",
+        ModelConfig(hidden_size=256, layers=2, heads=4, intermediate_size=704),
+        32_000,
+        32,
+        48,
+        measured=1,
+    ),
+    "qwen0.5b": Size(
+        "the shape of Qwen1.5-0.5B; needs a GPU",
+        ModelConfig(hidden_size=1024, layers=24, heads=16, intermediate_size=2816),
+        151_936,
+        64,
+        128,
+        measured=2,
+    ),
+}
+
+
+def reward(ids: Tensor) -> Tensor:
+    """(B, L) tokens to the reward of every prefix (B, L): the mean of an arbitrary number for each token."""
+    return ((ids * 7) % 5 - 2).float().cumsum(1) / torch.arange(1, ids.shape[1] + 1, device=ids.device)

@@ -1,0 +1,57 @@
+"""TRL's trainer under the meter, with its logs to nowhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from benchmarks.meter import Meter
+from benchmarks.sizes import EOS, Size, reward
+from transformers import TrainerCallback
+from trl.experimental.ppo import ppo_trainer as trl_ppo
+from trl_peer import critic_of, ppo_trainer, tokenizer
+
+
+class EndOfUpdate(TrainerCallback):
+    """Told of the end of every update."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.meter.end_update()
+
+
+def build(size: Size, device: torch.device, folder: Path, meter: Meter) -> Any:
+    """A trainer, ready to run. Its pad token is one that the network cannot say, so that none ends a response."""
+    cfg, policy = size.settings("shared"), size.network()
+    words = tokenizer(size.vocab, eos_id=EOS, pad_id=size.vocab)
+    on_cpu = {"use_cpu": device.type == "cpu"}
+    trainer = ppo_trainer(cfg, policy, size.network(), critic_of(policy), reward, size.prompts(), words, folder, **on_cpu)
+    trainer.add_callback(EndOfUpdate(meter))
+    _mark_phases(trainer, meter)
+    return trainer.train
+
+
+def _mark_phases(trainer: Any, meter: Meter) -> None:
+    """Generation is a function of TRL; scoring ends where the first epoch draws its permutation, training where an update is logged."""
+    generate, permutation, log = trl_ppo.batch_generation, np.random.permutation, trainer.log
+
+    def generation(*args: Any) -> Any:
+        with meter.timed("generate"):
+            made = generate(*args)
+        meter.switch("score")
+        return made
+
+    def epoch(n: int) -> Any:
+        meter.switch("train")
+        return permutation(n)
+
+    def logging(*args: Any) -> None:
+        meter.switch("log")
+        log(*args)
+        meter.switch("rest")
+
+    trl_ppo.batch_generation, np.random.permutation, trainer.log = generation, epoch, logging
