@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-PHASES = ("generate", "score", "train", "log", "rest")
+PHASES = ("generate", "score", "train", "log", "selfcheck", "rest")
+CLOCKS = ("wall", "cpu")
 PRODUCTS = 20
 
 
@@ -25,22 +26,27 @@ class Meter:
 
     def __init__(self, device: torch.device, measured: int) -> None:
         self.device, self.measured = device, measured
-        self.updates: list[dict[str, float]] = []
+        self.updates: list[dict[str, dict[str, float]]] = []
+        """Of each update: seconds by clock (``wall``, and ``cpu`` of this process) and phase."""
         self.flops = dict.fromkeys(PHASES, 0.0)
         self.peak_bytes = 0
         self._counter: FlopCounterMode | None = None
-        self._phase, self._since, self._counted = "rest", time.perf_counter(), 0
-        self._current = dict.fromkeys(PHASES, 0.0)
+        self._phase, self._counted = "rest", 0
+        self._since, self._cpu_since = time.perf_counter(), time.process_time()
+        self._current = _fresh()
 
     def switch(self, phase: str) -> None:
         """From here on time and operations belong to `phase`."""
-        now = self._now()
-        self._current[self._phase] += now - self._since
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        now, cpu = time.perf_counter(), time.process_time()
+        self._current["wall"][self._phase] += now - self._since
+        self._current["cpu"][self._phase] += cpu - self._cpu_since
         if self._counter is not None:
             total = self._counter.get_total_flops()
             self.flops[self._phase] += total - self._counted
             self._counted = total
-        self._phase, self._since = phase, now
+        self._phase, self._since, self._cpu_since = phase, now, cpu
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -56,7 +62,7 @@ class Meter:
         """An update has ended."""
         self.switch("rest")
         self.updates.append(self._current)
-        self._current = dict.fromkeys(PHASES, 0.0)
+        self._current = _fresh()
         if len(self.updates) == 1 + self.measured:
             self.peak_bytes = self.high_water()
             self._counter = FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION)
@@ -67,7 +73,12 @@ class Meter:
 
     def result(self) -> dict[str, Any]:
         """Seconds of each measured update, operations of one, and the high-water mark of memory, before anything was counted."""
-        return {"updates": self.updates[1 : 1 + self.measured], "flops": self.flops, "peak_bytes": self.peak_bytes}
+        return {
+            "first": self.updates[0],
+            "updates": self.updates[1 : 1 + self.measured],
+            "flops": self.flops,
+            "peak_bytes": self.peak_bytes,
+        }
 
     def high_water(self) -> int:
         """Most memory ever held: by the allocator of a GPU, or resident in this process; bytes."""
@@ -80,10 +91,9 @@ class Meter:
 
         return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
-    def _now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
+
+def _fresh() -> dict[str, dict[str, float]]:
+    return {clock: dict.fromkeys(PHASES, 0.0) for clock in CLOCKS}
 
 
 def memory_now(device: torch.device) -> int:

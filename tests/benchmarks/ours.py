@@ -13,7 +13,7 @@ from benchmarks.sizes import PAD, Size, reward
 from pipeline.budget import Ledger
 from pipeline.config import RuntimeConfig
 from pipeline.models.loading import freeze
-from pipeline.models.policy import Episodes
+from pipeline.models.policy import ActorCritic, Episodes, trunk
 from pipeline.ppo.rollout import Scores
 from pipeline.ppo.trainer import Trainer
 from pipeline.tracking import MetricsLog
@@ -65,12 +65,13 @@ def build(size: Size, critic: str, device: torch.device, folder: Path, meter: Me
         log.meter = meter
         return log
 
+    policy = size.network().to(device)
     ledger = Ledger(None)
     ledger.timed = meter.timed  # type: ignore[method-assign]
     trainer = Trainer(
         cfg,
         RuntimeConfig(micro_batch_size=cfg.mini_batch_size, rollout_batch_size=cfg.batch_size, checkpoint_updates=10**6),
-        size.network().to(device),
+        ActorCritic(policy, trunk(size.network().to(device)) if critic == "separate" else None),
         freeze(size.network().to(device)),
         score,
         queries,

@@ -1,0 +1,81 @@
+"""`make bench`: ours beside TRL, in one run, interleaved; a table to read and a JSON file to keep.
+
+Each contender runs in a fresh process, round after round in turn, so that whatever else the machine does falls on all
+of them. A ratio is taken within a round; what is printed is the median over the rounds, with the least and the greatest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contender import CONTENDERS
+from benchmarks.report import Run, show
+
+ROOT = Path(__file__).parents[2]
+SIZES = ("tiny", "32k")
+
+
+def main() -> None:
+    options = _options()
+    rounds = [[_run(name, size, options) for name in options.contender] for size in options.size for _ in range(options.rounds)]
+    runs = [Run(one) for one in sum(rounds, [])]
+    start_up = _start_up()
+    show(runs, start_up)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    settings = {"device": options.device, "precision": options.precision, "threads": options.threads, "rounds": options.rounds}
+    options.out.write_text(json.dumps({**settings, "start_up_s": start_up, "runs": [run.raw for run in runs]}, indent=1))
+    print(f"\n{options.out}")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make bench ARGS=...", description=__doc__)
+    parser.add_argument("--size", nargs="+", default=list(SIZES), choices=[*SIZES, "qwen0.5b"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of a contender; a trial of ours has 1 by default")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--precision", default="no", choices=["no", "fp16", "bf16"], help="of autocast, on a GPU")
+    parser.add_argument("--contender", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
+    parser.add_argument("--out", type=Path, default=Path("outputs/bench.json"))
+    options = parser.parse_args()
+    if (options.device == "cpu") != (options.precision == "no"):
+        parser.error("--precision is fp16 or bf16 with --device cuda, and not given without")
+    return options
+
+
+def _run(name: str, size: str, options: argparse.Namespace) -> dict[str, Any]:
+    """One contender in a fresh process; its output is shown only when it fails."""
+    print(f"{time.strftime('%H:%M:%S')} {size} {name}", file=sys.stderr)
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": str(options.threads), "TOKENIZERS_PARALLELISM": "false"}
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "result.json"
+        words = [name, size, options.device, options.precision, str(options.threads), str(out)]
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.contender", *words], env=environment, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            sys.exit(f"{name} at {size} failed:\n{done.stderr[-4000:]}")
+        result: dict[str, Any] = json.loads(out.read_text())
+        return result
+
+
+def _start_up() -> float:
+    """Seconds of `ablate --help`, the least of five."""
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, ROOT / "ablate.py", "--help"], check=True, capture_output=True)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+if __name__ == "__main__":
+    main()

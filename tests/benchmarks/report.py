@@ -1,0 +1,164 @@
+"""What the rounds amount to: one table a size, ratios with their spread, and which goals are met."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+GIB = 2**30
+PEER = "trl"
+SPEED = {"ours-shared": 3.0, "ours-separate": 2.0}
+MEMORY = {"32k": 0.5, "qwen0.5b": 0.5}
+TRIAL_STEPS = 2_048
+"""Gradient steps of a trial of the default profile, over which what is done once is spread."""
+ONCE = 0.01
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one contender did in one round."""
+
+    raw: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.raw["contender"])
+
+    @property
+    def size(self) -> str:
+        return str(self.raw["size"])
+
+    def seconds(self, clock: str, phase: str | None = None) -> float:
+        """Of a measured update, the median; of one phase, or of all."""
+        return median(sum(one[clock].values()) if phase is None else one[clock][phase] for one in self.raw["updates"])
+
+    def episodes_per_second(self, clock: str = "wall") -> float:
+        return float(self.raw["episodes"]) / self.seconds(clock)
+
+    def of_peak(self, phase: str) -> float:
+        """Counted operations over seconds, as a fraction of the matrix-product peak of the same process."""
+        seconds = self.seconds("wall", phase)
+        return float(self.raw["flops"][phase]) / seconds / float(self.raw["matrix_peak"]) if seconds else 0.0
+
+    @property
+    def peak_gib(self) -> float:
+        return float(self.raw["peak_bytes"]) / GIB
+
+    @property
+    def working_gib(self) -> float:
+        """Peak above what was held when everything was built."""
+        return float(self.raw["peak_bytes"] - self.raw["built_bytes"]) / GIB
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A figure over the rounds."""
+
+    values: list[float]
+
+    def __str__(self) -> str:
+        middle, low, high = median(self.values), min(self.values), max(self.values)
+        return f"{middle:.3g} [{low:.3g}, {high:.3g}]"
+
+
+def show(runs: list[Run], start_up: float) -> None:
+    """Print everything."""
+    console = Console(width=150)
+    for size in dict.fromkeys(run.size for run in runs):
+        here = [run for run in runs if run.size == size]
+        console.print(_speeds(size, here))
+        console.print(_phases(here))
+    for line in goals(runs):
+        console.print(line, highlight=False)
+    console.print(f"ablate --help: {start_up:.2f} s", highlight=False)
+
+
+def _speeds(size: str, runs: list[Run]) -> Table:
+    first = runs[0].raw
+    table = Table(
+        "contender",
+        "episodes/s",
+        "x TRL",
+        "x TRL by CPU time",
+        "peak memory [GiB]",
+        "x TRL",
+        "above what was built [GiB]",
+        title=f"{size}: {first['parameters'] / 1e6:.2f} M parameters, {first['episodes']} episodes an update, 4 x 4 mini-batches, "
+        f"{first['threads']} thread(s); median [least, greatest] of n = {sum(run.name == runs[0].name for run in runs)} rounds",
+    )
+    for name in dict.fromkeys(run.name for run in runs):
+        table.add_row(
+            name,
+            str(_over(runs, name, Run.episodes_per_second)),
+            _against(runs, name, Run.episodes_per_second),
+            _against(runs, name, lambda run: run.episodes_per_second("cpu")),
+            str(_over(runs, name, lambda run: run.peak_gib)),
+            _against(runs, name, lambda run: run.peak_gib),
+            str(_over(runs, name, lambda run: run.working_gib)),
+        )
+    return table
+
+
+def _phases(runs: list[Run]) -> Table:
+    phases = [phase for phase in runs[0].raw["flops"] if any(run.seconds("wall", phase) > 0 for run in runs)]
+    table = Table("an update", *(f"{phase} [s]" for phase in phases), *(f"{phase} / peak" for phase in ("generate", "score", "train")))
+    for name in dict.fromkeys(run.name for run in runs):
+        seconds = (f"{median(run.seconds('wall', phase) for run in runs if run.name == name):.3g}" for phase in phases)
+        share = (f"{median(run.of_peak(phase) for run in runs if run.name == name):.0%}" for phase in ("generate", "score", "train"))
+        table.add_row(name, *seconds, *share)
+    return table
+
+
+def goals(runs: list[Run]) -> list[str]:
+    """One line a goal: met, or by how much it falls short. Nothing is hidden and nothing fails."""
+    lines = []
+    for size in dict.fromkeys(run.size for run in runs):
+        here = [run for run in runs if run.size == size]
+        for name, least in SPEED.items():
+            ratio = _ratios(here, name, Run.episodes_per_second)
+            if ratio:
+                lines.append(_verdict(f"{size}: {name} at least {least:g} x TRL's episodes/s", median(ratio) >= least, str(Spread(ratio))))
+            ratio = _ratios(here, name, lambda run: run.peak_gib)
+            if ratio and size in MEMORY:
+                goal = f"{size}: {name} at most {MEMORY[size]:g} x TRL's peak memory"
+                lines.append(_verdict(goal, median(ratio) <= MEMORY[size], str(Spread(ratio))))
+        for run in _ours(here):
+            logging = run.seconds("wall", "log") / run.seconds("wall")
+            lines.append(_verdict(f"{size}: {run.name} logs in under {ONCE:.0%} of an update", logging < ONCE, f"{logging:.2%}"))
+            updates = TRIAL_STEPS / 16
+            checks = run.raw["first"]["wall"]["selfcheck"] / (updates * run.seconds("wall"))
+            goal = f"{size}: {run.name} checks itself in under {ONCE:.0%} of a trial of {TRIAL_STEPS} steps"
+            lines.append(_verdict(goal, checks < ONCE, f"{checks:.3%}"))
+    return lines
+
+
+def _verdict(goal: str, met: bool, figure: str) -> str:
+    return f"{'met        ' if met else 'falls short'}  {goal}: {figure}"
+
+
+def _ours(runs: list[Run]) -> list[Run]:
+    """The last round of each contender of ours."""
+    return list({run.name: run for run in runs if run.name != PEER}.values())
+
+
+def _over(runs: list[Run], name: str, figure: Callable[[Run], float]) -> Spread:
+    return Spread([figure(run) for run in runs if run.name == name])
+
+
+def _ratios(runs: list[Run], name: str, figure: Callable[[Run], float]) -> list[float]:
+    """Of a contender to TRL, round by round; none where one of them did not run."""
+    return [figure(one) / figure(peer) for one, peer in zip(*(_named(runs, n) for n in (name, PEER)), strict=False)]
+
+
+def _named(runs: list[Run], name: str) -> list[Run]:
+    return [run for run in runs if run.name == name]
+
+
+def _against(runs: list[Run], name: str, figure: Callable[[Run], float]) -> str:
+    ratios = _ratios(runs, name, figure)
+    return "" if name == PEER or not ratios else str(Spread(ratios))
