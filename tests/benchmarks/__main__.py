@@ -25,8 +25,8 @@ SIZES = ("tiny", "32k")
 
 def main() -> None:
     options = _options()
-    rounds = [[_run(name, size, options) for name in options.contender] for size in options.size for _ in range(options.rounds)]
-    runs = [Run(one) for one in sum(rounds, [])]
+    turns = [(size, name) for size in options.size for _ in range(options.rounds) for name in options.contender]
+    runs = [Run(_run(name, size, options)) for size, name in turns]
     start_up = _start_up()
     show(runs, start_up)
     options.out.parent.mkdir(parents=True, exist_ok=True)

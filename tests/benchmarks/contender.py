@@ -45,6 +45,7 @@ def main(name: str, size_name: str, device_name: str, precision: str, threads: s
     result = meter.result() | {
         "contender": name,
         "size": size_name,
+        "device": device_name,
         "built_bytes": built,
         "matrix_peak": matrix_peak(device, dtype),
         "threads": torch.get_num_threads(),

@@ -41,9 +41,10 @@ class Run:
         return float(self.raw["episodes"]) / self.seconds(clock)
 
     def of_peak(self, phase: str) -> float:
-        """Counted operations over seconds, as a fraction of the matrix-product peak of the same process."""
-        seconds = self.seconds("wall", phase)
-        return float(self.raw["flops"][phase]) / seconds / float(self.raw["matrix_peak"]) if seconds else 0.0
+        """Counted operations over seconds, as a fraction of the matrix-product peak of the same process, by the same clock."""
+        clock = "cpu" if self.raw["device"] == "cpu" else "wall"
+        seconds = self.seconds(clock, phase)
+        return float(self.raw["flops"][phase]) / seconds / float(self.raw["matrix_peak"][clock]) if seconds else 0.0
 
     @property
     def peak_gib(self) -> float:
@@ -63,7 +64,7 @@ class Spread:
 
     def __str__(self) -> str:
         middle, low, high = median(self.values), min(self.values), max(self.values)
-        return f"{middle:.3g} [{low:.3g}, {high:.3g}]"
+        return f"{middle:.3g} ({low:.3g} to {high:.3g})"
 
 
 def show(runs: list[Run], start_up: float) -> None:
@@ -89,7 +90,7 @@ def _speeds(size: str, runs: list[Run]) -> Table:
         "x TRL",
         "above what was built [GiB]",
         title=f"{size}: {first['parameters'] / 1e6:.2f} M parameters, {first['episodes']} episodes an update, 4 x 4 mini-batches, "
-        f"{first['threads']} thread(s); median [least, greatest] of n = {sum(run.name == runs[0].name for run in runs)} rounds",
+        f"{first['threads']} thread(s); median (least to greatest) of n = {sum(run.name == runs[0].name for run in runs)} rounds",
     )
     for name in dict.fromkeys(run.name for run in runs):
         table.add_row(

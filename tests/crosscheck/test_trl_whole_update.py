@@ -1,0 +1,154 @@
+"""One whole update by our real code, in TRL's conventions, against TRL's own: losses, gradients and the weights they lead to.
+
+The conventions: one slot after EOS belongs to the episode for rewards, advantages and the critic, and advantages are
+whitened by the unbiased variance. The critic is separate, so policy and critic can be followed one after the other, each
+with its own mask.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import nullcontext
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from crosscheck.trial import BATCH, CONTEXT, EOS, FULL, PAD, RAGGED, Case, reward, run_trl, settings
+from torch import Tensor
+
+from pipeline.models.policy import ActorCritic, Episodes, trunk
+from pipeline.ppo import rollout as ours
+from pipeline.ppo.advantages import gae
+from pipeline.ppo.controllers import LrGuard
+from pipeline.ppo.masking import masked_whiten
+from pipeline.ppo.rollout import Prompts, Rollout, Scores, World, collect, measure
+from pipeline.ppo.shaping import non_score_reward, token_rewards
+from pipeline.ppo.update import Learner, train_on
+
+RELATIVE = 1e-4
+NAMES = (("value_model.score.", "value_head."), ("value_model.model.", "critic_trunk."), ("policy.", "lm."))
+
+
+@pytest.fixture(scope="module", params=["full", "ragged"])
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    lengths = {"full": FULL, "ragged": RAGGED}[request.param]
+    return run_trl(lengths, tmp_path_factory.mktemp("whole"), settings(temperature=0.8))
+
+
+def actor_of(case: Case) -> ActorCritic:
+    """TRL's starting weights in our networks; TRL's value head has no bias, so ours stays at zero."""
+    head = torch.nn.Linear(case.critic.score.in_features, 1)
+    head.load_state_dict({"weight": case.critic.score.weight.detach(), "bias": torch.zeros(1)})
+    head.bias.requires_grad_(False)
+    return ActorCritic(deepcopy(case.policy), deepcopy(trunk(case.critic)), head).eval()
+
+
+def scores_of(case: Case) -> Tensor:
+    last = CONTEXT + case.episodes.lengths - 1
+    return reward(case.episodes.query_responses).gather(1, last.unsqueeze(1)).squeeze(1)
+
+
+def in_their_conventions(case: Case, actor: ActorCritic) -> Rollout:
+    cfg, mask, n = case.cfg, case.mask, int(case.mask.sum())
+    wide = replace(case.episodes, response_mask=case.one_more)
+    measured = measure(actor, case.reference, wide, cfg.temperature, BATCH)
+    non_score = non_score_reward(measured.logprobs, measured.ref_logprobs, mask, cfg.kl_coef)
+    scores = scores_of(case)
+    advantages, returns = gae(
+        token_rewards(scores, non_score, wide.response_mask), measured.values, wide.response_mask, cfg.gamma, cfg.gae_lambda
+    )
+    whitened = masked_whiten(advantages, mask) * math.sqrt((n - 1) / n)
+    return Rollout(case.episodes, measured, whitened, returns, cfg.kl_coef, Scores(scores, scores, [], []), {})
+
+
+def follow(case: Case, actor: ActorCritic, rollout: Rollout) -> tuple[list[dict[str, float]], list[dict[str, Tensor]]]:
+    """Our `train_on`: metrics and gradients of every step."""
+    metrics: list[dict[str, float]] = []
+    gradients: list[dict[str, Tensor]] = []
+    trained = [parameter for parameter in actor.parameters() if parameter.requires_grad]
+    optimiser = torch.optim.Adam([{"params": trained, "lr": case.cfg.lr, "base_lr": case.cfg.lr}], eps=case.cfg.adam_eps, fused=True)
+    optimiser.register_step_pre_hook(
+        lambda *_: gradients.append({name: p.grad.clone() for name, p in actor.named_parameters() if p.grad is not None})
+    )
+    learner = Learner(actor, optimiser, Accelerator(cpu=True), case.cfg, LrGuard.of(case.cfg), micro_batch=3)
+    train_on(rollout, learner, 0, 0, lambda _, values: metrics.append(values))
+    return metrics, gradients
+
+
+def renamed(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """TRL's names in ours, those that start with `prefix`."""
+    result = {}
+    for name, tensor in tensors.items():
+        for theirs, mine in NAMES:
+            if name.startswith(theirs):
+                result[mine + name.removeprefix(theirs)] = tensor
+    return {name: tensor for name, tensor in result.items() if name.startswith(prefix)}
+
+
+def apart(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
+    """Distance of two sets of tensors relative to the size of the second."""
+    assert set(theirs) <= set(mine)
+    difference = math.sqrt(sum(float((mine[name] - tensor).double().pow(2).sum()) for name, tensor in theirs.items()))
+    return difference / math.sqrt(sum(float(tensor.double().pow(2).sum()) for tensor in theirs.values()))
+
+
+def test_the_rollout(case: Case) -> None:
+    rollout, seen = in_their_conventions(case, actor_of(case)), case.seen.update
+    torch.testing.assert_close(rollout.scores.proxy, seen["scores"], rtol=RELATIVE, atol=1e-6)
+    for mine, theirs, mask in (
+        (rollout.measured.logprobs, seen["logprobs"], case.mask),
+        (rollout.measured.ref_logprobs, seen["ref_logprobs"], case.mask),
+        (rollout.measured.values, seen["values"], case.one_more),
+        (rollout.returns, seen["returns"], case.one_more),
+        (rollout.advantages, seen["advantages"], case.mask),
+    ):
+        torch.testing.assert_close(mine[mask], theirs[mask], rtol=RELATIVE, atol=1e-5)
+
+
+def test_every_policy_step(case: Case) -> None:
+    actor = actor_of(case)
+    metrics, gradients = follow(case, actor, in_their_conventions(case, actor))
+    assert len(metrics) == len(case.seen.steps) == case.cfg.steps
+    for step, seen, gradient, expected in zip(metrics, case.seen.steps, gradients, case.seen.gradients, strict=True):
+        assert step["policy/pg_loss"] == pytest.approx(float(seen["pg_loss"]), rel=RELATIVE, abs=1e-6)
+        assert apart(gradient, renamed(expected, "lm.")) < RELATIVE
+    assert metrics[-1]["policy/approxkl"] > 1e-5
+    start = {f"lm.{name}": parameter.detach() for name, parameter in case.policy.named_parameters()}
+    mine, theirs = dict(actor.named_parameters()), renamed(case.trained, "lm.")
+    moved = {name: theirs[name] - start[name] for name in theirs}
+    # Adam divides by the gradient's size, so rounding in a gradient near zero is not near zero in its step.
+    assert apart({name: mine[name].detach() - start[name] for name in theirs}, moved) < 10 * RELATIVE
+
+
+def test_every_critic_step(case: Case) -> None:
+    actor = actor_of(case)
+    rollout = in_their_conventions(case, actor)
+    wide = replace(rollout.episodes, response_mask=case.one_more)
+    metrics, gradients = follow(case, actor, replace(rollout, episodes=wide, advantages=torch.zeros_like(rollout.advantages)))
+    for step, seen, gradient, expected in zip(metrics, case.seen.steps, gradients, case.seen.gradients, strict=True):
+        assert step["value/vf_loss"] == pytest.approx(float(seen["vf_loss"]), rel=RELATIVE)
+        assert apart(gradient, renamed(expected, "critic_trunk.") | renamed(expected, "value_head.")) < RELATIVE
+    assert max(one["value/vf_clipfrac"] for one in metrics) > 0
+
+
+def test_our_own_rollout_is_theirs_where_the_conventions_coincide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No EOS anywhere: `collect` as it is, but for the sampling, gives TRL's advantages up to the correction of the variance."""
+    case = run_trl(FULL, tmp_path)
+    n, seen, episodes = int(case.mask.sum()), case.seen.update, case.episodes
+    monkeypatch.setattr(ours, "sample", lambda *_, **__: episodes)
+
+    def score(_: Episodes, rows: list[int]) -> Scores:
+        return Scores(scores_of(case), scores_of(case), [""] * len(rows), [""] * len(rows))
+
+    world = World(actor_of(case), case.reference, score, case.cfg, {"eos_id": EOS, "pad_id": PAD}, BATCH, lambda _: nullcontext())
+    prompts = Prompts(episodes.query_responses[:, :CONTEXT], episodes.query_mask, list(range(BATCH)))
+    rollout = collect(world, prompts, 0, case.cfg.kl_coef)
+    close = {"rtol": RELATIVE, "atol": 1e-5}
+    torch.testing.assert_close(rollout.returns, seen["returns"], **close)
+    torch.testing.assert_close(rollout.advantages * math.sqrt((n - 1) / n), seen["advantages"], **close)
+    for mine, theirs in (("kl", "kl"), ("entropy", "entropy"), ("scores", "scores"), ("rlhf_reward", "rlhf_reward")):
+        assert rollout.metrics[f"objective/{mine}"] == pytest.approx(seen["metrics"][f"objective/{theirs}"], rel=RELATIVE), mine
