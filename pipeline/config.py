@@ -179,6 +179,11 @@ class PpoConfig(Section):
     )
     critic_init: Literal["reference", "reward"] = Field("reference", description="what a separate critic starts as")
     critic_lr: NonNegative | None = Field(None, description="learning rate of a separate critic's trunk, on the same schedule; none: lr")
+    adapter: Literal["none", "lora"] = Field("none", description="lora: train a low-rank adapter; the reference is then the same network")
+    lora_rank: Positive = Field(16, description="width of the adapter")
+    lora_alpha: StrictlyPositive = Field(32.0, description="the adapter counts alpha / rank times")
+    quantize: Literal["none", "4bit"] = Field("none", description="4bit: hold the frozen weights in NF4; needs adapter: lora and a GPU")
+    frozen_layers: Annotated[int, Field(ge=0)] = Field(0, description="lowest blocks that are not trained, embeddings included")
     min_entropy: NonNegative = Field(0.01, description="nats per token: a rollout below it has collapsed, and the trial ends as diverged")
     max_repetition: Fraction = Field(0.8, description="share of repeated token pairs in a response: a rollout above it has collapsed too")
     stop: tuple[StopRule, ...] = Field((), description="what ends the trial early; set by a study's falsifiers and its search")
@@ -213,6 +218,10 @@ class PpoConfig(Section):
             )
         if self.critic == "shared" and (self.critic_init != "reference" or self.critic_lr is not None):
             raise ValueError("critic_init and critic_lr need critic: separate; set it or remove them")
+        if self.quantize != "none" and self.adapter != "lora":
+            raise ValueError("quantize '4bit' holds frozen weights, and without an adapter none is frozen; set adapter: lora")
+        if self.adapter == "lora" and self.frozen_layers:
+            raise ValueError("frozen_layers and adapter: lora exclude each other; an adapter freezes every layer already")
         self._check_stages()
         least = KL_ERROR_CLIP * self.batch_size
         if self.kl_control == "adaptive" and self.kl_horizon <= least:
@@ -246,6 +255,7 @@ class RuntimeConfig(Section):
     micro_batch_size: Positive = Field(64, description="episodes in memory at once during training")
     rollout_batch_size: Positive = Field(512, description="episodes in memory at once during generation and scoring")
     checkpoint_updates: Positive = Field(16, description="updates between two checkpoints")
+    gradient_checkpointing: bool = Field(False, description="compute activations twice instead of keeping them")
 
 
 class TrialConfig(Section):

@@ -36,6 +36,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "target": {"ppo.target_kl": 0.005},
     "loss": {"ppo.kl_in": "loss", "ppo.dual_clip": 2.0},
     "separate": {"ppo.critic": "separate", "ppo.critic_init": "reward"},
+    "lora": {"ppo.adapter": "lora", "ppo.lora_rank": 4},
 }
 PRELOAD = ["pipeline.trial", "pipeline.ppo.trainer", "transformers.models.qwen2.modeling_qwen2", "accelerate", "pandas"]
 

@@ -11,6 +11,7 @@ from helpers import Recorder
 
 from pipeline.budget import Ledger, Shape
 from pipeline.config import ModelConfig, PpoConfig, RuntimeConfig
+from pipeline.models.adapters import WithoutAdapter, choose_trained
 from pipeline.models.critic import calibrated_head
 from pipeline.models.loading import freeze, scratch_model
 from pipeline.models.policy import ActorCritic, Episodes, trunk
@@ -19,7 +20,7 @@ from pipeline.ppo.trainer import Outcome, Trainer
 from pipeline.tracking import MetricsLog, merged
 
 VOCAB, PAD, EOS = 31, 0, 1
-SIZES = ModelConfig(hidden_size=16, layers=1, heads=2, intermediate_size=32)
+SIZES = ModelConfig(hidden_size=16, layers=2, heads=2, intermediate_size=32)
 BASE: dict[str, Any] = {
     "steps": 24,
     "batch_size": 8,
@@ -48,16 +49,17 @@ def model() -> Any:
 
 def actor(knobs: dict[str, Any]) -> ActorCritic:
     """The critic that the stage would build; a "reward model" is the network with its weights scaled."""
+    policy = choose_trained(model(), PpoConfig(**{**BASE, **knobs}))
     if knobs.get("critic", "shared") == "shared":
-        return ActorCritic(model())
+        return ActorCritic(policy)
     if knobs.get("critic_init", "reference") == "reference":
-        return ActorCritic(model(), trunk(model()))
+        return ActorCritic(policy, trunk(model()))
     scorer, head = model(), torch.nn.Linear(16, 1)
     torch.nn.init.normal_(head.weight, generator=torch.Generator().manual_seed(2))
     torch.nn.init.zeros_(head.bias)
     for parameter in scorer.parameters():
         parameter.data.mul_(1.1)
-    return ActorCritic(model(), trunk(scorer), calibrated_head(head, 0.5, 2.0))
+    return ActorCritic(policy, trunk(scorer), calibrated_head(head, 0.5, 2.0))
 
 
 def trainer(folder: Path, reporter: Recorder | None = None, runtime: dict[str, Any] | None = None, **knobs: Any) -> Trainer:
@@ -66,11 +68,12 @@ def trainer(folder: Path, reporter: Recorder | None = None, runtime: dict[str, A
     generator = torch.Generator().manual_seed(0)
     queries = torch.randint(2, VOCAB, (20, 4), generator=generator)
     mask = torch.arange(4) >= torch.randint(0, 4, (20, 1), generator=generator)
+    actor_critic = actor(knobs)
     return Trainer(
         PpoConfig(**{**BASE, **knobs}),
         RuntimeConfig(**{"checkpoint_updates": 2, **(runtime or {})}),
-        actor(knobs),
-        freeze(model()),
+        actor_critic,
+        freeze(model()) if knobs.get("adapter", "none") == "none" else WithoutAdapter(actor_critic.lm),
         score,
         queries,
         mask,
@@ -99,6 +102,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "target": {"target_kl": 1e-3},
     "in the loss": {"kl_in": "loss", "dual_clip": 2.0},
     "separate": {"critic": "separate"},
+    "lora": {"adapter": "lora"},
 }
 
 

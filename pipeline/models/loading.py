@@ -106,7 +106,35 @@ def load_snapshot(path: Path, device: torch.device) -> CausalLM:
     """One of our own `save_pretrained` folders: fp32, dropout off."""
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, use_safetensors=True, local_files_only=True).to(device).eval()
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, use_safetensors=True, local_files_only=True)
+    return without_dropout(model.to(device))
+
+
+def load_quantized(path: Path, device: torch.device) -> CausalLM:
+    """The same with its linear maps in 4 bits (NF4, Dettmers 2023, arXiv 2305.14314), frozen. Raises `UserError` without a GPU."""
+    from importlib.util import find_spec
+
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    if device.type != "cuda" or find_spec("bitsandbytes") is None:
+        lacking = "no CUDA device is in use" if device.type != "cuda" else "the package bitsandbytes is not installed (extra `quantize`)"
+        raise UserError(f"ppo.quantize = '4bit': {lacking}; use none")
+    half = torch.bfloat16 if mixed_precision(device) == "bf16" else torch.float16
+    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=half, bnb_4bit_use_double_quant=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        path, quantization_config=config, device_map={"": device}, use_safetensors=True, local_files_only=True
+    )
+    return without_dropout(model)
+
+
+def without_dropout(model: CausalLM) -> CausalLM:
+    """No dropout in any mode: gradient checkpointing needs the training mode, and rollouts and losses must see one network."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+    return model.eval()
 
 
 def load_tokenizer(path: Path) -> Any:

@@ -7,6 +7,8 @@ valid tokens only: padding reaches neither the heads nor any average.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -141,6 +143,23 @@ class ActorCritic(nn.Module):
         state = hidden if self.critic_trunk is None else response_hidden(self.critic_trunk, episodes)
         values: Tensor = self.value_head(state).squeeze(-1).float()
         return hidden, values
+
+    @contextmanager
+    def recomputing(self, checkpointing: bool) -> Iterator[None]:
+        """Forwards of this block keep no activations where `checkpointing`; transformers ties that to its training mode.
+
+        The mode changes nothing else: dropout is 0 in every network (`pipeline.models.loading.without_dropout`).
+        """
+        networks = [network for network in (self.lm, self.critic_trunk) if network is not None and checkpointing]
+        for network in networks:
+            if not network.is_gradient_checkpointing:
+                network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            network.train()
+        try:
+            yield
+        finally:
+            for network in networks:
+                network.eval()
 
     def forward(self, episodes: Episodes, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probabilities (N, V) and values (N,) at the valid response tokens, both fp32."""

@@ -6,7 +6,7 @@ The steps are numbered as in pipeline/ppo/README.md; 1 to 5 are in `rollout`, 6 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -103,7 +103,9 @@ class Trainer:
         self.optimiser = self.accelerator.prepare(torch.optim.Adam(_groups(actor, cfg), eps=cfg.adam_eps, fused=True))
         self.kl, self.guard, self.stop = KlController.of(cfg), LrGuard.of(cfg), Watcher(cfg.stop)
         self.world = World(actor, reference, score, cfg, token_ids, runtime.rollout_batch_size, ledger.timed)
-        self.learner = Learner(actor, self.optimiser, self.accelerator, cfg, self.guard, runtime.micro_batch_size)
+        self.learner = Learner(
+            actor, self.optimiser, self.accelerator, cfg, self.guard, runtime.micro_batch_size, runtime.gradient_checkpointing
+        )
         self.update = self.taken = 0
         self.warned = False
         self.samples: list[dict[str, Any]] = []
@@ -132,7 +134,7 @@ class Trainer:
             self._check_end()
         except Diverged as error:
             # The metrics up to the divergence stay as evidence.
-            self.actor.load_state_dict(self.good["weights"])
+            self._restore(self.good["weights"])
             return "diverged", f"{error} in the update after step {self.taken}; the policy kept is that of step {self.good['step']}"
         return "complete", None
 
@@ -228,7 +230,7 @@ class Trainer:
         return {
             "update": self.update,
             "taken": self.taken,
-            "actor": self.actor.state_dict(),
+            "actor": dict(self._trained()),
             "good": self.good,
             "optimiser": self.optimiser.state_dict(),
             "scaler": scaler.state_dict() if scaler is not None else {},
@@ -259,7 +261,7 @@ class Trainer:
 
     def _load(self, state: dict[str, Any]) -> None:
         self.update, self.taken, self.warned = state["update"], state["taken"], state["warned"]
-        self.actor.load_state_dict(state["actor"])
+        self._restore(state["actor"])
         self.good = state["good"]
         self.optimiser.load_state_dict(state["optimiser"])
         if self.accelerator.scaler is not None:
@@ -272,8 +274,16 @@ class Trainer:
 
     def _keep_good(self) -> None:
         """Remember the weights that have just made a healthy rollout, on the CPU."""
-        weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.actor.state_dict().items()}
-        self.good = {"step": self.taken, "weights": weights}
+        self.good = {"step": self.taken, "weights": {name: tensor.to("cpu", copy=True) for name, tensor in self._trained()}}
+
+    def _trained(self) -> Iterator[tuple[str, Tensor]]:
+        """What training moves; all else is as the trial found it, and in no checkpoint."""
+        return ((name, tensor.detach()) for name, tensor in self.actor.named_parameters() if tensor.requires_grad)
+
+    def _restore(self, weights: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, tensor in self._trained():
+                tensor.copy_(weights[name])
 
 
 def _groups(actor: ActorCritic, cfg: PpoConfig) -> list[dict[str, Any]]:
@@ -281,4 +291,5 @@ def _groups(actor: ActorCritic, cfg: PpoConfig) -> list[dict[str, Any]]:
     rates = [(actor.lm, cfg.lr), (actor.value_head, cfg.lr if cfg.value_head_lr is None else cfg.value_head_lr)]
     if actor.critic_trunk is not None:
         rates.append((actor.critic_trunk, cfg.lr if cfg.critic_lr is None else cfg.critic_lr))
-    return [{"params": list(module.parameters()), "lr": rate, "base_lr": rate} for module, rate in rates]
+    trained = [([one for one in module.parameters() if one.requires_grad], rate) for module, rate in rates]
+    return [{"params": parameters, "lr": rate, "base_lr": rate} for parameters, rate in trained]

@@ -34,6 +34,8 @@ class Learner:
     guard: LrGuard
     micro_batch: int
     """Episodes in memory at once; changes nothing."""
+    checkpointing: bool = False
+    """Compute activations twice instead of keeping them; changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,8 @@ def backward(rollout: Rollout, rows: Tensor, learner: Learner, weight: Tensor) -
     batch = Tokens.of(rollout, rows)
     scaler = learner.accelerator.scaler
     scale = weight if scaler is None else scaler.scale(weight)
-    hidden, vpred = actor.hidden_and_values(episodes)
+    with actor.recomputing(learner.checkpointing):
+        hidden, vpred = actor.hidden_and_values(episodes)
 
     def token_loss(part: slice, new_logprobs: Tensor, entropy: Tensor) -> Tensor:
         loss = policy_terms(batch.at(part), new_logprobs, rollout.kl_coef, cfg)[0].sum()

@@ -18,8 +18,9 @@ from pipeline.artifacts import Artifact
 from pipeline.budget import Ledger, cap_memory, shape_of
 from pipeline.config import PpoConfig, TrialConfig
 from pipeline.layout import write_json
+from pipeline.models.adapters import WithoutAdapter, choose_trained, merged
 from pipeline.models.critic import calibrated_head, save_critic
-from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
+from pipeline.models.loading import CausalLM, device_of, freeze, load_quantized, load_snapshot
 from pipeline.models.policy import ActorCritic, Episodes, trunk
 from pipeline.ppo.rollout import Scores
 from pipeline.ppo.trainer import Trainer
@@ -44,11 +45,12 @@ def ppo(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, s
     reporter.follow(metrics)
     cap_memory(cfg.ppo)
     ledger = Ledger(shape_of(cfg.model, len(data.tokenizer)))
+    actor = new_actor(cfg.ppo, sft, reward, device)
     trainer = Trainer(
         cfg.ppo,
         cfg.runtime,
-        new_actor(cfg.ppo, sft, reward, device),
-        freeze(load_snapshot(sft.path / "model", device)),
+        actor,
+        freeze(load_snapshot(sft.path / "model", device)) if cfg.ppo.adapter == "none" else WithoutAdapter(actor.lm),
         score,
         data.ids,
         data.mask,
@@ -59,8 +61,10 @@ def ppo(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, s
         out / "checkpoints",
     )
     outcome = trainer.run()
-    trainer.actor.lm.save_pretrained(out / "policy")
-    save_critic(trainer.actor, out / "critic.safetensors")
+    cpu = torch.device("cpu")
+    policy = actor.lm if cfg.ppo.adapter == "none" else merged(actor.lm, load_snapshot(sft.path / "model", cpu))
+    policy.save_pretrained(out / "policy")
+    save_critic(actor, out / "critic.safetensors")
     to_parquet(metrics, out / "metrics.parquet")
     columns = ["step", "prompt", "completion", "proxy", "gold"]
     pd.DataFrame(outcome.samples, columns=columns).to_parquet(out / "samples.parquet", index=False)
@@ -73,7 +77,8 @@ def ppo(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, s
 
 def new_actor(cfg: PpoConfig, sft: Artifact, reward: Artifact, device: torch.device) -> ActorCritic:
     """The policy at the reference, with the critic that `cfg` asks for."""
-    policy: CausalLM = load_snapshot(sft.path / "model", device)
+    load = load_quantized if cfg.quantize == "4bit" else load_snapshot
+    policy: CausalLM = choose_trained(load(sft.path / "model", device), cfg)
     if cfg.critic == "shared":
         return ActorCritic(policy).to(device)
     if cfg.critic_init == "reference":

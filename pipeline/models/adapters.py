@@ -1,0 +1,119 @@
+"""Which of a policy's weights are trained: all, the upper blocks, or a low-rank adapter beside frozen ones.
+
+With an adapter the reference is the same network with the adapter switched off: no second copy is in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipeline.config import PpoConfig
+from pipeline.errors import UserError
+from pipeline.models.loading import CausalLM
+from pipeline.models.policy import trunk
+from pipeline.models.seeding import seed_of
+
+
+def choose_trained(lm: CausalLM, cfg: PpoConfig) -> CausalLM:
+    """Leave gradients on what `cfg` trains of the policy, and add the adapter where it asks for one; returns `lm`."""
+    if cfg.adapter == "lora":
+        _add_lora(lm, cfg)
+    elif cfg.frozen_layers:
+        _freeze_lower(lm, cfg.frozen_layers)
+    return lm
+
+
+def _add_lora(lm: CausalLM, cfg: PpoConfig) -> None:
+    """LoRA on every linear map of the blocks (Hu 2021, arXiv 2106.09685): W + (α / r) B A, with B zero at the start."""
+    from peft import LoraConfig, inject_adapter_in_model
+    from transformers.pytorch_utils import Conv1D
+
+    transposed = any(isinstance(module, Conv1D) for module in lm.modules())
+    config = LoraConfig(
+        r=cfg.lora_rank, lora_alpha=cfg.lora_alpha, lora_dropout=0.0, target_modules="all-linear", fan_in_fan_out=transposed
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_of(cfg.seed, "adapter"))
+        inject_adapter_in_model(config, lm)
+
+
+def _freeze_lower(lm: CausalLM, count: int) -> None:
+    """No gradient for the embeddings (and a head that is tied to them) and for the lowest `count` blocks."""
+    layers = blocks(lm)
+    if count >= len(layers):
+        raise UserError(f"ppo.frozen_layers = {count}: the policy has {len(layers)} layers; leave at least one to train")
+    for module in (lm.get_input_embeddings(), *layers[:count]):
+        module.requires_grad_(False)
+
+
+def blocks(lm: CausalLM) -> nn.ModuleList:
+    """The network's blocks, lowest first; every decoder-only architecture keeps them in one list."""
+    count = int(lm.config.num_hidden_layers)
+    found = [module for module in trunk(lm).children() if isinstance(module, nn.ModuleList) and len(module) == count]
+    if len(found) != 1:
+        raise UserError(f"ppo.frozen_layers: cannot tell the blocks of a {type(lm).__name__} apart; use 0, or a LoRA adapter")
+    return found[0]
+
+
+def adapter_layers(lm: CausalLM) -> Iterator[tuple[str, Any]]:
+    """Name and module of every layer that carries an adapter."""
+    if not any("lora_" in name for name, _ in lm.named_parameters()):
+        return
+    from peft.tuners.lora import LoraLayer
+
+    for name, module in lm.named_modules():
+        if isinstance(module, LoraLayer):
+            yield name, module
+
+
+@contextmanager
+def adapter_off(lm: CausalLM) -> Iterator[None]:
+    """The network without its adapter, for as long as the block lasts."""
+    layers = [module for _, module in adapter_layers(lm)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+            # Switching on asks for gradients of the active adapter only; what was frozen stays frozen.
+
+
+class WithoutAdapter:
+    """A policy's network seen without its adapter: the reference, at no memory of its own. Measures; is never sampled from."""
+
+    base_model_prefix = "trunk"
+
+    def __init__(self, lm: CausalLM) -> None:
+        self._lm, self.config = lm, lm.config
+
+    def trunk(self, **inputs: Any) -> Any:
+        """Hidden states of the bare network."""
+        with adapter_off(self._lm):
+            return trunk(self._lm)(**inputs)
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The head, which carries no adapter."""
+        head: nn.Module = self._lm.get_output_embeddings()
+        return head
+
+
+def merged(lm: CausalLM, snapshot: CausalLM) -> CausalLM:
+    """`snapshot` with what the adapter of `lm` learned added to its weights; `lm` itself where there is no adapter.
+
+    `snapshot` is the fp32 network that training began from: so a quantised base is merged without its rounding.
+    """
+    layers = dict(adapter_layers(lm))
+    if not layers:
+        return lm
+    with torch.no_grad():
+        for name, layer in layers.items():
+            weight = snapshot.get_submodule(name).weight
+            weight += layer.get_delta_weight("default").to(weight)
+    return snapshot
