@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pipeline.metrics import METRICS
 from reports.estimates import ArmResult, Claim, Effect, Findings
 from reports.load import StudyRecords
+from reports.searches import Search
 from reports.stats import Estimate
-from reports.words import counted, interval, listed, name, number, signed
+from reports.words import counted, interval, listed, name, number, setting, signed
 
 _COVERAGE = {2: 86, 3: 92}
 """What `reports.stats.mean` says of itself, in percent by seeds."""
@@ -60,7 +61,7 @@ def claim_sentence(claim: Claim) -> str:
 def _sentence(records: StudyRecords, findings: Findings) -> str:
     objective, baseline = records.study.objective.metric, findings.arm(records.study.baseline)
     found = findings.search
-    before = f"The search tried {counted(len(found.trials), 'configuration')}. " if found else ""
+    before = _searched(found) if found else ""
     if not any(result.estimates for result in findings.arms):
         return before + _nothing(records)
     base = baseline.estimates.get(objective)
@@ -78,9 +79,19 @@ def _sentence(records: StudyRecords, findings: Findings) -> str:
     parts = [part for outcome in _PHRASES if (part := _group(findings, compared, outcome))]
     parts[0] = f"{parts[0].removesuffix(' it')} the baseline {baseline.arm}"
     parts += [_alone(findings.arm(effect.arm)) for effect in effects if effect.estimate is None]
-    where = "On fresh seeds, on" if found else "On"
     only = ", as far as a single seed can tell" if all(effect.estimate and effect.estimate.seeds == 1 for effect in compared) else ""
-    return f"{before}{where} {name(objective)}{only}, {'; '.join(parts)}."
+    return f"{before}On {name(objective)}{only}, {'; '.join(parts)}."
+
+
+def _searched(search: Search) -> str:
+    if not search.confirmed:
+        return f"The search has tried {counted(len(search.trials), 'configuration')} and confirmed none yet. "
+    chosen = {one.number: one for one in search.trials}
+    named = []
+    for arm, tried in search.confirmed.items():
+        knobs = chosen[tried].overrides if tried in chosen else {}
+        named.append(f"{arm} ({', '.join(f'{key} {setting(value)}' for key, value in knobs.items())})" if knobs else arm)
+    return f"Of {counted(len(search.trials), 'configuration')} tried, {listed(named)} ran again on fresh seeds. "
 
 
 def _nothing(records: StudyRecords) -> str:

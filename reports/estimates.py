@@ -180,7 +180,7 @@ def analyse(records: StudyRecords) -> Findings:
         matched=trajectories.matched(records, curves),
         laws=trajectories.laws(records, curves),
         alarms=trajectories.alarms(records),
-        search=load_search(records.folder),
+        search=load_search(records.folder, records.study),
     )
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 from pipeline.metrics import METRICS
 from reports.searches import Search
 from reports.tabular import Cell, Head, Table
-from reports.words import name, number
+from reports.words import name, number, setting
 
 
 def tuning_table(search: Search) -> Table:
@@ -26,7 +26,7 @@ def tuning_table(search: Search) -> Table:
         rows.append(
             (
                 Cell(str(trial.number)),
-                *[Cell(_value(trial.overrides.get(key))) for key in search.knobs],
+                *[Cell(setting(trial.overrides[key]) if key in trial.overrides else "–") for key in search.knobs],
                 Cell(trial.status),
                 Cell(f"{trial.steps:,}"),
                 *[Cell(number(trial.values.get(key), key)) for key in search.metrics],
@@ -60,9 +60,3 @@ def importance_table(search: Search) -> Table:
     return Table(
         "importance", "What mattered in the search", note, heads, rows, pd.DataFrame(data, columns=["knob", "importance", "trials"])
     )
-
-
-def _value(value: Any) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

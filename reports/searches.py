@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pipeline.errors import UserError
 from pipeline.layout import StudyFolder
-
-FILE = "search.json"
+from studies.schema import Study
 
 
 @dataclass(frozen=True)
@@ -53,13 +51,18 @@ class Search:
         return list(dict.fromkeys(key for trial in self.trials for key in trial.overrides))
 
 
-def load_search(folder: StudyFolder) -> Search | None:
-    """The search of a study folder, None where there was none. Raises `UserError` with the file when it is damaged."""
-    path: Path = folder.path / FILE
-    if not path.exists():
+def load_search(folder: StudyFolder, study: Study) -> Search | None:
+    """The search of a study, None where it has none or the file is of another search than the study gives now.
+
+    Raises `UserError` with the file when it is damaged.
+    """
+    if study.search is None or not folder.search_file.exists():
         return None
+    path = folder.search_file
     try:
         content = json.loads(path.read_text("utf-8"))
+        if content["search"] != study.search.model_dump(mode="json"):
+            return None
         return Search(
             trials=tuple(_trial(entry) for entry in content["trials"]),
             pareto=tuple(int(number) for number in content["pareto"]),

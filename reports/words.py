@@ -64,6 +64,19 @@ def signed(estimate: Estimate, key: str = "") -> str:
     return f"{_fixed(estimate.value, places, plus=True)} [{low}, {high}]"
 
 
+def setting(value: object) -> str:
+    """The value of a knob: floats with four significant digits.
+
+    >>> setting(0.0312345678), setting(True), setting([1, 2])
+    ('0.03123', 'true', '1, 2')
+    """
+    if isinstance(value, bool) or value is None:
+        return "none" if value is None else str(value).lower()
+    if isinstance(value, list | tuple):
+        return ", ".join(map(setting, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def p_value(p: float | None) -> str:
     """Three decimals, or ``< 0.001``.
 

@@ -11,12 +11,30 @@ import pytest
 from pipeline.errors import UserError
 from pipeline.layout import Layout, StudyFolder
 from reports.searches import load_search
+from studies.schema import Study, load_study
+
+STUDY = """
+question: Which beta?
+hypothesis: A small one.
+refuted_if: It is not.
+seeds: [0]
+search: {space: {ppo.kl_coef: {low: 0.01, high: 1.0, log: true}}, trials: 2, confirm: {top: 1, seeds: [7, 8]}}
+"""
 
 
-def content() -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    path = tmp_path_factory.mktemp("search") / "hunt.yaml"
+    path.write_text(STUDY, encoding="utf-8")
+    return load_study(path)
+
+
+def content(study: Study) -> dict[str, Any]:
+    assert study.search is not None
     trial = {"arm": "search-000", "overrides": {"ppo.kl_coef": 0.1}, "status": "complete", "values": {"eval/win_rate": 0.7}}
     pruned = {"arm": "search-001", "overrides": {"ppo.kl_coef": 0.0, "ppo.lr": 1e-4}, "status": "pruned", "values": {}}
     return {
+        "search": study.search.model_dump(mode="json"),
         "trials": [{"number": 0, **trial, "feasible": True, "steps": 64}, {"number": 1, **pruned, "feasible": False, "steps": 16}],
         "pareto": [0],
         "confirmed": [{"arm": "confirm-1", "number": 0, "overrides": {"ppo.kl_coef": 0.1}}],
@@ -32,10 +50,10 @@ def folder(tmp_path: Path) -> StudyFolder:
     return found
 
 
-def test_it_is_read(folder: StudyFolder) -> None:
-    assert load_search(folder) is None
-    (folder.path / "search.json").write_text(json.dumps(content()), encoding="utf-8")
-    found = load_search(folder)
+def test_it_is_read(folder: StudyFolder, study: Study) -> None:
+    assert load_search(folder, study) is None
+    (folder.path / "search.json").write_text(json.dumps(content(study)), encoding="utf-8")
+    found = load_search(folder, study)
     assert found is not None
     assert [trial.number for trial in found.trials] == [0, 1]
     assert found.trials[0].values == {"eval/win_rate": 0.7}
@@ -45,19 +63,33 @@ def test_it_is_read(folder: StudyFolder) -> None:
     assert (found.importance["ppo.kl_coef"], found.importance_n) == (0.8, 2)
 
 
-def test_an_unfinished_search_has_no_importance(folder: StudyFolder) -> None:
-    unfinished = {**content(), "pareto": [], "confirmed": []}
+def test_a_file_of_another_search_is_not_of_this_one(folder: StudyFolder, study: Study) -> None:
+    assert study.search is not None
+    wider = study.model_copy(update={"search": study.search.model_copy(update={"seed": 5})})
+    (folder.path / "search.json").write_text(json.dumps(content(study)), encoding="utf-8")
+    assert load_search(folder, study) is not None
+    assert load_search(folder, wider) is None
+    assert load_search(folder, study.model_copy(update={"search": None})) is None
+
+
+def test_an_unfinished_search_has_no_importance(folder: StudyFolder, study: Study) -> None:
+    unfinished = {**content(study), "pareto": [], "confirmed": []}
     del unfinished["importance"], unfinished["importance_n"]
     (folder.path / "search.json").write_text(json.dumps(unfinished), encoding="utf-8")
-    found = load_search(folder)
+    found = load_search(folder, study)
     assert found is not None
     assert (found.importance, found.importance_n, found.pareto) == ({}, 0, ())
 
 
-@pytest.mark.parametrize(
-    "text", ["{", "[]", "{}", '{"trials": 3, "pareto": [], "confirmed": []}', '{"trials": [{}], "pareto": [], "confirmed": []}']
-)
-def test_a_damaged_file_is_named(folder: StudyFolder, text: str) -> None:
+@pytest.mark.parametrize("text", ["{", "[]", "{}", "null"])
+def test_a_damaged_file_is_named(folder: StudyFolder, study: Study, text: str) -> None:
     (folder.path / "search.json").write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=r"search\.json: damaged file .*run the study again"):
-        load_search(folder)
+        load_search(folder, study)
+
+
+@pytest.mark.parametrize("change", [{"trials": 3}, {"trials": [{}]}, {"pareto": ["x"]}, {"confirmed": [{"arm": "confirm-1"}]}])
+def test_a_damaged_part_is_named(folder: StudyFolder, study: Study, change: dict[str, Any]) -> None:
+    (folder.path / "search.json").write_text(json.dumps({**content(study), **change}), encoding="utf-8")
+    with pytest.raises(UserError, match=r"search\.json: damaged file"):
+        load_search(folder, study)

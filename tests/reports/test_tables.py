@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from reports import stats
 from reports.estimates import Findings, analyse
 from reports.load import StudyRecords, load_records
-from reports.searches import load_search
+from reports.searches import Search, SearchTrial
 from reports.tables import all_tables, arm_table
 from reports.tabular import Table
 
@@ -136,34 +135,13 @@ def test_a_single_arm_is_not_the_best_of_all(build: Builder, tmp_path: Path) -> 
     assert analyse(load_records(built.folder, built.study)).best == {}
 
 
-def test_search_tables(records: StudyRecords, findings: Findings, tmp_path: Path) -> None:
-    trial = {"status": "complete", "steps": 64}
-    trials = [
-        {
-            "number": 0,
-            "arm": "search-000",
-            "overrides": {"ppo.kl_coef": 0.1},
-            "values": {"eval/win_rate": 0.81234},
-            "feasible": True,
-            **trial,
-        },
-        {
-            "number": 1,
-            "arm": "search-001",
-            "overrides": {"ppo.kl_coef": 1e-5},
-            "values": {},
-            "feasible": False,
-            **trial,
-            "status": "pruned",
-        },
-    ]
-    content = {"trials": trials, "pareto": [0], "confirmed": [{"arm": "confirm-1", "number": 0, "overrides": {}}]}
-    (tmp_path / "search.json").write_text(json.dumps({**content, "importance": {"ppo.kl_coef": 1.0}, "importance_n": 2}), encoding="utf-8")
-    folder = dataclasses.replace(records.folder, path=tmp_path)
-    with_search = dataclasses.replace(findings, search=load_search(folder))
-    tables = {table.name: table for table in all_tables(records, with_search)}
+def test_search_tables(records: StudyRecords, findings: Findings) -> None:
+    won = SearchTrial(0, "search-000", {"ppo.kl_coef": 0.1}, "complete", {"eval/win_rate": 0.81234}, True, 64)
+    lost = SearchTrial(1, "search-001", {"ppo.kl_coef": 1e-5}, "pruned", {}, False, 16)
+    search = Search((won, lost), (0,), {"confirm-1": 0}, {"ppo.kl_coef": 1.0}, 2)
+    tables = {table.name: table for table in all_tables(records, dataclasses.replace(findings, search=search))}
     assert [cell.text for cell in tables["tuning"].rows[0]] == ["0", "0.1", "complete", "64", "0.812", "kept", "on it", "confirm-1"]
-    assert [cell.text for cell in tables["tuning"].rows[1]] == ["1", "1e-05", "pruned", "64", "–", "broken", "–", "–"]
+    assert [cell.text for cell in tables["tuning"].rows[1]] == ["1", "1e-05", "pruned", "16", "–", "broken", "–", "–"]
     assert tables["tuning"].frame["eval/win_rate"][0] == 0.81234
     assert [cell.text for cell in tables["importance"].rows[0]] == ["ppo.kl_coef", "1.000", "2"]
     assert "tuning" not in {table.name for table in all_tables(records, findings)}

@@ -1,0 +1,142 @@
+"""The answer in one sentence: true word for word, above all where little is there to be said."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from reports.answer import Answer, answer, claim_sentence
+from reports.estimates import Effect, Findings, analyse
+from reports.load import StudyRecords, load_records
+from reports.searches import Search, SearchTrial
+from reports.stats import Estimate
+
+if TYPE_CHECKING:
+    from tests.reports.conftest import Builder
+
+ARMS = {"beta_0": 0.0, "beta_0.05": 0.05, "beta_0.2": 0.2}
+WHOLE: dict[str, Any] = {"diverged": (), "budget": (), "missing": (), "steps": 64, "prompts": 24, "arms": ARMS}
+
+
+def said(build: Builder, folder: Path, **shape: Any) -> Answer:
+    built = build(folder, **{**WHOLE, **shape})
+    records = load_records(built.folder, built.study)
+    return answer(records, analyse(records))
+
+
+def every(status: str, seeds: tuple[int, ...] = (0, 1)) -> dict[str, Any]:
+    return {status: tuple((arm, seed) for arm in ARMS for seed in seeds), "seeds": seeds}
+
+
+def of(arm: str, seeds: tuple[int, ...] = (0, 1)) -> tuple[tuple[str, int], ...]:
+    return tuple((arm, seed) for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sentence"),
+    [
+        (every("diverged"), "Every trial diverged (6 of 6) and none could be evaluated, so no arm can be compared."),
+        (every("missing"), "No trial has been evaluated, so there is no answer yet (6 missing)."),
+        (every("failed"), "No trial has been evaluated, so there is no answer yet (6 failed)."),
+        (
+            {"seeds": (0, 1), "diverged": of("beta_0.05")},
+            "The baseline beta_0.05 has no evaluated trial (2 diverged), so no arm can be compared with it on win rate.",
+        ),
+        (
+            {"seeds": (0, 1), "missing": of("beta_0.05")},
+            "The baseline beta_0.05 has no evaluated trial (2 not run), so no arm can be compared with it on win rate.",
+        ),
+    ],
+)
+def test_without_anything_to_compare(build: Builder, tmp_path: Path, shape: dict[str, Any], sentence: str) -> None:
+    assert said(build, tmp_path, **shape).sentence == sentence
+
+
+def test_arms_that_cannot_be_compared_are_named_with_the_reason(build: Builder, tmp_path: Path) -> None:
+    found = said(build, tmp_path, seeds=(0, 1), diverged=of("beta_0"), missing=(("beta_0.2", 1), ("beta_0.05", 0))).sentence
+    assert "beta_0 has no evaluated trial (2 diverged) and is not compared" in found
+    assert "beta_0.2 shares no evaluated seed with the baseline and is not compared" in found
+    assert found.startswith("beta_0.05 reaches a win rate of ")
+    assert "1 of 2 seeds × 24 prompts, 1 not run" in found
+
+
+def test_a_single_seed_is_said_in_the_sentence(build: Builder, tmp_path: Path) -> None:
+    found = said(build, tmp_path, seeds=(4,))
+    assert found.sentence.startswith("On win rate, as far as a single seed can tell, ")
+    assert "1 seed × 24 prompts" in found.sentence
+    assert any("single evaluated seed" in caveat for caveat in found.caveats)
+
+
+def test_what_ended_otherwise_stands_beside_the_arm(records: StudyRecords, findings: Findings) -> None:
+    found = answer(records, findings).sentence
+    assert "; 2 of 3 seeds × 200 prompts, 1 diverged) is worse than the baseline beta_0.05; " in found
+    assert "; 2 of 3 seeds × 200 prompts, 1 not run) and beta_0.2 (" in found
+    assert found.endswith("3 seeds × 200 prompts, 1 ended by a cap) are not detectably different from it.")
+
+
+def test_the_sentence_says_each_verdict_of_the_findings(records: StudyRecords, findings: Findings) -> None:
+    """Whatever the verdicts are: every arm once, under its own."""
+    words = {"better": "better than", "worse": "worse than", "no detectable difference": "not detectably different from"}
+    outcomes = list(words)
+    for first in range(3):
+        effects = list(findings.effects)
+        mine = [index for index, effect in enumerate(effects) if effect.metric == "eval/win_rate"]
+        for place, index in enumerate(mine):
+            effects[index] = dataclasses.replace(effects[index], outcome=outcomes[(first + place) % 3])
+        changed = dataclasses.replace(findings, effects=tuple(effects))
+        sentence = answer(records, changed).sentence
+        for effect in changed.effects_on("eval/win_rate"):
+            assert sentence.count(f"{effect.arm} (") == 1
+            after = sentence[sentence.index(f"{effect.arm} (") :]
+            said_first = min((after.find(word), outcome) for outcome, word in words.items() if word in after)[1]
+            assert said_first == effect.outcome
+        assert sentence.count("the baseline beta_0.05") == 1
+
+
+def test_many_arms_are_summed_up_with_their_range(records: StudyRecords, findings: Findings) -> None:
+    one = findings.effects_on("eval/win_rate")[0]
+    template = findings.arm(one.arm)
+
+    def made(index: int) -> Effect:
+        return dataclasses.replace(
+            one, arm=f"arm-{index}", estimate=Estimate(-index / 100, -index / 100 - 0.01, -0.001, 3, 200, "bootstrap")
+        )
+
+    effects = tuple(made(index) for index in range(1, 8))
+    arms = (*findings.arms, *(dataclasses.replace(template, arm=effect.arm) for effect in effects))
+    sentence = answer(records, dataclasses.replace(findings, effects=effects, arms=arms, power=())).sentence
+    assert sentence == (
+        "On win rate, 7 arms, from −0.070 [−0.080, −0.001] (arm-7) to −0.010 [−0.020, −0.001] (arm-1), "
+        "are worse than the baseline beta_0.05."
+    )
+
+
+def test_a_search_speaks_of_its_confirmation(records: StudyRecords, findings: Findings) -> None:
+    trials = tuple(SearchTrial(n, f"search-00{n}", {"ppo.kl_coef": 0.03125678}, "complete", {}, True, 64) for n in range(4))
+    before = answer(records, dataclasses.replace(findings, search=Search(trials, (), {}, {}, 0))).sentence
+    assert before.startswith("The search has tried 4 configurations and confirmed none yet. ")
+    after = answer(records, dataclasses.replace(findings, search=Search(trials, (2,), {"confirm-1": 2}, {}, 0))).sentence
+    assert after.startswith("Of 4 configurations tried, confirm-1 (ppo.kl_coef 0.03126) ran again on fresh seeds. On win rate, ")
+
+
+def test_silence_is_not_equality(records: StudyRecords, findings: Findings) -> None:
+    silent = {effect.arm for effect in findings.effects_on("eval/win_rate") if effect.outcome == "no detectable difference"}
+    worst = max((one for one in findings.power if one.arm in silent), key=lambda one: one.detectable)
+    caveat = next(caveat for caveat in answer(records, findings).caveats if "not equality" in caveat)
+    assert f"of {worst.detectable:.3f} ({worst.arm}) would have been found with 80 % power" in caveat
+    assert f"To find 0.050 takes about {worst.seeds_needed} seeds." in caveat
+    stuck = dataclasses.replace(worst, seeds_needed=None, more_prompts=True)
+    assert any("No number of seeds" in one for one in answer(records, dataclasses.replace(findings, power=(stuck,))).caveats)
+    loud = tuple(dataclasses.replace(effect, outcome="better") for effect in findings.effects)
+    assert not any("not equality" in one for one in answer(records, dataclasses.replace(findings, effects=loud)).caveats)
+
+
+def test_a_claim_that_fell_names_the_earliest_step(findings: Findings) -> None:
+    sentence = claim_sentence(findings.claims[0])
+    fell = [verdict for verdict in findings.claims[0].verdicts if verdict.outcome == "FALSIFIED"]
+    first = min(verdict.step for verdict in fell if verdict.step is not None)
+    assert f"it fell in {len(fell)} of 12 trials" in sentence
+    assert f"as early as step {first:,} (" in sentence
