@@ -105,8 +105,10 @@ def test_without_a_bend_there_is_no_peak() -> None:
     assert rising is not None
     assert rising.peak_kl is None
     rng = np.random.default_rng(2)
-    straight = fit_law([d**2] * 3, [d + 0.3 * rng.normal(size=40) for _ in range(3)])
+    straight = fit_law([d**2] * 3, [law(d, 1.0, 0.15) + 1.5 * rng.normal(size=40) for _ in range(3)])
     assert straight is not None
+    assert straight.b.low is not None
+    assert straight.b.low < 0 < straight.b.value
     assert straight.peak_kl is None
 
 

@@ -33,9 +33,9 @@ def test_many_records_are_averaged_by_cell_not_sampled() -> None:
     grid = grid_of([steps], points=64, multiple=16)
     assert len(grid) <= 65
     assert (np.diff(grid) % 16 == 0).all()
-    saw = np.where(steps % 16 < 8, 0.0, 1.0)
-    found = align([steps], [saw], grid)
-    assert found.values[0] == pytest.approx(0.5, abs=1e-12)
+    rare = np.where(steps % 16 == 3, 16.0, 0.0)
+    found = align([steps], [rare], grid)
+    assert found.values[0] == pytest.approx(1.0)
 
 
 def test_the_last_records_are_in_a_cell() -> None:

@@ -108,7 +108,8 @@ def test_failed_trials_have_no_trajectory(build: Builder, tmp_path: object) -> N
 
     from reports.load import load_records
 
-    built: Built = build(Path(str(tmp_path)), seeds=(0,), steps=160, prompts=4, failed=(("beta_0", 0),), diverged=(), budget=(), missing=())
+    shape = {"seeds": (0,), "steps": 1600, "prompts": 4, "diverged": (), "budget": (), "missing": ()}
+    built: Built = build(Path(str(tmp_path)), **shape, failed=(("beta_0", 0),))
     assert {arm for arm, _ in curves(load_records(built.folder, built.study))} == {"beta_0.01", "beta_0.05", "beta_0.2"}
 
 
