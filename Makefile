@@ -1,5 +1,5 @@
 # Two commands do everything, set-up included: `make study STUDY=kl_ablation` and `make test`.
-# Variables: STUDY (name or YAML file), PROFILE, SET ("a.b=1 c.d=2"), JOBS, OUT, EXECUTOR, PYTHON.
+# Variables: STUDY (name or YAML file), PROFILE, SET ("a.b=1 c.d=2"), JOBS, OUT, EXECUTOR, NAME, DESIGN, PYTHON.
 
 PYTHON ?= python3
 STUDY ?= kl_ablation
@@ -12,11 +12,11 @@ CHOICE := $(if $(PROFILE),--profile $(PROFILE))
 CHANGES := $(foreach assignment,$(SET),--set '$(assignment)')
 WORKERS := $(if $(JOBS),--jobs $(JOBS)) $(if $(EXECUTOR),--executor $(EXECUTOR))
 
-.PHONY: help setup study run ui report falsify plan sync test lint format bench clean
+.PHONY: help setup study run ui report falsify plan new-study sync test lint format bench clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 $(VENV)/.stamp: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11"; exit 2; }
@@ -39,6 +39,9 @@ run: $(VENV)/.stamp  ## one trial of PROFILE
 
 plan: $(VENV)/.stamp  ## what would run, what is cached, does it fit the budget
 	@$(ABLATE) plan "$(STUDY)" $(CHOICE) $(CHANGES) $(OPTIONS)
+
+new-study: $(VENV)/.stamp  ## write NAME.yaml, a commented study to start from (DESIGN: arms, grid, factors, search)
+	@$(ABLATE) new-study "$(NAME)" $(if $(DESIGN),--design "$(DESIGN)")
 
 report: $(VENV)/.stamp  ## redraw tables and figures from records
 	@$(ABLATE) report "$(STUDY)" $(CHOICE) $(OPTIONS)

@@ -49,7 +49,7 @@ class DataConfig(Section):
     heldout_prompts: Positive = Field(512, description="prompts for evaluation, from held-out texts; none is a training prompt")
     prompt_words: tuple[Positive, Positive] = Field((3, 8), description="a prompt is the first k words of a text, k uniform in this range")
     vocab_size: Positive = Field(700, description="size of the BPE vocabulary, when the tokenizer is trained here")
-    seed: int = 0
+    seed: int = Field(0, description="of the texts and of their split into prompts")
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
@@ -67,10 +67,10 @@ class ModelConfig(Section):
 
     base: str | None = Field(None, description="hub id or local folder; none builds a scratch Qwen2 of the sizes below")
     revision: str | None = Field(None, description="pinned commit of the base")
-    hidden_size: Positive = 96
-    layers: Positive = 2
-    heads: Positive = 4
-    intermediate_size: Positive = 256
+    hidden_size: Positive = Field(96, description="width of a scratch model")
+    layers: Positive = Field(2, description="layers of a scratch model")
+    heads: Positive = Field(4, description="attention heads of a scratch model")
+    intermediate_size: Positive = Field(256, description="width of its gated MLP")
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
@@ -82,13 +82,13 @@ class ModelConfig(Section):
 class SftConfig(Section):
     """Supervised fine-tuning that makes the reference snapshot."""
 
-    steps: Annotated[int, Field(ge=0)] = 400
-    batch_size: Positive = 64
+    steps: Annotated[int, Field(ge=0)] = Field(400, description="gradient steps; 0 leaves the base as it is")
+    batch_size: Positive = Field(64, description="texts in one step")
     max_tokens: Annotated[int, Field(ge=2)] = Field(64, description="texts are cut to this many tokens")
-    lr: StrictlyPositive = 3e-3
+    lr: StrictlyPositive = Field(3e-3, description="peak learning rate")
     warmup: Fraction = Field(0.05, description="fraction of the steps with rising learning rate; cosine to 10 % after")
-    weight_decay: NonNegative = 0.01
-    seed: int = 0
+    weight_decay: NonNegative = Field(0.01, description="of AdamW")
+    seed: int = Field(0, description="of initialisation and of the order of texts")
 
 
 class RewardConfig(Section):
@@ -102,10 +102,10 @@ class RewardConfig(Section):
         0.35, description="temperature of P(a over b) = sigmoid((gold_a - gold_b) / (this x std of gold)); 0 = the judge himself"
     )
     calibration_samples: Annotated[int, Field(ge=2)] = Field(512, description="reference samples that set mean 0 and std 1 of the proxy")
-    epochs: Positive = 2
-    batch_size: Positive = 64
-    lr: StrictlyPositive = 1e-3
-    seed: int = 0
+    epochs: Positive = Field(2, description="passes over the pairs")
+    batch_size: Positive = Field(64, description="pairs in one step")
+    lr: StrictlyPositive = Field(1e-3, description="peak learning rate")
+    seed: int = Field(0, description="of the sampled pairs, their labels and their order")
 
 
 KL_ERROR_CLIP = 0.2
@@ -129,26 +129,28 @@ class PpoConfig(Section):
     steps: Positive = Field(2_048, description="gradient steps in all; a whole number of updates")
     batch_size: Positive = Field(64, description="episodes in one rollout")
     num_mini_batches: Positive = Field(4, description="optimiser steps per epoch over the rollout")
-    num_ppo_epochs: Positive = 4
+    num_ppo_epochs: Positive = Field(4, description="passes over one rollout")
     response_length: Positive = Field(32, description="most tokens in a response")
-    temperature: StrictlyPositive = 1.0
-    lr: NonNegative = 1e-4
+    temperature: StrictlyPositive = Field(1.0, description="of sampling; all log-probabilities are at it")
+    lr: NonNegative = Field(1e-4, description="learning rate of the policy's trunk")
     value_head_lr: NonNegative | None = Field(None, description="learning rate of the value head, on the same schedule; none: lr")
     lr_schedule: Literal["linear", "constant"] = Field("linear", description="linear falls to 0 at the last step")
-    adam_eps: StrictlyPositive = 1e-5
-    max_grad_norm: StrictlyPositive = 1.0
+    adam_eps: StrictlyPositive = Field(1e-5, description="of Adam")
+    max_grad_norm: StrictlyPositive = Field(1.0, description="gradients are scaled down to this global norm")
     cliprange: StrictlyPositive = Field(0.2, description="epsilon")
     dual_clip: Annotated[float, Field(gt=1.0, allow_inf_nan=False)] | None = Field(
         None, description="bound c on the loss of a negative advantage, at c times its size; none: no bound"
     )
-    cliprange_value: StrictlyPositive = 0.2
-    gamma: Fraction = 1.0
+    cliprange_value: StrictlyPositive = Field(
+        0.2, description="how far a value may move from that of the rollout before its error is clipped"
+    )
+    gamma: Fraction = Field(1.0, description="discount per token")
     gae_lambda: Fraction = Field(0.95, description="lambda")
     kl_coef: NonNegative = Field(0.05, description="beta; the starting value when kl_control is not fixed")
     vf_coef: NonNegative = Field(0.1, description="c1")
-    ent_coef: NonNegative = 0.0
-    whiten_rewards: bool = False
-    whiten_advantages: bool = True
+    ent_coef: NonNegative = Field(0.0, description="entropy bonus in the loss")
+    whiten_rewards: bool = Field(False, description="scale the rewards of a rollout to variance 1; their mean stays")
+    whiten_advantages: bool = Field(True, description="scale the advantages of a rollout to mean 0 and variance 1")
     missing_eos: Literal["replace", "subtract", "none"] = Field(
         "replace", description="what a response without EOS gets instead of its score"
     )
@@ -166,7 +168,7 @@ class PpoConfig(Section):
     kl_horizon: StrictlyPositive = Field(10_000, description="adaptive beta: horizon in episodes")
     lr_guard: bool = Field(False, description="cut the learning rate while KL per token is above lr_guard_kl")
     lr_guard_kl: StrictlyPositive = Field(0.015, description="nats per token")
-    lr_guard_factor: Fraction = 0.5
+    lr_guard_factor: Fraction = Field(0.5, description="what a cut multiplies the learning rate by")
     lr_guard_steps: Positive = Field(100, description="gradient steps that a cut lasts")
     kl_hinge: StrictlyPositive | None = Field(
         None, description="nats per token: while a mini-batch's KL to the reference is above it, its step shrinks to kl_hinge / KL"
@@ -242,7 +244,7 @@ class EvaluateConfig(Section):
     """Held-out evaluation: policy against reference under common random numbers."""
 
     prompts: Positive = Field(512, description="held-out prompts, from the first")
-    temperature: StrictlyPositive = 1.0
+    temperature: StrictlyPositive = Field(1.0, description="of sampling, for both networks")
     sample_rows: Positive = Field(16, description="prompts in the fixed sample table")
     seed: int = Field(0, description="of the sampling noise; the same for every arm")
 
@@ -250,7 +252,7 @@ class EvaluateConfig(Section):
 class RuntimeConfig(Section):
     """What must not change any result; part of no stage's identity."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where there is one")
     threads: Positive = Field(1, description="CPU threads of one trial")
     micro_batch_size: Positive = Field(64, description="episodes in memory at once during training")
     rollout_batch_size: Positive = Field(512, description="episodes in memory at once during generation and scoring")

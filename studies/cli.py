@@ -75,6 +75,18 @@ def plan(name: StudyArgument, profile: ProfileOption = None, settings: SetOption
     print_plan(terminal(), load_study(name), profile, parse_set(settings or []), Layout.at(out))
 
 
+def new_study(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the study; its file is NAME.yaml.", show_default=False)],
+    design: Annotated[str, typer.Option("--design", help="arms, grid, factors (one at a time) or search.")] = "arms",
+    folder: Annotated[Path, typer.Option("--folder", help="Where to write it.")] = Path(),
+) -> None:
+    """Write a commented study to start from, NAME.yaml in the current folder; never overwrites."""
+    from studies.template import new_study as write
+
+    path = write(name, design, folder.expanduser().absolute())
+    print(f"{path}\nEdit it, then: ablate plan {path.stem if path.parent == Path.cwd() else path}")
+
+
 def falsify(
     name: StudyArgument,
     profile: ProfileOption = None,

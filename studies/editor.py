@@ -1,0 +1,114 @@
+"""The JSON schema of a study file, so that editors complete and check its keys while it is written.
+
+Made from the pydantic models, the trial's configuration and the list of metrics; ``study.schema.json`` beside
+this file is its text. ``python -m studies.editor`` writes it again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import Section, TrialConfig, load_config, profile_names
+from pipeline.layout import SAFE_NAME
+from pipeline.metrics import METRICS
+from studies.schema import KINDS, SEED_KEY, STOP_KEY, STUDIES, Study
+
+SCHEMA = STUDIES / "study.schema.json"
+PROFILES_SHOWN = ("tiny", "t4")
+
+
+def header(path: Path) -> str:
+    """The comment by which an editor finds the schema, for a study file at `path`."""
+    where = SCHEMA.name if path.parent == SCHEMA.parent else str(SCHEMA)
+    return f"# yaml-language-server: $schema={where}"
+
+
+def schema_text() -> str:
+    """What ``study.schema.json`` has to contain."""
+    return json.dumps(study_schema(), indent=1, ensure_ascii=False) + "\n"
+
+
+def study_schema() -> dict[str, Any]:
+    """JSON schema (draft 2020-12) of a study file."""
+    schema: dict[str, Any] = _plain(Study.model_json_schema(by_alias=True))
+    parts, knobs = schema["$defs"], dict(_knobs())
+    for name in ("name", "source"):
+        del schema["properties"][name]
+    schema["required"].remove("name")
+    overrides = {"type": "object", "description": "what this arm changes", "properties": knobs, "additionalProperties": False}
+    schema["properties"]["arms"] |= {
+        "propertyNames": {"pattern": f"^{SAFE_NAME.pattern}$"},
+        "additionalProperties": {"$ref": "#/$defs/Overrides"},
+    }
+    for kind in ("grid", "factors"):
+        listed = {key: {"type": "array", "minItems": 1, "items": {"$ref": _where(key)}, **_words(knob)} for key, knob in knobs.items()}
+        schema["properties"][kind] |= {"properties": listed, "additionalProperties": False}
+    schema["properties"]["profile"]["enum"] = profile_names()
+    schema["oneOf"] = [{"required": [kind]} for kind in KINDS]
+    parts["Overrides"] = overrides
+    parts["Search"]["properties"]["space"] |= {
+        "properties": {key: {"$ref": "#/$defs/Dimension", **_words(knob)} for key, knob in knobs.items()},
+        "additionalProperties": False,
+    }
+    parts["Dimension"]["oneOf"] = [{"required": ["low", "high"]}, {"required": ["values"]}]
+    parts["Constraint"]["oneOf"] = [{"required": ["max"]}, {"required": ["min"]}]
+    parts["Evaluation"], parts["Series"] = _metrics(evaluated=True), _metrics(evaluated=False)
+    for part, kind in (("Objective", "Evaluation"), ("Constraint", "Evaluation"), ("Falsifier", "Series")):
+        parts[part]["properties"]["metric"] |= {"$ref": f"#/$defs/{kind}"}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Study", "description": _line(Study.__doc__)}
+
+
+def _knobs() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every dotted key that an arm can name, with its type, bounds, and values by profile."""
+    profiles = {name: load_config(name).model_dump(mode="json") for name in PROFILES_SHOWN}
+    for section, info in TrialConfig.model_fields.items():
+        if not (isinstance(info.annotation, type) and issubclass(info.annotation, Section)):
+            continue
+        for name, field in info.annotation.model_json_schema()["properties"].items():
+            key = f"{section}.{name}"
+            if key in (SEED_KEY, STOP_KEY):
+                continue
+            values = ", ".join(f"{profile} {json.dumps(content[section][name])}" for profile, content in profiles.items())
+            yield key, {**_plain(field), "description": f"{field['description']} ({values})"}
+
+
+def _where(key: str) -> str:
+    return f"#/$defs/Overrides/properties/{key}"
+
+
+def _words(knob: dict[str, Any]) -> dict[str, Any]:
+    return {"description": knob["description"]}
+
+
+def _metrics(evaluated: bool) -> dict[str, Any]:
+    chosen = [one for one in METRICS.values() if one.key.startswith("eval/") == evaluated]
+    return {"type": "string", "enum": [one.key for one in chosen], "enumDescriptions": [f"{one.unit}: {one.formula}" for one in chosen]}
+
+
+def _plain(node: Any) -> Any:
+    """Without titles, without defaults that are null or repeat a whole section, and with docstrings cut to their first line."""
+    if isinstance(node, list):
+        return [_plain(one) for one in node]
+    if not isinstance(node, dict):
+        return node
+    kept = {key: _plain(value) for key, value in node.items() if not (key == "title" and isinstance(value, str))}
+    if "default" in kept and (kept["default"] is None or isinstance(kept["default"], dict | list)):
+        del kept["default"]
+    if isinstance(kept.get("description"), str):
+        kept["description"] = _line(kept["description"])
+    choices = [one for one in kept.get("anyOf", []) if one != {"type": "null"}]
+    if len(choices) == 1 and len(kept["anyOf"]) > 1 and ("$ref" in choices[0] or choices[0]["type"] in ("object", "array")):
+        kept |= choices[0]
+        del kept["anyOf"]
+    return kept
+
+
+def _line(text: str | None) -> str:
+    return (text or "").strip().splitlines()[0]
+
+
+if __name__ == "__main__":
+    SCHEMA.write_text(schema_text(), encoding="utf-8")

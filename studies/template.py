@@ -1,0 +1,119 @@
+"""A new study: a commented file of one of the four designs, valid as it stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.config import nearest
+from pipeline.errors import UserError
+from pipeline.layout import safe
+from studies.editor import header
+from studies.schema import KINDS, study_names
+
+_HEAD = """{header}
+# The knobs are the keys of pipeline/config.py, as section.key; an editor that knows the schema above completes them.
+# Try it first: ablate plan {name}     Run it: ablate study {name}     Smaller: --set ppo.steps=512
+
+# What is to be found out, what you expect and why, and what would show that you are wrong. Write these before you run.
+{question}
+
+profile: tiny                    # smoke (seconds), tiny (a minute a trial), t4; --profile replaces it
+"""
+
+_SEEDS = """seeds: [0, 1, 2]                 # every arm gets the same seeds and held-out prompts, so comparisons are paired
+"""
+
+_COMPARE = """question: Does a smaller clipping range keep the policy closer to the reference?
+hypothesis: A smaller epsilon slows the policy down, so drift and win rate both fall.
+refuted_if: The drift at the end does not fall with epsilon."""
+
+_FIND = """question: Which clipping range, beta and number of epochs win most often within 0.25 nats per token?
+hypothesis: Beta decides; whatever the other two are, the best trials lie in a narrow range of it.
+refuted_if: On fresh seeds, what the search chose wins no more often than the baseline."""
+
+_DESIGNS = {
+    "arms": """baseline: epsilon_0.2            # the arm that all others are compared with
+{seeds}
+# An arm has a name and what it changes of the profile.
+arms:
+  epsilon_0.05: {{ppo.cliprange: 0.05}}
+  epsilon_0.2: {{ppo.cliprange: 0.2}}
+  epsilon_0.2_beta_0: {{ppo.cliprange: 0.2, ppo.kl_coef: 0.0}}
+""",
+    "grid": """baseline: cliprange=0.2+kl_coef=0.05
+{seeds}
+# Every combination is an arm, named after its values: 2 x 3 arms here.
+grid:
+  ppo.cliprange: [0.05, 0.2]
+  ppo.kl_coef: [0.01, 0.05, 0.2]
+""",
+    "factors": """{seeds}
+# One factor at a time around the arm `baseline`, which is the profile as it is: leave its own values out.
+factors:
+  ppo.cliprange: [0.05, 0.4]
+  ppo.kl_coef: [0.0, 0.2]
+# Pairs of factors whose values are also combined: does the effect of one depend on the other?
+# interactions: [[ppo.cliprange, ppo.kl_coef]]
+""",
+    "search": """seeds: [0]                       # a search trains on one seed; what it finds is confirmed on others
+
+search:
+  space:                         # a range (log: true, int: true) or a list of values
+    ppo.cliprange: {{low: 0.05, high: 0.5}}
+    ppo.kl_coef: {{low: 0.01, high: 0.5, log: true}}
+    ppo.num_ppo_epochs: {{values: [2, 4]}}
+  trials: 16                     # raise it later and the search goes on
+  parallel: 2                    # proposed at once; part of the design, so the result is the same with any --jobs
+  constraints:                   # a trial beyond it is infeasible; metrics of the evaluation
+    - {{metric: eval/kl_per_token, max: 0.25}}
+  # objectives:                  # two or more give a Pareto front instead of one best
+  #   - {{metric: eval/win_rate}}
+  #   - {{metric: eval/kl_per_token, direction: minimize}}
+  prune: {{metric: objective/kl_per_token, above: 1.0}}   # a hard ceiling: a trial beyond it ends at once
+  confirm: {{top: 2, seeds: [100, 101]}}                  # the best again, beside `baseline` (the profile), on fresh seeds
+""",
+}
+
+_TAIL = """
+objective: {{metric: eval/win_rate, direction: maximize}}
+
+# Claims, each with the observation that would refute it: metric op threshold, before a gradient step.
+falsifiers:
+  - name: drift
+    claim: the policy stays within 0.5 nats per token of the reference for its first 2,000 gradient steps
+    metric: objective/kl_per_token
+    op: ">"
+    threshold: 0.5
+    before_step: 2000
+    aggregation: {{consecutive: 3}}   # any | mean | {{consecutive: N}}, N records in a row
+    arms: ["*"]                     # patterns, as in a shell
+    # stop: true                    # end a trial as soon as it refutes the claim
+"""
+
+
+def new_study(name: str, design: str, folder: Path) -> Path:
+    """Write ``<folder>/<name>.yaml`` and return its path.
+
+    Raises `UserError` for a name that cannot be a file's or is that of a shipped study, for an unknown design,
+    and for a file that exists: nothing is ever overwritten.
+    """
+    if design not in KINDS:
+        raise UserError(f"--design '{design}'{nearest(design, list(KINDS))}; there are: {', '.join(KINDS)}")
+    path = folder / f"{safe(name.removesuffix('.yaml'))}.yaml"
+    if path.stem in study_names():
+        raise UserError(f"'{path.stem}' is the name of a study that comes with the project; choose another, for example {path.stem}_mine")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(template(path, design))
+    except FileExistsError:
+        raise UserError(f"{path} exists and is not overwritten; choose another name, or remove it") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+    return path
+
+
+def template(path: Path, design: str) -> str:
+    """The text of a new study."""
+    return (_HEAD + _DESIGNS[design].replace("{seeds}", _SEEDS) + _TAIL).format(
+        header=header(path), name=path.stem, question=_FIND if design == "search" else _COMPARE
+    )
