@@ -8,7 +8,7 @@ from pipeline.config import nearest
 from pipeline.errors import UserError
 from pipeline.layout import safe
 from studies.editor import header
-from studies.schema import KINDS, study_names
+from studies.schema import study_names
 
 _HEAD = """{header}
 # The knobs are the keys of pipeline/config.py, as section.key; an editor that knows the schema above completes them.
@@ -31,7 +31,7 @@ _FIND = """question: Which clipping range, beta and number of epochs win most of
 hypothesis: Beta decides; whatever the other two are, the best trials lie in a narrow range of it.
 refuted_if: On fresh seeds, what the search chose wins no more often than the baseline."""
 
-_DESIGNS = {
+DESIGNS = {
     "arms": """baseline: epsilon_0.2            # the arm that all others are compared with
 {seeds}
 # An arm has a name and what it changes of the profile.
@@ -97,8 +97,8 @@ def new_study(name: str, design: str, folder: Path) -> Path:
     Raises `UserError` for a name that cannot be a file's or is that of a shipped study, for an unknown design,
     and for a file that exists: nothing is ever overwritten.
     """
-    if design not in KINDS:
-        raise UserError(f"--design '{design}'{nearest(design, list(KINDS))}; there are: {', '.join(KINDS)}")
+    if design not in DESIGNS:
+        raise UserError(f"--design '{design}'{nearest(design, list(DESIGNS))}; there are: {', '.join(DESIGNS)}")
     path = folder / f"{safe(name.removesuffix('.yaml'))}.yaml"
     if path.stem in study_names():
         raise UserError(f"'{path.stem}' is the name of a study that comes with the project; choose another, for example {path.stem}_mine")
@@ -114,6 +114,6 @@ def new_study(name: str, design: str, folder: Path) -> Path:
 
 def template(path: Path, design: str) -> str:
     """The text of a new study."""
-    return (_HEAD + _DESIGNS[design].replace("{seeds}", _SEEDS) + _TAIL).format(
+    return (_HEAD + DESIGNS[design].replace("{seeds}", _SEEDS) + _TAIL).format(
         header=header(path), name=path.stem, question=_FIND if design == "search" else _COMPARE
     )

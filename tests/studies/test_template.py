@@ -15,8 +15,8 @@ from pipeline.errors import UserError
 from pipeline.metrics import METRICS
 from studies.design import cells
 from studies.editor import SCHEMA, header, schema_text, study_schema
-from studies.schema import KINDS, SEED_KEY, STOP_KEY, STUDIES, load_study, study_names
-from studies.template import new_study, template
+from studies.schema import SEED_KEY, STOP_KEY, STUDIES, load_study, study_names
+from studies.template import DESIGNS, new_study, template
 
 ROOT = Path(__file__).parents[2]
 TYPES: dict[str, Any] = {
@@ -114,7 +114,7 @@ def test_shipped_studies_follow_the_schema_and_name_it(name: str) -> None:
     assert list(faults(yaml.safe_load(path.read_text()), study_schema(), study_schema())) == []
 
 
-@pytest.mark.parametrize("design", KINDS)
+@pytest.mark.parametrize("design", DESIGNS)
 def test_a_new_study_is_valid_as_it_stands(tmp_path: Path, design: str) -> None:
     path = new_study("mine", design, tmp_path)
     study = load_study(path)
