@@ -63,17 +63,22 @@ def load_search(folder: StudyFolder, study: Study) -> Search | None:
         content = json.loads(path.read_text("utf-8"))
         if content["search"] != study.search.model_dump(mode="json"):
             return None
-        return Search(
-            trials=tuple(_trial(entry) for entry in content["trials"]),
-            pareto=tuple(int(number) for number in content["pareto"]),
-            confirmed={str(entry["arm"]): int(entry["number"]) for entry in content["confirmed"]},
-            importance={str(key): float(value) for key, value in (content.get("importance") or {}).items()},
-            importance_n=int(content.get("importance_n") or 0),
-        )
+        return search_of(content)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(
             f"{path}: damaged file ({type(error).__name__}: {error}); remove it and run the study again to rebuild it"
         ) from None
+
+
+def search_of(content: dict[str, Any]) -> Search:
+    """The content of ``search.json``. Raises `KeyError`, `TypeError` or `ValueError` where it is not of that form."""
+    return Search(
+        trials=tuple(_trial(entry) for entry in content["trials"]),
+        pareto=tuple(int(number) for number in content["pareto"]),
+        confirmed={str(entry["arm"]): int(entry["number"]) for entry in content["confirmed"]},
+        importance={str(key): float(value) for key, value in (content.get("importance") or {}).items()},
+        importance_n=int(content.get("importance_n") or 0),
+    )
 
 
 def _trial(entry: dict[str, Any]) -> SearchTrial:

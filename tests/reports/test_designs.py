@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pipeline.layout import write_json
 from reports.crossings import crossings, departure
 from reports.estimates import Findings, analyse
 from reports.figures import FIGURES
 from reports.load import StudyRecords, load_records
+from reports.searches import search_of
 from reports.style import house_style
 
 if TYPE_CHECKING:
@@ -97,9 +97,8 @@ def searched(build: Builder, tmp_path_factory: pytest.TempPathFactory) -> tuple[
         {**trial, "values": {"eval/win_rate": found[0], "eval/kl_per_sequence": found[1]} if found else {}}
         for trial, found in zip(SEARCH["trials"], VALUES, strict=True)  # type: ignore[arg-type]
     ]
-    write_json(built.folder.path / "search.json", {**SEARCH, "trials": trials})
     records = load_records(built.folder, built.study)
-    return records, analyse(records)
+    return records, replace(analyse(records), search=search_of({**SEARCH, "trials": trials}))
 
 
 def test_importance_is_drawn_as_it_was_computed(searched: tuple[StudyRecords, Findings]) -> None:
