@@ -15,6 +15,15 @@ from torch import Tensor
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import Episodes, positions, response_mask, trunk
 
+BLOCK = 256
+"""Tokens that are summed up first where a token is drawn from a large vocabulary."""
+SMALL = 1024
+"""A vocabulary up to this size is summed up token by token."""
+CHUNK = 1 << 18
+"""Logits worked on at once on a CPU: what the cache of a core holds."""
+KEEP = 0.9
+"""Rows that have ended leave the batch when at most this fraction of it is left."""
+
 
 def sample(
     model: CausalLM, queries: Tensor, query_mask: Tensor, noise: Tensor, *, eos_id: int, pad_id: int, temperature: float, batch: int
@@ -42,42 +51,82 @@ def _slices(n: int, size: int) -> list[slice]:
 def _sample(
     model: CausalLM, queries: Tensor, query_mask: Tensor, noise: Tensor, eos_id: int, pad_id: int, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    from transformers import DynamicCache
+    from pipeline.models.cache import close_ranks, roomy_cache  # it imports transformers, which a plan does without
 
     rows, width = noise.shape
-    noise = noise.to(queries.device, torch.float64)
-    cache: Any = DynamicCache(config=model.config)
-    mask, tokens = query_mask.long(), queries
     responses = torch.full((rows, width), pad_id, dtype=queries.dtype, device=queries.device)
-    lengths = torch.full((rows,), width, dtype=torch.long, device=queries.device)
-    alive = torch.ones(rows, dtype=torch.bool, device=queries.device)
-    head = model.get_output_embeddings()
+    lengths = torch.zeros(rows, dtype=torch.long, device=queries.device)
+    noise = noise.to(queries.device, torch.float64)
+    tokens, seen = queries, queries.shape[1]
+    mask = torch.cat([query_mask, query_mask.new_ones(rows, width)], dim=1).long()
+    place = positions(mask[:, :seen])
+    cache = roomy_cache(model.config, seen + width - 1)
+    body, head = trunk(model), model.get_output_embeddings()
+    # Which rows are in the batch, and which of these have not ended.
+    live, open_ = torch.arange(rows, device=queries.device), torch.ones(rows, dtype=torch.bool, device=queries.device)
     for t in range(width):
-        place = positions(mask)[:, -tokens.shape[1] :]
-        output = trunk(model)(input_ids=tokens, attention_mask=mask, position_ids=place, past_key_values=cache, use_cache=True)
-        chosen = inverse_cdf(head(output.last_hidden_state[:, -1]).float() / temperature, noise[:, t])
-        responses[:, t] = torch.where(alive, chosen, pad_id)
-        ends = alive & (chosen == eos_id)
-        lengths[ends] = t + 1
-        alive = alive & ~ends
-        if not alive.any():
+        output = body(input_ids=tokens, attention_mask=mask[:, : seen + t], position_ids=place, past_key_values=cache, use_cache=True)
+        chosen = inverse_cdf(head(output.last_hidden_state[:, -1]), noise[:, t], temperature)
+        responses[live, t] = torch.where(open_, chosen, pad_id)
+        lengths[live] += open_
+        open_ = open_ & (chosen != eos_id)
+        left = int(open_.sum())
+        if not left:
             break
-        tokens = chosen.unsqueeze(1)
-        mask = torch.cat([mask, mask.new_ones(rows, 1)], dim=1)
+        tokens, place = chosen.unsqueeze(1), place[:, -1:] + 1
+        if left <= KEEP * len(live):
+            order = close_ranks(open_)
+            cache.reorder_cache(order)
+            tokens, place, mask, noise, live, open_ = (one[order] for one in (tokens, place, mask, noise, live, open_))
     return responses, lengths
 
 
-def inverse_cdf(logits: Tensor, noise: Tensor) -> Tensor:
-    """Sample from softmax(logits) by one uniform number a row; logits (B, V), noise (B,), returns (B,) int64.
+def inverse_cdf(logits: Tensor, noise: Tensor, temperature: float = 1.0) -> Tensor:
+    """Sample from softmax(logits / temperature) by one uniform number a row; logits (B, V), noise (B,), returns (B,) int64.
+
+    Of a large vocabulary a block is drawn first, by the masses of the blocks, and then a token of that block.
+    All cumulative sums are in float64: summed in fp32, the tail of a vocabulary of 150,000 falls below the
+    rounding and is never drawn.
 
     >>> inverse_cdf(torch.log(torch.tensor([[0.2, 0.5, 0.3]])), torch.tensor([0.65])).tolist()
     [1]
     """
-    # In float64: summed in fp32, the tail of a vocabulary of 150,000 falls below the rounding and is never drawn.
-    cumulative = torch.softmax(logits.float(), dim=-1).double().cumsum(-1)
-    # Scaling by the last entry absorbs the rounding of the sum, so that no draw falls beyond the vocabulary.
-    target = (noise * cumulative[:, -1]).unsqueeze(1)
-    return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp(max=logits.shape[1] - 1)
+    vocab = logits.shape[1]
+    noise = noise.double().unsqueeze(1)
+    if vocab <= SMALL:
+        return _find(_cumulative(_softmax(logits, temperature)), noise).squeeze(1)
+    rows = max(1, CHUNK // vocab) if logits.device.type == "cpu" else len(logits)
+    masses = torch.cat([_block_masses(part, temperature) for part in torch.split(logits, rows)])
+    cumulative = _cumulative(masses)
+    block = _find(cumulative, noise)
+    within = 1 - (cumulative.gather(1, block) - noise * cumulative[:, -1:]) / masses.gather(1, block)  # how far into its block
+    tokens = block * BLOCK + torch.arange(BLOCK, device=logits.device)
+    inside = tokens.clamp(max=vocab - 1)
+    few = logits.gather(1, inside).masked_fill(tokens >= vocab, -torch.inf)
+    return inside.gather(1, _find(_cumulative(_softmax(few, temperature)), within.clamp(min=0))).squeeze(1)
+
+
+def _softmax(logits: Tensor, temperature: float) -> Tensor:
+    logits = logits.float()
+    return torch.softmax(logits if temperature == 1 else logits / temperature, dim=-1)
+
+
+def _block_masses(logits: Tensor, temperature: float) -> Tensor:
+    """Probabilities of the blocks of the vocabulary, (B, blocks); the last one may be short."""
+    p = _softmax(logits, temperature)
+    whole = p.shape[1] // BLOCK * BLOCK
+    masses = [p[:, :whole].view(len(p), -1, BLOCK).sum(-1), p[:, whole:].sum(1, keepdim=True)]
+    return torch.cat(masses[: 1 + (whole < p.shape[1])], dim=1)
+
+
+def _cumulative(masses: Tensor) -> Tensor:
+    return masses.double().cumsum(-1)
+
+
+def _find(cumulative: Tensor, noise: Tensor) -> Tensor:
+    """The part of (B, n) into which the uniform number (B, 1) of each row falls; (B, 1)."""
+    # Scaled by the last entry, so that the rounding of the sum leaves no gap at the end; past it only where logits are not finite.
+    return torch.searchsorted(cumulative, noise * cumulative[:, -1:], right=True).clamp(max=cumulative.shape[1] - 1)
 
 
 def tokenize_prompts(tokenizer: Any, prompts: list[str]) -> tuple[Tensor, Tensor]:

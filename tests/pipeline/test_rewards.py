@@ -104,6 +104,20 @@ def test_a_reward_model_learns_an_order_and_survives_the_disk(tmp_path: Path) ->
     assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} <= {".safetensors", ".json"}
 
 
+def test_every_row_gets_the_score_it_has_alone() -> None:
+    """In the order of the rows, whatever was read together, and as the trunk sees one unpadded text."""
+    lm = scratch_model(ModelConfig(hidden_size=16, layers=1, heads=2, intermediate_size=32), 20, 0, 1, 32, seed=0)
+    model = new_reward_model(lm, 0, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    prompts, lengths = (torch.randint(1, 6, (40,), generator=generator) for _ in range(2))
+    tokens = torch.randint(2, 20, (40, 10), generator=generator)
+    batch = Episodes(tokens, torch.arange(5) >= (5 - prompts)[:, None], response_mask(lengths, 5), torch.ones(40, dtype=torch.bool))
+    scores = LearnedReward(model, batch=25)(Completions(batch, [""] * 40, [""] * 40))
+    for row, (prompt, length) in enumerate(zip(prompts.tolist(), lengths.tolist(), strict=True)):
+        hidden = lm.model(tokens[row : row + 1, 5 - prompt : 5 + length]).last_hidden_state[0, -1]
+        assert scores[row].item() == pytest.approx(model.head(hidden).item(), abs=1e-5)
+
+
 def test_padding_behind_a_response_does_not_change_its_score() -> None:
     lm = scratch_model(ModelConfig(hidden_size=16, layers=1, heads=2, intermediate_size=32), 20, 0, 1, 32, seed=0)
     model = new_reward_model(lm, 0, torch.device("cpu"))

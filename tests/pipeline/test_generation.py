@@ -1,0 +1,302 @@
+"""Sampling against the plainest thing that could be done instead: one row at a time, no cache, no padding, float64."""
+
+from __future__ import annotations
+
+import doctest
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pipeline.config import ModelConfig
+from pipeline.models import cache, generation, packing
+from pipeline.models.cache import RoomyLayer, close_ranks, roomy_cache
+from pipeline.models.generation import inverse_cdf, sample
+from pipeline.models.loading import scratch_model
+from pipeline.models.packing import flush_left, states
+from pipeline.models.policy import Episodes, response_hidden
+from pipeline.models.seeding import uniforms
+
+VOCAB, PAD, EOS, WIDTH = 23, 0, 1, 16
+
+
+def qwen2() -> Any:
+    return scratch_model(ModelConfig(hidden_size=WIDTH, layers=2, heads=2, intermediate_size=32), VOCAB, PAD, EOS, 64, seed=0)
+
+
+def gpt2() -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(GPT2Config(n_embd=WIDTH, n_layer=2, n_head=2, n_positions=64, vocab_size=VOCAB, eos_token_id=EOS))
+
+
+def llama() -> Any:
+    """Fewer key-value heads than heads."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(**sizes(), num_key_value_heads=2))
+
+
+def mistral() -> Any:
+    """A sliding window narrower than the episodes: a kind of layer whose cache is the library's own."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    return MistralForCausalLM(MistralConfig(**sizes(), num_key_value_heads=4, sliding_window=5))
+
+
+def sizes() -> dict[str, Any]:
+    return {
+        "vocab_size": VOCAB,
+        "hidden_size": WIDTH,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 32,
+        "max_position_embeddings": 64,
+        "eos_token_id": EOS,
+    }
+
+
+@pytest.fixture(scope="module", params=[qwen2, gpt2, llama, mistral], ids=lambda maker: maker.__name__)
+def model(request: pytest.FixtureRequest) -> Any:
+    torch.manual_seed(3)
+    model = request.param().eval()
+    for parameter in model.parameters():  # the fresh network is near uniform; make it opinionated
+        parameter.data.mul_(4.0)
+    return model
+
+
+ROWS, STEPS = 24, 20
+
+
+def prompts() -> tuple[Tensor, Tensor]:
+    """Left-padded, of 1 to 6 tokens, with junk for padding."""
+    generator = torch.Generator().manual_seed(5)
+    lengths = torch.arange(ROWS) % 6 + 1
+    return torch.randint(2, VOCAB, (ROWS, 6), generator=generator), torch.arange(6) >= (6 - lengths)[:, None]
+
+
+def draw(model: Any, noise: Tensor, temperature: float = 1.0, batch: int = ROWS) -> Episodes:
+    return sample(model, *prompts(), noise, eos_id=EOS, pad_id=PAD, temperature=temperature, batch=batch)
+
+
+def answers(episodes: Episodes) -> list[list[int]]:
+    return [row[:n] for row, n in zip(episodes.responses.tolist(), episodes.lengths.tolist(), strict=True)]
+
+
+@torch.no_grad()
+def alone(model: Any, query: list[int], noise: list[float], temperature: float) -> list[int]:
+    """One row, by the whole network on the whole text for every token."""
+    response: list[int] = []
+    for number in noise:
+        logits = model(torch.tensor([query + response]), use_cache=False).logits[0, -1].double() / temperature
+        cumulative = torch.softmax(logits, dim=-1).cumsum(0)
+        response.append(int((cumulative <= number * cumulative[-1]).sum()))
+        if response[-1] == EOS:
+            break
+    return response
+
+
+def all_alone(model: Any, noise: Tensor, temperature: float = 1.0) -> list[list[int]]:
+    queries, mask = prompts()
+    rows = [query[kept].tolist() for query, kept in zip(queries, mask, strict=True)]
+    return [alone(model, query, numbers, temperature) for query, numbers in zip(rows, noise.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_response_is_that_of_its_row_alone(model: Any, temperature: float) -> None:
+    noise = uniforms(ROWS, STEPS, "alone")
+    episodes = draw(model, noise, temperature)
+    assert answers(episodes) == all_alone(model, noise, temperature)
+    lengths = set(episodes.lengths.tolist())
+    assert len(lengths) > 4  # rows end at many moments, so rows were dropped between others that went on
+    assert STEPS in lengths
+
+
+def test_rows_that_ended_leave_the_batch(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = uniforms(ROWS, STEPS, "leave")
+    sizes: list[int] = []
+    head = model.get_output_embeddings()
+    handle = head.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
+    dropped = draw(model, noise)
+    handle.remove()
+    lengths = dropped.lengths
+    alive = [int((lengths > step).sum()) for step in range(int(lengths.max()))]
+    assert len(sizes) == len(alive)
+    assert all(there >= needed for there, needed in zip(sizes, alive, strict=True))
+    assert sum(sizes) < 1.2 * sum(alive) < ROWS * len(alive)
+    monkeypatch.setattr(generation, "KEEP", -1.0)
+    undropped = draw(model, noise)
+    assert torch.equal(dropped.query_responses, undropped.query_responses)
+    assert torch.equal(dropped.response_mask, undropped.response_mask)
+
+
+def test_the_same_command_gives_the_same_bytes_and_other_rows_change_nothing(model: Any) -> None:
+    noise = uniforms(ROWS, STEPS, "bytes")
+    first = draw(model, noise)
+    assert torch.equal(first.query_responses, draw(model, noise).query_responses)
+    assert torch.equal(first.query_responses, draw(model, noise, batch=5).query_responses)
+    other = noise.clone()
+    other[1::2] = uniforms(ROWS, STEPS, "other")[1::2]
+    second = draw(model, other)
+    assert torch.equal(first.query_responses[::2], second.query_responses[::2])
+    assert not torch.equal(first.query_responses[1::2], second.query_responses[1::2])
+
+
+def test_one_row_and_one_step_are_a_batch_and_a_response(model: Any) -> None:
+    noise = uniforms(ROWS, STEPS, "few")
+    queries, mask = prompts()
+    one = sample(model, queries[7:8], mask[7:8], noise[7:8], eos_id=EOS, pad_id=PAD, temperature=1.0, batch=8)
+    assert answers(one) == [alone(model, queries[7][mask[7]].tolist(), noise[7].tolist(), 1.0)]
+    assert answers(draw(model, noise[:, :1])) == [row[:1] for row in answers(draw(model, noise))]
+
+
+def test_rows_that_all_end_at_once_end_the_work(model: Any) -> None:
+    queries, mask = prompts()
+    same = [one[:1].expand(4, -1) for one in (queries, mask, uniforms(1, 200, "ends"))]
+    calls: list[int] = []
+    handle = model.get_output_embeddings().register_forward_hook(lambda module, inputs, output: calls.append(len(output)))
+    episodes = sample(model, *(one[:, :50] for one in same), eos_id=EOS, pad_id=PAD, temperature=2.0, batch=4)
+    handle.remove()
+    assert episodes.ended.all()
+    assert calls == [4] * int(episodes.lengths[0])
+
+
+def test_a_network_gone_wrong_still_gives_tokens(model: Any) -> None:
+    """The rollout says what is not finite; sampling must get there."""
+    saved = model.get_output_embeddings().weight.data.clone()
+    model.get_output_embeddings().weight.data[5] = float("nan")
+    tokens = draw(model, uniforms(ROWS, 3, "nan")).responses
+    model.get_output_embeddings().weight.data.copy_(saved)
+    assert 0 <= int(tokens.min()) <= int(tokens.max()) < VOCAB
+
+
+# --- the cache ---------------------------------------------------------------------------------------------
+
+
+def test_a_step_copies_nothing_and_rows_move_little() -> None:
+    layer = RoomyLayer(5)
+    first, second = torch.randn(4, 2, 3, 8), torch.randn(4, 2, 1, 8)
+    keys, _ = layer.update(first, -first)
+    place = keys.data_ptr()
+    keys, values = layer.update(second, -second)
+    assert torch.equal(keys, torch.cat([first, second], dim=2))
+    assert torch.equal(values, -keys)
+    assert keys.data_ptr() == place
+    assert layer.get_seq_length() == 4
+    before = keys.clone()
+    order = close_ranks(torch.tensor([False, True, False, True]))
+    assert order.tolist() == [3, 1]
+    layer.reorder_cache(order)
+    assert torch.equal(layer.keys, before[order])
+    assert torch.equal(layer.values, -before[order])
+    third = torch.randn(2, 2, 1, 8)
+    keys, _ = layer.update(third, third)
+    assert torch.equal(keys, torch.cat([before[order], third], dim=2))
+    assert keys.data_ptr() == place
+
+
+def test_every_kept_row_is_kept_once() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        kept = torch.rand(9, generator=generator) < 0.6
+        order = close_ranks(kept)
+        assert sorted(order.tolist()) == kept.nonzero().squeeze(1).tolist()
+        assert int((order != torch.arange(len(order))).sum()) <= int((~kept).sum())
+
+
+def test_layers_of_another_kind_stay_the_librarys_own() -> None:
+    assert {type(layer) for layer in roomy_cache(llama().config, 8).layers} == {RoomyLayer}
+    assert RoomyLayer not in {type(layer) for layer in roomy_cache(mistral().config, 8).layers}
+
+
+# --- the draw ----------------------------------------------------------------------------------------------
+
+
+def exact(logits: Tensor, noise: Tensor, temperature: float) -> Tensor:
+    cumulative = torch.softmax(logits.double() / temperature, dim=-1).cumsum(-1)
+    return (cumulative <= noise[:, None] * cumulative[:, -1:]).sum(-1)
+
+
+@pytest.mark.parametrize("vocab", [1, 255, 1024, 1025, 1280, 5000, 32_000])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_the_draw_is_the_inverse_of_the_cumulative_distribution(vocab: int, temperature: float) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(64, vocab, generator=generator) * 4
+    noise = torch.rand(64, generator=generator, dtype=torch.float64)
+    assert torch.equal(inverse_cdf(logits, noise, temperature), exact(logits, noise, temperature))
+
+
+def test_the_tail_of_a_large_vocabulary_is_drawn() -> None:
+    """Half the mass on one token, most of the rest on 150,000, and 1e-10 on each of the last 1,000."""
+    p = torch.full((151_001,), 0.5 / 150_000, dtype=torch.float64)
+    p[0], p[-1000:] = 0.5, 1e-10
+    logits = p.log().float().unsqueeze(0)
+    noise = 1 - (torch.arange(1000, dtype=torch.float64) + 0.5) * 1e-10 / p.sum()
+    drawn = [inverse_cdf(logits.expand(len(part), -1), part) for part in noise.split(50)]
+    assert torch.cat(drawn).tolist() == list(range(151_000, 150_000, -1))
+
+
+def test_every_token_has_its_share() -> None:
+    logits = torch.tensor([0.5, 0.2, 0.3]).log()
+    wide = torch.full((2048,), -torch.inf)
+    places = torch.tensor([3, 1100, 2047])
+    wide[places] = logits
+    noise = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
+    counts = torch.bincount(inverse_cdf(wide.expand(10_000, -1), noise), minlength=2048)
+    assert counts[places].tolist() == [5000, 2000, 3000]
+    assert int(counts.sum()) == 10_000
+
+
+@pytest.mark.parametrize("vocab", [700, 3000])
+def test_the_ends_of_the_noise_are_inside_the_vocabulary(vocab: int) -> None:
+    """And never on a token of mass 0."""
+    logits = torch.randn(64, vocab, generator=torch.Generator().manual_seed(0))
+    logits[:, :5] = logits[:, -300:] = -torch.inf
+    ends = torch.tensor([[0.0], [1 - 2**-53]], dtype=torch.float64).expand(2, 64)
+    assert inverse_cdf(logits, ends[0]).tolist() == [5] * 64
+    assert inverse_cdf(logits, ends[1]).tolist() == [vocab - 301] * 64
+
+
+def test_a_number_on_the_edge_of_a_block_falls_on_a_token_that_has_mass() -> None:
+    """Of blocks so light that the rounding of the sum before them is a noticeable part of them."""
+    logits = torch.randn(3000, generator=torch.Generator().manual_seed(0)) - 30
+    logits[5] = 0.0
+    first = torch.arange(0, 3000, generation.BLOCK)
+    logits[first] = -torch.inf
+    p = torch.softmax(logits, dim=-1)
+    cumulative = torch.stack([part.sum() for part in p.split(generation.BLOCK)]).double().cumsum(0)
+    edges = cumulative[:-1] / cumulative[-1]
+    noise = torch.cat([edges + step * 2**-53 for step in range(-4, 5)]).clamp(max=1 - 2**-53)
+    drawn = inverse_cdf(logits.expand(len(noise), -1), noise)
+    assert bool((p[drawn] > 0).all())
+    assert len(set((drawn // generation.BLOCK).tolist())) == len(first)
+
+
+@pytest.mark.parametrize("vocab", [700, 3000])
+def test_logits_that_are_not_finite_still_give_tokens_of_the_vocabulary(vocab: int) -> None:
+    logits = torch.zeros(3, vocab)
+    logits[0, 5], logits[1] = torch.nan, torch.inf
+    drawn = inverse_cdf(logits, torch.tensor([0.9, 0.9, 0.9]))
+    assert 0 <= int(drawn.min()) <= int(drawn.max()) < vocab
+
+
+# --- without padding ---------------------------------------------------------------------------------------
+
+
+def test_states_without_padding_are_those_with_it(model: Any) -> None:
+    episodes = draw(model, uniforms(ROWS, STEPS, "flush"))
+    tokens, starts = flush_left(episodes)
+    mask = episodes.response_mask
+    row, step = mask.nonzero(as_tuple=True)
+    with torch.no_grad():
+        flush, padded = states(model, tokens)[row, starts[row] - 1 + step], response_hidden(model, episodes)
+    assert tokens.shape[1] == int((episodes.query_mask.sum(1) + episodes.lengths).max())
+    assert torch.allclose(flush, padded, atol=1e-4)
+
+
+def test_documentation_runs() -> None:
+    for module, least in ((generation, 1), (cache, 1), (packing, 4)):
+        result = doctest.testmod(module)
+        assert result.attempted >= least
+        assert result.failed == 0
