@@ -37,7 +37,7 @@ def report(name: cli.StudyArgument, profile: cli.ProfileOption = None, out: cli.
     print(f"Report: {draw(name, profile, out)}")
 
 
-for command in (cli.study, cli.run, cli.plan, cli.new_study, cli.falsify, report, cli.ui, cli.sync):
+for command in (cli.study, cli.run, cli.plan, cli.new_study, cli.falsify, report, cli.ui, cli.sync, cli.export):
     app.command()(command)
 app.command("import")(import_command)
 

@@ -125,6 +125,19 @@ def falsify(
     raise typer.Exit(EXIT_CODES[outcome])
 
 
+def export(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="STUDY/ARM/SEED, for example kl_ablation/beta_0.05/0.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.", show_default=False)],
+    profile: Annotated[str | None, typer.Option("--profile", help="Where the study has been run on several.")] = None,
+    out: OutOption = None,
+) -> None:
+    """Write the policy of one run as a plain folder: safetensors, tokenizer, generation settings, model card."""
+    from pipeline.layout import Layout
+    from studies.export import export as write
+
+    print(f"Exported: {write(run, folder, Layout.at(out), profile)}")
+
+
 def ui(
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port on 127.0.0.1.")] = 5000,
     out: OutOption = None,

@@ -1,0 +1,189 @@
+"""A trained policy as a plain folder that anybody can load: weights, tokenizer, generation settings, a model card."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import TrialConfig, flatten, nearest
+from pipeline.errors import UserError
+from pipeline.intervals import student
+from pipeline.layout import Layout, StudyFolder, TrialRecord, safe
+from pipeline.metrics import METRICS
+
+PER_PROMPT = {
+    "eval/gold": "policy_gold",
+    "eval/gold_reference": "reference_gold",
+    "eval/proxy": "policy_proxy",
+    "eval/proxy_reference": "reference_proxy",
+    "eval/kl_per_sequence": "kl",
+    "eval/length": "policy_length",
+}
+"""Means over prompts, and the column of the evaluation's table that they are the mean of."""
+WHOLE = ("eval/kl_per_token", "eval/entropy", "eval/eos_rate", "eval/distinct_2", "eval/ppl_reference")
+"""Figures of all prompts together, which have no interval of their own."""
+
+
+def export(run: str, target: Path, layout: Layout, profile: str | None = None) -> Path:
+    """Write the policy of `run`, named STUDY/ARM/SEED, to the folder `target`, which must not hold anything yet.
+
+    The folder appears in one step. Raises `UserError` for a run that is not recorded, was never evaluated, or has
+    lost its weights, and for a target that is in use.
+    """
+    record = find_run(run, layout, profile)
+    target = target.expanduser().absolute()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"{target}: is there already and not empty; name a new folder")
+    policy, tokenizer = _stage(layout, record, "ppo") / "policy", _stage(layout, record, "prompts") / "tokenizer"
+    beside = target.with_name(f".{target.name}.writing")
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(policy, beside)
+        for file in tokenizer.iterdir():
+            shutil.copy2(file, beside / file.name)
+        (beside / "generation_config.json").write_text(_generation(record, policy), "utf-8")
+        (beside / "README.md").write_text(model_card(record, _stage(layout, record, "evaluate") / "prompts.parquet"), "utf-8")
+        os.replace(beside, target) if not target.exists() else _into(beside, target)
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written: {error.strerror}") from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return target
+
+
+def find_run(run: str, layout: Layout, profile: str | None = None) -> TrialRecord:
+    """The record of STUDY/ARM/SEED. Raises `UserError` with what there is instead."""
+    parts = run.split("/")
+    if len(parts) != 3 or not parts[2].isdigit():
+        raise UserError(f"run '{run}': write it as STUDY/ARM/SEED, for example kl_ablation/beta_0.05/0")
+    study, arm, seed = parts[0], parts[1], int(parts[2])
+    folder = _folder(layout, study, profile)
+    record = folder.record(safe(arm), seed)
+    if record is None:
+        names = [f"{one.arm}/{one.seed}" for one in folder.records()]
+        raise UserError(f"run '{run}': not recorded{nearest(f'{arm}/{seed}', names)}; there are: {', '.join(names) or 'none'}")
+    if "evaluate" not in record.stages:
+        raise UserError(f"run '{run}' ended as {record.status} and was never evaluated ({record.reason}); nothing to export")
+    return record
+
+
+def _folder(layout: Layout, study: str, profile: str | None) -> StudyFolder:
+    root = layout.root / "studies"
+    run_on = sorted(path.parent.name for path in (root / safe(study)).glob("*/study.json"))
+    if not run_on:
+        known = sorted({path.parent.parent.name for path in root.glob("*/*/study.json")})
+        raise UserError(f"study '{study}' has not been run in {layout.root}{nearest(study, known)}; run: {', '.join(known) or 'none'}")
+    if profile is None and len(run_on) > 1:
+        raise UserError(f"study '{study}' has been run on {', '.join(run_on)}; choose one with --profile")
+    if profile is not None and profile not in run_on:
+        raise UserError(f"study '{study}' has not been run on profile '{profile}'{nearest(profile, run_on)}; run on: {', '.join(run_on)}")
+    return layout.study(study, profile or run_on[0])
+
+
+def _stage(layout: Layout, record: TrialRecord, stage: str) -> Path:
+    path = (layout.root / record.stages[stage].path).resolve()
+    if not path.is_relative_to(layout.root.resolve()) or not path.is_dir():
+        raise UserError(f"{path}: the {stage} artifact of this run is no longer in the store; run the study again to rebuild it")
+    return path
+
+
+def _into(beside: Path, target: Path) -> None:
+    """`target` is an empty folder: fill it."""
+    target.rmdir()
+    os.replace(beside, target)
+
+
+def _generation(record: TrialRecord, policy: Path) -> str:
+    """Sampling as in training and evaluation: the whole distribution, nothing truncated."""
+    config = json.loads((policy / "config.json").read_text("utf-8"))
+    ppo = record.config["ppo"]
+    settings = {
+        "do_sample": True,
+        "temperature": record.config["evaluate"]["temperature"],
+        "top_k": 0,
+        "top_p": 1.0,
+        "max_new_tokens": ppo["response_length"],
+        "eos_token_id": config.get("eos_token_id"),
+        "pad_token_id": config.get("pad_token_id"),
+    }
+    return json.dumps(settings, indent=2) + "\n"
+
+
+def model_card(record: TrialRecord, prompts: Path) -> str:
+    """What the policy is, how it was made, what was measured on the table `prompts`, and what it is not good for; Markdown."""
+    config = TrialConfig.model_validate(record.config)
+    base = config.model.base
+    head = ["---", "library_name: transformers", "pipeline_tag: text-generation", "tags: [ppo, rlhf, ablation]"]
+    head += [f"base_model: {base}"] if base and not Path(base).is_absolute() else []
+    source = {"builtin": "reviews generated by a grammar", "hub": f"`{config.data.name}`", "local": "a local data set"}[config.data.source]
+    n = config.evaluate.prompts
+    lines = [
+        *head,
+        "---",
+        "",
+        f"# {record.study}: {record.arm}, seed {record.seed}",
+        "",
+        f"A policy trained by PPO from {f'`{base}`' if base else 'a small network made from scratch'} on {source}, as one trial of an "
+        f"ablation study. It ended as `{record.status}` after {record.steps} gradient steps"
+        + (f" ({record.reason})." if record.reason else "."),
+        "",
+        "## Use",
+        "",
+        "```python",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        'model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")',
+        'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder", padding_side="left")',
+        'prompt = tokenizer("The first words of a review", return_tensors="pt", add_special_tokens=False)',
+        "print(tokenizer.decode(model.generate(**prompt)[0], skip_special_tokens=True))",
+        "```",
+        "",
+        "## Measured",
+        "",
+        f"On {n} held-out prompts, one completion each against the reference under the same random numbers, judged by the "
+        f"{config.judge} judge. Intervals are of 95 % and speak of prompts alone, since this is one seed.",
+        "",
+        "| metric | value | unit | prompts |",
+        "| --- | --- | --- | --- |",
+        *_figures(record, prompts),
+        "",
+        "## Recipe",
+        "",
+        "| key | value |",
+        "| --- | --- |",
+        *_recipe(record.config),
+        "",
+        "## Limits",
+        "",
+        "- It was made to study PPO, not to be used: it continues the first words of a review, and the training reward rewards no truth.",
+        "- It can have drifted into text that its training reward overrates; compare the proxy and the gold reward above.",
+        "- One seed of one arm. What the study found is said by the study's report, over all seeds.",
+        "",
+        f"Made on {record.finished} with " + ", ".join(f"{name} {value}" for name, value in sorted(record.environment.items())) + ".",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _figures(record: TrialRecord, prompts: Path) -> Iterable[str]:
+    import pandas as pd
+
+    table, summary = pd.read_parquet(prompts, columns=list(PER_PROMPT.values())), record.summary
+    rows = {"eval/win_rate": (summary["eval/win_rate"], summary["eval/win_rate_low"], summary["eval/win_rate_high"])}
+    rows |= {key: student(table[column].to_numpy(dtype=float)) for key, column in PER_PROMPT.items()}
+    for key, (value, low, high) in rows.items():
+        yield f"| {key}: {METRICS[key].formula} | {value:.4g} [{low:.4g}, {high:.4g}] | {METRICS[key].unit} | {len(table)} |"
+    for key in WHOLE:
+        if math.isfinite(summary.get(key, math.nan)):
+            yield f"| {key}: {METRICS[key].formula} | {summary[key]:.4g} | {METRICS[key].unit} | {len(table)} |"
+
+
+def _recipe(config: dict[str, Any]) -> Iterable[str]:
+    for key, value in flatten({section: config[section] for section in ("data", "model", "sft", "reward", "ppo")}):
+        if key not in ("data.path", "model.base") or not (isinstance(value, str) and Path(value).is_absolute()):
+            yield f"| {key} | {value} |"

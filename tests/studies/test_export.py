@@ -1,0 +1,127 @@
+"""What leaves the house: a folder that loads without us, and says truly what is in it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import Recorder, smoke
+
+from pipeline.config import PpoConfig
+from pipeline.errors import UserError
+from pipeline.layout import Layout, StageRef, TrialRecord, write_json
+from pipeline.models.loading import load_snapshot
+from pipeline.trial import environment, run_trial
+from studies.export import export
+
+LOAD = """
+import sys
+from transformers import AutoModelForCausalLM, AutoTokenizer
+assert not any("pipeline" in path for path in sys.path)
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], use_safetensors=True)
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], padding_side="left")
+prompt = tokenizer("The acting was", return_tensors="pt", add_special_tokens=False)
+answer = model.generate(**prompt)
+assert answer.shape[1] > prompt["input_ids"].shape[1]
+print(type(model).__name__, model.generation_config.top_k, model.generation_config.do_sample, model.dtype)
+"""
+
+
+def recorded(layout: Layout, study: str = "demo", profile: str = "smoke", **changes: Any) -> TrialRecord:
+    """The smoke trial as arm `base`, seed 0 of a study."""
+    config = smoke(**changes)
+    outcome = run_trial(config, layout, Recorder())
+    record = TrialRecord(
+        study=study,
+        profile=profile,
+        arm="base",
+        seed=0,
+        config=config.model_dump(mode="json"),
+        config_digest=config.digest(),
+        status="complete",
+        steps=outcome.steps,
+        stages={
+            stage: StageRef(key=one.key, path=one.path.relative_to(layout.root).as_posix()) for stage, one in outcome.artifacts.items()
+        },
+        summary=dict(outcome.summary),
+        cost=dict(outcome.cost),
+        environment=environment(),
+        finished="2026-01-01T00:00:00+00:00",
+    )
+    folder = layout.study(study, profile)
+    write_json(folder.trial_file("base", 0), record.model_dump(mode="json"))
+    write_json(folder.study_file, {})
+    return record
+
+
+def test_a_clean_process_loads_it_without_this_package(smoke_layout: Layout, tmp_path: Path) -> None:
+    record = recorded(smoke_layout)
+    target = export("demo/base/0", tmp_path / "policy", smoke_layout)
+    done = subprocess.run([sys.executable, "-I", "-c", LOAD, str(target)], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["Qwen2ForCausalLM", "0", "True", "torch.float32"]
+    trained = load_snapshot(smoke_layout.root / record.stages["ppo"].path / "policy", torch.device("cpu"))
+    ours = load_snapshot(target, torch.device("cpu")).state_dict()
+    assert all(torch.equal(ours[name], tensor) for name, tensor in trained.state_dict().items())
+    settings = json.loads((target / "generation_config.json").read_text())
+    assert settings["max_new_tokens"] == record.config["ppo"]["response_length"]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_the_card_has_the_figures_with_their_intervals_and_the_recipe(smoke_layout: Layout, tmp_path: Path) -> None:
+    record = recorded(smoke_layout)
+    card = (export("demo/base/0", tmp_path / "policy", smoke_layout) / "README.md").read_text()
+    rate, low, high = (record.summary[f"eval/win_rate{end}"] for end in ("", "_low", "_high"))
+    assert f"| {rate:.4g} [{low:.4g}, {high:.4g}] | fraction | 64 |" in card
+    assert f"| {record.summary['eval/gold']:.4g} [" in card
+    assert all(f"| ppo.{key} |" in card for key in PpoConfig.model_fields)
+    assert "## Limits" in card
+    assert str(smoke_layout.root) not in card
+
+
+@pytest.mark.slow
+def test_an_adapter_is_merged(smoke_layout: Layout, tmp_path: Path) -> None:
+    recorded(smoke_layout, study="lora", ppo__adapter="lora", ppo__steps=8)
+    target = export("lora/base/0", tmp_path / "policy", smoke_layout)
+    assert not any("lora" in name for name in load_snapshot(target, torch.device("cpu")).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        ("demo", "write it as STUDY/ARM/SEED"),
+        ("demo/base/one", "write it as STUDY/ARM/SEED"),
+        ("demos/base/0", "did you mean 'demo'"),
+        ("demo/bose/0", r"did you mean 'base/0'\?; there are: base/0"),
+        ("demo/base/7", "there are: base/0"),
+        ("demo/..%2f/0", "cannot be used"),
+    ],
+)
+def test_a_run_that_is_not_there_is_told_with_what_is(smoke_layout: Layout, tmp_path: Path, run: str, words: str) -> None:
+    recorded(smoke_layout)
+    with pytest.raises(UserError, match=words):
+        export(run, tmp_path / "policy", smoke_layout)
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_written_over(smoke_layout: Layout, tmp_path: Path) -> None:
+    recorded(smoke_layout)
+    (tmp_path / "mine.txt").write_text("keep")
+    with pytest.raises(UserError, match="not empty"):
+        export("demo/base/0", tmp_path, smoke_layout)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    (tmp_path / "empty").mkdir()
+    assert (export("demo/base/0", tmp_path / "empty", smoke_layout) / "model.safetensors").exists()
+
+
+def test_a_study_on_two_profiles_asks_which(smoke_layout: Layout, tmp_path: Path) -> None:
+    recorded(smoke_layout, study="twice")
+    recorded(smoke_layout, study="twice", profile="tiny")
+    with pytest.raises(UserError, match="smoke, tiny; choose one with --profile"):
+        export("twice/base/0", tmp_path / "policy", smoke_layout)
+    assert export("twice/base/0", tmp_path / "policy", smoke_layout, "tiny").exists()
