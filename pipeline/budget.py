@@ -22,9 +22,9 @@ T4_BYTES = 320e9
 """Memory bandwidth of a T4, bytes/s (same)."""
 EFFICIENCY = {"generate": 0.5, "score": 0.35, "train": 0.35}
 """Fraction of the roofline assumed for each phase; assumed, not measured on a T4."""
-CHUNK_ELEMENTS, CHUNK_TOKENS = 2**23, 256
-"""A chunk at the language-modelling head: at most so many (tokens, vocabulary) entries, 32 MiB in fp32, but at least so many
-tokens, since a card reads the whole head for each chunk."""
+CHUNK_ELEMENTS, CHUNK_TOKENS = 2**22, 128
+"""A chunk at the language-modelling head: at most so many (tokens, vocabulary) entries, 16 MiB in fp32, but at least so many
+tokens, since a card reads the whole head for each chunk. On a CPU, larger ones are no faster: the allocator maps them afresh."""
 TRAINED_BYTES = 16
 """Per trained parameter: fp32 weight, gradient and two Adam moments."""
 

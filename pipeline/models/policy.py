@@ -100,8 +100,9 @@ def trunk(model: CausalLM) -> Any:
 
 def response_hidden(model: CausalLM, episodes: Episodes) -> Tensor:
     """Hidden states (N, H) at the positions that predict the valid response tokens."""
-    mask = episodes.attention_mask
-    output = trunk(model)(input_ids=episodes.query_responses, attention_mask=mask, position_ids=positions(mask), use_cache=False)
+    # The last column predicts nothing that anybody reads.
+    ids, mask = episodes.query_responses[:, :-1], episodes.attention_mask[:, :-1]
+    output = trunk(model)(input_ids=ids, attention_mask=mask, position_ids=positions(mask), use_cache=False)
     start = episodes.context_length - 1
     hidden: Tensor = output.last_hidden_state[:, start : start + episodes.response_mask.shape[1]]
     return hidden[episodes.response_mask]

@@ -2,8 +2,9 @@
 
 With ``d = log π - log ref`` on tokens sampled from π (Schulman 2020, "Approximating KL Divergence"): k1 is unbiased
 and may be negative on a sample, k2 is biased and never negative, k3 is both unbiased and never negative.
-`exact_kl` sums over the vocabulary and has no sampling noise. All work entry by entry and know no mask: the caller
-averages over valid tokens. Results have the dtype of what came in.
+`exact_kl` sums over the vocabulary and has no sampling noise; it and `entropy` take exp(log_pi) as `pi` from a caller
+who has it. All work entry by entry and know no mask: the caller averages over valid tokens. Results have the dtype of
+what came in.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ def k3(d: Tensor) -> Tensor:
     return (-d).expm1() + d
 
 
-def exact_kl(log_pi: Tensor, log_ref: Tensor) -> Tensor:
+def exact_kl(log_pi: Tensor, log_ref: Tensor, pi: Tensor | None = None) -> Tensor:
     """Σᵥ π(v) (log π(v) - log ref(v)).
 
     log_pi, log_ref (..., V) normalised and finite log-probabilities, as log-softmax gives them; returns (...) in nats
     per token, never negative but for rounding. (0 times log 0 would be NaN; a token that softmax rounds to 0 counts 0.)
     """
-    mean: Tensor = torch.linalg.vecdot(log_pi.exp(), log_pi - log_ref)
+    mean: Tensor = torch.linalg.vecdot(log_pi.exp() if pi is None else pi, log_pi - log_ref)
     return mean
 
 
-def entropy(log_pi: Tensor) -> Tensor:
+def entropy(log_pi: Tensor, pi: Tensor | None = None) -> Tensor:
     """-Σᵥ π(v) log π(v).
 
     log_pi (..., V) normalised and finite log-probabilities; returns (...) in nats per token, between 0 and log V.
     """
-    mean: Tensor = torch.linalg.vecdot(log_pi.exp(), log_pi)
+    mean: Tensor = torch.linalg.vecdot(log_pi.exp() if pi is None else pi, log_pi)
     return -mean

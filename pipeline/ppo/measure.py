@@ -31,6 +31,7 @@ def token_stats(model: CausalLM, hidden: Tensor, reference: CausalLM, ref_hidden
     parts: list[tuple[Tensor, ...]] = []
     for rows in chunks(len(labels), int(model.config.vocab_size)):
         log_pi, log_ref = log_probs(model, hidden[rows], temperature), log_probs(reference, ref_hidden[rows], temperature)
-        kl = exact_kl(log_pi, log_ref).clamp(min=0)
-        parts.append((gather(log_pi, labels[rows]), gather(log_ref, labels[rows]), kl, entropy(log_pi)))
+        pi = log_pi.exp()
+        kl = exact_kl(log_pi, log_ref, pi).clamp(min=0)
+        parts.append((gather(log_pi, labels[rows]), gather(log_ref, labels[rows]), kl, entropy(log_pi, pi)))
     return TokenStats(*(torch.cat(column) for column in zip(*parts, strict=True)))
