@@ -1,8 +1,9 @@
 # Two commands do everything, set-up included: `make study STUDY=kl_ablation` and `make test`.
-# Variables: STUDY (name or YAML file), PROFILE, SET ("a.b=1 c.d=2"), JOBS, OUT, EXECUTOR, NAME, DESIGN, PYTHON.
+# Variables: STUDY (name or YAML file), STUDIES (several), PROFILE, SET ("a.b=1 c.d=2"), JOBS, OUT, EXECUTOR, NAME, DESIGN, PYTHON.
 
 PYTHON ?= python3
 STUDY ?= kl_ablation
+STUDIES ?= $(STUDY)
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -12,7 +13,7 @@ CHOICE := $(if $(PROFILE),--profile $(PROFILE))
 CHANGES := $(foreach assignment,$(SET),--set '$(assignment)')
 WORKERS := $(if $(JOBS),--jobs $(JOBS)) $(if $(EXECUTOR),--executor $(EXECUTOR))
 
-.PHONY: help setup study run ui report falsify plan new-study sync test lint format bench clean
+.PHONY: help setup study run ui report compare falsify plan new-study sync test lint format bench clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -45,6 +46,9 @@ new-study: $(VENV)/.stamp  ## write NAME.yaml, a commented study to start from (
 
 report: $(VENV)/.stamp  ## redraw tables and figures from records
 	@$(ABLATE) report "$(STUDY)" $(CHOICE) $(OPTIONS)
+
+compare: $(VENV)/.stamp  ## one table over STUDIES="a b"
+	@$(ABLATE) compare $(STUDIES) $(CHOICE) $(OPTIONS)
 
 falsify: $(VENV)/.stamp  ## verdicts; make's own exit code is 2 for any that is not SURVIVED, `ablate falsify` tells 1 from 3
 	@$(ABLATE) falsify "$(STUDY)" $(CHOICE) $(OPTIONS)

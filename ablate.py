@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,14 +30,38 @@ app = typer.Typer(
 )
 
 
-def report(name: cli.StudyArgument, profile: cli.ProfileOption = None, out: cli.OutOption = None) -> None:
-    """Draw tables, figures and the page of a study again, from its records; no training."""
-    from reports.cli import report as draw
+StudiesArgument = Annotated[list[str], typer.Argument(metavar="STUDY...", help="Names or YAML paths of studies.", show_default=False)]
+OptionalStudy = Annotated[
+    str | None, typer.Argument(metavar="[STUDY]", help="A study's name, or the path of a YAML file.", show_default=False)
+]
+DiffOption = Annotated[
+    tuple[str, str] | None,
+    typer.Option("--diff", metavar="OLD NEW", help="Compare two versions: study folders, output roots (STUDY chooses), or studies."),
+]
 
-    print(f"Report: {draw(name, profile, out)}")
+
+def report(name: OptionalStudy = None, versions: DiffOption = None, profile: cli.ProfileOption = None, out: cli.OutOption = None) -> None:
+    """Draw tables, figures and the page of a study again, from its records, or compare two versions of it; no training."""
+    from reports import cli as reports
+
+    if versions:
+        page, text = reports.diff(*versions, study=name, profile=profile, out=out)
+        print(f"{text}\nPage: {page}")
+    elif name:
+        print(f"Report: {reports.report(name, profile, out)}")
+    else:
+        raise UserError("report: name a study, or two versions of one with --diff OLD NEW")
 
 
-for command in (cli.study, cli.run, cli.plan, cli.new_study, cli.falsify, report, cli.ui, cli.sync, cli.export):
+def compare(names: StudiesArgument, profile: cli.ProfileOption = None, out: cli.OutOption = None) -> None:
+    """Set several studies side by side in one table, from their records; no training."""
+    from reports import cli as reports
+
+    page, text = reports.compare(names, profile, out)
+    print(f"{text}\nPage: {page}")
+
+
+for command in (cli.study, cli.run, cli.plan, cli.new_study, cli.falsify, report, compare, cli.ui, cli.sync, cli.export):
     app.command()(command)
 app.command("import")(import_command)
 

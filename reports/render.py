@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from filelock import FileLock
 from markupsafe import Markup
 
 from pipeline.config import TrialConfig, flatten
-from pipeline.errors import UserError
 from pipeline.layout import StudyFolder
 from pipeline.metrics import METRICS
 from reports import foreign
@@ -23,14 +18,13 @@ from reports.estimates import Findings, analyse
 from reports.figures import draw
 from reports.load import StudyRecords, load_records
 from reports.methods import methods
+from reports.page import environment, replace_folder, write_text
 from reports.style import Drawn, inline_svg
 from reports.tables import all_tables
 from reports.tabular import Table, markdown, write
-from reports.words import number
 from studies.design import Cell
 from studies.schema import Study
 
-TEMPLATES = Path(__file__).parent / "templates"
 OPEN_SAMPLES = 3
 
 
@@ -74,20 +68,7 @@ def render_report(folder: StudyFolder, study: Study) -> Path:
     """
     records = load_records(folder, study)
     findings = analyse(records)
-    new, old = folder.path / ".report.new", folder.path / ".report.old"
-    try:
-        with FileLock(folder.path / ".report.lock"):
-            if old.exists() and not folder.report.exists():
-                old.replace(folder.report)  # an earlier swap was interrupted between its two steps
-            shutil.rmtree(old, ignore_errors=True)
-            shutil.rmtree(new, ignore_errors=True)
-            build(records, findings, new)
-            if folder.report.exists():
-                folder.report.replace(old)
-            new.replace(folder.report)
-            shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
-        raise UserError(f"the report cannot be written to {folder.report}: {error.strerror or error}") from None
+    replace_folder(folder.report, lambda new: build(records, findings, new))
     return folder.report / "index.html"
 
 
@@ -101,9 +82,9 @@ def build(records: StudyRecords, findings: Findings, folder: Path) -> None:
     drawn = list(draw(records, findings, folder / "figures"))
     figures = [_shown(name, figure, folder / "figures") for name, figure in drawn]
     found = answer(records, findings)
-    page = _environment().get_template("report.html.j2").render(**_context(records, findings, found, tables, figures))
-    _write(folder / "index.html", page)
-    _write(folder / "report.md", _markdown_report(records, findings, found, tables, figures))
+    page = environment().get_template("report.html.j2").render(**_context(records, findings, found, tables, figures))
+    write_text(folder / "index.html", page)
+    write_text(folder / "report.md", _markdown_report(records, findings, found, tables, figures))
 
 
 def _context(records: StudyRecords, findings: Findings, found: Answer, tables: list[Table], figures: list[Shown]) -> dict[str, Any]:
@@ -126,20 +107,6 @@ def _context(records: StudyRecords, findings: Findings, found: Answer, tables: l
         "finished": max((str(day) for day in records.trials["finished"].dropna()), default=""),
         "methods": methods(records, findings),
     }
-
-
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["number"] = number
-    environment.filters["visible"] = visible
-    return environment
-
-
-def visible(text: str) -> str:
-    """Replace control characters, which no page can show, by the replacement character."""
-    return "".join("�" if (ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160 else c for c in text)
 
 
 def _shown(name: str, drawn: Drawn | None, folder: Path) -> Shown:
@@ -234,10 +201,3 @@ def _markdown_report(records: StudyRecords, findings: Findings, found: Answer, t
         lines += [f"![{figure.alt}](figures/{figure.name}.png)", ""] if figure.svg else []
         lines += [figure.caption, ""]
     return "\n".join(lines)
-
-
-def _write(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reports.render import visible
+from reports.page import visible
 from reports.stats import Estimate
 from reports.tabular import Cell, Head, Table, latex, markdown
 from reports.words import counted, interval, listed, number, signed

@@ -1,0 +1,172 @@
+"""Reads one version of a study as it was recorded, by whatever version of the program: records, not the YAML of today."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow
+import pyarrow.parquet as pq
+from pydantic import ValidationError
+
+from pipeline.config import flatten
+from pipeline.errors import UserError
+from pipeline.layout import Layout, StudyFolder, TrialRecord
+from studies.falsifiers import Verdict, evaluate
+from studies.schema import Falsifier, load_study
+from studies.verdicts import read_series
+
+_WIN = {"policy": 1.0, "tie": 0.5, "reference": 0.0}
+_COLUMNS = ("prompt_id", "prompt", "policy_gold", "policy_proxy", "policy_length", "policy_eos", "kl", "entropy", "winner")
+MISSING = "–"
+
+
+@dataclass(frozen=True)
+class Version:
+    """One study folder."""
+
+    folder: StudyFolder
+    started: Mapping[str, Any]
+    """study.json."""
+    records: dict[tuple[str, int], TrialRecord]
+
+    @property
+    def name(self) -> str:
+        return str(self.study.get("name", self.folder.path.parent.name))
+
+    @property
+    def study(self) -> Mapping[str, Any]:
+        """The study's file as it was read when it last ran."""
+        found: Mapping[str, Any] = self.started.get("study") or {}
+        return found
+
+    @property
+    def arms(self) -> list[str]:
+        """Arms that left a record, the study's own order first."""
+        own = [*(self.study.get("arms") or {})]
+        ran = list(dict.fromkeys(arm for arm, _ in self.records))
+        return [arm for arm in own if arm in ran] + [arm for arm in ran if arm not in own]
+
+    @property
+    def digest(self) -> str:
+        """Eight hexadecimal digits of what ran: arms, seeds, configurations, and the keys of what they left."""
+        ran = sorted(
+            [arm, str(seed), r.config_digest, *sorted(f"{name}:{stage.key}" for name, stage in r.stages.items())]
+            for (arm, seed), r in self.records.items()
+        )
+        return hashlib.sha256(json.dumps(ran).encode()).hexdigest()[:8]
+
+    @cached_property
+    def settings(self) -> dict[str, dict[str, str]]:
+        """Arm -> dotted key -> value as a word; the seed apart."""
+        found: dict[str, dict[str, str]] = {}
+        for (arm, _), record in sorted(self.records.items()):
+            own = {key: str(value) for key, value in flatten(record.config) if key not in ("ppo.seed", "profile")}
+            found.setdefault(arm, own)
+        return found
+
+    def seeds(self, arm: str) -> list[int]:
+        return sorted(seed for name, seed in self.records if name == arm)
+
+    def prompts(self, arm: str, seed: int) -> pd.DataFrame | None:
+        """Per-prompt results of a trial with `win` in {1, 0.5, 0}, by prompt number; None where it has none. Raises `UserError`."""
+        record = self.records.get((arm, seed))
+        if record is None or "evaluate" not in record.stages or record.status == "failed":
+            return None
+        path = (self.folder.root / record.stages["evaluate"].path).resolve() / "prompts.parquet"
+        if not path.is_relative_to(self.folder.root.resolve()) or not path.is_file():
+            return None
+        try:
+            known = set(pq.read_schema(path).names)
+            frame: pd.DataFrame = pq.read_table(path, columns=[column for column in _COLUMNS if column in known]).to_pandas()
+        except (pyarrow.ArrowException, OSError) as error:
+            raise UserError(f"{path}: damaged table ({str(error).splitlines()[0]})") from None
+        return frame.assign(win=frame["winner"].map(_WIN).astype(float)).set_index("prompt_id") if "winner" in known else None
+
+    def verdicts(self) -> dict[str, list[Verdict]]:
+        """Claim -> verdicts on the trials it speaks of, from the recorded series."""
+        found: dict[str, list[Verdict]] = {}
+        for claim in self.falsifiers.values():
+            for (arm, seed), record in sorted(self.records.items()):
+                if claim.applies_to(arm):
+                    series = read_series(self.folder, record, claim.metric)
+                    found.setdefault(claim.name, []).append(evaluate(claim, series, record.steps, arm=arm, seed=seed))
+        return found
+
+    @cached_property
+    def falsifiers(self) -> dict[str, Falsifier]:
+        """Those that this version of the program still understands, by name."""
+        found = {}
+        for content in self.study.get("falsifiers") or []:
+            try:
+                claim = Falsifier.model_validate(content)
+            except ValidationError:
+                continue
+            found[claim.name] = claim
+        return found
+
+
+def find_version(where: str, layout: Layout, study: str | None = None, profile: str | None = None) -> Version:
+    """A version by path or name.
+
+    `where`: a study's folder (or the report in it), an output root, of which `study` and `profile` choose one study if it holds
+    several, or a study's name or YAML path, whose records under `layout` are taken. Raises `UserError` with what there is.
+    """
+    path = Path(where).expanduser().absolute()
+    inside = path.parent if path.is_file() and path.suffix == ".html" else path
+    for folder in (inside, inside.parent):
+        if (folder / "study.json").is_file():
+            return read_version(StudyFolder(_root(folder), folder))
+    if (path / "studies").is_dir():
+        return read_version(_choose(path, study, profile))
+    if path.is_dir():
+        raise UserError(f"--diff: {path} holds neither study.json nor studies/; give a study's folder, an output root, or a study's name")
+    found = load_study(where)
+    own = layout.study(found.name, profile or found.profile)
+    if not own.study_file.is_file():
+        raise UserError(f"--diff: study '{found.name}' has not been run on profile '{profile or found.profile}' (no {own.study_file})")
+    return read_version(own)
+
+
+def read_version(folder: StudyFolder) -> Version:
+    """Read study.json and all trial records. Raises `UserError` with the file where one is damaged, or where there is none."""
+    try:
+        started = json.loads(folder.study_file.read_text("utf-8"))
+        if not isinstance(started, dict):
+            raise ValueError("a mapping is expected")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder.study_file}: damaged file ({error})") from None
+    records = {}
+    for path in sorted((folder.path / "trials").glob("*.json")):
+        try:
+            record = TrialRecord.model_validate_json(path.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: damaged trial record ({str(error).splitlines()[0]})") from None
+        records[record.arm, record.seed] = record
+    if not records:
+        raise UserError(f"{folder.path}: no trial has ended yet, so there is nothing to compare")
+    return Version(folder, started, records)
+
+
+def _root(folder: Path) -> Path:
+    """The output root that a study's folder lies in: ``<root>/studies/<study>/<profile>``."""
+    if folder.parent.parent.name != "studies":
+        raise UserError(f"--diff: {folder} does not lie under <root>/studies/<study>/<profile>, so its artifacts cannot be found")
+    return folder.parents[2]
+
+
+def _choose(root: Path, study: str | None, profile: str | None) -> StudyFolder:
+    found = [path.parent for path in sorted((root / "studies").glob("*/*/study.json"))]
+    names = [f"{folder.parent.name} ({folder.name})" for folder in found]
+    chosen = [f for f in found if study in (None, f.parent.name) and profile in (None, f.name)]
+    if len(chosen) == 1:
+        return StudyFolder(root, chosen[0])
+    how = "no study there" if not chosen else "several studies there, so name one before --diff (and --profile)"
+    asked = f" named '{study}'" if study and not chosen else ""
+    raise UserError(f"--diff: {root}: {how}{asked}; there are: {', '.join(names) or 'none'}")

@@ -1,0 +1,66 @@
+"""Several studies in one table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pipeline.errors import UserError
+from reports.cli import compare
+from reports.compare import Compared, comparison, comparison_table, folder_name
+from reports.estimates import Findings, analyse
+from reports.load import StudyRecords, load_records
+
+if TYPE_CHECKING:
+    from tests.reports.conftest import Builder, Built
+
+
+@pytest.fixture(scope="module")
+def other(build: Builder, tmp_path_factory: pytest.TempPathFactory) -> Compared:
+    """A study of two arms on another reference and fewer seeds."""
+    built = build(tmp_path_factory.mktemp("other"), arms={"a": 0.05, "b": 0.2}, baseline="a", seeds=(0,), steps=64, prompts=20, budget=())
+    for path in (built.folder.path / "trials").iterdir():
+        path.write_text(path.read_text().replace("sf00112233445566", "sf99999999999999"))
+    records = load_records(built.folder, built.study)
+    return Compared(records, analyse(records))
+
+
+def test_every_arm_of_every_study_has_a_row(records: StudyRecords, findings: Findings, other: Compared) -> None:
+    table = comparison_table([Compared(records, findings), other])
+    assert len(table.rows) == 6
+    assert table.frame["arm"].tolist() == ["beta_0", "beta_0.01", "beta_0.05", "beta_0.2", "a", "b"]
+    row = table.frame.set_index("arm").loc["beta_0.05"]
+    assert row["eval/win_rate"] == findings.arm("beta_0.05").estimates["eval/win_rate"].value
+    assert row["finding"] == "baseline"
+    assert row["cost/wall_s"] == 48.0
+    falsified = sum(v.outcome == "FALSIFIED" for claim in findings.claims for v in claim.verdicts if v.arm == "beta_0.05")
+    assert row["claims_falsified"] == falsified
+
+
+def test_what_is_not_comparable_is_said(records: StudyRecords, findings: Findings, other: Compared) -> None:
+    page = comparison([Compared(records, findings), other])
+    assert any("references" in caveat for caveat in page.caveats)
+    assert not any("rewards" in caveat for caveat in page.caveats)
+    alone = comparison([Compared(records, findings)])
+    assert alone.caveats == ()
+    assert "not paired" in page.lead
+
+
+def test_long_names_become_a_digest(records: StudyRecords, findings: Findings) -> None:
+    one = Compared(records, findings)
+    assert folder_name([one]) == "kl_demo-tiny"
+    assert len(folder_name([one] * 20)) == 16
+
+
+def test_command_writes_csv_markdown_and_html(demo: Built, tmp_path: Path) -> None:
+    page, text = compare([demo.study.source], out=demo.layout.root)
+    assert page == demo.layout.root / "compare" / "kl_demo-tiny" / "index.html"
+    names = {path.relative_to(page.parent).as_posix() for path in page.parent.rglob("*") if path.is_file()}
+    assert names == {"index.html", "index.md", *(f"tables/comparison.{suffix}" for suffix in ("csv", "md", "tex"))}
+    assert "beta_0.05" in text
+    with pytest.raises(UserError, match="given twice"):
+        compare([demo.study.source] * 2, out=demo.layout.root)
+    with pytest.raises(UserError, match="has not been run"):
+        compare(["kl_ablation"], out=tmp_path)
