@@ -87,9 +87,30 @@ class StudyRecords:
         return {status: n for status in order if (n := int((chosen["status"] == status).sum()))}
 
     def evaluated(self, arm: str) -> list[int]:
-        """Seeds of an arm that have per-prompt results."""
-        chosen = self.trials[(self.trials["arm"] == arm) & self.trials["evaluated"]]
-        return [int(seed) for seed in chosen["seed"]]
+        """Seeds of an arm that have per-prompt results; of an imported one, those that ended soundly."""
+        return list(self._evaluated.get(arm, ()))
+
+    def series(self, arm: str, metric: str) -> dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        """Seed -> gradient steps and finite values of a metric, in the order of the seeds; trials that did not record it are left out."""
+        if metric not in self.curves.columns:
+            return {}
+        steps, values = (self.curves[key].to_numpy(dtype=np.float64) for key in ("step", metric))
+        found = {}
+        for seed in self.seeds:
+            rows = self._rows.get((arm, seed), np.zeros(0, dtype=np.intp))
+            known = rows[np.isfinite(values[rows])]
+            if len(known):
+                found[seed] = steps[known], values[known]
+        return found
+
+    @cached_property
+    def update_length(self) -> int:
+        """The most common number of gradient steps between two rollouts; 1 where that cannot be seen."""
+        if "objective/kl" not in self.curves.columns:
+            return 1
+        steps = np.unique(self.curves.loc[self.curves["objective/kl"].notna(), "step"].to_numpy(dtype=np.int64))
+        gaps = np.diff(steps)
+        return int(np.bincount(gaps).argmax()) if len(gaps) else 1
 
     def answers(self, arm: str, column: str, seeds: Sequence[int], prompt_ids: pd.Index) -> NDArray[np.float64]:
         """One per-prompt column of an arm as (seeds, prompts), both in the order given; NaN where a trial lacks a prompt."""
@@ -109,6 +130,20 @@ class StudyRecords:
         for index in found[1:]:
             shared = shared if index.equals(shared) else shared.intersection(index)
         return shared.sort_values()
+
+    @cached_property
+    def _evaluated(self) -> dict[str, list[int]]:
+        chosen = self.trials[self.trials["evaluated"]]
+        found: dict[str, list[int]] = {}
+        for arm, seed in zip(chosen["arm"], chosen["seed"], strict=True):
+            found.setdefault(str(arm), []).append(int(seed))
+        return found
+
+    @cached_property
+    def _rows(self) -> dict[tuple[str, int], NDArray[np.intp]]:
+        """Where the curves of each trial stand in `curves`: looked for once, since every figure asks for every arm."""
+        groups: Mapping[Any, Any] = self.curves.groupby(["arm", "seed"], sort=False).indices
+        return {(str(arm), int(seed)): np.asarray(rows, dtype=np.intp) for (arm, seed), rows in groups.items()}
 
     @cached_property
     def _by_trial(self) -> dict[tuple[str, int], pd.DataFrame]:

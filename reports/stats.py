@@ -127,15 +127,18 @@ def iqm(table: Array, level: float = LEVEL) -> Estimate:
     order = np.argsort(table, axis=None, kind="stable")
     ranked = table.reshape(-1)[order]
     cut = int(0.25 * ranked.size)
-    drawn, counts = _draws(seeds, 0)[0][:IQM_RESAMPLES] * seeds, _draws(seeds, prompts)[1][:IQM_RESAMPLES]
+    # Weights are whole numbers that sum to the number of cells, so half the bytes hold them without rounding.
+    drawn = (_draws(seeds, 0)[0][:IQM_RESAMPLES] * seeds).round().astype(np.float32)
+    counts = _draws(seeds, prompts)[1][:IQM_RESAMPLES].astype(np.float32)
     steps = np.diff(ranked)
     kept = float(ranked.size - 2 * cut)
     values = []
     for start in range(0, IQM_RESAMPLES, _IQM_CHUNK):
         part = slice(start, start + _IQM_CHUNK)
-        weights = (drawn[part, :, None] * counts[part, None, :]).reshape(-1, ranked.size)[:, order]
-        inside = np.clip(np.cumsum(weights, axis=1), cut, ranked.size - cut) - cut
-        values.append(ranked[-1] - (inside[:, :-1] @ steps) / kept)
+        weights = drawn[part].take(order // prompts, axis=1)
+        weights *= counts[part].take(order % prompts, axis=1)
+        inside = np.clip(np.cumsum(weights, axis=1, out=weights), cut, ranked.size - cut, out=weights)
+        values.append(ranked[-1] - (inside[:, :-1].astype(np.float64) @ steps - cut * steps.sum()) / kept)
     low, high = ranked[cut], ranked[-cut - 1]
     point = float(ranked[cut : ranked.size - cut].mean())
     pull = np.clip(table, low, high)
@@ -157,11 +160,11 @@ def swap_test(
     observed = float((arm.sum(1) / arm_denominator.sum(1) - base.sum(1) / base_denominator.sum(1)).mean())
     spread = float(np.abs(arm).sum() / arm_denominator.sum() + np.abs(base).sum() / base_denominator.sum())
     tolerance = 1e-12 * max(spread, 1e-300)
-    rng = np.random.default_rng([RNG_SEED, *arm.shape])
+    flips = _flips(*arm.shape, swaps)
     ratio = bool((arm_denominator != base_denominator).any())
     extreme = 0
     for start in range(0, swaps, _CHUNK):
-        flip = rng.integers(0, 2, size=(min(_CHUNK, swaps - start), arm.shape[1])).astype(np.float64)
+        flip = flips[start : start + _CHUNK].astype(np.float64)
         moved = flip @ (base - arm).T
         moved_denominator = flip @ (base_denominator - arm_denominator).T if ratio else 0.0
         first = (arm.sum(1) + moved) / (arm_denominator.sum(1) + moved_denominator)
@@ -326,6 +329,12 @@ def standard_error(table: Array) -> tuple[float, float]:
         return 0.0, 1.0
     weighted = between_seeds**2 / max(1, seeds - 1) + between_prompts**2 / max(1, prompts - 1)
     return math.sqrt(total), total**2 / weighted
+
+
+@lru_cache(maxsize=4)
+def _flips(seeds: int, prompts: int, swaps: int) -> NDArray[np.int8]:
+    """(swaps, P) labels that are swapped where 1; the same for every pair of arms of one shape."""
+    return np.random.default_rng([RNG_SEED, seeds, prompts]).integers(0, 2, size=(swaps, prompts), dtype=np.int8)
 
 
 @lru_cache(maxsize=16)

@@ -156,24 +156,9 @@ def aligned(records: StudyRecords, metric: str, arm: str, grid: Array | None = N
     Cells hold whole updates, since within one the clip fraction rises from epoch to epoch, and a cell that cut
     an update would show that saw-tooth as if it were noise.
     """
-    frame = records.curves
-    if metric not in frame.columns:
-        return [], Aligned(np.zeros(0), np.zeros((0, 0)))
-    chosen = frame.loc[frame["arm"] == arm, ["seed", "step", metric]].dropna()
-    groups = {int(seed): rows for seed, rows in chosen.groupby("seed", sort=False)}  # type: ignore[arg-type]
-    seeds = [seed for seed in records.seeds if seed in groups]
-    steps = [groups[seed]["step"].to_numpy(dtype=np.float64) for seed in seeds]
-    values = [groups[seed][metric].to_numpy(dtype=np.float64) for seed in seeds]
-    return seeds, align(steps, values, grid_of(steps, points, _update_length(frame)) if grid is None else grid)
-
-
-def _update_length(frame: pd.DataFrame) -> int:
-    """The most common number of gradient steps between two rollouts; 1 where that cannot be seen."""
-    if KL not in frame.columns:
-        return 1
-    steps = np.sort(frame.loc[frame[KL].notna(), "step"].astype(int).unique())
-    gaps = np.diff(steps)
-    return int(np.bincount(gaps).argmax()) if len(gaps) else 1
+    series = records.series(arm, metric)
+    steps, values = [at for at, _ in series.values()], [value for _, value in series.values()]
+    return list(series), align(steps, values, grid_of(steps, points, records.update_length) if grid is None else grid)
 
 
 def _trajectories(records: StudyRecords) -> dict[tuple[str, int], pd.DataFrame]:

@@ -191,3 +191,16 @@ def test_of_two_rows_at_one_step_the_last_counts(build: Builder, tmp_path: Path)
     mine = curve[curve["arm"] == "beta_0.05"]
     assert mine["step"].tolist() == table["step"].tolist()
     assert mine["policy/entropy"].iloc[-1] == table["policy/entropy"].iloc[-1]
+
+
+def test_series_of_an_arm_are_the_finite_records_of_its_seeds(demo: Built) -> None:
+    records = load_records(demo.folder, demo.study)
+    found = records.series("beta_0", "policy/entropy")
+    assert list(found) == [0, 1, 2]
+    for seed, (steps, values) in found.items():
+        rows = records.curves[(records.curves["arm"] == "beta_0") & (records.curves["seed"] == seed)].dropna(subset=["policy/entropy"])
+        np.testing.assert_array_equal(steps, rows["step"].to_numpy())
+        np.testing.assert_array_equal(values, rows["policy/entropy"].to_numpy())
+    assert records.series("beta_0", "policy/kl_loss") == {}
+    assert records.series("beta_0.01", "policy/entropy").keys() == {0, 1}, "seed 2 is missing"
+    assert records.update_length == 16
