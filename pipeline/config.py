@@ -253,7 +253,8 @@ class RuntimeConfig(Section):
     """What must not change any result; part of no stage's identity."""
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where there is one")
-    threads: Positive = Field(1, description="CPU threads of one trial")
+    threads: Positive = Field(1, description="CPU threads of one process of a trial")
+    processes: Positive = Field(1, description="processes that share the work of one PPO trial, each with its own GPU where there are any")
     micro_batch_size: Positive = Field(64, description="episodes in memory at once during training")
     rollout_batch_size: Positive = Field(512, description="episodes in memory at once during generation and scoring")
     checkpoint_updates: Positive = Field(16, description="updates between two checkpoints")
@@ -287,6 +288,11 @@ class TrialConfig(Section):
             )
         if self.judge == "grammar" and self.data.source != "builtin":
             raise ValueError(f"reward.judge 'grammar' understands only built-in reviews, data.source is '{self.data.source}'; use lexicon")
+        if self.ppo.mini_batch_size % self.runtime.processes:
+            raise ValueError(
+                f"runtime.processes {self.runtime.processes} does not divide a mini-batch of {self.ppo.mini_batch_size} episodes "
+                "(ppo.batch_size / ppo.num_mini_batches)"
+            )
         if self.ppo.critic_init == "reward" and self.reward.kind != "learned":
             raise ValueError(f"ppo.critic_init 'reward' needs a reward that is a network, reward.kind is '{self.reward.kind}'; use learned")
         return self

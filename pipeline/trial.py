@@ -19,6 +19,7 @@ from pipeline.data.corpus import check_source
 from pipeline.layout import Layout
 from pipeline.reporter import Reporter
 from pipeline.stages import STAGES
+from pipeline.stages.common import settle
 
 LIBRARIES = ("torch", "transformers", "datasets", "accelerate", "tokenizers", "mlflow", "optuna", "pandas", "numpy")
 
@@ -56,13 +57,8 @@ def plan_trial(config: TrialConfig, layout: Layout) -> list[dag.StagePlan]:
 
 def prepare(config: TrialConfig) -> None:
     """Settings of the process that a trial relies on; harmless to repeat."""
-    import torch
-    import transformers
-
     check_source(config.data)
-    torch.set_num_threads(config.runtime.threads)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    settle(config.runtime)
 
 
 @lru_cache(maxsize=1)

@@ -20,6 +20,7 @@ from pipeline.ppo.health import Diverged, repetition
 from pipeline.ppo.kl import k3
 from pipeline.ppo.masking import masked_mean, masked_whiten
 from pipeline.ppo.measure import token_stats
+from pipeline.ppo.parallel import Ranks
 from pipeline.ppo.shaping import handle_missing_eos, non_score_reward, token_rewards
 
 BUCKET = 16
@@ -56,6 +57,8 @@ class World:
     """Rows in memory at once; changes nothing."""
     timed: Callable[[str], Any]
     """A context manager per phase."""
+    ranks: Ranks
+    """The processes that share the work."""
 
 
 @dataclass(frozen=True)
@@ -101,24 +104,26 @@ class Rollout:
 def collect(world: World, prompts: Prompts, update: int, kl_coef: float) -> Rollout:
     """Sample and measure the rollout of one update. Raises `Diverged` when what was sampled or measured is not finite."""
     cfg = world.cfg
+    share = world.ranks.share(prompts.rows)
     with world.timed("generate"):
         # 1 sample responses; 2 cut after EOS
         noise = uniforms(len(prompts.rows), cfg.response_length, cfg.seed, "rollout", update)
         episodes = sample(
             world.actor.lm,
-            prompts.queries,
-            prompts.query_mask,
-            noise,
+            prompts.queries[share],
+            prompts.query_mask[share],
+            noise[share],
             temperature=cfg.temperature,
             batch=world.batch,
             **world.token_ids,
-        ).take(slice(None))
+        )
     with world.timed("score"), torch.no_grad():
         # 3 score the cut text
-        scores = world.score(episodes, prompts.rows)
-        final = handle_missing_eos(scores.proxy.to(prompts.queries.device), episodes.ended, cfg.missing_eos, cfg.missing_eos_penalty)
+        scores = world.score(episodes, prompts.rows[share])
         # 4 log-probs, reference log-probs and values by the training forward
         measured = measure(world.actor, world.reference, episodes, cfg.temperature, world.batch)
+        episodes, scores, measured = together(world.ranks, episodes, scores, measured)
+        final = handle_missing_eos(scores.proxy.to(prompts.queries.device), episodes.ended, cfg.missing_eos, cfg.missing_eos_penalty)
         # 5 rewards, GAE, returns, whitening
         mask = episodes.response_mask
         penalty = kl_coef if cfg.kl_in == "reward" else 0.0
@@ -142,6 +147,23 @@ def collect(world: World, prompts: Prompts, update: int, kl_coef: float) -> Roll
         if cfg.whiten_advantages:
             advantages = masked_whiten(advantages, mask)
     return Rollout(episodes, measured, advantages, returns, kl_coef, scores, metrics)
+
+
+def together(ranks: Ranks, episodes: Episodes, scores: Scores, measured: Measured) -> tuple[Episodes, Scores, Measured]:
+    """The shares of all processes as one rollout, the same everywhere."""
+    if ranks.count == 1:
+        return episodes, scores, measured
+    device = episodes.query_responses.device
+    return (
+        Episodes(*(ranks.join(column) for column in vars(episodes).values())),
+        Scores(
+            proxy=ranks.join(scores.proxy.to(device)).cpu(),
+            gold=ranks.join(scores.gold.to(device)).cpu(),
+            prompts=ranks.join_lists(scores.prompts),
+            texts=ranks.join_lists(scores.texts),
+        ),
+        Measured(*(ranks.join(column) for column in vars(measured).values())),
+    )
 
 
 @torch.no_grad()

@@ -23,6 +23,7 @@ from pipeline.ppo import checkpoint
 from pipeline.ppo.controllers import KlController, LrGuard
 from pipeline.ppo.health import Diverged, check_collapse, negative_kl
 from pipeline.ppo.masking import masked_mean
+from pipeline.ppo.parallel import Mute, Ranks
 from pipeline.ppo.rollout import Prompts, Rollout, ScoreFn, World, collect
 from pipeline.ppo.selfcheck import check_first_step, check_rollout
 from pipeline.ppo.update import Learner, train_on
@@ -102,7 +103,8 @@ class Trainer:
         self.accelerator = Accelerator(cpu=self.device.type == "cpu", mixed_precision=precision)
         self.optimiser = self.accelerator.prepare(torch.optim.Adam(_groups(actor, cfg), eps=cfg.adam_eps, fused=True))
         self.kl, self.guard, self.stop = KlController.of(cfg), LrGuard.of(cfg), Watcher(cfg.stop)
-        self.world = World(actor, reference, score, cfg, token_ids, runtime.rollout_batch_size, ledger.timed)
+        self.ranks = Ranks(self.accelerator)
+        self.world = World(actor, reference, score, cfg, token_ids, runtime.rollout_batch_size, ledger.timed, self.ranks)
         self.learner = Learner(
             actor, self.optimiser, self.accelerator, cfg, self.guard, runtime.micro_batch_size, runtime.gradient_checkpointing
         )
@@ -140,7 +142,7 @@ class Trainer:
 
     def _ended(self) -> tuple[str, str] | None:
         """Status and reason, when the trial must not go on."""
-        if capped := self.ledger.exceeded(self.cfg):
+        if capped := self.ranks.agree(self.ledger.exceeded(self.cfg)):
             return "budget", capped
         broken = self.stop.broken()
         return ("pruned", broken) if broken else None
@@ -222,6 +224,8 @@ class Trainer:
             self.samples.append({"step": step, "prompt": prompt, "completion": text, "proxy": proxy, "gold": gold})
 
     def _checkpoint(self) -> None:  # 9 checkpoint
+        if not self.ranks.main:
+            return
         self.log.flush()
         checkpoint.save(self.folder, self.update, self._state())
 
@@ -244,6 +248,17 @@ class Trainer:
         }
 
     def _resume(self) -> None:
+        """Go on from the newest checkpoint that is sound. The main process looks first, and repairs; the others find what it left."""
+        if self.ranks.main:
+            self._open()
+        self.ranks.wait()
+        if not self.ranks.main:
+            self.log: Log = Mute()
+            state = checkpoint.load_latest(self.folder, self.watch.warn)
+            assert state is not None
+            self._load(state)
+
+    def _open(self) -> None:
         state = checkpoint.load_latest(self.folder, self.watch.warn)
         if state is not None:
             try:

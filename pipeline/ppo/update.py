@@ -18,6 +18,7 @@ from pipeline.ppo.head import head_backward
 from pipeline.ppo.health import Diverged
 from pipeline.ppo.kl import k2, k3
 from pipeline.ppo.losses import dual_clip, kl_loss, policy_loss, value_loss
+from pipeline.ppo.parallel import Ranks
 from pipeline.ppo.rollout import Rollout
 
 OnStep = Callable[[int, dict[str, float]], None]
@@ -36,6 +37,11 @@ class Learner:
     """Episodes in memory at once; changes nothing."""
     checkpointing: bool = False
     """Compute activations twice instead of keeping them; changes nothing."""
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that share the work."""
+        return Ranks(self.accelerator)
 
 
 @dataclass(frozen=True)
@@ -87,10 +93,12 @@ def accumulate(rollout: Rollout, rows: Tensor, learner: Learner) -> dict[str, fl
     learner.optimiser.zero_grad(set_to_none=True)
     tokens = rollout.episodes.response_mask[rows].sum()
     sums: dict[str, Tensor] = {}
-    for part in rollout.episodes.buckets(learner.micro_batch, rows):
+    for part in rollout.episodes.buckets(learner.micro_batch, learner.ranks.part(rows)):
         with learner.accelerator.autocast():
             for name, value in backward(rollout, part, learner, 1 / tokens).items():
                 sums[name] = sums.get(name, torch.zeros_like(value)) + value
+    learner.ranks.add([parameter.grad for parameter in learner.actor.parameters() if parameter.grad is not None])
+    learner.ranks.add(sums.values())
     norm = float(learner.accelerator.clip_grad_norm_(learner.actor.parameters(), learner.cfg.max_grad_norm))
     means = dict(zip(sums, (torch.stack(list(sums.values())) / tokens).tolist(), strict=True))
     bad = [name for name, value in means.items() if not math.isfinite(value)]

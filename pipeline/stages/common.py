@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pipeline.artifacts import Artifact
+from pipeline.config import RuntimeConfig
 from pipeline.models.generation import tokenize_prompts
 from pipeline.models.loading import load_tokenizer
 from pipeline.rewards.base import Calibrated, Reward
@@ -50,3 +51,12 @@ def reward_of(reward: Artifact, device: torch.device, batch: int) -> Calibrated:
     meta = reward.meta
     raw: Reward = LexiconReward() if meta["kind"] == "lexicon" else LearnedReward(RewardModel.load(reward.path, device), batch)
     return Calibrated(raw, meta["calibration_mean"], meta["calibration_std"])
+
+
+def settle(runtime: RuntimeConfig) -> None:
+    """Settings of the process that a trial relies on; harmless to repeat."""
+    import transformers
+
+    torch.set_num_threads(runtime.threads)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()

@@ -6,6 +6,7 @@ Writes ``policy/`` (save_pretrained: one safetensors file and the config), ``cri
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,16 +24,29 @@ from pipeline.models.critic import calibrated_head, save_critic
 from pipeline.models.loading import CausalLM, device_of, freeze, load_quantized, load_snapshot
 from pipeline.models.policy import ActorCritic, Episodes, trunk
 from pipeline.ppo.rollout import Scores
-from pipeline.ppo.trainer import Trainer
+from pipeline.ppo.trainer import Outcome, Trainer
 from pipeline.reporter import Reporter
 from pipeline.rewards.base import Completions
 from pipeline.rewards.learned import RewardModel
 from pipeline.stages.common import PromptSet, judge_of, reward_of
+from pipeline.stages.launch import launch
 from pipeline.tracking import MetricsLog, to_parquet
 
 
 def ppo(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact, reward: Artifact) -> dict[str, Any]:
     """Train the policy against the calibrated proxy; the gold judge watches and is never trained on."""
+    if cfg.runtime.processes == 1:
+        train(cfg, out, reporter, prompts=prompts, sft=sft, reward=reward)
+    else:
+        upstream = {"prompts": prompts, "sft": sft, "reward": reward}
+        launch("pipeline.stages.ppo:train", cfg.runtime.processes, cfg, out, reporter, upstream)
+    shutil.rmtree(out / "checkpoints")
+    status: dict[str, Any] = json.loads((out / "status.json").read_text("utf-8"))
+    return status
+
+
+def train(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact, reward: Artifact) -> None:
+    """One process of the trial; the first of them writes everything."""
     device = device_of(cfg.runtime.device)
     data = PromptSet.load(prompts, "train")
     proxy, gold = reward_of(reward, device, cfg.runtime.rollout_batch_size), judge_of(cfg.judge)
@@ -61,18 +75,20 @@ def ppo(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, s
         out / "checkpoints",
     )
     outcome = trainer.run()
-    cpu = torch.device("cpu")
-    policy = actor.lm if cfg.ppo.adapter == "none" else merged(actor.lm, load_snapshot(sft.path / "model", cpu))
+    if trainer.ranks.main:
+        _write(cfg, out, outcome, actor, sft)
+        write_json(out / "log" / "cost.json", ledger.cost())
+    trainer.ranks.end()
+
+
+def _write(cfg: TrialConfig, out: Path, outcome: Outcome, actor: ActorCritic, sft: Artifact) -> None:
+    policy = actor.lm if cfg.ppo.adapter == "none" else merged(actor.lm, load_snapshot(sft.path / "model", torch.device("cpu")))
     policy.save_pretrained(out / "policy")
     save_critic(actor, out / "critic.safetensors")
-    to_parquet(metrics, out / "metrics.parquet")
+    to_parquet(out / "metrics.jsonl", out / "metrics.parquet")
     columns = ["step", "prompt", "completion", "proxy", "gold"]
     pd.DataFrame(outcome.samples, columns=columns).to_parquet(out / "samples.parquet", index=False)
-    status = {key: value for key, value in vars(outcome).items() if key != "samples"}
-    write_json(out / "status.json", status)
-    write_json(out / "log" / "cost.json", ledger.cost())
-    shutil.rmtree(out / "checkpoints")
-    return status
+    write_json(out / "status.json", {key: value for key, value in vars(outcome).items() if key != "samples"})
 
 
 def new_actor(cfg: PpoConfig, sft: Artifact, reward: Artifact, device: torch.device) -> ActorCritic:
