@@ -64,19 +64,14 @@ def _caption(arms: list[ArmResult], scores: ReferenceScores | None, marked: bool
     text = (
         "What each arm gained and how far it drifted. Large points: means; small points: single seeds "
         f"({seed_counts({result.arm: len(result.seeds) for result in arms})}; {_prompts(arms)} prompts each). {INTERVAL_SENTENCE}. "
-        "Solid grey: no policy can lie above it, whatever trained it. Dotted: best of n reference samples by the judge itself "
-        f"(dots: n = {', '.join(map(str, BEST_OF))}), at KL = ln n − (n − 1)/n and win rate n/(n + 1). "
-        "The bound on the win rate is that of ref·exp(c u), u the share of reference completions that one beats; it holds for any judge."
+        f"Solid grey: no policy lies above it. Dotted: best of n reference samples by the judge (dots: n = {', '.join(map(str, BEST_OF))})."
     )
     if scores is None:
         return text + " No bound on the gold reward: the scores of reference samples are not in the store."
-    text += (
-        f" The bound on the gold reward is ref·exp(b gold) by importance weights on {len(scores.gold):,} reference samples of training "
-        "prompts, pooled, with its 95 % band; it ends where fewer than 30 of them count."
-    )
+    text += f" The bound on gold has a 95 % band (n = {len(scores.gold):,} samples) and ends where they do not reach."
     if len(scores.proxy):
-        text += f" Dash-dotted: ref·exp(proxy/β), what an exact optimiser of the proxy would reach ({len(scores.proxy):,} samples)"
-        text += "; thin lines lead from an arm to that optimum at its own β." if marked else "."
+        text += f" Dash-dotted: the exact optimum of the proxy for every β (n = {len(scores.proxy):,} samples)"
+        text += "; thin lines lead from an arm to the optimum at its own β." if marked else "."
     return text
 
 

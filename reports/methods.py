@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from reports import stats
+from reports.bound import LEAST_EFFECTIVE, reference_scores
 from reports.drift import SMOOTH
 from reports.estimates import Findings
 from reports.load import StudyRecords
@@ -36,6 +37,7 @@ def methods(records: StudyRecords, findings: Findings) -> list[Paragraph]:
         "Estimates": _estimates(findings),
         "Comparisons": _tests(records, findings),
         "Drift": _drift(records, findings),
+        "Bounds": _bounds(records),
         "Claims": _claims(records),
     }
     return [Paragraph(title, " ".join(text)) for title, sentences in parts.items() if (text := list(sentences))]
@@ -167,6 +169,24 @@ def _drift(records: StudyRecords, findings: Findings) -> Iterator[str]:
         yield (
             "Over-optimisation is called where gold falls from its peak by more than a series without a trend would (studentized range) "
             "while the proxy rises."
+        )
+
+
+def _bounds(records: StudyRecords) -> Iterator[str]:
+    if records.prompts.empty:
+        return
+    yield (
+        "No policy within a KL of the reference exceeds ref·exp(b r), the tilt of the reference by what is maximised. For the win rate, "
+        "r is the share of reference completions that one beats, uniform under the reference, so the bound holds for any judge; best of "
+        "n reaches n/(n + 1) at KL = ln n − (n − 1)/n."
+    )
+    scores = reference_scores(records)
+    if scores is not None:
+        yield (
+            f"For the gold reward the bound is estimated by importance weights on {len(scores.gold):,} reference samples of training "
+            f"prompts, pooled over prompts (which can only raise it), as far as {LEAST_EFFECTIVE:.0f} effective samples remain; its "
+            "interval is by the delta method. The same weights by exp(proxy/β) give what an exact optimiser of the training objective "
+            "would reach."
         )
 
 

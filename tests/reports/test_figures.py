@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -106,6 +107,19 @@ def test_same_records_same_bytes(records: StudyRecords, findings: Findings, tmp_
     assert "url(#win-" in text
     assert "<metadata" not in text
     assert "beta_0.05" in text
+
+
+@pytest.mark.parametrize("name", [name for name in FIGURES if name not in OF_OTHER_DESIGNS])
+def test_drawn_twice_is_equal_to_the_byte(records: StudyRecords, findings: Findings, name: str) -> None:
+    svgs = []
+    for _ in range(2):
+        with house_style():
+            drawn = FIGURES[name](records, findings)
+            assert drawn is not None
+            svg = BytesIO()
+            drawn.figure.savefig(svg, format="svg", metadata={"Date": None})
+            svgs.append((svg.getvalue(), drawn.caption, drawn.alt, drawn.data.to_csv()))
+    assert svgs[0] == svgs[1]
 
 
 def test_forest_shows_every_evaluated_arm(records: StudyRecords, findings: Findings) -> None:

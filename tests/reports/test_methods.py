@@ -1,0 +1,60 @@
+"""The methods paragraphs say what was done, and nothing that was not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from reports.estimates import Findings, analyse
+from reports.load import StudyRecords, load_records
+from reports.methods import methods
+
+if TYPE_CHECKING:
+    from tests.reports.conftest import Builder
+
+
+def said(records: StudyRecords, findings: Findings) -> dict[str, str]:
+    return {part.title: part.text for part in methods(records, findings)}
+
+
+def test_design_training_and_evaluation_are_those_of_the_study(records: StudyRecords, findings: Findings) -> None:
+    text = said(records, findings)
+    assert "4 arms ran, each on the same 3 seeds (0, 1, 2), against the baseline beta_0.05" in text["Design"]
+    assert "9 complete, 1 budget, 1 diverged and 1 missing" in text["Design"]
+    assert "shown as censored" in text["Design"]
+    assert "takes 2,048 gradient steps" in text["Training"]
+    assert "agrees with the judge on 88 %" in text["Training"]
+    assert "the same 512 held-out prompts" in text["Evaluation"]
+    assert "a parser of the grammar" in text["Evaluation"]
+
+
+def test_only_statistics_that_were_used_are_described(records: StudyRecords, findings: Findings) -> None:
+    text = said(records, findings)
+    assert "two-level bootstrap (4,000 replicates)" in text["Estimates"]
+    assert "Student's interval over seeds" in text["Estimates"]
+    assert "Holm over the 3 arms" in text["Comparisons"]
+    assert "equal KL" in text["Drift"]
+    assert "4,300 reference samples" in text["Bounds"]
+    assert "1 claim comes with" in text["Claims"]
+    bare = said(
+        replace(records, study=records.study.model_copy(update={"falsifiers": ()})), replace(findings, matched=(), alarms=(), effects=())
+    )
+    assert {"Drift", "Claims", "Comparisons"}.isdisjoint(bare)
+
+
+def test_a_single_arm_and_seed_have_nothing_to_compare(build: Builder, tmp_path: Path) -> None:
+    built = build(tmp_path, arms={"only": 0.05}, baseline="only", seeds=(0,), steps=64, prompts=6, budget=(), diverged=(), missing=())
+    records = load_records(built.folder, built.study)
+    text = said(records, analyse(records))
+    assert "1 arm ran, each on the same 1 seed (0)" in text["Design"]
+    assert "Comparisons" not in text
+    assert "no interval" in text["Estimates"]
+
+
+def test_nothing_evaluated_is_said(build: Builder, tmp_path: Path) -> None:
+    built = build(
+        tmp_path, seeds=(0,), steps=64, missing=tuple((f"beta_{b}", 0) for b in ("0", "0.01", "0.05", "0.2")), diverged=(), budget=()
+    )
+    records = load_records(built.folder, built.study)
+    assert "nothing was estimated" in said(records, analyse(records))["Estimates"]
