@@ -11,11 +11,9 @@ import torch
 from helpers import Recorder, smoke
 
 from pipeline.artifacts import Artifact
-from pipeline.config import TrialConfig
 from pipeline.errors import UserError
 from pipeline.layout import Layout
 from pipeline.models.loading import load_snapshot
-from pipeline.reporter import Reporter
 from pipeline.stages.launch import launch
 from pipeline.tracking import merged
 from pipeline.trial import run_trial
@@ -46,53 +44,31 @@ def test_two_processes_give_the_losses_of_one(smoke_layout: Layout, tmp_path: Pa
     assert all(torch.allclose(again[name], tensor, atol=5e-4) for name, tensor in weights.items())
 
 
-# --- what the launcher does with functions that behave badly: run in the children, found by name ---------------
-
-
-def refuses(cfg: TrialConfig, out: Path, reporter: Reporter) -> None:
-    raise UserError("ppo.batch_size: too small")
-
-
-def breaks(cfg: TrialConfig, out: Path, reporter: Reporter) -> None:
-    import os
-    import time
-
-    if os.environ["RANK"] == "1":
-        raise ValueError("the second one broke")
-    time.sleep(600)
-
-
-def speaks(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact) -> None:
-    import os
-
-    print("a library that prints")
-    reporter.progress("ppo", 1, 2, "half")
-    reporter.warn(f"{prompts.stage} {prompts.path.name}")
-    (out / os.environ["RANK"]).write_text(json.dumps([os.environ["WORLD_SIZE"], cfg.profile]))
+# --- what the launcher does with functions that behave badly -------------------------------------------------
 
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
 
 
 @pytest.mark.usefixtures("here")
 def test_mistakes_of_the_user_come_back_as_such(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^ppo.batch_size: too small$"):
-        launch("test_parallel:refuses", 2, smoke(), tmp_path, Recorder(), {})
+        launch("ranked:refuses", 2, smoke(), tmp_path, Recorder(), {})
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("here")
 def test_when_one_process_breaks_all_end(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"process 1 of 2 ended with 1:(.|\n)*the second one broke"):
-        launch("test_parallel:breaks", 2, smoke(), tmp_path, Recorder(), {})
+        launch("ranked:breaks", 2, smoke(), tmp_path, Recorder(), {})
 
 
 @pytest.mark.usefixtures("here")
 def test_only_the_first_process_speaks(tmp_path: Path) -> None:
     recorder, artifact = Recorder(), Artifact("prompts", "key", tmp_path / "store" / "key", "digest", {"n": 3})
-    launch("test_parallel:speaks", 2, smoke(), tmp_path, recorder, {"prompts": artifact})
+    launch("ranked:speaks", 2, smoke(), tmp_path, recorder, {"prompts": artifact})
     assert recorder.warnings == ["prompts key"]
     assert [json.loads((tmp_path / rank).read_text()) for rank in ("0", "1")] == [["2", "smoke"]] * 2
 
