@@ -72,8 +72,9 @@ lint: $(VENV)/.stamp-dev  ## ruff, mypy, import-linter
 format: $(VENV)/.stamp-dev
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
-bench: $(VENV)/.stamp-dev  ## ours beside TRL: speed and memory in one run; ARGS="--rounds 5 --size tiny"
+bench: $(VENV)/.stamp-dev  ## ours beside TRL, speed and memory in one run (ARGS="--rounds 5 --size tiny"); then a large study's report
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/python -m pytest tests/benchmarks -n 0 -s --benchmarks
 
 clean:  ## remove .venv and caches; outputs/ stays
 	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .hypothesis .import_linter_cache

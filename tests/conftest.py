@@ -22,6 +22,18 @@ settings.register_profile("repeatable", derandomize=True, database=None, deadlin
 settings.load_profile("repeatable")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--benchmarks", action="store_true", help="run tests/benchmarks, and print what they measure")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--benchmarks"):
+        skip = pytest.mark.skip(reason="a measurement: make bench")
+        for item in items:
+            if "benchmarks" in item.path.parts:
+                item.add_marker(skip)
+
+
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
     return Layout(tmp_path / "out")

@@ -37,7 +37,7 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench ARGS=...", description=__doc__)
-    parser.add_argument("--size", nargs="+", default=list(SIZES), choices=[*SIZES, "qwen0.5b"])
+    parser.add_argument("--size", nargs="+", default=list(SIZES), choices=["smoke", *SIZES, "qwen0.5b"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of a contender; a trial of ours has 1 by default")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])

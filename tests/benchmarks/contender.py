@@ -18,7 +18,7 @@ CONTENDERS = ("ours-shared", "ours-separate", "trl")
 def main(name: str, size_name: str, device_name: str, precision: str, threads: str, out: str) -> None:
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     if device_name == "cuda":
-        # Both sides hand their networks to accelerate; TRL's own flag does not reach it under transformers 5, this does.
+        # TRL's own flag does not reach its accelerator under transformers 5; this does.
         os.environ["ACCELERATE_MIXED_PRECISION"] = precision
     import torch
 
@@ -36,7 +36,7 @@ def main(name: str, size_name: str, device_name: str, precision: str, threads: s
         else:
             from benchmarks import ours
 
-            run = ours.build(size, name.removeprefix("ours-"), device, Path(folder), meter)
+            run = ours.build(size, name.removeprefix("ours-"), device, precision, Path(folder), meter)
         built = memory_now(device)
         start = time.perf_counter()
         run()

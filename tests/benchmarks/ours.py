@@ -14,6 +14,7 @@ from pipeline.budget import Ledger
 from pipeline.config import RuntimeConfig
 from pipeline.models.loading import freeze
 from pipeline.models.policy import ActorCritic, Episodes, trunk
+from pipeline.ppo import trainer as trainer_module
 from pipeline.ppo.rollout import Scores
 from pipeline.ppo.trainer import Trainer
 from pipeline.tracking import MetricsLog
@@ -52,8 +53,9 @@ class Watch:
         raise AssertionError(message)
 
 
-def build(size: Size, critic: str, device: torch.device, folder: Path, meter: Meter) -> Any:
-    """A trainer, ready to run."""
+def build(size: Size, critic: str, device: torch.device, precision: str, folder: Path, meter: Meter) -> Any:
+    """A trainer, ready to run. On a GPU the precision is the one asked for, not the best that the card has."""
+    trainer_module.mixed_precision = lambda _: precision
     cfg, queries = size.settings(critic), size.prompts()
 
     def score(episodes: Episodes, rows: Sequence[int]) -> Scores:

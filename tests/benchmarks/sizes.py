@@ -25,7 +25,7 @@ class Size:
     prompt: int
     response: int
     measured: int
-    """Updates between the warm-up and the last one, which is counted but not timed."""
+    """Updates between the warm-up and the last one, whose operations are counted with the clock off."""
     batch: int = 64
 
     def settings(self, critic: str) -> PpoConfig:
@@ -52,6 +52,7 @@ class Size:
 
 
 SIZES = {
+    "smoke": Size("a test of the benchmark", ModelConfig(hidden_size=16, layers=1, heads=2, intermediate_size=32), 50, 4, 6, 1, batch=8),
     "tiny": Size("the policy of the default profile", load_config("tiny").model, 700, 8, 32, measured=4),
     "32k": Size(
         "a vocabulary of 32,000",

@@ -1,0 +1,110 @@
+"""The benchmark itself, on figures made up and on a run of a second; nothing here asserts how fast anything is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks import meter as meter_module
+from benchmarks.meter import CLOCKS, PHASES, Meter, matrix_peak
+from benchmarks.report import Run, Spread, goals
+
+ROOT = Path(__file__).parents[1]
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(meter_module.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(meter_module.time, "process_time", lambda: self.now / 2)
+
+    def work(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_time_goes_to_the_innermost_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    meter = Meter(torch.device("cpu"), measured=1)
+    meter.end_update()
+    with meter.timed("train"):
+        clock.work(3)
+        with meter.timed("log"):
+            clock.work(1)
+        clock.work(2)
+    clock.work(0.5)
+    meter.end_update()
+    (update,) = meter.result()["updates"]
+    assert {phase: seconds for phase, seconds in update["wall"].items() if seconds} == {"train": 5, "log": 1, "rest": 0.5}
+    assert update["cpu"]["train"] == 2.5
+
+
+def test_operations_are_counted_in_the_update_after_the_measured_ones() -> None:
+    meter = Meter(torch.device("cpu"), measured=1)
+    a = torch.randn(8, 16)
+    for _ in range(3):
+        with meter.timed("train"):
+            a @ a.T
+        with meter.timed("score"):
+            q = torch.randn(1, 1, 4, 8)
+            torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+        meter.end_update()
+    assert meter.flops["train"] == 2 * 8 * 16 * 8
+    assert meter.flops["score"] == 2 * (2 * 4 * 8 * 4)
+    assert len(meter.result()["updates"]) == 1
+    assert meter.peak_bytes > 10 * 2**20
+
+
+def test_the_peak_is_a_rate() -> None:
+    assert matrix_peak(torch.device("cpu"), torch.float32)["wall"] > 1e8
+
+
+def fake(name: str, seconds: float, memory: float, log: float = 0.001) -> Run:
+    phases = dict.fromkeys(PHASES, 0.0) | {"train": seconds - log, "log": log}
+    raw: dict[str, Any] = {
+        "contender": name,
+        "size": "32k",
+        "device": "cpu",
+        "episodes": 64,
+        "updates": [dict.fromkeys(CLOCKS, phases)],
+        "first": dict.fromkeys(CLOCKS, phases),
+        "flops": phases,
+        "matrix_peak": dict.fromkeys(CLOCKS, 1.0),
+        "peak_bytes": memory * 2**30,
+        "built_bytes": 0,
+    }
+    return Run(raw)
+
+
+def test_ratios_are_taken_within_a_round_and_goals_judged_by_their_median() -> None:
+    rounds = [("ours-shared", 1, 0.4), ("trl", 4, 1), ("ours-shared", 2, 0.6), ("trl", 4, 1), ("ours-shared", 1, 0.4), ("trl", 3.1, 1)]
+    lines = goals([fake(*one) for one in rounds])
+    assert lines[0] == "met          32k: ours-shared at least 3 x TRL's episodes/s: 3.1 (2 to 4)"
+    assert lines[1] == "met          32k: ours-shared at most 0.5 x TRL's peak memory: 0.4 (0.4 to 0.6)"
+
+
+def test_a_goal_that_is_missed_is_said_to_be() -> None:
+    lines = goals([fake("ours-separate", 3, 0.6, log=0.5), fake("trl", 4, 1)])
+    assert [line.split(" ", 2)[:2] for line in lines[:3]] == [["falls", "short"]] * 3
+    assert not goals([fake("trl", 4, 1)])
+    assert str(Spread([2.0])) == "2 (2 to 2)"
+
+
+@pytest.mark.slow
+def test_all_contenders_run_and_do_the_same_generation(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    command = [sys.executable, "-m", "benchmarks", "--size", "smoke", "--rounds", "1", "--out", str(out)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "ours-separate at least 2 x TRL" in done.stdout
+    shared, separate, peer = (one["flops"] for one in json.loads(out.read_text())["runs"])
+    assert shared["generate"] == separate["generate"] == peer["generate"] > 0
+    assert 0 < shared["train"] < separate["train"] < peer["train"]
