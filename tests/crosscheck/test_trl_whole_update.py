@@ -25,6 +25,7 @@ from pipeline.ppo import rollout as ours
 from pipeline.ppo.advantages import gae
 from pipeline.ppo.controllers import LrGuard
 from pipeline.ppo.masking import masked_whiten
+from pipeline.ppo.parallel import Ranks
 from pipeline.ppo.rollout import Prompts, Rollout, Scores, World, collect, measure
 from pipeline.ppo.shaping import non_score_reward, token_rewards
 from pipeline.ppo.update import Learner, train_on
@@ -144,7 +145,7 @@ def test_our_own_rollout_is_theirs_where_the_conventions_coincide(tmp_path: Path
     def score(_: Episodes, rows: list[int]) -> Scores:
         return Scores(scores_of(case), scores_of(case), [""] * len(rows), [""] * len(rows))
 
-    world = World(actor_of(case), case.reference, score, case.cfg, {"eos_id": EOS, "pad_id": PAD}, BATCH, lambda _: nullcontext())
+    world = World(actor_of(case), case.reference, score, case.cfg, {"eos_id": EOS, "pad_id": PAD}, BATCH, lambda _: nullcontext(), Ranks(Accelerator(cpu=True)))
     prompts = Prompts(episodes.query_responses[:, :CONTEXT], episodes.query_mask, list(range(BATCH)))
     rollout = collect(world, prompts, 0, case.cfg.kl_coef)
     close = {"rtol": RELATIVE, "atol": 1e-5}
