@@ -192,7 +192,7 @@ def estimate(config: TrialConfig) -> Estimate | None:
     shape, cfg = shape_of(config.model, config.data.vocab_size), config.ppo
     if shape is None:
         return None
-    prompt = 1.5 * config.data.prompt_words[1]
+    prompt = (1.5 if config.data.prompt_unit == "words" else 1.0) * config.data.prompt_length[1]
     work = update_work(shape, cfg, cfg.batch_size * prompt, cfg.batch_size * cfg.response_length, cfg.steps_per_update)
     seconds = cfg.updates * sum(roofline(phase, *spent) for phase, spent in work.items())
     return Estimate(shape.parameters, seconds / 3600, _memory(shape, config, prompt), cfg.max_wall_clock_h, cfg.max_memory_gib)

@@ -7,34 +7,35 @@ what cannot (device, micro-batches, cadence of checkpoints) lives in ``runtime``
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from pipeline.config_base import Fraction, NonNegative
+from pipeline.config_base import Positive as Positive
+from pipeline.config_base import Section as Section
+from pipeline.config_base import StrictlyPositive as StrictlyPositive
+from pipeline.config_base import nearest as nearest
+from pipeline.config_rewards import JudgeConfig as JudgeConfig
+from pipeline.config_rewards import RewardConfig as RewardConfig
 from pipeline.errors import UserError
 
 M = TypeVar("M", bound=BaseModel)
 PROFILES = Path(__file__).parent / "profiles"
 CONFIG_FOR_HASH = "pipeline.config/1"
-
-Positive = Annotated[int, Field(gt=0)]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-StrictlyPositive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-
-
-class Section(BaseModel):
-    """Base of all sections: immutable, and a misspelt key is an error rather than a silent default."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+KL_ERROR_CLIP = 0.2
+"""Adaptive beta: the largest relative error of the KL that one rollout may report (Ziegler 2019)."""
+MAPPINGS = ("reward.parts",)
+"""Keys whose values are mappings with names of the user's: single entries of them can be changed too."""
 
 
 class DataConfig(Section):
@@ -43,22 +44,30 @@ class DataConfig(Section):
     source: Literal["builtin", "local", "hub"] = Field("builtin", description="our grammar, a local file or folder, or a hub data set")
     path: str | None = Field(None, description="local: file or folder of parquet, CSV or JSONL with `text,label`")
     name: str | None = Field(None, description="hub: id of the data set")
-    revision: str | None = Field(None, description="hub: pinned commit of the data set")
+    revision: str | None = Field(None, description="hub: commit of the data set, 40 hexadecimal digits")
     sft_texts: Positive = Field(20_000, description="texts for supervised fine-tuning")
     train_prompts: Positive = Field(4_096, description="prompts for reward modelling and PPO")
     heldout_prompts: Positive = Field(512, description="prompts for evaluation, from held-out texts; none is a training prompt")
-    prompt_words: tuple[Positive, Positive] = Field((3, 8), description="a prompt is the first k words of a text, k uniform in this range")
+    prompt_length: tuple[Positive, Positive] = Field((3, 8), description="a prompt is the first k units of a text, k uniform in this range")
+    prompt_unit: Literal["words", "tokens"] = Field("words", description="tokens are the policy's")
+    max_prompt_tokens: Positive = Field(128, description="longer prompts are passed over: one of them would widen its whole batch")
     vocab_size: Positive = Field(700, description="size of the BPE vocabulary, when the tokenizer is trained here")
     seed: int = Field(0, description="of the texts and of their split into prompts")
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
-        if self.prompt_words[0] > self.prompt_words[1]:
-            raise ValueError(f"prompt_words: the range {list(self.prompt_words)} is empty; give [smallest, largest]")
+        if self.prompt_length[0] > self.prompt_length[1]:
+            raise ValueError(f"prompt_length: the range {list(self.prompt_length)} is empty; give [smallest, largest]")
+        if self.prompt_unit == "tokens" and self.prompt_length[1] > self.max_prompt_tokens:
+            raise ValueError(
+                f"prompt_length {list(self.prompt_length)} goes beyond max_prompt_tokens {self.max_prompt_tokens}; raise the latter"
+            )
         if self.source == "local" and not self.path:
             raise ValueError("source is 'local' but path is not set; set data.path to a file or folder with columns text,label")
         if self.source == "hub" and not self.name:
             raise ValueError("source is 'hub' but name is not set; set data.name, for example stanfordnlp/imdb")
+        if self.source == "hub" and not COMMIT.fullmatch(self.revision or ""):
+            raise ValueError(f"revision {self.revision!r} does not pin '{self.name}': set data.revision to a commit, 40 hexadecimal digits")
         return self
 
 
@@ -89,27 +98,6 @@ class SftConfig(Section):
     warmup: Fraction = Field(0.05, description="fraction of the steps with rising learning rate; cosine to 10 % after")
     weight_decay: NonNegative = Field(0.01, description="of AdamW")
     seed: int = Field(0, description="of initialisation and of the order of texts")
-
-
-class RewardConfig(Section):
-    """The training signal (proxy) and the judge that it imitates (gold)."""
-
-    kind: Literal["learned", "lexicon"] = Field("learned", description="a Bradley-Terry model on preferences, or VADER")
-    judge: Literal["auto", "grammar", "lexicon"] = Field("auto", description="gold judge; auto: grammar on built-in reviews, else VADER")
-    pairs: Positive = Field(4_096, description="preference pairs sampled from the reference")
-    heldout_pairs: Positive = Field(512, description="pairs kept back to measure accuracy")
-    label_noise: NonNegative = Field(
-        0.35, description="temperature of P(a over b) = sigmoid((gold_a - gold_b) / (this x std of gold)); 0 = the judge himself"
-    )
-    calibration_samples: Annotated[int, Field(ge=2)] = Field(512, description="reference samples that set mean 0 and std 1 of the proxy")
-    epochs: Positive = Field(2, description="passes over the pairs")
-    batch_size: Positive = Field(64, description="pairs in one step")
-    lr: StrictlyPositive = Field(1e-3, description="peak learning rate")
-    seed: int = Field(0, description="of the sampled pairs, their labels and their order")
-
-
-KL_ERROR_CLIP = 0.2
-"""Adaptive beta: the largest relative error of the KL that one rollout may report (Ziegler 2019)."""
 
 
 class StopRule(Section):
@@ -269,16 +257,29 @@ class TrialConfig(Section):
     model: ModelConfig = ModelConfig()
     sft: SftConfig = SftConfig()
     reward: RewardConfig = RewardConfig()
+    judge: JudgeConfig = JudgeConfig()
     ppo: PpoConfig = PpoConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     runtime: RuntimeConfig = RuntimeConfig()
 
     @property
-    def judge(self) -> Literal["grammar", "lexicon"]:
+    def gold(self) -> JudgeConfig:
         """The gold judge with `auto` resolved."""
-        if self.reward.judge == "auto":
-            return "grammar" if self.data.source == "builtin" else "lexicon"
-        return self.reward.judge
+        if self.judge.kind != "auto":
+            return self.judge
+        return self.judge.model_copy(update={"kind": "grammar" if self.data.source == "builtin" else "lexicon"})
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether some reward is learned from the labels of the texts."""
+        return any(part.preferences == "labels" for part in self.reward.scorers().values())
+
+    def cautions(self) -> list[str]:
+        """What is allowed and yet likely to mislead, one line each."""
+        same = [name for name, part in self.reward.scorers().items() if (part.kind, part.model) == (self.gold.kind, self.gold.model)]
+        what = f"'{self.gold.model}'" if self.gold.model else self.gold.kind
+        where = ", ".join(f"reward.parts.{name}" for name in same) if self.reward.parts else "reward"
+        return [f"the gold judge ({what}) is also what is trained on ({where}): win rates cannot show over-optimisation"] if same else []
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
@@ -286,13 +287,19 @@ class TrialConfig(Section):
             raise ValueError(
                 f"evaluate.prompts {self.evaluate.prompts} is more than data.heldout_prompts {self.data.heldout_prompts}; raise the latter"
             )
-        if self.judge == "grammar" and self.data.source != "builtin":
-            raise ValueError(f"reward.judge 'grammar' understands only built-in reviews, data.source is '{self.data.source}'; use lexicon")
         if self.ppo.mini_batch_size % self.runtime.processes:
             raise ValueError(
                 f"runtime.processes {self.runtime.processes} does not divide a mini-batch of {self.ppo.mini_batch_size} episodes "
                 "(ppo.batch_size / ppo.num_mini_batches)"
             )
+        grammar = [name for name, part in self.reward.scorers().items() if part.kind == "grammar"]
+        if (self.gold.kind == "grammar" or grammar) and self.data.source != "builtin":
+            key = f"reward.parts.{grammar[0]}" if grammar and self.reward.parts else "reward.kind" if grammar else "judge.kind"
+            raise ValueError(
+                f"{key} 'grammar' understands only built-in reviews, data.source is '{self.data.source}'; use lexicon or classifier"
+            )
+        if self.needs_labels and self.data.source == "builtin":
+            raise ValueError("preferences 'labels' need labelled texts, data.source is 'builtin'; use judge, or texts of your own")
         if self.ppo.critic_init == "reward" and self.reward.kind != "learned":
             raise ValueError(f"ppo.critic_init 'reward' needs a reward that is a network, reward.kind is '{self.reward.kind}'; use learned")
         return self
@@ -347,13 +354,30 @@ def load_config(profile: str, overrides: Mapping[str, Any] | None = None, origin
         raise UserError(f"no profile '{profile}'{nearest(profile, names)}; there are: {', '.join(names)}")
     path = PROFILES / f"{profile}.yaml"
     content: dict[str, Any] = {"profile": profile, **_read_profile(path, path.stat().st_mtime_ns)}
-    known = dotted_keys()
     for key, value in (overrides or {}).items():
-        if key not in known:
-            raise UserError(f"{origin}: unknown key '{key}'{nearest(key, known)}")
-        section, name = key.split(".", 1)
-        content[section] = {**content.get(section, {}), name: value}
+        check_key(key, origin)
+        section, name, *inner = key.split(".")
+        content[section] = {**content.get(section, {}), name: _with(content.get(section, {}).get(name), inner, value, f"{origin}: {key}")}
     return validate(TrialConfig, content, origin if overrides else str(path))
+
+
+def check_key(key: str, origin: str) -> None:
+    """Refuse a key that no configuration has. Below a mapping (``reward.parts.<name>.weight``) it may go on."""
+    known = dotted_keys()
+    outer = [name for name in MAPPINGS if key.startswith(f"{name}.")]
+    if key not in known and not outer:
+        raise UserError(f"{origin}: unknown key '{key}'{nearest(key, known)}")
+
+
+def _with(old: Any, inner: list[str], value: Any, origin: str) -> Any:
+    """`old` with the entry at `inner` replaced; `value` itself where `inner` is empty."""
+    if not inner:
+        return value
+    name, *deeper = inner
+    if not isinstance(old, Mapping) or (deeper and name not in old):
+        found = list(old) if isinstance(old, Mapping) else []
+        raise UserError(f"{origin}: there is no '{name}' to change{nearest(name, found)}; there are: {', '.join(found) or 'none'}")
+    return {**old, name: _with(old.get(name), deeper, value, origin)}
 
 
 @lru_cache(maxsize=16)
@@ -365,8 +389,8 @@ def _read_profile(path: Path, modified_ns: int) -> dict[str, Any]:
 def parse_set(assignments: list[str]) -> dict[str, Any]:
     """Turn ``["ppo.kl_coef=0.1"]`` into ``{"ppo.kl_coef": 0.1}``; values are read as YAML.
 
-    >>> parse_set(["ppo.kl_coef=0.1", "data.prompt_words=[3, 5]"])
-    {'ppo.kl_coef': 0.1, 'data.prompt_words': [3, 5]}
+    >>> parse_set(["ppo.kl_coef=0.1", "data.prompt_length=[3, 5]"])
+    {'ppo.kl_coef': 0.1, 'data.prompt_length': [3, 5]}
     """
     result: dict[str, Any] = {}
     for text in assignments:
@@ -441,9 +465,3 @@ def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
         if models:
             model = models[0]
     return list(model.model_fields)
-
-
-def nearest(name: str, names: list[str]) -> str:
-    """A hint ``; did you mean 'x'?`` or nothing."""
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else ""

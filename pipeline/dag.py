@@ -1,4 +1,4 @@
-"""Stages, their order, plan and run. Knows nothing of what the stages do.
+"""Stages, their order, plan and run. Knows nothing of what the stages do; a ``note`` that one returns is shown when it is built.
 
 A stage is a plain function ``run(cfg, out, reporter, *, prompts, sft) -> dict``: its keyword-only parameters
 name the stages whose artifacts it needs, so the edges are the signature. Its identity (the key of its
@@ -89,7 +89,8 @@ def run(stages: Sequence[Stage], config: BaseModel, store: Store, reporter: Repo
         else:
             reporter.stage(stage.name, "building", key)
             found = _build(stage, key, identity, config, store, reporter, done)
-            reporter.stage(stage.name, "built", key)
+            note = found.meta.get("note")
+            reporter.stage(stage.name, "built", f"{key}: {note}" if note else key)
         done[stage.name] = found
         if stage.name == until:
             break

@@ -1,6 +1,6 @@
-"""The closed list of metrics: key, unit, formula, healthy range. Nothing else may be logged.
+"""The closed list of metrics: key, unit, formula, healthy range. Nothing else may be logged, but for two families below it.
 
-Two cadences. Series under ``objective/`` are measured on a rollout and stand at the number of gradient
+Two cadences. Series under ``objective/`` and ``reward/`` are measured on a rollout and stand at the number of gradient
 steps that its policy had taken (0 for the reference itself); series under ``policy/`` and ``value/`` stand
 at the gradient step in whose mini-batch they were measured (1 for the first).
 """
@@ -8,8 +8,9 @@ at the gradient step in whose mini-batch they were measured (1 for the first).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.config import nearest
 from pipeline.errors import UserError
@@ -85,18 +86,45 @@ _ALL = (
     Metric("eval/ppl_reference", "1", "perplexity of the policy's completions under the reference", 1.0),
 )
 
-METRICS: dict[str, Metric] = {metric.key: metric for metric in _ALL}
+FAMILIES = (
+    Metric("reward/<part>", "std of reference samples", "mean calibrated score of one part of a composite reward, on the rollout"),
+    Metric("eval/reward/<part>", "std of reference samples", "mean calibrated score of one part of a composite reward, of the policy"),
+)
+"""Metrics of which there is one for every part of a composite reward, by the names that the user gave them."""
+_PART = re.compile(r"[a-z][a-z0-9_]*")
+
+
+class _Metrics(dict[str, Metric]):
+    """The list; a member of a family can be looked up as well, but is not listed."""
+
+    def __missing__(self, key: str) -> Metric:
+        family, _, part = key.rpartition("/")
+        for one in FAMILIES:
+            if one.key == f"{family}/<part>" and _PART.fullmatch(part):
+                return replace(one, key=key)
+        raise KeyError(key)
+
+
+METRICS: dict[str, Metric] = _Metrics({metric.key: metric for metric in _ALL})
+
+
+def known(key: str) -> bool:
+    """Whether a key is in the list or in a family."""
+    try:
+        return bool(METRICS[key])
+    except KeyError:
+        return False
 
 
 def metric(key: str, origin: str = "metric") -> Metric:
     """Look a key up; an unknown one is a `UserError` with the nearest right name."""
-    if key not in METRICS:
+    if not known(key):
         raise UserError(f"{origin}: no metric '{key}'{nearest(key, list(METRICS))}")
     return METRICS[key]
 
 
 def check_keys(keys: Iterable[str]) -> None:
     """Refuse keys outside the list: a fault of ours, so a `KeyError`."""
-    unknown = sorted(set(keys) - METRICS.keys())
+    unknown = sorted(key for key in keys if not known(key))
     if unknown:
         raise KeyError(f"not in pipeline/metrics.py: {', '.join(unknown)}")

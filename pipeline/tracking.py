@@ -105,7 +105,7 @@ def to_parquet(jsonl: Path, parquet: Path) -> None:
     steps = merged(jsonl)
     seen = {key for row in steps.values() for key in row}
     columns: dict[str, Any] = {"step": np.fromiter(steps, dtype=np.int64, count=len(steps))}
-    for key in METRICS:
+    for key in [*METRICS, *sorted(seen - METRICS.keys())]:
         if key in seen:
             columns[key] = np.fromiter((row.get(key, math.nan) for row in steps.values()), dtype=np.float64, count=len(steps))
     pq.write_table(pa.table(columns), parquet)

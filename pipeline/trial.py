@@ -20,6 +20,7 @@ from pipeline.layout import Layout
 from pipeline.reporter import Reporter
 from pipeline.stages import STAGES
 from pipeline.stages.common import settle
+from pipeline.stages.sources import check_sources
 
 LIBRARIES = ("torch", "transformers", "datasets", "accelerate", "tokenizers", "mlflow", "optuna", "pandas", "numpy")
 
@@ -39,6 +40,7 @@ class TrialOutcome:
 def run_trial(config: TrialConfig, layout: Layout, reporter: Reporter, *, until: str | None = None) -> TrialOutcome:
     """Run the stages up to `until` (all of them by default); what is in the store already is not built again."""
     prepare(config)
+    plan_trial(config, layout)
     store = Store(layout.store, reporter.warn)
     artifacts = dag.run(STAGES, config, store, reporter, until)
     if "ppo" not in artifacts:
@@ -50,9 +52,14 @@ def run_trial(config: TrialConfig, layout: Layout, reporter: Reporter, *, until:
 
 
 def plan_trial(config: TrialConfig, layout: Layout) -> list[dag.StagePlan]:
-    """What `run_trial` would build and what it would find; builds nothing."""
+    """What `run_trial` would build and what it would find; builds nothing.
+
+    Raises `UserError` where a stage that has still to run would look in vain for its data or a model.
+    """
     check_source(config.data)
-    return dag.plan(STAGES, config, Store(layout.store))
+    plan = dag.plan(STAGES, config, Store(layout.store))
+    check_sources(config, [one.stage for one in plan if not one.cached])
+    return plan
 
 
 def prepare(config: TrialConfig) -> None:

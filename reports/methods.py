@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from pipeline.config_rewards import JudgeConfig, PartConfig, RewardConfig
 from reports import stats
 from reports.bound import LEAST_EFFECTIVE, reference_scores
 from reports.drift import SMOOTH
@@ -87,21 +88,38 @@ def _training(records: StudyRecords) -> Iterator[str]:
         f"rollouts of {_values(p.batch_size for p in ppo)} episodes with at most {_values(p.response_length for p in ppo)} tokens, "
         f"{_values(p.num_ppo_epochs for p in ppo)} epochs of {_values(p.num_mini_batches for p in ppo)} mini-batches."
     )
-    reward = configs[0].reward
-    if reward.kind == "learned":
-        quality = _reward_quality(records)
-        yield (
-            f"The training reward (proxy) is a Bradley-Terry model on {reward.pairs:,} pairs of reference samples, labelled by the judge "
-            f"with noise{quality}; it is calibrated to mean 0 and standard deviation 1 on {reward.calibration_samples:,} other reference "
-            "samples."
-        )
-    else:
-        yield "The training reward (proxy) is VADER, calibrated to mean 0 and standard deviation 1 on reference samples."
+    yield _reward(configs[0].reward, _reward_quality(records))
     shared = [entry for entry in records.upstream if entry["stage"] in ("sft", "reward")]
     if len({entry["stage"] for entry in shared}) == len(shared):
         yield "All trials share the same reference, reward and judge."
     else:
         yield "Trials differ in reference or reward: the table of shared stages lists them."
+
+
+def _reward(reward: RewardConfig, quality: str) -> str:
+    calibrated = f"calibrated to mean 0 and standard deviation 1 on {reward.calibration_samples:,} reference samples"
+    parts = reward.scorers()
+    if reward.kind != "composite":
+        return f"The training reward (proxy) is {_scorer(parts['reward'], reward)}{quality}; it is {calibrated} that it was not made from."
+    named = listed([f"{name} ({_scorer(part, reward)}), weight {part.weight:g}" for name, part in parts.items()])
+    return f"The training reward (proxy) is a weighted sum of {named}; each part, and then the sum, is {calibrated}."
+
+
+def _scorer(part: PartConfig, reward: RewardConfig) -> str:
+    if part.kind == "learned":
+        pairs = {
+            "judge": f"{reward.pairs:,} pairs of reference samples, labelled by the judge with noise",
+            "labels": f"at most {reward.pairs:,} pairs of a positive and a negative review",
+        }
+        return f"a Bradley-Terry model on {pairs.get(part.preferences, f'at most {reward.pairs:,} given pairs ({part.preferences})')}"
+    return _judge(part)
+
+
+def _judge(scorer: PartConfig | JudgeConfig) -> str:
+    if scorer.kind != "classifier":
+        return JUDGES.get(scorer.kind, scorer.kind)
+    output = "logit" if scorer.output == "logit" else "log-odds"
+    return f"the {output} of {scorer.label or 'the only label'} by the classifier {scorer.model}"
 
 
 def _reward_quality(records: StudyRecords) -> str:
@@ -119,7 +137,7 @@ def _evaluation(records: StudyRecords) -> Iterator[str]:
     yield (
         f"Policy and reference each answer the same {_values(config.evaluate.prompts for config in configs)} held-out prompts once, with "
         "the same random numbers, so comparisons are paired by seed and prompt. The gold judge, which is never trained on, is "
-        f"{JUDGES.get(configs[0].judge, configs[0].judge)}. Win rate: (wins + ties/2)/n. KL to the reference is exact, summed over the "
+        f"{_judge(configs[0].gold)}. Win rate: (wins + ties/2)/n. KL to the reference is exact, summed over the "
         "vocabulary."
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from pipeline.config import dotted_keys, load_config, nearest, profile_names
+from pipeline.config import check_key, load_config, nearest, profile_names
 from pipeline.errors import UserError
 from pipeline.layout import safe
 from pipeline.metrics import metric
@@ -41,8 +41,7 @@ def check_overrides(study: Study, overrides: Mapping[str, Any]) -> None:
     arms = study.arm_overrides()
     varied = [*(study.factors or {}), *(study.search.space if study.search else {})]
     for key in overrides:
-        if key not in dotted_keys():
-            raise UserError(f"--set: unknown key '{key}'{nearest(key, dotted_keys())}")
+        check_key(key, "--set")
         if key == SEED_KEY:
             raise UserError(f"--set: '{SEED_KEY}' comes from the study's seeds; change `seeds` in {study.source}")
         if key == STOP_KEY:

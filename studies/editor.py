@@ -7,13 +7,15 @@ this file is its text. ``python -m studies.editor`` writes it again.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import Section, TrialConfig, load_config, profile_names
+from pipeline.config import MAPPINGS, Section, TrialConfig, load_config, profile_names
+from pipeline.config_rewards import RewardConfig
 from pipeline.layout import SAFE_NAME
-from pipeline.metrics import METRICS
+from pipeline.metrics import FAMILIES, METRICS
 from studies.schema import KINDS, SEED_KEY, STOP_KEY, STUDIES, Study
 
 SCHEMA = STUDIES / "study.schema.json"
@@ -38,21 +40,22 @@ def study_schema() -> dict[str, Any]:
     for name in ("name", "source"):
         del schema["properties"][name]
     schema["required"].remove("name")
-    overrides = {"type": "object", "description": "what this arm changes", "properties": knobs, "additionalProperties": False}
+    overrides = {"type": "object", "description": "what this arm changes", "properties": knobs, **_inside({})}
     schema["properties"]["arms"] |= {
         "propertyNames": {"pattern": f"^{SAFE_NAME.pattern}$"},
         "additionalProperties": {"$ref": "#/$defs/Overrides"},
     }
     for kind in ("grid", "factors"):
         listed = {key: {"type": "array", "minItems": 1, "items": {"$ref": _where(key)}, **_words(knob)} for key, knob in knobs.items()}
-        schema["properties"][kind] |= {"properties": listed, "additionalProperties": False}
+        schema["properties"][kind] |= {"properties": listed, **_inside({"type": "array", "minItems": 1})}
     schema["properties"]["profile"]["enum"] = profile_names()
     schema["oneOf"] = [{"required": [kind]} for kind in KINDS]
     parts["Overrides"] = overrides
     parts["Search"]["properties"]["space"] |= {
         "properties": {key: {"$ref": "#/$defs/Dimension", **_words(knob)} for key, knob in knobs.items()},
-        "additionalProperties": False,
+        **_inside({"$ref": "#/$defs/Dimension"}),
     }
+    parts |= _plain(RewardConfig.model_json_schema()["$defs"])
     parts["Dimension"]["oneOf"] = [{"required": ["low", "high"]}, {"required": ["values"]}]
     parts["Constraint"]["oneOf"] = [{"required": ["max"]}, {"required": ["min"]}]
     parts["Evaluation"], parts["Series"] = _metrics(evaluated=True), _metrics(evaluated=False)
@@ -75,6 +78,11 @@ def _knobs() -> Iterator[tuple[str, dict[str, Any]]]:
             yield key, {**_plain(field), "description": f"{field['description']} ({values})"}
 
 
+def _inside(value: dict[str, Any]) -> dict[str, Any]:
+    """No other keys but single entries of mappings, whose names are the user's."""
+    return {"patternProperties": {f"^{re.escape(name)}\\.": value for name in MAPPINGS}, "additionalProperties": False}
+
+
 def _where(key: str) -> str:
     return f"#/$defs/Overrides/properties/{key}"
 
@@ -85,7 +93,10 @@ def _words(knob: dict[str, Any]) -> dict[str, Any]:
 
 def _metrics(evaluated: bool) -> dict[str, Any]:
     chosen = [one for one in METRICS.values() if one.key.startswith("eval/") == evaluated]
-    return {"type": "string", "enum": [one.key for one in chosen], "enumDescriptions": [f"{one.unit}: {one.formula}" for one in chosen]}
+    listed = {"enum": [one.key for one in chosen], "enumDescriptions": [f"{one.unit}: {one.formula}" for one in chosen]}
+    families = [one for one in FAMILIES if one.key.startswith("eval/") == evaluated]
+    named = [{"pattern": f"^{one.key.partition('<')[0]}", "description": f"{one.unit}: {one.formula}"} for one in families]
+    return {"type": "string", "anyOf": [listed, *named]}
 
 
 def _plain(node: Any) -> Any:

@@ -1,24 +1,23 @@
-"""Texts from wherever they come, split into training and held-out ones; the only file that knows sources."""
+"""Texts from wherever they come, cleaned and split into training and held-out ones; the only file that knows sources."""
 
 from __future__ import annotations
 
-import html
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts import file_digest
-from pipeline.config import DataConfig, nearest
+import numpy as np
+
+from pipeline.config import DataConfig
+from pipeline.data.cleaning import clean
+from pipeline.data.files import HELDOUT_SHARE, digests, read_splits, split_files
+from pipeline.data.hubdata import hub_splits
+from pipeline.data.labels import COLUMNS, polarity
 from pipeline.errors import UserError
 
-COLUMNS = ("text", "label")
-FORMATS = ("parquet", "csv", "jsonl")
 HELDOUT_TEXTS = 16
 """Built-in reviews held out per prompt wanted: most of their openings are training prompts as well and cannot be used."""
-HELDOUT_SHARE = 10
-"""One of so many texts is held out when the source has no test split of its own."""
 
 
 @dataclass(frozen=True)
@@ -31,29 +30,40 @@ class Corpus:
     """-log probability of each held-out text under the process that made it, nats; None where nobody knows."""
     note: str
     """What was read and what was left out, in words."""
+    train_labels: list[int] = field(default_factory=list)
+    """1 positive, 0 negative, -1 anything else; of the built-in reviews none."""
+    heldout_labels: list[int] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    """Rows read, and rows left out by reason."""
+
+    def require_both_classes(self) -> None:
+        """Raises `UserError` where positive cannot be told from negative."""
+        for name, labels in (("training", self.train_labels), ("held-out", self.heldout_labels)):
+            positive, negative = labels.count(1), labels.count(0)
+            if not positive or not negative:
+                raise UserError(
+                    f"data: reward preferences 'labels' need both classes, and the {len(labels)} {name} texts are {positive} positive and "
+                    f"{negative} negative (labels must be 0 or 1, negative or positive); use other texts, or preferences: judge"
+                )
 
 
 def load_corpus(cfg: DataConfig) -> Corpus:
     """Read the texts of a configuration. Raises `UserError` for what is absent, unreadable or too little."""
     if cfg.source == "builtin":
         return _builtin(cfg)
-    splits = _local(Path(cfg.path or "")) if cfg.source == "local" else _hub(cfg)
+    splits = read_splits(Path(cfg.path or ""), "data.path", COLUMNS) if cfg.source == "local" else hub_splits(cfg)
     return _split(splits, cfg)
 
 
 def check_source(cfg: DataConfig) -> None:
     """Refuse an absent file or a wrong layout before anything is written."""
     if cfg.source == "local":
-        _files(Path(cfg.path or ""))
+        split_files(Path(cfg.path or ""), "data.path")
 
 
 def fingerprint(cfg: DataConfig) -> dict[str, str]:
-    """Digests of the files that a local source consists of: other content under the same path is another source."""
-    if cfg.source != "local":
-        return {}
-    root = Path(cfg.path or "")
-    found = [file for files in _files(root).values() for file in files]
-    return {"." if file == root else file.relative_to(root).as_posix(): file_digest(file) for file in found}
+    """Digests of the files that a local source consists of; a hub data set is pinned by its revision instead."""
+    return digests(Path(cfg.path or ""), "data.path") if cfg.source == "local" else {}
 
 
 def _builtin(cfg: DataConfig) -> Corpus:
@@ -67,93 +77,45 @@ def _builtin(cfg: DataConfig) -> Corpus:
     return Corpus([review.text for review in train], [review.text for review in kept], nats, note)
 
 
-def _split(splits: Mapping[str, Iterable[str]], cfg: DataConfig) -> Corpus:
-    texts = {name: [clean(text) for text in rows if isinstance(text, str)] for name, rows in splits.items()}
-    read = sum(map(len, texts.values()))
-    unique = {name: list(dict.fromkeys(text for text in rows if text)) for name, rows in texts.items()}
-    if "test" in unique:
-        test = set(unique["test"])
-        train, heldout = [text for text in unique["train"] if text not in test], unique["test"]
+def _split(splits: Mapping[str, Any], cfg: DataConfig) -> Corpus:
+    counts = {"rows": sum(map(len, splits.values())), "empty": 0, "repeated": 0, "in_both_splits": 0}
+    texts = {name: _distinct(frame, counts) for name, frame in splits.items()}
+    train, heldout = texts["train"], texts.get("test", {})
+    if "test" in texts:
+        # Left out of the held-out texts and not of the others: a ready classifier may have been trained on all of the training split.
+        both = train.keys() & heldout.keys()
+        counts["in_both_splits"] = len(both)
+        heldout = {text: label for text, label in heldout.items() if text not in both}
     else:
-        heldout = unique["train"][::HELDOUT_SHARE]
-        kept = set(heldout)
-        train = [text for text in unique["train"] if text not in kept]
-    left_out = read - len(train) - len(heldout)
+        kept = set(list(train)[::HELDOUT_SHARE])
+        heldout = {text: label for text, label in train.items() if text in kept}
+        train = {text: label for text, label in train.items() if text not in kept}
     if not train or not heldout:
         raise UserError(
-            f"data: {read} rows leave {len(train)} training and {len(heldout)} held-out texts after cleaning; more texts are needed"
+            f"data: {counts['rows']} rows leave {len(train)} training and {len(heldout)} held-out texts after cleaning; "
+            "more texts are needed"
         )
-    note = f"{read} rows read, {left_out} left out (empty, repeated, or in both splits)"
-    return Corpus(train[: cfg.sft_texts], heldout, None, note)
+    train, heldout = _shuffled(train, cfg.seed, 0), _shuffled(heldout, cfg.seed, 1)
+    counts |= {"train_texts": len(train), "heldout_texts": len(heldout)}
+    left_out = ", ".join(f"{counts[name]} {name.replace('_', ' ')}" for name in ("empty", "repeated", "in_both_splits"))
+    note = f"{counts['rows']} rows read, left out: {left_out}; {len(train)} training and {len(heldout)} held-out texts"
+    used = dict(list(train.items())[: cfg.sft_texts])
+    return Corpus(list(used), list(heldout), None, note, list(used.values()), list(heldout.values()), counts)
 
 
-_BREAK, _SPACE = re.compile(r"<br\s*/?>", re.IGNORECASE), re.compile(r"\s+")
+def _distinct(frame: Any, counts: dict[str, int]) -> dict[str, int]:
+    """Cleaned texts with their polarity; of equal texts the first counts."""
+    found: dict[str, int] = {}
+    for raw, label in zip(frame["text"].tolist(), frame["label"].tolist(), strict=True):
+        text = clean(raw) if isinstance(raw, str) else ""
+        counts["empty"] += not text
+        counts["repeated"] += text in found
+        if text:
+            found.setdefault(text, polarity(label))
+    return found
 
 
-def clean(text: str) -> str:
-    """Plain text on one line: HTML breaks and entities resolved, white space single.
-
-    >>> clean("Good.<br /><br />Very &amp; truly\\tgood ")
-    'Good. Very & truly good'
-    """
-    return _SPACE.sub(" ", html.unescape(_BREAK.sub(" ", text))).strip()
-
-
-def _local(path: Path) -> dict[str, Iterable[str]]:
-    return {split: [text for file in files for text in _read(file)] for split, files in _files(path).items()}
-
-
-def _files(path: Path) -> dict[str, list[Path]]:
-    """Files by split: one file is all training; a folder may hold train* and test*, as hub data sets do."""
-    if not path.exists():
-        raise UserError(f"data.path = '{path}': there is no such file or folder")
-    if path.is_file():
-        if path.suffix[1:] not in FORMATS:
-            raise UserError(f"data.path = '{path}': the format must be one of {', '.join(FORMATS)}")
-        return {"train": [path]}
-    found = sorted(file for file in path.rglob("*") if file.suffix[1:] in FORMATS)
-    splits = {split: [file for file in found if file.name.startswith(split)] for split in ("train", "test")}
-    if not splits["train"]:
-        raise UserError(f"data.path = '{path}': the folder holds no train*.parquet, train*.csv or train*.jsonl")
-    return {split: files for split, files in splits.items() if files}
-
-
-def _read(path: Path) -> list[Any]:
-    import pandas as pd
-
-    try:
-        if path.suffix == ".parquet":
-            frame = pd.read_parquet(path)
-        elif path.suffix == ".csv":
-            frame = pd.read_csv(path)
-        else:
-            frame = pd.read_json(path, lines=True)
-    except (ValueError, OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as {path.suffix[1:]}: {str(error).splitlines()[0]}") from None
-    _require(COLUMNS, list(map(str, frame.columns)), str(path))
-    return frame["text"].tolist()
-
-
-def _require(columns: Iterable[str], found: list[str], origin: str) -> None:
-    for column in columns:
-        if column not in found:
-            raise UserError(f"{origin}: column '{column}' is missing; it has {', '.join(found)}{nearest(column, found)}")
-
-
-def _hub(cfg: DataConfig) -> dict[str, Iterable[str]]:
-    from datasets import load_dataset
-    from datasets.config import HF_DATASETS_CACHE
-
-    try:
-        data = load_dataset(cfg.name, revision=cfg.revision)
-    except Exception as error:
-        # The hub's client raises a dozen unrelated classes for "not reachable", and all mean the same to the user.
-        cause = f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
-        raise UserError(
-            f"data.name = '{cfg.name}' could not be loaded ({cause}); searched the network and the cache {HF_DATASETS_CACHE}. "
-            f"With a copy on disk, use data.source=local and data.path=<folder with train.parquet and test.parquet>"
-        ) from None
-    if "train" not in data:
-        raise UserError(f"data.name = '{cfg.name}': there is no split 'train'; it has {', '.join(data)}")
-    _require(COLUMNS, data["train"].column_names, f"data.name = '{cfg.name}'")
-    return {split: data[split]["text"] for split in ("train", "test") if split in data}
+def _shuffled(texts: dict[str, int], seed: int, stream: int) -> dict[str, int]:
+    """In an order of our own: data sets often come sorted by label, and the first texts must stand for all."""
+    rows = list(texts.items())
+    return {rows[index][0]: rows[index][1] for index in np.random.default_rng([seed, 2, stream]).permutation(len(rows))}

@@ -1,37 +1,68 @@
-"""Prompts: the first few words of texts, distinct, the held-out ones never among the training ones."""
+"""Prompts: the openings of texts, distinct, the held-out ones never among the training ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from pipeline.config import DataConfig
 from pipeline.errors import UserError
+
+CHARACTERS_A_TOKEN = 64
+"""More than any token has: so much of a text is enough to find its first tokens."""
+
+Cut = Callable[[str, int], str | None]
+"""The first k units of a text, or None where nothing would be left to complete."""
 
 
 def make_prompts(
-    texts: Sequence[str], n: int, words: tuple[int, int], rng: np.random.Generator, taken: frozenset[str] = frozenset()
+    texts: Sequence[str], n: int, cfg: DataConfig, tokenizer: Any, rng: np.random.Generator, taken: frozenset[str]
 ) -> list[str]:
     """The first `n` distinct prompts of `texts` that are not in `taken`.
 
-    A prompt is the first k words of a text, k uniform in `words` (both ends included); texts that would
-    leave nothing to complete are passed over. Raises `UserError` when the texts give fewer than `n`.
+    A prompt is the first k words or tokens of a text, k uniform in ``prompt_length`` (both ends included). Texts
+    that would leave nothing to complete and prompts of more than ``max_prompt_tokens`` are passed over. Raises
+    `UserError` when the texts give fewer than `n`.
     """
+    cut: Cut = first_words if cfg.prompt_unit == "words" else tokens_of(tokenizer)
+    low, high = cfg.prompt_length
     found: dict[str, None] = {}
-    for prompt in _candidates(texts, words, rng):
-        if prompt not in taken:
+    for text in texts:
+        prompt = cut(text, int(rng.integers(low, high + 1)))
+        if prompt and prompt not in taken and prompt not in found and _tokens(tokenizer, prompt) <= cfg.max_prompt_tokens:
             found[prompt] = None
             if len(found) == n:
                 return list(found)
     raise UserError(
-        f"data: {len(texts)} texts give only {len(found)} distinct prompts of {words[0]} to {words[1]} words, {n} are asked for; "
-        f"lower data.train_prompts or data.heldout_prompts, or widen data.prompt_words"
+        f"data: {len(texts)} texts give only {len(found)} distinct prompts of {low} to {high} {cfg.prompt_unit} (at most "
+        f"{cfg.max_prompt_tokens} tokens), {n} are asked for; lower data.train_prompts or data.heldout_prompts, or widen data.prompt_length"
     )
 
 
-def _candidates(texts: Sequence[str], words: tuple[int, int], rng: np.random.Generator) -> Iterator[str]:
-    for text in texts:
-        k = int(rng.integers(words[0], words[1] + 1))
-        parts = text.split(" ")
-        if len(parts) > k:
-            yield " ".join(parts[:k])
+def first_words(text: str, k: int) -> str | None:
+    """The first k words.
+
+    >>> first_words("one two three", 2), first_words("one two", 2)
+    ('one two', None)
+    """
+    parts = text.split(" ", k)
+    return " ".join(parts[:k]) if len(parts) > k else None
+
+
+def tokens_of(tokenizer: Any) -> Cut:
+    """Cuts after k tokens, where the text up to there is k tokens by itself: not in the middle of a character, say."""
+
+    def cut(text: str, k: int) -> str | None:
+        found = tokenizer(text[: CHARACTERS_A_TOKEN * (k + 1)], add_special_tokens=False, return_offsets_mapping=True)
+        if len(found["input_ids"]) <= k:
+            return None
+        prompt = text[: found["offset_mapping"][k - 1][1]]
+        return prompt if _tokens(tokenizer, prompt) == k else None
+
+    return cut
+
+
+def _tokens(tokenizer: Any, text: str) -> int:
+    return len(tokenizer(text, add_special_tokens=False)["input_ids"])

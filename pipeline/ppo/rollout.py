@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,6 +37,8 @@ class Scores:
     """(B,) judge points; recorded, never trained on."""
     prompts: Sequence[str]
     texts: Sequence[str]
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
+    """(B,) of each part of a composite reward, calibrated."""
 
 
 ScoreFn = Callable[[Episodes, Sequence[int]], Scores]
@@ -161,6 +163,7 @@ def together(ranks: Ranks, episodes: Episodes, scores: Scores, measured: Measure
             gold=ranks.join(scores.gold.to(device)).cpu(),
             prompts=ranks.join_lists(scores.prompts),
             texts=ranks.join_lists(scores.texts),
+            parts={name: ranks.join(part.to(device)).cpu() for name, part in scores.parts.items()},
         ),
         Measured(*(ranks.join(column) for column in vars(measured).values())),
     )
@@ -202,6 +205,7 @@ def reward_metrics(scores: Scores, final: Tensor, non_score: Tensor) -> dict[str
         "objective/gold": float(scores.gold.mean()),
         "objective/non_score_reward": float(per_sequence.mean()),
         "objective/rlhf_reward": float((final + per_sequence).mean()),
+        **{f"reward/{name}": float(part.mean()) for name, part in scores.parts.items()},
     }
 
 

@@ -26,6 +26,10 @@ class Completions:
     def of(cls, tokenizer: Any, episodes: Episodes, prompts: Sequence[str]) -> Completions:
         return cls(episodes, prompts, decode(tokenizer, episodes))
 
+    def take(self, rows: slice) -> Completions:
+        """Some of the rows."""
+        return Completions(self.episodes.take(rows), self.prompts[rows], self.texts[rows])
+
 
 class Reward(Protocol):
     """A score for every completion."""
@@ -50,11 +54,13 @@ class Calibrated:
         return (self.raw(completions) - self.mean) / self.std
 
 
-def calibration(scores: Tensor) -> tuple[float, float]:
-    """Mean and standard deviation of reference scores (n,). Raises `UserError` where they do not vary."""
+def calibration(scores: Tensor, key: str = "reward") -> tuple[float, float]:
+    """Mean and standard deviation of reference scores (n,). Raises `UserError` where they are not finite or do not vary."""
+    if not bool(scores.isfinite().all()):
+        raise UserError(f"{key}: {int((~scores.isfinite()).sum())} of {len(scores)} reference samples have no finite reward; use another")
     std = float(scores.std(correction=0))
     if not std > 0:
-        raise UserError(f"reward: all {len(scores)} reference samples have the same reward, so nothing can be learned from it; use another")
+        raise UserError(f"{key}: all {len(scores)} reference samples have the same reward, so nothing can be learned from it; use another")
     return float(scores.mean()), std
 
 

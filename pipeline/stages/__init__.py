@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.config import TrialConfig
 from pipeline.dag import Stage, code_digest
-from pipeline.data.corpus import fingerprint
-from pipeline.models.loading import base_fingerprint
+from pipeline.stages import sources
 from pipeline.stages.evaluate import evaluate
 from pipeline.stages.ppo import ppo
 from pipeline.stages.prompts import prompts
@@ -16,37 +14,45 @@ JUDGE = ("pipeline.data.semantics", "pipeline.data.grammar", "pipeline.data.lexi
 """The gold judge's meaning; the rest of pipeline.data only makes texts, and these are inputs."""
 
 
-def _texts_and_base(config: TrialConfig) -> dict[str, str]:
-    return {**fingerprint(config.data), **base_fingerprint(config.model)}
-
-
 STAGES = (
     Stage(
         "prompts",
         prompts,
-        ("data", "model.base", "model.revision"),
+        ("data", "model.base", "model.revision", "needs_labels"),
         ("pipeline.stages.prompts", "pipeline.data", "pipeline.models.loading", "pipeline.models.seeding"),
-        outside=_texts_and_base,
+        outside=sources.texts_and_base,
     ),
     Stage(
         "sft",
         sft,
         ("sft", "model"),
         ("pipeline.stages.sft", "pipeline.models"),
-        outside=lambda config: base_fingerprint(config.model),
+        outside=sources.base,
     ),
     Stage(
         "reward",
         reward,
-        ("reward", "judge", "ppo.response_length", "ppo.temperature"),
-        ("pipeline.stages.reward", "pipeline.stages.common", "pipeline.rewards", "pipeline.models", *JUDGE),
+        ("reward", "gold", "ppo.response_length", "ppo.temperature"),
+        (
+            "pipeline.stages.reward",
+            "pipeline.stages.pairs",
+            "pipeline.stages.common",
+            "pipeline.rewards",
+            "pipeline.models",
+            "pipeline.data.preferences",
+            "pipeline.data.files",
+            "pipeline.data.cleaning",
+            *JUDGE,
+        ),
+        outside=sources.scorers_and_pairs,
     ),
     Stage(
         "ppo",
         ppo,
-        ("ppo", "judge", "model"),
+        ("ppo", "gold", "model"),
         (
             "pipeline.stages.ppo",
+            "pipeline.stages.launch",
             "pipeline.stages.common",
             "pipeline.ppo",
             "pipeline.rewards",
@@ -56,21 +62,25 @@ STAGES = (
             *JUDGE,
         ),
         resumable=True,
+        outside=sources.scorers,
     ),
     Stage(
         "evaluate",
         evaluate,
-        ("evaluate", "judge", "ppo.response_length"),
+        ("evaluate", "gold", "ppo.response_length"),
         (
             "pipeline.stages.evaluate",
             "pipeline.stages.common",
             "pipeline.intervals",
             "pipeline.ppo.measure",
+            "pipeline.ppo.head",
+            "pipeline.budget",
             "pipeline.ppo.kl",
             "pipeline.rewards",
             "pipeline.models",
             *JUDGE,
         ),
+        outside=sources.scorers,
     ),
 )
 # The digest is taken when the code is imported, not when a stage runs: a file that is edited while a study

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -11,9 +12,12 @@ from torch import Tensor
 
 from pipeline.artifacts import Artifact
 from pipeline.config import RuntimeConfig
+from pipeline.config_rewards import JudgeConfig, PartConfig
 from pipeline.models.generation import tokenize_prompts
 from pipeline.models.loading import load_tokenizer
 from pipeline.rewards.base import Calibrated, Reward
+from pipeline.rewards.classifier import load_classifier
+from pipeline.rewards.composite import Proxy
 from pipeline.rewards.grammar import GrammarJudge
 from pipeline.rewards.learned import LearnedReward, RewardModel
 from pipeline.rewards.lexicon import LexiconReward
@@ -41,16 +45,41 @@ class PromptSet:
         return {"eos_id": self.tokenizer.eos_token_id, "pad_id": self.tokenizer.pad_token_id}
 
 
-def judge_of(name: str) -> Reward:
+def judge_of(judge: JudgeConfig, device: torch.device, batch: int) -> Reward:
     """The gold judge; never part of training."""
-    return GrammarJudge() if name == "grammar" else LexiconReward()
+    return scorer_of("judge", judge, device, batch)
 
 
-def reward_of(reward: Artifact, device: torch.device, batch: int) -> Calibrated:
+def scorer_of(key: str, cfg: JudgeConfig | PartConfig, device: torch.device, batch: int) -> Reward:
+    """Whatever scores texts without having been trained here; `key` names its section in messages."""
+    if cfg.kind == "classifier":
+        return load_classifier(f"{key}.model", cfg.model or "", cfg.revision, cfg.label, cfg.output, device, batch)
+    return GrammarJudge() if cfg.kind == "grammar" else LexiconReward()
+
+
+def part_key(name: str, composite: bool) -> str:
+    """The section of the configuration that describes a part."""
+    return f"reward.parts.{name}" if composite else "reward"
+
+
+def part_folder(reward: Path, name: str, composite: bool) -> Path:
+    """Where the reward stage keeps what it trained for a part."""
+    return reward / "parts" / name if composite else reward
+
+
+def reward_of(reward: Artifact, device: torch.device, batch: int) -> Proxy:
     """The calibrated training reward that the reward stage made."""
-    meta = reward.meta
-    raw: Reward = LexiconReward() if meta["kind"] == "lexicon" else LearnedReward(RewardModel.load(reward.path, device), batch)
-    return Calibrated(raw, meta["calibration_mean"], meta["calibration_std"])
+    meta, parts = reward.meta, {}
+    composite = meta["kind"] == "composite"
+    for name, made in meta["parts"].items():
+        spec = PartConfig.model_validate(made["spec"])
+        raw: Reward
+        if spec.kind == "learned":
+            raw = LearnedReward(RewardModel.load(part_folder(reward.path, name, composite), device), batch)
+        else:
+            raw = scorer_of(part_key(name, composite), spec, device, batch)
+        parts[name] = Calibrated(raw, made["mean"], made["std"])
+    return Proxy(parts, {name: made["spec"]["weight"] for name, made in meta["parts"].items()}, meta["mean"], meta["std"])
 
 
 def settle(runtime: RuntimeConfig) -> None:

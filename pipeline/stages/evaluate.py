@@ -48,7 +48,8 @@ def evaluate(
 
     mine, theirs = answers(policy, 0), answers(reference, 1)
     reporter.progress("evaluate", 2, 3, "judging")
-    judge, proxy = judge_of(cfg.judge), reward_of(reward, device, batch)
+    judge, proxy = judge_of(cfg.gold, device, batch), reward_of(reward, device, batch)
+    (scores, parts), (ref_scores, ref_parts) = proxy.explained(mine), proxy.explained(theirs)
     kl, entropy, ref_nats = drift(policy, reference, mine.episodes, cfg.evaluate.temperature, batch)
     table = pd.DataFrame(
         {
@@ -58,8 +59,8 @@ def evaluate(
             "reference_completion": theirs.texts,
             "policy_gold": judge(mine).double().numpy(),
             "reference_gold": judge(theirs).double().numpy(),
-            "policy_proxy": proxy(mine).double().numpy(),
-            "reference_proxy": proxy(theirs).double().numpy(),
+            "policy_proxy": scores.double().numpy(),
+            "reference_proxy": ref_scores.double().numpy(),
             "policy_length": mine.episodes.lengths.cpu().numpy(),
             "reference_length": theirs.episodes.lengths.cpu().numpy(),
             "policy_eos": mine.episodes.ended.cpu().numpy(),
@@ -67,6 +68,8 @@ def evaluate(
             "kl": kl.sum(1).double().numpy(),
             "entropy": entropy.sum(1).double().numpy(),
             "reference_nats": ref_nats.sum(1).double().numpy(),
+            **{f"policy_reward/{name}": one.double().numpy() for name, one in parts.items()},
+            **{f"reference_reward/{name}": one.double().numpy() for name, one in ref_parts.items()},
         }
     )
     table["winner"] = winners(table["policy_gold"].to_numpy(), table["reference_gold"].to_numpy())
@@ -128,6 +131,7 @@ def summarise(table: pd.DataFrame) -> dict[str, float]:
         "eval/eos_rate": table["policy_eos"].mean(),
         # exp is capped so that a collapsed policy gives a number that files and plots can hold.
         "eval/ppl_reference": math.exp(min(table["reference_nats"].sum() / tokens, 50.0)),
+        **{f"eval/{name.removeprefix('policy_')}": table[name].mean() for name in table.columns if name.startswith("policy_reward/")},
     }
     return {key: float(value) for key, value in summary.items()}
 

@@ -49,11 +49,13 @@ def train(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact,
     """One process of the trial; the first of them writes everything."""
     device = device_of(cfg.runtime.device)
     data = PromptSet.load(prompts, "train")
-    proxy, gold = reward_of(reward, device, cfg.runtime.rollout_batch_size), judge_of(cfg.judge)
+    batch = cfg.runtime.rollout_batch_size
+    proxy, gold = reward_of(reward, device, batch), judge_of(cfg.gold, device, batch)
 
     def score(episodes: Episodes, rows: Sequence[int]) -> Scores:
         completions = Completions.of(data.tokenizer, episodes, [data.texts[row] for row in rows])
-        return Scores(proxy(completions), gold(completions), completions.prompts, completions.texts)
+        scores, parts = proxy.explained(completions)
+        return Scores(scores, gold(completions), completions.prompts, completions.texts, parts)
 
     metrics = out / "metrics.jsonl"
     reporter.follow(metrics)
@@ -100,5 +102,6 @@ def new_actor(cfg: PpoConfig, sft: Artifact, reward: Artifact, device: torch.dev
     if cfg.critic_init == "reference":
         return ActorCritic(policy, trunk(load_snapshot(sft.path / "model", device))).to(device)
     scorer = RewardModel.load(reward.path, device)
-    head = calibrated_head(scorer.head, reward.meta["calibration_mean"], reward.meta["calibration_std"])
+    scale = reward.meta["parts"]["reward"]
+    head = calibrated_head(scorer.head, scale["mean"], scale["std"])
     return ActorCritic(policy, trunk(scorer.lm).requires_grad_(True), head).to(device)

@@ -1,7 +1,8 @@
 """Stage 1: texts, prompts and the tokenizer.
 
 Writes ``sft.parquet`` (text), ``heldout_texts.parquet`` (text, and nats where the source knows its
-probabilities), ``train.parquet`` (prompt), ``heldout.parquet`` (prompt) and ``tokenizer/``.
+probabilities), ``train.parquet`` (prompt), ``heldout.parquet`` (prompt), ``tokenizer/``, ``summary.json`` and, where a
+reward is learned from labels, ``preferences.parquet`` (prompt, chosen, rejected, heldout).
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import pandas as pd
 
 from pipeline.config import TrialConfig
 from pipeline.data.corpus import load_corpus
+from pipeline.data.labels import pair_labels
 from pipeline.data.prompts import make_prompts
 from pipeline.data.tokenizer import train_tokenizer
+from pipeline.layout import write_json
 from pipeline.models.loading import pretrained_tokenizer
 from pipeline.reporter import Reporter
 
@@ -24,9 +27,18 @@ def prompts(cfg: TrialConfig, out: Path, reporter: Reporter) -> dict[str, Any]:
     """Read or generate the texts and cut the prompts."""
     data = cfg.data
     corpus = load_corpus(data)
+    if cfg.needs_labels:
+        corpus.require_both_classes()
+        pairs = pair_labels((corpus.train, corpus.train_labels), (corpus.heldout, corpus.heldout_labels), data.seed)
+        pairs.to_parquet(out / "preferences.parquet", index=False)
+    if cfg.model.base is None:
+        tokenizer = train_tokenizer(corpus.train, data.vocab_size)
+    else:
+        tokenizer = pretrained_tokenizer(cfg.model.base, cfg.model.revision)
+    tokenizer.save_pretrained(out / "tokenizer")
     rng = np.random.default_rng([data.seed, 1])
-    train = make_prompts(corpus.train, data.train_prompts, data.prompt_words, rng)
-    heldout = make_prompts(corpus.heldout, data.heldout_prompts, data.prompt_words, rng, taken=frozenset(train))
+    train = make_prompts(corpus.train, data.train_prompts, data, tokenizer, rng, taken=frozenset())
+    heldout = make_prompts(corpus.heldout, data.heldout_prompts, data, tokenizer, rng, taken=frozenset(train))
     for name, column, rows in (
         ("sft", "text", corpus.train),
         ("train", "prompt", train),
@@ -37,15 +49,12 @@ def prompts(cfg: TrialConfig, out: Path, reporter: Reporter) -> dict[str, Any]:
     if corpus.heldout_nats is not None:
         texts["nats"] = corpus.heldout_nats[: len(texts)]
     texts.to_parquet(out / "heldout_texts.parquet", index=False)
-    if cfg.model.base is None:
-        tokenizer = train_tokenizer(corpus.train, data.vocab_size)
-    else:
-        tokenizer = pretrained_tokenizer(cfg.model.base, cfg.model.revision)
-    tokenizer.save_pretrained(out / "tokenizer")
-    return {
-        "note": corpus.note,
+    summary = {
+        **corpus.counts,
         "sft_texts": len(corpus.train),
         "train_prompts": len(train),
         "heldout_prompts": len(heldout),
         "vocab_size": len(tokenizer),
     }
+    write_json(out / "summary.json", summary)
+    return {"note": corpus.note, **summary}

@@ -1,13 +1,15 @@
-"""Stage 3: the training reward (proxy), from preferences of the gold judge or from a lexicon, calibrated.
+"""Stage 3: the training reward (proxy): its parts, learned or ready, each calibrated, weighed, and calibrated again.
 
-Writes ``pairs.parquet`` (prompt, first, second, gold_first, gold_second, first_wins, heldout),
-``reference_samples.parquet`` (prompt, completion, proxy, gold, source: `calibration` or `pair`; nothing that the proxy
-was trained on), the model where one is learned, and ``summary.json``.
+Writes ``reference_samples.parquet`` (prompt, completion, proxy, gold, source: `calibration` or `pair`, nothing that
+the proxy was trained on; and ``reward/<part>`` of a composite), ``summary.json`` and, of every learned part, the
+model and ``pairs.parquet`` (prompt, first, second, gold_first, gold_second, first_wins, heldout): beside them, or in
+``parts/<name>/`` of a composite.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,137 +19,162 @@ from torch import Tensor
 
 from pipeline.artifacts import Artifact
 from pipeline.config import TrialConfig
+from pipeline.config_rewards import PartConfig
+from pipeline.errors import UserError
 from pipeline.layout import write_json
 from pipeline.models.generation import sample
 from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
-from pipeline.models.policy import Episodes
 from pipeline.models.seeding import uniforms
 from pipeline.reporter import Reporter
-from pipeline.rewards.base import Completions, Reward, calibration
+from pipeline.rewards.base import Calibrated, Completions, Reward, calibration
+from pipeline.rewards.composite import Proxy
 from pipeline.rewards.learned import LearnedReward, new_reward_model, train_reward_model
-from pipeline.rewards.lexicon import LexiconReward
-from pipeline.stages.common import PromptSet, judge_of
+from pipeline.stages.common import PromptSet, judge_of, part_folder, part_key, scorer_of
+from pipeline.stages.pairs import accuracy, given_pairs, judged_pairs
+
+_Unseen = list[tuple[Completions, Tensor]]
+"""Reference samples with the judge's scores (n,)."""
 
 
 @dataclass(frozen=True)
-class Scored:
-    """Completions with the uncalibrated proxy's scores and the judge's, (n,) each."""
+class _Bench:
+    """What every part of the reward is made with."""
 
-    completions: Completions
-    raw: Tensor
-    gold: Tensor
+    cfg: TrialConfig
+    reporter: Reporter
+    prompts: Artifact
+    sft: Artifact
+    data: PromptSet
+    reference: CausalLM
+    gold: Reward
+    device: torch.device
+
+    @property
+    def batch(self) -> int:
+        return self.cfg.runtime.rollout_batch_size
+
+    def answers(self, n: int, label: str) -> Completions:
+        """`n` reference samples, going round the prompts as often as needed."""
+        rows = torch.arange(n) % len(self.data.texts)
+        episodes = sample(
+            self.reference,
+            self.data.ids[rows].to(self.device),
+            self.data.mask[rows].to(self.device),
+            uniforms(n, self.cfg.ppo.response_length, self.cfg.reward.seed, label),
+            temperature=self.cfg.ppo.temperature,
+            batch=self.batch,
+            **self.data.token_ids,
+        )
+        return Completions.of(self.data.tokenizer, episodes, [self.data.texts[row] for row in rows.tolist()])
 
 
 def reward(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact) -> dict[str, Any]:
-    """Make the proxy, measure it against held-out preferences, set its scale on reference samples."""
+    """Make the parts, measure learned ones on held-out pairs, set all scales on reference samples."""
     device = device_of(cfg.runtime.device)
     reference: CausalLM = freeze(load_snapshot(sft.path / "model", device))
     data = PromptSet.load(prompts, "train")
-    gold = judge_of(cfg.judge)
-    summary: dict[str, Any] = {"kind": cfg.reward.kind, "judge": cfg.judge}
-    raw: Reward = LexiconReward()
-    unseen: list[Scored] = []
-    if cfg.reward.kind == "learned":
-        raw, accuracy, unseen = _learn(cfg, out, reporter, reference, data, gold, sft, device)
-        summary |= accuracy
-    samples = _answers(cfg, reference, data, cfg.reward.calibration_samples, device, "calibration")
-    scores, golden = raw(samples), gold(samples)
-    mean, std = calibration(scores)
-    proxy = (scores - mean) / std
-    summary |= {
-        "calibration_mean": mean,
-        "calibration_std": std,
-        "gold_reference": float(golden.mean()),
-        "correlation_gold": float(torch.corrcoef(torch.stack([proxy, golden]))[0, 1].nan_to_num()),
-        "reference_samples": len(samples.texts),
-    }
-    tables = [_scored("calibration", Scored(samples, scores, golden), mean, std), *(_scored("pair", one, mean, std) for one in unseen)]
+    check_room(reference, data, cfg.ppo.response_length)
+    bench = _Bench(cfg, reporter, prompts, sft, data, reference, judge_of(cfg.gold, device, cfg.runtime.rollout_batch_size), device)
+    composite = cfg.reward.kind == "composite"
+    raw, summary, unseen = _parts(bench, out, composite)
+    samples = bench.answers(cfg.reward.calibration_samples, "calibration")
+    scores = {name: part(samples) for name, part in raw.items()}
+    scales = {name: calibration(one, part_key(name, composite)) for name, one in scores.items()}
+    calibrated = {name: (one - scales[name][0]) / scales[name][1] for name, one in scores.items()}
+    specs = cfg.reward.scorers()
+    proxy = Proxy({name: Calibrated(raw[name], *scales[name]) for name in raw}, {name: spec.weight for name, spec in specs.items()})
+    mean, std = calibration(proxy.weigh(calibrated), "reward") if composite else (0.0, 1.0)
+    proxy = replace(proxy, mean=mean, std=std)
+    total, gold = (proxy.weigh(calibrated) - mean) / std, bench.gold(samples)
+    summary |= _measured(total, calibrated if composite else {}, gold, scales, composite)
+    tables = [_scored("calibration", samples, total, calibrated if composite else {}, gold)]
+    tables += [_scored("pair", one, *proxy.explained(one), judged) for one, judged in unseen]
     pd.concat(tables).to_parquet(out / "reference_samples.parquet", index=False)
-    write_json(out / "summary.json", summary)
-    return summary
+    write_json(out / "summary.json", {"kind": cfg.reward.kind, "judge": cfg.gold.kind, **summary})
+    parts = {name: {"spec": spec.model_dump(mode="json"), "mean": scales[name][0], "std": scales[name][1]} for name, spec in specs.items()}
+    return {"kind": cfg.reward.kind, "judge": cfg.gold.kind, "parts": parts, "mean": mean, "std": std, "note": _note(summary), **summary}
 
 
-def _scored(source: str, scored: Scored, mean: float, std: float) -> pd.DataFrame:
-    prompts, texts = scored.completions.prompts, scored.completions.texts
-    proxy, gold = ((scored.raw - mean) / std).tolist(), scored.gold.tolist()
-    return pd.DataFrame({"prompt": prompts, "completion": texts, "proxy": proxy, "gold": gold, "source": source})
+def check_room(model: CausalLM, data: PromptSet, response_length: int) -> None:
+    """Refuse episodes that are longer than the model has positions for."""
+    positions = getattr(model.config, "max_position_embeddings", None)
+    longest = data.ids.shape[1]
+    if positions is not None and longest + response_length > positions:
+        raise UserError(
+            f"ppo.response_length = {response_length}: with prompts of up to {longest} tokens this goes beyond the model's {positions} "
+            f"positions; at most {positions - longest}"
+        )
 
 
-def _answers(cfg: TrialConfig, reference: CausalLM, data: PromptSet, n: int, device: torch.device, label: str) -> Completions:
-    """`n` reference samples, going round the prompts as often as needed."""
-    rows = torch.arange(n) % len(data.texts)
-    noise = uniforms(n, cfg.ppo.response_length, cfg.reward.seed, label)
-    episodes = sample(
-        reference,
-        data.ids[rows].to(device),
-        data.mask[rows].to(device),
-        noise,
-        temperature=cfg.ppo.temperature,
-        batch=cfg.runtime.rollout_batch_size,
-        **data.token_ids,
-    )
-    return Completions.of(data.tokenizer, episodes, [data.texts[row] for row in rows.tolist()])
+def _scored(source: str, samples: Completions, total: Tensor, parts: dict[str, Tensor], gold: Tensor) -> pd.DataFrame:
+    table = {"prompt": samples.prompts, "completion": samples.texts, "proxy": total.tolist(), "gold": gold.tolist(), "source": source}
+    return pd.DataFrame(table | {f"reward/{name}": one.tolist() for name, one in parts.items()})
 
 
-def _learn(
-    cfg: TrialConfig, out: Path, reporter: Reporter, reference: CausalLM, data: PromptSet, gold: Reward, sft: Artifact, device: torch.device
-) -> tuple[LearnedReward, dict[str, float], list[Scored]]:
-    settings = cfg.reward
-    n = settings.pairs + settings.heldout_pairs
-    reporter.progress("reward", 0, 1, f"sampling {n} pairs")
-    first, second = (_answers(cfg, reference, data, n, device, label) for label in ("first", "second"))
-    gold_first, gold_second = gold(first), gold(second)
-    temperature = settings.label_noise * float(torch.cat([gold_first, gold_second]).std(correction=0))
-    wins = prefer(gold_first, gold_second, temperature, uniforms(n, 1, settings.seed, "labels").squeeze(1))
-    model = new_reward_model(load_snapshot(sft.path / "model", device), settings.seed, device)
-    train = slice(settings.pairs)
+def _parts(bench: _Bench, out: Path, composite: bool) -> tuple[dict[str, Reward], dict[str, Any], _Unseen]:
+    """The parts, what was measured of those that were learned, and reference samples that none was trained on."""
+    raw: dict[str, Reward] = {}
+    summary: dict[str, Any] = {}
+    unseen: _Unseen = []
+    for name, spec in bench.cfg.reward.scorers().items():
+        key = part_key(name, composite)
+        if spec.kind == "learned":
+            raw[name], found, fresh = _learn(bench, spec, key, part_folder(out, name, composite))
+            unseen = unseen or fresh  # parts learned from the judge share their pairs
+            summary |= {f"{name}/{what}": value for what, value in found.items()} if composite else found
+        else:
+            raw[name] = scorer_of(key, spec, bench.device, bench.batch)
+    return raw, summary, unseen
 
+
+def _measured(
+    total: Tensor, calibrated: dict[str, Tensor], gold: Tensor, scales: dict[str, tuple[float, float]], composite: bool
+) -> dict[str, Any]:
+    """Numbers of the summary that come from the reference samples."""
+
+    def correlation(scores: Tensor) -> float:
+        return float(torch.corrcoef(torch.stack([scores, gold]))[0, 1].nan_to_num())
+
+    found: dict[str, Any] = {}
+    for name, (mean, std) in scales.items():
+        prefix = f"{name}/" if composite else ""
+        found |= {f"{prefix}calibration_mean": mean, f"{prefix}calibration_std": std}
+    found |= {f"{name}/correlation_gold": correlation(scores) for name, scores in calibrated.items()}
+    return found | {"gold_reference": float(gold.mean()), "correlation_gold": correlation(total), "reference_samples": len(gold)}
+
+
+def _note(summary: dict[str, Any]) -> str:
+    """What is printed when the stage is built."""
+    found = [f"{key.replace('_', ' ')} {value:.3f}" for key, value in summary.items() if key.endswith(("accuracy", "correlation_gold"))]
+    return ", ".join(found)
+
+
+def _learn(bench: _Bench, spec: PartConfig, key: str, out: Path) -> tuple[LearnedReward, dict[str, Any], _Unseen]:
+    cfg = bench.cfg.reward
+    bench.reporter.progress("reward", 0, 1, "pairs")
+    if spec.preferences == "judge":
+        pairs, gold = judged_pairs(bench.answers, bench.gold, cfg)
+    else:
+        pairs = given_pairs(spec.preferences, f"{key}.preferences", bench.prompts, bench.data, cfg, bench.device)
+        gold = None
+    train, kept = pairs.halves()
+    model = new_reward_model(load_snapshot(bench.sft.path / "model", bench.device), cfg.seed, bench.device)
+    first, second, wins = pairs.first.episodes.take(train), pairs.second.episodes.take(train), pairs.first_wins[train]
+    train_reward_model(model, first, second, wins, cfg, _progress(bench.reporter))
+    freeze(model).save(out)
+    learned = LearnedReward(model, bench.batch)
+    answers = pairs.first.take(kept), pairs.second.take(kept)
+    judged = (gold[0][kept], gold[1][kept]) if gold else (bench.gold(answers[0]), bench.gold(answers[1]))
+    unjudged = torch.full((pairs.train,), torch.nan)
+    pairs.table(gold or (torch.cat([unjudged, judged[0]]), torch.cat([unjudged, judged[1]]))).to_parquet(out / "pairs.parquet", index=False)
+    found: dict[str, Any] = {"train_pairs": pairs.train, **({"pairs": pairs.note} if pairs.note else {})}
+    found |= accuracy(learned(answers[0]) - learned(answers[1]), judged[0] - judged[1], pairs.first_wins[kept])
+    return learned, found, list(zip(answers, judged, strict=True)) if gold else []
+
+
+def _progress(reporter: Reporter) -> Callable[[int, int, float], None]:
     def progress(done: int, total: int, loss: float) -> None:
         if done % 10 == 0 or done == total:
             reporter.progress("reward", done, total, f"loss {loss:.3f}")
 
-    train_reward_model(model, first.episodes.take(train), second.episodes.take(train), wins[train], settings, progress)
-    freeze(model).save(out)
-    learned = LearnedReward(model, cfg.runtime.rollout_batch_size)
-    table = {
-        "prompt": first.prompts,
-        "first": first.texts,
-        "second": second.texts,
-        "gold_first": gold_first.tolist(),
-        "gold_second": gold_second.tolist(),
-        "first_wins": wins.tolist(),
-        "heldout": [index >= settings.pairs for index in range(n)],
-    }
-    pd.DataFrame(table).to_parquet(out / "pairs.parquet", index=False)
-    kept = slice(settings.pairs, n)
-    both = (_some(first, kept), gold_first[kept]), (_some(second, kept), gold_second[kept])
-    unseen = [Scored(completions, learned(completions), judged) for completions, judged in both]
-    margin, gap = unseen[0].raw - unseen[1].raw, unseen[0].gold - unseen[1].gold
-    return learned, accuracy(margin, gap, wins[kept]), unseen
-
-
-def _some(completions: Completions, rows: slice) -> Completions:
-    episodes: Episodes = completions.episodes.take(rows)
-    return Completions(episodes, completions.prompts[rows], completions.texts[rows])
-
-
-def prefer(gold_first: Tensor, gold_second: Tensor, temperature: float, noise: Tensor) -> Tensor:
-    """Which completion a noisy annotator prefers: P(first) = sigmoid((gold_first - gold_second) / temperature).
-
-    All (n,), noise in [0, 1); returns (n,) bool. Temperature 0 is the judge himself; equal scores are a toss.
-    """
-    gap = gold_first - gold_second
-    certain = torch.where(gap == 0, 0.5, (gap > 0).float())
-    return noise < (torch.sigmoid(gap / temperature) if temperature > 0 else certain)
-
-
-def accuracy(margin: Tensor, gap: Tensor, wins: Tensor) -> dict[str, float]:
-    """Agreement of the proxy's margin with noisy labels, and with the judge where the judge sees a difference."""
-    differ = gap != 0
-    return {
-        "accuracy": float(((margin > 0) == wins).float().mean()),
-        "accuracy_gold": float(((margin > 0) == (gap > 0))[differ].float().mean().nan_to_num(0.5)),
-        "label_agreement": float((wins == (gap > 0))[differ].float().mean().nan_to_num(0.5)),
-        "heldout_pairs": float(len(margin)),
-        "heldout_pairs_differing": float(differ.sum()),
-    }
+    return progress

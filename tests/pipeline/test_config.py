@@ -32,7 +32,7 @@ def test_tiny_takes_at_least_2000_gradient_steps_and_judges_512_prompts() -> Non
         ("ppo.critic=none_such", "ppo.critic = 'none_such'"),
         ("ppo.steps=100", "nearest: 96 or 112"),
         ("ppo.num_mini_batches=7", "batch_size 64 is no multiple of num_mini_batches 7"),
-        ("data.prompt_words=[5, 3]", "the range [5, 3] is empty"),
+        ("data.prompt_length=[5, 3]", "the range [5, 3] is empty"),
         ("data.source=local", "set data.path"),
         ("evaluate.prompts=100000", "raise the latter"),
         ("model.hidden_size=97", "even multiple of heads"),

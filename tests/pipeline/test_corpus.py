@@ -2,14 +2,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from pipeline.config import DataConfig
-from pipeline.data.corpus import check_source, clean, load_corpus
-from pipeline.data.prompts import make_prompts
+from pipeline.data.corpus import check_source, load_corpus
+from pipeline.data.prompts import make_prompts, tokens_of
 from pipeline.data.tokenizer import EOS, PAD, train_tokenizer
 from pipeline.errors import UserError
 
@@ -45,8 +46,10 @@ def test_a_folder_in_the_hub_layout_uses_its_own_test_split(tmp_path: Path) -> N
     write(tmp_path / "plain_text" / "train-00000-of-00001.parquet", ROWS)
     write(tmp_path / "plain_text" / "test-00000-of-00001.parquet", {"text": ["Fresh.", ROWS["text"][0]], "label": [1, 0]})
     corpus = load_corpus(local(tmp_path))
-    assert corpus.heldout == ["Fresh.", clean(str(ROWS["text"][0]))]
-    assert len(corpus.train) == 29  # the text of both splits is left out of training
+    assert corpus.heldout == ["Fresh."]  # the text of both splits is no held-out text
+    assert len(corpus.train) == 30
+    assert corpus.counts["in_both_splits"] == 1
+    assert "1 in both splits" in corpus.note
 
 
 def test_empty_repeated_and_missing_texts_are_left_out(tmp_path: Path) -> None:
@@ -55,6 +58,56 @@ def test_empty_repeated_and_missing_texts_are_left_out(tmp_path: Path) -> None:
     texts = corpus.train + corpus.heldout
     assert len(texts) == len(set(texts)) == 21
     assert "left out" in corpus.note
+
+
+def test_rows_sorted_by_label_are_shuffled_the_same_way_every_time(tmp_path: Path) -> None:
+    rows = {"text": [f"Text {i}." for i in range(200)], "label": ["neg"] * 100 + ["pos"] * 100}
+    cfg = local(write(tmp_path / "x.csv", rows)).model_copy(update={"sft_texts": 50})
+    one, two, other = load_corpus(cfg), load_corpus(cfg), load_corpus(cfg.model_copy(update={"seed": 1}))
+    assert one == two
+    assert one.train != other.train
+    assert 10 < sum(one.train_labels) < 40
+    assert one.train_labels == [int(int(text[5:-1]) >= 100) for text in one.train]
+    one.require_both_classes()
+
+
+def test_one_class_is_refused_where_labels_are_needed_and_only_there(tmp_path: Path) -> None:
+    corpus = load_corpus(local(write(tmp_path / "x.parquet", {"text": [f"Text {i}." for i in range(40)], "label": [1] * 40})))
+    with pytest.raises(UserError, match="the 36 training texts are 36 positive and 0 negative"):
+        corpus.require_both_classes()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_unicode_of_every_kind_is_read(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "x.csv"
+    path.write_bytes(
+        "text,label\n".encode(encoding) + "".join(f"Ünïcödé {i} 漢字,1\n" for i in range(20)).encode(encoding.split("-sig")[0])
+    )
+    if encoding == "utf-16":
+        path.write_text("text,label\n" + "".join(f"Ünïcödé {i} 漢字,1\n" for i in range(20)), encoding="utf-16")
+    corpus = load_corpus(local(path))
+    assert "Ünïcödé 7 漢字" in corpus.train
+
+
+def test_another_encoding_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_bytes("text,label\ncaf\xe9,1\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"x\.csv: is not UTF-8 \(byte 0xe9\); convert it, .*iconv"):
+        load_corpus(local(path))
+
+
+def test_control_characters_and_broken_surrogates_do_not_survive(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    lines = [f'{{"text": "It \\u0096 number {i} \\u0085 \\ud83d was\\u0000 fine", "label": 1}}\n' for i in range(20)]
+    path.write_text("".join(lines))
+    corpus = load_corpus(local(path))
+    assert "It – number 3 … was fine" in corpus.train
+    assert all(text.isprintable() for text in corpus.train)
+
+
+def test_words_that_look_like_nothing_are_words(tmp_path: Path) -> None:
+    corpus = load_corpus(local(write(tmp_path / "x.csv", {"text": ["NA", "null", *[f"Text {i}." for i in range(20)]], "label": [0] * 22})))
+    assert {"NA", "null"} <= {*corpus.train, *corpus.heldout}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +143,7 @@ def test_an_absent_source_is_refused_before_anything_is_written(tmp_path: Path) 
 
 def test_a_hub_that_cannot_be_reached_is_one_clear_line() -> None:
     with pytest.raises(UserError) as error:
-        load_corpus(DataConfig(source="hub", name="no-such-org/no-such-data"))
+        load_corpus(DataConfig(source="hub", name="no-such-org/no-such-data", revision="0" * 40))
     message = str(error.value)
     assert "no-such-org/no-such-data" in message
     assert "data.source=local" in message
@@ -100,14 +153,42 @@ def test_a_hub_that_cannot_be_reached_is_one_clear_line() -> None:
 
 def test_prompts_are_openings_distinct_and_disjoint() -> None:
     texts = [f"one two three four five {i} seven eight nine" for i in range(50)]
-    train = make_prompts(texts, 20, (6, 7), np.random.default_rng(0))
-    heldout = make_prompts(texts[::-1], 20, (6, 7), np.random.default_rng(1), frozenset(train))
+    tokenizer = train_tokenizer(texts, 300)
+
+    def make(texts: list[str], n: int, taken: frozenset[str] = frozenset(), **keys: Any) -> list[str]:
+        return make_prompts(texts, n, DataConfig(**{"prompt_length": (6, 7), **keys}), tokenizer, np.random.default_rng(0), taken)
+
+    train = make(texts, 20)
+    heldout = make(texts[::-1], 20, frozenset(train))
     assert len(set(train)) == 20
     assert not set(train) & set(heldout)
     assert all(any(text.startswith(prompt + " ") for text in texts) for prompt in train)
     assert {len(prompt.split()) for prompt in train} == {6, 7}
-    with pytest.raises(UserError, match="give only 50 distinct prompts"):
-        make_prompts(texts, 51, (6, 6), np.random.default_rng(0))
+    with pytest.raises(UserError, match="give only 50 distinct prompts of 6 to 6 words"):
+        make(texts, 51, prompt_length=(6, 6))
+
+
+@pytest.mark.parametrize("unit", ["words", "tokens"])
+def test_no_prompt_is_longer_than_allowed_in_tokens(unit: str) -> None:
+    texts = [f"{'x' * (3 * i)} ü漢字🎬 and {i} more words follow here" for i in range(1, 40)]
+    tokenizer = train_tokenizer(["and more words follow here"], 270)
+    cfg = DataConfig(prompt_unit=unit, prompt_length=(2, 6), max_prompt_tokens=30)  # type: ignore[arg-type]
+    found = make_prompts(texts, 4, cfg, tokenizer, np.random.default_rng(0), frozenset())
+    lengths = {len(tokenizer(prompt)["input_ids"]) for prompt in found}
+    assert max(lengths) <= (30 if unit == "words" else 6)
+    assert all(any(text.startswith(prompt) and text != prompt for text in texts) for prompt in found)
+    if unit == "tokens":
+        assert min(lengths) >= 2
+
+
+def test_a_prompt_of_k_tokens_never_ends_inside_a_character() -> None:
+    tokenizer = train_tokenizer(["abc"], 258)  # every byte is a token
+    cut = tokens_of(tokenizer)
+    assert cut("a🎬b c", 1) == "a"
+    assert cut("a🎬b c", 2) is None
+    assert cut("a🎬b c", 5) == "a🎬"
+    assert cut("abc", 2) == "ab"
+    assert cut("ab", 2) is None
 
 
 def test_builtin_corpus_is_disjoint_and_knows_its_entropy() -> None:

@@ -133,7 +133,7 @@ def test_the_lexicon_can_be_reward_and_judge_of_real_text(tmp_path: Path) -> Non
         data__path=str(tmp_path / "reviews.csv"),
         data__train_prompts=20,
         data__heldout_prompts=8,
-        data__prompt_words=[4, 8],
+        data__prompt_length=[4, 8],
         data__vocab_size=320,
         evaluate__prompts=8,
         reward__kind="lexicon",

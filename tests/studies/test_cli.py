@@ -37,7 +37,7 @@ def test_help_is_fast_and_lists_every_command() -> None:
         took.append(time.perf_counter() - began)
     assert done.returncode == 0
     names = re.findall(r"^  ([a-z-]+)  ", done.stdout.partition("Commands:")[2], re.MULTILINE)
-    assert sorted(names) == ["falsify", "import", "new-study", "plan", "report", "run", "study", "sync", "ui"]
+    assert sorted(names) == ["compare", "export", "falsify", "import", "new-study", "plan", "report", "run", "study", "sync", "ui"]
     assert min(took) < 0.5
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -43,6 +44,7 @@ def faults(value: Any, schema: dict[str, Any], root: dict[str, Any], at: str = "
         "required",
         "properties",
         "additionalProperties",
+        "patternProperties",
         "propertyNames",
     }
     known |= {
@@ -66,6 +68,8 @@ def faults(value: Any, schema: dict[str, Any], root: dict[str, Any], at: str = "
     if "type" in schema and (not isinstance(value, TYPES[schema["type"]]) or (isinstance(value, bool) and schema["type"] != "boolean")):
         yield f"{at}: {value!r} is no {schema['type']}"
         return
+    if "pattern" in schema and isinstance(value, str) and not re.search(schema["pattern"], value):
+        yield f"{at}: {value!r} is not {schema['pattern']}"
     if "enum" in schema and value not in schema["enum"]:
         yield f"{at}: {value!r} is not in the list"
     for word, needed in (("anyOf", range(1, 99)), ("oneOf", range(1, 2))):
@@ -95,8 +99,11 @@ def _object_faults(value: dict[str, Any], schema: dict[str, Any], root: dict[str
             yield f"{at}: {key} is missing"
     others = schema.get("additionalProperties", True)
     for key, one in value.items():
+        patterns = [found for pattern, found in schema.get("patternProperties", {}).items() if re.search(pattern, key)]
         if key in schema.get("properties", {}):
             yield from faults(one, schema["properties"][key], root, f"{at}.{key}")
+        elif patterns:
+            yield from faults(one, patterns[0], root, f"{at}.{key}")
         elif others is False:
             yield f"{at}: unknown key {key}"
         elif others is not True:
@@ -140,6 +147,20 @@ def test_what_is_commented_out_is_valid_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
+        ("ppo.cliprange: 0.05", "reward.parts.harmless.weight: -0.5"),
+        ("metric: objective/kl_per_token", "metric: reward/harmless"),
+        ("metric: eval/win_rate", "metric: eval/reward/harmless"),
+    ],
+)
+def test_the_schema_knows_names_that_the_user_gives(tmp_path: Path, old: str, new: str) -> None:
+    text = template(tmp_path / "mine.yaml", "arms")
+    assert old in text
+    assert not list(faults(yaml.safe_load(text.replace(old, new)), study_schema(), study_schema()))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
         ("ppo.cliprange: 0.05", "ppo.clip: 0.05"),
         ("ppo.cliprange: 0.05", "ppo.cliprange: -1"),
         ("ppo.cliprange: 0.05", "ppo.cliprange: many"),
@@ -175,7 +196,8 @@ def test_arms_complete_every_knob_with_type_bounds_and_words() -> None:
     for kind in ("grid", "factors"):
         assert set(schema["properties"][kind]["properties"]) == set(knobs)
     assert set(schema["$defs"]["Search"]["properties"]["space"]["properties"]) == set(knobs)
-    assert set(schema["$defs"]["Evaluation"]["enum"]) | set(schema["$defs"]["Series"]["enum"]) == set(METRICS)
+    listed = [schema["$defs"][part]["anyOf"][0]["enum"] for part in ("Evaluation", "Series")]
+    assert {key for keys in listed for key in keys} == set(METRICS)
     assert schema["properties"]["profile"]["enum"] == profile_names()
 
 

@@ -1,0 +1,92 @@
+"""Data sets of the hub through `datasets`, at exactly the commit that is asked for; no code of theirs, no pickles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import DataConfig
+from pipeline.data.files import require
+from pipeline.data.labels import COLUMNS, UNLABELLED, polarity
+from pipeline.errors import UserError
+from pipeline.hub import absent, cause_of_absence, in_words
+
+TABLES = ("Parquet", "Csv", "Json", "Arrow", "Cache")
+"""Builders of `datasets` that read tables and nothing else."""
+
+
+def check_reachable(cfg: DataConfig) -> None:
+    """Refuse a hub data set that is neither in the cache nor to be had, by one short question. Raises `UserError`."""
+    if cfg.source == "hub" and not _cached(cfg):
+        cause = cause_of_absence("dataset", cfg.name or "", cfg.revision)
+        if cause:
+            raise _absent(cfg, cause)
+
+
+def hub_splits(cfg: DataConfig) -> dict[str, Any]:
+    """Text and label by split, as data frames, from the cache or the network. Raises `UserError` for what cannot be had."""
+    import datasets
+
+    check_reachable(cfg)
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity_error()
+    try:
+        builder = _builder(cfg)
+        builder.download_and_prepare()
+        data = builder.as_dataset()
+    except UserError:
+        raise
+    except Exception as error:  # like the hub's client, `datasets` raises a dozen unrelated classes
+        raise _absent(cfg, in_words(error)) from None
+    if "train" not in data:
+        raise UserError(f"data.name = '{cfg.name}': there is no split 'train'; it has {', '.join(data)}")
+    wanted = [split for split in ("train", "test") if split in data]
+    for split in wanted:
+        require(COLUMNS, data[split].column_names, f"data.name = '{cfg.name}', split '{split}'")
+    return {split: _frame(data[split]) for split in wanted}
+
+
+def _builder(cfg: DataConfig) -> Any:
+    from datasets import load_dataset_builder
+    from datasets.packaged_modules.cache.cache import Cache
+
+    name, cached = cfg.name or "", _cached(cfg)
+    if len(cached) == 1:
+        # By its commit: left to itself, `datasets` asks the network first, for half a minute where there is none, and then
+        # takes the newest copy of its cache, whichever commit was asked for.
+        config, version, commit = cached[0].parts[-3:]
+        return Cache(repo_id=name, dataset_name=name.split("/")[-1], config_name=config, version=version, hash=commit)
+    builder = load_dataset_builder(name, revision=cfg.revision)
+    if Path(builder.cache_dir).name != cfg.revision:
+        raise _absent(cfg, f"the newest copy in the cache is of revision {Path(builder.cache_dir).name}")
+    if not any(one.__name__ in TABLES for one in type(builder).__mro__):
+        raise UserError(
+            f"data.name = '{name}': its files are no parquet, CSV or JSON but for {type(builder).__name__}; use another data set"
+        )
+    return builder
+
+
+def _frame(data: Any) -> Any:
+    """The two columns as a data frame; classes by their names where those say the polarity."""
+    frame = data.select_columns(list(COLUMNS)).to_pandas()
+    names = getattr(data.features["label"], "names", None) or []
+    if names and all(polarity(name) != UNLABELLED for name in names):
+        frame["label"] = [names[int(label)] if 0 <= label < len(names) else UNLABELLED for label in frame["label"]]
+    return frame
+
+
+def _cached(cfg: DataConfig) -> list[Path]:
+    """Folders ``<cache>/<data set>/<configuration>/<version>/<commit>``."""
+    from datasets.config import HF_DATASETS_CACHE
+    from datasets.naming import camelcase_to_snakecase
+
+    *owner, last = (cfg.name or "").split("/")
+    folder = Path(HF_DATASETS_CACHE).expanduser() / "___".join([*owner, camelcase_to_snakecase(last)])
+    return sorted(folder.glob(f"*/*/{cfg.revision}"))
+
+
+def _absent(cfg: DataConfig, cause: str) -> UserError:
+    from datasets.config import HF_DATASETS_CACHE
+
+    instead = "use data.source=local and data.path=<folder with train*.parquet and test*.parquet>"
+    return UserError(absent("data.name", cfg.name or "", cfg.revision, cause, HF_DATASETS_CACHE, instead))

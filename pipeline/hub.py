@@ -1,0 +1,78 @@
+"""Whether a repository of the hub can be had: asked in one short call, before anything is started or downloaded."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from pipeline.config import COMMIT
+from pipeline.errors import UserError
+
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+TIMEOUT_S = 10.0
+
+
+def check_model(key: str, model: str, revision: str | None, *, pinned: bool) -> None:
+    """Refuse a model that is neither a folder with safetensors nor to be had from the hub.
+
+    `key` is the key of the configuration, for the message; with `pinned` a hub id needs a commit. Raises `UserError`.
+    """
+    folder = Path(model)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+            raise UserError(f"{key} = '{model}': the folder must hold config.json and *.safetensors (pickled weights are never read)")
+        return
+    if folder.exists() or not HUB_ID.fullmatch(model):
+        raise UserError(f"{key} = '{model}' is neither a folder nor the id of a model on the hub")
+    if pinned and not COMMIT.fullmatch(revision or ""):
+        raise UserError(
+            f"{key} = '{model}': the revision {revision!r} does not pin it; set {key.rpartition('.')[0]}.revision to a commit, "
+            f"40 hexadecimal digits (if it was meant as a folder, there is none of that name)"
+        )
+    if _model_is_cached(model, revision):
+        return
+    cause = cause_of_absence("model", model, revision)
+    if cause:
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        raise UserError(
+            absent(key, model, revision, cause, HF_HUB_CACHE, f"set {key} to a folder with config.json, *.safetensors, tokenizer")
+        )
+
+
+def absent(key: str, name: str, revision: str | None, cause: str, cache: object, instead: str) -> str:
+    """The one line for what can be had neither from the network nor from a cache."""
+    at = f" at revision {revision}" if revision else ""
+    return f"{key} = '{name}'{at} is not in the cache {cache}, and the hub does not give it ({cause}). With a copy on disk, {instead}"
+
+
+@lru_cache(maxsize=64)
+def cause_of_absence(kind: Literal["dataset", "model"], name: str, revision: str | None) -> str:
+    """Why the hub does not give a repository, in words; empty where it does."""
+    from huggingface_hub import HfApi, constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set, so the network was not asked"
+    try:
+        info = HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=TIMEOUT_S)
+    except Exception as error:  # its client raises a dozen unrelated classes for "not to be had"
+        return in_words(error)
+    files = [one.rfilename for one in getattr(info, "siblings", None) or []]
+    if kind == "model" and not any(file.endswith(".safetensors") for file in files):
+        return "it has no *.safetensors, and pickled weights are never read"
+    return ""
+
+
+def in_words(error: Exception) -> str:
+    """Class and first line of a foreign exception."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:160]}".rstrip(": ")
+
+
+def _model_is_cached(model: str, revision: str | None) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    return any(isinstance(try_to_load_from_cache(model, name, revision=revision), str) for name in WEIGHTS)

@@ -1,0 +1,116 @@
+"""A ready sequence-classification model as a reward or a judge: texts in, one of its outputs out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pipeline.artifacts import file_digest
+from pipeline.config import nearest
+from pipeline.errors import UserError
+from pipeline.hub import in_words
+from pipeline.models.loading import freeze
+from pipeline.rewards.base import Completions
+
+Output = Literal["log_odds", "logit"]
+UNBOUNDED = 10**6
+"""A tokenizer that states more tokens than this states no limit."""
+
+
+class ClassifierReward:
+    """The score of prompt and completion as one text, tokenised again by the model's own tokenizer.
+
+    Of a text that is too long for the model the end is kept, since the completion stands there.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, index: int, output: Output, batch: int) -> None:
+        self._model, self._tokenizer, self._index, self._output, self._batch = model, tokenizer, index, output, batch
+
+    @torch.inference_mode()
+    def __call__(self, completions: Completions) -> Tensor:
+        texts = [prompt + text for prompt, text in zip(completions.prompts, completions.texts, strict=True)]
+        order = sorted(range(len(texts)), key=lambda row: len(texts[row]))  # texts of one length together: little padding
+        scores = torch.empty(len(texts))
+        for start in range(0, len(order), self._batch):
+            rows = order[start : start + self._batch]
+            scores[rows] = self._score([texts[row] for row in rows])
+        return scores
+
+    def _score(self, texts: list[str]) -> Tensor:
+        inputs = self._tokenizer(texts, padding=True, truncation=True, return_tensors="pt").to(self._model.device)
+        logits = self._model(**inputs).logits.float().cpu()
+        several = self._model.config.problem_type == "multi_label_classification"
+        return logits[:, self._index] if several or self._output == "logit" else log_odds(logits, self._index)
+
+
+def log_odds(logits: Tensor, index: int) -> Tensor:
+    """log p / (1 - p) of one of L exclusive labels; logits (B, L), returns (B,). Of a single output: its logit.
+
+    >>> log_odds(torch.tensor([[1.0, 4.0]]), 1).tolist()
+    [3.0]
+    """
+    others = torch.cat([logits[:, :index], logits[:, index + 1 :]], dim=1)
+    return logits[:, index] if others.shape[1] == 0 else logits[:, index] - others.logsumexp(dim=1)
+
+
+def load_classifier(
+    key: str, name: str, revision: str | None, label: str | None, output: Output, device: torch.device, batch: int
+) -> ClassifierReward:
+    """Load a hub id at a commit, or a folder: safetensors only, no code of theirs, fp32.
+
+    `key` names in messages where the model was configured. Raises `UserError` for a model that cannot be had, that
+    is no sequence classifier, or that does not know the label.
+    """
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    try:
+        model, report = AutoModelForSequenceClassification.from_pretrained(
+            name, revision=revision, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+        )
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+    except Exception as error:  # every library below has its own class for "not this file"
+        raise UserError(f"{key} = '{name}' could not be loaded as a sequence classifier ({in_words(error)})") from None
+    # transformers fills what a file lacks with random numbers and only warns.
+    absent = sorted(report["missing_keys"])
+    if absent:
+        raise UserError(f"{key} = '{name}' is no sequence classifier: its files lack {', '.join(absent[:3])}")
+    index = label_index(model.config.id2label, label, key.rpartition(".")[0] + ".label")
+    _prepare(model, tokenizer)
+    return ClassifierReward(freeze(model).to(device), tokenizer, index, output, batch)
+
+
+def label_index(names: dict[int, str], label: str | None, key: str) -> int:
+    """The output of a label. Raises `UserError` with the labels that there are."""
+    if label is None and len(names) == 1:
+        return next(iter(names))
+    known = {str(name): index for index, name in names.items()}
+    if label is None or label not in known:
+        raise UserError(f"{key} = {label!r}: the model's labels are {', '.join(known)}{nearest(label or '', list(known))}")
+    return known[label]
+
+
+def classifier_digests(models: Sequence[str | None]) -> dict[str, str]:
+    """Digests of the files of those models that are folders; hub ids are pinned by their revisions instead."""
+    folders = {name: Path(name) for name in models if name and Path(name).is_dir()}
+    return {
+        f"{name}/{file.relative_to(folder).as_posix()}": file_digest(file)
+        for name, folder in folders.items()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }
+
+
+def _prepare(model: Any, tokenizer: Any) -> None:
+    """Padding, which decoders need to find the last token, and a bound on the length."""
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    model.config.pad_token_id = tokenizer.pad_token_id
+    tokenizer.padding_side, tokenizer.truncation_side = "right", "left"
+    if tokenizer.model_max_length > UNBOUNDED:
+        positions = getattr(model.config, "max_position_embeddings", None) or UNBOUNDED
+        # The position ids of the RoBERTa family start behind that of padding.
+        tokenizer.model_max_length = positions - (2 if "roberta" in model.config.model_type else 0)

@@ -1,0 +1,44 @@
+"""Texts as episodes, so that a reward model reads a human's text as it will read the policy's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pipeline.models.policy import Episodes, response_mask
+
+
+def text_episodes(tokenizer: Any, prompts: Sequence[str], completions: Sequence[str], max_tokens: int, device: torch.device) -> Episodes:
+    """Prompts and completions as tokens, EOS at the end unless cut at `max_tokens` in all.
+
+    An empty prompt takes the completion's first token; of a prompt that leaves no room only the end is kept, half
+    of `max_tokens`.
+    """
+    end = int(tokenizer.eos_token_id)
+    queries, responses = (_rows(tokenizer, texts) for texts in (prompts, completions))
+    rows = [_fit(query, [*response, end], max_tokens) for query, response in zip(queries, responses, strict=True)]
+    n, width = len(rows), max(len(query) for query, _ in rows)
+    lengths = torch.tensor([len(response) for _, response in rows])
+    tokens = torch.full((n, width + int(lengths.max())), int(tokenizer.pad_token_id))
+    for index, (query, response) in enumerate(rows):
+        tokens[index, width - len(query) : width + len(response)] = torch.tensor([*query, *response])
+    starts = torch.tensor([width - len(query) for query, _ in rows])
+    ended = torch.tensor([response[-1] == end for _, response in rows])
+    query_mask = torch.arange(width) >= starts[:, None]
+    mask = response_mask(lengths, tokens.shape[1] - width)
+    return Episodes(tokens.to(device), query_mask.to(device), mask.to(device), ended.to(device))
+
+
+def _rows(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    rows: list[list[int]] = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    return rows
+
+
+def _fit(query: list[int], response: list[int], most: int) -> tuple[list[int], list[int]]:
+    if not query:
+        query, response = response[:1], response[1:]
+    if len(query) >= most:
+        query = query[-max(most // 2, 1) :]
+    return query, response[: most - len(query)]

@@ -1,0 +1,101 @@
+"""Preference pairs for the reward stage: sampled from the reference and judged with noise, or given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from pipeline.artifacts import Artifact
+from pipeline.config_rewards import RewardConfig
+from pipeline.data.preferences import read_preferences
+from pipeline.models.seeding import permutation, uniforms
+from pipeline.rewards.base import Completions, Reward
+from pipeline.rewards.pairs import text_episodes
+from pipeline.stages.common import PromptSet
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Row i of `first` and `second` are compared. The first `train` rows are for training, the others held out."""
+
+    first: Completions
+    second: Completions
+    first_wins: Tensor
+    """(n,) bool."""
+    train: int
+    note: str = ""
+
+    def halves(self) -> tuple[slice, slice]:
+        """Rows for training and rows held out."""
+        return slice(self.train), slice(self.train, len(self.first_wins))
+
+    def table(self, gold: tuple[Tensor, Tensor]) -> pd.DataFrame:
+        """One row per pair, with the judge's scores of both sides, each (n,)."""
+        return pd.DataFrame(
+            {
+                "prompt": self.first.prompts,
+                "first": self.first.texts,
+                "second": self.second.texts,
+                "gold_first": gold[0].tolist(),
+                "gold_second": gold[1].tolist(),
+                "first_wins": self.first_wins.tolist(),
+                "heldout": [index >= self.train for index in range(len(self.first_wins))],
+            }
+        )
+
+
+def judged_pairs(answers: Callable[[int, str], Completions], judge: Reward, cfg: RewardConfig) -> tuple[Pairs, tuple[Tensor, Tensor]]:
+    """Two answers of the reference to each prompt, labelled by a noisy judge; and the judge's own scores."""
+    n = cfg.pairs + cfg.heldout_pairs
+    first, second = answers(n, "first"), answers(n, "second")
+    gold = judge(first), judge(second)
+    temperature = cfg.label_noise * float(torch.cat(gold).std(correction=0))
+    wins = prefer(*gold, temperature, uniforms(n, 1, cfg.seed, "labels").squeeze(1))
+    return Pairs(first, second, wins, cfg.pairs), gold
+
+
+def given_pairs(source: str, key: str, prompts: Artifact, data: PromptSet, cfg: RewardConfig, device: torch.device) -> Pairs:
+    """Pairs of labelled reviews, or of the user's file, as many as are asked for and there. Raises `UserError` for what is no such file."""
+    if source == "labels":
+        frame, note = pd.read_parquet(prompts.path / "preferences.parquet"), "from labels"
+    else:
+        frame, note = read_preferences(Path(source), key)
+    chosen = pd.concat([_some(frame[~frame["heldout"]], cfg.pairs, cfg.seed), _some(frame[frame["heldout"]], cfg.heldout_pairs, cfg.seed)])
+    opening = chosen["prompt"].tolist()
+    first, second = (
+        Completions(text_episodes(data.tokenizer, opening, texts, cfg.max_tokens, device), opening, texts)
+        for texts in (chosen["chosen"].tolist(), chosen["rejected"].tolist())
+    )
+    return Pairs(first, second, torch.ones(len(chosen), dtype=torch.bool), int((~chosen["heldout"]).sum()), note)
+
+
+def _some(frame: pd.DataFrame, n: int, seed: int) -> pd.DataFrame:
+    return frame.iloc[np.asarray(permutation(len(frame), seed, "given pairs")[:n])]
+
+
+def prefer(gold_first: Tensor, gold_second: Tensor, temperature: float, noise: Tensor) -> Tensor:
+    """Which completion a noisy annotator prefers: P(first) = sigmoid((gold_first - gold_second) / temperature).
+
+    All (n,), noise in [0, 1); returns (n,) bool. Temperature 0 is the judge himself; equal scores are a toss.
+    """
+    gap = gold_first - gold_second
+    certain = torch.where(gap == 0, 0.5, (gap > 0).float())
+    return noise < (torch.sigmoid(gap / temperature) if temperature > 0 else certain)
+
+
+def accuracy(margin: Tensor, gap: Tensor, wins: Tensor) -> dict[str, float]:
+    """Agreement of the proxy's margin with the labels, and with the judge where the judge sees a difference."""
+    differ = gap != 0
+    return {
+        "accuracy": float(((margin > 0) == wins).float().mean()),
+        "accuracy_gold": float(((margin > 0) == (gap > 0))[differ].float().mean().nan_to_num(0.5)),
+        "label_agreement": float((wins == (gap > 0))[differ].float().mean().nan_to_num(0.5)),
+        "heldout_pairs": float(len(margin)),
+        "heldout_pairs_differing": float(differ.sum()),
+    }

@@ -1,0 +1,140 @@
+"""Ready classifiers as rewards and judges, on tiny random models in the layout of the hub."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.data.tokenizer import train_tokenizer
+from pipeline.errors import UserError
+from pipeline.models.policy import Episodes
+from pipeline.rewards.base import Completions
+from pipeline.rewards.classifier import ClassifierReward, classifier_digests, label_index, load_classifier, log_odds
+
+TEXTS = ["The acting was absolutely superb.", "The plot was dull and the cast not very good.", "It was bad."]
+CPU = torch.device("cpu")
+
+
+def completions(texts: list[str]) -> Completions:
+    """Each text cut after its first word."""
+    n = len(texts)
+    ones = torch.ones(n, 1, dtype=torch.bool)
+    prompts = [text.split(" ")[0] for text in texts]
+    rest = [text.removeprefix(prompt) for text, prompt in zip(texts, prompts, strict=True)]
+    return Completions(Episodes(torch.zeros(n, 2, dtype=torch.long), ones, ones, ones.squeeze(1)), prompts, rest)
+
+
+def network(kind: str, **keys: Any) -> Any:
+    """A random classifier of a few thousand weights."""
+    import transformers as t
+
+    torch.manual_seed(0)
+    common = {"vocab_size": 300, "pad_token_id": None if kind == "gpt2" else 0, "num_labels": 2, "id2label": {0: "BAD", 1: "GOOD"}}
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "max_position_embeddings": 64}
+    configs: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+        "bert": (t.BertConfig, t.BertForSequenceClassification, small),
+        "roberta": (t.RobertaConfig, t.RobertaForSequenceClassification, small),
+        "distilbert": (
+            t.DistilBertConfig,
+            t.DistilBertForSequenceClassification,
+            {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": 64},
+        ),
+        "qwen2": (t.Qwen2Config, t.Qwen2ForSequenceClassification, {**small, "num_key_value_heads": 2}),
+        "gpt2": (t.GPT2Config, t.GPT2ForSequenceClassification, {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64}),
+    }
+    config, model, sizes = configs[kind]
+    return model(config(**{**common, **sizes, **keys})).eval()
+
+
+def save(model: Any, folder: Path) -> str:
+    tokenizer = train_tokenizer(TEXTS * 3, 300)
+    if model.config.pad_token_id is None:
+        tokenizer.pad_token = None
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def load(folder: str, label: str | None = "GOOD", output: Any = "log_odds", batch: int = 8) -> ClassifierReward:
+    return load_classifier("judge.model", folder, None, label, output, CPU, batch)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "qwen2", "gpt2"])
+def test_every_architecture_scores_a_text_as_it_would_alone(tmp_path: Path, kind: str) -> None:
+    model = network(kind)
+    folder = save(model, tmp_path)
+    scores = load(folder)(completions(TEXTS))
+    tokenizer = train_tokenizer(TEXTS * 3, 300)
+    with torch.no_grad():
+        logits = torch.cat([model(torch.tensor([tokenizer(text)["input_ids"]])).logits for text in TEXTS])
+    assert torch.allclose(scores, logits[:, 1] - logits[:, 0], atol=1e-5)
+    assert torch.allclose(scores, -load(folder, "BAD", batch=1)(completions(TEXTS)), atol=1e-5)
+    assert torch.allclose(load(folder, output="logit")(completions(TEXTS)), logits[:, 1], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "qwen2"])
+def test_of_a_text_that_is_too_long_the_end_is_kept(tmp_path: Path, kind: str) -> None:
+    reward = load(save(network(kind), tmp_path))
+    long = "The " + "very " * 200 + "good plot was dull."
+    scores = reward(completions([long, long.replace("dull", "superb"), "Odd " + long]))
+    assert bool(scores.isfinite().all())
+    assert scores[0] != scores[1]
+    assert scores[0] == pytest.approx(float(scores[2]), abs=1e-5)
+
+
+def test_a_single_output_needs_no_label_and_several_need_one(tmp_path: Path) -> None:
+    one = save(network("bert", num_labels=1, id2label={0: "score"}), tmp_path / "one")
+    assert load(one, None)(completions(TEXTS)).shape == (3,)
+    two = save(network("bert"), tmp_path / "two")
+    with pytest.raises(UserError, match=r"judge\.label = None: the model's labels are BAD, GOOD$"):
+        load(two, None)
+    with pytest.raises(UserError, match="did you mean 'GOOD'"):
+        load(two, "GOODE")
+
+
+def test_labels_that_do_not_exclude_each_other_are_judged_one_by_one(tmp_path: Path) -> None:
+    folder = save(network("bert", problem_type="multi_label_classification"), tmp_path)
+    assert torch.equal(load(folder)(completions(TEXTS)), load(folder, output="logit")(completions(TEXTS)))
+
+
+def test_log_odds_by_hand() -> None:
+    logits = torch.log(torch.tensor([[0.2, 0.5, 0.3]]))
+    assert log_odds(logits, 1).item() == pytest.approx(0.0, abs=1e-6)
+    assert log_odds(logits + 7, 0).item() == pytest.approx(-1.386294, abs=1e-5)
+    assert label_index({0: "a", 1: "b"}, "b", "x.label") == 1
+
+
+def test_what_is_no_classifier_or_not_safe_is_refused(tmp_path: Path) -> None:
+    import transformers as t
+
+    config = t.BertConfig(vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    headless = save(t.BertModel(config), tmp_path / "headless")
+    with pytest.raises(UserError, match=r"is no sequence classifier: its files lack classifier\.bias"):
+        load(headless)
+    pickled = Path(save(network("bert"), tmp_path / "pickled"))
+    torch.save({}, pickled / "pytorch_model.bin")
+    (pickled / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="could not be loaded as a sequence classifier"):
+        load(str(pickled))
+    foreign = Path(save(network("bert"), tmp_path / "foreign"))
+    content = json.loads((foreign / "config.json").read_text())
+    content |= {"model_type": "unheard-of", "auto_map": {"AutoConfig": "evil.Evil", "AutoModelForSequenceClassification": "evil.Evil"}}
+    (foreign / "config.json").write_text(json.dumps(content))
+    (foreign / "evil.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\nclass Evil: pass\n")
+    with pytest.raises(UserError) as error:
+        load(str(foreign))
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_the_digest_of_a_folder_is_that_of_its_files(tmp_path: Path) -> None:
+    folder = save(network("bert"), tmp_path)
+    before = classifier_digests([None, "some/hub-id", folder])
+    assert {Path(name).name for name in before} >= {"model.safetensors", "config.json", "tokenizer.json"}
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "id2label": {"0": "GOOD", "1": "BAD"}}))
+    assert classifier_digests([folder]) != before
