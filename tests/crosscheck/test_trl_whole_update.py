@@ -145,7 +145,8 @@ def test_our_own_rollout_is_theirs_where_the_conventions_coincide(tmp_path: Path
     def score(_: Episodes, rows: list[int]) -> Scores:
         return Scores(scores_of(case), scores_of(case), [""] * len(rows), [""] * len(rows))
 
-    world = World(actor_of(case), case.reference, score, case.cfg, {"eos_id": EOS, "pad_id": PAD}, BATCH, lambda _: nullcontext(), Ranks(Accelerator(cpu=True)))
+    alone = Ranks(Accelerator(cpu=True))
+    world = World(actor_of(case), case.reference, score, case.cfg, {"eos_id": EOS, "pad_id": PAD}, BATCH, lambda _: nullcontext(), alone)
     prompts = Prompts(episodes.query_responses[:, :CONTEXT], episodes.query_mask, list(range(BATCH)))
     rollout = collect(world, prompts, 0, case.cfg.kl_coef)
     close = {"rtol": RELATIVE, "atol": 1e-5}
