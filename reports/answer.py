@@ -10,6 +10,7 @@ from reports.load import StudyRecords
 from reports.searches import Search
 from reports.stats import Estimate
 from reports.words import counted, interval, listed, name, number, setting, signed
+from studies.schema import IMPORTED
 
 _COVERAGE = {2: 86, 3: 92}
 """What `reports.stats.mean` says of itself, in percent by seeds."""
@@ -65,6 +66,8 @@ def _sentence(records: StudyRecords, findings: Findings) -> str:
     if not any(result.estimates for result in findings.arms):
         return before + _nothing(records)
     base = baseline.estimates.get(objective)
+    if base is None and records.study.kind == IMPORTED and objective not in records.trials.columns:
+        return f"The imported records hold no {name(objective)}, so no arm can be compared on it; the objective can be a series they hold."
     if base is None:
         why = _ended(baseline) or "no trial has this metric"
         return (

@@ -58,7 +58,9 @@ class ArmCurve:
 
 
 def kl(records: StudyRecords, findings: Findings) -> Drawn | None:
-    """KL per token over gradient steps."""
+    """KL per token over gradient steps; per sequence where imported records tell no length."""
+    if "objective/kl_per_token" not in records.curves.columns:
+        return _single(records, "objective/kl", "KL to the reference", "KL to the reference [nats per sequence]", spread=True)
     return _single(records, "objective/kl_per_token", "KL to the reference", "KL to the reference [nats per token]", spread=True)
 
 

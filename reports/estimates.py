@@ -167,7 +167,8 @@ class Findings:
 def analyse(records: StudyRecords) -> Findings:
     """Estimates of every arm, effects against the baseline with Holm's correction per metric, drift, and verdicts."""
     objective = records.study.objective.metric
-    compared = dict.fromkeys((objective, *(ENDS if records.study.kind == IMPORTED else COMPARED)))
+    imported = records.study.kind == IMPORTED
+    compared = dict.fromkeys((objective, *([key for key in ENDS if key in records.trials.columns] if imported else COMPARED)))
     curves = trajectories.curves(records)
     return Findings(
         arms=tuple(_arm(records, arm) for arm in records.arms),

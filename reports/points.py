@@ -17,6 +17,8 @@ from reports.words import interval, name, signed
 GOAL = 0.70
 DRAWN = ("eval/gold", "eval/kl_per_sequence")
 """Compared with the baseline beside the objective."""
+ENDED = ("objective/scores", "objective/kl")
+"""Their like of imported trials, which have no evaluation."""
 INTERVAL_SENTENCE = "Bars: 95 % two-level bootstrap over seeds and prompts"
 
 
@@ -51,7 +53,7 @@ def win_rate(records: StudyRecords, findings: Findings) -> Drawn | None:
 def effects(records: StudyRecords, findings: Findings) -> Drawn | None:
     """Forest plots of paired differences to the baseline."""
     objective = records.study.objective.metric
-    keys = [key for key in dict.fromkeys((objective, *DRAWN)) if any(effect.estimate for effect in findings.effects_on(key))]
+    keys = [key for key in dict.fromkeys((objective, *DRAWN, *ENDED)) if any(effect.estimate for effect in findings.effects_on(key))]
     if not keys:
         return None
     styles = arm_styles(records.study)
@@ -71,10 +73,12 @@ def effects(records: StudyRecords, findings: Findings) -> Drawn | None:
         axes.margins(x=0.08)
         axes.set_title(f"Δ {name(key)} [{METRICS[key].unit}]", fontsize=8)
     data = pd.concat([_effect_rows(effect) for key in keys for effect in findings.effects_on(key)], ignore_index=True)
+    drawn = [effect.estimate for key in keys for effect in findings.effects_on(key) if effect.estimate]
+    by_prompt = any(estimate.prompts for estimate in drawn)
+    bars = f"{INTERVAL_SENTENCE}, one draw of prompts for both arms" if by_prompt else "Bars: 95 %, Student over seeds"
     caption = (
-        f"Difference of each arm to the baseline {records.study.baseline}, paired by seed and held-out prompt. "
-        "Point: mean; small marks: seeds. "
-        f"{INTERVAL_SENTENCE}, one draw of prompts for both arms. Right: mean [interval]."
+        f"Difference of each arm to the baseline {records.study.baseline}, paired by seed{' and held-out prompt' * by_prompt}. "
+        f"Point: mean; small marks: seeds. {bars}. Right: mean [interval]."
     )
     alt = f"Forest plots of differences to {records.study.baseline}: " + "; ".join(
         f"{e.arm} {signed(e.estimate, objective)}" for e in findings.effects_on(objective) if e.estimate

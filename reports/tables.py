@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -10,12 +11,13 @@ from pipeline.metrics import METRICS
 from reports import stats
 from reports.cells import DASH, columns, sample, shown, shown_difference, size
 from reports.drift_tables import alarm_table, law_table, matched_table
-from reports.estimates import ROBUST, ArmResult, Effect, Findings, Power
+from reports.estimates import ENDS, ROBUST, ArmResult, Effect, Findings, Power
 from reports.load import StudyRecords
 from reports.run_tables import cost_table, trial_table, upstream_table
 from reports.search_tables import importance_table, tuning_table
 from reports.tabular import Cell, Head, Table
-from reports.words import listed, name, number, p_value
+from reports.words import counted, listed, name, number, p_value
+from studies.schema import IMPORTED
 
 STATUS_WORDS = {
     "complete": "ran to its last step",
@@ -30,11 +32,10 @@ _ARM, _N = Head("arm", numeric=False), Head("n", "seeds × prompts")
 
 
 def all_tables(records: StudyRecords, findings: Findings) -> list[Table]:
-    """Every table of the report, in the order of the page; the last two only of a search."""
+    """Every table of the report, in the order of the page; completions not of imported trials, the last two only of a search."""
     tables = [
         arm_table(records, findings),
-        text_table(records, findings),
-        robust_table(findings),
+        *([] if records.study.kind == IMPORTED else [text_table(records, findings), robust_table(findings)]),
         effects_table(records, findings),
         sensitivity_table(records, findings),
         matched_table(records, findings),
@@ -50,7 +51,11 @@ def all_tables(records: StudyRecords, findings: Findings) -> list[Table]:
 
 
 def arm_table(records: StudyRecords, findings: Findings) -> Table:
-    """Quality and drift of every arm."""
+    """Quality and drift of every arm; of imported trials where their training ended."""
+    if records.study.kind == IMPORTED:
+        keys = tuple(dict.fromkeys((records.study.objective.metric, *ENDS)))
+        table = _estimates("arms", "Where training ended", records, findings, keys)
+        return replace(table, note=f"Of each trial the mean of the last tenth of its records. {table.note}")
     keys = ("eval/win_rate", "eval/gold", "eval/proxy", "eval/kl_per_token", "eval/kl_per_sequence", "eval/entropy")
     return _estimates("arms", "Quality and drift", records, findings, tuple(dict.fromkeys((records.study.objective.metric, *keys))))
 
@@ -248,7 +253,9 @@ def _arm_row(records: StudyRecords, findings: Findings, result: ArmResult, keys:
     baseline = "baseline" if result.arm == records.study.baseline else ""
     flags = [f"{n} {status}" for status, n in result.counts.items() if status != "complete"]
     values = [shown(result.estimates.get(key), key, bold=findings.best.get(key) == result.arm) for key in keys]
-    return Cell(result.arm, baseline), Cell(f"{len(result.seeds)} × {_prompts(result)}" if result.seeds else "0", ", ".join(flags)), *values
+    prompts = _prompts(result)
+    n = (f"{len(result.seeds)} × {prompts}" if prompts else counted(len(result.seeds), "seed")) if result.seeds else "0"
+    return Cell(result.arm, baseline), Cell(n, ", ".join(flags)), *values
 
 
 def _prompts(result: ArmResult) -> int:

@@ -14,6 +14,9 @@ _NAMES = {
     "eval/proxy": "proxy reward", "eval/proxy_reference": "proxy reward of the reference", "eval/kl_per_token": "KL per token",
     "eval/kl_per_sequence": "KL per sequence", "eval/entropy": "entropy", "eval/distinct_1": "distinct-1", "eval/distinct_2": "distinct-2",
     "objective/gold": "gold reward in training", "objective/scores": "proxy reward in training",
+    "objective/rlhf_reward": "reward less KL penalty in training", "objective/kl": "KL per sequence in training",
+    "objective/kl_per_token": "KL per token in training", "objective/entropy": "entropy per sequence in training",
+    "policy/entropy": "entropy per token in training",
     "eval/length": "length", "eval/eos_rate": "EOS rate", "eval/ppl_reference": "reference perplexity",
 }  # fmt: skip
 
