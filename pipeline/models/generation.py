@@ -51,7 +51,7 @@ def _slices(n: int, size: int) -> list[slice]:
 def _sample(
     model: CausalLM, queries: Tensor, query_mask: Tensor, noise: Tensor, eos_id: int, pad_id: int, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    from pipeline.models.cache import close_ranks, roomy_cache  # it imports transformers, which a plan does without
+    from transformers import DynamicCache
 
     rows, width = noise.shape
     responses = torch.full((rows, width), pad_id, dtype=queries.dtype, device=queries.device)
@@ -60,7 +60,7 @@ def _sample(
     tokens, seen = queries, queries.shape[1]
     mask = torch.cat([query_mask, query_mask.new_ones(rows, width)], dim=1).long()
     place = positions(mask[:, :seen])
-    cache = roomy_cache(model.config, seen + width - 1)
+    cache: Any = DynamicCache(config=model.config)
     body, head = trunk(model), model.get_output_embeddings()
     # Which rows are in the batch, and which of these have not ended.
     live, open_ = torch.arange(rows, device=queries.device), torch.ones(rows, dtype=torch.bool, device=queries.device)
@@ -75,9 +75,9 @@ def _sample(
             break
         tokens, place = chosen.unsqueeze(1), place[:, -1:] + 1
         if left <= KEEP * len(live):
-            order = close_ranks(open_)
-            cache.reorder_cache(order)
-            tokens, place, mask, noise, live, open_ = (one[order] for one in (tokens, place, mask, noise, live, open_))
+            kept = open_.nonzero().squeeze(1)
+            cache.reorder_cache(kept)
+            tokens, place, mask, noise, live, open_ = (one[kept] for one in (tokens, place, mask, noise, live, open_))
     return responses, lengths
 
 

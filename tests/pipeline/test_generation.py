@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from pipeline.config import ModelConfig
-from pipeline.models import cache, generation, packing
-from pipeline.models.cache import RoomyLayer, close_ranks, roomy_cache
+from pipeline.models import generation, packing
 from pipeline.models.generation import inverse_cdf, sample
 from pipeline.models.loading import scratch_model
 from pipeline.models.packing import flush_left, states
@@ -39,7 +38,7 @@ def llama() -> Any:
 
 
 def mistral() -> Any:
-    """A sliding window narrower than the episodes: a kind of layer whose cache is the library's own."""
+    """A sliding window narrower than the episodes, and so another kind of cache."""
     from transformers import MistralConfig, MistralForCausalLM
 
     return MistralForCausalLM(MistralConfig(**sizes(), num_key_value_heads=4, sliding_window=5))
@@ -171,45 +170,6 @@ def test_a_network_gone_wrong_still_gives_tokens(model: Any) -> None:
     assert 0 <= int(tokens.min()) <= int(tokens.max()) < VOCAB
 
 
-# --- the cache ---------------------------------------------------------------------------------------------
-
-
-def test_a_step_copies_nothing_and_rows_move_little() -> None:
-    layer = RoomyLayer(5)
-    first, second = torch.randn(4, 2, 3, 8), torch.randn(4, 2, 1, 8)
-    keys, _ = layer.update(first, -first)
-    place = keys.data_ptr()
-    keys, values = layer.update(second, -second)
-    assert torch.equal(keys, torch.cat([first, second], dim=2))
-    assert torch.equal(values, -keys)
-    assert keys.data_ptr() == place
-    assert layer.get_seq_length() == 4
-    before = keys.clone()
-    order = close_ranks(torch.tensor([False, True, False, True]))
-    assert order.tolist() == [3, 1]
-    layer.reorder_cache(order)
-    assert torch.equal(layer.keys, before[order])
-    assert torch.equal(layer.values, -before[order])
-    third = torch.randn(2, 2, 1, 8)
-    keys, _ = layer.update(third, third)
-    assert torch.equal(keys, torch.cat([before[order], third], dim=2))
-    assert keys.data_ptr() == place
-
-
-def test_every_kept_row_is_kept_once() -> None:
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(200):
-        kept = torch.rand(9, generator=generator) < 0.6
-        order = close_ranks(kept)
-        assert sorted(order.tolist()) == kept.nonzero().squeeze(1).tolist()
-        assert int((order != torch.arange(len(order))).sum()) <= int((~kept).sum())
-
-
-def test_layers_of_another_kind_stay_the_librarys_own() -> None:
-    assert {type(layer) for layer in roomy_cache(llama().config, 8).layers} == {RoomyLayer}
-    assert RoomyLayer not in {type(layer) for layer in roomy_cache(mistral().config, 8).layers}
-
-
 # --- the draw ----------------------------------------------------------------------------------------------
 
 
@@ -296,7 +256,7 @@ def test_states_without_padding_are_those_with_it(model: Any) -> None:
 
 
 def test_documentation_runs() -> None:
-    for module, least in ((generation, 1), (cache, 1), (packing, 4)):
+    for module, least in ((generation, 1), (packing, 4)):
         result = doctest.testmod(module)
         assert result.attempted >= least
         assert result.failed == 0
