@@ -1,0 +1,201 @@
+"""All stages on texts that no grammar wrote: labels, preference files, ready classifiers, a composite reward, a base model."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from helpers import Recorder, smoke
+
+from pipeline.config import TrialConfig
+from pipeline.data.tokenizer import train_tokenizer
+from pipeline.errors import UserError
+from pipeline.layout import Layout
+from pipeline.tracking import merged
+from pipeline.trial import TrialOutcome, plan_trial, run_trial
+
+GOOD, BAD = ("good", "great", "superb"), ("bad", "awful", "boring")
+PARTS = (("The", "This", "That"), (*GOOD, *BAD), ("and I saw", "and we watched"), ("at home", "in Rome", "twice", "with friends", "alone"))
+
+
+def reviews(folder: Path) -> Path:
+    """Labelled reviews in the layout of a hub data set, sorted by label as IMDb is."""
+    rows = [(f"{a} film was {b} {c} it {d}.", int(b in GOOD)) for a, b, c, d in itertools.product(*PARTS)]
+    frame = pd.DataFrame(rows, columns=["text", "label"]).sort_values("label")
+    (folder / "plain_text").mkdir(parents=True)
+    test = frame.iloc[::4]
+    frame.drop(test.index).to_parquet(folder / "plain_text" / "train-00000-of-00001.parquet", index=False)
+    pd.concat([test, frame.drop(test.index).head(2)]).to_parquet(folder / "plain_text" / "test-00000-of-00001.parquet", index=False)
+    return folder
+
+
+def classifier(folder: Path, seed: int, **keys: Any) -> Path:
+    """A tiny random DistilBERT with two labels."""
+    from transformers import DistilBertConfig, DistilBertForSequenceClassification
+
+    torch.manual_seed(seed)
+    config = DistilBertConfig(
+        vocab_size=300, dim=16, n_layers=1, n_heads=2, hidden_dim=32, max_position_embeddings=64, id2label={0: "NO", 1: "YES"}, **keys
+    )
+    model = DistilBertForSequenceClassification(config)
+    torch.nn.init.normal_(model.classifier.weight, std=1.0)
+    model.save_pretrained(folder)
+    train_tokenizer(list(itertools.chain(*PARTS)), 300).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Reviews and two classifiers."""
+    folder = tmp_path_factory.mktemp("realtext")
+    reviews(folder / "reviews")
+    classifier(folder / "toxic", 1)
+    classifier(folder / "judge", 2)
+    return folder
+
+
+def config(home: Path, **changes: Any) -> TrialConfig:
+    base = {
+        "data__source": "local",
+        "data__path": str(home / "reviews"),
+        "data__train_prompts": 20,
+        "data__heldout_prompts": 8,
+        "data__prompt_length": [3, 8],
+        "data__prompt_unit": "tokens",
+        "data__vocab_size": 300,
+        "evaluate__prompts": 8,
+        "sft__steps": 10,
+        "reward__pairs": 32,
+        "reward__heldout_pairs": 8,
+        "reward__calibration_samples": 32,
+        "ppo__steps": 8,
+    }
+    return smoke(**{**base, **changes})
+
+
+def composite(home: Path, **changes: Any) -> TrialConfig:
+    parts = {
+        "helpful": {"kind": "learned", "preferences": "labels"},
+        "harmless": {"kind": "classifier", "model": str(home / "toxic"), "label": "YES", "weight": -0.5},
+    }
+    judge = {"judge__kind": "classifier", "judge__model": str(home / "judge"), "judge__label": "YES", "judge__output": "logit"}
+    return config(home, **{"reward__kind": "composite", "reward__parts": parts, **judge, **changes})
+
+
+@pytest.fixture(scope="module")
+def outcome(home: Path) -> TrialOutcome:
+    return run_trial(composite(home), Layout(home / "out"), Recorder())
+
+
+def test_the_texts_of_both_splits_are_counted_and_leave_the_heldout_ones(outcome: TrialOutcome) -> None:
+    prompts = outcome.artifacts["prompts"]
+    assert prompts.meta["in_both_splits"] == 2
+    assert "2 in both splits" in prompts.meta["note"]
+    assert json.loads((prompts.path / "summary.json").read_text())["in_both_splits"] == 2
+    heldout = set(pd.read_parquet(prompts.path / "heldout_texts.parquet")["text"])
+    assert not heldout & set(pd.read_parquet(prompts.path / "sft.parquet")["text"])
+
+
+def test_every_part_is_calibrated_logged_and_kept_by_prompt(outcome: TrialOutcome) -> None:
+    reward = outcome.artifacts["reward"]
+    samples = pd.read_parquet(reward.path / "reference_samples.parquet")
+    names = ["reward/helpful", "reward/harmless"]
+    for name in ("proxy", *names):
+        assert samples[name].mean() == pytest.approx(0.0, abs=1e-4)
+        assert samples[name].std(ddof=0) == pytest.approx(1.0, abs=1e-3)
+    total = samples[names[0]] - 0.5 * samples[names[1]]
+    assert samples["proxy"].to_numpy() == pytest.approx(((total - total.mean()) / total.std(ddof=0)).to_numpy(), abs=1e-3)
+    assert reward.meta["helpful/train_pairs"] == 32
+    assert {"parts/helpful/head.safetensors", "parts/helpful/pairs.parquet"} <= {
+        path.relative_to(reward.path).as_posix() for path in reward.path.rglob("*")
+    }
+    rows = merged(outcome.artifacts["ppo"].path / "metrics.jsonl")
+    assert all(name in rows[step] for name in names for step in rows if "objective/scores" in rows[step])
+    frame = pd.read_parquet(outcome.artifacts["ppo"].path / "metrics.parquet")
+    assert set(names) <= set(frame.columns)
+    table = pd.read_parquet(outcome.artifacts["evaluate"].path / "prompts.parquet")
+    parts = table["policy_reward/helpful"] - 0.5 * table["policy_reward/harmless"]
+    scaled = (parts - reward.meta["mean"]) / reward.meta["std"]
+    assert table["policy_proxy"].to_numpy() == pytest.approx(scaled.to_numpy(), abs=1e-5)
+    assert outcome.summary["eval/reward/harmless"] == pytest.approx(table["policy_reward/harmless"].mean())
+
+
+def test_pairs_of_labels_put_the_positive_review_first(outcome: TrialOutcome) -> None:
+    pairs = pd.read_parquet(outcome.artifacts["reward"].path / "parts" / "helpful" / "pairs.parquet")
+    assert all(any(word in text.split() for word in GOOD) for text in pairs["first"])
+    assert all(any(word in text.split() for word in BAD) for text in pairs["second"])
+    assert pairs["first_wins"].all()
+    assert pairs["gold_first"].notna().tolist() == pairs["heldout"].tolist()
+    train, heldout = pairs[~pairs["heldout"]], pairs[pairs["heldout"]]
+    assert not {*train["first"], *train["second"]} & {*heldout["first"], *heldout["second"]}
+
+
+def test_what_a_judge_or_a_part_is_made_of_is_part_of_the_keys(home: Path, outcome: TrialOutcome) -> None:
+    layout = Layout(home / "out")
+
+    def keys(config: TrialConfig) -> list[bool]:
+        return [stage.cached for stage in plan_trial(config, layout)]
+
+    assert keys(composite(home)) == [True] * 5
+    lighter = {name: part.model_dump() for name, part in composite(home).reward.parts.items()}
+    lighter["harmless"]["weight"] = -0.25
+    assert keys(composite(home, reward__parts=lighter))[:3] == [True, True, False]
+    path = home / "judge" / "config.json"
+    content = path.read_text()
+    try:
+        path.write_text(json.dumps({**json.loads(content), "id2label": {"0": "YES", "1": "NO"}}))
+        assert keys(composite(home))[:3] == [True, True, False]
+    finally:
+        path.write_text(content)
+    assert keys(composite(home)) == [True] * 5
+
+
+def test_a_reward_learned_from_a_file_on_a_base_of_another_architecture(home: Path, tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    base = tmp_path / "base"
+    tokenizer = train_tokenizer(list(itertools.chain(*PARTS)), 300)
+    tokenizer.save_pretrained(base)
+    torch.manual_seed(0)
+    GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=128)).save_pretrained(base)
+    pairs = [{"prompt": f"Film {i} was", "chosen": f" {GOOD[i % 3]}.", "rejected": f" {BAD[i % 3]}."} for i in range(60)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    settings = {
+        "data__prompt_length": [8, 24],
+        "model__base": str(base),
+        "reward__preferences": str(tmp_path / "pairs.jsonl"),
+        "reward__epochs": 8,
+        "reward__lr": 1e-2,
+    }
+    recorder = Recorder()
+    outcome = run_trial(config(home, **settings), Layout(tmp_path / "out"), recorder, until="reward")
+    meta = outcome.artifacts["reward"].meta
+    assert meta["judge"] == "lexicon"
+    assert meta["accuracy"] == 1.0  # good words against bad ones, in prompts that were never seen
+    assert meta["heldout_pairs"] == 6
+    with pytest.raises(UserError, match=r"response_length = 200: .* beyond the model's 128 positions; at most 104"):
+        run_trial(config(home, **settings, ppo__response_length=200), Layout(tmp_path / "out"), Recorder(), until="reward")
+
+
+def test_one_class_is_refused_at_the_first_stage(home: Path, tmp_path: Path) -> None:
+    pd.DataFrame({"text": [f"Text number {i} of many." for i in range(60)], "label": 1}).to_csv(tmp_path / "x.csv", index=False)
+    one_class = config(home, data__path=str(tmp_path / "x.csv"), reward__preferences="labels")
+    with pytest.raises(UserError, match="54 positive and 0 negative"):
+        run_trial(one_class, Layout(tmp_path / "out"), Recorder())
+    assert not list((tmp_path / "out" / "store").glob("*/[!.]*"))
+
+
+def test_a_judge_that_is_trained_on_is_cautioned_against(home: Path) -> None:
+    assert composite(home).cautions() == []
+    assert smoke().cautions() == []
+    (line,) = config(home, reward__kind="lexicon").cautions()
+    assert line.startswith("the gold judge (lexicon) is also what is trained on (reward)")
+    parts = {"one": {"kind": "learned"}, "two": {"kind": "classifier", "model": str(home / "judge"), "label": "NO"}}
+    (line,) = composite(home, reward__parts=parts).cautions()
+    assert "reward.parts.two" in line
+    assert "\n" not in line
