@@ -97,6 +97,14 @@ def _refuse_twins(study: Study, plan: Sequence[Cell], profile: str) -> None:
             )
 
 
+def cautions(plan: Sequence[Cell]) -> list[str]:
+    """What the trials' configurations warn of, each once, with the arms it concerns where these are not all."""
+    arms = {cell.arm: cell.config.cautions() for cell in plan}
+    lines = dict.fromkeys(line for found in arms.values() for line in found)
+    concerned = {line: [arm for arm, found in arms.items() if line in found] for line in lines}
+    return [line if len(mine) == len(arms) else f"{', '.join(mine)}: {line}" for line, mine in concerned.items()]
+
+
 def design_digest(plan: Sequence[Planned]) -> str:
     """Eight hexadecimal digits that change when arms, seeds or any configuration change; order does not count."""
     content = sorted([cell.arm, cell.seed, cell.digest] for cell in plan)

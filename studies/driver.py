@@ -25,7 +25,7 @@ from pipeline.dag import StagePlan
 from pipeline.data.corpus import check_source
 from pipeline.errors import UserError
 from pipeline.layout import Layout, StageRef, Status, StudyFolder, TrialRecord, writable, write_atomic
-from studies.design import Cell, cells
+from studies.design import Cell, cautions, cells
 from studies.display import Display
 from studies.executors import Crashed, Event, Executor, Finished, Job, Message, TrialOutcome
 from studies.falsifiers import Verdict
@@ -126,6 +126,8 @@ def run_study(
         module = importlib.import_module(trials)
         environment: dict[str, str] = module.environment()
         display = Display(console, trial_count(study))
+        for caution in cautions(plan):
+            display.line(caution, "yellow")
         sinks = StudySinks(study, chosen, layout, folder, environment, lambda message: display.line(message, "yellow"))
         run = _Run(study, chosen, overrides, layout, folder, plan, executor, trials, module, display, sinks)
         _write_study(run, environment)

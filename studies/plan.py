@@ -13,7 +13,7 @@ from rich.text import Text
 
 from pipeline.config import TrialConfig
 from pipeline.layout import Layout, TrialRecord
-from studies.design import Cell, cells
+from studies.design import Cell, cautions, cells
 from studies.driver import TRIALS, trial_count
 from studies.schema import Study
 from studies.search import confirmation, load
@@ -49,6 +49,8 @@ def print_plan(
         lines.setdefault(budget_line(next(cell.config for cell in plan if cell.arm == arm)), []).append(arm)
     for line, arms in lines.items():
         console.print(Text(f"each trial of {', '.join(arms)}: {line}"), soft_wrap=True)
+    for caution in cautions(plan):
+        console.print(Text(caution, "yellow"), soft_wrap=True)
     if study.search is not None:
         ended = len((load(study, folder) or {}).get("trials", []))
         console.print(Text(search_line(study, ended)), soft_wrap=True)

@@ -1,0 +1,44 @@
+"""What is allowed and misleading is said when a study is planned and when it starts, once."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from pipeline.errors import UserError
+from pipeline.layout import Layout
+from studies.design import cautions, cells
+from studies.plan import print_plan
+from studies.schema import single
+
+SAME = "the gold judge (grammar) is also what is trained on (reward): win rates cannot show over-optimisation"
+
+
+def test_a_reward_that_is_the_judge_is_said_once(layout: Layout) -> None:
+    study = single("smoke", {"reward.kind": "grammar"}, 0)
+    assert cautions(cells(study)) == [SAME]
+    assert cautions(cells(single("smoke", {}, 0))) == []
+    console = Console(file=io.StringIO(), width=200)
+    print_plan(console, study, None, {}, layout)
+    file: Any = console.file
+    assert file.getvalue().count(SAME) == 1
+
+
+def test_only_the_arms_that_it_concerns_are_named() -> None:
+    study = single("smoke", {}, 0)
+    arms = study.model_copy(update={"arms": {study.baseline: {}, "oracle": {"reward.kind": "grammar"}}})
+    assert cautions(cells(arms)) == [f"oracle: {SAME}"]
+
+
+def test_single_parts_of_a_composite_reward_can_be_set() -> None:
+    parts = {"good": {"kind": "learned"}, "true": {"kind": "grammar", "weight": 0.5}}
+    arm = {"reward.kind": "composite", "reward.parts": parts, "reward.parts.true.weight": 0.25}
+    (cell,) = cells(single("smoke", arm, 0))
+    assert cell.config.reward.parts["true"].weight == 0.25
+    assert cell.config.reward.parts["good"].weight == 1.0
+    for key, says in (("reward.parts.treu.weight", "there is no 'treu' to change; did you mean 'true'?"), ("reward.part.x", "unknown key")):
+        with pytest.raises(UserError, match=says.replace("?", r"\?")):
+            cells(single("smoke", {**arm, key: 1.0}, 0))
