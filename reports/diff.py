@@ -34,7 +34,7 @@ def changes(old: Version, new: Version) -> Page:
         lead=_lead(old, new, found, len(design), len(code)),
         caveats=tuple(_caveats(old, new, found)),
         parts=(
-            Part("results", "By how much results changed", (), (_results_table(found),)),
+            Part("results", "By how much results changed", () if found else ("No arm was evaluated in both.",), _results_tables(found)),
             _part("design", "What changed in the design", design),
             _part("code", "What changed in code and environment", code),
             Part("claims", "What became of the claims", *_claims(old, new)),
@@ -111,7 +111,9 @@ def _change_table(table: str, title: str, rows: Rows) -> Table:
     return Table(table, title, note, tuple(heads), cells, frame)
 
 
-def _results_table(found: list[Change]) -> Table:
+def _results_tables(found: list[Change]) -> tuple[Table, ...]:
+    if not found:
+        return ()
     heads = (
         Head("arm", numeric=False), Head("metric", "unit", numeric=False), Head("old", "95 % interval"), Head("new", "95 % interval"),
         Head("new − old", "95 % interval"), Head("n", "seeds × prompts"), Head("pairs", numeric=False), Head("p, Holm"),
@@ -136,7 +138,7 @@ def _results_table(found: list[Change]) -> Table:
         "Arms of both versions. Paired: the same seeds and the same prompts, whatever the completions; unpaired: two independent samples "
         "(Welch). Holm over the arms of one metric; a finding needs a corrected p below 0.05 and an interval without 0."
     )
-    return Table("results", "Results", note, heads, tuple(rows), pd.DataFrame(data))
+    return (Table("results", "Results", note, heads, tuple(rows), pd.DataFrame(data)),)
 
 
 def _claims(old: Version, new: Version) -> tuple[tuple[str, ...], tuple[Table, ...]]:

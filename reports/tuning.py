@@ -51,11 +51,12 @@ def pareto(records: StudyRecords, findings: Findings) -> Drawn | None:
     drawn = [trial for trial in search.trials if x in trial.values and y in trial.values]
     if not x or not drawn:
         return None
+    best = _front(records, search, drawn, x, y)
     figure = new_figure(SINGLE, 3.6)
     axes = figure.subplots()
     for trial in drawn:
-        _trial(axes, trial, x, y, on_front=trial.number in search.pareto)
-    front = sorted((trial.values[x], trial.values[y]) for trial in drawn if trial.number in search.pareto)
+        _trial(axes, trial, x, y, on_front=trial.number in best)
+    front = sorted((trial.values[x], trial.values[y]) for trial in drawn if trial.number in best)
     axes.plot([at for at, _ in front], [at for _, at in front], color=INK, lw=1.0, zorder=1)
     arms = {number: arm for arm, number in search.confirmed.items()}
     for trial in drawn:
@@ -66,7 +67,7 @@ def pareto(records: StudyRecords, findings: Findings) -> Drawn | None:
     axes.set_xlabel(f"{name(x)} [{METRICS[x].unit}]" if x in METRICS else x)
     axes.set_ylabel(f"{name(y)} [{METRICS[y].unit}]")
     figure.legend(handles=_legend(bool(arms)), loc="outside upper left", ncols=2)
-    return Drawn(figure, _table(search, drawn, x, y), "Trials of the search", _caption(search, drawn), _alt(drawn, front, x, y))
+    return Drawn(figure, _table(search, drawn, best, x, y), "Trials of the search", _caption(search, drawn), _alt(drawn, front, x, y))
 
 
 def _axes(records: StudyRecords, search: Search) -> tuple[str, str]:
@@ -75,6 +76,21 @@ def _axes(records: StudyRecords, search: Search) -> tuple[str, str]:
     constrained = [constraint.metric for constraint in settings.constraints] if settings else []
     wanted = [key for key in (*aims[1:], *constrained, DRIFT, *search.metrics) if key != aims[0] and key in search.metrics]
     return wanted[0] if wanted else "", aims[0]
+
+
+def _front(records: StudyRecords, search: Search, drawn: list[SearchTrial], x: str, y: str) -> set[int]:
+    """Trials that kept the constraints and that no other such one beats on both metrics; of several aims, as the search itself found."""
+    aims = objectives(records.study)
+    if len(aims) > 1:
+        return set(search.pareto)
+    up = 1 if aims[0].direction == "maximize" else -1
+    # The second metric is then no aim of the search: less of it (drift, what was constrained) is taken as better.
+    places = {trial.number: (-trial.values[x], up * trial.values[y]) for trial in drawn if trial.feasible}
+    return {
+        number
+        for number, own in places.items()
+        if not any(other != own and other[0] >= own[0] and other[1] >= own[1] for other in places.values())
+    }
 
 
 def _trial(axes: Axes, trial: SearchTrial, x: str, y: str, *, on_front: bool) -> None:
@@ -89,7 +105,7 @@ def _trial(axes: Axes, trial: SearchTrial, x: str, y: str, *, on_front: bool) ->
 
 def _legend(confirmed: bool) -> list[Line2D]:
     entries = [
-        Line2D([], [], marker="D", ms=5, color=INK, linestyle="-", lw=1.0, label="no trial beats it"),
+        Line2D([], [], marker="D", ms=5, color=INK, linestyle="-", lw=1.0, label="no trial beats it on both"),
         Line2D([], [], marker="o", ms=4.5, color=_BLUE, linestyle="", label="beaten"),
         Line2D([], [], marker="x", ms=4.5, color=MUTED, linestyle="", label="breaks a constraint"),
     ]
@@ -97,10 +113,10 @@ def _legend(confirmed: bool) -> list[Line2D]:
     return [*entries, ring] if confirmed else entries
 
 
-def _table(search: Search, drawn: list[SearchTrial], x: str, y: str) -> pd.DataFrame:
+def _table(search: Search, drawn: list[SearchTrial], best: set[int], x: str, y: str) -> pd.DataFrame:
     arms = {number: arm for arm, number in search.confirmed.items()}
     rows = [
-        {"number": t.number, "arm": t.arm, "status": t.status, "feasible": t.feasible, "pareto": t.number in search.pareto}
+        {"number": t.number, "arm": t.arm, "status": t.status, "feasible": t.feasible, "front": t.number in best}
         | {"confirmed_as": arms.get(t.number), x: t.values[x], y: t.values[y], **t.overrides}
         for t in drawn
     ]

@@ -20,6 +20,7 @@ from pipeline.errors import UserError
 from pipeline.layout import Layout, StudyFolder, TrialRecord
 from studies.falsifiers import Verdict, evaluate
 from studies.schema import Falsifier, load_study
+from studies.search import SEARCH
 from studies.verdicts import read_series
 
 _WIN = {"policy": 1.0, "tie": 0.5, "reference": 0.0}
@@ -48,9 +49,9 @@ class Version:
 
     @property
     def arms(self) -> list[str]:
-        """Arms that left a record, the study's own order first."""
+        """Arms that left a record, the study's own order first; without the trials of a search, whose names say nothing."""
         own = [*(self.study.get("arms") or {})]
-        ran = list(dict.fromkeys(arm for arm, _ in self.records))
+        ran = list(dict.fromkeys(arm for arm, _ in self.records if not arm.startswith(SEARCH)))
         return [arm for arm in own if arm in ran] + [arm for arm in ran if arm not in own]
 
     @property

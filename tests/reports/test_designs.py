@@ -13,6 +13,7 @@ from reports.figures import FIGURES
 from reports.load import StudyRecords, load_records
 from reports.searches import search_of
 from reports.style import house_style
+from studies.space import Objective
 
 if TYPE_CHECKING:
     from tests.reports.conftest import Builder, Built
@@ -81,13 +82,14 @@ SEARCH = {
         {"number": 1, "arm": "search-001", "overrides": {BETA: 0.01}, "status": "complete", "feasible": False, "steps": 64},
         {"number": 2, "arm": "search-002", "overrides": {BETA: 0.3}, "status": "complete", "feasible": True, "steps": 64},
         {"number": 3, "arm": "search-003", "overrides": {BETA: 0.0}, "status": "pruned", "feasible": False, "steps": 16},
+        {"number": 4, "arm": "search-004", "overrides": {BETA: 0.2}, "status": "complete", "feasible": True, "steps": 64},
     ],
     "pareto": [0],
     "confirmed": [{"arm": "confirm-1", "number": 0, "overrides": {BETA: 0.1}}],
     "importance": {BETA: 0.75, LAM: 0.25},
     "importance_n": 3,
 }
-VALUES = ((0.8, 2.0), (0.9, 9.0), (0.7, 2.5), None)
+VALUES = ((0.8, 2.0), (0.9, 9.0), (0.7, 1.5), None, (0.6, 1.7))
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +118,8 @@ def test_front_confirmed_and_infeasible_are_told_apart(searched: tuple[StudyReco
     axes = drawn.figure.axes[0]
     assert axes.get_xlabel() == "KL per sequence [nats per sequence]"
     data = drawn.data.set_index("number")
-    assert data["pareto"].tolist() == [True, False, False]
-    assert data["feasible"].tolist() == [True, False, True]
+    assert data["front"].tolist() == [True, False, True, False]
+    assert data["feasible"].tolist() == [True, False, True, True]
     assert data.loc[0, "confirmed_as"] == "confirm-1"
     assert "confirm-1" in {text.get_text() for text in axes.texts}
     assert {line.get_marker() for line in axes.lines} >= {"D", "o", "x"}
@@ -127,3 +129,12 @@ def test_front_confirmed_and_infeasible_are_told_apart(searched: tuple[StudyReco
 
 def test_no_search_no_figure(searched: tuple[StudyRecords, Findings]) -> None:
     assert [FIGURES[name](searched[0], replace(searched[1], search=None)) for name in ("pareto", "importance")] == [None, None]
+
+
+def test_of_several_aims_the_front_is_the_searchs_own(searched: tuple[StudyRecords, Findings], monkeypatch: pytest.MonkeyPatch) -> None:
+    aims = (Objective(), Objective(metric="eval/kl_per_sequence", direction="minimize"))
+    monkeypatch.setattr("reports.tuning.objectives", lambda study: aims)
+    with house_style():
+        drawn = FIGURES["pareto"](*searched)
+    assert drawn is not None
+    assert drawn.data.set_index("number")["front"].tolist() == [True, False, False, False]
