@@ -54,7 +54,7 @@ def print_plan(
     if study.search is not None:
         ended = len((load(study, folder) or {}).get("trials", []))
         console.print(Text(search_line(study, ended)), soft_wrap=True)
-    console.print(Text(total_line(study, plan[0], folder.records())), soft_wrap=True)
+    console.print(Text(total_line(study, plan, folder.records())), soft_wrap=True)
 
 
 def search_line(study: Study, ended: int) -> str:
@@ -68,14 +68,15 @@ def search_line(study: Study, ended: int) -> str:
     )
 
 
-def total_line(study: Study, cell: Cell, records: Sequence[TrialRecord]) -> str:
-    """Hours of the whole study if nothing of it were cached, taking every trial to cost what the baseline's does."""
+def total_line(study: Study, plan: Sequence[Cell], records: Sequence[TrialRecord]) -> str:
+    """Hours of the whole study if nothing of it were cached; a trial that a search has yet to propose counts as its baseline does."""
     from pipeline.budget import estimate
 
-    n, found = trial_count(study), estimate(cell.config)
+    n, found = trial_count(study), [estimate(cell.config) for cell in plan]
     line = f"{n} trials in all"
-    if found is not None:
-        line += f": {_hours(n * found.t4_hours)} on a T4 by the roofline"
+    known = [one.t4_hours for one in found if one is not None]
+    if len(known) == len(plan):
+        line += f": {_hours(math.fsum(known) + (n - len(plan)) * known[0])} on a T4 by the roofline"
     seconds = [record.cost["wall_s"] for record in records if record.status == "complete" and "wall_s" in record.cost]
     if seconds:
         mean = math.fsum(seconds) / len(seconds)

@@ -1,0 +1,93 @@
+"""A search that really trains, killed without warning, resumed, confirmed and reported."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pipeline.layout import Layout
+from reports.render import render_report
+from studies import executors
+from studies.driver import run_study
+from studies.schema import load_study
+from studies.search import load
+
+ROOT = Path(__file__).parents[2]
+STUDY = """
+question: Which beta wins most often within a limit on the drift?
+hypothesis: A small one.
+refuted_if: A large one wins more often.
+profile: smoke
+seeds: [0]
+search:
+  space:
+    ppo.kl_coef: {low: 0.01, high: 1.0, log: true}
+    ppo.lr: {values: [1.0e-2, 1.0e-3]}
+  trials: 6
+  parallel: 2
+  constraints: [{metric: eval/kl_per_token, max: 0.5}]
+  prune: {metric: objective/kl_per_token, above: 1.0}
+  confirm: {top: 1, seeds: [10]}
+falsifiers:
+  - name: drift
+    claim: it stays
+    metric: objective/kl_per_token
+    op: ">"
+    threshold: 0.01
+    before_step: 32
+    stop: true
+    arms: ["confirm-*"]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills without warning")
+def test_a_search_on_the_smoke_profile(tmp_path: Path) -> None:
+    for name in ("killed", "whole"):
+        (tmp_path / f"{name}.yaml").write_text(STUDY)
+    layout = Layout(tmp_path / "out")
+    command = [sys.executable, str(ROOT / "ablate.py"), "study", str(tmp_path / "killed.yaml"), "--jobs", "2", "--out", str(layout.root)]
+    driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    folder = layout.study("killed", "smoke")
+    deadline = time.monotonic() + 240
+    while not folder.search_file.exists():
+        assert driver.poll() is None, driver.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.communicate()
+    early = {record.arm: record.finished for record in folder.records()}
+    assert early
+
+    again = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert {arm: folder.record(arm, 0).finished for arm in early} == early  # type: ignore[union-attr]
+    assert "claim drift FALSIFIED" in again.stdout
+
+    whole = load_study(tmp_path / "whole.yaml")
+    console = Console(file=io.StringIO())
+    run_study(whole, layout, None, {}, executors.Inline(), 1, console)  # its trials are in the store; the proposals are made anew
+    killed = load_study(tmp_path / "killed.yaml")
+    content = load(killed, folder)
+    assert content == load(whole, layout.study("whole", "smoke"))
+    assert content is not None
+    statuses = {one["arm"]: one["status"] for one in content["trials"]}
+    assert set(statuses.values()) == {"complete", "pruned"}
+    for one in content["trials"]:
+        assert one["feasible"] == (one["status"] == "complete" and one["values"]["eval/kl_per_token"] <= 0.5)
+        assert (one["steps"] < 32) == (one["status"] == "pruned")
+        assert "eval/win_rate" in one["values"], "a pruned trial is evaluated as well"
+    confirmed = folder.record("confirm-1", 10)
+    assert confirmed is not None
+    assert (confirmed.status, confirmed.steps < 32) == ("pruned", True)
+    assert confirmed.summary.keys() >= {"eval/win_rate"}
+    assert render_report(folder, killed).exists()
+    assert (folder.report / "index.html").exists()
