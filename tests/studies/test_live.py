@@ -79,10 +79,10 @@ def test_a_line_that_is_half_written_waits_and_a_resumed_file_is_read_again(tmp_
     assert live.poll("a", 0) == []
     write(path, [0.1], mode="w")
     assert live.poll("a", 0) == [], "cut back to its checkpoint"
-    write(path, [0.4], start=1)
-    assert live.poll("a", 0) == []
-    write(path, [0.4], start=2)
-    assert [one.step for one in live.poll("a", 0)] == [2]
+    write(path, [0.1, 0.4], start=1)
+    assert live.poll("a", 0) == [], "what was cut off is forgotten"
+    write(path, [0.4], start=3)
+    assert [one.step for one in live.poll("a", 0)] == [3]
     assert live.poll("b", 0) == []
 
 
