@@ -150,7 +150,7 @@ def test_a_study_in_the_current_folder_is_found_by_name(write_study: Callable[..
 
 
 def test_an_unknown_name_lists_the_studies(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no study 'kl_ablaton'; did you mean 'kl_ablation'\?; there are: kl_ablation, "):
+    with pytest.raises(UserError, match=r"no study 'kl_ablaton'; did you mean 'kl_ablation'\?; there are: clip_ablation, "):
         load_study("kl_ablaton")
     with pytest.raises(UserError, match="no study file"):
         load_study(tmp_path / "absent.yaml")

@@ -25,6 +25,7 @@ from studies.executors import Event, Executor, NextJob
 from studies.schema import Study, load_study
 from studies.search import Tried, arm, choose, confirmation, load, pareto, violations
 from studies.space import Objective
+from studies.verdicts import of_record
 
 SMALL = {"ppo.steps": 32}
 WIN, KL = Objective(metric="eval/win_rate"), Objective(metric="eval/kl_per_token", direction="minimize")
@@ -279,6 +280,13 @@ def test_faults_are_told(write_study: Callable[..., Study], old: str, new: str, 
     assert old in SEARCH
     with pytest.raises(UserError, match=message):
         write_study(SEARCH.replace(old, new))
+
+
+def test_claims_speak_of_the_confirmation_and_not_of_the_search(whole: Whole) -> None:
+    folder = whole.layout.study("small", "tiny")
+    said = {record.arm: len(of_record(whole.study, folder, record)) for record in folder.records()}
+    assert {arm for arm, n in said.items() if n} == {"baseline", "confirm-1", "confirm-2"}
+    assert len(said) == 14 + 3
 
 
 def test_a_key_that_is_searched_cannot_be_set(write_study: Callable[..., Study]) -> None:
