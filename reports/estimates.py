@@ -188,7 +188,7 @@ def analyse(records: StudyRecords) -> Findings:
 def _arm(records: StudyRecords, arm: str) -> ArmResult:
     seeds = records.evaluated(arm)
     reported = (*REPORTED, *(ENDS if records.study.kind == IMPORTED else ()))
-    per_seed = {metric: _summaries(records, arm, metric) for metric in reported}
+    per_seed = {metric: records.recorded(arm, metric) for metric in reported}
     counts = records.counts(arm)
     fell, ended = _diverged(records, arm)
     base_fell, base_ended = _diverged(records, records.study.baseline)
@@ -222,14 +222,6 @@ def _iqm(records: StudyRecords, arm: str, metric: str, seeds: list[int]) -> Esti
 def _per_prompt(records: StudyRecords, metric: str) -> bool:
     """Whether a metric is known prompt by prompt: imported trials bring one value each at most."""
     return metric in PER_PROMPT and records.study.kind != IMPORTED
-
-
-def _summaries(records: StudyRecords, arm: str, metric: str) -> dict[int, float]:
-    """What the evaluation of each trial of an arm recorded, by seed."""
-    if metric not in records.trials.columns:
-        return {}
-    rows = records.trials[(records.trials["arm"] == arm) & records.trials["evaluated"]].dropna(subset=[metric])
-    return {int(seed): float(value) for seed, value in zip(rows["seed"], rows[metric], strict=True)}
 
 
 def _estimate(records: StudyRecords, arm: str, metric: str, seeds: list[int], per_seed: dict[str, dict[int, float]]) -> Estimate | None:
@@ -278,7 +270,7 @@ class _Pair:
 def _pair(records: StudyRecords, metric: str, arm: str, other: str) -> _Pair | None:
     seeds = [seed for seed in records.evaluated(arm) if seed in set(records.evaluated(other))]
     if not _per_prompt(records, metric):
-        values = [_summaries(records, name, metric) for name in (arm, other)]
+        values = [records.recorded(name, metric) for name in (arm, other)]
         seeds = [seed for seed in seeds if all(seed in known for known in values)]
         first, second = (np.array([[known[seed]] for seed in seeds]) for known in values)
         return _Pair(seeds, first, second, None, None, True) if seeds else None
@@ -374,7 +366,7 @@ def _best(records: StudyRecords, metric: str) -> str | None:
 
 
 def _estimate_of(records: StudyRecords, arm: str, metric: str) -> Estimate | None:
-    return _estimate(records, arm, metric, records.evaluated(arm), {metric: _summaries(records, arm, metric)})
+    return _estimate(records, arm, metric, records.evaluated(arm), {metric: records.recorded(arm, metric)})
 
 
 def _claims(records: StudyRecords) -> tuple[Claim, ...]:

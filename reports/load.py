@@ -90,6 +90,14 @@ class StudyRecords:
         """Seeds of an arm that have per-prompt results; of an imported one, those that ended soundly."""
         return list(self._evaluated.get(arm, ()))
 
+    def recorded(self, arm: str, metric: str) -> dict[int, float]:
+        """What the evaluation of each trial of an arm recorded, by seed."""
+        if metric not in self.trials.columns:
+            return {}
+        rows = self._recorded.get(arm)
+        pairs = [] if rows is None else zip(rows["seed"], rows[metric], strict=True)
+        return {int(seed): float(value) for seed, value in pairs if pd.notna(value)}
+
     def series(self, arm: str, metric: str) -> dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]]:
         """Seed -> gradient steps and finite values of a metric, in the order of the seeds; trials that did not record it are left out."""
         if metric not in self.curves.columns:
@@ -138,6 +146,12 @@ class StudyRecords:
         for arm, seed in zip(chosen["arm"], chosen["seed"], strict=True):
             found.setdefault(str(arm), []).append(int(seed))
         return found
+
+    @cached_property
+    def _recorded(self) -> dict[str, pd.DataFrame]:
+        """The evaluated trials of each arm."""
+        groups = self.trials[self.trials["evaluated"].astype(bool)].groupby("arm", sort=False)
+        return {str(arm): rows for arm, rows in groups}
 
     @cached_property
     def _rows(self) -> dict[tuple[str, int], NDArray[np.intp]]:

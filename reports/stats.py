@@ -27,11 +27,9 @@ Outcome = Literal["better", "worse", "no detectable difference", "not estimable"
 LEVEL = 0.95
 ALPHA = 0.05
 RESAMPLES = 4_000
-IQM_RESAMPLES = 2_000
 SWAPS = 10_000
 RNG_SEED = 20_170_720
 _CHUNK = 1_000
-_IQM_CHUNK = 250
 
 
 @dataclass(frozen=True)
@@ -118,31 +116,17 @@ def rate(table: Array, level: float = LEVEL) -> Estimate:
 def iqm(table: Array, level: float = LEVEL) -> Estimate:
     """Interquartile mean over all cells: a quarter trimmed from either end, robust to outliers (Agarwal et al. 2021).
 
-    The point equals ``scipy.stats.trim_mean(table, 0.25, axis=None)``. Interval: the two-level bootstrap of `mean` with
-    `IQM_RESAMPLES` replicates; its standard error from the influence function of the trimmed mean (Huber 1981, 3.3).
-    In simulation it covers 92-98 % with 3 seeds. Shape (S, P).
+    The point equals ``scipy.stats.trim_mean(table, 0.25, axis=None)``. Interval: the two-level bootstrap of `mean`, applied to the
+    influence function of the trimmed mean (Huber 1981, 3.3), whose ends differ by a few percent of their distance from those of
+    sorting every replicate anew, at a hundredth of the work. In simulation it covers 92-99 % with 3 seeds. Shape (S, P).
     """
     table, _ = _checked(table, None)
-    seeds, prompts = table.shape
-    order = np.argsort(table, axis=None, kind="stable")
-    ranked = table.reshape(-1)[order]
+    ranked = np.sort(table, axis=None)
     cut = int(0.25 * ranked.size)
-    # Weights are whole numbers that sum to the number of cells, so half the bytes hold them without rounding.
-    drawn = (_draws(seeds, 0)[0][:IQM_RESAMPLES] * seeds).round().astype(np.float32)
-    counts = _draws(seeds, prompts)[1][:IQM_RESAMPLES].astype(np.float32)
-    steps = np.diff(ranked)
-    kept = float(ranked.size - 2 * cut)
-    values = []
-    for start in range(0, IQM_RESAMPLES, _IQM_CHUNK):
-        part = slice(start, start + _IQM_CHUNK)
-        weights = drawn[part].take(order // prompts, axis=1)
-        weights *= counts[part].take(order % prompts, axis=1)
-        inside = np.clip(np.cumsum(weights, axis=1, out=weights), cut, ranked.size - cut, out=weights)
-        values.append(ranked[-1] - (inside[:, :-1].astype(np.float64) @ steps - cut * steps.sum()) / kept)
-    low, high = ranked[cut], ranked[-cut - 1]
-    point = float(ranked[cut : ranked.size - cut].mean())
-    pull = np.clip(table, low, high)
-    return _expanded(np.concatenate(values), point, point + (pull - pull.mean()) * ranked.size / kept, level)
+    kept = ranked[cut : ranked.size - cut]
+    pull = np.clip(table, kept[0], kept[-1])
+    linearised = kept.mean() + (pull - pull.mean()) * ranked.size / kept.size
+    return _two_level(_ratio_replicates(linearised, np.ones_like(table)), linearised, level)
 
 
 def swap_test(
@@ -160,16 +144,20 @@ def swap_test(
     observed = float((arm.sum(1) / arm_denominator.sum(1) - base.sum(1) / base_denominator.sum(1)).mean())
     spread = float(np.abs(arm).sum() / arm_denominator.sum() + np.abs(base).sum() / base_denominator.sum())
     tolerance = 1e-12 * max(spread, 1e-300)
-    flips = _flips(*arm.shape, swaps)
-    ratio = bool((arm_denominator != base_denominator).any())
+    # Under equal denominators a swap changes the sign of the prompt's own share of the difference: one vector stands for all seeds.
+    plain = bool((arm_denominator == base_denominator).all())
+    shares = ((arm - base) / arm_denominator.sum(1)[:, None]).mean(0)
+    flips = _flips(arm.shape[1], swaps)
     extreme = 0
     for start in range(0, swaps, _CHUNK):
         flip = flips[start : start + _CHUNK].astype(np.float64)
-        moved = flip @ (base - arm).T
-        moved_denominator = flip @ (base_denominator - arm_denominator).T if ratio else 0.0
-        first = (arm.sum(1) + moved) / (arm_denominator.sum(1) + moved_denominator)
-        second = (base.sum(1) - moved) / (base_denominator.sum(1) - moved_denominator)
-        extreme += int((np.abs((first - second).mean(1)) >= abs(observed) - tolerance).sum())
+        if plain:
+            swapped = observed - 2.0 * (flip @ shares)
+        else:
+            moved, moved_under = flip @ (base - arm).T, flip @ (base_denominator - arm_denominator).T
+            first = (arm.sum(1) + moved) / (arm_denominator.sum(1) + moved_under)
+            swapped = (first - (base.sum(1) - moved) / (base_denominator.sum(1) - moved_under)).mean(1)
+        extreme += int((np.abs(swapped) >= abs(observed) - tolerance).sum())
     return (1 + extreme) / (1 + swaps)
 
 
@@ -297,12 +285,12 @@ def linear(numerator: Array, denominator: Array | None = None) -> Array:
 
 
 def _two_level(replicates: Array, table: Array, level: float) -> Estimate:
-    drawn, _ = _draws(len(table), 0)
-    return _expanded((drawn * replicates).sum(1), float(table.mean(1).mean()), table, level)
+    """The percentile interval over drawn seeds and prompts, expanded as `mean` says.
 
-
-def _expanded(replicates: Array, value: float, table: Array, level: float) -> Estimate:
-    """The percentile interval of the replicates, expanded as `mean` says; `table` is linear in the estimate."""
+    `replicates`: (RESAMPLES, S), each seed's value on each draw of prompts; `table`: (S, P), linear in the estimate.
+    """
+    value = float(table.mean(1).mean())
+    replicates = (_draws(len(table), 0)[0] * replicates).sum(1)
     se, df = standard_error(table)
     low, high = np.quantile(replicates, [(1 - level) / 2, (1 + level) / 2]) - value
     spread = float(replicates.std())
@@ -332,9 +320,9 @@ def standard_error(table: Array) -> tuple[float, float]:
 
 
 @lru_cache(maxsize=4)
-def _flips(seeds: int, prompts: int, swaps: int) -> NDArray[np.int8]:
-    """(swaps, P) labels that are swapped where 1; the same for every pair of arms of one shape."""
-    return np.random.default_rng([RNG_SEED, seeds, prompts]).integers(0, 2, size=(swaps, prompts), dtype=np.int8)
+def _flips(prompts: int, swaps: int) -> NDArray[np.int8]:
+    """Which prompts change sides: (swaps, P) of 0 and 1, the same for every arm."""
+    return np.random.default_rng([RNG_SEED, prompts, 2]).integers(0, 2, size=(swaps, prompts), dtype=np.int8)
 
 
 @lru_cache(maxsize=16)

@@ -55,17 +55,23 @@ def test_iqm_is_scipys_and_ignores_outliers() -> None:
     assert stats.iqm(table).value < 10.0
 
 
-def test_iqm_of_few_values_equals_an_enumerated_bootstrap() -> None:
-    row = np.array([[0.0, 1.0, 3.0, 9.0]])
-    every = [scipy_stats.trim_mean(row[0, list(draw)], 0.25) for draw in np.ndindex(4, 4, 4, 4)]
-    found = stats.iqm(row)
+@pytest.mark.parametrize("shape", [(1, 300), (3, 100)])
+def test_iqm_interval_is_that_of_sorting_every_replicate(shape: tuple[int, int]) -> None:
+    rng = np.random.default_rng(16)
+    table = rng.gamma(1.0, 2.0, shape) + rng.normal(0, 0.2, (shape[0], 1))
+    replicates = []
+    for _ in range(3_000):
+        drawn = table[rng.integers(0, shape[0], shape[0])][:, rng.integers(0, shape[1], shape[1])]
+        replicates.append(scipy_stats.trim_mean(drawn, 0.25, axis=None))
+    found = stats.iqm(table)
     assert found.se is not None
-    assert found.high is not None
+    assert found.df is not None
     assert found.low is not None
-    # With one seed the expansion is t / z times the standard error over the spread of the replicates.
-    factor = found.se / np.std(every) * scipy_stats.t.ppf(0.975, 3) / scipy_stats.norm.ppf(0.975)
-    low, high = np.quantile(every, [0.025, 0.975]) - found.value
-    assert (found.low - found.value, found.high - found.value) == pytest.approx((low * factor, high * factor), rel=0.08)
+    assert found.high is not None
+    factor = found.se / np.std(replicates) * scipy_stats.t.ppf(0.975, found.df) / scipy_stats.norm.ppf(0.975)
+    low, high = np.quantile(replicates, [0.025, 0.975]) - found.value
+    assert (found.low - found.value, found.high - found.value) == pytest.approx((low * factor, high * factor), rel=0.12)
+    assert np.std(replicates) * math.sqrt(shape[0] / max(1, shape[0] - 1)) == pytest.approx(found.se, rel=0.25)
 
 
 @pytest.mark.parametrize(("scales", "least"), [((0.0, 0.7, 0.7), 0.93), ((0.3, 0.5, 0.8), 0.89)])
