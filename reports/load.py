@@ -88,7 +88,7 @@ class StudyRecords:
 
     def evaluated(self, arm: str) -> list[int]:
         """Seeds of an arm that have per-prompt results; of an imported one, those that ended soundly."""
-        return list(self._evaluated.get(arm, ()))
+        return [int(seed) for seed in self._recorded[arm]["seed"]] if arm in self._recorded else []
 
     def recorded(self, arm: str, metric: str) -> dict[int, float]:
         """What the evaluation of each trial of an arm recorded, by seed."""
@@ -138,14 +138,6 @@ class StudyRecords:
         for index in found[1:]:
             shared = shared if index.equals(shared) else shared.intersection(index)
         return shared.sort_values()
-
-    @cached_property
-    def _evaluated(self) -> dict[str, list[int]]:
-        chosen = self.trials[self.trials["evaluated"]]
-        found: dict[str, list[int]] = {}
-        for arm, seed in zip(chosen["arm"], chosen["seed"], strict=True):
-            found.setdefault(str(arm), []).append(int(seed))
-        return found
 
     @cached_property
     def _recorded(self) -> dict[str, pd.DataFrame]:
