@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from pipeline.models.loading import CausalLM
 
+CPU_BUCKET = 16
+
 
 @dataclass(frozen=True)
 class Episodes:
@@ -62,6 +64,10 @@ class Episodes:
         rows = torch.arange(len(lengths), device=lengths.device) if rows is None else rows
         return list(torch.split(rows[lengths[rows].argsort(stable=True)], size))
 
+    def shelves(self, most: int) -> list[Tensor]:
+        """Buckets of all rows for a pass without gradients, at most `most` rows each; on a CPU so few that they stay in a core's cache."""
+        return self.buckets(min(most, CPU_BUCKET) if self.ended.device.type == "cpu" else most)
+
     def take(self, rows: Tensor | slice) -> Episodes:
         """Some of the rows, with columns that are padding in all of them cut away."""
         queries, mask = self.query_mask[rows], self.response_mask[rows]
@@ -98,14 +104,40 @@ def trunk(model: CausalLM) -> Any:
     return getattr(model, model.base_model_prefix, model)
 
 
+def flush_left(episodes: Episodes) -> tuple[Tensor, Tensor]:
+    """Tokens (B, L) with every prompt beginning in column 0, and the column of every first response token (B,).
+
+    L is the longest prompt and response together. What stands behind a response means nothing.
+
+    >>> padded = torch.tensor([[0, 0, 5, 6, 7], [1, 2, 3, 4, 0]])
+    >>> query_mask = torch.tensor([[False, False, True], [True, True, True]])
+    >>> tokens, starts = flush_left(Episodes(padded, query_mask, response_mask(torch.tensor([2, 1]), 2), torch.ones(2).bool()))
+    >>> tokens[0, :3].tolist(), tokens[1].tolist(), starts.tolist()
+    ([5, 6, 7], [1, 2, 3, 4], [1, 3])
+    """
+    starts = episodes.query_mask.sum(1)
+    width = int((starts + episodes.lengths).max())
+    columns = (episodes.context_length - starts).unsqueeze(1) + torch.arange(width, device=starts.device)
+    return episodes.query_responses.gather(1, columns.clamp(max=episodes.query_responses.shape[1] - 1)), starts
+
+
+def states(model: CausalLM, tokens: Tensor) -> Tensor:
+    """Hidden states (B, L, H) of rows (B, L) that begin in column 0.
+
+    No mask is needed: the network is causal, so nothing before the end of a row sees what stands behind it.
+    """
+    output: Any = trunk(model)(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
+    hidden: Tensor = output.last_hidden_state
+    return hidden
+
+
 def response_hidden(model: CausalLM, episodes: Episodes) -> Tensor:
-    """Hidden states (N, H) at the positions that predict the valid response tokens."""
+    """Hidden states (N, H) at the positions that predict the valid response tokens. A prompt has at least one token."""
+    tokens, starts = flush_left(episodes)
     # The last column predicts nothing that anybody reads.
-    ids, mask = episodes.query_responses[:, :-1], episodes.attention_mask[:, :-1]
-    output = trunk(model)(input_ids=ids, attention_mask=mask, position_ids=positions(mask), use_cache=False)
-    start = episodes.context_length - 1
-    hidden: Tensor = output.last_hidden_state[:, start : start + episodes.response_mask.shape[1]]
-    return hidden[episodes.response_mask]
+    hidden = states(model, tokens[:, :-1])
+    row, step = episodes.response_mask.nonzero(as_tuple=True)
+    return hidden[row, starts[row] - 1 + step]
 
 
 def log_probs(model: CausalLM, hidden: Tensor, temperature: float) -> Tensor:

@@ -23,9 +23,6 @@ from pipeline.ppo.measure import token_stats
 from pipeline.ppo.parallel import Ranks
 from pipeline.ppo.shaping import handle_missing_eos, non_score_reward, token_rewards
 
-BUCKET = 16
-"""Rows that are measured together, sorted by length: fewer would waste time between calls, more would waste it on padding."""
-
 
 @dataclass(frozen=True)
 class Scores:
@@ -173,7 +170,7 @@ def together(ranks: Ranks, episodes: Episodes, scores: Scores, measured: Measure
 def measure(actor: ActorCritic, reference: CausalLM, episodes: Episodes, temperature: float, batch: int) -> Measured:
     """Both networks and the critic on every valid token, at most `batch` rows at a time."""
     grids = torch.zeros(5, *episodes.response_mask.shape, device=episodes.response_mask.device)
-    for rows in episodes.buckets(min(batch, BUCKET)):
+    for rows in episodes.shelves(batch):
         chunk = episodes.take(rows)
         mask = chunk.response_mask
         hidden, values = actor.hidden_and_values(chunk)

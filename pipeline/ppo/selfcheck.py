@@ -13,7 +13,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pipeline.models.policy import ActorCritic, Episodes, gather
+from pipeline.models.loading import CausalLM
+from pipeline.models.policy import ActorCritic, Episodes, gather, log_probs, positions, trunk
 from pipeline.ppo.health import NOISE
 from pipeline.ppo.rollout import Rollout
 
@@ -46,12 +47,14 @@ def check_rollout(rollout: Rollout, actor: ActorCritic, temperature: float, tole
 
 @torch.no_grad()
 def check_padding(episodes: Episodes, actor: ActorCritic, temperature: float, tolerance: float) -> None:
-    """Columns of padding, left of the prompt and right of the response, change no log-probability. Raises `SelfCheckFailed`."""
-    apart = (_label_logprobs(actor, episodes, temperature) - _label_logprobs(actor, padded(episodes), temperature)).abs().max()
+    """Padding left and right, hidden by masks as sampling hides it, changes no log-probability. Raises `SelfCheckFailed`."""
+    log_pi, _ = actor(episodes, temperature)
+    behind_masks = log_probs(actor.lm, masked_hidden(actor.lm, padded(episodes)), temperature)
+    apart = (gather(log_pi, episodes.labels) - gather(behind_masks, episodes.labels)).abs().max()
     if float(apart) > tolerance:
         raise SelfCheckFailed(
             f"{PAD_COLUMNS} columns of padding move a log-probability by {float(apart):.3g} nats: the network ignores its attention mask "
-            "or its position ids, so a rollout would depend on the batch around it"
+            "or its position ids, so what it samples would depend on the batch around it"
         )
 
 
@@ -77,6 +80,10 @@ def padded(episodes: Episodes) -> Episodes:
     )
 
 
-def _label_logprobs(actor: ActorCritic, episodes: Episodes, temperature: float) -> Tensor:
-    log_pi, _ = actor(episodes, temperature)
-    return gather(log_pi, episodes.labels)
+def masked_hidden(lm: CausalLM, episodes: Episodes) -> Tensor:
+    """Hidden states (N, H) at the positions that predict the valid response tokens, of rows with their padding in place."""
+    mask = episodes.attention_mask
+    output = trunk(lm)(input_ids=episodes.query_responses, attention_mask=mask, position_ids=positions(mask), use_cache=False)
+    start = episodes.context_length - 1
+    hidden: Tensor = output.last_hidden_state[:, start : start + episodes.response_mask.shape[1]]
+    return hidden[episodes.response_mask]

@@ -10,14 +10,11 @@ from torch import Tensor, nn
 
 from pipeline.config import RewardConfig
 from pipeline.models.loading import CausalLM, freeze, load_head, load_snapshot, save_head
-from pipeline.models.packing import flush_left, states
-from pipeline.models.policy import Episodes
+from pipeline.models.policy import Episodes, flush_left, states
 from pipeline.models.seeding import permutation, seed_of
 from pipeline.rewards.base import Completions
 
 TRUNK, HEAD = "trunk", "head.safetensors"
-BUCKET = 16
-"""Rows of similar length that are scored together on a CPU: what they need stays in the cache of a core."""
 
 
 class RewardModel(nn.Module):
@@ -28,7 +25,7 @@ class RewardModel(nn.Module):
         self.lm, self.head = lm, head
 
     def forward(self, episodes: Episodes) -> Tensor:
-        parts = episodes.buckets(BUCKET if self.head.weight.device.type == "cpu" else len(episodes.ended))
+        parts = episodes.shelves(len(episodes.ended))
         scores = torch.cat([self._score(episodes.take(rows)) for rows in parts])
         return scores[torch.cat(parts).argsort()]
 

@@ -85,14 +85,14 @@ def evaluate(
 @torch.inference_mode()
 def drift(policy: CausalLM, reference: CausalLM, episodes: Episodes, temperature: float, batch: int) -> tuple[Tensor, Tensor, Tensor]:
     """Exact KL to the reference, entropy of the policy, and -log ref of the sampled token; each (B, T) on the CPU, nats."""
-    parts: list[tuple[Tensor, ...]] = []
-    for start in range(0, len(episodes.ended), batch):
-        chunk = episodes.take(slice(start, start + batch))
+    kl, entropy, ref_nats = torch.zeros(3, *episodes.response_mask.shape)
+    for rows in episodes.shelves(batch):
+        chunk = episodes.take(rows)
         hidden, ref_hidden = response_hidden(policy, chunk), response_hidden(reference, chunk)
         stats = token_stats(policy, hidden, reference, ref_hidden, chunk.labels, temperature)
-        parts.append((stats.kl, stats.entropy, -stats.ref_logprobs))
-    flat = [torch.cat(column) for column in zip(*parts, strict=True)]
-    kl, entropy, ref_nats = (to_grid(one, episodes.response_mask).cpu() for one in flat)
+        columns = (stats.kl, stats.entropy, -stats.ref_logprobs)
+        for grid, column in zip((kl, entropy, ref_nats), columns, strict=True):
+            grid[rows.cpu(), : chunk.response_mask.shape[1]] = to_grid(column, chunk.response_mask).cpu()
     return kl, entropy, ref_nats
 
 

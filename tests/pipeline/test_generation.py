@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from pipeline.config import ModelConfig
-from pipeline.models import generation, packing
+from pipeline.models import generation, policy
 from pipeline.models.generation import inverse_cdf, sample
 from pipeline.models.loading import scratch_model
-from pipeline.models.packing import flush_left, states
-from pipeline.models.policy import Episodes, response_hidden
+from pipeline.models.policy import Episodes, flush_left, response_hidden, states
 from pipeline.models.seeding import uniforms
 
 VOCAB, PAD, EOS, WIDTH = 23, 0, 1, 16
@@ -256,7 +255,7 @@ def test_states_without_padding_are_those_with_it(model: Any) -> None:
 
 
 def test_documentation_runs() -> None:
-    for module, least in ((generation, 1), (packing, 4)):
+    for module, least in ((generation, 1), (policy, 4)):
         result = doctest.testmod(module)
         assert result.attempted >= least
         assert result.failed == 0

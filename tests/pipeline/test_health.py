@@ -81,12 +81,13 @@ def test_a_policy_that_is_not_its_reference_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fault", ["positions", "mask"])
 def test_a_network_that_sees_padding_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     from pipeline.models import policy
+    from pipeline.ppo import selfcheck
 
     rollout, _ = first_rollout(tmp_path)
     network = actor({})
     if fault == "positions":
         # Rotary positions are relative: a shift of all is no fault, so stretch them with the place of the first token.
-        monkeypatch.setattr(policy, "positions", lambda mask: positions(mask) * (1 + mask.long().argmax(1, keepdim=True)))
+        monkeypatch.setattr(selfcheck, "positions", lambda mask: positions(mask) * (1 + mask.long().argmax(1, keepdim=True)))
     else:
         monkeypatch.setattr(policy.Episodes, "attention_mask", property(lambda self: torch.ones_like(self.query_responses)), raising=True)
     with pytest.raises(SelfCheckFailed, match="columns of padding"):
@@ -102,10 +103,10 @@ def test_a_first_step_that_is_off_policy_is_found(fault: dict[str, float]) -> No
 
 
 def test_the_checks_cost_less_than_a_hundredth_of_a_forward_each_update(tmp_path: Path) -> None:
-    """Two of the rollout's rows, measured twice, once a trial."""
+    """Two of the rollout's rows, once a trial."""
     one = trainer(tmp_path)
     calls = []
     forward = type(one.actor).forward
     one.actor.forward = lambda *args: calls.append(len(args[0].ended)) or forward(one.actor, *args)  # type: ignore[method-assign,func-returns-value]
     one.run()
-    assert calls == [2, 2, 2]  # padding twice, and the end of the trial
+    assert calls == [2, 2]  # padding, and the end of the trial
