@@ -23,17 +23,20 @@ from reports.words import counted, listed, number, signed
 Array = NDArray[np.float64]
 GOLD, PROXY = "objective/gold", "objective/scores"
 PROXY_DASHES = (0, (3, 1.5))
+MOST = 12
+"""Arms that get a panel of their own, and up to which arms are compared at both places."""
 _POINTS = 80
 
 
 def overoptimisation(records: StudyRecords, findings: Findings) -> Drawn | None:
     """Proxy and gold over the drift of each arm's training, both in standard deviations of reference samples."""
-    arms = {arm: found for arm in records.arms if (found := _of_arm(findings, arm, GOLD, PROXY))}
-    if not arms or records.prompts.empty:
+    alarms = {found.arm: found for found in findings.alarms}
+    known = {arm: found for arm in records.arms if (found := _of_arm(findings, arm, GOLD, PROXY))}
+    if not known or records.prompts.empty:
         return None
+    arms = {arm: known[arm] for arm in _panels(list(known), alarms, records.study.baseline)}
     reference = records.prompts.drop_duplicates("prompt_id")["reference_gold"].astype(float)
     centre, spread = float(reference.mean()), float(reference.std(ddof=0)) or 1.0
-    alarms = {found.arm: found for found in findings.alarms}
     styles = arm_styles(records.study)
     columns = 1 if len(arms) == 1 else 2 if len(arms) <= 6 else 3
     rows = -(-len(arms) // columns)
@@ -53,7 +56,7 @@ def overoptimisation(records: StudyRecords, findings: Findings) -> Drawn | None:
     figure.supxlabel("KL to the reference [nats per sequence], square-root scale", fontsize=8)
     figure.supylabel("reward [std of reference samples]", fontsize=8)
     figure.legend(handles=_legend(), loc="outside upper left", ncols=3)
-    said = _said([alarms[arm] for arm in arms if arm in alarms])
+    said = _said([alarms[arm] for arm in known if arm in alarms])
     caption = (
         "Proxy (dashed) and gold reward (solid) over drift along each arm's training; thick: mean over seeds where all had drifted as "
         f"far; thin: single seeds ({seed_counts({arm: len(found) for arm, found in arms.items()})}). Running means of {SMOOTH} updates, "
@@ -62,6 +65,8 @@ def overoptimisation(records: StudyRecords, findings: Findings) -> Drawn | None:
         "over-optimised. Alarm: the KL at which gold turned down beyond noise while the proxy still rose, mean over seeds with its 95 % "
         f"interval: {said}. The x-axes differ."
     )
+    if len(arms) < len(known):
+        caption += f" {len(arms)} of {len(known)} arms are drawn, those with an alarm and the baseline first."
     alt = f"One panel per arm: proxy reward and gold reward against the KL to the reference. Alarm of over-optimisation: {said}."
     return Drawn(figure, pd.concat(data, ignore_index=True), "Proxy against gold", caption, alt, wide=columns == 3)
 
@@ -71,6 +76,9 @@ def matched(records: StudyRecords, findings: Findings) -> Drawn | None:
     rows = [row for row in findings.matched if row.metric == GOLD]
     if not rows:
         return None
+    where = "at half the distance √KL that all their seeds went through, and at all of it"
+    if len(rows) > 2 * MOST:
+        rows, where = [row for row in rows if row.place == "farthest"], "at all the drift that their seeds went through"
     styles = arm_styles(records.study)
     figure = new_figure(DOUBLE, max(3.3, 1.0 + 0.3 * len(rows)))
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
@@ -100,8 +108,8 @@ def matched(records: StudyRecords, findings: Findings) -> Drawn | None:
     caption = (
         "Left: gold reward over drift, mean over seeds where all had drifted as far (thin: single seeds); large marks: where arms are "
         "compared, and not drawn far beyond. "
-        f"Right: difference to the baseline {records.study.baseline} where both had drifted equally far: at half the distance √KL that all "
-        "their seeds went through, and at all of it. Point: mean; small marks: seeds; bars: 95 % Student over seeds "
+        f"Right: difference to the baseline {records.study.baseline} where both had drifted equally far: {where}. "
+        "Point: mean; small marks: seeds; bars: 95 % Student over seeds "
         f"({seed_counts({row.arm: row.difference.seeds for row in rows})}). Equal drift is not equal training: the arms got there after "
         "different numbers of steps."
     )
@@ -109,6 +117,13 @@ def matched(records: StudyRecords, findings: Findings) -> Drawn | None:
         f"{row.arm} at {number(row.kl)} nats {signed(row.difference, 'eval/gold')}" for row in rows
     )
     return Drawn(figure, pd.concat(data, ignore_index=True), "Gold reward at matched KL", caption, alt + ".", wide=True)
+
+
+def _panels(arms: list[str], alarms: dict[str, ArmAlarm], baseline: str) -> list[str]:
+    """At most `MOST` arms in the order of the study: those with an alarm and the baseline before others."""
+    ranked = sorted(arms, key=lambda arm: (arm not in alarms or alarms[arm].kl is None, arm != baseline))
+    chosen = set(ranked[:MOST])
+    return [arm for arm in arms if arm in chosen]
 
 
 def _of_arm(findings: Findings, arm: str, *keys: str) -> dict[int, KLCurve]:

@@ -18,9 +18,12 @@ from reports.curves import arm_curves
 from reports.estimates import Findings, analyse
 from reports.figures import FIGURES, chosen_figures, draw, provenance
 from reports.load import StudyRecords, load_records
+from reports.overoptimisation import _panels as panels
+from reports.stats import Estimate
 from reports.style import INK, arm_styles, house_style, inline_svg, save
 from reports.style import _round as round_tick
 from reports.style import _spread as spread
+from reports.trajectories import ArmAlarm
 
 if TYPE_CHECKING:
     from tests.reports.conftest import Builder
@@ -185,6 +188,24 @@ def test_seeds_that_record_at_other_steps_are_averaged_at_equal_steps(records: S
     np.testing.assert_allclose(curve.mean["mean"], curve.mean["step"] / 1000)
     np.testing.assert_allclose(curve.mean["high"], curve.mean["low"])
     assert not curve.tails
+
+
+def test_of_many_arms_those_with_an_alarm_and_the_baseline_get_a_panel(findings: Findings) -> None:
+    arms = [f"a{i}" for i in range(20)]
+    loud = ArmAlarm("a18", {}, 3, Estimate(4.0, 3.0, 5.0, 3, 0, "student"))
+    quiet = ArmAlarm("a1", {}, 3, None)
+    assert panels(arms, {"a18": loud, "a1": quiet}, "a15") == [*arms[:10], "a15", "a18"]
+    assert panels(arms[:3], {}, "a1") == arms[:3]
+
+
+def test_of_many_arms_only_the_farthest_comparison_is_drawn(records: StudyRecords, findings: Findings) -> None:
+    with house_style():
+        few, many = (FIGURES["matched_kl"](records, replace(findings, matched=findings.matched * n)) for n in (1, 10))
+    assert few is not None
+    assert many is not None
+    assert "half the distance" in few.caption
+    assert "half the distance" not in many.caption
+    assert len(many.figure.axes[1].get_yticks()) == 5 * len(few.figure.axes[1].get_yticks())
 
 
 def test_cost_is_held_against_the_caps(records: StudyRecords, findings: Findings) -> None:
