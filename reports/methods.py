@@ -70,7 +70,13 @@ def _design(records: StudyRecords, findings: Findings) -> Iterator[str]:
     yield f"Of {counted(len(records.plan), 'trial')}: {ends}; whatever was evaluated counts."
     if "budget" in counts:
         yield "Trials that a cap ended are evaluated where they stood and shown as censored."
-    yield "No arm was stopped early for looking bad." if findings.search is None else "Pruning was allowed in the search alone."
+    stopping = [falsifier.name for falsifier in study.falsifiers if falsifier.stop]
+    if stopping:
+        yield f"A trial that refuted {listed(stopping)} was ended there, evaluated as it stood, and is counted as pruned."
+    elif findings.search is None:
+        yield "No arm was stopped early for looking bad."
+    else:
+        yield "Pruning was allowed in the search alone."
 
 
 def _training(records: StudyRecords) -> Iterator[str]:
