@@ -20,10 +20,10 @@ from torch import Tensor
 from pipeline.artifacts import Artifact
 from pipeline.config import TrialConfig
 from pipeline.config_rewards import PartConfig
-from pipeline.errors import UserError
 from pipeline.layout import write_json
 from pipeline.models.generation import sample
 from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
+from pipeline.models.room import check_room
 from pipeline.models.seeding import uniforms
 from pipeline.reporter import Reporter
 from pipeline.rewards.base import Calibrated, Completions, Reward, calibration
@@ -73,7 +73,7 @@ def reward(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact
     device = device_of(cfg.runtime.device)
     reference: CausalLM = freeze(load_snapshot(sft.path / "model", device))
     data = PromptSet.load(prompts, "train")
-    check_room(reference, data, cfg.ppo.response_length)
+    check_room(reference, "ppo.response_length", cfg.ppo.response_length, beside=data.ids.shape[1])
     bench = _Bench(cfg, reporter, prompts, sft, data, reference, judge_of(cfg.gold, device, cfg.runtime.rollout_batch_size), device)
     composite = cfg.reward.kind == "composite"
     raw, summary, unseen = _parts(bench, out, composite)
@@ -93,17 +93,6 @@ def reward(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact
     write_json(out / "summary.json", {"kind": cfg.reward.kind, "judge": cfg.gold.kind, **summary})
     parts = {name: {"spec": spec.model_dump(mode="json"), "mean": scales[name][0], "std": scales[name][1]} for name, spec in specs.items()}
     return {"kind": cfg.reward.kind, "judge": cfg.gold.kind, "parts": parts, "mean": mean, "std": std, "note": _note(summary), **summary}
-
-
-def check_room(model: CausalLM, data: PromptSet, response_length: int) -> None:
-    """Refuse episodes that are longer than the model has positions for."""
-    positions = getattr(model.config, "max_position_embeddings", None)
-    longest = data.ids.shape[1]
-    if positions is not None and longest + response_length > positions:
-        raise UserError(
-            f"ppo.response_length = {response_length}: with prompts of up to {longest} tokens this goes beyond the model's {positions} "
-            f"positions; at most {positions - longest}"
-        )
 
 
 def _scored(source: str, samples: Completions, total: Tensor, parts: dict[str, Tensor], gold: Tensor) -> pd.DataFrame:
@@ -155,6 +144,7 @@ def _learn(bench: _Bench, spec: PartConfig, key: str, out: Path) -> tuple[Learne
     if spec.preferences == "judge":
         pairs, gold = judged_pairs(bench.answers, bench.gold, cfg)
     else:
+        check_room(bench.reference, "reward.max_tokens", cfg.max_tokens)
         pairs = given_pairs(spec.preferences, f"{key}.preferences", bench.prompts, bench.data, cfg, bench.device)
         gold = None
     train, kept = pairs.halves()

@@ -19,6 +19,7 @@ from pipeline.artifacts import Artifact
 from pipeline.config import SftConfig, TrialConfig
 from pipeline.layout import write_json
 from pipeline.models.loading import CausalLM, device_of, load_tokenizer, pretrained_model, scratch_model
+from pipeline.models.room import check_room
 from pipeline.models.seeding import permutation
 from pipeline.reporter import Reporter
 
@@ -35,6 +36,7 @@ def sft(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact) -
         model = scratch_model(cfg.model, len(tokenizer), tokenizer.pad_token_id, tokenizer.eos_token_id, MAX_POSITIONS, cfg.sft.seed)
     else:
         model = pretrained_model(cfg.model.base, cfg.model.revision)
+    check_room(model, "sft.max_tokens", cfg.sft.max_tokens)
     model.to(device)
     train(model, encode(tokenizer, pd.read_parquet(prompts.path / "sft.parquet")["text"], cfg.sft.max_tokens), cfg.sft, reporter)
     texts = pd.read_parquet(prompts.path / "heldout_texts.parquet")

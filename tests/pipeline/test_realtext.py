@@ -165,8 +165,9 @@ def test_a_reward_learned_from_a_file_on_a_base_of_another_architecture(home: Pa
     GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=128)).save_pretrained(base)
     pairs = [{"prompt": f"Film {i} was", "chosen": f" {GOOD[i % 3]}.", "rejected": f" {BAD[i % 3]}."} for i in range(60)]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    settings = {
+    settings: dict[str, Any] = {
         "data__prompt_length": [8, 24],
+        "reward__max_tokens": 64,
         "model__base": str(base),
         "reward__preferences": str(tmp_path / "pairs.jsonl"),
         "reward__epochs": 8,
@@ -178,8 +179,17 @@ def test_a_reward_learned_from_a_file_on_a_base_of_another_architecture(home: Pa
     assert meta["judge"] == "lexicon"
     assert meta["accuracy"] == 1.0  # good words against bad ones, in prompts that were never seen
     assert meta["heldout_pairs"] == 6
-    with pytest.raises(UserError, match=r"response_length = 200: .* beyond the model's 128 positions; at most 104"):
-        run_trial(config(home, **settings, ppo__response_length=200), Layout(tmp_path / "out"), Recorder(), until="reward")
+    for key, value, says in (
+        (
+            "ppo__response_length",
+            200,
+            "ppo.response_length = 200: with prompts of up to 24 tokens this goes beyond .* 128 positions; at most 104",
+        ),
+        ("reward__max_tokens", 200, "reward.max_tokens = 200: this goes beyond the model's 128 positions"),
+        ("sft__max_tokens", 200, "sft.max_tokens = 200: this goes beyond the model's 128 positions"),
+    ):
+        with pytest.raises(UserError, match=says):
+            run_trial(config(home, **{**settings, key: value}), Layout(tmp_path / "out"), Recorder(), until="reward")
 
 
 def test_one_class_is_refused_at_the_first_stage(home: Path, tmp_path: Path) -> None:
