@@ -10,9 +10,11 @@ from pathlib import Path
 import fakehub
 import pandas as pd
 import pytest
+import torch
 from helpers import Recorder, smoke
 
 from pipeline.config import DataConfig
+from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
 from pipeline.hub import check_model
 from pipeline.layout import Layout
@@ -45,11 +47,26 @@ except UserError as error:
 OTHER = "1" * 40
 
 
-def ask(revision: str, home: Path, **env: str) -> str:
+CLASSIFIER = """
+import sys
+from pipeline.errors import UserError
+from pipeline.hub import check_model
+try:
+    check_model("judge.model", "some-org/judge", sys.argv[1], pinned=True)
+    import torch
+    from pipeline.rewards.classifier import load_classifier
+    reward = load_classifier("judge.model", "some-org/judge", sys.argv[1], "YES", "logit", torch.device("cpu"), 4)
+    print(round(float(reward._score(["It was good."])), 5))
+except UserError as error:
+    print(error)
+"""
+
+
+def ask(revision: str, home: Path, program: str = PROGRAM, **env: str) -> str:
     """What another process, whose client has not been configured yet, finds."""
     surroundings = {**os.environ, "HF_HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path), **env}
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM, revision], env=surroundings, capture_output=True, text=True, check=True
+        [sys.executable, "-c", program, revision], env=surroundings, capture_output=True, text=True, check=True
     ).stdout.strip()
 
 
@@ -74,6 +91,28 @@ def test_a_hub_data_set_is_read_at_its_commit_online_and_from_the_cache_alone(tm
     assert offline.startswith(f"data.name = 'some-org/MovieReviews' at revision {OTHER} is not in the cache {tmp_path / 'home'}")
     assert "HF_HUB_OFFLINE" in offline
     assert "data.source=local" in offline
+
+
+@pytest.mark.slow
+def test_a_hub_classifier_is_loaded_at_its_commit_and_never_from_pickles(tmp_path: Path) -> None:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(BertConfig(vocab_size=300, id2label={0: "NO", 1: "YES"}, **sizes)).eval()
+    tokenizer = train_tokenizer(["It was good."], 300)
+    model.save_pretrained(tmp_path / "judge")
+    tokenizer.save_pretrained(tmp_path / "judge")
+    wanted = model(torch.tensor([tokenizer("It was good.")["input_ids"]])).logits[0, 1].item()
+    with fakehub.serve("model", "some-org/judge", tmp_path / "judge") as (address, _):
+        found = ask(fakehub.COMMIT, tmp_path / "home", CLASSIFIER, HF_ENDPOINT=address, HF_HUB_OFFLINE="0")
+    assert float(found) == pytest.approx(wanted, abs=1e-4)
+    assert float(ask(fakehub.COMMIT, tmp_path / "home", CLASSIFIER, HF_HUB_OFFLINE="1")) == pytest.approx(wanted, abs=1e-4)
+    (tmp_path / "judge" / "model.safetensors").rename(tmp_path / "judge" / "pytorch_model.bin")
+    with fakehub.serve("model", "some-org/judge", tmp_path / "judge") as (address, log):
+        refused = ask(fakehub.COMMIT, tmp_path / "other", CLASSIFIER, HF_ENDPOINT=address, HF_HUB_OFFLINE="0")
+    assert "it has no *.safetensors, and pickled weights are never read" in refused
+    assert not [line for line in log if "resolve" in line]  # nothing was downloaded
 
 
 def test_an_absent_data_set_is_refused_before_anything_is_started(tmp_path: Path) -> None:
