@@ -42,7 +42,6 @@ DiffOption = Annotated[
 
 def report(name: OptionalStudy = None, versions: DiffOption = None, profile: cli.ProfileOption = None, out: cli.OutOption = None) -> None:
     """Draw tables, figures and the page of a study again, from its records, or compare two versions of it; no training."""
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # matrices are small here: more threads would spend their time waiting
     from reports import cli as reports
 
     if versions:
@@ -56,7 +55,6 @@ def report(name: OptionalStudy = None, versions: DiffOption = None, profile: cli
 
 def compare(names: StudiesArgument, profile: cli.ProfileOption = None, out: cli.OutOption = None) -> None:
     """Set several studies side by side in one table, from their records; no training."""
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # matrices are small here: more threads would spend their time waiting
     from reports import cli as reports
 
     page, text = reports.compare(names, profile, out)

@@ -20,6 +20,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter
@@ -212,13 +215,17 @@ class Provenance:
 def save(figure: Figure, stem: Path, title: str, origin: Provenance) -> None:
     """Write ``stem.svg``, ``.png`` (200 dpi) and ``.pdf``; equal figures give equal bytes."""
     about, runs = f"{origin.subject}, commit {origin.commit}", "; ".join(origin.runs)
+    # The canvases are called themselves: savefig would draw everything once more beforehand and throw it away.
     nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
-    figure.savefig(stem.with_suffix(".svg"), metadata={"Title": title, "Description": about, "Source": runs or None, **nothing})
+    svg = {"Title": title, "Description": about, "Source": runs or None, **nothing}
+    FigureCanvasSVG(figure).print_svg(stem.with_suffix(".svg"), metadata=svg)  # type: ignore[no-untyped-call]
     figure.set_layout_engine("none")  # the places found for the first format hold for the others
+    figure.dpi = 200
     png = {"Title": title, "Description": about, "Source": runs}
-    figure.savefig(stem.with_suffix(".png"), dpi=200, metadata={**png, "Software": None})
+    FigureCanvasAgg(figure).print_png(stem.with_suffix(".png"), metadata={**png, "Software": None})  # type: ignore[no-untyped-call]
     nothing = {"CreationDate": None, "ModDate": None, "Creator": None, "Producer": None}
-    figure.savefig(stem.with_suffix(".pdf"), metadata={"Title": title, "Subject": about, "Keywords": runs, **nothing})
+    pdf = {"Title": title, "Subject": about, "Keywords": runs, **nothing}
+    FigureCanvasPdf(figure).print_pdf(stem.with_suffix(".pdf"), metadata=pdf)  # type: ignore[no-untyped-call]
     path = stem.with_suffix(".svg")
     path.write_text(path.read_text("utf-8").replace("'DejaVu Sans'", _FALLBACK_FONTS), encoding="utf-8")
 
