@@ -245,6 +245,7 @@ class RuntimeConfig(Section):
     processes: Positive = Field(1, description="processes that share the work of one PPO trial, each with its own GPU where there are any")
     micro_batch_size: Positive = Field(64, description="episodes in memory at once during training")
     rollout_batch_size: Positive = Field(512, description="episodes in memory at once during generation and scoring")
+    hang_minutes: StrictlyPositive = Field(30.0, description="a trial in a process of its own that says nothing for so long is ended")
     checkpoint_updates: Positive = Field(16, description="updates between two checkpoints")
     gradient_checkpointing: bool = Field(False, description="compute activations twice instead of keeping them")
 

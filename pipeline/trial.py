@@ -17,6 +17,7 @@ from pipeline.artifacts import Artifact, Store
 from pipeline.config import TrialConfig
 from pipeline.data.corpus import check_source
 from pipeline.layout import Layout
+from pipeline.preflight import check_budget as check_budget
 from pipeline.reporter import Reporter
 from pipeline.stages import STAGES
 from pipeline.stages.common import settle

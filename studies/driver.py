@@ -121,9 +121,10 @@ def run_study(
         check_source(source)  # before anything is written
     writable(layout.root)
     folder = layout.study(study.name, chosen)
+    module = importlib.import_module(trials)
+    _check_budget(plan, module)
     folder.path.mkdir(parents=True, exist_ok=True)
     with only_driver(folder, study.name):
-        module = importlib.import_module(trials)
         environment: dict[str, str] = module.environment()
         display = Display(console, trial_count(study))
         for caution in cautions(plan):
@@ -150,6 +151,17 @@ def run_study(
         finally:
             sinks.close(status, found, report)
     return replace(result, report=report)
+
+
+def _check_budget(plan: Sequence[Cell], module: Any) -> None:
+    """Refuse the first cell that cannot fit. Raises `UserError`."""
+    checked: set[str] = set()
+    for cell in plan:
+        ppo = cell.config.ppo.model_copy(update={"seed": 0})
+        alike = cell.config.model_copy(update={"ppo": ppo}).model_dump_json()
+        if alike not in checked:
+            checked.add(alike)
+            module.check_budget(cell.config, cell.label)
 
 
 def trial_count(study: Study) -> int:

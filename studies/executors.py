@@ -33,6 +33,8 @@ PRELOAD = ["studies.executors", "pipeline.trial", "pipeline.ppo.trainer", "accel
 QUIET_SECONDS = 0.25
 """Between two progress messages of a worker; what comes in between is dropped or merged."""
 GRACE_SECONDS = 5.0
+POLL_SECONDS = 1.0
+"""Between two looks at who has been silent for too long."""
 
 
 class TrialOutcome(Protocol):
@@ -170,20 +172,19 @@ class Processes:
 
     def run(self, next_job: NextJob, slots: int, emit: Callable[[Event], None]) -> None:
         running: dict[Any, tuple[Job, BaseProcess]] = {}  # by the driver's end of the pipe
+        heard: dict[Any, float] = {}
         try:
             while True:
                 while len(running) < slots and (job := next_job()) is not None:
                     pipe, process = self._start(job)
-                    running[pipe] = (job, process)
+                    running[pipe], heard[pipe] = (job, process), time.monotonic()
                 if not running:
                     return
-                for ready in wait(list(running)):
-                    job, process = running[ready]
-                    event = _receive(ready, job, process)
-                    if not isinstance(event, Message):
-                        del running[ready]
-                        _bury(process, job)
-                    emit(event)
+                for ready in wait(list(running), timeout=POLL_SECONDS):
+                    heard[ready] = time.monotonic()
+                    _pass_on(ready, _receive(ready, *running[ready]), running, emit)
+                for silent in _silent(running, heard):
+                    _pass_on(silent, _end_silent(*running[silent]), running, emit)
         finally:
             _end([process for _, process in running.values()])
 
@@ -242,6 +243,30 @@ def _die_with_driver() -> None:
     if driver is not None:
         driver.join()
         os._exit(1)
+
+
+def _pass_on(pipe: Any, event: Event, running: dict[Any, tuple[Job, BaseProcess]], emit: Callable[[Event], None]) -> None:
+    """Tell the driver; what has ended is no longer running."""
+    if not isinstance(event, Message):
+        job, process = running.pop(pipe)
+        _bury(process, job)
+    emit(event)
+
+
+def _silent(running: Mapping[Any, tuple[Job, BaseProcess]], heard: Mapping[Any, float]) -> list[Any]:
+    """Pipes of trials that have said nothing for longer than they may."""
+    now = time.monotonic()
+    return [pipe for pipe, (job, _) in running.items() if now - heard[pipe] > job.config.runtime.hang_minutes * 60]
+
+
+def _end_silent(job: Job, process: BaseProcess) -> Crashed:
+    """End a trial that hangs. Its log then tells where it stood: the signal makes it write the traceback of every thread."""
+    if process.pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGABRT)
+    process.join(GRACE_SECONDS)
+    _end([process])
+    return Crashed(job, f"no progress for {job.config.runtime.hang_minutes:g} min (runtime.hang_minutes): ended")
 
 
 def _receive(pipe: Any, job: Job, process: BaseProcess) -> Event:

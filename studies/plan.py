@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -22,11 +22,33 @@ from studies.search import confirmation, load
 def print_plan(
     console: Console, study: Study, profile: str | None, overrides: Mapping[str, Any], layout: Layout, *, trials: str = TRIALS
 ) -> None:
-    """Print one row per distinct artifact, one budget line per arm, and the whole; builds nothing."""
+    """Print what each arm is predicted to take, the whole, and one row per distinct artifact; builds nothing.
+
+    The prediction comes first: it needs neither data nor networks, and stands even where they cannot be had.
+    """
     folder = layout.study(study.name, profile or study.profile)
     compared = confirmation(study, folder)
     plan = cells(compared, profile, overrides)
     module = importlib.import_module(trials)
+    lines: dict[tuple[str, ...], list[str]] = {}
+    for arm in compared.arm_overrides():
+        lines.setdefault(tuple(budget_lines(next(cell.config for cell in plan if cell.arm == arm))), []).append(arm)
+    for (first, *rest), arms in lines.items():
+        console.print(Text("\n".join([f"each trial of {', '.join(arms)}: {first}", *rest])), soft_wrap=True)
+    if plan[0].config.runtime.device == "cuda":
+        console.print(variant_table(plan[0].config))
+    for caution in cautions(plan):
+        console.print(Text(caution, "yellow"), soft_wrap=True)
+    if study.search is not None:
+        ended = len((load(study, folder) or {}).get("trials", []))
+        console.print(Text(search_line(study, ended)), soft_wrap=True)
+    console.print(Text(total_line(study, plan, folder.records())), soft_wrap=True)
+    console.print()
+    console.print(_stage_table(plan, module, layout))
+
+
+def _stage_table(plan: Sequence[Cell], module: Any, layout: Layout) -> Table:
+    """One row per distinct artifact. Raises `UserError` where a stage that has to run would look in vain for what it needs."""
     rows: dict[tuple[str, str, str], list[str]] = {}
     states: dict[tuple[str, str, str], bool] = {}
     for cell in plan:
@@ -42,19 +64,7 @@ def print_plan(
         state = Text("cached", style="dim") if states[row] else Text("will run", style="bold")
         owner = labels[0] if len(labels) == 1 else f"{len(labels)} trials"
         table.add_row(Text(row[0]), Text(row[1]), Text(owner), state, Text(row[2]))
-    console.print(table)
-    console.print()
-    lines: dict[str, list[str]] = {}
-    for arm in compared.arm_overrides():
-        lines.setdefault(budget_line(next(cell.config for cell in plan if cell.arm == arm)), []).append(arm)
-    for line, arms in lines.items():
-        console.print(Text(f"each trial of {', '.join(arms)}: {line}"), soft_wrap=True)
-    for caution in cautions(plan):
-        console.print(Text(caution, "yellow"), soft_wrap=True)
-    if study.search is not None:
-        ended = len((load(study, folder) or {}).get("trials", []))
-        console.print(Text(search_line(study, ended)), soft_wrap=True)
-    console.print(Text(total_line(study, plan, folder.records())), soft_wrap=True)
+    return table
 
 
 def search_line(study: Study, ended: int) -> str:
@@ -70,33 +80,53 @@ def search_line(study: Study, ended: int) -> str:
 
 def total_line(study: Study, plan: Sequence[Cell], records: Sequence[TrialRecord]) -> str:
     """Hours of the whole study if nothing of it were cached; a trial that a search has yet to propose counts as its baseline does."""
-    from pipeline.budget import estimate
+    from pipeline.preflight import hours, predict
 
-    n, found = trial_count(study), [estimate(cell.config) for cell in plan]
+    n, found = trial_count(study), [predict(cell.config) for cell in plan]
     line = f"{n} trials in all"
     known = [one.t4_hours for one in found if one is not None]
     if len(known) == len(plan):
-        line += f": {_hours(math.fsum(known) + (n - len(plan)) * known[0])} on a T4 by the roofline"
+        line += f": {hours(math.fsum(known) + (n - len(plan)) * known[0])} on a T4 by the roofline"
     seconds = [record.cost["wall_s"] for record in records if record.status == "complete" and "wall_s" in record.cost]
     if seconds:
         mean = math.fsum(seconds) / len(seconds)
-        line += f"; here {_hours(n * mean / 3600)} of training at the recorded {mean:.0f} s a trial (n = {len(seconds)}), one at a time"
+        line += f"; here {hours(n * mean / 3600)} of training at the recorded {mean:.0f} s a trial (n = {len(seconds)}), one at a time"
     return line
 
 
-def budget_line(config: TrialConfig) -> str:
-    """What one trial would need on a T4, in words."""
-    from pipeline.budget import estimate
+def budget_lines(config: TrialConfig) -> Iterator[str]:
+    """What one trial would need on a T4, in words: whether it fits, of what its memory consists, and what makes it fit."""
+    from pipeline.preflight import device_of, hours, predict, remedy
 
-    found = estimate(config)
+    found = predict(config)
     if found is None:
-        return f"no prediction: the sizes of {config.model.base} are not known before it is loaded"
-    verdict = "fits" if found.fits else "does not fit"
-    return (
-        f"{verdict}: {_hours(found.t4_hours)} of {found.cap_hours:g} h on a T4, {found.total_gib:.2f} of {found.cap_gib:g} GiB, "
-        f"{found.parameters / 1e6:.3g} M parameters (PPO stage, by the roofline)"
+        yield f"no prediction: the sizes of {config.model.base} are not known before it is loaded"
+        return
+    where = "on a card" if device_of(config) == "cuda" else "resident on a CPU"
+    yield (
+        f"{'fits' if found.fits else 'does not fit'}: {hours(found.t4_hours)} of {found.cap_hours:g} h on a T4, {found.total_gib:.2f} of "
+        f"{found.cap_gib:g} GiB {where}, {_millions(found.trained)} of {_millions(found.parameters)} M parameters trained "
+        "(PPO stage, predicted)"
     )
+    yield "  GiB: " + ", ".join(f"{name} {size:.2f}" for name, size in found.memory_gib.items() if size >= 0.005)
+    yield "  T4: " + ", ".join(f"{phase} {hours(spent)}" for phase, spent in found.hours.items())
+    if not found.fits:
+        yield f"  {remedy(config)}"
 
 
-def _hours(hours: float) -> str:
-    return f"{hours:.2f} h" if hours >= 0.01 else f"{hours * 3600:.2g} s"
+def variant_table(config: TrialConfig) -> Table:
+    """What each way to train would take of this trial's budget."""
+    from pipeline.preflight import hours, variants
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("training", "peak memory", "time on a T4", "trained", ""):
+        table.add_column(title, justify="left" if title in ("training", "") else "right")
+    for name, found in variants(config).items():
+        if found is not None:
+            figures = f"{found.total_gib:.2f} GiB", hours(found.t4_hours), f"{_millions(found.trained)} M"
+            table.add_row(Text(name), *figures, Text("fits" if found.fits else "does not fit", style="" if found.fits else "yellow"))
+    return table
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:.3g}"

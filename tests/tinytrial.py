@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from helpers import Recorder
 
-from pipeline.budget import Ledger, Shape
+from pipeline.budget.ledger import Ledger
 from pipeline.config import ModelConfig, PpoConfig, RuntimeConfig
 from pipeline.models.adapters import WithoutAdapter, choose_trained
 from pipeline.models.critic import calibrated_head
 from pipeline.models.loading import freeze, scratch_model
+from pipeline.models.meter import meter
 from pipeline.models.policy import ActorCritic, Episodes, trunk
 from pipeline.ppo.rollout import Scores
 from pipeline.ppo.trainer import Outcome, Trainer
@@ -30,7 +31,6 @@ BASE: dict[str, Any] = {
     "lr": 1e-2,
     "vf_coef": 0.5,
 }
-SHAPE = Shape(VOCAB, 16, 1, 32)
 
 
 def score(episodes: Episodes, rows: Sequence[int]) -> Scores:
@@ -69,18 +69,21 @@ def trainer(folder: Path, reporter: Recorder | None = None, runtime: dict[str, A
     queries = torch.randint(2, VOCAB, (20, 4), generator=generator)
     mask = torch.arange(4) >= torch.randint(0, 4, (20, 1), generator=generator)
     actor_critic = actor(knobs)
+    reference = freeze(model()) if knobs.get("adapter", "none") == "none" else WithoutAdapter(actor_critic.lm)
+    ledger = Ledger()
+    meter([*actor_critic.networks, *([] if isinstance(reference, WithoutAdapter) else [reference])], ledger.work)
     return Trainer(
         PpoConfig(**{**BASE, **knobs}),
         RuntimeConfig(**{"checkpoint_updates": 2, **(runtime or {})}),
         actor_critic,
-        freeze(model()) if knobs.get("adapter", "none") == "none" else WithoutAdapter(actor_critic.lm),
+        reference,
         score,
         queries,
         mask,
         {"eos_id": EOS, "pad_id": PAD},
         lambda offset: MetricsLog.resume(path, offset) if offset else MetricsLog(path),
         reporter or Recorder(),
-        Ledger(SHAPE),
+        ledger,
         folder / "checkpoints",
     )
 

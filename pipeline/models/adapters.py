@@ -47,7 +47,9 @@ def _freeze_lower(lm: CausalLM, count: int) -> None:
     layers = blocks(lm)
     if count >= len(layers):
         raise UserError(f"ppo.frozen_layers = {count}: the policy has {len(layers)} layers; leave at least one to train")
-    for module in (lm.get_input_embeddings(), *layers[:count]):
+    # A position embedding left to train would send every gradient through all that is frozen.
+    embeddings = [module for module in trunk(lm).children() if isinstance(module, nn.Embedding)]
+    for module in (lm.get_input_embeddings(), *embeddings, *layers[:count]):
         module.requires_grad_(False)
 
 

@@ -33,11 +33,11 @@ def mixed_precision(device: torch.device) -> str:
     return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp16"
 
 
-def scratch_model(cfg: ModelConfig, vocab_size: int, pad_id: int, eos_id: int, max_tokens: int, seed: int) -> CausalLM:
-    """A Qwen2-architecture model (the class of Qwen1.5) with random weights, fp32."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+def scratch_config(cfg: ModelConfig, vocab_size: int, pad_id: int, eos_id: int, max_tokens: int) -> Any:
+    """The configuration of a scratch model: the Qwen2 architecture, the class of Qwen1.5."""
+    from transformers import Qwen2Config
 
-    config = Qwen2Config(
+    return Qwen2Config(
         vocab_size=vocab_size,
         hidden_size=cfg.hidden_size,
         num_hidden_layers=cfg.layers,
@@ -51,6 +51,13 @@ def scratch_model(cfg: ModelConfig, vocab_size: int, pad_id: int, eos_id: int, m
         eos_token_id=eos_id,
         bos_token_id=None,
     )
+
+
+def scratch_model(cfg: ModelConfig, vocab_size: int, pad_id: int, eos_id: int, max_tokens: int, seed: int) -> CausalLM:
+    """A Qwen2-architecture model with random weights, fp32."""
+    from transformers import Qwen2ForCausalLM
+
+    config = scratch_config(cfg, vocab_size, pad_id, eos_id, max_tokens)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, "scratch model"))
         return Qwen2ForCausalLM(config).eval()

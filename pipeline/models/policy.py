@@ -177,13 +177,18 @@ class ActorCritic(nn.Module):
         values: Tensor = self.value_head(state).squeeze(-1).float()
         return hidden, values
 
+    @property
+    def networks(self) -> list[CausalLM]:
+        """The policy, and the critic's trunk where it is separate."""
+        return [network for network in (self.lm, self.critic_trunk) if network is not None]
+
     @contextmanager
     def recomputing(self, checkpointing: bool) -> Iterator[None]:
         """Forwards of this block keep no activations where `checkpointing`; transformers ties that to its training mode.
 
         The mode changes nothing else: dropout is 0 in every network (`pipeline.models.loading.without_dropout`).
         """
-        networks = [network for network in (self.lm, self.critic_trunk) if network is not None and checkpointing]
+        networks = self.networks if checkpointing else []
         for network in networks:
             if not network.is_gradient_checkpointing:
                 network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

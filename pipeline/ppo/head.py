@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.budget import chunk_tokens
+from pipeline.budget.shape import chunk_tokens
 from pipeline.models.loading import CausalLM
 
 TokenLoss = Callable[[slice, Tensor, Tensor], Tensor]
@@ -31,9 +31,9 @@ class HeadPass:
     """(N, H) of the loss, with respect to the hidden states."""
 
 
-def chunks(tokens: int, vocab: int) -> Iterator[slice]:
-    """Slices of so many tokens whose (n, vocab) tensors are small (`pipeline.budget.chunk_tokens`)."""
-    size = chunk_tokens(vocab)
+def chunks(labels: Tensor, vocab: int) -> Iterator[slice]:
+    """Slices of the labels (N,) whose (n, vocab) tensors are small (`pipeline.budget.shape.chunk_tokens`)."""
+    size, tokens = chunk_tokens(vocab, labels.device.type == "cuda"), len(labels)
     for start in range(0, tokens, size):
         yield slice(start, min(start + size, tokens))
 
@@ -47,7 +47,7 @@ def head_backward(lm: CausalLM, hidden: Tensor, labels: Tensor, temperature: flo
         ∂log π(y)/∂z = (1ᵧ - π) / τ,   ∂H/∂z = -π (log π + H) / τ
     """
     logprobs, entropies, gradients = [], [], []
-    for rows in chunks(len(labels), int(lm.config.vocab_size)):
+    for rows in chunks(labels, int(lm.config.vocab_size)):
         leaf = hidden[rows].detach().requires_grad_()
         logits = lm.get_output_embeddings()(leaf)
         with torch.no_grad():

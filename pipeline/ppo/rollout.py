@@ -118,7 +118,7 @@ def collect(world: World, prompts: Prompts, update: int, kl_coef: float) -> Roll
         )
     with world.timed("score"), torch.no_grad():
         # 3 score the cut text
-        scores = world.score(episodes, prompts.rows[share])
+        scores = score_in_parts(world, episodes, prompts.rows[share])
         # 4 log-probs, reference log-probs and values by the training forward
         measured = measure(world.actor, world.reference, episodes, cfg.temperature, world.batch)
         episodes, scores, measured = together(world.ranks, episodes, scores, measured)
@@ -146,6 +146,21 @@ def collect(world: World, prompts: Prompts, update: int, kl_coef: float) -> Roll
         if cfg.whiten_advantages:
             advantages = masked_whiten(advantages, mask)
     return Rollout(episodes, measured, advantages, returns, kl_coef, scores, metrics)
+
+
+def score_in_parts(world: World, episodes: Episodes, rows: Sequence[int]) -> Scores:
+    """The scores of all rows, so many at a time as there is room for."""
+    places = [slice(start, start + world.batch) for start in range(0, len(rows), world.batch)]
+    parts = [world.score(episodes.take(place), rows[place]) for place in places]
+    if len(parts) == 1:
+        return parts[0]
+    return Scores(
+        proxy=torch.cat([part.proxy for part in parts]),
+        gold=torch.cat([part.gold for part in parts]),
+        prompts=[prompt for part in parts for prompt in part.prompts],
+        texts=[text for part in parts for text in part.texts],
+        parts={name: torch.cat([part.parts[name] for part in parts]) for name in parts[0].parts},
+    )
 
 
 def together(ranks: Ranks, episodes: Episodes, scores: Scores, measured: Measured) -> tuple[Episodes, Scores, Measured]:

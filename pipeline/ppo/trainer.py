@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from pipeline.budget import Ledger
+from pipeline.budget.ledger import Ledger
+from pipeline.budget.roofline import BYTES_STEP
 from pipeline.config import PpoConfig, RuntimeConfig
 from pipeline.models.loading import CausalLM, mixed_precision
 from pipeline.models.policy import ActorCritic, Episodes
@@ -25,6 +26,7 @@ from pipeline.ppo.health import Diverged, check_collapse, negative_kl
 from pipeline.ppo.masking import masked_mean
 from pipeline.ppo.parallel import Mute, Ranks
 from pipeline.ppo.rollout import Prompts, Rollout, ScoreFn, World, collect
+from pipeline.ppo.room import MemoryFull, Room
 from pipeline.ppo.selfcheck import check_first_step, check_rollout
 from pipeline.ppo.update import Learner, train_on
 from pipeline.stopping import Watcher
@@ -104,11 +106,12 @@ class Trainer:
         self.optimiser = self.accelerator.prepare(torch.optim.Adam(_groups(actor, cfg), eps=cfg.adam_eps, fused=True))
         self.kl, self.guard, self.stop = KlController.of(cfg), LrGuard.of(cfg), Watcher(cfg.stop)
         self.ranks = Ranks(self.accelerator)
-        self.world = World(actor, reference, score, cfg, token_ids, runtime.rollout_batch_size, ledger.timed, self.ranks)
-        self.learner = Learner(
-            actor, self.optimiser, self.accelerator, cfg, self.guard, runtime.micro_batch_size, runtime.gradient_checkpointing
-        )
-        self.update = self.taken = 0
+        self.rollout_room = Room("runtime.rollout_batch_size", min(runtime.rollout_batch_size, cfg.batch_size), watch.warn)
+        self.world = World(actor, reference, score, cfg, token_ids, self.rollout_room.rows, ledger.timed, self.ranks)
+        train_room = Room("runtime.micro_batch_size", min(runtime.micro_batch_size, cfg.mini_batch_size), watch.warn)
+        self.learner = Learner(actor, self.optimiser, self.accelerator, cfg, self.guard, train_room, runtime.gradient_checkpointing)
+        self.trained_size = sum(tensor.numel() for _, tensor in self._trained())
+        self.update = self.taken = self.reached = 0
         self.warned = False
         self.samples: list[dict[str, Any]] = []
         self.last_step: Mapping[str, float] = {}
@@ -128,6 +131,7 @@ class Trainer:
         try:
             while self.update < self.cfg.updates:
                 if ended := self._ended():
+                    self._checkpoint()
                     self._check_end()
                     return ended
                 self._one_update()
@@ -137,7 +141,15 @@ class Trainer:
         except Diverged as error:
             # The metrics up to the divergence stay as evidence.
             self._restore(self.good["weights"])
+            self.ledger.exceeded(self.cfg)
             return "diverged", f"{error} in the update after step {self.taken}; the policy kept is that of step {self.good['step']}"
+        except MemoryFull as error:
+            if self.ranks.count > 1:
+                raise  # the other processes wait for this one
+            self.taken = max(self.taken, self.reached)
+            self.ledger.exceeded(self.cfg)
+            return "budget", str(error)
+        self.ledger.exceeded(self.cfg)  # the mark of the last update
         return "complete", None
 
     def _ended(self) -> tuple[str, str] | None:
@@ -150,7 +162,8 @@ class Trainer:
     def _one_update(self) -> None:
         self.kl.start(self.update)
         with self.accelerator.autocast():
-            rollout = collect(self.world, self._prompts(), self.update, self.kl.kl_coef)
+            prompts = self._prompts()
+            rollout = self.rollout_room.fit(lambda rows: collect(replace(self.world, batch=rows), prompts, self.update, self.kl.kl_coef))
             self._look(rollout)
         start = self.taken
         self._write(start, rollout.metrics)  # 7 metrics
@@ -162,8 +175,7 @@ class Trainer:
         # 8 controllers step
         self.kl.observe(rollout.metrics["objective/kl"])
         self.guard.observe(rollout.metrics["objective/kl_per_token"])
-        episodes = rollout.episodes
-        self.ledger.count_update(self.cfg, int(episodes.query_mask.sum()), int(episodes.response_mask.sum()), steps)
+        self.ledger.generated_tokens += int(rollout.episodes.response_mask.sum())
         self.update += 1
         self.taken += steps
         self.log.flush(durable=False)
@@ -187,11 +199,12 @@ class Trainer:
         if step == 1:
             check_first_step(values, self.tolerance)
         self._write(step, values)
-        self.last_step = values
+        self.last_step, self.reached = values, step
+        self.ledger.work(0.0, float(self.trained_size * BYTES_STEP))
 
     def _check_end(self) -> None:
         """The last step of a trial is followed by no rollout that could tell whether it broke the network. Raises `Diverged`."""
-        with torch.no_grad(), self.accelerator.autocast():
+        with self.ledger.timed("selfcheck"), torch.no_grad(), self.accelerator.autocast():
             prompts = self._prompts()
             mask = prompts.query_mask[:2]
             episodes = Episodes(prompts.queries[:2], mask[:, :-1], mask[:, -1:], mask[:, -1])
@@ -226,8 +239,9 @@ class Trainer:
     def _checkpoint(self) -> None:  # 9 checkpoint
         if not self.ranks.main:
             return
-        self.log.flush()
-        checkpoint.save(self.folder, self.update, self._state())
+        with self.ledger.timed("checkpoint"):
+            self.log.flush()
+            checkpoint.save(self.folder, self.update, self._state())
 
     def _state(self) -> dict[str, Any]:
         scaler = self.accelerator.scaler

@@ -20,6 +20,7 @@ from pipeline.ppo.kl import k2, k3
 from pipeline.ppo.losses import dual_clip, kl_loss, policy_loss, value_loss
 from pipeline.ppo.parallel import Ranks
 from pipeline.ppo.rollout import Rollout
+from pipeline.ppo.room import Room
 
 OnStep = Callable[[int, dict[str, float]], None]
 
@@ -33,7 +34,7 @@ class Learner:
     accelerator: Any
     cfg: PpoConfig
     guard: LrGuard
-    micro_batch: int
+    micro_batch: Room
     """Episodes in memory at once; changes nothing."""
     checkpointing: bool = False
     """Compute activations twice instead of keeping them; changes nothing."""
@@ -88,15 +89,11 @@ def train_on(rollout: Rollout, learner: Learner, update: int, taken: int, on_ste
 def accumulate(rollout: Rollout, rows: Tensor, learner: Learner) -> dict[str, float]:
     """The gradient of the mean loss over the valid tokens of the mini-batch `rows`, left in the parameters; its metrics.
 
-    Micro-batches change no result. Raises `Diverged` for what is not finite.
+    Micro-batches change no result. Raises `Diverged` for what is not finite, `MemoryFull` for what does not fit.
     """
-    learner.optimiser.zero_grad(set_to_none=True)
     tokens = rollout.episodes.response_mask[rows].sum()
-    sums: dict[str, Tensor] = {}
-    for part in rollout.episodes.buckets(learner.micro_batch, learner.ranks.part(rows)):
-        with learner.accelerator.autocast():
-            for name, value in backward(rollout, part, learner, 1 / tokens).items():
-                sums[name] = sums.get(name, torch.zeros_like(value)) + value
+    mine = learner.ranks.part(rows)
+    sums = learner.micro_batch.fit(lambda size: gradient(rollout, rollout.episodes.buckets(size, mine), learner, tokens))
     learner.ranks.add([parameter.grad for parameter in learner.actor.parameters() if parameter.grad is not None])
     learner.ranks.add(sums.values())
     norm = float(learner.accelerator.clip_grad_norm_(learner.actor.parameters(), learner.cfg.max_grad_norm))
@@ -108,6 +105,17 @@ def accumulate(rollout: Rollout, rows: Tensor, learner: Learner) -> dict[str, fl
     if bad:
         raise Diverged(f"not finite: {', '.join(bad)}")
     return {**means, "policy/grad_norm": norm} if math.isfinite(norm) else means
+
+
+def gradient(rollout: Rollout, parts: list[Tensor], learner: Learner, tokens: Tensor) -> dict[str, Tensor]:
+    """Leave the gradient of all `parts` in the parameters, in place of what was there; the metrics' sums over their tokens."""
+    learner.optimiser.zero_grad(set_to_none=True)
+    sums: dict[str, Tensor] = {}
+    for part in parts:
+        with learner.accelerator.autocast():
+            for name, value in backward(rollout, part, learner, 1 / tokens).items():
+                sums[name] = sums.get(name, torch.zeros_like(value)) + value
+    return sums
 
 
 def backward(rollout: Rollout, rows: Tensor, learner: Learner, weight: Tensor) -> dict[str, Tensor]:

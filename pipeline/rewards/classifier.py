@@ -29,6 +29,7 @@ class ClassifierReward:
 
     def __init__(self, model: Any, tokenizer: Any, index: int, output: Output, batch: int) -> None:
         self._model, self._tokenizer, self._index, self._output, self._batch = model, tokenizer, index, output, batch
+        self.networks: Sequence[Any] = [model]
 
     @torch.inference_mode()
     def __call__(self, completions: Completions) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,11 @@ class Proxy:
         """The calibrated sum (B,) and, of more than one part, each calibrated part by name."""
         scores = {name: part(completions) for name, part in self.parts.items()}
         return (self.weigh(scores) - self.mean) / self.std, scores if len(scores) > 1 else {}
+
+    @property
+    def networks(self) -> list[Any]:
+        """Of all parts."""
+        return [network for part in self.parts.values() for network in part.raw.networks]
 
     def weigh(self, scores: Mapping[str, Tensor]) -> Tensor:
         """Weighted sum of calibrated parts (B,)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -50,6 +50,7 @@ class LearnedReward:
 
     def __init__(self, model: RewardModel, batch: int) -> None:
         self._model, self._batch = model, batch
+        self.networks: Sequence[CausalLM] = [model.lm]
 
     @torch.inference_mode()
     def __call__(self, completions: Completions) -> Tensor:

@@ -6,6 +6,9 @@ under the reference, which such text cannot keep low.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from torch import Tensor
 
 from pipeline.rewards.base import Completions, as_scores
@@ -13,6 +16,8 @@ from pipeline.rewards.base import Completions, as_scores
 
 class LexiconReward:
     """VADER's compound score of prompt and completion together, in [-1, 1]."""
+
+    networks: Sequence[Any] = ()
 
     def __init__(self) -> None:
         from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer

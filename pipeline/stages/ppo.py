@@ -16,12 +16,14 @@ import pandas as pd
 import torch
 
 from pipeline.artifacts import Artifact
-from pipeline.budget import Ledger, cap_memory, shape_of
+from pipeline.budget.ledger import Ledger
+from pipeline.budget.machine import cap_memory
 from pipeline.config import PpoConfig, TrialConfig
 from pipeline.layout import write_json
 from pipeline.models.adapters import WithoutAdapter, choose_trained, merged
 from pipeline.models.critic import calibrated_head, save_critic
 from pipeline.models.loading import CausalLM, device_of, freeze, load_quantized, load_snapshot
+from pipeline.models.meter import meter
 from pipeline.models.policy import ActorCritic, Episodes, trunk
 from pipeline.ppo.rollout import Scores
 from pipeline.ppo.trainer import Outcome, Trainer
@@ -47,7 +49,9 @@ def ppo(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, s
 
 def train(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact, reward: Artifact) -> None:
     """One process of the trial; the first of them writes everything."""
+    ledger = Ledger()
     device = device_of(cfg.runtime.device)
+    cap_memory(cfg.ppo.max_memory_gib)
     data = PromptSet.load(prompts, "train")
     batch = cfg.runtime.rollout_batch_size
     proxy, gold = reward_of(reward, device, batch), judge_of(cfg.gold, device, batch)
@@ -59,14 +63,14 @@ def train(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact,
 
     metrics = out / "metrics.jsonl"
     reporter.follow(metrics)
-    cap_memory(cfg.ppo)
-    ledger = Ledger(shape_of(cfg.model, len(data.tokenizer)))
     actor = new_actor(cfg.ppo, sft, reward, device)
+    reference = freeze(load_snapshot(sft.path / "model", device)) if cfg.ppo.adapter == "none" else WithoutAdapter(actor.lm)
+    meter([*actor.networks, *([] if cfg.ppo.adapter == "lora" else [reference]), *proxy.networks, *gold.networks], ledger.work)
     trainer = Trainer(
         cfg.ppo,
         cfg.runtime,
         actor,
-        freeze(load_snapshot(sft.path / "model", device)) if cfg.ppo.adapter == "none" else WithoutAdapter(actor.lm),
+        reference,
         score,
         data.ids,
         data.mask,

@@ -10,7 +10,7 @@ import torch
 from benchmarks.meter import Meter
 from benchmarks.sizes import PAD, Size, reward
 
-from pipeline.budget import Ledger
+from pipeline.budget.ledger import Ledger
 from pipeline.config import RuntimeConfig
 from pipeline.models.loading import freeze
 from pipeline.models.policy import ActorCritic, Episodes, trunk
@@ -68,7 +68,7 @@ def build(size: Size, critic: str, device: torch.device, precision: str, folder:
         return log
 
     policy = size.network().to(device)
-    ledger = Ledger(None)
+    ledger = Ledger()
     ledger.timed = meter.timed  # type: ignore[method-assign]
     trainer = Trainer(
         cfg,

@@ -27,6 +27,7 @@ from pipeline.ppo.controllers import LrGuard
 from pipeline.ppo.masking import masked_whiten
 from pipeline.ppo.parallel import Ranks
 from pipeline.ppo.rollout import Prompts, Rollout, Scores, World, collect, measure
+from pipeline.ppo.room import Room
 from pipeline.ppo.shaping import non_score_reward, token_rewards
 from pipeline.ppo.update import Learner, train_on
 
@@ -75,7 +76,7 @@ def follow(case: Case, actor: ActorCritic, rollout: Rollout) -> tuple[list[dict[
     optimiser.register_step_pre_hook(
         lambda *_: gradients.append({name: p.grad.clone() for name, p in actor.named_parameters() if p.grad is not None})
     )
-    learner = Learner(actor, optimiser, Accelerator(cpu=True), case.cfg, LrGuard.of(case.cfg), micro_batch=3)
+    learner = Learner(actor, optimiser, Accelerator(cpu=True), case.cfg, LrGuard.of(case.cfg), micro_batch=Room("micro", 3))
     train_on(rollout, learner, 0, 0, lambda _, values: metrics.append(values))
     return metrics, gradients
 

@@ -1,64 +1,145 @@
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
-from pipeline.budget import PUBLISHED, Ledger, Shape, estimate, roofline, shape_of
-from pipeline.config import ModelConfig, load_config
-from pipeline.models.loading import scratch_model
+from pipeline.budget.estimate import Trial, estimate
+from pipeline.budget.ledger import Ledger
+from pipeline.budget.machine import GIB, cap_memory, peak_gib
+from pipeline.budget.roofline import t4_seconds
+from pipeline.budget.shape import CARD_TOKENS, CHUNK_TOKENS, chunk_tokens
+from pipeline.config import load_config
+from pipeline.sizes import measured, shape_of
 
 
-def test_counted_parameters_are_those_of_the_model() -> None:
-    cfg = ModelConfig(hidden_size=64, layers=3, heads=4, intermediate_size=160)
-    shape = shape_of(cfg, 500)
+def trial(profile: str = "t4", **changes: object) -> Trial:
+    config = load_config(profile, {key.replace("__", "."): value for key, value in changes.items()})
+    shape = shape_of(config)
     assert shape is not None
-    model = scratch_model(cfg, 500, 0, 1, 64, seed=0)
-    # Norms and biases are left out of the count; they do no matrix work.
-    assert shape.parameters == pytest.approx(sum(parameter.numel() for parameter in model.parameters()), rel=0.02)
-    assert PUBLISHED["Qwen/Qwen1.5-0.5B"].parameters == pytest.approx(464e6, rel=0.01)
-
-
-def test_counted_flops_agree_with_torch() -> None:
-    cfg = ModelConfig(hidden_size=64, layers=3, heads=4, intermediate_size=160)
-    model, shape = scratch_model(cfg, 500, 0, 1, 64, seed=0), shape_of(cfg, 500)
-    assert shape is not None
-    model.set_attn_implementation("eager")
-    rows, length = 4, 32
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(torch.zeros(rows, length, dtype=torch.long))
-    tokens = rows * length
-    # Eager attention multiplies the whole square, also above the diagonal.
-    assert shape.forward_flops(tokens, length, tokens) == pytest.approx(counter.get_total_flops(), rel=0.05)
+    return Trial(config, shape, 0, "cuda" if config.runtime.device == "cuda" else "cpu")
 
 
 def test_the_roofline_takes_the_slower_side() -> None:
-    assert roofline("train", 65e12 * 0.35, 0.0) == pytest.approx(1.0)
-    assert roofline("train", 0.0, 320e9 * 0.35) == pytest.approx(1.0)
-    assert roofline("generate", 65e12, 640e9) == pytest.approx(4.0)
+    assert t4_seconds("train", 65e12 * 0.35, 0.0) == pytest.approx(1.0)
+    assert t4_seconds("train", 0.0, 320e9 * 0.35) == pytest.approx(1.0)
+    assert t4_seconds("generate", 65e12, 640e9) == pytest.approx(4.0)
 
 
-def test_the_t4_profile_is_predicted_to_fit_and_a_greedy_one_not() -> None:
-    fits = estimate(load_config("t4"))
-    assert fits is not None
-    assert fits.fits
-    greedy = estimate(load_config("t4", {"ppo.response_length": 256, "runtime.micro_batch_size": 64}))
-    assert greedy is not None
-    assert not greedy.fits
-    assert greedy.total_gib > 14.6
-    assert estimate(load_config("t4", {"model.base": "someone/unknown"})) is None
+def test_a_card_takes_more_tokens_through_a_large_head_at_once() -> None:
+    assert chunk_tokens(150_000) == CHUNK_TOKENS
+    assert chunk_tokens(150_000, on_card=True) == CARD_TOKENS
+    assert chunk_tokens(700) == chunk_tokens(700, on_card=True) > CARD_TOKENS
 
 
-def test_a_ledger_adds_up() -> None:
-    cfg = load_config("tiny").ppo
-    ledger = Ledger(Shape(700, 96, 2, 256))
-    for _ in range(3):
-        ledger.count_update(cfg, 400, 1000, cfg.steps_per_update)
+def test_a_ledger_adds_up_by_phase_and_goes_on_after_a_resume() -> None:
+    ledger = Ledger()
     with ledger.timed("train"):
-        pass
-    cost = ledger.cost()
-    assert cost["generated_tokens"] == 3000
-    assert cost["tflop"] > 0
-    assert 0 < cost["t4_s"] < 60
+        ledger.work(2e12, 0.0)
+        with ledger.timed("checkpoint"):
+            ledger.work(1e12, 0.0)  # no phase of a roofline
+    ledger.work(1e12, 0.0)
+    ledger.generated_tokens = 3000
+    resumed = Ledger()
+    resumed.load(ledger.state())
+    with resumed.timed("train"):
+        resumed.work(1e12, 5.0)
+    cost = resumed.cost()
+    assert (cost["tflop"], cost["train_tflop"], cost["generated_tokens"]) == (3.0, 3.0, 3000.0)
+    assert cost["t4_s"] == pytest.approx(3e12 / 65e12 / 0.35)
+    assert set(cost) >= {"wall_s", "train_s", "checkpoint_s", "peak_memory_gib"}
+
+
+def test_the_wall_clock_runs_between_phases_and_not_between_processes() -> None:
+    ledger = Ledger()
+    time.sleep(0.05)
+    state = ledger.state()
+    time.sleep(0.2)
+    resumed = Ledger()
+    resumed.load(state)
+    assert 0.05 <= resumed.wall_s < 0.2
+
+
+def test_every_cap_ends_a_trial_and_says_so() -> None:
+    cfg = load_config("tiny").ppo
+    ledger = Ledger()
+    ledger.generated_tokens = 3000
     assert ledger.exceeded(cfg) is None
-    assert ledger.exceeded(cfg.model_copy(update={"max_generated_tokens": 3000})) is not None
+    for key, value in (("max_generated_tokens", 3000), ("max_wall_clock_h", 1e-9), ("max_memory_gib", 0.01)):
+        said = ledger.exceeded(cfg.model_copy(update={key: value}))
+        assert said is not None
+        assert f"reached ppo.{key} = {value:g}" in said
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the mark can be reset on Linux only")
+def test_the_high_water_mark_remembers_what_is_gone_and_starts_afresh_for_the_next_trial() -> None:
+    cap_memory(14.6)
+    before = peak_gib()
+    block = torch.ones(GIB // 4 // 4)
+    del block
+    assert peak_gib() == pytest.approx(before + 0.25, abs=0.03)
+    cap_memory(14.6)
+    assert peak_gib() == pytest.approx(before, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("config", "millions"),
+    [
+        ('{"model_type": "gpt2"}', 124.4),
+        ('{"model_type": "opt", "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "ffn_dim": 3072}', 125.2),
+        ('{"model_type": "gpt_neox", "hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "intermediate_size": 2048, '
+         '"vocab_size": 50304}', 70.4),
+    ],
+)  # fmt: skip
+def test_shapes_of_any_decoder_come_from_its_configuration(config: str, millions: float) -> None:
+    shape = measured(config)
+    assert shape is not None
+    assert shape.parameters / 1e6 == pytest.approx(millions, rel=0.005)
+    assert shape.maps == pytest.approx(shape.blocks, rel=0.01)
+    assert 0 < shape.kept_half < shape.kept_fp32
+
+
+def test_what_is_no_decoder_has_no_shape() -> None:
+    assert measured('{"model_type": "t5"}') is None
+    assert measured('{"model_type": "no such thing"}') is None
+
+
+def test_a_forward_keeps_what_is_predicted() -> None:
+    """A real forward: the bytes that autograd holds for its backward, per position."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    spec = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 160}
+    config = Qwen2Config(**spec, vocab_size=50)
+    shape = measured(config.to_json_string())
+    assert shape is not None
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    network = Qwen2ForCausalLM(config)
+    own = {one.untyped_storage()._cdata for one in network.parameters()}
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        network.model(torch.zeros(8, 32, dtype=torch.long))
+    held = sum(one.untyped_storage().nbytes() for key, one in kept.items() if key not in own)
+    assert shape.kept_fp32 * 8 * 32 == pytest.approx(held, rel=0.05)
+
+
+def test_components_follow_the_knobs() -> None:
+    full, separate = estimate(trial()), estimate(trial(ppo__critic="separate"))
+    lora = estimate(trial(ppo__adapter="lora"))
+    quantized = estimate(trial(ppo__adapter="lora", ppo__quantize="4bit"))
+    assert full.memory_gib["optimiser"] == pytest.approx(8 * full.parameters / GIB)
+    assert separate.memory_gib["optimiser"] == pytest.approx(2 * full.memory_gib["optimiser"], rel=0.01)
+    assert "reference" not in lora.memory_gib
+    assert lora.trained < 0.02 * lora.parameters
+    assert quantized.memory_gib["policy"] < 0.5 * lora.memory_gib["policy"]
+    assert separate.t4_hours > full.t4_hours > lora.t4_hours
+
+
+def test_the_interpreter_counts_on_a_cpu_alone() -> None:
+    assert "interpreter and libraries" in estimate(trial("tiny")).memory_gib
+    assert "interpreter and libraries" not in estimate(trial("t4")).memory_gib

@@ -177,7 +177,7 @@ def test_pad_columns_reach_no_loss() -> None:
 @pytest.mark.parametrize("chunk", [1, 3, 100])
 def test_exact_statistics_by_chunks_equal_those_of_the_whole(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     """Against the definitions in float64 on the whole (tokens, vocabulary) table, at a temperature."""
-    monkeypatch.setattr(head_module, "chunk_tokens", lambda vocab: chunk)
+    monkeypatch.setattr(head_module, "chunk_tokens", lambda *_: chunk)
     n, width, vocab = 7, 4, 9
     heads = [torch.nn.Linear(width, vocab) for _ in range(2)]
     for seed, head in enumerate(heads):

@@ -78,6 +78,9 @@ def plan_trial(config: TrialConfig, layout: Layout) -> list[dag.StagePlan]:
     return dag.plan(_stages(layout), config, Store(layout.store))
 
 
+def check_budget(config: TrialConfig, label: str) -> None: ...
+
+
 def environment() -> dict[str, str]:
     return {"python": "3", "git_commit": "unknown"}
 

@@ -131,9 +131,9 @@ def test_plan_says_what_is_cached_and_why(write_study: Callable[..., Study], lay
 
     study = write_study()
     layout.root.mkdir(parents=True)
-    assert "prompts" in shown()[1]
-    assert "4 trials will run never built" in shown()[1]
-    assert "4 trials will run waits for prompts" in shown()[2]
+    first, second, *_ = (line for line in shown() if line.startswith(("prompts", "sft")))
+    assert "4 trials will run never built" in first
+    assert "4 trials will run waits for prompts" in second
     from studies.design import cells
 
     fake_trial.run_trial(cells(study, None, {"ppo.steps": 64})[0].config, layout, Silent())

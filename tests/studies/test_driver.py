@@ -257,3 +257,20 @@ def test_a_killed_driver_takes_its_workers_along_and_the_same_command_continues(
     states = sorted((state, arm, seed) for state, arm, seed, _ in told(layout))
     assert [(arm, seed) for state, arm, seed in states if state == "COMPLETE"] == sorted(CELLS)
     assert not [state for state, *_ in states if state in ("RUNNING", "WAITING")]
+
+
+def test_a_study_that_cannot_fit_is_refused_before_anything_is_written(
+    write_study: Callable[..., Study], layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[str] = []
+
+    def refuse(config: object, label: str) -> None:
+        checked.append(label)
+        if len(checked) == 2:
+            raise UserError(f"{label} cannot fit")
+
+    monkeypatch.setattr(fake_trial, "check_budget", refuse)
+    with pytest.raises(UserError, match="strong seed 0 cannot fit"):
+        go(write_study(), layout)
+    assert checked == ["weak seed 0", "strong seed 0"]  # seeds differ in nothing that costs
+    assert not layout.study("small", "tiny").path.exists()

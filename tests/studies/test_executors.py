@@ -133,3 +133,17 @@ def test_frequent_messages_are_merged() -> None:
 def test_unknown_names() -> None:
     with pytest.raises(UserError, match=r"no executor 'proceses'; did you mean 'processes'\?; there are: inline, processes"):
         executors.executor("proceses")
+
+
+def test_a_trial_that_hangs_is_ended_while_others_talk_and_its_log_tells_where_it_stood(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executors, "POLL_SECONDS", 0.1)
+    fake_trial.control(layout, hang=["0.05/0"], sleep=1.5)
+    hanging, talking = job(layout, 0, **{"runtime.hang_minutes": 3 / 60}), job(layout, 1)
+    began = time.monotonic()
+    ends = {event.job.number: event for event in run("processes", [hanging, talking], 2) if not isinstance(event, Message)}
+    assert ends[0] == Crashed(hanging, "no progress for 0.05 min (runtime.hang_minutes): ended")
+    assert isinstance(ends[1], Finished)
+    assert time.monotonic() - began < 30
+    assert "_misbehave" in (layout.root / "log/0.txt").read_text()

@@ -1,0 +1,90 @@
+"""What a trial has spent, by phase, and the caps that end it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.budget.machine import peak_gib
+from pipeline.budget.roofline import EFFICIENCY, t4_seconds
+from pipeline.config import PpoConfig
+
+
+@dataclass
+class Ledger:
+    """Time, work and memory of one trial; saved in checkpoints, so that a resumed trial goes on counting."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    flops: dict[str, float] = field(default_factory=dict)
+    bytes: dict[str, float] = field(default_factory=dict)
+    generated_tokens: int = 0
+    peak_gib: float = 0.0
+    wall_before: float = 0.0
+    """Seconds spent before this process took the trial up."""
+
+    def __post_init__(self) -> None:
+        self._began = time.perf_counter()
+        self._phase: str | None = None
+
+    @property
+    def wall_s(self) -> float:
+        """All seconds of the trial, also those between its phases."""
+        return self.wall_before + time.perf_counter() - self._began
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        kept = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return {**kept, "wall_before": self.wall_s}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on counting where a checkpoint stood."""
+        vars(self).update(state)
+        self._began = time.perf_counter()
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the wall-clock time of a block, and all work counted in it, to a phase."""
+        outer, self._phase = self._phase, phase
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._phase = outer
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+
+    def work(self, flops: float, bytes_: float) -> None:
+        """Add work to the phase at hand; outside of the phases of a roofline nothing is counted."""
+        if self._phase in EFFICIENCY:
+            self.flops[self._phase] = self.flops.get(self._phase, 0.0) + flops
+            self.bytes[self._phase] = self.bytes.get(self._phase, 0.0) + bytes_
+
+    def t4_seconds(self) -> float:
+        """What the counted work would take on a T4 by the roofline."""
+        return sum(t4_seconds(phase, self.flops[phase], self.bytes[phase]) for phase in self.flops)
+
+    def cost(self) -> dict[str, float]:
+        """Everything spent, flat, for records."""
+        return {
+            "wall_s": self.wall_s,
+            **{f"{phase}_s": seconds for phase, seconds in self.seconds.items()},
+            "generated_tokens": float(self.generated_tokens),
+            "peak_memory_gib": self.peak_gib,
+            "tflop": sum(self.flops.values()) / 1e12,
+            **{f"{phase}_tflop": flops / 1e12 for phase, flops in self.flops.items()},
+            "t4_s": self.t4_seconds(),
+        }
+
+    def exceeded(self, cfg: PpoConfig) -> str | None:
+        """The cap that has been reached, in words, or None."""
+        self.peak_gib = max(self.peak_gib, peak_gib())
+        hours, memory = self.wall_s / 3600, self.peak_gib
+        if hours >= cfg.max_wall_clock_h:
+            return f"wall clock {hours:.2f} h reached ppo.max_wall_clock_h = {cfg.max_wall_clock_h:g}"
+        if self.generated_tokens >= cfg.max_generated_tokens:
+            return f"{self.generated_tokens} generated tokens reached ppo.max_generated_tokens = {cfg.max_generated_tokens}"
+        if memory >= cfg.max_memory_gib:
+            return f"peak memory {memory:.2f} GiB reached ppo.max_memory_gib = {cfg.max_memory_gib:g}"
+        return None

@@ -1,0 +1,151 @@
+"""Counts the work of networks while they run, by hooks on whole networks: a call costs an addition, not one per layer.
+
+Counted is what a network executes: the trunk on every position it is given, padding included, the head on the
+tokens that reach it; matrix products and attention, each a multiplication and an addition. A backward is counted
+with the forward it belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.budget.roofline import BYTES_BACKWARD, BYTES_CACHE, BYTES_GRADIENT, BYTES_LOGIT, BYTES_READ_CAST, BYTES_READ_HALF
+from pipeline.models.adapters import adapter_layers
+from pipeline.models.loading import CausalLM
+from pipeline.models.policy import trunk
+
+Tally = Callable[[float, float], None]
+"""Takes FLOPs and bytes."""
+ADAPTER = ("lora_A", "lora_B")
+
+
+@dataclass(frozen=True)
+class LinearMap:
+    """One linear map of a block."""
+
+    inputs: int
+    outputs: int
+    trained: bool
+    adapter: bool
+    block: int
+
+    @property
+    def weights(self) -> int:
+        return self.inputs * self.outputs
+
+
+def linear_maps(network: CausalLM) -> list[LinearMap]:
+    """Every linear map in the blocks of a trunk, adapters included, lowest first."""
+    return [
+        LinearMap(*sizes, trained=module.weight.requires_grad, adapter=any(part in ADAPTER for part in name.split(".")), block=index)
+        for index, block in enumerate(blocks_of(network))
+        for name, module in block.named_modules()
+        if (sizes := _sizes(module)) is not None
+    ]
+
+
+def blocks_of(network: CausalLM) -> list[nn.Module]:
+    """The blocks of a trunk; of an unknown build, the trunk as a whole."""
+    count = getattr(network.config, "num_hidden_layers", 0)
+    lists = [module for module in trunk(network).modules() if isinstance(module, nn.ModuleList) and len(module) == count]
+    return list(lists[0]) if lists else [trunk(network)]
+
+
+def attention_width(config: Any) -> int:
+    """Width of all attention heads together; 0 where a configuration does not say."""
+    heads = getattr(config, "num_attention_heads", 0)
+    size = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // max(heads, 1)
+    return int(heads * size)
+
+
+def cached_numbers(config: Any) -> int:
+    """Keys and values of one position, over all layers."""
+    heads = getattr(config, "num_attention_heads", 0)
+    groups = getattr(config, "num_key_value_heads", None) or heads
+    return 2 * getattr(config, "num_hidden_layers", 0) * attention_width(config) * groups // max(heads, 1)
+
+
+def _sizes(module: Any) -> tuple[int, int] | None:
+    if isinstance(module, nn.Linear):  # a quantised one as well
+        return module.in_features, module.out_features
+    if type(module).__name__ == "Conv1D":  # of transformers: a linear map with its weight transposed
+        return int(module.weight.shape[0]), int(module.weight.shape[1])
+    return None
+
+
+class TrunkMeter:
+    """The work of one trunk, counted at each of its calls."""
+
+    def __init__(self, network: CausalLM, tally: Tally) -> None:
+        self._tally, self._network = tally, network
+        maps = linear_maps(network)
+        self._adapters = [layer for _, layer in adapter_layers(network)][:1]
+        self._bare = sum(one.weights for one in maps if not one.adapter)
+        self._forward = sum(one.weights for one in maps)
+        # Computing a block again ends before its last map: nothing in the backward needs what that one gives.
+        self._again = self._forward - sum({one.block: one.weights for one in maps}.values())
+        # A map needs the gradient of its input where something below it is trained.
+        lowest = min((one.block for one in maps if one.trained), default=len(maps))
+        below = [one for one in maps if one.block >= lowest]
+        self._backward = sum(one.weights for one in below) + sum(one.weights for one in maps if one.trained)
+        self._layers_below = len({one.block for one in below})
+        self._attention = attention_width(network.config)
+        self._layers = int(getattr(network.config, "num_hidden_layers", 0))
+        self._cache = cached_numbers(network.config)
+        parameters = [one for block in blocks_of(network) for one in block.parameters()]
+        self._trained = sum(one.numel() for one in parameters if one.requires_grad)
+        self._frozen = sum(one.numel() for one in parameters) - self._trained
+        trunk(network).register_forward_pre_hook(self._on_call, with_kwargs=True)
+
+    def _on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        ids: Tensor | None = kwargs.get("input_ids", args[0] if args else None)
+        if ids is None:
+            return
+        rows, new = ids.shape
+        mask = kwargs.get("attention_mask")
+        keys = mask.shape[-1] if isinstance(mask, Tensor) else new
+        bare = bool(self._adapters) and self._adapters[0].disable_adapters
+        flops = 2.0 * rows * new * (self._bare if bare else self._forward)
+        pairs = 4.0 * rows * new * keys * self._attention
+        flops += pairs * self._layers
+        bytes_ = float(rows * keys * self._cache * BYTES_CACHE) if keys > new else 0.0
+        if torch.is_grad_enabled() and self._trained:
+            if getattr(self._network, "is_gradient_checkpointing", False) and self._network.training:
+                flops += 2.0 * rows * new * self._again + pairs * self._layers
+            flops += 2.0 * rows * new * self._backward + 2 * pairs * self._layers_below
+            bytes_ += self._trained * (BYTES_READ_CAST + BYTES_BACKWARD + BYTES_GRADIENT) + self._frozen * (
+                BYTES_READ_CAST + BYTES_BACKWARD
+            )
+        else:
+            bytes_ += self._trained * BYTES_READ_HALF + self._frozen * BYTES_READ_CAST
+        self._tally(flops, bytes_)
+
+
+def _head_hook(trained: bool, tally: Tally) -> Callable[[Any, tuple[Any, ...]], None]:
+    reads = BYTES_READ_HALF if trained else BYTES_READ_CAST
+    goes_back = BYTES_READ_CAST + BYTES_BACKWARD + BYTES_GRADIENT * trained
+
+    def on_call(head: Any, args: tuple[Any, ...]) -> None:
+        backward = torch.is_grad_enabled() and args[0].requires_grad
+        weights, tokens = head.weight.numel(), args[0].numel() // args[0].shape[-1]
+        logits = tokens * head.weight.shape[0] * BYTES_LOGIT
+        if backward:
+            tally(2.0 * tokens * weights * (2 + trained), float(weights * goes_back + 2 * logits))
+        else:
+            tally(2.0 * tokens * weights, float(weights * reads + logits))
+
+    return on_call
+
+
+def meter(networks: Iterator[CausalLM] | list[CausalLM], tally: Tally) -> None:
+    """Count every call of these networks from here on; one that is named twice is counted once."""
+    for network in {id(one): one for one in networks}.values():
+        TrunkMeter(network, tally)
+        head = network.get_output_embeddings() if hasattr(network, "get_output_embeddings") else None
+        if isinstance(head, nn.Linear):
+            head.register_forward_pre_hook(_head_hook(bool(head.weight.requires_grad), tally))

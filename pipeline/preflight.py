@@ -1,0 +1,161 @@
+"""Whether a trial can fit before any of it is spent, and the cheapest changes that make it fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from pipeline.budget.estimate import Device, Estimate, Trial, estimate
+from pipeline.config import TrialConfig
+from pipeline.errors import UserError
+from pipeline.sizes import scorer_parameters, shape_of
+
+Changes = Mapping[str, Any]
+SHARED: Changes = {"ppo.critic": "shared", "ppo.critic_init": "reference", "ppo.critic_lr": None}
+LORA: Changes = {"ppo.adapter": "lora", "ppo.frozen_layers": 0}
+FOUR_BIT: Changes = {**LORA, "ppo.quantize": "4bit"}
+CONSEQUENCES = ("ppo.critic_init", "ppo.critic_lr", "ppo.frozen_layers")
+"""Keys that are changed only because others are."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A change of the configuration and what would be predicted with it."""
+
+    changes: Changes
+    found: Estimate
+
+    def __str__(self) -> str:
+        """Ready for ``--set``, with the figures."""
+        keys = ", ".join(f"{key}={_yaml(value)}" for key, value in self.changes.items() if key not in CONSEQUENCES)
+        return f"{keys} ({self.found.total_gib:.1f} GiB, {hours(self.found.t4_hours)})"
+
+
+def predict(config: TrialConfig) -> Estimate | None:
+    """Peak memory and T4-hours of the PPO stage; None where the sizes of the base cannot be had."""
+    shape = shape_of(config)
+    return None if shape is None else estimate(Trial(config, shape, scorer_parameters(config), device_of(config)))
+
+
+def device_of(config: TrialConfig) -> Device:
+    """Where the trial would run."""
+    import torch
+
+    if config.runtime.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return config.runtime.device
+
+
+def check_budget(config: TrialConfig, label: str) -> None:
+    """Raise `UserError` for a trial that cannot fit, with the knobs that make it fit; `label` names the trial."""
+    found = predict(config)
+    if found is None or found.fits:
+        return
+    raise UserError(f"{label} cannot fit: {excess(found)}. {remedy(config)}")
+
+
+def excess(found: Estimate) -> str:
+    """What is predicted of what is allowed, with the largest parts."""
+    parts = sorted(found.memory_gib.items(), key=lambda part: -part[1])[:4]
+    said = []
+    if found.total_gib > found.cap_gib:
+        most = ", ".join(f"{name} {size:.1f}" for name, size in parts)
+        said.append(f"{found.total_gib:.1f} GiB predicted ({most}, ...), ppo.max_memory_gib = {found.cap_gib:g}")
+    if found.t4_hours > found.cap_hours:
+        said.append(f"{hours(found.t4_hours)} predicted on a T4, ppo.max_wall_clock_h = {found.cap_hours:g}")
+    return "; ".join(said)
+
+
+def remedy(config: TrialConfig) -> str:
+    """The knobs in words."""
+    found = knobs(config)
+    if not found:
+        return "No single knob makes it fit, nor all of them together: take a smaller base, or raise the cap"
+    either = "Any one of these makes it fit" if len(found) > 1 else "This makes it fit"
+    return f"{either}: {'; '.join(map(str, found))}"
+
+
+def knobs(config: TrialConfig) -> list[Knob]:
+    """Single changes that make a trial fit, those that change no result first; where none does, as few together as are needed."""
+    lengths = [_largest(config, "ppo.response_length", 1), _largest(config, "ppo.steps", config.ppo.steps_per_update)]
+    single = [_first(config, ladder) for ladder in _ladders(config)] + lengths
+    if found := [knob for knob in single if knob is not None]:
+        return found
+    # Batch sizes come last: small ones cost time.
+    switches, batches = ([ladder[-1] for ladder in _ladders(config) if (len(ladder) > 1) == sizes] for sizes in (False, True))
+    shorter: Changes = {"ppo.response_length": max(config.ppo.response_length // 4, 1)}
+    together = _first(config, accumulate([*switches, shorter, *batches], lambda one, two: {**one, **two}))
+    return [together] if together else []
+
+
+def variants(config: TrialConfig) -> dict[str, Estimate | None]:
+    """The same trial with each way to train: what the choice costs."""
+    whole: Changes = {"ppo.adapter": "none", "ppo.quantize": "none"}
+    ways: dict[str, Changes] = {
+        "full, shared critic": {**SHARED, **whole},
+        "full, separate critic": {**whole, "ppo.critic": "separate"},
+        "LoRA, shared critic": {**SHARED, "ppo.quantize": "none", **LORA},
+        "LoRA on 4 bits, shared critic": {**SHARED, **FOUR_BIT},
+    }
+    return {name: predict(changed(config, changes)) for name, changes in ways.items()}
+
+
+def _ladders(config: TrialConfig) -> list[list[Changes]]:
+    """For every knob its settings, the mildest first."""
+    cfg, runtime = config.ppo, config.runtime
+    ladders: list[list[Changes]] = [
+        [{"runtime.micro_batch_size": rows} for rows in _halves(min(runtime.micro_batch_size, cfg.mini_batch_size))],
+        [{"runtime.rollout_batch_size": rows} for rows in _halves(min(runtime.rollout_batch_size, cfg.batch_size))],
+        [{"runtime.gradient_checkpointing": True}] if not runtime.gradient_checkpointing else [],
+        [SHARED] if cfg.critic == "separate" else [],
+        [LORA] if cfg.adapter == "none" else [],
+        [FOUR_BIT] if cfg.quantize == "none" and device_of(config) == "cuda" else [],
+    ]
+    return [ladder for ladder in ladders if ladder]
+
+
+def _halves(rows: int) -> Iterator[int]:
+    """Down to 8: with fewer episodes at once a card waits for its weights."""
+    while rows >= 16:
+        rows //= 2
+        yield rows
+
+
+def _first(config: TrialConfig, ladder: Iterable[Changes]) -> Knob | None:
+    for changes in ladder:
+        found = predict(changed(config, changes))
+        if found is not None and found.fits:
+            return Knob(changes, found)
+    return None
+
+
+def _largest(config: TrialConfig, key: str, unit: int) -> Knob | None:
+    """The largest multiple of `unit` with which the trial fits, by bisection: less never takes more. None for less than a quarter."""
+    section, name = key.split(".")
+    now = getattr(getattr(config, section), name) // unit
+    best, low, high = None, max(now // 4, 1), now
+    while low < high:
+        middle = (low + high) // 2
+        knob = _first(config, [{key: middle * unit}])
+        best, low, high = (knob, middle + 1, high) if knob else (best, low, middle)
+    return best
+
+
+def changed(config: TrialConfig, changes: Changes) -> TrialConfig:
+    """The configuration with some dotted keys changed."""
+    content = config.model_dump()
+    for key, value in changes.items():
+        section, name = key.split(".", 1)
+        content[section][name] = value
+    return TrialConfig.model_validate(content)
+
+
+def hours(value: float) -> str:
+    """Hours; very short times in seconds."""
+    return f"{value:.2f} h" if value >= 0.01 else f"{value * 3600:.2g} s"
+
+
+def _yaml(value: Any) -> Any:
+    return str(value).lower() if isinstance(value, bool) else value

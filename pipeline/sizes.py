@@ -1,0 +1,136 @@
+"""The shape of a policy before it is built: from its configuration alone, on tensors that have no memory."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.budget.shape import PUBLISHED, Shape
+from pipeline.config import TrialConfig, canonical_json
+from pipeline.models.loading import CausalLM, scratch_config
+from pipeline.models.meter import attention_width, blocks_of, cached_numbers, linear_maps
+from pipeline.models.policy import trunk
+
+PROBE = "sizes probe"
+
+
+def shape_of(config: TrialConfig) -> Shape | None:
+    """The policy's shape; None where its sizes cannot be had: a base that is no folder, not in `PUBLISHED`, not on the hub."""
+    model = config.model
+    if model.base is None:
+        return measured(canonical_json(scratch_config(model, config.data.vocab_size, 0, 1, 1024).to_diff_dict()))
+    folder = Path(model.base)
+    if folder.is_dir():
+        return measured((folder / "config.json").read_text("utf-8")) if (folder / "config.json").is_file() else None
+    if model.base in PUBLISHED:
+        return measured(canonical_json(PUBLISHED[model.base]))
+    return _from_hub(model.base, model.revision)
+
+
+def scorer_parameters(config: TrialConfig) -> int:
+    """Parameters of the classifiers in local folders that reward or judge; those of the hub are not known before they are loaded."""
+    models = {part.model for part in (config.gold, *config.reward.scorers().values()) if part.model is not None}
+    folders = [Path(model) for model in models if Path(model).is_dir()]
+    return sum(file.stat().st_size // 4 for folder in folders for file in folder.glob("*.safetensors"))
+
+
+@lru_cache(maxsize=16)
+def _from_hub(base: str, revision: str | None) -> Shape | None:
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=False)
+    except (OSError, ValueError):
+        return None
+    return measured(config.to_json_string())
+
+
+@lru_cache(maxsize=64)
+def measured(config_json: str) -> Shape | None:
+    """The shape of the causal language model that a ``config.json`` describes; None for what is none."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    content: dict[str, Any] = json.loads(config_json)
+    try:
+        config = AutoConfig.for_model(**content)
+        with torch.device("meta"):
+            network: CausalLM = AutoModelForCausalLM.from_config(config)
+        maps = linear_maps(network)
+        in_blocks = sum(one.numel() for block in blocks_of(network) for one in block.parameters())
+        body = sum(one.numel() for one in trunk(network).parameters())
+        return Shape(
+            vocab=int(config.vocab_size),
+            hidden=int(config.hidden_size),
+            layers=int(config.num_hidden_layers),
+            attention=attention_width(config),
+            kv=cached_numbers(config),
+            maps=sum(one.weights for one in maps),
+            ports=sum(one.inputs + one.outputs for one in maps),
+            blocks=in_blocks,
+            outside=body - in_blocks,
+            head=sum(one.numel() for one in network.parameters()) - body,
+            kept_fp32=_kept(content, int(config.num_hidden_layers), half=False),
+            kept_half=_kept(content, int(config.num_hidden_layers), half=True),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _kept(content: dict[str, Any], layers: int, *, half: bool) -> float:
+    """Bytes per position that the backward of a trunk needs: measured at two lengths on one layer and on two."""
+    one, two = ([_saved(content, count, length, half) for length in (16, 32)] for count in (1, 2))
+    rest, both = one[1] - one[0], two[1] - two[0]
+    return (rest + (both - rest) * (layers - 1)) / 16
+
+
+def _saved(content: dict[str, Any], layers: int, length: int, half: bool) -> int:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(PROBE, _attention)
+    config = AutoConfig.for_model(**content)
+    config.num_hidden_layers, config.vocab_size = layers, 16
+    if getattr(config, "layer_types", None):
+        config.layer_types = (config.layer_types * layers)[:layers]
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    with FakeTensorMode():
+        network = AutoModelForCausalLM.from_config(config, attn_implementation=PROBE)
+        own = {one.untyped_storage()._cdata for one in network.parameters()}
+        ids, mask = torch.zeros(1, length, dtype=torch.long), torch.ones(1, 1, length, length, dtype=torch.bool)
+        saving = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+        with saving, torch.autocast("cpu", dtype=torch.float16, enabled=half):
+            trunk(network)(input_ids=ids, attention_mask=mask, position_ids=ids, use_cache=False)
+        return sum(one.untyped_storage().nbytes() for key, one in kept.items() if key not in own)
+
+
+class _Attention(torch.autograd.Function):
+    """Keeps what a fused kernel keeps: queries, keys, values and its output, no matrix of scores."""
+
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        out = torch.empty_like(queries)
+        ctx.save_for_backward(queries, keys, values, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:  # pragma: no cover
+        raise NotImplementedError("sizes are measured forward only")
+
+
+def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **_: Any) -> tuple[Tensor, None]:
+    tensors = [query, key, value]
+    if torch.is_autocast_enabled("cpu"):
+        tensors = [one.to(torch.get_autocast_dtype("cpu")) for one in tensors]
+    out: Tensor = _Attention.apply(*tensors)  # type: ignore[no-untyped-call]
+    return out.transpose(1, 2).contiguous(), None

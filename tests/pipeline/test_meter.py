@@ -1,0 +1,128 @@
+"""Counted work against torch's own counter, phase by phase, on whole updates of real networks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import Recorder
+from torch.utils.flop_counter import FlopCounterMode
+
+from pipeline.budget.estimate import Trained, Trial, work_of_update
+from pipeline.budget.ledger import Ledger
+from pipeline.config import PpoConfig, RewardConfig, RuntimeConfig, load_config
+from pipeline.models.adapters import WithoutAdapter, choose_trained
+from pipeline.models.loading import freeze, without_dropout
+from pipeline.models.meter import meter
+from pipeline.models.policy import ActorCritic, Episodes, trunk
+from pipeline.ppo.rollout import Scores
+from pipeline.ppo.trainer import Trainer
+from pipeline.rewards.base import Completions
+from pipeline.rewards.learned import LearnedReward, new_reward_model
+from pipeline.sizes import measured
+from pipeline.tracking import MetricsLog
+
+VOCAB, LAYERS, WIDTH = 257, 4, 64
+KNOBS: dict[str, Any] = {"steps": 2, "batch_size": 8, "num_mini_batches": 2, "num_ppo_epochs": 1, "response_length": 8, "lr": 1e-4}
+
+
+def network(architecture: str) -> Any:
+    """With eager attention, whose products torch's counter sees on a CPU."""
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    common = {"vocab_size": VOCAB, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None, "attn_implementation": "eager"}
+    wide = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "intermediate_size": 160}
+    if architecture == "gpt2":
+        made: Any = GPT2LMHeadModel(GPT2Config(n_embd=WIDTH, n_layer=LAYERS, n_head=4, n_positions=64, **common))
+    elif architecture == "llama":  # grouped keys, a head of its own
+        made = LlamaForCausalLM(LlamaConfig(**wide, num_key_value_heads=2, tie_word_embeddings=False, **common))
+    else:
+        made = Qwen2ForCausalLM(Qwen2Config(**wide, num_key_value_heads=4, tie_word_embeddings=True, **common))
+    return without_dropout(made)
+
+
+class Counted(Ledger):
+    """Counts every phase a second time, by torch."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.seen: dict[str, float] = {}
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        with FlopCounterMode(display=False) as counter, super().timed(phase):
+            yield
+        self.seen[phase] = self.seen.get(phase, 0.0) + counter.get_total_flops()
+
+
+def spend(folder: Path, architecture: str, checkpointing: bool = False, full: bool = False, **knobs: Any) -> Counted:
+    """One update with a learned reward; prompts and responses of all lengths, or all of the `full` one."""
+    cfg = PpoConfig(**{**KNOBS, **knobs})
+    lm = choose_trained(network(architecture), cfg)
+    actor = ActorCritic(lm, trunk(network(architecture)) if cfg.critic == "separate" else None)
+    reference = WithoutAdapter(lm) if cfg.adapter == "lora" else freeze(network(architecture))
+    reward = LearnedReward(freeze(new_reward_model(network(architecture), RewardConfig().seed, torch.device("cpu"))), 5)
+    ledger = Counted()
+    meter([*actor.networks, *([] if cfg.adapter == "lora" else [reference]), *reward.networks], ledger.work)
+
+    def score(episodes: Episodes, rows: Any) -> Scores:
+        texts = [""] * len(rows)
+        proxy = reward(Completions(episodes, texts, texts))
+        return Scores(proxy, proxy, texts, texts)
+
+    generator = torch.Generator().manual_seed(0)
+    queries = torch.randint(2, VOCAB, (20, 9), generator=generator)
+    mask = torch.arange(9) >= torch.randint(0, 1 if full else 8, (20, 1), generator=generator)
+    runtime = RuntimeConfig(micro_batch_size=4, rollout_batch_size=5, gradient_checkpointing=checkpointing, device="cpu")
+    folder.mkdir(exist_ok=True)
+    log, tokens = folder / "metrics.jsonl", {"eos_id": -1 if full else 1, "pad_id": 0}
+    Trainer(
+        cfg, runtime, actor, reference, score, queries, mask, tokens, lambda _: MetricsLog(log), Recorder(), ledger, folder / "kept"
+    ).run()
+    return ledger
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "shared": {},
+    "separate": {"critic": "separate"},
+    "lora": {"adapter": "lora", "lora_rank": 4},
+    "frozen": {"frozen_layers": 2},
+    "recomputed": {"checkpointing": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "knobs"), [("qwen2", way) for way in WAYS.values()] + [("gpt2", way) for way in WAYS.values()] + [("llama", {})]
+)
+def test_work_agrees_with_torchs_counter_in_every_phase(tmp_path: Path, architecture: str, knobs: dict[str, Any]) -> None:
+    ledger = spend(tmp_path, architecture, **knobs)
+    for phase in ("generate", "score", "train", "selfcheck"):
+        assert ledger.flops[phase] == pytest.approx(ledger.seen[phase], rel=0.05), phase
+
+
+def test_bytes_follow_what_is_trained(tmp_path: Path) -> None:
+    full, adapter = spend(tmp_path / "full", "qwen2"), spend(tmp_path / "lora", "qwen2", adapter="lora", lora_rank=1)
+    assert full.bytes["train"] > 1.5 * adapter.bytes["train"]
+    assert full.bytes["generate"] < adapter.bytes["generate"]  # frozen weights are cast at every call
+
+
+@pytest.mark.parametrize(
+    "knobs", [{}, {"critic": "separate"}, {"adapter": "lora", "lora_rank": 4}, {"checkpointing": True}], ids=lambda one: str(one)
+)
+def test_predicted_work_is_what_is_counted(tmp_path: Path, knobs: dict[str, Any]) -> None:
+    """A plan's arithmetic from a configuration alone, against the ledger of an update with full-length episodes."""
+    ledger = spend(tmp_path, "qwen2", full=True, **knobs)
+    runtime = {"gradient_checkpointing": knobs.get("checkpointing", False), "micro_batch_size": 4, "rollout_batch_size": 5}
+    changes = {f"ppo.{key}": value for key, value in {**KNOBS, **knobs}.items() if key != "checkpointing"}
+    prompts = {"data.prompt_unit": "tokens", "data.prompt_length": [9, 9]}
+    config = load_config("smoke", {**changes, **prompts, **{f"runtime.{key}": value for key, value in runtime.items()}})
+    shape = measured(network("qwen2").config.to_json_string())
+    assert shape is not None
+    trial = Trial(config, shape, 0, "cpu")
+    for phase, (flops, _) in work_of_update(trial, Trained.of(shape, config.ppo)).items():
+        assert flops == pytest.approx(ledger.flops[phase], rel=0.06), phase

@@ -1,0 +1,166 @@
+"""Running out of memory: fewer episodes at once, the same results, and an honest end when one is too many."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import Recorder
+from tinytrial import run, trainer
+
+from pipeline.models.policy import trunk
+from pipeline.ppo.room import MemoryFull, Room
+from pipeline.ppo.trainer import Outcome, Trainer
+from pipeline.tracking import merged
+
+KNOBS = {"steps": 8, "batch_size": 16, "runtime": {"micro_batch_size": 8, "rollout_batch_size": 16}}
+
+
+def limited(one: Trainer, too_many: Callable[[int, bool], bool]) -> Trainer:
+    """A trial whose trunk runs out of memory where `too_many` (rows, with gradients) says so."""
+
+    def check(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        if too_many(len(kwargs["input_ids"]), torch.is_grad_enabled() and not torch.is_inference_mode_enabled()):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    trunk(one.actor.lm).register_forward_pre_hook(check, with_kwargs=True)
+    return one
+
+
+def ended(one: Trainer, folder: Path) -> tuple[Outcome, dict[int, dict[str, float]]]:
+    return one.run(), merged(folder / "metrics.jsonl")
+
+
+def assert_same(found: dict[int, dict[str, float]], wanted: dict[int, dict[str, float]]) -> None:
+    assert found.keys() == wanted.keys()
+    for step, row in wanted.items():
+        assert found[step] == pytest.approx(row, rel=1e-3, abs=1e-5), step
+
+
+def test_training_goes_on_with_half_the_micro_batch_and_the_same_results(tmp_path: Path) -> None:
+    watch, calls = Recorder(), [0]
+
+    def second_part_fails(rows: int, gradients: bool) -> bool:
+        # The first micro-batch has left its gradient when the second finds no room.
+        calls[0] += gradients and rows > 2
+        return gradients and rows > 2 and calls[0] > 1
+
+    outcome, rows = ended(limited(trainer(tmp_path / "a", watch, **KNOBS), second_part_fails), tmp_path / "a")
+    _, wanted, _ = run(tmp_path / "b", **KNOBS)
+    assert outcome.status == "complete"
+    assert_same(rows, wanted)
+    assert [warning.split(";")[0] for warning in watch.warnings] == [
+        "out of memory with runtime.micro_batch_size = 8: from here on 4",
+        "out of memory with runtime.micro_batch_size = 4: from here on 2",
+    ]
+
+
+def test_a_rollout_is_sampled_and_scored_in_smaller_batches_with_the_same_results(tmp_path: Path) -> None:
+    watch = Recorder()
+    one = limited(trainer(tmp_path / "a", watch, **KNOBS), lambda rows, gradients: not gradients and rows > 4)
+    scored: list[int] = []
+    score = one.world.score
+    object.__setattr__(one.world, "score", lambda episodes, rows: (scored.append(len(rows)), score(episodes, rows))[1])
+    outcome, rows = ended(one, tmp_path / "a")
+    _, wanted, _ = run(tmp_path / "b", **KNOBS)
+    assert outcome.status == "complete"
+    assert_same(rows, wanted)
+    assert [warning.split(";")[0] for warning in watch.warnings] == [
+        "out of memory with runtime.rollout_batch_size = 16: from here on 8",
+        "out of memory with runtime.rollout_batch_size = 8: from here on 4",
+    ]
+    assert set(scored) == {4}
+
+
+def test_a_trial_that_not_even_one_episode_fits_ends_as_budget_with_the_policy_of_its_last_step(tmp_path: Path) -> None:
+    steps = [0]
+
+    def after_five(rows: int, gradients: bool) -> bool:
+        return gradients and steps[0] >= 5
+
+    watch = Recorder()
+    one = limited(trainer(tmp_path, watch, **KNOBS), after_five)
+    take = one.optimiser.step
+
+    def count(*args: Any, **kwargs: Any) -> Any:
+        steps[0] += 1
+        return take(*args, **kwargs)
+
+    one.optimiser.step = count
+    outcome, rows = ended(one, tmp_path)
+    assert (outcome.status, outcome.steps) == ("budget", 5)
+    assert outcome.reason is not None
+    assert outcome.reason.startswith("out of memory with a single episode at once (runtime.micro_batch_size came down to 1)")
+    assert max(step for step, row in rows.items() if "policy/pg_loss" in row) == 5
+    assert one.ledger.peak_gib > 0
+    assert all(bool(tensor.isfinite().all()) for tensor in one.actor.state_dict().values())
+    _, untroubled, _ = run(tmp_path / "b", **KNOBS)
+    assert rows[5] == pytest.approx(untroubled[5], rel=1e-3, abs=1e-5)
+
+
+def test_a_cap_leaves_a_checkpoint_at_its_end(tmp_path: Path) -> None:
+    one = trainer(tmp_path, max_generated_tokens=30, **KNOBS)
+    outcome = one.run()
+    assert outcome.status == "budget"
+    assert outcome.reason is not None
+    assert "ppo.max_generated_tokens" in outcome.reason
+    newest = sorted((tmp_path / "checkpoints").glob("update_*.pt"))[-1]
+    assert torch.load(newest, weights_only=True)["taken"] == outcome.steps > 0
+    again = trainer(tmp_path, max_generated_tokens=30, **KNOBS)
+    assert vars(again.run()) == vars(outcome)
+
+
+def test_other_faults_are_not_taken_for_a_lack_of_memory() -> None:
+    def fail(rows: int) -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="mat1"):
+        Room("runtime.micro_batch_size", 8).fit(fail)
+
+
+def test_a_cpu_without_memory_is_understood_too() -> None:
+    tried: list[int] = []
+
+    def fail(rows: int) -> None:
+        tried.append(rows)
+        raise RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
+        )
+
+    with pytest.raises(MemoryFull, match="came down to 1"):
+        Room("runtime.micro_batch_size", 6).fit(fail)
+    assert tried == [6, 3, 1]
+
+
+def test_what_a_failed_attempt_held_is_gone_before_the_next() -> None:
+    import gc
+    import weakref
+
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def work(rows: int) -> int:
+        if held:
+            assert held[0]() is None
+            return rows
+        block = torch.ones(3)
+        held.append(weakref.ref(block))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    gc.disable()
+    try:
+        assert Room("runtime.micro_batch_size", 4).fit(work) == 2
+    finally:
+        gc.enable()
+
+
+def test_the_cap_on_memory_is_part_of_the_record(tmp_path: Path) -> None:
+    one = trainer(tmp_path, max_memory_gib=0.01, **KNOBS)
+    outcome = one.run()
+    assert outcome.status == "budget"
+    assert outcome.reason is not None
+    assert "peak memory" in outcome.reason
+    assert json.loads(json.dumps(one.ledger.cost()))["peak_memory_gib"] > 0.01
