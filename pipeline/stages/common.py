@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from pipeline.rewards.composite import Proxy
 from pipeline.rewards.grammar import GrammarJudge
 from pipeline.rewards.learned import LearnedReward, RewardModel
 from pipeline.rewards.lexicon import LexiconReward
+
+LARGEST_MMAP_THRESHOLD, KEPT_BYTES = 2**25, 2**30
+"""The largest that glibc accepts, and how much free memory it may keep."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,19 @@ def settle(runtime: RuntimeConfig) -> None:
     """Settings of the process that a trial relies on; harmless to repeat."""
     import transformers
 
+    keep_freed_memory()
     torch.set_num_threads(runtime.threads)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+
+
+def keep_freed_memory() -> None:
+    """Have glibc reuse the memory of freed tensors, where it would hand large ones back and fault in fresh pages for the next.
+
+    Nothing on another C library.
+    """
+    trim_threshold, mmap_threshold = -1, -3  # as malloc.h numbers them
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(mmap_threshold, LARGEST_MMAP_THRESHOLD)
+        mallopt(trim_threshold, KEPT_BYTES)

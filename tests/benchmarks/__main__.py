@@ -20,7 +20,7 @@ from benchmarks.contender import CONTENDERS
 from benchmarks.report import Run, show
 
 ROOT = Path(__file__).parents[2]
-SIZES = ("tiny", "32k")
+SIZES = ("tiny", "tiny-eos", "32k", "32k-eos")
 
 
 def main() -> None:

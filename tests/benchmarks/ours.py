@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from benchmarks.meter import Meter
-from benchmarks.sizes import PAD, Size, reward
+from benchmarks.sizes import EOS, PAD, Size, reward
 
 from pipeline.budget.ledger import Ledger
 from pipeline.config import RuntimeConfig
@@ -17,6 +17,7 @@ from pipeline.models.policy import ActorCritic, Episodes, trunk
 from pipeline.ppo import trainer as trainer_module
 from pipeline.ppo.rollout import Scores
 from pipeline.ppo.trainer import Trainer
+from pipeline.stages.common import keep_freed_memory
 from pipeline.tracking import MetricsLog
 
 NEVER = -1
@@ -55,11 +56,13 @@ class Watch:
 
 def build(size: Size, critic: str, device: torch.device, precision: str, folder: Path, meter: Meter) -> Any:
     """A trainer, ready to run. On a GPU the precision is the one asked for, not the best that the card has."""
+    keep_freed_memory()
     trainer_module.mixed_precision = lambda _: precision
     cfg, queries = size.settings(critic), size.prompts()
 
     def score(episodes: Episodes, rows: Sequence[int]) -> Scores:
-        scores = reward(episodes.query_responses)[:, -1]
+        last = (episodes.context_length + episodes.lengths - 1).unsqueeze(1)
+        scores = reward(episodes.query_responses).gather(1, last).squeeze(1)
         return Scores(scores, scores, [""] * len(rows), [""] * len(rows))
 
     def open_log(offset: int) -> MetricsLog:
@@ -78,7 +81,7 @@ def build(size: Size, critic: str, device: torch.device, precision: str, folder:
         score,
         queries,
         torch.ones_like(queries, dtype=torch.bool),
-        {"eos_id": NEVER, "pad_id": PAD},
+        {"eos_id": NEVER if size.ends is None else EOS, "pad_id": PAD},
         open_log,
         Watch(meter),
         ledger,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Qwen2ForCausalLM
 
 from pipeline.config import ModelConfig, PpoConfig, load_config
@@ -17,7 +18,7 @@ PAD, EOS = 0, 1
 
 @dataclass(frozen=True)
 class Size:
-    """One scale. Every prompt and every response has its full length, so both sides handle the same tokens."""
+    """One scale. Every prompt has its full length, and so has every response unless the network can end it."""
 
     about: str
     model: ModelConfig
@@ -27,6 +28,8 @@ class Size:
     measured: int
     """Updates between the warm-up and the last one, whose operations are counted with the clock off."""
     batch: int = 64
+    ends: int | None = None
+    """Tokens after which a response ends on average, were none cut: EOS gets that probability. None: no response ends."""
 
     def settings(self, critic: str) -> PpoConfig:
         """4 epochs x 4 mini-batches on one rollout, for a warm-up, the measured updates and the counted one."""
@@ -43,8 +46,13 @@ class Size:
         )
 
     def network(self) -> Qwen2ForCausalLM:
-        """Random weights, the same at every call."""
-        return scratch_model(self.model, self.vocab, PAD, EOS, self.prompt + self.response, seed=0)
+        """Random weights, the same at every call; where responses end, a bias of the head makes them."""
+        made = scratch_model(self.model, self.vocab, PAD, EOS, self.prompt + self.response, seed=0)
+        if self.ends is not None:
+            bias = torch.zeros(self.vocab)
+            bias[EOS] = math.log((self.vocab - 1) / (self.ends - 1))
+            made.lm_head.bias = nn.Parameter(bias)
+        return made
 
     def prompts(self) -> Tensor:
         """(4 x batch, P) random tokens."""
@@ -61,6 +69,18 @@ SIZES = {
         32,
         48,
         measured=1,
+    ),
+    "tiny-eos": Size(
+        "the same; responses of 18 tokens on average, about as long as those of the task", load_config("tiny").model, 700, 8, 32, 4, ends=24
+    ),
+    "32k-eos": Size(
+        "the same; responses of 29 tokens on average",
+        ModelConfig(hidden_size=256, layers=2, heads=4, intermediate_size=704),
+        32_000,
+        32,
+        48,
+        measured=1,
+        ends=36,
     ),
     "qwen0.5b": Size(
         "the shape of Qwen1.5-0.5B; needs a GPU",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from benchmarks.meter import Meter
-from benchmarks.sizes import EOS, Size, reward
+from benchmarks.sizes import EOS, PAD, Size, reward
 from transformers import TrainerCallback
 from trl.experimental.ppo import ppo_trainer as trl_ppo
 from trl_peer import critic_of, ppo_trainer, tokenizer
@@ -25,10 +25,12 @@ class EndOfUpdate(TrainerCallback):
 
 
 def build(size: Size, device: torch.device, folder: Path, meter: Meter) -> Any:
-    """A trainer, ready to run. Its pad token is one that the network cannot say, so that none ends a response."""
+    """A trainer, ready to run. Its pad token is one that the network cannot say, unless responses end: then it is generated."""
     cfg, policy = size.settings("shared"), size.network()
-    words = tokenizer(size.vocab, eos_id=EOS, pad_id=size.vocab)
-    on_cpu = {"use_cpu": device.type == "cpu"}
+    words = tokenizer(size.vocab, eos_id=EOS, pad_id=size.vocab if size.ends is None else PAD)
+    on_cpu: dict[str, Any] = {"use_cpu": device.type == "cpu"}
+    if size.ends is not None:
+        on_cpu["stop_token"] = "eos"
     trainer = ppo_trainer(cfg, policy, size.network(), critic_of(policy), reward, size.prompts(), words, folder, **on_cpu)
     trainer.add_callback(EndOfUpdate(meter))
     _mark_phases(trainer, meter)

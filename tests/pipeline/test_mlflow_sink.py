@@ -80,7 +80,7 @@ def series(client: Client, run_id: str | None, key: str = "objective/kl") -> lis
 
 
 def wait_for(run: MlflowSink, sent: int) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while run.state.sent_bytes < sent:
         assert time.monotonic() < deadline, run.state
         time.sleep(0.02)

@@ -181,7 +181,7 @@ def test_the_ui_serves_and_ends_cleanly_on_ctrl_c(tmp_path: Path) -> None:
                 assert time.monotonic() < deadline
                 time.sleep(0.3)
         os.killpg(server.pid, signal.SIGINT)
-        printed, errors = server.communicate(timeout=30)
+        printed, errors = server.communicate(timeout=120)
     finally:
         if server.poll() is None:
             server.kill()

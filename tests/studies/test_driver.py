@@ -242,7 +242,7 @@ def test_a_killed_driver_takes_its_workers_along_and_the_same_command_continues(
         os.killpg(driver.pid, how)  # as Ctrl-C does: the whole group
     else:
         os.kill(driver.pid, how)
-    _, errors = driver.communicate(timeout=20)
+    _, errors = driver.communicate(timeout=120)
     assert driver.returncode == (130 if how is signal.SIGINT else -how)
     assert errors == b""
     wait_for(lambda: not any(map(alive, fake_trial.pids(layout))), 3.0)
