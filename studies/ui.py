@@ -41,11 +41,11 @@ def serve(layout: Layout, port: int) -> None:
     command += ["--backend-store-uri", layout.mlflow_uri, "--artifacts-destination", layout.mlflow_artifacts.as_uri()]
     signal.signal(signal.SIGTERM, _as_interrupt)
     server = subprocess.Popen(command, env=environment, start_new_session=True)
-    print(f"MLflow: http://{HOST}:{port}   (Ctrl-C ends it; group runs by the tag `arm`)")
-    for name, number in experiments(layout):
-        print(f"  {name}: http://{HOST}:{port}/{RUNS.format(id=number)}")
-    sys.stdout.flush()
-    try:
+    try:  # at once: a Ctrl-C from here on must not leave the server behind
+        print(f"MLflow: http://{HOST}:{port}   (Ctrl-C ends it; group runs by the tag `arm`)")
+        for name, number in experiments(layout):
+            print(f"  {name}: http://{HOST}:{port}/{RUNS.format(id=number)}")
+        sys.stdout.flush()
         code = server.wait()
     except KeyboardInterrupt:
         return
