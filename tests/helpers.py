@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,11 @@ from pipeline.config import TrialConfig, load_config
 def smoke(**overrides: Any) -> TrialConfig:
     """The smoke profile with changes; double underscores stand for dots."""
     return load_config("smoke", {key.replace("__", ".", 1): value for key, value in overrides.items()})
+
+
+def mind_interrupts() -> None:
+    """For the start of a child process: a shell that runs the tests in its background has it ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Recorder:

@@ -36,7 +36,8 @@ class Meter:
         self._current = _fresh()
 
     def switch(self, phase: str) -> None:
-        """From here on time and operations belong to `phase`."""
+        """From here on time and operations belong to `phase`; one that is no column of the table belongs to the rest."""
+        phase = phase if phase in PHASES else "rest"
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         now, cpu = time.perf_counter(), time.process_time()

@@ -11,9 +11,11 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fake_trial
 import pytest
+from helpers import mind_interrupts
 
 from pipeline.layout import Layout
 from pipeline.reporter import Silent
@@ -168,7 +170,8 @@ def test_the_ui_serves_and_ends_cleanly_on_ctrl_c(tmp_path: Path) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, str(ROOT / "ablate.py"), "ui", "--port", str(port), "--out", str(tmp_path)]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    server = subprocess.Popen(command, **pipes, start_new_session=True, preexec_fn=mind_interrupts)
     try:
         deadline = time.monotonic() + 60
         while True:

@@ -14,6 +14,7 @@ from pathlib import Path
 import fake_trial
 import pytest
 from filelock import FileLock
+from helpers import mind_interrupts
 from rich.console import Console
 
 from pipeline.errors import UserError
@@ -207,7 +208,8 @@ def start_driver(study: Study, layout: Layout, tmp_path: Path) -> subprocess.Pop
     script = tmp_path / "drive.py"
     path = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
     script.write_text(SCRIPT.format(path=path, study=study.source, root=str(layout.root), small=SMALL))
-    return subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    command = [sys.executable, str(script)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, preexec_fn=mind_interrupts)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
