@@ -1,6 +1,6 @@
 """A stand-in for a base of the hub: a small random network with a tokenizer of its own, in a folder of the same layout.
 
-python -m pipeline.standin FOLDER --texts REVIEWS [--architecture gpt2|qwen2|llama] [--width 128] [--layers 4] [--vocab 4000]
+python -m pipeline.standin FOLDER --texts REVIEWS [--architecture gpt2|qwen2|llama] [--width 128] [--layers 4] [--vocab 2000]
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--architecture", choices=["gpt2", "qwen2", "llama"], default="gpt2")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--vocab", type=int, default=4000)
+    parser.add_argument("--vocab", type=int, default=2000)
     given = parser.parse_args()
     try:
         texts = load_corpus(DataConfig(source="local", path=given.texts, sft_texts=8000)).train

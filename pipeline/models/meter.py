@@ -82,7 +82,7 @@ class TrunkMeter:
     """The work of one trunk, counted at each of its calls."""
 
     def __init__(self, network: CausalLM, tally: Tally) -> None:
-        self._tally, self._network = tally, network
+        self._tally, self._block = tally, blocks_of(network)[0]
         maps = linear_maps(network)
         self._adapters = [layer for _, layer in adapter_layers(network)][:1]
         self._bare = sum(one.weights for one in maps if not one.adapter)
@@ -115,7 +115,7 @@ class TrunkMeter:
         flops += pairs * self._layers
         bytes_ = float(rows * keys * self._cache * BYTES_CACHE) if keys > new else 0.0
         if torch.is_grad_enabled() and self._trained:
-            if getattr(self._network, "is_gradient_checkpointing", False) and self._network.training:
+            if getattr(self._block, "gradient_checkpointing", False) and self._block.training:
                 flops += 2.0 * rows * new * self._again + pairs * self._layers
             flops += 2.0 * rows * new * self._backward + 2 * pairs * self._layers_below
             bytes_ += self._trained * (BYTES_READ_CAST + BYTES_BACKWARD + BYTES_GRADIENT) + self._frozen * (
