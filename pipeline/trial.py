@@ -14,9 +14,12 @@ from typing import Any
 
 from pipeline import dag
 from pipeline.artifacts import Artifact, Store
+from pipeline.budget.machine import hold_allocator
 from pipeline.config import TrialConfig
 from pipeline.data.corpus import check_source
 from pipeline.layout import Layout
+from pipeline.models.loading import device_of
+from pipeline.models.precision import execution as how
 from pipeline.preflight import check_budget as check_budget
 from pipeline.reporter import Reporter
 from pipeline.stages import STAGES
@@ -36,6 +39,8 @@ class TrialOutcome:
     steps: int
     summary: Mapping[str, float]
     cost: Mapping[str, float]
+    execution: Mapping[str, str]
+    """On what device, and in what precision, it was trained."""
 
 
 def run_trial(config: TrialConfig, layout: Layout, reporter: Reporter, *, until: str | None = None) -> TrialOutcome:
@@ -45,11 +50,11 @@ def run_trial(config: TrialConfig, layout: Layout, reporter: Reporter, *, until:
     store = Store(layout.store, reporter.warn)
     artifacts = dag.run(STAGES, config, store, reporter, until)
     if "ppo" not in artifacts:
-        return TrialOutcome(artifacts, "incomplete", None, 0, {}, {})
+        return TrialOutcome(artifacts, "incomplete", None, 0, {}, {}, {})
     meta = artifacts["ppo"].meta
     summary = artifacts["evaluate"].meta["summary"] if "evaluate" in artifacts else {}
-    cost = json.loads((artifacts["ppo"].path / "log" / "cost.json").read_text("utf-8"))
-    return TrialOutcome(artifacts, meta["status"], meta["reason"], meta["steps"], summary, cost)
+    cost, execution = (json.loads((artifacts["ppo"].path / "log" / name).read_text("utf-8")) for name in ("cost.json", "execution.json"))
+    return TrialOutcome(artifacts, meta["status"], meta["reason"], meta["steps"], summary, cost, execution)
 
 
 def plan_trial(config: TrialConfig, layout: Layout) -> list[dag.StagePlan]:
@@ -67,6 +72,12 @@ def prepare(config: TrialConfig) -> None:
     """Settings of the process that a trial relies on; harmless to repeat."""
     check_source(config.data)
     settle(config.runtime)
+    hold_allocator(config.ppo.max_memory_gib)
+
+
+def execution(config: TrialConfig) -> dict[str, str]:
+    """With what trials of this configuration would compute here. Raises `UserError` for a GPU that is not there."""
+    return how(device_of(config.runtime.device), config.runtime.threads, config.runtime.processes)
 
 
 @lru_cache(maxsize=1)

@@ -87,6 +87,8 @@ class _Run:
     live: LiveVerdicts = field(default_factory=LiveVerdicts)
     tickets: dict[int, Ticket] = field(default_factory=dict)
     attempts: Counter[tuple[str, int]] = field(default_factory=Counter)
+    told: list[tuple[tuple[str, str], ...]] = field(default_factory=list)
+    """With what trials compute, as shown already."""
 
     def shared_plan_of(self, cell: Cell) -> list[StagePlan]:
         """The stages that a cell has in common with others."""
@@ -243,11 +245,20 @@ def _run_missing(run: _Run, compared: Study, finished: Sequence[Cell], jobs: int
 
 def _carry_out(run: _Run, plan: Plan, missing: Sequence[Cell], jobs: int) -> None:
     """Run all that a plan asks for; `missing` are cells of which it is known beforehand."""
+    _tell_execution(run, missing)
     run.sinks.open()
     run.tickets.clear()
     with run.display:
         _build_shared(run, missing)
         run.executor.run(lambda: _next_job(run, plan), jobs, lambda event: _on_event(run, plan, event))
+
+
+def _tell_execution(run: _Run, missing: Sequence[Cell]) -> None:
+    """One line for every device and precision that trials will compute with. Raises `UserError` for a GPU that is not there."""
+    for found in dict.fromkeys(tuple(run.module.execution(cell.config).items()) for cell in missing):
+        if found not in run.told:
+            run.told.append(found)
+            run.display.line(", ".join(value if key in ("device", "precision") else f"{key} {value}" for key, value in found), "dim")
 
 
 def _tell_recorded(run: _Run, planner: Planner, finished: Sequence[Cell]) -> None:
@@ -359,7 +370,7 @@ def _record(run: _Run, cell: Cell, outcome: TrialOutcome | None, reason: str | N
         stages={name: StageRef(key=one.key, path=_relative(one.path, run.layout)) for name, one in artifacts.items()},
         summary=dict(outcome.summary) if outcome else {},
         cost=dict(outcome.cost) if outcome else {},
-        environment=run.module.environment(),
+        environment={**run.module.environment(), **(outcome.execution if outcome else {})},
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 

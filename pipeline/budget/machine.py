@@ -18,13 +18,19 @@ def peak_gib() -> float:
     return _peak_resident() / GIB
 
 
-def cap_memory(max_gib: float) -> None:
-    """Start the high-water marks afresh, and hold the CUDA allocator to `max_gib` on a card of any size."""
+def fresh_marks() -> None:
+    """Start the high-water marks afresh."""
     with suppress(OSError):  # where the system offers no reset, the mark is that of the process so far
         (PROC / "clear_refs").write_text("5")
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
+
+
+def hold_allocator(max_gib: float) -> None:
+    """Hold the CUDA allocator to `max_gib` on a card of any size, for the rest of this process."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
         total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
         torch.cuda.set_per_process_memory_fraction(min(max_gib * GIB / total, 1.0))
 

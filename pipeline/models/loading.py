@@ -12,6 +12,7 @@ from torch import nn
 from pipeline.artifacts import file_digest
 from pipeline.config import ModelConfig
 from pipeline.errors import UserError
+from pipeline.models.precision import ATTENTION, DTYPES, mixed_precision
 from pipeline.models.seeding import seed_of
 
 CausalLM = Any
@@ -24,13 +25,6 @@ def device_of(name: str) -> torch.device:
     if name == "cuda" and not available:
         raise UserError("runtime.device = 'cuda': no CUDA device is visible; use cpu or auto")
     return torch.device("cuda" if available and name != "cpu" else "cpu")
-
-
-def mixed_precision(device: torch.device) -> str:
-    """What the card can do: bf16 from compute capability 8.0, fp16 below (a T4 has no bf16), ``no`` on a CPU."""
-    if device.type != "cuda":
-        return "no"
-    return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp16"
 
 
 def scratch_config(cfg: ModelConfig, vocab_size: int, pad_id: int, eos_id: int, max_tokens: int) -> Any:
@@ -68,11 +62,12 @@ def pretrained_model(base: str, revision: str | None) -> CausalLM:
     from transformers import AutoModelForCausalLM
 
     try:
-        return AutoModelForCausalLM.from_pretrained(
-            base, revision=revision, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, attn_implementation="sdpa"
-        ).eval()
+        model = AutoModelForCausalLM.from_pretrained(
+            base, revision=revision, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, attn_implementation=ATTENTION
+        )
     except (OSError, ValueError) as error:
         raise UserError(_cannot_load("model.base", base, revision, error)) from None
+    return without_dropout(model)
 
 
 def pretrained_tokenizer(base: str, revision: str | None) -> Any:
@@ -126,7 +121,7 @@ def load_quantized(path: Path, device: torch.device) -> CausalLM:
     if device.type != "cuda" or find_spec("bitsandbytes") is None:
         lacking = "no CUDA device is in use" if device.type != "cuda" else "the package bitsandbytes is not installed (extra `quantize`)"
         raise UserError(f"ppo.quantize = '4bit': {lacking}; use none")
-    half = torch.bfloat16 if mixed_precision(device) == "bf16" else torch.float16
+    half = DTYPES[mixed_precision(device)]
     config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=half, bnb_4bit_use_double_quant=True)
     model = AutoModelForCausalLM.from_pretrained(
         path, quantization_config=config, device_map={"": device}, use_safetensors=True, local_files_only=True

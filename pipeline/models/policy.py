@@ -7,7 +7,7 @@ valid tokens only: padding reaches neither the heads nor any average.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -182,27 +182,28 @@ class ActorCritic(nn.Module):
         """The policy, and the critic's trunk where it is separate."""
         return [network for network in (self.lm, self.critic_trunk) if network is not None]
 
-    @contextmanager
-    def recomputing(self, checkpointing: bool) -> Iterator[None]:
-        """Forwards of this block keep no activations where `checkpointing`; transformers ties that to its training mode.
-
-        The mode changes nothing else: dropout is 0 in every network (`pipeline.models.loading.without_dropout`).
-        """
-        networks = self.networks if checkpointing else []
-        for network in networks:
-            if not network.is_gradient_checkpointing:
-                network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            network.train()
-        try:
-            yield
-        finally:
-            for network in networks:
-                network.eval()
-
     def forward(self, episodes: Episodes, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probabilities (N, V) and values (N,) at the valid response tokens, both fp32."""
         hidden, values = self.hidden_and_values(episodes)
         return log_probs(self.lm, hidden, temperature), values
+
+
+@contextmanager
+def recomputing(networks: Sequence[CausalLM], checkpointing: bool) -> Iterator[None]:
+    """Forwards of this block keep no activations where `checkpointing`; transformers ties that to its training mode.
+
+    The mode changes nothing else: dropout is 0 in every network (`pipeline.models.loading.without_dropout`).
+    """
+    chosen = networks if checkpointing else []
+    for network in chosen:
+        if not network.is_gradient_checkpointing:
+            network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        network.train()
+    try:
+        yield
+    finally:
+        for network in chosen:
+            network.eval()
 
 
 def zero_head(width: int) -> nn.Linear:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pipeline.budget.shape import chunk_tokens
 from pipeline.models.loading import CausalLM
+from pipeline.ppo.kl import expectation
 
 TokenLoss = Callable[[slice, Tensor, Tensor], Tensor]
 """From a slice of the N tokens and their new log-probs and entropies (n,) to the sum of their losses."""
@@ -55,7 +56,7 @@ def head_backward(lm: CausalLM, hidden: Tensor, labels: Tensor, temperature: flo
             # Not log_pi.exp(): the softmax has a faster exponential.
             log_pi, pi = torch.log_softmax(tempered, dim=-1), torch.softmax(tempered, dim=-1)
             picked = labels[rows].unsqueeze(1)
-            logprob, entropy = log_pi.gather(1, picked).squeeze(1), -torch.linalg.vecdot(pi, log_pi)
+            logprob, entropy = log_pi.gather(1, picked).squeeze(1), -expectation(pi, log_pi)
         by_logprob, by_entropy = _token_gradients(token_loss, rows, logprob, entropy, scale / temperature)
         with torch.no_grad():
             if by_entropy is None:

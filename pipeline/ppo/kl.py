@@ -34,8 +34,7 @@ def exact_kl(log_pi: Tensor, log_ref: Tensor, pi: Tensor | None = None) -> Tenso
     log_pi, log_ref (..., V) normalised and finite log-probabilities, as log-softmax gives them; returns (...) in nats
     per token, never negative but for rounding. (0 times log 0 would be NaN; a token that softmax rounds to 0 counts 0.)
     """
-    mean: Tensor = torch.linalg.vecdot(log_pi.exp() if pi is None else pi, log_pi - log_ref)
-    return mean
+    return expectation(log_pi.exp() if pi is None else pi, log_pi - log_ref)
 
 
 def entropy(log_pi: Tensor, pi: Tensor | None = None) -> Tensor:
@@ -43,5 +42,14 @@ def entropy(log_pi: Tensor, pi: Tensor | None = None) -> Tensor:
 
     log_pi (..., V) normalised and finite log-probabilities; returns (...) in nats per token, between 0 and log V.
     """
-    mean: Tensor = torch.linalg.vecdot(log_pi.exp() if pi is None else pi, log_pi)
-    return -mean
+    return -expectation(log_pi.exp() if pi is None else pi, log_pi)
+
+
+def expectation(pi: Tensor, values: Tensor) -> Tensor:
+    """Σᵥ π(v) values(v); both (..., V), returns (...) in their dtype.
+
+    Autocast would take it for a matrix product and compute it in half precision, in which most of π is 0.
+    """
+    with torch.autocast(pi.device.type, enabled=False):
+        mean: Tensor = torch.linalg.vecdot(pi, values)
+    return mean

@@ -17,8 +17,9 @@ from torch import Tensor
 from pipeline.budget.ledger import Ledger
 from pipeline.budget.roofline import BYTES_STEP
 from pipeline.config import PpoConfig, RuntimeConfig
-from pipeline.models.loading import CausalLM, mixed_precision
+from pipeline.models.loading import CausalLM
 from pipeline.models.policy import ActorCritic, Episodes
+from pipeline.models.precision import mixed_precision
 from pipeline.models.seeding import permutation
 from pipeline.ppo import checkpoint
 from pipeline.ppo.controllers import KlController, LrGuard

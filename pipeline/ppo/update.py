@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pipeline.config import PpoConfig
-from pipeline.models.policy import ActorCritic, Episodes
+from pipeline.models.policy import ActorCritic, Episodes, recomputing
 from pipeline.models.seeding import permutation
 from pipeline.ppo.controllers import LrGuard, hinge, lr_schedule, out_of_reach
 from pipeline.ppo.head import head_backward
@@ -125,7 +125,7 @@ def backward(rollout: Rollout, rows: Tensor, learner: Learner, weight: Tensor) -
     batch = Tokens.of(rollout, rows)
     scaler = learner.accelerator.scaler
     scale = weight if scaler is None else scaler.scale(weight)
-    with actor.recomputing(learner.checkpointing):
+    with recomputing(actor.networks, learner.checkpointing):
         hidden, vpred = actor.hidden_and_values(episodes)
 
     def token_loss(part: slice, new_logprobs: Tensor, entropy: Tensor) -> Tensor:

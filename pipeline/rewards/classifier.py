@@ -14,6 +14,7 @@ from pipeline.config import nearest
 from pipeline.errors import UserError
 from pipeline.hub import in_words
 from pipeline.models.loading import freeze
+from pipeline.models.precision import Precision
 from pipeline.rewards.base import Completions
 
 Output = Literal["log_odds", "logit"]
@@ -43,7 +44,8 @@ class ClassifierReward:
 
     def _score(self, texts: list[str]) -> Tensor:
         inputs = self._tokenizer(texts, padding=True, truncation=True, return_tensors="pt").to(self._model.device)
-        logits = self._model(**inputs).logits.float().cpu()
+        with Precision.of(self._model.device).autocast():
+            logits = self._model(**inputs).logits.float().cpu()
         several = self._model.config.problem_type == "multi_label_classification"
         return logits[:, self._index] if several or self._output == "logit" else log_odds(logits, self._index)
 

@@ -8,13 +8,18 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from pipeline.budget.shape import pair_rows
 from pipeline.config import RewardConfig
 from pipeline.models.loading import CausalLM, freeze, load_head, load_snapshot, save_head
 from pipeline.models.policy import Episodes, flush_left, states
+from pipeline.models.precision import Precision
 from pipeline.models.seeding import permutation, seed_of
+from pipeline.ppo.room import Room, no_warning
+from pipeline.ppo.supervised import Supervised
 from pipeline.rewards.base import Completions
 
 TRUNK, HEAD = "trunk", "head.safetensors"
+WEIGHT_DECAY = 0.01
 
 
 class RewardModel(nn.Module):
@@ -55,7 +60,8 @@ class LearnedReward:
     @torch.inference_mode()
     def __call__(self, completions: Completions) -> Tensor:
         rows = range(0, len(completions.prompts), self._batch)
-        parts = [self._model(completions.episodes.take(slice(start, start + self._batch))) for start in rows]
+        with Precision.of(completions.episodes.ended.device).autocast():
+            parts = [self._model(completions.episodes.take(slice(start, start + self._batch))) for start in rows]
         return torch.cat(parts).cpu()
 
 
@@ -81,25 +87,29 @@ def train_reward_model(
     first_wins: Tensor,
     cfg: RewardConfig,
     progress: Callable[[int, int, float], None],
+    checkpointing: bool = False,
+    warn: Callable[[str], None] = no_warning,
 ) -> None:
     """Fit on pairs: row i of `first` and `second` answer one prompt, `first_wins` (n,) bool says which was preferred."""
     n, device = len(first_wins), first.query_responses.device
     first_wins = first_wins.to(device)
     batch = min(cfg.batch_size, n)
     total = cfg.epochs * (n // batch)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=cfg.lr, weight_decay=0.01, fused=True)
+    longest = max(first.query_responses.shape[1], second.query_responses.shape[1])
+    room = Room("reward.batch_size (pairs at once)", pair_rows(batch, longest, device.type == "cuda"), warn)
+    steps = Supervised(model, [model.lm], WEIGHT_DECAY, room, checkpointing)
     done = 0
     for epoch in range(cfg.epochs):
         order = permutation(n, cfg.seed, "reward epoch", epoch).to(device)
         for start in range(0, n - batch + 1, batch):
             rows = order[start : start + batch]
-            a, b = model(first.take(rows)), model(second.take(rows))
-            wins = first_wins[rows]
-            loss = bradley_terry_loss(torch.where(wins, a, b), torch.where(wins, b, a))
-            optimiser.param_groups[0]["lr"] = cfg.lr * (1 - done / total)
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimiser.step()
+
+            def share(part: slice, rows: Tensor = rows) -> Tensor:
+                some = rows[part]
+                a, b, wins = model(first.take(some)), model(second.take(some)), first_wins[some]
+                return bradley_terry_loss(torch.where(wins, a, b), torch.where(wins, b, a)) * (len(some) / batch)
+
+            loss = steps.step(cfg.lr * (1 - done / total), batch, share)
             done += 1
-            progress(done, total, float(loss.detach()))
+            progress(done, total, float(loss))
+    steps.close()

@@ -12,6 +12,8 @@ from pipeline.stages.sft import sft
 
 JUDGE = ("pipeline.data.semantics", "pipeline.data.grammar", "pipeline.data.lexicon")
 """The gold judge's meaning; the rest of pipeline.data only makes texts, and these are inputs."""
+SUPERVISED = ("pipeline.ppo.supervised", "pipeline.ppo.room", "pipeline.budget.shape")
+"""Gradient steps outside of PPO."""
 
 
 STAGES = (
@@ -26,7 +28,7 @@ STAGES = (
         "sft",
         sft,
         ("sft", "model"),
-        ("pipeline.stages.sft", "pipeline.models"),
+        ("pipeline.stages.sft", "pipeline.models", *SUPERVISED),
         outside=sources.base,
     ),
     Stage(
@@ -42,6 +44,7 @@ STAGES = (
             "pipeline.data.preferences",
             "pipeline.data.files",
             "pipeline.data.cleaning",
+            *SUPERVISED,
             *JUDGE,
         ),
         outside=sources.scorers_and_pairs,

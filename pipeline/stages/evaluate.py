@@ -23,18 +23,27 @@ from pipeline.metrics import check_keys
 from pipeline.models.generation import sample
 from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
 from pipeline.models.policy import Episodes, response_hidden, to_grid
+from pipeline.models.precision import Precision
 from pipeline.models.seeding import uniforms
 from pipeline.ppo.measure import token_stats
 from pipeline.reporter import Reporter
 from pipeline.rewards.base import Completions
-from pipeline.stages.common import PromptSet, judge_of, reward_of
+from pipeline.stages.common import PromptSet, judge_of, reward_of, spending
 
 
 def evaluate(
     cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact, reward: Artifact, ppo: Artifact
 ) -> dict[str, Any]:
     """Judge one completion of each network on every held-out prompt."""
+    with spending(out):
+        return _evaluate(cfg, out, reporter, prompts, sft, reward, ppo)
+
+
+def _evaluate(
+    cfg: TrialConfig, out: Path, reporter: Reporter, prompts: Artifact, sft: Artifact, reward: Artifact, ppo: Artifact
+) -> dict[str, Any]:
     device, batch = device_of(cfg.runtime.device), cfg.runtime.rollout_batch_size
+    autocast = Precision.of(device).autocast
     data = PromptSet.load(prompts, "heldout", cfg.evaluate.prompts)
     reference = freeze(load_snapshot(sft.path / "model", device))
     policy = freeze(load_snapshot(ppo.path / "policy", device))
@@ -43,14 +52,16 @@ def evaluate(
     def answers(model: CausalLM, place: int) -> Completions:
         reporter.progress("evaluate", place, 3, "sampling")
         ids, mask = data.ids.to(device), data.mask.to(device)
-        episodes = sample(model, ids, mask, noise, temperature=cfg.evaluate.temperature, batch=batch, **data.token_ids)
+        with autocast():
+            episodes = sample(model, ids, mask, noise, temperature=cfg.evaluate.temperature, batch=batch, **data.token_ids)
         return Completions.of(data.tokenizer, episodes, data.texts)
 
     mine, theirs = answers(policy, 0), answers(reference, 1)
     reporter.progress("evaluate", 2, 3, "judging")
     judge, proxy = judge_of(cfg.gold, device, batch), reward_of(reward, device, batch)
     (scores, parts), (ref_scores, ref_parts) = proxy.explained(mine), proxy.explained(theirs)
-    kl, entropy, ref_nats = drift(policy, reference, mine.episodes, cfg.evaluate.temperature, batch)
+    with autocast():
+        kl, entropy, ref_nats = drift(policy, reference, mine.episodes, cfg.evaluate.temperature, batch)
     table = pd.DataFrame(
         {
             "prompt_id": range(len(data.texts)),

@@ -17,7 +17,7 @@ import torch
 
 from pipeline.artifacts import Artifact
 from pipeline.budget.ledger import Ledger
-from pipeline.budget.machine import cap_memory
+from pipeline.budget.machine import fresh_marks, hold_allocator
 from pipeline.config import PpoConfig, TrialConfig
 from pipeline.layout import write_json
 from pipeline.models.adapters import WithoutAdapter, choose_trained, merged
@@ -25,6 +25,7 @@ from pipeline.models.critic import calibrated_head, save_critic
 from pipeline.models.loading import CausalLM, device_of, freeze, load_quantized, load_snapshot
 from pipeline.models.meter import meter
 from pipeline.models.policy import ActorCritic, Episodes, trunk
+from pipeline.models.precision import execution
 from pipeline.ppo.rollout import Scores
 from pipeline.ppo.trainer import Outcome, Trainer
 from pipeline.reporter import Reporter
@@ -51,7 +52,8 @@ def train(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact,
     """One process of the trial; the first of them writes everything."""
     ledger = Ledger()
     device = device_of(cfg.runtime.device)
-    cap_memory(cfg.ppo.max_memory_gib)
+    hold_allocator(cfg.ppo.max_memory_gib)
+    fresh_marks()
     data = PromptSet.load(prompts, "train")
     batch = cfg.runtime.rollout_batch_size
     proxy, gold = reward_of(reward, device, batch), judge_of(cfg.gold, device, batch)
@@ -84,6 +86,7 @@ def train(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact,
     if trainer.ranks.main:
         _write(cfg, out, outcome, actor, sft)
         write_json(out / "log" / "cost.json", ledger.cost())
+        write_json(out / "log" / "execution.json", execution(device, cfg.runtime.threads, cfg.runtime.processes))
     trainer.ranks.end()
 
 

@@ -23,13 +23,14 @@ from pipeline.config_rewards import PartConfig
 from pipeline.layout import write_json
 from pipeline.models.generation import sample
 from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
+from pipeline.models.precision import Precision
 from pipeline.models.room import check_room
 from pipeline.models.seeding import uniforms
 from pipeline.reporter import Reporter
 from pipeline.rewards.base import Calibrated, Completions, Reward, calibration
 from pipeline.rewards.composite import Proxy
 from pipeline.rewards.learned import LearnedReward, new_reward_model, train_reward_model
-from pipeline.stages.common import PromptSet, judge_of, part_folder, part_key, scorer_of
+from pipeline.stages.common import PromptSet, judge_of, part_folder, part_key, scorer_of, spending
 from pipeline.stages.pairs import accuracy, given_pairs, judged_pairs
 
 _Unseen = list[tuple[Completions, Tensor]]
@@ -56,21 +57,27 @@ class _Bench:
     def answers(self, n: int, label: str) -> Completions:
         """`n` reference samples, going round the prompts as often as needed."""
         rows = torch.arange(n) % len(self.data.texts)
-        episodes = sample(
-            self.reference,
-            self.data.ids[rows].to(self.device),
-            self.data.mask[rows].to(self.device),
-            uniforms(n, self.cfg.ppo.response_length, self.cfg.reward.seed, label),
-            temperature=self.cfg.ppo.temperature,
-            batch=self.batch,
-            **self.data.token_ids,
-        )
+        with Precision.of(self.device).autocast():
+            episodes = sample(
+                self.reference,
+                self.data.ids[rows].to(self.device),
+                self.data.mask[rows].to(self.device),
+                uniforms(n, self.cfg.ppo.response_length, self.cfg.reward.seed, label),
+                temperature=self.cfg.ppo.temperature,
+                batch=self.batch,
+                **self.data.token_ids,
+            )
         return Completions.of(self.data.tokenizer, episodes, [self.data.texts[row] for row in rows.tolist()])
 
 
 def reward(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact) -> dict[str, Any]:
     """Make the parts, measure learned ones on held-out pairs, set all scales on reference samples."""
     device = device_of(cfg.runtime.device)
+    with spending(out):
+        return _reward(cfg, out, reporter, prompts, sft, device)
+
+
+def _reward(cfg: TrialConfig, out: Path, reporter: Reporter, prompts: Artifact, sft: Artifact, device: torch.device) -> dict[str, Any]:
     reference: CausalLM = freeze(load_snapshot(sft.path / "model", device))
     data = PromptSet.load(prompts, "train")
     check_room(reference, "ppo.response_length", cfg.ppo.response_length, beside=data.ids.shape[1])
@@ -150,7 +157,8 @@ def _learn(bench: _Bench, spec: PartConfig, key: str, out: Path) -> tuple[Learne
     train, kept = pairs.halves()
     model = new_reward_model(load_snapshot(bench.sft.path / "model", bench.device), cfg.seed, bench.device)
     first, second, wins = pairs.first.episodes.take(train), pairs.second.episodes.take(train), pairs.first_wins[train]
-    train_reward_model(model, first, second, wins, cfg, _progress(bench.reporter))
+    checkpointing = bench.cfg.runtime.gradient_checkpointing
+    train_reward_model(model, first, second, wins, cfg, _progress(bench.reporter), checkpointing, bench.reporter.warn)
     freeze(model).save(out)
     learned = LearnedReward(model, bench.batch)
     answers = pairs.first.take(kept), pairs.second.take(kept)

@@ -16,12 +16,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from pipeline.artifacts import Artifact
+from pipeline.budget.shape import text_rows
 from pipeline.config import SftConfig, TrialConfig
 from pipeline.layout import write_json
 from pipeline.models.loading import CausalLM, device_of, load_tokenizer, pretrained_model, scratch_model
+from pipeline.models.precision import Precision
 from pipeline.models.room import check_room
 from pipeline.models.seeding import permutation
+from pipeline.ppo.room import Room
+from pipeline.ppo.supervised import Supervised
 from pipeline.reporter import Reporter
+from pipeline.stages.common import spending
 
 IGNORED = -100
 FINAL_LR = 0.1
@@ -30,6 +35,11 @@ MAX_POSITIONS = 1024
 
 def sft(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact) -> dict[str, Any]:
     """Train the policy's starting point and record its perplexity on held-out texts."""
+    with spending(out):
+        return _sft(cfg, out, reporter, prompts)
+
+
+def _sft(cfg: TrialConfig, out: Path, reporter: Reporter, prompts: Artifact) -> dict[str, Any]:
     tokenizer = load_tokenizer(prompts.path / "tokenizer")
     device = device_of(cfg.runtime.device)
     if cfg.model.base is None:
@@ -38,11 +48,17 @@ def sft(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact) -
         model = pretrained_model(cfg.model.base, cfg.model.revision)
     check_room(model, "sft.max_tokens", cfg.sft.max_tokens)
     model.to(device)
-    train(model, encode(tokenizer, pd.read_parquet(prompts.path / "sft.parquet")["text"], cfg.sft.max_tokens), cfg.sft, reporter)
+    rows = encode(tokenizer, pd.read_parquet(prompts.path / "sft.parquet")["text"], cfg.sft.max_tokens)
+    train(model, rows, cfg.sft, reporter, cfg.runtime.gradient_checkpointing)
     texts = pd.read_parquet(prompts.path / "heldout_texts.parquet")
     heldout = encode(tokenizer, texts["text"], cfg.sft.max_tokens)
     whole = all(row[-1] == tokenizer.eos_token_id for row in heldout)
-    summary = measure(model, heldout, cfg.sft.batch_size, float(texts["nats"].mean()) if "nats" in texts and whole else None)
+    summary = measure(
+        model,
+        heldout,
+        texts_at_once(model, cfg.sft.batch_size, cfg.sft.max_tokens),
+        float(texts["nats"].mean()) if "nats" in texts and whole else None,
+    )
     summary["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     model.save_pretrained(out / "model")
     write_json(out / "summary.json", summary)
@@ -74,25 +90,31 @@ def nats(model: CausalLM, rows: list[list[int]], device: torch.device) -> tuple[
     return loss, int((targets != IGNORED).sum())
 
 
-def train(model: CausalLM, rows: list[list[int]], cfg: SftConfig, reporter: Reporter) -> None:
+def train(model: CausalLM, rows: list[list[int]], cfg: SftConfig, reporter: Reporter, checkpointing: bool = False) -> None:
     """AdamW with warm-up and cosine decay to a tenth."""
     device = next(model.parameters()).device
-    optimiser = torch.optim.AdamW(model.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay, fused=True)
+    room = Room("sft.batch_size (texts at once)", texts_at_once(model, cfg.batch_size, cfg.max_tokens), reporter.warn)
+    steps = Supervised(model, [model], cfg.weight_decay, room, checkpointing)
     batches = (len(rows) + cfg.batch_size - 1) // cfg.batch_size
     for step in range(cfg.steps):
         turn, place = divmod(step, batches)
         if place == 0:
             order = permutation(len(rows), cfg.seed, "sft", turn).tolist()
-        picked = order[place * cfg.batch_size : (place + 1) * cfg.batch_size]
-        optimiser.param_groups[0]["lr"] = cfg.lr * schedule(step, cfg)
-        loss, tokens = nats(model, [rows[index] for index in picked], device)
-        loss = loss / max(tokens, 1)
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
+        batch = [rows[index] for index in order[place * cfg.batch_size : (place + 1) * cfg.batch_size]]
+        tokens = max(sum(len(row) - 1 for row in batch), 1)
+
+        def share(part: slice, batch: list[list[int]] = batch, tokens: int = tokens) -> Tensor:
+            return nats(model, batch[part], device)[0] / tokens
+
+        loss = steps.step(cfg.lr * schedule(step, cfg), len(batch), share)
         if step % 20 == 19 or step + 1 == cfg.steps:
-            reporter.progress("sft", step + 1, cfg.steps, f"{float(loss.detach()):.3f} nats per token")
+            reporter.progress("sft", step + 1, cfg.steps, f"{float(loss):.3f} nats per token")
+    steps.close()
+
+
+def texts_at_once(model: CausalLM, rows: int, tokens: int) -> int:
+    """Texts whose logits are in memory together."""
+    return text_rows(rows, tokens, int(model.config.vocab_size), next(model.parameters()).device.type == "cuda")
 
 
 def schedule(step: int, cfg: SftConfig) -> float:
@@ -112,9 +134,10 @@ def measure(model: CausalLM, rows: list[list[int]], batch: int, text_nats: float
     """
     device = next(model.parameters()).device
     total, tokens = 0.0, 0
-    for start in range(0, len(rows), batch):
-        loss, count = nats(model, rows[start : start + batch], device)
-        total, tokens = total + float(loss), tokens + count
+    with Precision.of(device).autocast():
+        for start in range(0, len(rows), batch):
+            loss, count = nats(model, rows[start : start + batch], device)
+            total, tokens = total + float(loss), tokens + count
     summary: dict[str, Any] = {"nats_per_token": total / tokens, "perplexity": math.exp(total / tokens), "heldout_texts": len(rows)}
     if text_nats is not None:
         counts = Counter(row[0] for row in rows)

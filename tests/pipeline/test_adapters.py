@@ -14,7 +14,7 @@ from pipeline.config import PpoConfig
 from pipeline.errors import UserError
 from pipeline.models.adapters import WithoutAdapter, adapter_layers, adapter_off, blocks, choose_trained, merged
 from pipeline.models.loading import load_quantized, without_dropout
-from pipeline.models.policy import Episodes, log_probs, response_hidden
+from pipeline.models.policy import Episodes, log_probs, recomputing, response_hidden
 
 LORA = PpoConfig(**{**BASE, "adapter": "lora", "lora_rank": 4})
 
@@ -144,7 +144,7 @@ def test_activations_really_are_recomputed(tmp_path: Path) -> None:
         calls += 1
 
     layer.register_forward_pre_hook(count)
-    with one.actor.recomputing(True):
+    with recomputing(one.actor.networks, True):
         hidden, _ = one.actor.hidden_and_values(episodes())
         before = calls
         hidden.sum().backward()

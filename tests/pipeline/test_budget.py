@@ -8,7 +8,7 @@ import torch
 
 from pipeline.budget.estimate import Trial, estimate
 from pipeline.budget.ledger import Ledger
-from pipeline.budget.machine import GIB, cap_memory, peak_gib
+from pipeline.budget.machine import GIB, fresh_marks, peak_gib
 from pipeline.budget.roofline import t4_seconds
 from pipeline.budget.shape import CARD_TOKENS, CHUNK_TOKENS, chunk_tokens
 from pipeline.config import load_config
@@ -75,12 +75,12 @@ def test_every_cap_ends_a_trial_and_says_so() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the mark can be reset on Linux only")
 def test_the_high_water_mark_remembers_what_is_gone_and_starts_afresh_for_the_next_trial() -> None:
-    cap_memory(14.6)
+    fresh_marks()
     before = peak_gib()
     block = torch.ones(GIB // 4 // 4)
     del block
     assert peak_gib() == pytest.approx(before + 0.25, abs=0.03)
-    cap_memory(14.6)
+    fresh_marks()
     assert peak_gib() == pytest.approx(before, abs=0.03)
 
 

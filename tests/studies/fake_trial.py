@@ -64,14 +64,16 @@ class TrialOutcome:
     steps: int
     summary: Mapping[str, float]
     cost: Mapping[str, float]
+    execution: Mapping[str, str]
 
 
 def run_trial(config: TrialConfig, layout: Layout, reporter: Reporter, *, until: str | None = None) -> TrialOutcome:
     artifacts = dag.run(_stages(layout), config, Store(layout.store, reporter.warn), reporter, until)
     if "ppo" not in artifacts:
-        return TrialOutcome(artifacts, "incomplete", None, 0, {}, {})
+        return TrialOutcome(artifacts, "incomplete", None, 0, {}, {}, {})
     meta = artifacts["ppo"].meta
-    return TrialOutcome(artifacts, meta["status"], meta["reason"], meta["steps"], artifacts["evaluate"].meta["summary"], {"wall_s": 0.1})
+    summary = artifacts["evaluate"].meta["summary"]
+    return TrialOutcome(artifacts, meta["status"], meta["reason"], meta["steps"], summary, {"wall_s": 0.1}, execution(config))
 
 
 def plan_trial(config: TrialConfig, layout: Layout) -> list[dag.StagePlan]:
@@ -83,6 +85,10 @@ def check_budget(config: TrialConfig, label: str) -> None: ...
 
 def environment() -> dict[str, str]:
     return {"python": "3", "git_commit": "unknown"}
+
+
+def execution(config: TrialConfig) -> dict[str, str]:
+    return {"device": "abacus", "precision": "beads", "threads": str(config.runtime.threads)}
 
 
 def calls(layout: Layout, what: str = "ppo") -> list[str]:

@@ -1,0 +1,201 @@
+"""The precision that a device allows, in every stage; half precision on a CPU stands in for that of a card."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from helpers import Recorder, smoke
+from safetensors.torch import load_file
+from tinytrial import VOCAB, model
+
+from pipeline.config import RewardConfig, SftConfig
+from pipeline.errors import UserError
+from pipeline.layout import Layout
+from pipeline.models import precision
+from pipeline.models.policy import Episodes
+from pipeline.models.precision import Precision, execution, mixed_precision
+from pipeline.ppo import trainer as trainer_module
+from pipeline.ppo.kl import entropy, exact_kl
+from pipeline.ppo.room import MemoryFull, Room
+from pipeline.ppo.supervised import Supervised
+from pipeline.rewards import learned
+from pipeline.rewards.learned import new_reward_model, train_reward_model
+from pipeline.trial import run_trial
+
+CPU = torch.device("cpu")
+sft = importlib.import_module("pipeline.stages.sft")  # the package has a function of that name
+TEXTS = [[row, *range(2, 2 + row % 5 + 3), 1] for row in range(2, 18)]
+
+
+@pytest.mark.parametrize(("capability", "wanted"), [((7, 5), "fp16"), ((7, 0), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")])
+def test_a_card_gets_what_it_can_do_and_says_why(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], wanted: str) -> None:
+    class Card:
+        name, major, minor, total_memory = "A card", *capability, 16 * 2**30
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Card)
+    card = torch.device("cuda")
+    assert mixed_precision(card) == wanted
+    said = execution(card, 2, 3)
+    assert said["precision"].startswith(f"{wanted} autocast")
+    assert f"compute capability {capability[0]}.{capability[1]}" in said["precision"]
+    assert ("scaler" in said["precision"]) == (wanted == "fp16")
+    assert (said["device"], said["attention"], said["threads"], said["processes"]) == ("A card, 16.0 GiB", "sdpa", "2", "3")
+
+
+def test_a_cpu_computes_in_fp32_and_scales_nothing() -> None:
+    chosen = Precision.of(CPU)
+    assert (chosen.name, chosen.scaler().is_enabled()) == ("no", False)
+    with chosen.autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+    assert execution(CPU, 1, 1) == {"device": "cpu", "precision": "fp32 (no half precision on a CPU)", "attention": "sdpa", "threads": "1"}
+
+
+def trained(batch: int = 8, checkpointing: bool = False) -> Any:
+    network = model()
+    sft.train(network, TEXTS, SftConfig(steps=6, batch_size=batch, max_tokens=8, lr=1e-2), Recorder(), checkpointing)
+    return network
+
+
+@torch.no_grad()
+def furthest(one: Any, other: Any) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_recomputing_and_fewer_texts_at_once_change_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = trained()
+    assert furthest(model(), wanted) > 1e-3
+    assert furthest(trained(checkpointing=True), wanted) == 0.0
+    monkeypatch.setattr(sft, "texts_at_once", lambda *_: 3)
+    assert furthest(trained(), wanted) < 1e-4
+
+
+def test_a_step_that_finds_no_memory_is_begun_anew_with_half_the_rows() -> None:
+    network, watch = torch.nn.Linear(4, 1), Recorder()
+    inputs, tried = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), list[int]()
+
+    def share(part: slice) -> torch.Tensor:
+        tried.append(part.stop - part.start)
+        if part.stop - part.start > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return network(inputs[part]).sum() / 8
+
+    alike = copy.deepcopy(network)
+    Supervised(network, [], 0.0, Room("sft.batch_size", 8, watch.warn), False).step(0.1, 8, share)
+    assert tried == [8, 4, 2, 2, 2, 2]
+    assert len(watch.warnings) == 2
+    Supervised(alike, [], 0.0, Room("sft.batch_size", 8), False).step(0.1, 8, lambda part: alike(inputs[part]).sum() / 8)
+    assert furthest(network, alike) < 1e-6
+
+
+def test_a_reference_that_not_even_one_text_fits_is_refused_in_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(*_: Any) -> None:
+        raise MemoryFull("out of memory with a single episode at once (sft.batch_size came down to 1)")
+
+    monkeypatch.setattr(sft, "train", full)
+    with pytest.raises(UserError, match=r"sft\.batch_size came down to 1"):
+        run_trial(smoke(sft__lr=2e-2), Layout(tmp_path), Recorder(), until="sft")
+
+
+def test_an_overflow_in_fp16_skips_the_step_and_lowers_the_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "mixed_precision", lambda _: "fp16")
+    network = torch.nn.Linear(4, 1)
+    steps = Supervised(network, [], 0.0, Room("sft.batch_size", 2), False)
+    before, scale = copy.deepcopy(network), steps.scaler.get_scale()
+    steps.step(0.1, 2, lambda part: network(torch.full((2, 4), 60_000.0)).float().sum() * 1e30)
+    assert furthest(network, before) == 0.0
+    assert steps.scaler.get_scale() == scale / 2
+    for _ in range(20):  # until the scale is one that fits
+        steps.step(0.1, 2, lambda part: network(torch.ones(2, 4)).float().sum())
+    assert furthest(network, before) > 0.01
+    assert 0 < steps.scaler.get_scale() < scale
+    assert all(one.dtype == torch.float32 for one in network.parameters())
+
+
+def test_gradients_of_a_reward_model_are_those_of_all_its_pairs_however_few_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def sides(width: int) -> Episodes:
+        tokens = torch.randint(2, VOCAB, (12, 3 + width), generator=generator)
+        return Episodes(tokens, torch.ones(12, 3).bool(), torch.ones(12, width).bool(), torch.zeros(12).bool())
+
+    first, second, wins = sides(5), sides(6), torch.rand(12, generator=generator) < 0.5
+    cfg = RewardConfig(pairs=12, batch_size=6, epochs=2, lr=1e-2)
+
+    def fitted(checkpointing: bool = False) -> Any:
+        scorer = new_reward_model(model(), 0, CPU)
+        train_reward_model(scorer, first, second, wins, cfg, lambda *_: None, checkpointing)
+        assert all(one.grad is None for one in scorer.parameters())
+        return scorer
+
+    wanted = fitted()
+    assert furthest(new_reward_model(model(), 0, CPU), wanted) > 1e-3
+    assert furthest(fitted(checkpointing=True), wanted) == 0.0
+    monkeypatch.setattr(learned, "pair_rows", lambda *_: 4)
+    assert furthest(fitted(), wanted) < 1e-4
+
+
+def test_kl_and_entropy_are_summed_in_fp32_under_autocast() -> None:
+    log_pi, log_ref = torch.log_softmax(torch.randn(2, 3, 50_000, generator=torch.Generator().manual_seed(0)), dim=-1)
+    wanted = exact_kl(log_pi, log_ref), entropy(log_pi)
+    with Precision(CPU, "bf16").autocast():
+        found = exact_kl(log_pi, log_ref), entropy(log_pi)
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.fixture
+def fresh_accelerate() -> Iterator[None]:
+    """accelerate settles on one precision a process."""
+    AcceleratorState._reset_state(True)
+    yield
+    AcceleratorState._reset_state(True)
+
+
+class _Half(Accelerator):
+    """accelerate refuses fp16 on a CPU, torch does not."""
+
+    def __init__(self, cpu: bool, mixed_precision: str) -> None:
+        super().__init__(cpu=cpu, mixed_precision="bf16")
+        self.state._mixed_precision = mixed_precision
+        self.scaler = torch.amp.GradScaler("cpu") if mixed_precision == "fp16" else None
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_a_whole_trial_in_half_precision_keeps_fp32_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    for module in (precision, trainer_module):
+        monkeypatch.setattr(module, "mixed_precision", lambda _: name)
+    monkeypatch.setattr("accelerate.Accelerator", _Half)
+    seen: dict[str, set[torch.dtype]] = {}
+
+    def look(module: Any, function: str) -> None:
+        real = getattr(module, function)
+
+        def looked(*args: Any, **kwargs: Any) -> Any:
+            dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
+            seen.setdefault(f"{module.__name__}.{function}", set()).add(dtype)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(module, function, looked)
+
+    places = {"sft": ("nats",), "reward": ("sample",), "evaluate": ("sample", "drift")}
+    for stage, functions in places.items():
+        for function in functions:
+            look(importlib.import_module(f"pipeline.stages.{stage}"), function)
+    look(learned, "states")
+    done = run_trial(smoke(sft__steps=30, ppo__steps=8, evaluate__prompts=16), Layout(tmp_path), Recorder())
+    assert done.status == "complete"
+    assert len(seen) == 5
+    assert set().union(*seen.values()) == {precision.DTYPES[name]}
+    weights = load_file(done.artifacts["ppo"].path / "policy" / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    assert 0 <= done.summary["eval/kl_per_token"] < 1.0
