@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.metrics import METRICS
-from reports.estimates import ArmResult, Claim, Effect, Findings
+from reports.estimates import ArmResult, Claim, Effect, Findings, once
 from reports.load import StudyRecords
 from reports.searches import Search
 from reports.stats import Estimate
@@ -17,6 +17,7 @@ _COVERAGE = {2: 86, 3: 92}
 LISTED = 5
 """Arms of one outcome that are named with their numbers; of more, the sentence gives the range."""
 _PHRASES = {"better": "better than", "worse": "worse than", "no detectable difference": "not detectably different from"}
+_SPARED = {"SURVIVED": "survived", "NOT TESTED": "was not tested"}
 _ENDS = {"budget": "ended by a cap", "missing": "not run", "failed": "failed", "stale": "of another configuration"}
 
 
@@ -41,7 +42,7 @@ def answer(records: StudyRecords, findings: Findings) -> Answer:
 
 def claim_sentence(claim: Claim) -> str:
     """What became of one claim, with the first trial that refuted it."""
-    falsifier, unit = claim.falsifier, METRICS[claim.falsifier.metric].unit
+    falsifier = claim.falsifier
     tally = {outcome: sum(v.outcome == outcome for v in claim.verdicts) for outcome in ("FALSIFIED", "SURVIVED", "NOT TESTED")}
     head = f"The claim that {falsifier.claim} ({falsifier.name})"
     n = counted(len(claim.verdicts), "trial")
@@ -50,13 +51,23 @@ def claim_sentence(claim: Claim) -> str:
     if claim.outcome == "NOT TESTED":
         return f"{head} is not tested: it survived in {tally['SURVIVED']} of {n}, and {tally['NOT TESTED']} could not test it."
     arms = [arm for arm, verdicts in claim.by_arm().items() if any(v.outcome == "FALSIFIED" for v in verdicts)]
-    worst = min((v for v in claim.verdicts if v.outcome == "FALSIFIED"), key=lambda v: (v.step is None, v.step or 0))
-    when = f"as early as step {worst.step:,}" if worst.step is not None else "on average"
+    rest = [f"{words} in {tally[outcome]}" for outcome, words in _SPARED.items() if tally[outcome]]
     return (
-        f"{head} is falsified: it fell in {tally['FALSIFIED']} of {n} ({listed(arms)}), {when} ({worst.arm} seed {worst.seed}) "
-        f"with {number(worst.value)} {unit if unit != '1' else ''}".rstrip()
-        + f"; it survived in {tally['SURVIVED']} and was not tested in {tally['NOT TESTED']}."
+        f"{head} is falsified: it fell in {tally['FALSIFIED']} of {n} ({listed(arms)}), {_how(claim)}{'; it ' * bool(rest)}{listed(rest)}."
     )
+
+
+def _how(claim: Claim) -> str:
+    """The refutation that came first, or of means the one that went farthest."""
+    falsifier, unit = claim.falsifier, METRICS[claim.falsifier.metric].unit
+    fell = [verdict for verdict in claim.verdicts if verdict.outcome == "FALSIFIED"]
+    if falsifier.aggregation == "mean":
+        worst = (max if falsifier.op.startswith(">") else min)(fell, key=lambda verdict: verdict.value or 0.0)
+        how = "at worst with a mean of"
+    else:
+        worst = min(fell, key=lambda verdict: verdict.step or 0)
+        how = f"as early as step {worst.step or 0:,} with"
+    return f"{how} {number(worst.value)} {unit if unit != '1' else ''}".rstrip() + f" ({worst.arm} seed {worst.seed})"
 
 
 def _sentence(records: StudyRecords, findings: Findings) -> str:
@@ -70,9 +81,7 @@ def _sentence(records: StudyRecords, findings: Findings) -> str:
         return f"The imported records hold no {name(objective)}, so no arm can be compared on it; the objective can be a series they hold."
     if base is None:
         why = _ended(baseline) or "no trial has this metric"
-        return (
-            f"{before}The baseline {baseline.arm} has no evaluated trial ({why}), so no arm can be compared with it on {name(objective)}."
-        )
+        return f"{before}T{records.baseline[1:]} has no evaluated trial ({why}), so no arm can be compared with it on {name(objective)}."
     effects = findings.effects_on(objective)
     compared = [effect for effect in effects if effect.estimate is not None]
     if not compared:
@@ -80,7 +89,7 @@ def _sentence(records: StudyRecords, findings: Findings) -> str:
         rest = "; ".join(_alone(findings.arm(effect.arm)) for effect in effects) or "there is no other evaluated arm to compare it with"
         return f"{before}{reached}; {rest}."
     parts = [part for outcome in _PHRASES if (part := _group(findings, compared, outcome))]
-    parts[0] = f"{parts[0].removesuffix(' it')} the baseline {baseline.arm}"
+    parts[0] = f"{parts[0].removesuffix(' it')} {records.baseline}"
     parts += [_alone(findings.arm(effect.arm)) for effect in effects if effect.estimate is None]
     only = ", as far as a single seed can tell" if all(effect.estimate and effect.estimate.seeds == 1 for effect in compared) else ""
     return f"{before}On {name(objective)}{only}, {'; '.join(parts)}."
@@ -168,6 +177,12 @@ def _caveats(records: StudyRecords, findings: Findings) -> list[str]:
     elif fewest in _COVERAGE:
         found.append(
             f"With {fewest} seeds a 95 % interval covers as little as {_COVERAGE[fewest]} % in simulation, where seeds differ most."
+        )
+    metric = records.study.objective.metric
+    if once(records, metric) and any(effect.estimate for effect in findings.effects_on(metric)):
+        found.append(
+            f"{name(metric).capitalize()} exists once per trial and not prompt by prompt, so arms are compared over seeds alone: n is "
+            "seeds, and intervals are wide with few of them."
         )
     return found + _sensitivity(records, findings)
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from pipeline.metrics import METRICS
 from reports import stats
-from reports.estimates import PER_PROMPT
+from reports.pairs import PER_PROMPT
 from reports.stats import Array, Estimate
 from reports.versions import Version
 

@@ -14,8 +14,9 @@ from pipeline.config import flatten
 from pipeline.metrics import METRICS
 from reports import stats
 from reports.curves import seed_counts
-from reports.estimates import PER_PROMPT, Findings
+from reports.estimates import Findings
 from reports.load import StudyRecords
+from reports.pairs import PER_PROMPT
 from reports.stats import Estimate
 from reports.style import DOUBLE, MUTED, Drawn, new_figure
 from reports.words import name, number, signed, span
@@ -79,7 +80,7 @@ def interactions(records: StudyRecords, findings: Findings) -> Drawn | None:
         data += [_row(one, pair, arm, reached[pair], departures[pair]) for pair, arm in one.arms.items()]
     seeds = seed_counts({arm: len(findings.arm(arm).seeds) for one in shown for arm in one.arms.values()})
     caption = (
-        f"Crossed knobs, everything else as in the baseline {records.study.baseline} (outlined). Left: {name(metric)} with its 95 % "
+        f"Crossed knobs, everything else as in {records.baseline} (outlined). Left: {name(metric)} with its 95 % "
         "interval. Right: the cell minus what the row's and the column's effects at the baseline add up to; at 0 neither knob changes "
         f"what the other does. Mean [95 % two-level bootstrap], paired by seed and prompt ({seeds}); not corrected for the number of cells."
     )

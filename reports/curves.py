@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from pipeline.metrics import METRICS
+from reports.emphasis import Emphasis, background, emphasis
 from reports.estimates import Findings
 from reports.load import StudyRecords
 from reports.series import Aligned
@@ -60,30 +61,31 @@ class ArmCurve:
 def kl(records: StudyRecords, findings: Findings) -> Drawn | None:
     """KL per token over gradient steps; per sequence where imported records tell no length."""
     if "objective/kl_per_token" not in records.curves.columns:
-        return _single(records, "objective/kl", "KL to the reference", "KL to the reference [nats per sequence]", spread=True)
-    return _single(records, "objective/kl_per_token", "KL to the reference", "KL to the reference [nats per token]", spread=True)
+        return _single(records, findings, "objective/kl", "KL to the reference", "KL to the reference [nats per sequence]", spread=True)
+    label = "KL to the reference [nats per token]"
+    return _single(records, findings, "objective/kl_per_token", "KL to the reference", label, spread=True)
 
 
 def entropy(records: StudyRecords, findings: Findings) -> Drawn | None:
     """Exact policy entropy over gradient steps."""
-    return _single(records, "policy/entropy", "Policy entropy", "entropy [nats per token]", spread=False)
+    return _single(records, findings, "policy/entropy", "Policy entropy", "entropy [nats per token]", spread=False)
 
 
 def training(records: StudyRecords, findings: Findings) -> Drawn | None:
     """Small multiples of what was watched during training."""
-    shown = [(key, curves) for key in TRAINING if (curves := arm_curves(records, key))]
+    parts = sorted(str(column) for column in records.curves.columns if str(column).startswith("reward/"))
+    shown = [(key, curves) for key in (*TRAINING, *parts) if (curves := arm_curves(records, key))]
     if not shown:
         return None
-    styles = arm_styles(records.study)
+    styles, shining = arm_styles(records.study), emphasis(records, findings)
     columns = min(4, len(shown))
     rows = -(-len(shown) // columns)
     figure = new_figure(DOUBLE, 1.55 * rows + 0.55)
     grid = figure.subplots(rows, columns, sharex=True, squeeze=False)
     for axes, (key, curves) in zip(grid.flat, shown, strict=False):
-        for curve in curves:
-            _draw(axes, curve, styles[curve.arm], width=1.1)
+        _draw_all(axes, curves, styles, shining, width=1.1)
         _falsifiers(axes, records, key)
-        axes.set_title(SHORT[key], fontsize=8)
+        axes.set_title(short(key), fontsize=8)
         axes.set_ylabel(_short_unit(key, axes), fontsize=7)
         axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
         axes.xaxis.set_major_locator(MaxNLocator(3, integer=True, steps=[1, 2, 5, 10]))
@@ -91,11 +93,18 @@ def training(records: StudyRecords, findings: Findings) -> Drawn | None:
     for axes in list(grid.flat)[len(shown) :]:
         axes.set_axis_off()
     figure.supxlabel("gradient steps", fontsize=8)
-    figure.legend(handles=handles(styles), loc="outside upper left", ncols=legend_columns(styles, DOUBLE), handlelength=2.6)
+    figure.legend(handles=shining.handles(styles), loc="outside upper left", ncols=legend_columns(shining.arms, DOUBLE), handlelength=2.6)
     data = pd.concat([_tidy(curve).assign(metric=key) for key, curves in shown for curve in curves], ignore_index=True)
-    caption = "Training over gradient steps. " + _band_sentence(records, [curve for _, curves in shown for curve in curves])
-    alt = "Small multiples over gradient steps, one line per arm: " + ", ".join(SHORT[key] for key, _ in shown) + "."
+    caption = (
+        "Training over gradient steps. " + _band_sentence(records, [curve for _, curves in shown for curve in curves]) + shining.sentence
+    )
+    alt = "Small multiples over gradient steps, one line per arm: " + ", ".join(short(key) for key, _ in shown) + "."
     return Drawn(figure, data, "Training curves", caption, alt, wide=True)
+
+
+def short(key: str) -> str:
+    """Title of a panel."""
+    return SHORT.get(key) or f"{key.removeprefix('reward/')} (part of the proxy)"
 
 
 def arm_curves(records: StudyRecords, key: str) -> list[ArmCurve]:
@@ -126,17 +135,16 @@ def _curve(arm: str, seeds: list[int], series: Aligned, status: dict[int, str]) 
     return ArmCurve(arm, len(seeds), mean, tuple(tails), tuple(ends))
 
 
-def _single(records: StudyRecords, key: str, title: str, label: str, *, spread: bool) -> Drawn | None:
+def _single(records: StudyRecords, findings: Findings, key: str, title: str, label: str, *, spread: bool) -> Drawn | None:
     curves = arm_curves(records, key)
     if not curves:
         return None
-    styles = arm_styles(records.study)
-    columns = legend_columns(styles, SINGLE)
-    legend_rows = -(-len(styles) // columns) if len(curves) > DIRECT_LABELS else 0
+    styles, shining = arm_styles(records.study), emphasis(records, findings)
+    columns = legend_columns(shining.arms, SINGLE)
+    legend_rows = -(-(len(shining.arms) + 1) // columns) if len(curves) > DIRECT_LABELS else 0
     figure = new_figure(SINGLE, 3.1 + 0.17 * legend_rows)
     axes = figure.subplots()
-    for curve in curves:
-        _draw(axes, curve, styles[curve.arm])
+    _draw_all(axes, curves, styles, shining)
     compressed = spread and _orders_apart(curves)
     if compressed:
         axes.set_yscale("symlog", linthresh=0.01, linscale=0.6)
@@ -150,15 +158,22 @@ def _single(records: StudyRecords, key: str, title: str, label: str, *, spread: 
         ends = [(_last(curve), curve.arm, styles[curve.arm].color) for curve in curves]
         label_ends(axes, ends + [(f.threshold, f"{f.name} {f.op} {f.threshold:g}", ALARM) for f in drawn])
     else:
-        figure.legend(handles=handles(styles), loc="outside lower left", ncols=columns, handlelength=2.6)
+        figure.legend(handles=shining.handles(styles), loc="outside lower left", ncols=columns, handlelength=2.6)
     data = pd.concat([_tidy(curve) for curve in curves], ignore_index=True).assign(metric=key)
-    caption = f"{title} over gradient steps. {_band_sentence(records, curves)}"
+    caption = f"{title} over gradient steps. {_band_sentence(records, curves)}{shining.sentence}"
     if compressed:
         caption += " The y-axis is linear up to 0.01 and logarithmic above."
     for falsifier in drawn:
         caption += f" Shaded: where a record refutes the claim “{falsifier.claim}” ({falsifier.condition})."
     ends_text = ", ".join(f"{curve.arm} {_last(curve):.3g}" for curve in curves)
     return Drawn(figure, data, title, caption, f"Line chart of {label} over gradient steps, one line per arm; at the end: {ends_text}.")
+
+
+def _draw_all(axes: Axes, curves: list[ArmCurve], styles: dict[str, ArmStyle], shining: Emphasis, width: float = 1.5) -> None:
+    background(axes, [(curve.mean["step"], curve.mean["mean"]) for curve in curves if curve.arm not in shining])
+    for curve in curves:
+        if curve.arm in shining:
+            _draw(axes, curve, styles[curve.arm], width)
 
 
 def _draw(axes: Axes, curve: ArmCurve, style: ArmStyle, width: float = 1.5) -> None:

@@ -4,33 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from pipeline.metrics import METRICS
 from reports import power, stats, trajectories
 from reports.load import StudyRecords
+from reports.pairs import PER_PROMPT, pair_of, parts, per_prompt
 from reports.searches import Search, load_search
-from reports.stats import Array, Estimate, Outcome
+from reports.stats import Estimate, Outcome
 from reports.trajectories import ArmAlarm, Curves, MatchedKL, RewardLaw
 from studies.falsifiers import Outcome as FalsifierOutcome
 from studies.falsifiers import Verdict, overall
 from studies.schema import IMPORTED, Falsifier
 from studies.verdicts import verdicts
-
-PER_PROMPT: dict[str, tuple[str, str | None]] = {
-    "eval/win_rate": ("win", None),
-    "eval/tie_rate": ("tie", None),
-    "eval/gold": ("policy_gold", None),
-    "eval/gold_reference": ("reference_gold", None),
-    "eval/proxy": ("policy_proxy", None),
-    "eval/proxy_reference": ("reference_proxy", None),
-    "eval/kl_per_token": ("kl", "policy_length"),
-    "eval/kl_per_sequence": ("kl", None),
-    "eval/entropy": ("entropy", "policy_length"),
-    "eval/length": ("policy_length", None),
-    "eval/eos_rate": ("policy_eos", None),
-}
-"""Metrics that are a mean over prompts, or a ratio of two sums over prompts: numerator and denominator column."""
 
 REPORTED = (
     "eval/win_rate", "eval/tie_rate", "eval/gold", "eval/proxy", "eval/kl_per_token", "eval/kl_per_sequence", "eval/entropy",
@@ -84,9 +68,9 @@ class Effect:
     estimate: Estimate | None
     per_seed: dict[int, float]
     p: float | None
-    """Of the sign-flip permutation test: new prompts, these seeds."""
+    """Of the sign-flip permutation test: new prompts, these seeds; of a metric that exists once per trial, of flipping the seeds."""
     p_holm: float | None
-    """The larger of `p` and `p_seeds`, corrected over the arms of this metric."""
+    """The larger of `p` and `p_seeds` (`Pair.deciding`), corrected over the arms of this metric."""
     maximize: bool
     outcome: Outcome
     p_seeds: float | None
@@ -187,7 +171,9 @@ def analyse(records: StudyRecords) -> Findings:
 
 def _arm(records: StudyRecords, arm: str) -> ArmResult:
     seeds = records.evaluated(arm)
-    reported = (*REPORTED, *(ENDS if records.study.kind == IMPORTED else ()))
+    reported = dict.fromkeys(
+        (*REPORTED, *parts(records), *(ENDS if records.study.kind == IMPORTED else ()), records.study.objective.metric)
+    )
     per_seed = {metric: records.recorded(arm, metric) for metric in reported}
     counts = records.counts(arm)
     fell, ended = _diverged(records, arm)
@@ -219,19 +205,15 @@ def _iqm(records: StudyRecords, arm: str, metric: str, seeds: list[int]) -> Esti
     return stats.iqm(records.answers(arm, PER_PROMPT[metric][0], seeds, prompts)).clipped(METRICS[metric].low, METRICS[metric].high)
 
 
-def _per_prompt(records: StudyRecords, metric: str) -> bool:
-    """Whether a metric is known prompt by prompt: imported trials bring one value each at most."""
-    return metric in PER_PROMPT and records.study.kind != IMPORTED
-
-
 def _estimate(records: StudyRecords, arm: str, metric: str, seeds: list[int], per_seed: dict[str, dict[int, float]]) -> Estimate | None:
     if not seeds:
         return None
     bounds = METRICS[metric].low, METRICS[metric].high
-    if not _per_prompt(records, metric):
+    columns = per_prompt(records, metric)
+    if columns is None:
         values = list(per_seed.get(metric, {}).values())
         return stats.over_seeds(values).clipped(*bounds) if values else None
-    top, bottom = PER_PROMPT[metric]
+    top, bottom = columns
     prompts = records.shared_prompts([(arm, seed) for seed in seeds])
     if not len(prompts):
         return None
@@ -240,47 +222,9 @@ def _estimate(records: StudyRecords, arm: str, metric: str, seeds: list[int], pe
     return stats.rate(numerator) if metric in _RATES else stats.mean(numerator, denominator).clipped(*bounds)
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """An arm and another on one metric, on the seeds and prompts that both share: (S, P) each, P = 1 where it exists once per trial."""
-
-    seeds: list[int]
-    first: Array
-    second: Array
-    first_denominator: Array | None
-    second_denominator: Array | None
-    once: bool
-
-    def difference(self, level: float = stats.LEVEL) -> Estimate:
-        if self.once:
-            return stats.over_seeds(list((self.first - self.second)[:, 0]), level)
-        return stats.difference(self.first, self.second, self.first_denominator, self.second_denominator, level)
-
-    def p(self) -> float | None:
-        if self.once:
-            listed = list((self.first - self.second)[:, 0])
-            return stats.seed_flip_test(listed) if len(listed) <= 16 else None
-        return stats.swap_test(self.first, self.second, self.first_denominator, self.second_denominator)
-
-    def linear(self) -> Array:
-        """(S, P) paired differences whose mean is the effect."""
-        return stats.linear(self.first, self.first_denominator) - stats.linear(self.second, self.second_denominator)
-
-
-def _pair(records: StudyRecords, metric: str, arm: str, other: str) -> _Pair | None:
-    seeds = [seed for seed in records.evaluated(arm) if seed in set(records.evaluated(other))]
-    if not _per_prompt(records, metric):
-        values = [records.recorded(name, metric) for name in (arm, other)]
-        seeds = [seed for seed in seeds if all(seed in known for known in values)]
-        first, second = (np.array([[known[seed]] for seed in seeds]) for known in values)
-        return _Pair(seeds, first, second, None, None, True) if seeds else None
-    prompts = records.shared_prompts([(name, seed) for name in (arm, other) for seed in seeds])
-    if not seeds or not len(prompts):
-        return None
-    top, bottom = PER_PROMPT[metric]
-    first, second = (records.answers(name, top, seeds, prompts) for name in (arm, other))
-    under = [records.answers(name, bottom, seeds, prompts) if bottom else None for name in (arm, other)]
-    return _Pair(seeds, first, second, under[0], under[1], False)
+def once(records: StudyRecords, metric: str) -> bool:
+    """Whether a metric exists once per trial, so that only seeds can tell arms apart."""
+    return per_prompt(records, metric) is None
 
 
 def maximized(records: StudyRecords, metric: str) -> bool:
@@ -295,11 +239,10 @@ def _others(records: StudyRecords) -> list[str]:
 
 def _effects(records: StudyRecords, metric: str) -> list[Effect]:
     maximize = maximized(records, metric)
-    pairs = [(arm, _pair(records, metric, arm, records.study.baseline)) for arm in _others(records)]
+    pairs = [(arm, pair_of(records, metric, arm, records.study.baseline)) for arm in _others(records)]
     raw = [(arm, pair, pair.difference() if pair else None, pair.p() if pair else None) for arm, pair in pairs]
     seeds_p = [stats.two_level_p(estimate) if estimate else None for _, _, estimate, _ in raw]
-    # Either test alone can be passed by chance of what it does not draw anew, so the larger p is the one corrected.
-    larger = [max(p, q) if p is not None and q is not None else None for (*_, p), q in zip(raw, seeds_p, strict=True)]
+    larger = [pair.deciding(p, q, len(raw)) if pair else None for (_, pair, _, p), q in zip(raw, seeds_p, strict=True)]
     tested = [index for index, p in enumerate(larger) if p is not None]
     corrected = dict(zip(tested, stats.holm([p for p in larger if p is not None]), strict=True))
     result = []
@@ -317,7 +260,7 @@ def _improvements(records: StudyRecords) -> tuple[Improvement, ...]:
     objective = records.study.objective.metric
     whole = objective in PER_PROMPT and PER_PROMPT[objective][1] is None and objective not in _RATES
     metric = objective if whole else "eval/gold"
-    pairs = [(arm, _pair(records, metric, arm, records.study.baseline)) for arm in _others(records)]
+    pairs = [(arm, pair_of(records, metric, arm, records.study.baseline)) for arm in _others(records)]
     maximize = maximized(records, metric)
     return tuple(Improvement(arm, metric, stats.improvement(pair.first, pair.second, maximize)) for arm, pair in pairs if pair)
 
@@ -325,7 +268,7 @@ def _improvements(records: StudyRecords) -> tuple[Improvement, ...]:
 def _power(records: StudyRecords) -> tuple[Power, ...]:
     """The minimum detectable effect of each arm on the objective."""
     metric = records.study.objective.metric
-    pairs = [(arm, pair) for arm in _others(records) if (pair := _pair(records, metric, arm, records.study.baseline))]
+    pairs = [(arm, pair) for arm in _others(records) if (pair := pair_of(records, metric, arm, records.study.baseline))]
     found = []
     for arm, pair in pairs:
         table = pair.linear()
@@ -358,7 +301,7 @@ def _best(records: StudyRecords, metric: str) -> str | None:
     best = (max if maximize else min)(values, key=lambda arm: values[arm])
     level = 1 - stats.ALPHA / (len(values) - 1)
     for other in values:
-        pair = _pair(records, metric, best, other) if other != best else None
+        pair = pair_of(records, metric, best, other) if other != best else None
         effect = pair.difference(level) if pair else None
         if other != best and (effect is None or not effect.excludes_zero or (effect.value > 0) != maximize):
             return None

@@ -6,11 +6,13 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from pipeline.config import flatten
 from pipeline.errors import UserError
 from pipeline.layout import TrialRecord
+from reports.artifacts import Series
 from studies.importing.problems import DETAILS, Problem, grouped
 from studies.schema import Study
 
@@ -18,13 +20,13 @@ LAST = 0.1
 REWARDS = ("objective/scores", "objective/rlhf_reward", "objective/non_score_reward")
 
 
-def ends(curves: pd.DataFrame) -> dict[str, float]:
+def ends(curves: Series) -> dict[str, float]:
     """Metric -> mean of the last tenth of its records (at least one): where a trial's training arrived."""
     found = {}
-    for key in curves.columns.drop("step"):
-        values = curves[key].dropna().to_numpy(dtype=float)
-        if len(values):
-            found[str(key)] = float(values[-max(1, int(LAST * len(values))) :].mean())
+    for key, recorded in curves.items():
+        values = recorded[np.isfinite(recorded)]
+        if len(values) and key != "step":
+            found[key] = float(values[-max(1, int(LAST * len(values))) :].mean())
     return found
 
 

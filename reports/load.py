@@ -12,31 +12,24 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from pipeline.config import flatten
 from pipeline.errors import UserError
 from pipeline.layout import Layout, StudyFolder, TrialRecord
-from pipeline.metrics import METRICS
+from pipeline.metrics import known
 from reports import foreign
-from studies.design import Foreign, Planned, design_digest, planned
+from reports.artifacts import ANSWER_COLUMNS, PROMPT_COLUMNS, WIN, Stacked, inside, read_answers, read_curves, read_samples, together
+from reports.words import setting
+from studies.arms import BASELINE, short_names
+from studies.design import Cell, Foreign, Planned, design_digest, planned
 from studies.importing.problems import Problem
 from studies.schema import IMPORTED, Study, load_study
 from studies.search import SEARCH, confirmation
 
 MISSING = "missing"
 STALE = "stale"
-PROMPT_COLUMNS = (
-    "prompt_id", "prompt", "policy_completion", "reference_completion", "policy_gold", "reference_gold", "policy_proxy",
-    "reference_proxy", "policy_length", "reference_length", "policy_eos", "reference_eos", "kl", "entropy", "winner",
-)  # fmt: skip
-_TEXTS = ("prompt", "policy_completion", "reference_completion")
-ANSWER_COLUMNS = tuple(column for column in PROMPT_COLUMNS if column not in _TEXTS)
-"""What is read of every prompt of every trial; texts are read of the samples alone, being most of the bytes and of no number."""
-_NUMBERS = ("policy_gold", "reference_gold", "policy_proxy", "reference_proxy", "policy_length", "reference_length", "kl", "entropy")
-_WIN = {"policy": 1.0, "tie": 0.5, "reference": 0.0}
 
 
 @dataclass(frozen=True)
@@ -59,7 +52,7 @@ class StudyRecords:
     curves: pd.DataFrame
     """arm, seed, step and one column per metric of pipeline/metrics.py that was recorded; non-finite values are NaN."""
     prompts: pd.DataFrame
-    """arm, seed and `ANSWER_COLUMNS` of every prompt, with `win` in {1, 0.5, 0} and `tie` in {1, 0}."""
+    """arm, seed, `ANSWER_COLUMNS` and the parts of the reward of every prompt, with `win` in {1, 0.5, 0} and `tie` in {1, 0}."""
     samples: pd.DataFrame
     """The fixed sample table of every evaluated trial: arm, seed and `PROMPT_COLUMNS`."""
     upstream: tuple[dict[str, Any], ...]
@@ -70,6 +63,22 @@ class StudyRecords:
     @property
     def arms(self) -> list[str]:
         return list(self.study.arm_overrides())
+
+    @property
+    def baseline(self) -> str:
+        """What every arm is held against, in words: by its name, or where that says nothing by its values of what the others change."""
+        values = ", ".join(f"{key} {setting(value)}" for key, value in self.baseline_values.items())
+        return f"the baseline ({values})" if values else f"the baseline {self.study.baseline}".removesuffix(f" {BASELINE}")
+
+    @cached_property
+    def baseline_values(self) -> dict[str, Any]:
+        """Short name -> value of every knob that the other arms change, of a baseline without a name of its own; else empty."""
+        cell = next(cell for cell in self.plan if cell.arm == self.study.baseline)
+        if self.study.baseline != BASELINE or not isinstance(cell, Cell):
+            return {}
+        labels = short_names(dict.fromkeys(key for changed in self.study.arm_overrides().values() for key in changed))
+        own = dict(flatten(cell.config.model_dump(mode="json")))
+        return {label: own[key] for key, label in labels.items() if key in own}
 
     @property
     def seeds(self) -> list[int]:
@@ -161,7 +170,7 @@ class StudyRecords:
 @dataclass
 class _Gathered:
     notes: list[str] = field(default_factory=list)
-    curves: list[pd.DataFrame] = field(default_factory=list)
+    curves: Stacked = field(default_factory=Stacked)
     prompts: list[pd.DataFrame] = field(default_factory=list)
     samples: list[pd.DataFrame] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -195,8 +204,8 @@ def load_records(folder: StudyFolder, study: Study) -> StudyRecords:
     _refuse_all_stale(folder, rows)
     for stage, where in (started.get("upstream") or {}).items():
         gathered.stages.setdefault((str(stage), str(where["key"])), {"path": str(where["path"]), "trials": 0})
-    prompts = _concat(gathered.prompts, ["arm", "seed", *ANSWER_COLUMNS])
-    prompts["win"] = prompts["winner"].map(_WIN).astype(float)
+    prompts = together(gathered.prompts, ["arm", "seed", *ANSWER_COLUMNS])
+    prompts["win"] = prompts["winner"].map(WIN).astype(float)
     prompts["tie"] = (prompts["winner"] == "tie").astype(float)
     trials = pd.DataFrame(rows)
     if study.kind == IMPORTED:
@@ -209,9 +218,9 @@ def load_records(folder: StudyFolder, study: Study) -> StudyRecords:
         plan=tuple(plan),
         records=records,
         trials=trials,
-        curves=_concat(gathered.curves, ["arm", "seed", "step"]),
+        curves=gathered.curves.frame(),
         prompts=prompts,
-        samples=_concat(gathered.samples, ["arm", "seed", *PROMPT_COLUMNS]),
+        samples=together(gathered.samples, ["arm", "seed", *PROMPT_COLUMNS]),
         upstream=tuple(_stages(folder, gathered)),
         notes=tuple(gathered.notes),
     )
@@ -269,98 +278,23 @@ def _trial(folder: StudyFolder, cell: Planned, record: TrialRecord | None, gathe
     for stage, where in record.stages.items():
         entry = gathered.stages.setdefault((stage, where.key), {"path": where.path, "trials": 0})
         entry["trials"] += 1
-    curves = _artifact(folder, record, "ppo", "metrics.parquet", ("step", *METRICS), gathered.notes)
+    curves = read_curves(folder, record, gathered.notes)
     if curves is not None:
-        curves = _curves(curves, folder, record)
-        gathered.curves.append(_labelled(curves, cell))
+        gathered.curves.trials.append((cell.arm, cell.seed, curves))
     if isinstance(cell, Foreign):
-        gathered.problems += (
-            foreign.read_problems(_inside(folder.root, record.stages["ppo"].path, record)) if "ppo" in record.stages else []
-        )
+        if "ppo" in record.stages:
+            gathered.problems += foreign.read_problems(inside(folder.root, record.stages["ppo"].path, record))
         row |= {"planned_steps": record.steps, "evaluated": curves is not None and record.status != "diverged"}
         row |= foreign.ends(curves) if curves is not None else {}
-    prompts = _artifact(folder, record, "evaluate", "prompts.parquet", ANSWER_COLUMNS, gathered.notes)
-    if prompts is not None and _usable(record, prompts):
-        gathered.prompts.append(_labelled(_prompts(prompts, folder, record), cell))
-        samples = _artifact(folder, record, "evaluate", "samples.parquet", PROMPT_COLUMNS, gathered.notes)
+    # A failed trial is going to be retried, so whatever it left is no result.
+    answers = read_answers(folder, record, gathered.notes) if record.status != "failed" else None
+    if answers is not None:
+        gathered.prompts.append(answers.assign(arm=cell.arm, seed=cell.seed))
+        samples = read_samples(folder, record, gathered.notes)
         if samples is not None:
-            gathered.samples.append(_labelled(samples.reindex(columns=list(PROMPT_COLUMNS)), cell))
+            gathered.samples.append(samples.assign(arm=cell.arm, seed=cell.seed))
         row |= {"evaluated": True}
-    return row | {key: value for key, value in record.summary.items() if key in METRICS and math.isfinite(value)}
-
-
-def _usable(record: TrialRecord, prompts: pd.DataFrame | None) -> bool:
-    """A failed trial is going to be retried, so whatever it left is no result."""
-    return prompts is not None and len(prompts) > 0 and record.status != "failed"
-
-
-def _artifact(
-    folder: StudyFolder, record: TrialRecord, stage: str, name: str, columns: Sequence[str], notes: list[str]
-) -> pd.DataFrame | None:
-    """Those of the `columns` that the table has."""
-    if stage not in record.stages:
-        return None
-    path = _inside(folder.root, record.stages[stage].path, record) / name
-    if not path.exists():
-        notes.append(f"Arm {record.arm} seed {record.seed}: {stage}/{name} is no longer in the store, so the page does without it.")
-        return None
-    try:
-        with pq.ParquetFile(path) as file:
-            present = set(file.schema_arrow.names)
-            frame: pd.DataFrame = file.read([column for column in columns if column in present], use_threads=False).to_pandas()
-    except (pyarrow.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{path}: damaged table ({reason}); run the study again to rebuild it") from None
-    return frame
-
-
-def _inside(root: Path, relative: str, record: TrialRecord) -> Path:
-    path = (root / relative).resolve()
-    if not path.is_relative_to(root.resolve()):
-        raise UserError(f"record of arm {record.arm} seed {record.seed}: the path '{relative}' leaves the output folder {root}")
-    return path
-
-
-def _labelled(frame: pd.DataFrame, cell: Planned) -> pd.DataFrame:
-    return frame.assign(arm=cell.arm, seed=cell.seed)
-
-
-def _curves(frame: pd.DataFrame, folder: StudyFolder, record: TrialRecord) -> pd.DataFrame:
-    if "step" not in frame.columns:
-        path = folder.root / record.stages["ppo"].path / "metrics.parquet"
-        raise UserError(f"{path}: damaged table (no column step); run the study again to rebuild it")
-    if not frame["step"].is_monotonic_increasing:
-        frame = frame.sort_values("step", kind="stable")
-    if not frame["step"].is_unique:
-        frame = frame.drop_duplicates("step", keep="last")
-    known = frame.columns.drop("step")
-    values = frame[known].to_numpy(dtype=np.float64, copy=True)
-    values[~np.isfinite(values)] = np.nan
-    return pd.DataFrame(values, columns=known).assign(step=frame["step"].to_numpy())
-
-
-def _prompts(frame: pd.DataFrame, folder: StudyFolder, record: TrialRecord) -> pd.DataFrame:
-    path = folder.root / record.stages["evaluate"].path / "prompts.parquet"
-    absent = [column for column in ANSWER_COLUMNS if column not in frame.columns]
-    if absent:
-        raise UserError(f"{path}: damaged table (no column {', '.join(absent)}); run the study again to rebuild it")
-    for column in _NUMBERS:
-        bad = int((~np.isfinite(frame[column].to_numpy(dtype=float))).sum())
-        if bad:
-            raise UserError(f"{path}: damaged table ({bad} values of {column} are not finite); run the study again to rebuild it")
-    unknown = sorted(set(map(str, frame["winner"])) - _WIN.keys())
-    if unknown:
-        raise UserError(f"{path}: damaged table (winner '{unknown[0]}' is none of {', '.join(_WIN)}); run the study again to rebuild it")
-    if not frame["prompt_id"].is_unique:
-        raise UserError(f"{path}: damaged table (a prompt_id stands in more than one row); run the study again to rebuild it")
-    return frame
-
-
-def _concat(frames: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
-    if not frames:
-        return pd.DataFrame({column: pd.Series(dtype=object) for column in columns})
-    whole = pd.concat(frames, ignore_index=True)
-    return whole[[*[c for c in columns if c in whole.columns], *[c for c in whole.columns if c not in columns]]]
+    return row | {key: value for key, value in record.summary.items() if known(key) and math.isfinite(value)}
 
 
 def _stages(folder: StudyFolder, gathered: _Gathered) -> Iterable[dict[str, Any]]:

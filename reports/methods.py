@@ -9,10 +9,10 @@ from pipeline.config_rewards import JudgeConfig, PartConfig, RewardConfig
 from reports import stats
 from reports.bound import LEAST_EFFECTIVE, reference_scores
 from reports.drift import SMOOTH
-from reports.estimates import Findings
+from reports.estimates import Findings, once
 from reports.load import StudyRecords
 from reports.trajectories import kl_source
-from reports.words import counted, listed, number
+from reports.words import counted, listed, name, number
 from studies.design import Cell
 
 JUDGES = {
@@ -60,11 +60,11 @@ def _design(records: StudyRecords, findings: Findings) -> Iterator[str]:
     elif study.factors:
         crossed = f", and {listed([' × '.join(pair) for pair in study.interactions])} in full" if study.interactions else ""
         yield (
-            f"One factor at a time was changed around the baseline ({listed(list(study.factors))}){crossed}: "
+            f"One factor at a time was changed ({listed(list(study.factors))}) around {records.baseline}{crossed}: "
             f"{counted(len(records.arms), 'arm')}, each {ran}."
         )
     else:
-        yield f"{counted(len(records.arms), 'arm')} ran, each {ran}, against the baseline {study.baseline}."
+        yield f"{counted(len(records.arms), 'arm')} ran, each {ran}, against {records.baseline}."
     counts = records.counts()
     ends = listed([f"{n} {status}" for status, n in counts.items()])
     yield f"Of {counted(len(records.plan), 'trial')}: {ends}; whatever was evaluated counts."
@@ -157,8 +157,9 @@ def _estimates(findings: Findings) -> Iterator[str]:
     if "bootstrap" in used:
         yield (
             f"Its 95 % interval is the percentile interval of a two-level bootstrap ({stats.RESAMPLES:,} replicates): seeds are drawn "
-            "with replacement, and prompts too, with one draw of prompts for all seeds because all answer the same ones; the seeds' "
-            "deviation is stretched by √(S/(S−1)), as resampling S seeds understates how they vary."
+            "with replacement, and prompts too, with one draw of prompts for all seeds because all answer the same ones. It is expanded to "
+            "the standard error with small-sample divisors and by t/z with Satterthwaite's degrees of freedom, as resampling a few seeds "
+            "understates how they vary."
         )
     if "wilson" in used:
         yield "Where all completions agree, a rate has Wilson's interval over prompts."
@@ -169,16 +170,26 @@ def _estimates(findings: Findings) -> Iterator[str]:
 
 
 def _tests(records: StudyRecords, findings: Findings) -> Iterator[str]:
-    tested = [effect for effect in findings.effects if effect.p is not None]
+    tested = [effect for effect in findings.effects if effect.p_holm is not None]
     if not tested:
         return
+    single = [metric for metric in dict.fromkeys(effect.metric for effect in tested) if once(records, metric)]
     n = len({effect.arm for effect in tested})
+    yield f"Each arm is compared with {records.baseline} by the paired difference."
+    if len(single) < len({effect.metric for effect in tested}):
+        yield (
+            "Its interval is by the same bootstrap. Two p-values are taken: of a permutation test that swaps the labels of a prompt in all "
+            f"seeds at once ({stats.SWAPS:,} swaps; new prompts, these seeds), and of Student's t on the two-level standard error (new "
+            "seeds and new prompts); the larger counts."
+        )
+    if single:
+        yield (
+            f"What exists once per trial ({listed([name(metric) for metric in single])}) is compared over seeds alone, by Student's paired "
+            "t test, and with enough seeds for it by their exact sign-flip test as well; the larger p counts."
+        )
     yield (
-        f"Each arm is compared with {records.study.baseline} by the paired difference, with the same bootstrap. Two p-values are taken: "
-        f"of a permutation test that swaps the labels of a prompt in all seeds at once ({stats.SWAPS:,} swaps; new prompts, these "
-        "seeds), and of Student's t on the two-level standard error (new seeds and new prompts). The larger counts, corrected by Holm "
-        f"over the {counted(n, 'arm')} of one metric; a difference is called detected when it is below {stats.ALPHA:g} and the interval "
-        "excludes 0."
+        f"It is corrected by Holm over the {counted(n, 'arm')} of one metric; a difference is called detected when it is below "
+        f"{stats.ALPHA:g} and the interval excludes 0."
     )
 
 
@@ -191,8 +202,8 @@ def _drift(records: StudyRecords, findings: Findings) -> Iterator[str]:
         )
     if findings.alarms:
         yield (
-            "Over-optimisation is called where gold falls from its peak by more than a series without a trend would (studentized range) "
-            "while the proxy rises."
+            "Over-optimisation is called where gold falls from its peak by more than a series without a trend would (Bonferroni over "
+            "pairs of its running means) while the proxy rises."
         )
 
 

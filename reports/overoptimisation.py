@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from reports.curves import handles, seed_counts
+from reports.curves import seed_counts
 from reports.drift import SMOOTH, KLCurve, common_range
+from reports.emphasis import MOST, background, emphasis
 from reports.estimates import Findings
 from reports.load import StudyRecords
 from reports.points import bar, rows_axis, side
@@ -23,8 +25,6 @@ from reports.words import counted, listed, number, signed
 Array = NDArray[np.float64]
 GOLD, PROXY = "objective/gold", "objective/scores"
 PROXY_DASHES = (0, (3, 1.5))
-MOST = 12
-"""Arms that get a panel of their own, and up to which arms are compared at both places."""
 _POINTS = 80
 
 
@@ -79,7 +79,7 @@ def matched(records: StudyRecords, findings: Findings) -> Drawn | None:
     where = "at half the distance √KL that all their seeds went through, and at all of it"
     if len(rows) > 2 * MOST:
         rows, where = [row for row in rows if row.place == "farthest"], "at all the drift that their seeds went through"
-    styles = arm_styles(records.study)
+    styles, shining = arm_styles(records.study), emphasis(records, findings)
     figure = new_figure(DOUBLE, max(3.3, 1.0 + 0.3 * len(rows)))
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
     data, most = [], 1.6 * max(row.kl for row in rows)
@@ -87,8 +87,10 @@ def matched(records: StudyRecords, findings: Findings) -> Drawn | None:
         found = _of_arm(findings, arm, GOLD)
         if found:
             lines = {seed: (c.kl[c.kl <= most], c.values[GOLD][c.kl <= most]) for seed, c in found.items() if c.kl[0] <= most}
-            data += _lines(left, lines, styles[arm].color, styles[arm].dashes, arm, GOLD, styles[arm].marker)
-    for row in rows:
+            data += _lines(left if arm in shining else None, lines, styles[arm].color, styles[arm].dashes, arm, GOLD, styles[arm].marker)
+    means = {arm: (frame["kl"], frame["value"]) for frame in data if (frame["part"] == "mean").all() for arm in frame["arm"].unique()}
+    background(left, [line for arm, line in means.items() if arm not in shining])
+    for row in (row for row in rows if row.arm in shining):
         left.plot(
             [row.kl], [row.arm_value.value], marker=styles[row.arm].marker, ms=5.5, color=styles[row.arm].color, mec="white", zorder=6
         )
@@ -103,15 +105,15 @@ def matched(records: StudyRecords, findings: Findings) -> Drawn | None:
     rows_axis(right, [f"{row.arm}\nat {number(row.kl)} nats" for row in rows])
     right.set_xlabel(f"Δ gold to {records.study.baseline}\n[judge points]")
     right.set_title("at equal drift", fontsize=8)
-    figure.legend(handles=handles(styles), loc="outside upper left", ncols=legend_columns(styles, DOUBLE), handlelength=2.6)
+    figure.legend(handles=shining.handles(styles), loc="outside upper left", ncols=legend_columns(shining.arms, DOUBLE), handlelength=2.6)
     data += [_matched_rows(row) for row in rows]
     caption = (
         "Left: gold reward over drift, mean over seeds where all had drifted as far (thin: single seeds); large marks: where arms are "
         "compared, and not drawn far beyond. "
-        f"Right: difference to the baseline {records.study.baseline} where both had drifted equally far: {where}. "
+        f"Right: difference to {records.baseline} where both had drifted equally far: {where}. "
         "Point: mean; small marks: seeds; bars: 95 % Student over seeds "
         f"({seed_counts({row.arm: row.difference.seeds for row in rows})}). Equal drift is not equal training: the arms got there after "
-        "different numbers of steps."
+        f"different numbers of steps.{shining.sentence}"
     )
     alt = "Gold reward over KL for all arms, and a forest plot of differences at equal KL: " + "; ".join(
         f"{row.arm} at {number(row.kl)} nats {signed(row.difference, 'eval/gold')}" for row in rows
@@ -132,17 +134,23 @@ def _of_arm(findings: Findings, arm: str, *keys: str) -> dict[int, KLCurve]:
 
 
 def _lines(
-    axes: Axes, lines: dict[int, tuple[Array, Array]], color: str, dashes: Any, arm: str, key: str, marker: str = ""
+    axes: Axes | None, lines: dict[int, tuple[Array, Array]], color: str, dashes: Any, arm: str, key: str, marker: str = ""
 ) -> list[pd.DataFrame]:
-    """Thin lines of seeds and a thick one of their mean at equal KL; the numbers drawn."""
+    """Thin lines of seeds and a thick one of their mean at equal KL, drawn where there are axes; the numbers."""
     data = []
+    if axes is not None:
+        paths = [np.column_stack([kl, value]) for kl, value in lines.values()]
+        thin = LineCollection(paths, colors=color, linestyles=[dashes], linewidths=0.6, alpha=0.5 if len(lines) > 1 else 1.0)
+        axes.add_collection(thin)
+        axes.autoscale_view()
     for seed, (kl, value) in lines.items():
-        axes.plot(kl, value, color=color, linestyle=dashes, lw=0.6, alpha=0.5 if len(lines) > 1 else 1.0)
         data.append(pd.DataFrame({"arm": arm, "metric": key, "part": "seed", "seed": seed, "kl": kl, "value": value}))
     shared = _mean_line(list(lines.values()))
     if shared is not None and len(lines) > 1:
         kl, value = shared
-        axes.plot(kl, value, color=color, linestyle=dashes, lw=1.6, marker=marker or None, markevery=(6, 16), ms=3.2, mec="white", mew=0.4)
+        if axes is not None:
+            look: dict[str, Any] = {"marker": marker or None, "markevery": (6, 16), "ms": 3.2, "mec": "white", "mew": 0.4}
+            axes.plot(kl, value, color=color, linestyle=dashes, lw=1.6, **look)
         data.append(pd.DataFrame({"arm": arm, "metric": key, "part": "mean", "kl": kl, "value": value}))
     return data
 

@@ -77,7 +77,7 @@ def effects(records: StudyRecords, findings: Findings) -> Drawn | None:
     by_prompt = any(estimate.prompts for estimate in drawn)
     bars = f"{INTERVAL_SENTENCE}, one draw of prompts for both arms" if by_prompt else "Bars: 95 %, Student over seeds"
     caption = (
-        f"Difference of each arm to the baseline {records.study.baseline}, paired by seed{' and held-out prompt' * by_prompt}. "
+        f"Difference of each arm to {records.baseline}, paired by seed{' and held-out prompt' * by_prompt}. "
         f"Point: mean; small marks: seeds. {bars}. Right: mean [interval]."
     )
     alt = f"Forest plots of differences to {records.study.baseline}: " + "; ".join(

@@ -87,7 +87,10 @@ def difference(
     Shapes (S, P) throughout; row s is the same seed and column p the same prompt in both.
     """
     arm, arm_denominator, base, base_denominator = _paired(arm, base, arm_denominator, base_denominator)
-    replicates = _ratio_replicates(arm, arm_denominator) - _ratio_replicates(base, base_denominator)
+    if bool((arm_denominator == 1.0).all() and (base_denominator == 1.0).all()):
+        replicates = _ratio_replicates(arm - base, arm_denominator)
+    else:
+        replicates = _ratio_replicates(arm, arm_denominator) - _ratio_replicates(base, base_denominator)
     return _two_level(replicates, linear(arm, arm_denominator) - linear(base, base_denominator), level)
 
 

@@ -11,12 +11,13 @@ from pipeline.metrics import METRICS
 from reports import stats
 from reports.cells import DASH, columns, sample, shown, shown_difference, size
 from reports.drift_tables import alarm_table, law_table, matched_table
-from reports.estimates import ENDS, ROBUST, ArmResult, Effect, Findings, Power
+from reports.estimates import ENDS, ROBUST, ArmResult, Effect, Findings, Power, once
 from reports.load import StudyRecords
+from reports.pairs import parts
 from reports.run_tables import cost_table, trial_table, upstream_table
 from reports.search_tables import importance_table, tuning_table
 from reports.tabular import Cell, Head, Table
-from reports.words import counted, listed, name, number, p_value
+from reports.words import counted, listed, name, number, p_value, setting
 from studies.schema import IMPORTED
 
 STATUS_WORDS = {
@@ -35,6 +36,7 @@ def all_tables(records: StudyRecords, findings: Findings) -> list[Table]:
     """Every table of the report, in the order of the page; completions not of imported trials, the last two only of a search."""
     tables = [
         arm_table(records, findings),
+        *([parts_table(records, findings)] if parts(records) else []),
         *([] if records.study.kind == IMPORTED else [text_table(records, findings), robust_table(findings)]),
         effects_table(records, findings),
         sensitivity_table(records, findings),
@@ -64,6 +66,12 @@ def text_table(records: StudyRecords, findings: Findings) -> Table:
     """What the completions look like."""
     keys = ("eval/length", "eval/eos_rate", "eval/distinct_1", "eval/distinct_2", "eval/ppl_reference", "eval/tie_rate")
     return _estimates("completions", "Completions", records, findings, tuple(key for key in keys if key != records.study.objective.metric))
+
+
+def parts_table(records: StudyRecords, findings: Findings) -> Table:
+    """What each part of a composite reward says of the policies."""
+    table = _estimates("parts", "Parts of the proxy", records, findings, tuple(parts(records)))
+    return replace(table, note=f"Each part as it was calibrated on reference samples, before its weight. {table.note}")
 
 
 def robust_table(findings: Findings) -> Table:
@@ -108,11 +116,23 @@ def effects_table(records: StudyRecords, findings: Findings) -> Table:
                 Cell(word, tone={"better": "good", "worse": "bad"}.get(word, "")),
             )
         )
-    note = (
-        f"Arm minus baseline {records.study.baseline}, same seeds and same prompts. p, these seeds: sign-flip permutation over prompts; "
-        "p, new seeds: t test with the variance between seeds and between prompts; p, Holm: the larger of the two, corrected over the "
-        f"arms of one metric. A finding needs that below {stats.ALPHA:g} and an interval without 0. Better and worse are said of the "
-        "study's objective; other metrics are higher or lower."
+    found = list(dict.fromkeys(effect.metric for effect in findings.effects if effect.estimate))
+    single = [metric for metric in found if once(records, metric)]
+    note = f"Arm minus {records.baseline}, same seeds{' and same prompts' * (len(single) < len(found))}. "
+    if len(single) < len(found):
+        note += (
+            "p, these seeds: sign-flip permutation over prompts; p, new seeds: t test with the variance between seeds and between "
+            "prompts; p, Holm: the larger of the two, corrected over the arms of one metric. "
+        )
+    if single:
+        note += (
+            f"Of what exists once per trial ({listed([name(metric) for metric in single])}) only seeds can tell: p, these seeds flips "
+            "the signs of S paired differences and cannot go below 2/2^S; p, new seeds is Student's paired t test, which counts alone "
+            "where so few seeds could never pass the other. "
+        )
+    note += (
+        f"A finding needs p, Holm below {stats.ALPHA:g} and an interval without 0. Better and worse are said of the study's objective; "
+        "other metrics are higher or lower."
     )
     frame = pd.DataFrame([_effect_record(effect) for effect in findings.effects])
     return Table("effects", "Effect against the baseline", note, heads, tuple(rows), frame)
@@ -250,7 +270,8 @@ def _method_note(findings: Findings, keys: list[str]) -> str:
 
 
 def _arm_row(records: StudyRecords, findings: Findings, result: ArmResult, keys: list[str]) -> tuple[Cell, ...]:
-    baseline = "baseline" if result.arm == records.study.baseline else ""
+    named = ", ".join(f"{key} {setting(value)}" for key, value in records.baseline_values.items()) or "baseline"
+    baseline = named if result.arm == records.study.baseline else ""
     flags = [f"{n} {status}" for status, n in result.counts.items() if status != "complete"]
     values = [shown(result.estimates.get(key), key, bold=findings.best.get(key) == result.arm) for key in keys]
     prompts = _prompts(result)

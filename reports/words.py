@@ -23,7 +23,7 @@ _NAMES = {
 
 def name(key: str) -> str:
     """What a metric of the evaluation is called in running text."""
-    return _NAMES.get(key, key)
+    return _NAMES.get(key) or key.removeprefix("eval/reward/")
 
 
 def number(value: float | None, key: str = "") -> str:

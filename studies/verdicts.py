@@ -31,11 +31,15 @@ def read_series(folder: StudyFolder, record: TrialRecord, metric: str) -> list[t
     if "ppo" not in record.stages:
         return []
     path = folder.root / record.stages["ppo"].path / "metrics.parquet"
-    if not path.exists() or metric not in pq.read_schema(path).names:
+    if not path.exists():
         return []
-    table = pq.read_table(path, columns=["step", metric])
-    pairs = zip(table["step"].to_pylist(), table[metric].to_pylist(), strict=True)
-    return [(int(step), float(value)) for step, value in pairs if value is not None]
+    with pq.ParquetFile(path) as file:
+        if metric not in file.schema_arrow.names:
+            return []
+        table = file.read(["step", metric], use_threads=False)
+    steps, values = (table[key].to_numpy().astype(float) for key in ("step", metric))
+    recorded = values == values  # what a step did not record is NaN here
+    return list(zip(steps[recorded].astype(int).tolist(), values[recorded].tolist(), strict=True))
 
 
 def of_record(study: Study, folder: StudyFolder, record: TrialRecord) -> list[Verdict]:

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
 from reports.answer import Answer, answer, claim_sentence
 from reports.estimates import Effect, Findings, analyse
 from reports.load import StudyRecords, load_records
 from reports.searches import Search, SearchTrial
 from reports.stats import Estimate
+from studies.schema import Falsifier
 
 if TYPE_CHECKING:
     from tests.reports.conftest import Builder
@@ -139,4 +141,26 @@ def test_a_claim_that_fell_names_the_earliest_step(findings: Findings) -> None:
     fell = [verdict for verdict in findings.claims[0].verdicts if verdict.outcome == "FALSIFIED"]
     first = min(verdict.step for verdict in fell if verdict.step is not None)
     assert f"it fell in {len(fell)} of 12 trials" in sentence
-    assert f"as early as step {first:,} (" in sentence
+    assert f"as early as step {first:,} with " in sentence
+    assert "it survived in 3 and was not tested in 2." in sentence
+
+
+@pytest.mark.parametrize(("op", "threshold", "worst"), [("<", 9.0, min), (">", -9.0, max)])
+def test_a_mean_that_fell_names_the_one_that_went_farthest(build: Builder, tmp_path: Path, op: str, threshold: float, worst: Any) -> None:
+    extra = (
+        f"{{name: low, claim: it holds, metric: objective/gold, op: '{op}', threshold: {threshold}, before_step: 32, aggregation: mean}}"
+    )
+    built = build(tmp_path, **{**WHOLE, "seeds": (0, 1), "extra": ""})
+    falsifier = Falsifier.model_validate(yaml.safe_load(extra))
+    study = built.study.model_copy(update={"falsifiers": (falsifier,)})
+    (claim,) = analyse(load_records(built.folder, study)).claims
+    deciding = worst(claim.verdicts, key=lambda verdict: verdict.value)
+    sentence = claim_sentence(claim)
+    assert "is falsified: it fell in 6 of 6 trials (beta_0, beta_0.05 and beta_0.2), at worst with a mean of " in sentence
+    assert sentence.endswith(f" ({deciding.arm} seed {deciding.seed}).")
+
+
+def test_a_baseline_without_a_name_is_told_by_its_values(build: Builder, tmp_path: Path) -> None:
+    arms = {"baseline": {}, "kl_coef=0.2": {"ppo.kl_coef": 0.2, "ppo.gae_lambda": 1.0}}
+    found = said(build, tmp_path, seeds=(0, 1), arms=arms, baseline="baseline")
+    assert " the baseline (kl_coef 0.05, gae_lambda 0.95)" in found.sentence

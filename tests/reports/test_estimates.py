@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,10 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pipeline.layout import write_json
 from reports import stats
 from reports.answer import answer
 from reports.estimates import Findings, analyse
+from reports.figures import FIGURES
 from reports.load import StudyRecords, load_records
+from reports.pairs import Pair
+from reports.style import house_style
 from reports.tables import all_tables, effect_word
 from reports.tabular import markdown
 from studies.falsifiers import overall
@@ -118,6 +123,45 @@ def test_objective_that_exists_once_per_trial(build: Builder, tmp_path: Path) ->
     assert effect.p == pytest.approx(stats.seed_flip_test(list(effect.per_seed.values())))
     assert effect.estimate is not None
     assert effect.estimate.method == "student"
+    found = analyse(load_records(built.folder, built.study)).effects_on("eval/distinct_2")
+    tested = [one.p_seeds for one in found if one.p_seeds is not None]
+    assert [one.p_holm for one in found if one.p_seeds is not None] == pytest.approx(stats.holm(tested)), (
+        "three seeds cannot flip below 1/4"
+    )
+
+
+@pytest.mark.parametrize(("seeds", "arms", "decides"), [(3, 1, "student"), (6, 1, "larger"), (6, 2, "student"), (8, 4, "larger")])
+def test_flipping_too_few_seeds_cannot_veto_students_test(seeds: int, arms: int, decides: str) -> None:
+    column = np.ones((seeds, 1))
+    pair = Pair(list(range(seeds)), column, column, None, None, True)
+    assert pair.deciding(0.25, 0.01, arms) == (0.01 if decides == "student" else 0.25)
+    assert replace(pair, once=False).deciding(0.25, 0.01, arms) == 0.25
+    assert replace(pair, once=False).deciding(None, 0.01, arms) is None
+
+
+def test_parts_of_a_composite_reward_are_estimated_prompt_by_prompt(build: Builder, tmp_path: Path) -> None:
+    built = build(tmp_path, prompts=8, steps=64)
+    for record in built.folder.records():
+        for stage, name, column, value in (
+            ("evaluate", "prompts.parquet", "policy_reward/kind", np.linspace(0, 1, 8)),
+            ("ppo", "metrics.parquet", "reward/kind", 0.5),
+        ):
+            if stage in record.stages:
+                path = built.folder.root / record.stages[stage].path / name
+                pd.read_parquet(path).assign(**{column: value}).to_parquet(path, index=False)
+        changed = record.model_copy(update={"summary": record.summary | ({"eval/reward/kind": 0.5} if record.summary else {})})
+        write_json(built.folder.trial_file(record.arm, record.seed), changed.model_dump(mode="json"))
+    records = load_records(built.folder, built.study)
+    found = analyse(records)
+    estimate = found.arm("beta_0.05").estimates["eval/reward/kind"]
+    assert (estimate.value, estimate.prompts, estimate.method) == (pytest.approx(0.5), 8, "bootstrap")
+    table = next(table for table in all_tables(records, found) if table.name == "parts")
+    assert table.heads[2].text == "kind"
+    with house_style():
+        drawn = FIGURES["training"](records, found)
+    assert drawn is not None
+    assert set(drawn.data.loc[drawn.data["metric"] == "reward/kind", "mean"].dropna()) == {0.5}
+    assert "kind (part of the proxy)" in [axes.get_title(loc="left") for axes in drawn.figure.axes]
 
 
 def test_tables_keep_full_precision_and_show_n_and_interval(demo: Built, records: StudyRecords, findings: Findings) -> None:

@@ -15,7 +15,8 @@ import pytest
 
 from pipeline.errors import UserError
 from reports.curves import arm_curves
-from reports.estimates import Findings, analyse
+from reports.emphasis import emphasis
+from reports.estimates import ArmResult, Findings, analyse
 from reports.figures import FIGURES, chosen_figures, draw, provenance
 from reports.load import StudyRecords, load_records
 from reports.overoptimisation import _panels as panels
@@ -196,6 +197,25 @@ def test_of_many_arms_those_with_an_alarm_and_the_baseline_get_a_panel(findings:
     quiet = ArmAlarm("a1", {}, 3, None)
     assert panels(arms, {"a18": loud, "a1": quiet}, "a15") == [*arms[:10], "a15", "a18"]
     assert panels(arms[:3], {}, "a1") == arms[:3]
+
+
+def test_of_many_arms_the_baseline_and_both_ends_stand_out(records: StudyRecords, findings: Findings) -> None:
+    assert emphasis(records, findings).arms == tuple(records.arms)
+    assert emphasis(records, findings).sentence == ""
+    names = [f"a{i}" for i in range(20)]
+    template = findings.arm("beta_0.05")
+    values = dict(zip(names, np.random.default_rng(0).permutation(20) / 20, strict=True))
+
+    def made(name: str) -> ArmResult:
+        return replace(template, arm=name, estimates={"eval/win_rate": replace(template.estimates["eval/win_rate"], value=values[name])})
+
+    study = records.study.model_copy(update={"arms": {name: {} for name in names}, "baseline": "a7"})
+    chosen = emphasis(replace(records, study=study), replace(findings, arms=tuple(map(made, names))))
+    ranked = sorted((name for name in names if name != "a7"), key=lambda name: values[name])
+    assert set(chosen.arms) == {"a7", *ranked[:4], *ranked[-4:]}
+    assert list(chosen.arms) == sorted(chosen.arms, key=names.index)
+    assert [handle.get_label() for handle in chosen.handles(arm_styles(study))] == [*chosen.arms, "11 other arms"]
+    assert "grey: means of the other 11" in chosen.sentence
 
 
 def test_of_many_arms_only_the_farthest_comparison_is_drawn(records: StudyRecords, findings: Findings) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import trl_logs
@@ -60,8 +61,8 @@ def test_arms_are_compared_by_where_their_training_ended(imported: tuple[StudyFo
 
 
 def test_the_end_is_the_mean_of_the_last_tenth() -> None:
-    curves = pd.DataFrame({"step": range(40), "objective/kl": [0.0] * 36 + [1.0, 2.0, 3.0, math.nan], "policy/lr": [math.nan] * 40})
-    assert foreign.ends(curves) == {"objective/kl": 2.0}
+    columns = {"step": range(40), "objective/kl": [0.0] * 36 + [1.0, 2.0, 3.0, math.nan], "policy/lr": [math.nan] * 40}
+    assert foreign.ends({key: np.array(values, dtype=float) for key, values in columns.items()}) == {"objective/kl": 2.0}
 
 
 def test_the_page_says_what_is_not_there(imported: tuple[StudyFolder, Study], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,144 @@
+"""The tables that a trial's artifacts hold: read, checked and cleaned. Columns stay arrays until all trials are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from pipeline.errors import UserError
+from pipeline.layout import StudyFolder, TrialRecord
+from pipeline.metrics import known
+
+PROMPT_COLUMNS = (
+    "prompt_id", "prompt", "policy_completion", "reference_completion", "policy_gold", "reference_gold", "policy_proxy",
+    "reference_proxy", "policy_length", "reference_length", "policy_eos", "reference_eos", "kl", "entropy", "winner",
+)  # fmt: skip
+_TEXTS = ("prompt", "policy_completion", "reference_completion")
+ANSWER_COLUMNS = tuple(column for column in PROMPT_COLUMNS if column not in _TEXTS)
+"""What is read of every prompt of every trial; texts are read of the samples alone, being most of the bytes and of no number."""
+PART = "policy_reward/"
+"""Head of the columns that hold what a part of a composite reward says of the policy; they are read as well."""
+WIN = {"policy": 1.0, "tie": 0.5, "reference": 0.0}
+_NUMBERS = ("policy_gold", "reference_gold", "policy_proxy", "reference_proxy", "policy_length", "reference_length", "kl", "entropy")
+_AGAIN = "run the study again to rebuild it"
+
+Series = Mapping[str, NDArray[np.float64]]
+"""Column -> values in the order of gradient steps, `step` among them."""
+
+
+@dataclass
+class Stacked:
+    """The series of several trials on top of each other, to become one frame at the end."""
+
+    trials: list[tuple[str, int, Series]] = field(default_factory=list)
+
+    def frame(self) -> pd.DataFrame:
+        """arm, seed, step and every metric that some trial recorded; NaN where a trial did not."""
+        if not self.trials:
+            return pd.DataFrame({column: pd.Series(dtype=object) for column in ("arm", "seed", "step")})
+        lengths = [len(series["step"]) for _, _, series in self.trials]
+        keys = list(dict.fromkeys(key for _, _, series in self.trials for key in series if key != "step"))
+        columns: dict[str, object] = {
+            "arm": pd.Series(np.repeat(np.array([arm for arm, _, _ in self.trials], dtype=object), lengths), dtype="str"),
+            "seed": np.repeat([seed for _, seed, _ in self.trials], lengths),
+            "step": np.concatenate([series["step"] for _, _, series in self.trials]).astype(np.int64),
+        }
+        for key in keys:
+            parts = [series.get(key, np.full(n, np.nan)) for (_, _, series), n in zip(self.trials, lengths, strict=True)]
+            columns[key] = np.concatenate(parts)
+        return pd.DataFrame(columns, copy=False)
+
+
+def inside(root: Path, relative: str, record: TrialRecord) -> Path:
+    """A path under the output root. Raises `UserError` where a record points elsewhere."""
+    path = (root / relative).resolve()
+    if not path.is_relative_to(root.resolve()):
+        raise UserError(f"record of arm {record.arm} seed {record.seed}: the path '{relative}' leaves the output folder {root}")
+    return path
+
+
+def read_curves(folder: StudyFolder, record: TrialRecord, notes: list[str]) -> Series | None:
+    """Known metrics by gradient step, of two records at one step the last; what is not finite is NaN. None where there is no table."""
+    path = _path(folder, record, "ppo", "metrics.parquet", notes)
+    if path is None:
+        return None
+    table = _read(path, lambda column: column == "step" or known(column))
+    if "step" not in table.column_names:
+        raise UserError(f"{path}: damaged table (no column step); {_AGAIN}")
+    columns = {key: _floats(table, key) for key in table.column_names}
+    steps = columns["step"]
+    if len(steps) > 1 and not (np.diff(steps) > 0).all():
+        order = np.argsort(steps, kind="stable")
+        order = order[np.append(np.diff(steps[order]) > 0, True)]
+        columns = {key: values[order] for key, values in columns.items()}
+    return columns
+
+
+def read_answers(folder: StudyFolder, record: TrialRecord, notes: list[str]) -> pd.DataFrame | None:
+    """`ANSWER_COLUMNS` and the parts of the reward, prompt by prompt; None where there is no table, or no row in it."""
+    path = _path(folder, record, "evaluate", "prompts.parquet", notes)
+    if path is None:
+        return None
+    frame = _read(path, lambda column: column in ANSWER_COLUMNS or column.startswith(PART)).to_pandas()
+    return _checked(frame, path) if len(frame) else None
+
+
+def read_samples(folder: StudyFolder, record: TrialRecord, notes: list[str]) -> pd.DataFrame | None:
+    """The table of samples with its texts; None where there is none."""
+    path = _path(folder, record, "evaluate", "samples.parquet", notes)
+    return None if path is None else _read(path, PROMPT_COLUMNS.__contains__).to_pandas().reindex(columns=list(PROMPT_COLUMNS))
+
+
+def together(frames: list[pd.DataFrame], columns: Sequence[str]) -> pd.DataFrame:
+    """Frames of several trials on top of each other, these columns first."""
+    if not frames:
+        return pd.DataFrame({column: pd.Series(dtype=object) for column in columns})
+    whole = pd.concat(frames, ignore_index=True)
+    return whole[[*[c for c in columns if c in whole.columns], *[c for c in whole.columns if c not in columns]]]
+
+
+def _path(folder: StudyFolder, record: TrialRecord, stage: str, name: str, notes: list[str]) -> Path | None:
+    if stage not in record.stages:
+        return None
+    path = inside(folder.root, record.stages[stage].path, record) / name
+    if path.exists():
+        return path
+    notes.append(f"Arm {record.arm} seed {record.seed}: {stage}/{name} is no longer in the store, so the page does without it.")
+    return None
+
+
+def _read(path: Path, wanted: Callable[[str], bool]) -> pa.Table:
+    try:
+        with pq.ParquetFile(path) as file:
+            return file.read([column for column in file.schema_arrow.names if wanted(column)], use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: damaged table ({str(error).splitlines()[0]}); {_AGAIN}") from None
+
+
+def _floats(table: pa.Table, key: str) -> NDArray[np.float64]:
+    values = table[key].to_numpy().astype(np.float64, copy=False)
+    finite = np.isfinite(values)
+    return values if finite.all() else np.where(finite, values, np.nan)
+
+
+def _checked(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
+    absent = [column for column in ANSWER_COLUMNS if column not in frame.columns]
+    if absent:
+        raise UserError(f"{path}: damaged table (no column {', '.join(absent)}); {_AGAIN}")
+    for column in _NUMBERS:
+        bad = int((~np.isfinite(frame[column].to_numpy(dtype=float))).sum())
+        if bad:
+            raise UserError(f"{path}: damaged table ({bad} values of {column} are not finite); {_AGAIN}")
+    unknown = sorted(set(map(str, frame["winner"])) - WIN.keys())
+    if unknown:
+        raise UserError(f"{path}: damaged table (winner '{unknown[0]}' is none of {', '.join(WIN)}); {_AGAIN}")
+    if not frame["prompt_id"].is_unique:
+        raise UserError(f"{path}: damaged table (a prompt_id stands in more than one row); {_AGAIN}")
+    return frame
