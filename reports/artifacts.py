@@ -81,27 +81,33 @@ def read_curves(folder: StudyFolder, record: TrialRecord, notes: list[str]) -> S
     return columns
 
 
-def read_answers(folder: StudyFolder, record: TrialRecord, notes: list[str]) -> pd.DataFrame | None:
+def read_answers(folder: StudyFolder, record: TrialRecord, notes: list[str]) -> pa.Table | None:
     """`ANSWER_COLUMNS` and the parts of the reward, prompt by prompt; None where there is no table, or no row in it."""
     path = _path(folder, record, "evaluate", "prompts.parquet", notes)
     if path is None:
         return None
-    frame = _read(path, lambda column: column in ANSWER_COLUMNS or column.startswith(PART)).to_pandas()
-    return _checked(frame, path) if len(frame) else None
+    table = _read(path, lambda column: column in ANSWER_COLUMNS or column.startswith(PART))
+    return _labelled(_checked(table, path), record) if table.num_rows else None
 
 
-def read_samples(folder: StudyFolder, record: TrialRecord, notes: list[str]) -> pd.DataFrame | None:
+def read_samples(folder: StudyFolder, record: TrialRecord, notes: list[str]) -> pa.Table | None:
     """The table of samples with its texts; None where there is none."""
     path = _path(folder, record, "evaluate", "samples.parquet", notes)
-    return None if path is None else _read(path, PROMPT_COLUMNS.__contains__).to_pandas().reindex(columns=list(PROMPT_COLUMNS))
+    return None if path is None else _labelled(_read(path, PROMPT_COLUMNS.__contains__), record)
 
 
-def together(frames: list[pd.DataFrame], columns: Sequence[str]) -> pd.DataFrame:
-    """Frames of several trials on top of each other, these columns first."""
-    if not frames:
-        return pd.DataFrame({column: pd.Series(dtype=object) for column in columns})
-    whole = pd.concat(frames, ignore_index=True)
-    return whole[[*[c for c in columns if c in whole.columns], *[c for c in whole.columns if c not in columns]]]
+def together(tables: list[pa.Table], columns: Sequence[str]) -> pd.DataFrame:
+    """Tables of several trials on top of each other: arm, seed, these columns, and what else some of them hold."""
+    first = ["arm", "seed", *columns]
+    if not tables:
+        return pd.DataFrame({column: pd.Series(dtype=object) for column in first})
+    whole: pd.DataFrame = pa.concat_tables([table.replace_schema_metadata() for table in tables], promote_options="permissive").to_pandas()
+    return whole.reindex(columns=[*first, *[column for column in whole.columns if column not in first]])
+
+
+def _labelled(table: pa.Table, record: TrialRecord) -> pa.Table:
+    rows = table.num_rows
+    return table.append_column("arm", pa.array([record.arm] * rows)).append_column("seed", pa.array([record.seed] * rows, pa.int64()))
 
 
 def _path(folder: StudyFolder, record: TrialRecord, stage: str, name: str, notes: list[str]) -> Path | None:
@@ -128,17 +134,17 @@ def _floats(table: pa.Table, key: str) -> NDArray[np.float64]:
     return values if finite.all() else np.where(finite, values, np.nan)
 
 
-def _checked(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
-    absent = [column for column in ANSWER_COLUMNS if column not in frame.columns]
+def _checked(table: pa.Table, path: Path) -> pa.Table:
+    absent = [column for column in ANSWER_COLUMNS if column not in table.column_names]
     if absent:
         raise UserError(f"{path}: damaged table (no column {', '.join(absent)}); {_AGAIN}")
     for column in _NUMBERS:
-        bad = int((~np.isfinite(frame[column].to_numpy(dtype=float))).sum())
+        bad = int((~np.isfinite(table[column].to_numpy().astype(np.float64, copy=False))).sum())
         if bad:
             raise UserError(f"{path}: damaged table ({bad} values of {column} are not finite); {_AGAIN}")
-    unknown = sorted(set(map(str, frame["winner"])) - WIN.keys())
+    unknown = sorted(set(map(str, table["winner"].unique().to_pylist())) - WIN.keys())
     if unknown:
         raise UserError(f"{path}: damaged table (winner '{unknown[0]}' is none of {', '.join(WIN)}); {_AGAIN}")
-    if not frame["prompt_id"].is_unique:
+    if len(table["prompt_id"].unique()) < table.num_rows:
         raise UserError(f"{path}: damaged table (a prompt_id stands in more than one row); {_AGAIN}")
-    return frame
+    return table

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
@@ -171,8 +172,8 @@ class StudyRecords:
 class _Gathered:
     notes: list[str] = field(default_factory=list)
     curves: Stacked = field(default_factory=Stacked)
-    prompts: list[pd.DataFrame] = field(default_factory=list)
-    samples: list[pd.DataFrame] = field(default_factory=list)
+    prompts: list[pa.Table] = field(default_factory=list)
+    samples: list[pa.Table] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     stages: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
 
@@ -204,7 +205,7 @@ def load_records(folder: StudyFolder, study: Study) -> StudyRecords:
     _refuse_all_stale(folder, rows)
     for stage, where in (started.get("upstream") or {}).items():
         gathered.stages.setdefault((str(stage), str(where["key"])), {"path": str(where["path"]), "trials": 0})
-    prompts = together(gathered.prompts, ["arm", "seed", *ANSWER_COLUMNS])
+    prompts = together(gathered.prompts, ANSWER_COLUMNS)
     prompts["win"] = prompts["winner"].map(WIN).astype(float)
     prompts["tie"] = (prompts["winner"] == "tie").astype(float)
     trials = pd.DataFrame(rows)
@@ -220,7 +221,7 @@ def load_records(folder: StudyFolder, study: Study) -> StudyRecords:
         trials=trials,
         curves=gathered.curves.frame(),
         prompts=prompts,
-        samples=together(gathered.samples, ["arm", "seed", *PROMPT_COLUMNS]),
+        samples=together(gathered.samples, PROMPT_COLUMNS),
         upstream=tuple(_stages(folder, gathered)),
         notes=tuple(gathered.notes),
     )
@@ -289,10 +290,10 @@ def _trial(folder: StudyFolder, cell: Planned, record: TrialRecord | None, gathe
     # A failed trial is going to be retried, so whatever it left is no result.
     answers = read_answers(folder, record, gathered.notes) if record.status != "failed" else None
     if answers is not None:
-        gathered.prompts.append(answers.assign(arm=cell.arm, seed=cell.seed))
+        gathered.prompts.append(answers)
         samples = read_samples(folder, record, gathered.notes)
         if samples is not None:
-            gathered.samples.append(samples.assign(arm=cell.arm, seed=cell.seed))
+            gathered.samples.append(samples)
         row |= {"evaluated": True}
     return row | {key: value for key, value in record.summary.items() if known(key) and math.isfinite(value)}
 
