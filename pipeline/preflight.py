@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from pipeline.budget.estimate import Device, Estimate, Trial, estimate
+from pipeline.budget.estimate import Estimate, estimate
+from pipeline.budget.subject import Device, Trial
 from pipeline.config import TrialConfig
 from pipeline.errors import UserError
-from pipeline.sizes import scorer_parameters, shape_of
+from pipeline.sizes import scorer_shapes, shape_of
 
 Changes = Mapping[str, Any]
 SHARED: Changes = {"ppo.critic": "shared", "ppo.critic_init": "reference", "ppo.critic_lr": None}
@@ -34,9 +35,9 @@ class Knob:
 
 
 def predict(config: TrialConfig) -> Estimate | None:
-    """Peak memory and T4-hours of the PPO stage; None where the sizes of the base cannot be had."""
+    """Peak memory of every stage and T4-hours; None where the sizes of the base cannot be had."""
     shape = shape_of(config)
-    return None if shape is None else estimate(Trial(config, shape, scorer_parameters(config), device_of(config)))
+    return None if shape is None else estimate(Trial(config, shape, device_of(config), scorer_shapes(config)))
 
 
 def device_of(config: TrialConfig) -> Device:
@@ -62,7 +63,7 @@ def excess(found: Estimate) -> str:
     said = []
     if found.total_gib > found.cap_gib:
         most = ", ".join(f"{name} {size:.1f}" for name, size in parts)
-        said.append(f"{found.total_gib:.1f} GiB predicted ({most}, ...), ppo.max_memory_gib = {found.cap_gib:g}")
+        said.append(f"{found.total_gib:.1f} GiB predicted in stage {found.stage} ({most}, ...), ppo.max_memory_gib = {found.cap_gib:g}")
     if found.t4_hours > found.cap_hours:
         said.append(f"{hours(found.t4_hours)} predicted on a T4, ppo.max_wall_clock_h = {found.cap_hours:g}")
     return "; ".join(said)
@@ -112,6 +113,7 @@ def _ladders(config: TrialConfig) -> list[list[Changes]]:
         [SHARED] if cfg.critic == "separate" else [],
         [LORA] if cfg.adapter == "none" else [],
         [FOUR_BIT] if cfg.quantize == "none" and device_of(config) == "cuda" else [],
+        [{"sft.steps": 0}] if config.sft.steps and config.model.base is not None else [],
     ]
     return [ladder for ladder in ladders if ladder]
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.budget.shape import PUBLISHED, Shape
+from pipeline.budget.shape import BASE_CLASSIFIER, PUBLISHED, ScorerShape, Shape
 from pipeline.config import TrialConfig, canonical_json
 from pipeline.models.loading import CausalLM, scratch_config
-from pipeline.models.meter import attention_width, blocks_of, cached_numbers, linear_maps
+from pipeline.models.meter import attention_width, blocks_of, cached_numbers, linear_maps, map_sizes
 from pipeline.models.policy import trunk
 
 PROBE = "sizes probe"
@@ -32,11 +32,35 @@ def shape_of(config: TrialConfig) -> Shape | None:
     return _from_hub(model.base, model.revision)
 
 
-def scorer_parameters(config: TrialConfig) -> int:
-    """Parameters of the classifiers in local folders that reward or judge; those of the hub are not known before they are loaded."""
-    models = {part.model for part in (config.gold, *config.reward.scorers().values()) if part.model is not None}
-    folders = [Path(model) for model in models if Path(model).is_dir()]
-    return sum(file.stat().st_size // 4 for folder in folders for file in folder.glob("*.safetensors"))
+def scorer_shapes(config: TrialConfig) -> tuple[ScorerShape, ...]:
+    """Of every classifier that rewards or judges; of one whose configuration cannot be had, `BASE_CLASSIFIER`."""
+    return tuple(_scorer(*one) or BASE_CLASSIFIER for one in _scorers(config))
+
+
+def assumed_scorers(config: TrialConfig) -> list[str]:
+    """Classifiers of which only an assumption is known."""
+    return [model for model, revision in dict.fromkeys(_scorers(config)) if _scorer(model, revision) is None]
+
+
+def _scorers(config: TrialConfig) -> list[tuple[str, str | None]]:
+    return [(part.model, part.revision) for part in (config.gold, *config.reward.scorers().values()) if part.model is not None]
+
+
+@lru_cache(maxsize=16)
+def _scorer(model: str, revision: str | None) -> ScorerShape | None:
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    try:
+        config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
+        with torch.device("meta"):
+            network = AutoModelForSequenceClassification.from_config(config)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    maps = [sizes for module in network.modules() if (sizes := map_sizes(module)) is not None]
+    widest = max((outputs for _, outputs in maps), default=0)
+    width = int(getattr(config, "hidden_size", 0) or getattr(config, "dim", 0))
+    parameters = sum(one.numel() for one in network.parameters())
+    return ScorerShape(parameters, sum(inputs * outputs for inputs, outputs in maps), 4.0 * (4 * width + 2 * widest))
 
 
 @lru_cache(maxsize=16)

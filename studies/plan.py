@@ -97,6 +97,7 @@ def total_line(study: Study, plan: Sequence[Cell], records: Sequence[TrialRecord
 def budget_lines(config: TrialConfig) -> Iterator[str]:
     """What one trial would need on a T4, in words: whether it fits, of what its memory consists, and what makes it fit."""
     from pipeline.preflight import device_of, hours, predict, remedy
+    from pipeline.sizes import assumed_scorers
 
     found = predict(config)
     if found is None:
@@ -106,10 +107,20 @@ def budget_lines(config: TrialConfig) -> Iterator[str]:
     yield (
         f"{'fits' if found.fits else 'does not fit'}: {hours(found.t4_hours)} of {found.cap_hours:g} h on a T4, {found.total_gib:.2f} of "
         f"{found.cap_gib:g} GiB {where}, {_millions(found.trained)} of {_millions(found.parameters)} M parameters trained "
-        "(PPO stage, predicted)"
+        "(predicted)"
     )
-    yield "  GiB: " + ", ".join(f"{name} {size:.2f}" for name, size in found.memory_gib.items() if size >= 0.005)
-    yield "  T4: " + ", ".join(f"{phase} {hours(spent)}" for phase, spent in found.hours.items())
+    yield "  GiB at the peak of each stage: " + ", ".join(f"{stage} {found.stage_gib(stage):.2f}" for stage in found.stages)
+    yield f"  GiB in stage {found.stage}: " + ", ".join(f"{name} {size:.2f}" for name, size in found.memory_gib.items() if size >= 0.005)
+    yield (
+        "  T4: "
+        + ", ".join(f"{phase} {hours(spent)}" for phase, spent in found.hours.items())
+        + (
+            "; beside it, once for all that share them: "
+            + ", ".join(f"{stage} {hours(spent)}" for stage, spent in found.shared_hours.items())
+        )
+    )
+    if assumed := assumed_scorers(config):
+        yield f"  assumed of {', '.join(assumed)}, which is not here to be looked at: the size of a base classifier, 125 M parameters"
     if not found.fits:
         yield f"  {remedy(config)}"
 
@@ -119,11 +130,16 @@ def variant_table(config: TrialConfig) -> Table:
     from pipeline.preflight import hours, variants
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("training", "peak memory", "time on a T4", "trained", ""):
+    for title in ("training", "PPO stage", "all stages", "time on a T4", "trained", ""):
         table.add_column(title, justify="left" if title in ("training", "") else "right")
     for name, found in variants(config).items():
         if found is not None:
-            figures = f"{found.total_gib:.2f} GiB", hours(found.t4_hours), f"{_millions(found.trained)} M"
+            figures = (
+                f"{found.stage_gib('ppo'):.2f} GiB",
+                f"{found.total_gib:.2f} GiB",
+                hours(found.t4_hours),
+                f"{_millions(found.trained)} M",
+            )
             table.add_row(Text(name), *figures, Text("fits" if found.fits else "does not fit", style="" if found.fits else "yellow"))
     return table
 

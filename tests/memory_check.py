@@ -21,12 +21,13 @@ COMMON = {
     "data.train_prompts": 64,
     "data.heldout_prompts": 8,
     "evaluate.prompts": 8,
-    "sft.steps": 0,
-    "reward.pairs": 8,
-    "reward.heldout_pairs": 4,
-    "reward.calibration_samples": 8,
+    "sft.steps": 2,
+    "sft.batch_size": 16,
+    "reward.pairs": 32,
+    "reward.heldout_pairs": 8,
+    "reward.calibration_samples": 32,
     "reward.epochs": 1,
-    "reward.batch_size": 8,
+    "reward.batch_size": 32,
     "ppo.steps": 4,
     "ppo.batch_size": 32,
     "ppo.num_mini_batches": 2,
@@ -80,8 +81,8 @@ def configured(name: str, folder: Path) -> TrialConfig:
     return load_config("tiny", {**COMMON, **SIZES[name][1], "model.base": str(folder)})
 
 
-def measure(name: str, root: Path) -> tuple[float, float]:
-    """(predicted, measured) peak in GiB; the trial runs through the same commands as any other."""
+def measure(name: str, root: Path) -> dict[str, tuple[float, float]]:
+    """(predicted, measured) peak of each stage, GiB; the trial runs through the same commands as any other."""
     folder = base(root / "base", SIZES[name][0])
     settings = {**COMMON, **SIZES[name][1], "model.base": str(folder)}
     command = [sys.executable, "-m", "ablate", "run", "--profile", "tiny", "--out", str(root / "out")]
@@ -90,16 +91,18 @@ def measure(name: str, root: Path) -> tuple[float, float]:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[1])
     assert done.returncode == 0, done.stdout + done.stderr
-    cost = json.loads(next((root / "out").glob("store/ppo/*/log/cost.json")).read_text())
     found = predict(configured(name, folder))
     assert found is not None
-    return found.total_gib, cost["peak_memory_gib"]
+    costs = {stage: json.loads(next((root / "out" / "store" / stage).glob("*/log/cost.json")).read_text()) for stage in found.stages}
+    return {stage: (found.stage_gib(stage), costs[stage]["peak_memory_gib"]) for stage in found.stages}
 
 
 if __name__ == "__main__":
     for one in sys.argv[1:] or SIZES:
         with tempfile.TemporaryDirectory() as place:
-            predicted, peak = measure(one, Path(place))
+            peaks = measure(one, Path(place))
             parts = predict(configured(one, Path(place) / "base"))
-            print(f"{one:16s} predicted {predicted:.2f} GiB, measured {peak:.2f} GiB, {100 * (predicted / peak - 1):+.0f} %", flush=True)
-            print("   ", {key: round(size, 2) for key, size in parts.memory_gib.items()} if parts else "", flush=True)
+            for stage, (predicted, peak) in peaks.items():
+                percent = 100 * (predicted / peak - 1)
+                print(f"{one:16s} {stage:9s} predicted {predicted:.2f} GiB, measured {peak:.2f} GiB, {percent:+.0f} %", flush=True)
+                print("   ", {key: round(size, 2) for key, size in parts.stages[stage].items()} if parts else "", flush=True)

@@ -98,3 +98,18 @@ class Shape:
     def parameters(self) -> int:
         """All parameters, a tied head counted once."""
         return self.trunk + self.head
+
+
+@dataclass(frozen=True)
+class ScorerShape:
+    """A classifier in numbers."""
+
+    parameters: int
+    maps: int
+    """Weights of its linear maps."""
+    block_bytes: float
+    """Bytes per position that one block works on."""
+
+
+BASE_CLASSIFIER = ScorerShape(parameters=125_000_000, maps=85_000_000, block_bytes=4.0 * (4 * 768 + 2 * 3072))
+"""What is assumed of a classifier whose configuration cannot be had: twelve layers of width 768, with a vocabulary of 50,000."""

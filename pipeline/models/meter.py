@@ -45,7 +45,7 @@ def linear_maps(network: CausalLM) -> list[LinearMap]:
         LinearMap(*sizes, trained=module.weight.requires_grad, adapter=any(part in ADAPTER for part in name.split(".")), block=index)
         for index, block in enumerate(blocks_of(network))
         for name, module in block.named_modules()
-        if (sizes := _sizes(module)) is not None
+        if (sizes := map_sizes(module)) is not None
     ]
 
 
@@ -70,7 +70,8 @@ def cached_numbers(config: Any) -> int:
     return 2 * getattr(config, "num_hidden_layers", 0) * attention_width(config) * groups // max(heads, 1)
 
 
-def _sizes(module: Any) -> tuple[int, int] | None:
+def map_sizes(module: Any) -> tuple[int, int] | None:
+    """Inputs and outputs of a linear map; None for any other module."""
     if isinstance(module, nn.Linear):  # a quantised one as well
         return module.in_features, module.out_features
     if type(module).__name__ == "Conv1D":  # of transformers: a linear map with its weight transposed

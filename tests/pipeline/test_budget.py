@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.budget.estimate import Trial, estimate
+from pipeline.budget.estimate import estimate
 from pipeline.budget.ledger import Ledger
 from pipeline.budget.machine import GIB, fresh_marks, peak_gib
 from pipeline.budget.roofline import t4_seconds
 from pipeline.budget.shape import CARD_TOKENS, CHUNK_TOKENS, chunk_tokens
+from pipeline.budget.subject import Trial
 from pipeline.config import load_config
 from pipeline.sizes import measured, shape_of
 
@@ -19,7 +20,7 @@ def trial(profile: str = "t4", **changes: object) -> Trial:
     config = load_config(profile, {key.replace("__", "."): value for key, value in changes.items()})
     shape = shape_of(config)
     assert shape is not None
-    return Trial(config, shape, 0, "cuda" if config.runtime.device == "cuda" else "cpu")
+    return Trial(config, shape, "cuda" if config.runtime.device == "cuda" else "cpu")
 
 
 def test_the_roofline_takes_the_slower_side() -> None:
@@ -132,11 +133,11 @@ def test_components_follow_the_knobs() -> None:
     full, separate = estimate(trial()), estimate(trial(ppo__critic="separate"))
     lora = estimate(trial(ppo__adapter="lora"))
     quantized = estimate(trial(ppo__adapter="lora", ppo__quantize="4bit"))
-    assert full.memory_gib["optimiser"] == pytest.approx(8 * full.parameters / GIB)
-    assert separate.memory_gib["optimiser"] == pytest.approx(2 * full.memory_gib["optimiser"], rel=0.01)
-    assert "reference" not in lora.memory_gib
+    assert full.stages["ppo"]["optimiser"] == pytest.approx(8 * full.parameters / GIB)
+    assert separate.stages["ppo"]["optimiser"] == pytest.approx(2 * full.stages["ppo"]["optimiser"], rel=0.01)
+    assert "reference" not in lora.stages["ppo"]
     assert lora.trained < 0.02 * lora.parameters
-    assert quantized.memory_gib["policy"] < 0.5 * lora.memory_gib["policy"]
+    assert quantized.stages["ppo"]["policy"] < 0.5 * lora.stages["ppo"]["policy"]
     assert separate.t4_hours > full.t4_hours > lora.t4_hours
 
 

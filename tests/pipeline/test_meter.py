@@ -12,8 +12,9 @@ import torch
 from helpers import Recorder
 from torch.utils.flop_counter import FlopCounterMode
 
-from pipeline.budget.estimate import Trained, Trial, work_of_update
+from pipeline.budget.estimate import work_of_update
 from pipeline.budget.ledger import Ledger
+from pipeline.budget.subject import Trained, Trial
 from pipeline.config import PpoConfig, RewardConfig, RuntimeConfig, load_config
 from pipeline.models.adapters import WithoutAdapter, choose_trained
 from pipeline.models.loading import freeze, without_dropout
@@ -123,6 +124,6 @@ def test_predicted_work_is_what_is_counted(tmp_path: Path, knobs: dict[str, Any]
     config = load_config("smoke", {**changes, **prompts, **{f"runtime.{key}": value for key, value in runtime.items()}})
     shape = measured(network("qwen2").config.to_json_string())
     assert shape is not None
-    trial = Trial(config, shape, 0, "cpu")
+    trial = Trial(config, shape, "cpu")
     for phase, (flops, _) in work_of_update(trial, Trained.of(shape, config.ppo)).items():
         assert flops == pytest.approx(ledger.flops[phase], rel=0.06), phase

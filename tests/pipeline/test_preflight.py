@@ -8,6 +8,7 @@ import pytest
 from pipeline.config import TrialConfig, load_config
 from pipeline.errors import UserError
 from pipeline.preflight import changed, check_budget, knobs, predict, variants
+from pipeline.sizes import assumed_scorers
 
 
 def t4(**changes: object) -> TrialConfig:
@@ -50,7 +51,7 @@ def test_knobs_that_change_no_result_come_first_and_each_takes_the_mildest_setti
 
 
 def test_where_no_single_knob_is_enough_several_are_named_together() -> None:
-    config = t4(ppo__critic="separate", ppo__response_length=100, ppo__max_memory_gib=8.0)
+    config = t4(ppo__critic="separate", ppo__response_length=100, ppo__max_memory_gib=11.0)
     found = knobs(config)
     assert len(found) == 1
     assert found[0].found.fits
@@ -75,7 +76,9 @@ def test_the_four_ways_to_train_are_ordered_as_they_must_be() -> None:
     found = {name: one for name, one in variants(t4()).items() if one is not None}
     assert len(found) == 4
     memory = [one.total_gib for one in found.values()]
-    assert memory[1] > memory[0] > memory[2] > memory[3]
+    assert memory[1] > memory[0] > memory[2] >= memory[3]
+    ppo = [one.stage_gib("ppo") for one in found.values()]
+    assert ppo[1] > ppo[0] > ppo[2] > ppo[3]
     assert found["full, shared critic"].fits
     assert not found["full, separate critic"].fits
 
@@ -88,3 +91,49 @@ def test_a_local_base_is_sized_by_its_own_configuration_and_an_unknown_one_not_a
     assert found.parameters == 500 * 64 + 128 * 64 + 2 * (12 * 64 * 64 + 13 * 64) + 2 * 64
     assert predict(t4(model__base="someone/unknown")) is None
     check_budget(t4(model__base="someone/unknown"), "unknown")
+
+
+def test_the_reference_and_the_reward_model_have_to_fit_as_well() -> None:
+    """An adapter spares PPO what it does not spare the stages before it, which train all weights."""
+    large = t4(model__base="TinyLlama/TinyLlama-1.1B-Chat-v1.0", ppo__adapter="lora", ppo__quantize="4bit")
+    found = predict(large)
+    assert found is not None
+    assert found.stage_gib("ppo") < 14.6 < found.stage_gib("sft")
+    with pytest.raises(UserError, match=r"GiB predicted in stage reward \(optimiser"):
+        check_budget(large, "large")
+    ready = predict(changed(large, {"sft.steps": 0, "reward.kind": "lexicon", "reward.preferences": "judge"}))
+    assert ready is not None
+    assert ready.total_gib < 14.6
+
+
+def test_the_profile_of_a_t4_fits_in_every_stage() -> None:
+    found = predict(t4())
+    assert found is not None
+    assert list(found.stages) == ["sft", "reward", "ppo", "evaluate"]
+    assert all(5 < found.stage_gib(stage) < 14.6 for stage in found.stages)
+    assert 0 < sum(found.shared_hours.values()) < 0.5
+    pairs = predict(t4(reward__max_tokens=1024, runtime__gradient_checkpointing=False))
+    assert pairs is not None
+    assert pairs.stage_gib("reward") > found.stage_gib("reward")
+    assert pairs.shared_hours["reward"] > 2 * found.shared_hours["reward"]
+
+
+def test_classifiers_count_by_their_own_configuration_or_by_a_stated_assumption(tmp_path: Path) -> None:
+    from transformers import RobertaConfig, RobertaForSequenceClassification
+
+    RobertaForSequenceClassification(
+        RobertaConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128, vocab_size=1000)
+    ).save_pretrained(tmp_path)
+    network = RobertaForSequenceClassification.from_pretrained(tmp_path)
+    local = {"judge__kind": "classifier", "judge__model": str(tmp_path), "judge__label": "LABEL_1"}
+    absent = {"judge__kind": "classifier", "judge__model": "someone/absent", "judge__revision": "0" * 40, "judge__label": "POSITIVE"}
+    plain, small, assumed = (predict(t4(**one)) for one in ({}, local, absent))
+    assert plain
+    assert small
+    assert assumed
+    grown = small.stages["evaluate"]["reward"] - plain.stages["evaluate"]["reward"]
+    assert grown * 2**30 == pytest.approx(4 * sum(one.numel() for one in network.parameters()))
+    assert small.hours["score"] > plain.hours["score"]
+    assert assumed.total_gib - plain.total_gib == pytest.approx(4 * 125e6 / 2**30)
+    assert assumed_scorers(t4(**absent)) == ["someone/absent"]
+    assert assumed_scorers(t4(**local)) == []

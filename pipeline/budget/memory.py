@@ -1,0 +1,158 @@
+"""Peak memory of every stage that holds networks, by component: arithmetic on shapes.
+
+Assumed: texts and responses of full length, the longest prompt. What an allocator loses between blocks is not counted.
+"""
+
+from __future__ import annotations
+
+from pipeline.budget.machine import GIB
+from pipeline.budget.shape import chunk_tokens, pair_rows, text_rows
+from pipeline.budget.subject import Trained, Trial
+
+INTERPRETER_GIB, ADAPTER_LIBRARY_GIB = 0.40, 0.20
+"""Resident set of a worker with its libraries but no network, and what importing peft adds: measured on Linux, CPU build of torch."""
+HEAP = 1.7
+"""On a CPU, resident memory over living tensors of what comes and goes: the heap keeps freed blocks. Measured on networks of 10 M
+and 42 M parameters; others agree within 15 % of the whole (tests/memory_check.py)."""
+NF4_BYTES = 0.516
+"""Per weight in 4 bits: half a byte, and the scales of blocks of 64, themselves in 8 bits (Dettmers 2023)."""
+CPU_BUCKET = 16
+"""Episodes that go through a network together on a CPU where no gradient is wanted (`pipeline.models.policy`)."""
+
+
+Parts = dict[str, float]
+"""Bytes by component."""
+
+
+def memory_by_stage(trial: Trial, trained: Trained) -> dict[str, Parts]:
+    """Bytes at the peak of each stage. What a phase needs for a while is that of the phase that needs most."""
+    phases = {"sft": _sft(trial), "reward": _reward(trial), "ppo": _ppo(trial, trained), "evaluate": _evaluate(trial)}
+    return {
+        stage: max((_whole(trial.on_card, *one) for one in found), key=lambda parts: sum(parts.values())) for stage, found in phases.items()
+    }
+
+
+def _whole(on_card: bool, lasting: Parts, passing: Parts) -> Parts:
+    libraries = 0.0 if on_card else INTERPRETER_GIB * GIB
+    return {
+        "interpreter and libraries": libraries,
+        **lasting,
+        **{name: size * (1.0 if on_card else HEAP) for name, size in passing.items()},
+    }
+
+
+def _sft(trial: Trial) -> list[tuple[Parts, Parts]]:
+    """All weights are trained, whatever PPO trains; the optimiser goes before the held-out texts are measured."""
+    shape, cfg = trial.shape, trial.config.sft
+    positions = cfg.max_tokens * text_rows(cfg.batch_size, cfg.max_tokens, shape.vocab, trial.on_card)
+    head = shape.vocab * shape.hidden
+    logits = positions * shape.vocab * (22.0 if trial.on_card else 20.0)
+    train = {
+        "activations": positions * _kept(trial),
+        "logits": logits + head * (6.0 if trial.on_card else 4.0),
+        "half-precision copies": 2.0 * (shape.maps + head) * trial.on_card,
+    }
+    fitted = {"policy": 4.0 * shape.parameters, "gradients": 4.0 * shape.parameters, "optimiser": 8.0 * shape.parameters}
+    measure = {
+        "activations": positions * _kept(trial) / shape.layers,
+        "logits": logits / 2,
+        "half-precision copies": 2.0 * head * trial.on_card,
+    }
+    return [(fitted, train)] * bool(cfg.steps) + [({"policy": 4.0 * shape.parameters}, measure)]
+
+
+def _reward(trial: Trial) -> list[tuple[Parts, Parts]]:
+    """Of learned parts the last is trained while the others wait; then samples are drawn and scored."""
+    shape, cfg = trial.shape, trial.config.reward
+    lasting = {"reference": 4.0 * shape.parameters, "reward": _rewards(trial)}
+    found = [(lasting, passing) for passing in _unlearned(trial)]
+    for part in cfg.scorers().values():
+        if part.kind == "learned":
+            episode = trial.mean_prompt + trial.config.ppo.response_length  # sorted by length: little of them is padding
+            tokens = int(episode) if part.preferences == "judge" else cfg.max_tokens
+            rows = 2 * pair_rows(cfg.batch_size, tokens, trial.on_card)
+            fitted = {**lasting, "gradients": 4.0 * shape.trunk, "optimiser": 8.0 * shape.trunk}
+            found.append((fitted, {"activations": rows * tokens * _kept(trial), "half-precision copies": 2.0 * shape.maps * trial.on_card}))
+    return found
+
+
+def _evaluate(trial: Trial) -> list[tuple[Parts, Parts]]:
+    weights = 4.0 * trial.shape.parameters
+    return [({"policy": weights, "reference": weights, "reward": _rewards(trial)}, passing) for passing in _unlearned(trial)]
+
+
+def _ppo(trial: Trial, trained: Trained) -> list[tuple[Parts, Parts]]:
+    shape, cfg = trial.shape, trial.config.ppo
+    own = shape.trunk if cfg.critic == "separate" else 0
+    weights = 4.0 * shape.parameters + 4.0 * (trained.parameters if cfg.adapter == "lora" else 0)
+    if cfg.quantize == "4bit":
+        weights -= shape.maps * (4.0 - NF4_BYTES)
+    lasting = {
+        "adapter library": ADAPTER_LIBRARY_GIB * GIB if cfg.adapter == "lora" and not trial.on_card else 0.0,
+        "policy": weights,
+        "gradients": 4.0 * (trained.parameters + own),
+        "optimiser": 8.0 * (trained.parameters + own),
+        "last good weights": 0.0 if trial.on_card else 4.0 * (trained.parameters + own),
+        "reference": 0.0 if cfg.adapter == "lora" else 4.0 * shape.parameters,
+        "critic": 4.0 * own,
+        "reward": _rewards(trial),
+    }
+    return [(lasting, passing) for passing in [_training(trial, trained), *_unlearned(trial, _copies(trial) if trained.head else 0.0)]]
+
+
+def _rewards(trial: Trial) -> float:
+    """What rewards and a judge hold between their calls."""
+    return 4.0 * (trial.learned * trial.shape.parameters + sum(one.parameters for one in trial.scorers))
+
+
+def _kept(trial: Trial) -> float:
+    """Bytes per position that a forward keeps for its backward where every weight is trained."""
+    shape = trial.shape
+    kept = shape.kept_half if trial.on_card else shape.kept_fp32
+    return 4.0 * shape.hidden * shape.layers + kept / shape.layers if trial.config.runtime.gradient_checkpointing else kept
+
+
+def _copies(trial: Trial) -> float:
+    """Half-precision copies of the weights that PPO trains and of those that it goes back through.
+
+    Those of trained ones are kept as long as autocast lasts, those of frozen ones until the backward of their block, which may
+    come at once.
+    """
+    shape, cfg = trial.shape, trial.config.ppo
+    once = cfg.quantize == "4bit" or (cfg.adapter == "lora" and trial.config.runtime.gradient_checkpointing)
+    trunks = 2 if cfg.critic == "separate" else 1
+    return 2.0 * (shape.maps * trunks / (shape.layers if once else 1) + shape.vocab * shape.hidden) * trial.on_card
+
+
+def _training(trial: Trial, trained: Trained) -> Parts:
+    """What a gradient step of PPO needs beside the networks."""
+    shape, cfg, runtime = trial.shape, trial.config.ppo, trial.config.runtime
+    length = trial.longest_prompt + cfg.response_length - 1
+    rows = min(runtime.micro_batch_size, cfg.mini_batch_size)
+    trunks = 2 if cfg.critic == "separate" else 1
+    upper = 1.0 if runtime.gradient_checkpointing else 1 - cfg.frozen_layers / shape.layers
+    head, entries = shape.vocab * shape.hidden, chunk_tokens(shape.vocab, trial.on_card) * shape.vocab
+    return {
+        "activations": rows * length * _kept(trial) * upper * trunks,
+        "logits": entries * (16.0 if trial.on_card else 12.0) + head * (6.0 if trial.on_card else 4.0) * trained.head,
+        "half-precision copies": _copies(trial),
+    }
+
+
+def _unlearned(trial: Trial, copies: float = 0.0) -> list[Parts]:
+    """What sampling, measuring and scoring by classifiers need beside the networks."""
+    shape, cfg, runtime, half = trial.shape, trial.config.ppo, trial.config.runtime, trial.on_card
+    length = trial.longest_prompt + cfg.response_length - 1
+    block = (shape.kept_half if half else shape.kept_fp32) / shape.layers
+    entries = chunk_tokens(shape.vocab, half) * shape.vocab
+    sampled = min(runtime.rollout_batch_size, cfg.batch_size)
+    cache = sampled * length * shape.kv * (3.0 if half else 4.0) * (1 + 1 / shape.layers)
+    shelf = sampled if half else min(sampled, CPU_BUCKET)
+    classifiers = [
+        {"activations": runtime.rollout_batch_size * length * one.block_bytes, "half-precision copies": copies} for one in trial.scorers
+    ]
+    return [
+        {"cache": cache, "logits": sampled * shape.vocab * 12.0, "half-precision copies": copies},
+        {"activations": shelf * length * block, "logits": entries * 20.0, "half-precision copies": copies},
+        *classifiers,
+    ]
