@@ -171,9 +171,12 @@ def _caveats(records: StudyRecords, findings: Findings) -> list[str]:
         found.append(
             f"{listed(arms)} had seeds that a cap ended early: evaluated where they stood (censored), after fewer steps than the others."
         )
-    fewest = min((len(result.seeds) for result in findings.arms if result.seeds), default=0)
+    shared = [effect.estimate.seeds for effect in findings.effects_on(records.study.objective.metric) if effect.estimate]
+    fewest = min((*shared, *(len(result.seeds) for result in findings.arms if result.seeds)), default=0)
     if fewest == 1:
-        found.append("Some arm has a single evaluated seed: its interval knows nothing of how seeds differ.")
+        found.append(
+            "Some arm has a single evaluated seed, or shares one with the baseline: its interval knows nothing of how seeds differ."
+        )
     elif fewest in _COVERAGE:
         found.append(
             f"With {fewest} seeds a 95 % interval covers as little as {_COVERAGE[fewest]} % in simulation, where seeds differ most."

@@ -20,6 +20,7 @@ from studies.falsifiers import OUTCOMES
 TEXTS = ("question", "hypothesis", "refuted_if", "profile", "baseline", "seeds", "objective", "grid", "factors", "interactions", "search")
 SHARED = ("prompts", "sft", "reward")
 COSTS = {"steps": "gradient steps", "wall_s": "s", "generated_tokens": "tokens", "peak_memory_gib": "GiB", "t4_s": "s on a T4, modelled"}
+LISTED = 6
 Rows = list[tuple[str, str, str, str]]
 
 
@@ -200,7 +201,8 @@ def _lead(old: Version, new: Version, found: list[Change], design: int, code: in
     if not own:
         return f"{said}. No arm was evaluated in both versions, so results cannot be compared."
     if all(one.finding == "identical" for one in own):
-        return f"{said}. On {name(objective)}, all {counted(len(own), 'common arm')} are identical to the last digit."
+        where = " on the seeds that both evaluated" if _ended_otherwise(old, new) else ""
+        return f"{said}. On {name(objective)}, all {counted(len(own), 'common arm')} are identical to the last digit{where}."
     moved = [one for one in own if one.finding in ("higher", "lower")]
     if not moved:
         return f"{said}. On {name(objective)}, none of {counted(len(own), 'common arm')} changed detectably."
@@ -214,6 +216,10 @@ def _caveats(old: Version, new: Version, found: list[Change]) -> list[str]:
     caveats = []
     if old.folder.path == new.folder.path:
         caveats.append("Both versions are the same folder.")
+    if other := _ended_otherwise(old, new):
+        more = f" and {len(other) - LISTED} more" if len(other) > LISTED else ""
+        ended = f"{counted(len(other), 'trial')} of common arms ended otherwise: {'; '.join(other[:LISTED])}{more}."
+        caveats.append(f"{ended} Old and new are means over what each version evaluated, differences over the seeds that both did.")
     lost = [one.arm for one in found if one.pairing == "unpaired"]
     if lost:
         caveats.append(
@@ -224,6 +230,13 @@ def _caveats(old: Version, new: Version, found: list[Change]) -> list[str]:
     if any(row[0] == "stage sft" for row in code_changes(old, new)):
         caveats.append("The reference differs between the versions: win rates and KL are measured against different models.")
     return caveats
+
+
+def _ended_otherwise(old: Version, new: Version) -> list[str]:
+    """Trials of common arms whose status differs, or that only one version has, in words."""
+    cells = sorted(cell for cell in {*old.records, *new.records} if cell[0] in old.arms and cell[0] in new.arms)
+    status = {cell: [version.records[cell].status if cell in version.records else "not run" for version in (old, new)] for cell in cells}
+    return [f"{arm} seed {seed} {before} → {after}" for (arm, seed), (before, after) in status.items() if before != after]
 
 
 def _word(value: Any) -> str:

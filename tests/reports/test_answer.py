@@ -72,6 +72,13 @@ def test_a_single_seed_is_said_in_the_sentence(build: Builder, tmp_path: Path) -
     assert any("single evaluated seed" in caveat for caveat in found.caveats)
 
 
+def test_a_single_shared_seed_is_said_though_each_arm_has_more(build: Builder, tmp_path: Path) -> None:
+    found = said(build, tmp_path, seeds=(0, 1, 2), missing=(("beta_0.05", 0),))
+    assert not any("shares one with the baseline" in caveat for caveat in found.caveats)
+    found = said(build, tmp_path / "b", seeds=(0, 1, 2), missing=(("beta_0.05", 0), ("beta_0", 1)))
+    assert any("shares one with the baseline" in caveat for caveat in found.caveats)
+
+
 def test_what_ended_otherwise_stands_beside_the_arm(records: StudyRecords, findings: Findings) -> None:
     found = answer(records, findings).sentence
     assert "; 2 of 3 seeds × 200 prompts, 1 diverged) is worse than the baseline beta_0.05; " in found

@@ -94,7 +94,7 @@ def test_page_says_it_in_one_sentence(versions: tuple[Built, Built]) -> None:
     assert "0123abc" in text
     assert "drift" in text
     same = changes(*(read_version(versions[0].folder),) * 2)
-    assert "all 2 common arms are identical to the last digit" in same.lead
+    assert same.lead.endswith("all 2 common arms are identical to the last digit.")
     assert "Both versions are the same folder." in same.caveats
 
 
@@ -152,3 +152,13 @@ def test_report_needs_a_study_or_two_versions() -> None:
     found = CliRunner().invoke(app, ["report"])
     assert isinstance(found.exception, UserError)
     assert "--diff OLD NEW" in str(found.exception)
+
+
+def test_trials_that_ended_otherwise_are_told(build: Builder, tmp_path: Path) -> None:
+    old = build(tmp_path / "old", arms=ARMS, **SHAPE)
+    new = build(tmp_path / "new", arms=ARMS, **{**SHAPE, "diverged": (("beta_0.2", 1),), "missing": (("beta_0.05", 2),)})
+    page = changes(read_version(old.folder), read_version(new.folder))
+    assert page.lead.endswith("identical to the last digit on the seeds that both evaluated.")
+    assert page.caveats[0].startswith(
+        "2 trials of common arms ended otherwise: beta_0.05 seed 2 complete → not run; beta_0.2 seed 1 complete → diverged. Old and new"
+    )
