@@ -183,10 +183,9 @@ def _caveats(records: StudyRecords, findings: Findings) -> list[str]:
         )
     metric = records.study.objective.metric
     if once(records, metric) and any(effect.estimate for effect in findings.effects_on(metric)):
-        found.append(
-            f"{name(metric).capitalize()} exists once per trial and not prompt by prompt, so arms are compared over seeds alone: n is "
-            "seeds, and intervals are wide with few of them."
-        )
+        what = name(metric)[0].upper() + name(metric)[1:]
+        why = "so arms are compared over seeds alone: n is seeds, and intervals are wide with few of them"
+        found.append(f"{what} exists once per trial and not prompt by prompt, {why}.")
     return found + _sensitivity(records, findings)
 
 

@@ -183,9 +183,11 @@ def _tests(records: StudyRecords, findings: Findings) -> Iterator[str]:
             "seeds and new prompts); the larger counts."
         )
     if single:
+        every = len(single) == len({effect.metric for effect in tested})
+        of = "Every metric" if every else f"What exists once per trial ({listed([name(metric) for metric in single])})"
         yield (
-            f"What exists once per trial ({listed([name(metric) for metric in single])}) is compared over seeds alone, by Student's paired "
-            "t test, and with enough seeds for it by their exact sign-flip test as well; the larger p counts."
+            f"{of} is compared over seeds alone, by Student's paired t test, and with enough seeds for it by their exact sign-flip test "
+            "as well; the larger p counts."
         )
     yield (
         f"It is corrected by Holm over the {counted(n, 'arm')} of one metric; a difference is called detected when it is below "

@@ -125,8 +125,9 @@ def effects_table(records: StudyRecords, findings: Findings) -> Table:
             "prompts; p, Holm: the larger of the two, corrected over the arms of one metric. "
         )
     if single:
+        of = "All of this" if len(single) == len(found) else f"What stands here of {listed([name(metric) for metric in single])}"
         note += (
-            f"Of what exists once per trial ({listed([name(metric) for metric in single])}) only seeds can tell: p, these seeds flips "
+            f"{of} exists once per trial, so only seeds can tell: p, these seeds flips "
             "the signs of S paired differences and cannot go below 2/2^S; p, new seeds is Student's paired t test, which counts alone "
             "where so few seeds could never pass the other. "
         )

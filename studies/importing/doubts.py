@@ -33,21 +33,22 @@ def _negative_kl(found: Trajectory, name: str) -> Iterator[Problem]:
 
 
 def _penalty(found: Trajectory, name: str, settings: Mapping[str, Any]) -> Iterator[Problem]:
-    """non_score_reward = -kl_coef x kl, where the arm's kl_coef is known."""
+    """non_score_reward = -kl_coef x kl, where the arm's kl_coef is known or was logged."""
     stated = settings.get("kl_coef", settings.get("ppo.kl_coef"))
-    beta = float(stated) if isinstance(stated, int | float) and not isinstance(stated, bool) and stated > 0 else None
-    pair = _together(found, "objective/kl", "objective/non_score_reward")
-    if beta is None or pair is None:
+    known = float(stated) if isinstance(stated, int | float) and not isinstance(stated, bool) else None
+    three = _together(found, "objective/kl", "objective/non_score_reward", *(["objective/kl_coef"] if known is None else []))
+    if three is None:
         return
-    kl, penalty = pair
-    large = np.abs(kl) > 1e-3
+    kl, penalty, beta = three if known is None else (*three, np.full(len(three[0]), known))
+    large = (np.abs(kl) > 1e-3) & (beta > 0)
     if not large.any():
         return
-    ratio = float(np.median(-penalty[large] / (beta * kl[large])))
+    ratio = float(np.median(-penalty[large] / (beta * kl)[large]))
     if abs(ratio - 1) <= 0.05:
         return
     guess = "KL is in bits" if abs(ratio - math.log(2)) < 0.03 else "KL is per token" if ratio > 2 else "one of the two has another unit"
-    why = f"the KL penalty is {ratio:.3g} x kl_coef {beta:g} x KL: {guess}, or kl_coef was another"
+    coefficient = f"kl_coef {known:g}" if known is not None else "the logged kl_coef"
+    why = f"the KL penalty is {ratio:.3g} x {coefficient} x KL: {guess}, or kl_coef was another"
     yield _doubt(name, found.series["objective/kl"].key, "objective/kl", float(np.median(kl)), why, int(large.sum()), len(kl))
 
 

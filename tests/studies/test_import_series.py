@@ -279,6 +279,10 @@ def test_kl_in_bits_or_per_token_contradicts_the_penalty() -> None:
     (doubt,) = doubts(read(per_token), "a", {"ppo.kl_coef": 0.05})
     assert "the KL penalty is 24 x kl_coef 0.05 x KL: KL is per token" in doubt.text
     assert not doubts(read(per_token), "a", {}), "nothing is known without kl_coef"
+    logged = [{**row, "objective/kl_coef": 0.05} for row in bits]
+    (doubt,) = doubts(read(logged), "a", {})
+    assert "x the logged kl_coef x KL: KL is in bits" in doubt.text
+    assert not doubts(read([{**row, "objective/kl_coef": 0.05} for row in rows()]), "a", {})
 
 
 def test_a_reward_that_is_not_its_parts() -> None:
