@@ -112,7 +112,7 @@ def test_the_profile_of_a_t4_fits_in_every_stage() -> None:
     assert list(found.stages) == ["sft", "reward", "ppo", "evaluate"]
     assert all(5 < found.stage_gib(stage) < 14.6 for stage in found.stages)
     assert 0 < sum(found.shared_hours.values()) < 0.5
-    pairs = predict(t4(reward__max_tokens=1024, runtime__gradient_checkpointing=False))
+    pairs = predict(t4(reward__preferences="labels", reward__max_tokens=1024, runtime__gradient_checkpointing=False))
     assert pairs is not None
     assert pairs.stage_gib("reward") > found.stage_gib("reward")
     assert pairs.shared_hours["reward"] > 2 * found.shared_hours["reward"]
