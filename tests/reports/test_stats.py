@@ -216,6 +216,34 @@ def test_seed_flip_cannot_go_below_a_quarter_with_three_seeds() -> None:
     assert stats.seed_flip_test([1.0, -1.0]) == 1.0
 
 
+def test_sign_flips_of_darwins_maize_are_those_that_fisher_counted() -> None:
+    """The Design of Experiments (1935), section 21: 1,726 of 2^15 arrangements differ as much as the 15 pairs, in eighths of an inch."""
+    eighths = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
+    assert stats.seed_flip_test(eighths) == 1726 / 2**15
+    table = np.array([eighths], dtype=float)
+    assert stats.swap_test(table, np.zeros_like(table)) == pytest.approx(1726 / 2**15, abs=0.006)
+
+
+def test_students_own_example() -> None:
+    """Student (1908), Biometrika 6:1: hours of sleep gained by ten patients under two drugs; mean 1.58, t 4.06, 9 degrees of freedom."""
+    first = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
+    second = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
+    found = stats.over_seeds([b - a for a, b in zip(first, second, strict=True)])
+    assert found.value == pytest.approx(1.58)
+    assert found.se is not None
+    assert found.value / found.se == pytest.approx(4.0621, abs=1e-4)
+    assert (found.low, found.high) == (pytest.approx(0.7001, abs=1e-4), pytest.approx(2.4599, abs=1e-4))
+    assert stats.two_level_p(found) == pytest.approx(0.002833, abs=1e-6)
+
+
+def test_holm_on_the_p_values_of_benjamini_and_hochberg() -> None:
+    """Their trial of thrombolysis (1995, JRSS B 57:289, section 4.1), where control of the family-wise error rejects the first three."""
+    p = [0.0001, 0.0004, 0.0019, 0.0095, 0.0201, 0.0278, 0.0298, 0.0344, 0.0459, 0.3240, 0.4262, 0.5719, 0.6528, 0.7590, 1.0]
+    corrected = stats.holm(p)
+    assert [one < 0.05 for one in corrected] == [True] * 3 + [False] * 12
+    assert corrected[:4] == pytest.approx([0.0015, 0.0056, 0.0247, 0.114])
+
+
 def test_student_interval_matches_scipy() -> None:
     values = [0.1, 0.4, 0.35]
     found = stats.over_seeds(values)
