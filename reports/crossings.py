@@ -41,7 +41,7 @@ class Crossing:
 
 def crossings(records: StudyRecords) -> list[Crossing]:
     """Every pair of varied knobs with a full product of at least 2 x 2 around the baseline, in the order of the study."""
-    own = records.study.arm_overrides()
+    own = {arm: dict(flatten(overrides)) for arm, overrides in records.study.arm_overrides().items()}
     varied = list(dict.fromkeys(key for overrides in own.values() for key in overrides))
     configs = {cell.arm: cell.config for cell in records.plan if isinstance(cell, Cell)}
     if set(configs) != set(own):

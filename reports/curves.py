@@ -90,8 +90,9 @@ def training(records: StudyRecords, findings: Findings) -> Drawn | None:
         axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
         axes.xaxis.set_major_locator(MaxNLocator(3, integer=True, steps=[1, 2, 5, 10]))
         axes.tick_params(labelsize=6.5)
-    for axes in list(grid.flat)[len(shown) :]:
-        axes.set_axis_off()
+    for place in range(len(shown), rows * columns):
+        grid.flat[place].set_axis_off()
+        grid.flat[place - columns].tick_params(labelbottom=True)
     figure.supxlabel("gradient steps", fontsize=8)
     figure.legend(handles=shining.handles(styles), loc="outside upper left", ncols=legend_columns(shining.arms, DOUBLE), handlelength=2.6)
     data = pd.concat([_tidy(curve).assign(metric=key) for key, curves in shown for curve in curves], ignore_index=True)
@@ -104,7 +105,7 @@ def training(records: StudyRecords, findings: Findings) -> Drawn | None:
 
 def short(key: str) -> str:
     """Title of a panel."""
-    return SHORT.get(key) or f"{key.removeprefix('reward/')} (part of the proxy)"
+    return SHORT.get(key) or f"part {key.removeprefix('reward/')}"
 
 
 def arm_curves(records: StudyRecords, key: str) -> list[ArmCurve]:

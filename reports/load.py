@@ -77,7 +77,7 @@ class StudyRecords:
         cell = next(cell for cell in self.plan if cell.arm == self.study.baseline)
         if self.study.baseline != BASELINE or not isinstance(cell, Cell):
             return {}
-        labels = short_names(dict.fromkeys(key for changed in self.study.arm_overrides().values() for key in changed))
+        labels = short_names(dict.fromkeys(key for changed in self.study.arm_overrides().values() for key, _ in flatten(changed)))
         own = dict(flatten(cell.config.model_dump(mode="json")))
         return {label: own[key] for key, label in labels.items() if key in own}
 

@@ -164,7 +164,7 @@ def _score(value: Any) -> str:
 def _baseline_config(records: StudyRecords) -> list[tuple[str, str, str]]:
     """Key, value in the baseline, and the arms' own values where they differ."""
     cell = next(cell for cell in records.plan if cell.arm == records.study.baseline)
-    own = records.study.arm_overrides()
+    own = {arm: dict(flatten(overrides)) for arm, overrides in records.study.arm_overrides().items()}
     if not isinstance(cell, Cell):
         return foreign.settings(records.study, records.records)
     rows = []

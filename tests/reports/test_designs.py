@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,7 @@ from reports.crossings import crossings, departure
 from reports.estimates import Findings, analyse
 from reports.figures import FIGURES
 from reports.load import StudyRecords, load_records
+from reports.render import render_report
 from reports.searches import search_of
 from reports.style import house_style
 from studies.space import Objective
@@ -138,3 +140,17 @@ def test_of_several_aims_the_front_is_the_searchs_own(searched: tuple[StudyRecor
         drawn = FIGURES["pareto"](*searched)
     assert drawn is not None
     assert drawn.data.set_index("number")["front"].tolist() == [True, False, False, False]
+
+
+def test_arms_that_change_a_mapping_are_reported(build: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reports.figures.save", lambda *_: None)
+    monkeypatch.setattr("reports.render.inline_svg", lambda *_: "")
+    parts = {"a": {"kind": "learned"}, "b": {"kind": "lexicon"}}
+    arms = {
+        f"b_{weight:g}": {"reward.kind": "composite", "reward.parts": {**parts, "b": {"kind": "lexicon", "weight": weight}}}
+        for weight in (1.0, 3.0)
+    }
+    built = build(tmp_path, seeds=(0,), prompts=4, steps=64, arms=arms, baseline="b_1", diverged=(), budget=(), missing=())
+    page = render_report(built.folder, built.study).read_text("utf-8")
+    row = page[page.index("<code>reward.parts.b.weight</code>") :]
+    assert "b_3: 3.0" in row[: row.index("</tr>")]

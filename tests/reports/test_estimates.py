@@ -161,7 +161,7 @@ def test_parts_of_a_composite_reward_are_estimated_prompt_by_prompt(build: Build
         drawn = FIGURES["training"](records, found)
     assert drawn is not None
     assert set(drawn.data.loc[drawn.data["metric"] == "reward/kind", "mean"].dropna()) == {0.5}
-    assert "kind (part of the proxy)" in [axes.get_title(loc="left") for axes in drawn.figure.axes]
+    assert "part kind" in [axes.get_title(loc="left") for axes in drawn.figure.axes]
 
 
 def test_tables_keep_full_precision_and_show_n_and_interval(demo: Built, records: StudyRecords, findings: Findings) -> None:
