@@ -141,7 +141,25 @@ def tokenize_prompts(tokenizer: Any, prompts: list[str]) -> tuple[Tensor, Tensor
 
 
 def decode(tokenizer: Any, episodes: Episodes) -> list[str]:
-    """Completions as text, cut at their recorded lengths, special tokens left out."""
-    rows = [row[:length] for row, length in zip(episodes.responses.tolist(), episodes.lengths.tolist(), strict=True)]
-    texts: list[str] = tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return texts
+    """Completions as text, cut at their recorded lengths, special tokens left out: what they add to the text of their prompts.
+
+    Not the text of the responses by themselves: some tokenizers drop the space before the first word of a text.
+    """
+    asked, answered = episodes.query_mask.sum(1).tolist(), episodes.lengths.tolist()
+    prompts, wholes = list[list[int]](), list[list[int]]()
+    for row, before, after in zip(episodes.query_responses.tolist(), asked, answered, strict=True):
+        start, end = episodes.context_length - before, episodes.context_length + after
+        prompts.append(row[start : episodes.context_length])
+        wholes.append(row[start:end])
+    openings, texts = (
+        tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False) for rows in (prompts, wholes)
+    )
+    return [_added(opening, text) for opening, text in zip(openings, texts, strict=True)]
+
+
+def _added(opening: str, text: str) -> str:
+    """What stands behind `opening` in `text`; a character that only both together make whole is the text's."""
+    if text.startswith(opening):
+        return text[len(opening) :]
+    same = next(place for place in range(len(opening) + 1) if text[: place + 1] != opening[: place + 1])
+    return text[same:]

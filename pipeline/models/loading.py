@@ -82,7 +82,24 @@ def pretrained_tokenizer(base: str, revision: str | None) -> Any:
         raise UserError(f"model.base = '{base}': its tokenizer has no EOS token, so a response could not end")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    _check_vocabulary(base, revision, tokenizer)
     return tokenizer
+
+
+def _check_vocabulary(base: str, revision: str | None, tokenizer: Any) -> None:
+    """Refuse a tokenizer with tokens that the network has no embedding for; places without a token are common, and harmless."""
+    from transformers import AutoConfig
+
+    try:
+        places = int(AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=False).vocab_size)
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(_cannot_load("model.base", base, revision, error)) from None
+    token, highest = max(tokenizer.get_vocab().items(), key=lambda one: one[1])
+    if highest >= places:
+        raise UserError(
+            f"model.base = '{base}': its tokenizer has a token {token!r} with number {highest}, its network embeddings for {places} "
+            "(0 and up); use the tokenizer that belongs to it"
+        )
 
 
 def _cannot_load(key: str, base: str, revision: str | None, error: Exception) -> str:

@@ -1,0 +1,90 @@
+"""Bases as they come: tokenizers that drop a space, vocabularies that do not fit, weights in half precision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipeline.config import DataConfig
+from pipeline.data.corpus import load_corpus
+from pipeline.data.tokenizer import train_tokenizer
+from pipeline.errors import UserError
+from pipeline.models.generation import decode, tokenize_prompts
+from pipeline.models.loading import pretrained_model, pretrained_tokenizer
+from pipeline.models.policy import Episodes
+
+TEXTS = load_corpus(DataConfig(sft_texts=200)).train
+
+
+def sentencepiece() -> Any:
+    """A tokenizer of the class of Llama's: spaces are parts of words; that of the first is added, and taken away again."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(models.BPE(unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    made.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=600, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False))
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="</s>")
+
+
+def answered(tokenizer: Any, prompts: list[str], wholes: list[str]) -> tuple[list[str], list[str]]:
+    """Responses that complete `prompts` to `wholes`, decoded, and what they must be."""
+    ids, mask = tokenize_prompts(tokenizer, prompts)
+    rows = [tokenizer(whole, add_special_tokens=False)["input_ids"] for whole in wholes]
+    starts = mask.sum(1).tolist()
+    responses = [row[start:] for row, start in zip(rows, starts, strict=True)]
+    assert all(responses)
+    width = max(map(len, responses)) + 1
+    grid = torch.tensor([[*row, *[tokenizer.eos_token_id] * (width - len(row))] for row in responses])
+    lengths = torch.tensor([len(row) + 1 for row in responses])  # EOS, which is padding as well, is no text
+    valid = torch.arange(width) < lengths[:, None]
+    episodes = Episodes(torch.cat([ids, grid], dim=1), mask, valid, torch.ones(len(prompts)).bool())
+    return decode(tokenizer, episodes), [whole[len(prompt) :] for prompt, whole in zip(prompts, wholes, strict=True)]
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
+def test_prompt_and_completion_make_the_text(kind: str) -> None:
+    tokenizer = sentencepiece() if kind == "sentencepiece" else train_tokenizer(TEXTS, 600)
+    prompts = ["The acting", "The", "I thought the plot"]
+    wholes = ["The acting was superb , truly .", "The music is  loud", "I thought the plot was dull ."]
+    found, wanted = answered(tokenizer, prompts, wholes)
+    assert found == wanted
+    if kind == "sentencepiece":  # what this is about: the response by itself has lost its space
+        assert tokenizer.decode(tokenizer(" was dull .", add_special_tokens=False)["input_ids"])[0] != " "
+
+
+def base(folder: Path, places: int, dtype: torch.dtype = torch.float32) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = train_tokenizer(TEXTS, 400)
+    tokenizer.save_pretrained(folder)
+    wide = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32}
+    LlamaForCausalLM(LlamaConfig(vocab_size=places, **wide)).to(dtype).save_pretrained(folder)
+    return tokenizer
+
+
+def test_a_tokenizer_with_more_tokens_than_embeddings_is_refused_in_one_line(tmp_path: Path) -> None:
+    highest = len(base(tmp_path, 390)) - 1
+    with pytest.raises(UserError, match=rf"has a token .* with number {highest}, its network embeddings for 390") as refused:
+        pretrained_tokenizer(str(tmp_path), None)
+    assert "\n" not in str(refused.value)
+    assert len(pretrained_tokenizer(str(base_with_room(tmp_path / "room")), None)) == highest + 1
+
+
+def base_with_room(folder: Path) -> Path:
+    base(folder, 512)
+    return folder
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_base_in_half_precision_is_trained_in_fp32(tmp_path: Path, dtype: torch.dtype) -> None:
+    base(tmp_path, 512, dtype)
+    assert {one.dtype for one in load_file(tmp_path / "model.safetensors").values()} == {dtype}
+    model = pretrained_model(str(tmp_path), None)
+    assert {one.dtype for one in model.parameters()} == {torch.float32}
+    assert all(one.requires_grad for one in model.parameters())
