@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from pipeline.artifacts import Artifact
 from pipeline.config import TrialConfig
@@ -28,3 +30,20 @@ def speaks(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact
     reporter.progress("ppo", 1, 2, "half")
     reporter.warn(f"{prompts.stage} {prompts.path.name}")
     (out / os.environ["RANK"]).write_text(json.dumps([os.environ["WORLD_SIZE"], cfg.profile]))
+
+
+def short_of_memory(cfg: TrialConfig, out: Path, reporter: Reporter, **artifacts: Artifact) -> None:
+    """The PPO stage, where the second process has memory for so many episodes as ROOM_FOR says."""
+    import torch
+
+    from pipeline.models.policy import ActorCritic, Episodes
+
+    real = ActorCritic.hidden_and_values
+
+    def limited(actor: ActorCritic, episodes: Episodes) -> Any:
+        if os.environ["RANK"] == "1" and torch.is_grad_enabled() and len(episodes.ended) > int(os.environ["ROOM_FOR"]):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return real(actor, episodes)
+
+    ActorCritic.hidden_and_values = limited  # type: ignore[method-assign]
+    importlib.import_module("pipeline.stages.ppo").train(cfg, out, reporter, **artifacts)

@@ -7,12 +7,14 @@ results only by the order in which floats are added. Without a launcher there is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+
+from pipeline.ppo.room import MemoryFull, MemoryFullSomewhere
 
 X = TypeVar("X")
 
@@ -60,6 +62,21 @@ class Ranks:
         if self.count > 1:
             for tensor in tensors:
                 torch.distributed.all_reduce(tensor)
+
+    def all_fit(self, work: Callable[[], X]) -> X:
+        """What `work` gives, which speaks to no other process. Raises `MemoryFull` in every process when one of them has no room for it."""
+        if self.count == 1:
+            return work()
+        result, said = None, None
+        try:
+            result = work()
+        except MemoryFull as error:
+            said = str(error)
+        full = torch.tensor(float(said is not None), device=self.accelerator.device)
+        self.add([full])
+        if float(full):
+            raise MemoryFullSomewhere(said or f"out of memory in {int(full)} of {self.count} processes")
+        return cast(X, result)
 
     def agree(self, value: X) -> X:
         """What the main process says; clocks differ, and all must take the same turn."""

@@ -16,6 +16,10 @@ class MemoryFull(Exception):
     """Not even a single episode fits into memory."""
 
 
+class MemoryFullSomewhere(MemoryFull):
+    """The same in any of several processes; raised in all of them together."""
+
+
 def no_warning(message: str) -> None:
     """For who does not listen."""
 

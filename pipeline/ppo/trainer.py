@@ -27,7 +27,7 @@ from pipeline.ppo.health import Diverged, check_collapse, negative_kl
 from pipeline.ppo.masking import masked_mean
 from pipeline.ppo.parallel import Mute, Ranks
 from pipeline.ppo.rollout import Prompts, Rollout, ScoreFn, World, collect
-from pipeline.ppo.room import MemoryFull, Room
+from pipeline.ppo.room import MemoryFull, MemoryFullSomewhere, Room
 from pipeline.ppo.selfcheck import check_first_step, check_rollout
 from pipeline.ppo.update import Learner, train_on
 from pipeline.stopping import Watcher
@@ -145,8 +145,8 @@ class Trainer:
             self.ledger.exceeded(self.cfg)
             return "diverged", f"{error} in the update after step {self.taken}; the policy kept is that of step {self.good['step']}"
         except MemoryFull as error:
-            if self.ranks.count > 1:
-                raise  # the other processes wait for this one
+            if self.ranks.count > 1 and not isinstance(error, MemoryFullSomewhere):
+                raise  # the other processes wait for this one, and are ended by whoever started them
             self.taken = max(self.taken, self.reached)
             self.ledger.exceeded(self.cfg)
             return "budget", str(error)

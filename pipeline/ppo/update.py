@@ -93,7 +93,8 @@ def accumulate(rollout: Rollout, rows: Tensor, learner: Learner) -> dict[str, fl
     """
     tokens = rollout.episodes.response_mask[rows].sum()
     mine = learner.ranks.part(rows)
-    sums = learner.micro_batch.fit(lambda size: gradient(rollout, rollout.episodes.buckets(size, mine), learner, tokens))
+    room, episodes = learner.micro_batch, rollout.episodes
+    sums = learner.ranks.all_fit(lambda: room.fit(lambda size: gradient(rollout, episodes.buckets(size, mine), learner, tokens)))
     learner.ranks.add([parameter.grad for parameter in learner.actor.parameters() if parameter.grad is not None])
     learner.ranks.add(sums.values())
     norm = float(learner.accelerator.clip_grad_norm_(learner.actor.parameters(), learner.cfg.max_grad_norm))

@@ -73,6 +73,29 @@ def test_only_the_first_process_speaks(tmp_path: Path) -> None:
     assert [json.loads((tmp_path / rank).read_text()) for rank in ("0", "1")] == [["2", "smoke"]] * 2
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("here")
+def test_a_process_that_is_short_of_memory_takes_less_at_once_or_ends_the_trial_with_all_others(
+    smoke_layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = smoke(runtime__processes=2)
+    plain = run_trial(smoke(), smoke_layout, Recorder())
+    upstream = {name: plain.artifacts[name] for name in ("prompts", "sft", "reward")}
+    wanted, found = merged(plain.artifacts["ppo"].path / "metrics.jsonl"), {}
+    for room in (1, 0):
+        monkeypatch.setenv("ROOM_FOR", str(room))
+        out = tmp_path / str(room)
+        out.mkdir()
+        launch("ranked:short_of_memory", 2, cfg, out, Recorder(), upstream)
+        found[room] = json.loads((out / "status.json").read_text())
+    assert (found[1]["status"], found[1]["steps"]) == ("complete", cfg.ppo.steps)
+    for step, row in merged(tmp_path / "1" / "metrics.jsonl").items():
+        assert row == pytest.approx(wanted[step], rel=5e-3, abs=5e-4), step
+    assert (found[0]["status"], found[0]["steps"]) == ("budget", 0)
+    assert found[0]["reason"] == "out of memory in 1 of 2 processes"
+    assert (tmp_path / "0" / "policy" / "model.safetensors").is_file()
+
+
 def test_a_mini_batch_must_divide_by_the_processes() -> None:
     with pytest.raises(UserError, match=r"runtime.processes 3 does not divide a mini-batch of 8 episodes"):
         smoke(runtime__processes=3)
