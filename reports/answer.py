@@ -9,6 +9,7 @@ from reports.estimates import ArmResult, Claim, Effect, Findings, once
 from reports.load import StudyRecords
 from reports.searches import Search
 from reports.stats import Estimate
+from reports.trajectories import REWARDS
 from reports.words import counted, interval, listed, name, number, setting, signed
 from studies.schema import IMPORTED
 
@@ -27,6 +28,8 @@ class Answer:
 
     sentence: str
     """The answer to the question on the study's objective: effects, intervals, n."""
+    drift: str
+    """The same where arms had drifted equally far; empty where that cannot be compared."""
     claims: tuple[str, ...]
     """One sentence per falsifier."""
     caveats: tuple[str, ...]
@@ -35,9 +38,8 @@ class Answer:
 
 def answer(records: StudyRecords, findings: Findings) -> Answer:
     """Sentences made from effects and verdicts alone; nothing is said that they do not say."""
-    return Answer(
-        _sentence(records, findings), tuple(claim_sentence(claim) for claim in findings.claims), tuple(_caveats(records, findings))
-    )
+    claims, caveats = (claim_sentence(claim) for claim in findings.claims), _caveats(records, findings)
+    return Answer(_sentence(records, findings), _at_equal_drift(records, findings), tuple(claims), tuple(caveats))
 
 
 def claim_sentence(claim: Claim) -> str:
@@ -93,6 +95,28 @@ def _sentence(records: StudyRecords, findings: Findings) -> str:
     parts += [_alone(findings.arm(effect.arm)) for effect in effects if effect.estimate is None]
     only = ", as far as a single seed can tell" if all(effect.estimate and effect.estimate.seeds == 1 for effect in compared) else ""
     return f"{before}On {name(objective)}{only}, {'; '.join(parts)}."
+
+
+def _at_equal_drift(records: StudyRecords, findings: Findings) -> str:
+    """Of the gold reward along training, else of what was trained on."""
+    metric = next((key for key in REWARDS if any(row.metric == key for row in findings.matched)), None)
+    rows = [row for row in findings.matched if row.metric == metric and row.place == "farthest"]
+    if metric is None or not rows:
+        return ""
+    parts = []
+    for outcome, words in {"better": "above", "worse": "below"}.items():
+        found = [
+            f"{row.arm} ({signed(row.difference, metric)} at {number(row.kl)} nats; {counted(row.difference.seeds, 'seed')})"
+            for row in rows
+            if row.outcome == outcome
+        ]
+        if found:
+            parts.append(f"{listed(found)} {'lies' if len(found) == 1 else 'lie'} {words} {records.baseline}")
+    silent = [row.arm for row in rows if row.outcome not in ("better", "worse")]
+    if silent:
+        named = listed(silent) if len(silent) <= LISTED else f"{len(silent)} arms"
+        parts.append(f"{named} cannot be told from {'it' if parts else records.baseline}")
+    return f"At equal drift, as far as both had gone, on {name(metric)}: {'; '.join(parts)}."
 
 
 def _searched(search: Search) -> str:

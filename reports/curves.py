@@ -28,6 +28,7 @@ from reports.style import (
     new_figure,
 )
 from reports.trajectories import aligned
+from reports.words import listed
 from studies.schema import Falsifier
 
 DIRECT_LABELS = 8
@@ -165,7 +166,9 @@ def _single(records: StudyRecords, findings: Findings, key: str, title: str, lab
     if compressed:
         caption += " The y-axis is linear up to 0.01 and logarithmic above."
     for falsifier in drawn:
-        caption += f" Shaded: where a record refutes the claim “{falsifier.claim}” ({falsifier.condition})."
+        arms = [arm for arm in records.arms if falsifier.applies_to(arm)]
+        of = f", said of {listed(arms)} alone" if len(arms) < len(records.arms) else ""
+        caption += f" Shaded: where a record refutes the claim “{falsifier.claim}” ({falsifier.condition}{of})."
     ends_text = ", ".join(f"{curve.arm} {_last(curve):.3g}" for curve in curves)
     return Drawn(figure, data, title, caption, f"Line chart of {label} over gradient steps, one line per arm; at the end: {ends_text}.")
 

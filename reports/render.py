@@ -205,7 +205,7 @@ def _markdown_report(records: StudyRecords, findings: Findings, found: Answer, t
         f"**{found.sentence}**",
         "",
     ]
-    lines += [f"- {sentence}" for sentence in (*found.claims, *found.caveats)]
+    lines += [f"- {sentence}" for sentence in (*filter(None, [found.drift]), *found.claims, *found.caveats)]
     lines += ["", f"Hypothesis: {study.hypothesis}", "", f"Refuted if: {study.refuted_if}", ""]
     for table in tables:
         if table.rows:

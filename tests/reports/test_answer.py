@@ -123,6 +123,20 @@ def test_many_arms_are_summed_up_with_their_range(records: StudyRecords, finding
     )
 
 
+def test_what_was_found_at_equal_drift_is_said(records: StudyRecords, findings: Findings) -> None:
+    rows = [row for row in findings.matched if row.metric == "objective/gold" and row.place == "farthest"]
+    assert len(rows) >= 2
+    outcomes = ["better", *["no detectable difference"] * (len(rows) - 1)]
+    changed = tuple(dataclasses.replace(row, outcome=outcome) for row, outcome in zip(rows, outcomes, strict=True))  # type: ignore[arg-type]
+    sentence = answer(records, dataclasses.replace(findings, matched=changed)).drift
+    assert f"on gold reward in training: {rows[0].arm} (" in sentence
+    assert ") lies above the baseline beta_0.05; " in sentence
+    assert sentence.endswith(" cannot be told from it.")
+    silent = tuple(dataclasses.replace(row, outcome="no detectable difference") for row in rows)
+    assert answer(records, dataclasses.replace(findings, matched=silent)).drift.endswith("cannot be told from the baseline beta_0.05.")
+    assert answer(records, dataclasses.replace(findings, matched=())).drift == ""
+
+
 def test_a_search_speaks_of_its_confirmation(records: StudyRecords, findings: Findings) -> None:
     trials = tuple(SearchTrial(n, f"search-00{n}", {"ppo.kl_coef": 0.03125678}, "complete", {}, True, 64) for n in range(4))
     before = answer(records, dataclasses.replace(findings, search=Search(trials, (), {}, {}, 0))).sentence
