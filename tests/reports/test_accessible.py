@@ -14,6 +14,7 @@ from reports import figures
 from reports.cli import compare, diff
 from reports.page import TEMPLATES
 from reports.render import render_report
+from reports.style import legible
 
 if TYPE_CHECKING:
     from tests.reports.conftest import Builder, Built
@@ -118,6 +119,12 @@ def test_colours_of_text_have_contrast() -> None:
     for name in ("ink", "soft", "link", "good", "bad"):
         for ground in grounds:
             assert contrast(colours[name], ground) >= AA, (name, ground)
+
+
+@pytest.mark.parametrize("colour", ["#de8f05", "#cc78bc", "#56b4e9", "#1c2127"])
+def test_names_of_lines_are_legible_in_their_colour(colour: str) -> None:
+    assert contrast(legible(colour), "#ffffff") >= AA
+    assert legible("#1c2127") == "#1c2127"
 
 
 def contrast(first: str, second: str) -> float:
