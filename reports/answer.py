@@ -103,6 +103,7 @@ def _at_equal_drift(records: StudyRecords, findings: Findings) -> str:
     rows = [row for row in findings.matched if row.metric == metric and row.place == "farthest"]
     if metric is None or not rows:
         return ""
+    base = "the baseline" if records.baseline_values else records.baseline
     parts = []
     for outcome, words in {"better": "above", "worse": "below"}.items():
         found = [
@@ -111,11 +112,11 @@ def _at_equal_drift(records: StudyRecords, findings: Findings) -> str:
             if row.outcome == outcome
         ]
         if found:
-            parts.append(f"{listed(found)} {'lies' if len(found) == 1 else 'lie'} {words} {records.baseline}")
+            parts.append(f"{listed(found)} {'lies' if len(found) == 1 else 'lie'} {words} {base}")
     silent = [row.arm for row in rows if row.outcome not in ("better", "worse")]
     if silent:
         named = listed(silent) if len(silent) <= LISTED else f"{len(silent)} arms"
-        parts.append(f"{named} cannot be told from {'it' if parts else records.baseline}")
+        parts.append(f"{named} cannot be told from {'it' if parts else base}")
     return f"At equal drift, as far as both had gone, on {name(metric)}: {'; '.join(parts)}."
 
 

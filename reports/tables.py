@@ -29,6 +29,8 @@ STATUS_WORDS = {
     "stale": "run with another configuration than the study gives now; left out",
     "missing": "planned, not run yet",
 }
+MOST_VALUES = 2
+"""Knobs whose values stand under the baseline's name."""
 _ARM, _N = Head("arm", numeric=False), Head("n", "seeds × prompts")
 
 
@@ -271,7 +273,8 @@ def _method_note(findings: Findings, keys: list[str]) -> str:
 
 
 def _arm_row(records: StudyRecords, findings: Findings, result: ArmResult, keys: list[str]) -> tuple[Cell, ...]:
-    named = ", ".join(f"{key} {setting(value)}" for key, value in records.baseline_values.items()) or "baseline"
+    own = records.baseline_values
+    named = ", ".join(f"{key} {setting(value)}" for key, value in own.items()) if 0 < len(own) <= MOST_VALUES else "baseline"
     baseline = named if result.arm == records.study.baseline else ""
     flags = [f"{n} {status}" for status, n in result.counts.items() if status != "complete"]
     values = [shown(result.estimates.get(key), key, bold=findings.best.get(key) == result.arm) for key in keys]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -17,6 +19,8 @@ from studies.search import objectives
 
 DRIFT = "eval/kl_per_sequence"
 _BLUE = "#0173b2"
+_PLACES = ((-8, 9, "right"), (8, -10, "left"), (8, 9, "left"), (-8, -10, "right"))
+"""Where the names of confirmed trials stand, from left to right: neighbours, which are often close, on other sides."""
 
 
 def importance(records: StudyRecords, findings: Findings) -> Drawn | None:
@@ -59,11 +63,13 @@ def pareto(records: StudyRecords, findings: Findings) -> Drawn | None:
     front = sorted((trial.values[x], trial.values[y]) for trial in drawn if trial.number in best)
     axes.plot([at for at, _ in front], [at for _, at in front], color=INK, lw=1.0, zorder=1)
     arms = {number: arm for arm, number in search.confirmed.items()}
-    for trial in drawn:
-        if trial.number in arms:
-            at = (trial.values[x], trial.values[y])
-            axes.annotate(arms[trial.number], at, xytext=(6, -9), textcoords="offset points", fontsize=7, color=INK)
-            axes.plot(*[[value] for value in at], marker="o", ms=10, mfc="none", mec=INK, mew=0.9, linestyle="", zorder=4)
+    chosen = sorted((trial for trial in drawn if trial.number in arms), key=lambda trial: trial.values[x])
+    for trial, (right, up, side_of) in zip(chosen, cycle(_PLACES), strict=False):
+        at = (trial.values[x], trial.values[y])
+        axes.annotate(
+            arms[trial.number], at, xytext=(right, up), textcoords="offset points", fontsize=7, color=INK, ha=side_of, va="center"
+        )
+        axes.plot(*[[value] for value in at], marker="o", ms=10, mfc="none", mec=INK, mew=0.9, linestyle="", zorder=4)
     axes.set_xlabel(f"{name(x)} [{METRICS[x].unit}]" if x in METRICS else x)
     axes.set_ylabel(f"{name(y)} [{METRICS[y].unit}]")
     figure.legend(handles=_legend(bool(arms)), loc="outside upper left", ncols=2)
