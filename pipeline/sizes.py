@@ -12,9 +12,9 @@ from torch import Tensor
 
 from pipeline.budget.shape import BASE_CLASSIFIER, PUBLISHED, ScorerShape, Shape
 from pipeline.config import TrialConfig, canonical_json
+from pipeline.models.anatomy import blocks_of, trunk
 from pipeline.models.loading import CausalLM, scratch_config
-from pipeline.models.meter import attention_width, blocks_of, cached_numbers, linear_maps, map_sizes
-from pipeline.models.policy import trunk
+from pipeline.models.meter import attention_width, cached_numbers, linear_maps, map_sizes
 
 PROBE = "sizes probe"
 

@@ -12,10 +12,11 @@ from helpers import Recorder
 from pipeline.budget.ledger import Ledger
 from pipeline.config import ModelConfig, PpoConfig, RuntimeConfig
 from pipeline.models.adapters import WithoutAdapter, choose_trained
+from pipeline.models.anatomy import trunk
 from pipeline.models.critic import calibrated_head
 from pipeline.models.loading import freeze, scratch_model
 from pipeline.models.meter import meter
-from pipeline.models.policy import ActorCritic, Episodes, trunk
+from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.ppo.rollout import Scores
 from pipeline.ppo.trainer import Outcome, Trainer
 from pipeline.tracking import MetricsLog, merged

@@ -14,8 +14,8 @@ from torch import nn
 
 from pipeline.config import PpoConfig
 from pipeline.errors import UserError
+from pipeline.models.anatomy import trunk
 from pipeline.models.loading import CausalLM
-from pipeline.models.policy import trunk
 from pipeline.models.seeding import seed_of
 
 
@@ -93,16 +93,16 @@ class WithoutAdapter:
     base_model_prefix = "trunk"
 
     def __init__(self, lm: CausalLM) -> None:
-        self._lm, self.config = lm, lm.config
+        self.adapted, self.config = lm, lm.config
 
     def trunk(self, **inputs: Any) -> Any:
         """Hidden states of the bare network."""
-        with adapter_off(self._lm):
-            return trunk(self._lm)(**inputs)
+        with adapter_off(self.adapted):
+            return trunk(self.adapted)(**inputs)
 
     def get_output_embeddings(self) -> nn.Module:
         """The head, which carries no adapter."""
-        head: nn.Module = self._lm.get_output_embeddings()
+        head: nn.Module = self.adapted.get_output_embeddings()
         return head
 
 

@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from pipeline.models.anatomy import trunk
 from pipeline.models.loading import CausalLM
-from pipeline.models.policy import ActorCritic, trunk
+from pipeline.models.policy import ActorCritic
 
 HEAD, TRUNK = "value_head.", "critic_trunk."
 

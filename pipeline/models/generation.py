@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline.models.anatomy import trunk
 from pipeline.models.loading import CausalLM
-from pipeline.models.policy import Episodes, positions, response_mask, trunk
+from pipeline.models.policy import Episodes, positions, response_mask
 
 BLOCK = 256
 """Tokens that are summed up first where a token is drawn from a large vocabulary."""

@@ -12,6 +12,7 @@ from torch import nn
 from pipeline.artifacts import file_digest
 from pipeline.config import ModelConfig
 from pipeline.errors import UserError
+from pipeline.models.packing import ARCHITECTURES, packed_attention
 from pipeline.models.precision import ATTENTION, DTYPES, mixed_precision
 from pipeline.models.seeding import seed_of
 
@@ -44,6 +45,7 @@ def scratch_config(cfg: ModelConfig, vocab_size: int, pad_id: int, eos_id: int, 
         pad_token_id=pad_id,
         eos_token_id=eos_id,
         bos_token_id=None,
+        attn_implementation=packed_attention(),
     )
 
 
@@ -58,7 +60,7 @@ def scratch_model(cfg: ModelConfig, vocab_size: int, pad_id: int, eos_id: int, m
 
 
 def pretrained_model(base: str, revision: str | None) -> CausalLM:
-    """A base model by hub id or folder: safetensors only, no code of theirs, fp32 weights, sdpa attention."""
+    """A base model by hub id or folder: safetensors only, no code of theirs, fp32 weights, fused attention."""
     from transformers import AutoModelForCausalLM
 
     try:
@@ -67,7 +69,7 @@ def pretrained_model(base: str, revision: str | None) -> CausalLM:
         )
     except (OSError, ValueError) as error:
         raise UserError(_cannot_load("model.base", base, revision, error)) from None
-    return without_dropout(model)
+    return without_dropout(packing(model))
 
 
 def pretrained_tokenizer(base: str, revision: str | None) -> Any:
@@ -125,8 +127,10 @@ def load_snapshot(path: Path, device: torch.device) -> CausalLM:
     """One of our own `save_pretrained` folders: fp32, dropout off."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, use_safetensors=True, local_files_only=True)
-    return without_dropout(model.to(device))
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, use_safetensors=True, local_files_only=True, attn_implementation=ATTENTION
+    )
+    return without_dropout(packing(model.to(device)))
 
 
 def load_quantized(path: Path, device: torch.device) -> CausalLM:
@@ -141,9 +145,21 @@ def load_quantized(path: Path, device: torch.device) -> CausalLM:
     half = DTYPES[mixed_precision(device)]
     config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=half, bnb_4bit_use_double_quant=True)
     model = AutoModelForCausalLM.from_pretrained(
-        path, quantization_config=config, device_map={"": device}, use_safetensors=True, local_files_only=True
+        path,
+        quantization_config=config,
+        device_map={"": device},
+        use_safetensors=True,
+        local_files_only=True,
+        attn_implementation=ATTENTION,
     )
-    return without_dropout(model)
+    return without_dropout(packing(model))
+
+
+def packing(model: CausalLM) -> CausalLM:
+    """The attention that packed rows need, where the architecture is known to pass a packing down to it."""
+    if model.config.model_type in ARCHITECTURES:
+        model.set_attn_implementation(packed_attention())
+    return model
 
 
 def without_dropout(model: CausalLM) -> CausalLM:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from pipeline.budget.roofline import BYTES_BACKWARD, BYTES_CACHE, BYTES_GRADIENT, BYTES_LOGIT, BYTES_READ_CAST, BYTES_READ_HALF
 from pipeline.models.adapters import adapter_layers
+from pipeline.models.anatomy import blocks_of, trunk
 from pipeline.models.loading import CausalLM
-from pipeline.models.policy import trunk
 
 Tally = Callable[[float, float], None]
 """Takes FLOPs and bytes."""
@@ -33,6 +33,8 @@ class LinearMap:
     trained: bool
     adapter: bool
     block: int
+    part: str
+    """Of its block, the child that it belongs to."""
 
     @property
     def weights(self) -> int:
@@ -42,18 +44,17 @@ class LinearMap:
 def linear_maps(network: CausalLM) -> list[LinearMap]:
     """Every linear map in the blocks of a trunk, adapters included, lowest first."""
     return [
-        LinearMap(*sizes, trained=module.weight.requires_grad, adapter=any(part in ADAPTER for part in name.split(".")), block=index)
+        LinearMap(
+            *sizes,
+            trained=module.weight.requires_grad,
+            adapter=any(part in ADAPTER for part in name.split(".")),
+            block=index,
+            part=name.split(".")[0],
+        )
         for index, block in enumerate(blocks_of(network))
         for name, module in block.named_modules()
         if (sizes := map_sizes(module)) is not None
     ]
-
-
-def blocks_of(network: CausalLM) -> list[nn.Module]:
-    """The blocks of a trunk; of an unknown build, the trunk as a whole."""
-    count = getattr(network.config, "num_hidden_layers", 0)
-    lists = [module for module in trunk(network).modules() if isinstance(module, nn.ModuleList) and len(module) == count]
-    return list(lists[0]) if lists else [trunk(network)]
 
 
 def attention_width(config: Any) -> int:
@@ -93,7 +94,10 @@ class TrunkMeter:
         # A map needs the gradient of its input where something below it is trained.
         lowest = min((one.block for one in maps if one.trained), default=len(maps))
         below = [one for one in maps if one.block >= lowest]
-        self._backward = sum(one.weights for one in below) + sum(one.weights for one in maps if one.trained)
+        self._backward = _backward(maps, lowest)
+        # What is left out of a packed call where nobody reads (`pipeline.models.states`).
+        ending = [one for one in maps if one.block == maps[-1].block and one.part == "mlp"]
+        self._ending, self._ending_backward = sum(one.weights for one in ending), _backward(ending, lowest)
         self._layers_below = len({one.block for one in below})
         self._attention = attention_width(network.config)
         self._layers = int(getattr(network.config, "num_hidden_layers", 0))
@@ -108,23 +112,29 @@ class TrunkMeter:
         if ids is None:
             return
         rows, new = ids.shape
-        mask = kwargs.get("attention_mask")
-        keys = mask.shape[-1] if isinstance(mask, Tensor) else new
+        mask, packing = kwargs.get("attention_mask"), kwargs.get("packing")
+        keys = mask.shape[-1] if isinstance(mask, Tensor) and packing is None else new
+        tokens, pairs = rows * new, 4.0 * self._attention * (rows * new * keys if packing is None else packing.rows * packing.width**2)
         bare = bool(self._adapters) and self._adapters[0].disable_adapters
-        flops = 2.0 * rows * new * (self._bare if bare else self._forward)
-        pairs = 4.0 * rows * new * keys * self._attention
-        flops += pairs * self._layers
+        again = getattr(self._block, "gradient_checkpointing", False) and self._block.training
+        unread = 0 if packing is None or again else tokens - len(packing.read)
+        flops = 2.0 * (tokens * (self._bare if bare else self._forward) - unread * self._ending) + pairs * self._layers
         bytes_ = float(rows * keys * self._cache * BYTES_CACHE) if keys > new else 0.0
         if torch.is_grad_enabled() and self._trained:
-            if getattr(self._block, "gradient_checkpointing", False) and self._block.training:
-                flops += 2.0 * rows * new * self._again + pairs * self._layers
-            flops += 2.0 * rows * new * self._backward + 2 * pairs * self._layers_below
+            if again:
+                flops += 2.0 * tokens * self._again + pairs * self._layers
+            flops += 2.0 * (tokens * self._backward - unread * self._ending_backward) + 2 * pairs * self._layers_below
             bytes_ += self._trained * (BYTES_READ_CAST + BYTES_BACKWARD + BYTES_GRADIENT) + self._frozen * (
                 BYTES_READ_CAST + BYTES_BACKWARD
             )
         else:
             bytes_ += self._trained * BYTES_READ_HALF + self._frozen * BYTES_READ_CAST
         self._tally(flops, bytes_)
+
+
+def _backward(maps: list[LinearMap], lowest: int) -> int:
+    """Weights that a backward multiplies by, where the gradient goes down to the block `lowest`."""
+    return sum(one.weights * ((one.block >= lowest) + one.trained) for one in maps)
 
 
 def _head_hook(trained: bool, tally: Tally) -> Callable[[Any, tuple[Any, ...]], None]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pipeline.models.loading import CausalLM
+from pipeline.models.states import states
 
 CPU_BUCKET = 16
 
@@ -99,11 +99,6 @@ def positions(attention_mask: Tensor) -> Tensor:
     return (attention_mask.cumsum(1) - 1).clamp(min=0)
 
 
-def trunk(model: CausalLM) -> Any:
-    """The network below the language-modelling head; of a network without a head, itself."""
-    return getattr(model, model.base_model_prefix, model)
-
-
 def flush_left(episodes: Episodes) -> tuple[Tensor, Tensor]:
     """Tokens (B, L) with every prompt beginning in column 0, and the column of every first response token (B,).
 
@@ -121,23 +116,12 @@ def flush_left(episodes: Episodes) -> tuple[Tensor, Tensor]:
     return episodes.query_responses.gather(1, columns.clamp(max=episodes.query_responses.shape[1] - 1)), starts
 
 
-def states(model: CausalLM, tokens: Tensor) -> Tensor:
-    """Hidden states (B, L, H) of rows (B, L) that begin in column 0.
-
-    No mask is needed: the network is causal, so nothing before the end of a row sees what stands behind it.
-    """
-    output: Any = trunk(model)(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
-    hidden: Tensor = output.last_hidden_state
-    return hidden
-
-
 def response_hidden(model: CausalLM, episodes: Episodes) -> Tensor:
     """Hidden states (N, H) at the positions that predict the valid response tokens. A prompt has at least one token."""
     tokens, starts = flush_left(episodes)
-    # The last column predicts nothing that anybody reads.
-    hidden = states(model, tokens[:, :-1])
     row, step = episodes.response_mask.nonzero(as_tuple=True)
-    return hidden[row, starts[row] - 1 + step]
+    # The last token predicts nothing that anybody reads.
+    return states(model, tokens[:, :-1], starts + episodes.lengths - 1, row, starts[row] - 1 + step)
 
 
 def log_probs(model: CausalLM, hidden: Tensor, temperature: float) -> Tensor:

@@ -13,8 +13,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from pipeline.models.anatomy import trunk
 from pipeline.models.loading import CausalLM
-from pipeline.models.policy import ActorCritic, Episodes, gather, log_probs, positions, trunk
+from pipeline.models.policy import ActorCritic, Episodes, gather, log_probs, positions
 from pipeline.ppo.health import NOISE
 from pipeline.ppo.rollout import Rollout
 

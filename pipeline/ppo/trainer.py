@@ -207,8 +207,9 @@ class Trainer:
         """The last step of a trial is followed by no rollout that could tell whether it broke the network. Raises `Diverged`."""
         with self.ledger.timed("selfcheck"), torch.no_grad(), self.accelerator.autocast():
             prompts = self._prompts()
-            mask = prompts.query_mask[:2]
-            episodes = Episodes(prompts.queries[:2], mask[:, :-1], mask[:, -1:], mask[:, -1])
+            queries, mask = prompts.queries[:2], prompts.query_mask[:2]
+            # Any token will do as a response.
+            episodes = Episodes(torch.cat([queries, queries[:, -1:]], dim=1), mask, mask[:, -1:], mask[:, -1])
             log_pi, values = self.actor(episodes, self.cfg.temperature)
         if not bool(torch.isfinite(log_pi).all() and torch.isfinite(values).all()):
             raise Diverged("not finite: the policy after its last step")

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from pipeline.budget.shape import pair_rows
 from pipeline.config import RewardConfig
 from pipeline.models.loading import CausalLM, freeze, load_head, load_snapshot, save_head
-from pipeline.models.policy import Episodes, flush_left, states
+from pipeline.models.policy import Episodes, flush_left
 from pipeline.models.precision import Precision
 from pipeline.models.seeding import permutation, seed_of
+from pipeline.models.states import states
 from pipeline.ppo.room import Room, no_warning
 from pipeline.ppo.supervised import Supervised
 from pipeline.rewards.base import Completions
@@ -36,7 +37,8 @@ class RewardModel(nn.Module):
 
     def _score(self, episodes: Episodes) -> Tensor:
         tokens, starts = flush_left(episodes)
-        last = states(self.lm, tokens)[torch.arange(len(starts), device=starts.device), starts + episodes.lengths - 1]
+        lengths = starts + episodes.lengths
+        last = states(self.lm, tokens, lengths, torch.arange(len(lengths), device=lengths.device), lengths - 1)
         scores: Tensor = self.head(last).squeeze(-1).float()
         return scores
 

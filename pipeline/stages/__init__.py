@@ -12,7 +12,13 @@ from pipeline.stages.sft import sft
 
 JUDGE = ("pipeline.data.semantics", "pipeline.data.grammar", "pipeline.data.lexicon")
 """The gold judge's meaning; the rest of pipeline.data only makes texts, and these are inputs."""
-SUPERVISED = ("pipeline.ppo.supervised", "pipeline.ppo.room", "pipeline.budget.shape")
+SUPERVISED = (
+    "pipeline.ppo.supervised",
+    "pipeline.ppo.room",
+    "pipeline.stages.spending",
+    "pipeline.budget.shape",
+    "pipeline.budget.machine",
+)
 """Gradient steps outside of PPO."""
 
 
@@ -21,7 +27,14 @@ STAGES = (
         "prompts",
         prompts,
         ("data", "model.base", "model.revision", "needs_labels"),
-        ("pipeline.stages.prompts", "pipeline.data", "pipeline.models.loading", "pipeline.models.seeding"),
+        (
+            "pipeline.stages.prompts",
+            "pipeline.data",
+            "pipeline.models.loading",
+            "pipeline.models.packing",
+            "pipeline.models.precision",
+            "pipeline.models.seeding",
+        ),
         outside=sources.texts_and_base,
     ),
     Stage(
@@ -39,6 +52,7 @@ STAGES = (
             "pipeline.stages.reward",
             "pipeline.stages.pairs",
             "pipeline.stages.common",
+            "pipeline.memory",
             "pipeline.rewards",
             "pipeline.models",
             "pipeline.data.preferences",
@@ -57,6 +71,7 @@ STAGES = (
             "pipeline.stages.ppo",
             "pipeline.stages.launch",
             "pipeline.stages.common",
+            "pipeline.memory",
             "pipeline.ppo",
             "pipeline.rewards",
             "pipeline.models",
@@ -77,13 +92,14 @@ STAGES = (
         (
             "pipeline.stages.evaluate",
             "pipeline.stages.common",
+            "pipeline.memory",
             "pipeline.intervals",
             "pipeline.ppo.measure",
             "pipeline.ppo.head",
-            "pipeline.budget.shape",
             "pipeline.ppo.kl",
             "pipeline.rewards",
             "pipeline.models",
+            *SUPERVISED,
             *JUDGE,
         ),
         outside=sources.scorers,

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,35 +11,17 @@ import torch
 from torch import Tensor
 
 from pipeline.artifacts import Artifact
-from pipeline.budget.machine import fresh_marks, peak_gib
 from pipeline.config import RuntimeConfig
 from pipeline.config_rewards import JudgeConfig, PartConfig
-from pipeline.errors import UserError
-from pipeline.layout import write_json
+from pipeline.memory import keep_freed_memory
 from pipeline.models.generation import tokenize_prompts
 from pipeline.models.loading import load_tokenizer
-from pipeline.ppo.room import MemoryFull
 from pipeline.rewards.base import Calibrated, Reward
 from pipeline.rewards.classifier import load_classifier
 from pipeline.rewards.composite import Proxy
 from pipeline.rewards.grammar import GrammarJudge
 from pipeline.rewards.learned import LearnedReward, RewardModel
 from pipeline.rewards.lexicon import LexiconReward
-
-LARGEST_MMAP_THRESHOLD, KEPT_BYTES = 2**25, 2**30
-"""The largest that glibc accepts, and how much free memory it may keep."""
-
-
-@contextmanager
-def spending(out: Path) -> Iterator[None]:
-    """Write what a stage took of the machine to ``log/cost.json``, which is no part of what it is; refuse in words what does not fit."""
-    fresh_marks()
-    began = time.perf_counter()
-    try:
-        yield
-    except MemoryFull as error:
-        raise UserError(str(error)) from None
-    write_json(out / "log" / "cost.json", {"wall_s": time.perf_counter() - began, "peak_memory_gib": peak_gib()})
 
 
 @dataclass(frozen=True)
@@ -113,15 +91,3 @@ def settle(runtime: RuntimeConfig) -> None:
     torch.set_num_threads(runtime.threads)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-
-
-def keep_freed_memory() -> None:
-    """Have glibc reuse the memory of freed tensors, where it would hand large ones back and fault in fresh pages for the next.
-
-    Nothing on another C library.
-    """
-    trim_threshold, mmap_threshold = -1, -3  # as malloc.h numbers them
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(mmap_threshold, LARGEST_MMAP_THRESHOLD)
-        mallopt(trim_threshold, KEPT_BYTES)

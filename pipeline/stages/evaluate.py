@@ -28,7 +28,8 @@ from pipeline.models.seeding import uniforms
 from pipeline.ppo.measure import token_stats
 from pipeline.reporter import Reporter
 from pipeline.rewards.base import Completions
-from pipeline.stages.common import PromptSet, judge_of, reward_of, spending
+from pipeline.stages.common import PromptSet, judge_of, reward_of
+from pipeline.stages.spending import spending
 
 
 def evaluate(

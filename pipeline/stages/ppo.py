@@ -21,10 +21,11 @@ from pipeline.budget.machine import fresh_marks, hold_allocator
 from pipeline.config import PpoConfig, TrialConfig
 from pipeline.layout import write_json
 from pipeline.models.adapters import WithoutAdapter, choose_trained, merged
+from pipeline.models.anatomy import trunk
 from pipeline.models.critic import calibrated_head, save_critic
 from pipeline.models.loading import CausalLM, device_of, freeze, load_quantized, load_snapshot
 from pipeline.models.meter import meter
-from pipeline.models.policy import ActorCritic, Episodes, trunk
+from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.precision import execution
 from pipeline.ppo.rollout import Scores
 from pipeline.ppo.trainer import Outcome, Trainer

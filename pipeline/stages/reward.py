@@ -30,8 +30,9 @@ from pipeline.reporter import Reporter
 from pipeline.rewards.base import Calibrated, Completions, Reward, calibration
 from pipeline.rewards.composite import Proxy
 from pipeline.rewards.learned import LearnedReward, new_reward_model, train_reward_model
-from pipeline.stages.common import PromptSet, judge_of, part_folder, part_key, scorer_of, spending
+from pipeline.stages.common import PromptSet, judge_of, part_folder, part_key, scorer_of
 from pipeline.stages.pairs import accuracy, given_pairs, judged_pairs
+from pipeline.stages.spending import spending
 
 _Unseen = list[tuple[Completions, Tensor]]
 """Reference samples with the judge's scores (n,)."""

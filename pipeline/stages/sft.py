@@ -26,7 +26,7 @@ from pipeline.models.seeding import permutation
 from pipeline.ppo.room import Room
 from pipeline.ppo.supervised import Supervised
 from pipeline.reporter import Reporter
-from pipeline.stages.common import spending
+from pipeline.stages.spending import spending
 
 IGNORED = -100
 FINAL_LR = 0.1

@@ -12,12 +12,13 @@ from benchmarks.sizes import EOS, PAD, Size, reward
 
 from pipeline.budget.ledger import Ledger
 from pipeline.config import RuntimeConfig
+from pipeline.memory import keep_freed_memory
+from pipeline.models.anatomy import trunk
 from pipeline.models.loading import freeze
-from pipeline.models.policy import ActorCritic, Episodes, trunk
+from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.ppo import trainer as trainer_module
 from pipeline.ppo.rollout import Scores
 from pipeline.ppo.trainer import Trainer
-from pipeline.stages.common import keep_freed_memory
 from pipeline.tracking import MetricsLog
 
 NEVER = -1

@@ -20,7 +20,8 @@ from accelerate import Accelerator
 from crosscheck.trial import BATCH, CONTEXT, EOS, FULL, PAD, RAGGED, Case, reward, run_trl, settings
 from torch import Tensor
 
-from pipeline.models.policy import ActorCritic, Episodes, trunk
+from pipeline.models.anatomy import trunk
+from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.ppo import rollout as ours
 from pipeline.ppo.advantages import gae
 from pipeline.ppo.controllers import LrGuard

@@ -8,8 +8,9 @@ import pytest
 import torch
 from tinytrial import actor, model, run, trainer
 
+from pipeline.models.anatomy import trunk
 from pipeline.models.critic import load_critic, save_critic
-from pipeline.models.policy import Episodes, trunk
+from pipeline.models.policy import Episodes
 
 
 def test_a_separate_critic_shares_nothing_with_the_policy(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pipeline.config import ModelConfig
 from pipeline.models import generation, policy
 from pipeline.models.generation import inverse_cdf, sample
 from pipeline.models.loading import scratch_model
-from pipeline.models.policy import Episodes, flush_left, response_hidden, states
+from pipeline.models.policy import Episodes
 from pipeline.models.seeding import uniforms
 
 VOCAB, PAD, EOS, WIDTH = 23, 0, 1, 16
@@ -238,20 +238,6 @@ def test_logits_that_are_not_finite_still_give_tokens_of_the_vocabulary(vocab: i
     logits[0, 5], logits[1] = torch.nan, torch.inf
     drawn = inverse_cdf(logits, torch.tensor([0.9, 0.9, 0.9]))
     assert 0 <= int(drawn.min()) <= int(drawn.max()) < vocab
-
-
-# --- without padding ---------------------------------------------------------------------------------------
-
-
-def test_states_without_padding_are_those_with_it(model: Any) -> None:
-    episodes = draw(model, uniforms(ROWS, STEPS, "flush"))
-    tokens, starts = flush_left(episodes)
-    mask = episodes.response_mask
-    row, step = mask.nonzero(as_tuple=True)
-    with torch.no_grad():
-        flush, padded = states(model, tokens)[row, starts[row] - 1 + step], response_hidden(model, episodes)
-    assert tokens.shape[1] == int((episodes.query_mask.sum(1) + episodes.lengths).max())
-    assert torch.allclose(flush, padded, atol=1e-4)
 
 
 def test_documentation_runs() -> None:

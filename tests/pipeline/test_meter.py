@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import Recorder
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline.budget.estimate import work_of_update
@@ -17,9 +18,10 @@ from pipeline.budget.ledger import Ledger
 from pipeline.budget.subject import Trained, Trial
 from pipeline.config import PpoConfig, RewardConfig, RuntimeConfig, load_config
 from pipeline.models.adapters import WithoutAdapter, choose_trained
-from pipeline.models.loading import freeze, without_dropout
+from pipeline.models.anatomy import trunk
+from pipeline.models.loading import freeze, packing, without_dropout
 from pipeline.models.meter import meter
-from pipeline.models.policy import ActorCritic, Episodes, trunk
+from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.ppo.rollout import Scores
 from pipeline.ppo.trainer import Trainer
 from pipeline.rewards.base import Completions
@@ -27,24 +29,25 @@ from pipeline.rewards.learned import LearnedReward, new_reward_model
 from pipeline.sizes import measured
 from pipeline.tracking import MetricsLog
 
-VOCAB, LAYERS, WIDTH = 257, 4, 64
+VOCAB, LAYERS, WIDTH = 257, 6, 64
 KNOBS: dict[str, Any] = {"steps": 2, "batch_size": 8, "num_mini_batches": 2, "num_ppo_epochs": 1, "response_length": 8, "lr": 1e-4}
 
 
 def network(architecture: str) -> Any:
-    """With eager attention, whose products torch's counter sees on a CPU."""
+    """Tiny random weights; llama is padded, the others packed."""
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
-    common = {"vocab_size": VOCAB, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None, "attn_implementation": "eager"}
+    common = {"vocab_size": VOCAB, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
     wide = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "intermediate_size": 160}
     if architecture == "gpt2":
         made: Any = GPT2LMHeadModel(GPT2Config(n_embd=WIDTH, n_layer=LAYERS, n_head=4, n_positions=64, **common))
     elif architecture == "llama":  # grouped keys, a head of its own
         made = LlamaForCausalLM(LlamaConfig(**wide, num_key_value_heads=2, tie_word_embeddings=False, **common))
+        return without_dropout(made)
     else:
         made = Qwen2ForCausalLM(Qwen2Config(**wide, num_key_value_heads=4, tie_word_embeddings=True, **common))
-    return without_dropout(made)
+    return without_dropout(packing(made))
 
 
 class Counted(Ledger):
@@ -56,7 +59,8 @@ class Counted(Ledger):
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        with FlopCounterMode(display=False) as counter, super().timed(phase):
+        # The counter does not see the products within torch's fused attention on a CPU.
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), super().timed(phase):
             yield
         self.seen[phase] = self.seen.get(phase, 0.0) + counter.get_total_flops()
 

@@ -12,7 +12,7 @@ import torch
 from helpers import Recorder
 from tinytrial import run, trainer
 
-from pipeline.models.policy import trunk
+from pipeline.models.anatomy import trunk
 from pipeline.ppo.room import MemoryFull, Room
 from pipeline.ppo.trainer import Outcome, Trainer
 from pipeline.tracking import merged
@@ -24,7 +24,8 @@ def limited(one: Trainer, too_many: Callable[[int, bool], bool]) -> Trainer:
     """A trial whose trunk runs out of memory where `too_many` (rows, with gradients) says so."""
 
     def check(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        if too_many(len(kwargs["input_ids"]), torch.is_grad_enabled() and not torch.is_inference_mode_enabled()):
+        rows = kwargs["packing"].rows if "packing" in kwargs else len(kwargs["input_ids"])
+        if too_many(rows, torch.is_grad_enabled() and not torch.is_inference_mode_enabled()):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     trunk(one.actor.lm).register_forward_pre_hook(check, with_kwargs=True)

@@ -1,0 +1,160 @@
+"""Rows of different lengths laid end to end, so that a trunk does no work on padding; only attention sees a grid.
+
+Shapes: B rows, L the longest, M tokens in all, N of them read, H width, h heads of width d.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ARCHITECTURES = frozenset(
+    ["gemma", "gpt2", "gpt_neox", "granite", "llama", "mistral", "olmo2", "phi", "phi3", "qwen2", "qwen3", "smollm3", "starcoder2"]
+)
+"""Those that hand a packing down to their attention, and whose last block adds `mlp`, a map of each position by itself, at its end."""
+PACKED = "packed sdpa"
+"""Name of our attention among those of transformers."""
+SHORT = 128
+"""Rows up to this many tokens have the attention for short ones."""
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where the tokens of a grid (B, L) stand when its rows, of their own lengths, are laid end to end."""
+
+    rows: int
+    width: int
+    cells: Tensor
+    """(M,) the cell of each token, counted row by row; ascending."""
+    read: Tensor
+    """(N,) the tokens whose states are asked for, counted among the M; ascending."""
+
+    @classmethod
+    def of(cls, lengths: Tensor, width: int, row: Tensor, column: Tensor) -> Packing:
+        """Rows that begin in column 0, of lengths (B,); read are the cells (row, column), each (N,), row by row.
+
+        >>> packing = Packing.of(torch.tensor([2, 3]), 3, torch.tensor([0, 1]), torch.tensor([1, 0]))
+        >>> packing.cells.tolist(), packing.read.tolist()
+        ([0, 1, 3, 4, 5], [1, 2])
+        """
+        mask = torch.arange(width, device=lengths.device) < lengths[:, None]
+        before = lengths.cumsum(0) - lengths
+        return cls(len(lengths), width, mask.flatten().nonzero().squeeze(1), before[row] + column)
+
+    @property
+    def full(self) -> bool:
+        """Whether no cell is padding."""
+        return len(self.cells) == self.rows * self.width
+
+    def grid(self, packed: Tensor) -> Tensor:
+        """(1, h, M, d) as (B, h, L, d), with 0 on padding."""
+        tokens = packed.transpose(1, 2).squeeze(0)
+        cells = tokens if self.full else put(tokens, self.cells, self.rows * self.width)
+        return cells.view(self.rows, self.width, *cells.shape[1:]).transpose(1, 2)
+
+    def pack(self, grid: Tensor) -> Tensor:
+        """(B, L, h, d) as (1, M, h, d)."""
+        cells = grid.flatten(0, 1)
+        return (cells if self.full else take(cells, self.cells)).unsqueeze(0)
+
+
+class _Take(torch.autograd.Function):
+    """Rows at ascending places; its gradient is put back there, which autograd's own, for places named twice, adds up one by one."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.count = len(rows)
+        return rows.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (places,) = ctx.saved_tensors
+        return _spread(gradients[0], places, ctx.count), None
+
+
+class _Put(torch.autograd.Function):
+    """Rows at ascending places among zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, places: Tensor, count: int) -> Tensor:
+        ctx.save_for_backward(places)
+        return _spread(rows, places, count)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (places,) = ctx.saved_tensors
+        return gradients[0].index_select(0, places), None, None
+
+
+def _spread(rows: Tensor, places: Tensor, count: int) -> Tensor:
+    return rows.new_zeros(count, *rows.shape[1:]).index_copy_(0, places, rows)
+
+
+def take(rows: Tensor, places: Tensor) -> Tensor:
+    """Rows (n, ...) at ascending places (k,)."""
+    taken: Tensor = _Take.apply(rows, places)  # type: ignore[no-untyped-call]
+    return taken
+
+
+def put(rows: Tensor, places: Tensor, count: int) -> Tensor:
+    """Rows (k, ...) at ascending places (k,) of (count, ...), 0 elsewhere."""
+    spread: Tensor = _Put.apply(rows, places, count)  # type: ignore[no-untyped-call]
+    return spread
+
+
+@cache
+def packed_attention() -> str:
+    """The name under which transformers knows `attend` from here on; with a mask instead of a packing it is torch's fused attention."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(PACKED, attend)
+    AttentionMaskInterface.register(PACKED, sdpa_mask)
+    return PACKED
+
+
+def attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *, packing: Packing | None = None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Causal attention of each row of a packing by itself: (1, h, M, d) to (1, M, h, d)."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if packing is None:
+        out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        return out, None
+    grids = [packing.grid(one) for one in (query, key, value)]
+    if query.device.type == "cpu" and not torch.is_autocast_enabled("cpu") and query.shape == key.shape and packing.width <= SHORT:
+        scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
+        return packing.pack(_ShortAttention.apply(*grids, scale)), None  # type: ignore[no-untyped-call]
+    out, _ = sdpa_attention_forward(module, *grids, attention_mask=None, **{**kwargs, "is_causal": True})
+    return packing.pack(out), None
+
+
+class _ShortAttention(torch.autograd.Function):
+    """Causal attention (B, h, L, d) to (B, L, h, d) by plain matrix products.
+
+    For short rows on a CPU, where torch's fused kernel, made for long ones, takes 1.3 to 1.5 times as long.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        width = query.shape[2]
+        q, k, v = (one.flatten(0, 1) for one in (query, key, value))
+        future = query.new_full((width, width), -torch.inf).triu(1)
+        p = torch.softmax(torch.baddbmm(future, q, k.transpose(1, 2), alpha=scale), dim=-1)
+        ctx.save_for_backward(q, k, v, p)
+        ctx.scale, ctx.shape = scale, query.shape
+        return torch.bmm(p, v).view(query.shape).transpose(1, 2).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        q, k, v, p = ctx.saved_tensors
+        out = gradients[0].transpose(1, 2).flatten(0, 1)
+        scores = torch._softmax_backward_data(torch.bmm(out, v.transpose(1, 2)), p, -1, torch.float32)
+        by_q, by_k = torch.bmm(scores, k).mul_(ctx.scale), torch.bmm(scores.transpose(1, 2), q).mul_(ctx.scale)
+        return by_q.view(ctx.shape), by_k.view(ctx.shape), torch.bmm(p.transpose(1, 2), out).view(ctx.shape), None

@@ -1,0 +1,136 @@
+"""Rows laid end to end give what padded rows give, on every architecture that is packed."""
+
+from __future__ import annotations
+
+import copy
+import doctest
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from pipeline.models import packing
+from pipeline.models.packing import ARCHITECTURES, Packing, packed_attention
+from pipeline.models.policy import Episodes, response_hidden, response_mask
+from pipeline.models.states import packs
+
+SIZES = {
+    "hidden_size": 32,
+    "n_embd": 32,
+    "num_hidden_layers": 3,
+    "n_layer": 3,
+    "num_attention_heads": 4,
+    "n_head": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 48,
+    "n_inner": 48,
+    "head_dim": 8,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+}
+
+
+def network(architecture: str, **changes: Any) -> Any:
+    """Tiny random weights, from configuration alone."""
+    config = AutoConfig.for_model(architecture, vocab_size=50)
+    for key, value in {**SIZES, **changes}.items():
+        if hasattr(config, key):
+            setattr(config, key, value)
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:3]
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, attn_implementation=packed_attention()).eval()
+
+
+def episodes(queries: list[int], lengths: list[int]) -> Episodes:
+    """Random tokens: prompts of these lengths, left-padded, and responses of these."""
+    rows, context, width = len(queries), max(queries), max(lengths)
+    tokens = torch.randint(2, 50, (rows, context + width), generator=torch.Generator().manual_seed(1))
+    query_mask = torch.arange(context) >= context - torch.tensor(queries)[:, None]
+    return Episodes(tokens, query_mask, response_mask(torch.tensor(lengths), width), torch.zeros(rows, dtype=torch.bool))
+
+
+UNEVEN = episodes([6, 3, 1, 4, 2], [7, 1, 3, 7, 5])
+EVEN = episodes([3, 3], [4, 4])
+
+
+def both(model: Any, batch: Episodes) -> tuple[list[Tensor], list[Tensor]]:
+    """Hidden states and all gradients, packed and by transformers' own eager attention on padded rows."""
+    plain = copy.deepcopy(model)
+    plain.set_attn_implementation("eager")
+    results: list[list[Tensor]] = []
+    for one in (model, plain):
+        hidden = response_hidden(one, batch)
+        weights = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(2))
+        (hidden * weights).sum().backward()
+        results.append([hidden, *(parameter.grad for parameter in one.parameters() if parameter.grad is not None)])
+    return results[0], results[1]
+
+
+def close(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+    """To fp32 rounding, each tensor by its own size."""
+    return len(ours) == len(theirs) and all(
+        float((a - b).detach().norm()) <= 1e-5 * float(b.detach().norm()) + 1e-6 for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+@pytest.mark.parametrize("batch", [UNEVEN, EVEN], ids=["uneven", "even"])
+def test_packed_rows_give_the_states_and_gradients_of_padded_ones(architecture: str, batch: Episodes) -> None:
+    model = network(architecture)
+    assert packs(model, 13)
+    assert close(*both(model, batch))
+
+
+@pytest.mark.parametrize("changes", [{"num_key_value_heads": 2}, {"_short": 0}], ids=["grouped heads", "long rows"])
+def test_the_fused_attention_of_torch_gives_the_same(changes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    if changes.pop("_short", None) is not None:
+        monkeypatch.setattr(packing, "SHORT", 0)
+    assert close(*both(network("qwen2", **changes), UNEVEN))
+
+
+def test_short_attention_has_the_gradient_of_its_definition() -> None:
+    q, k, v = (torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    future = torch.ones(5, 5, dtype=torch.bool).triu(1)
+
+    def plainly() -> Tensor:
+        return (torch.softmax((q @ k.mT * 0.3).masked_fill(future, -torch.inf), -1) @ v).transpose(1, 2)
+
+    ours = packing._ShortAttention.apply(q, k, v, 0.3)
+    weights = torch.randn_like(ours)
+    for a, b in zip(torch.autograd.grad(ours, (q, k, v), weights), torch.autograd.grad(plainly(), (q, k, v), weights), strict=True):
+        assert torch.allclose(a, b)
+    assert torch.allclose(ours, plainly())
+
+
+def test_an_unknown_architecture_and_a_window_that_is_too_narrow_are_padded() -> None:
+    assert not packs(network("stablelm"), 5)
+    narrow = network("mistral", sliding_window=8)
+    assert packs(narrow, 8)
+    assert not packs(narrow, 9)
+
+
+def test_a_trunk_works_on_no_padding() -> None:
+    model, seen = network("qwen2"), []
+    model.model.layers[0].mlp.register_forward_hook(lambda *args: seen.append(args[2].shape[1]))
+    model.model.layers[-1].mlp.down_proj.register_forward_hook(lambda *args: seen.append(len(args[2])))
+    response_hidden(model, UNEVEN)
+    tokens = int(UNEVEN.query_mask.sum() + UNEVEN.lengths.sum())
+    assert seen == [tokens - len(UNEVEN.ended), int(UNEVEN.lengths.sum())]
+
+
+def test_padding_in_the_grid_is_zero_and_comes_back_as_nothing() -> None:
+    packs_of = Packing.of(torch.tensor([1, 3]), 3, torch.tensor([0]), torch.tensor([0]))
+    packed = torch.arange(1.0, 9).view(1, 1, 4, 2)
+    grid = packs_of.grid(packed)
+    assert grid[0, 0, 1:].abs().sum() == 0
+    assert torch.equal(packs_of.pack(grid.transpose(1, 2)).transpose(1, 2), packed)
+
+
+def test_documentation_runs() -> None:
+    result = doctest.testmod(packing)
+    assert result.attempted >= 1
+    assert result.failed == 0
