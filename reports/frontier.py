@@ -42,9 +42,10 @@ def frontier(records: StudyRecords, findings: Findings) -> Drawn | None:
     scores = reference_scores(records)
     data = [estimate_rows(result, (X, *PANELS)) for result in arms]
     data += [_win_rate_bound(bottom, farthest)]
-    optima = _fixed_betas(records, arms)
+    marked = False
     if scores is not None:
-        data += _gold_bounds(top, scores, optima, styles)
+        bounds, marked = _gold_bounds(top, scores, _fixed_betas(records, arms), styles)
+        data += bounds
     square_root(bottom.xaxis, farthest)
     top.set_ylabel("gold reward [judge points]")
     bottom.set_ylabel("win rate [fraction]")
@@ -57,7 +58,7 @@ def frontier(records: StudyRecords, findings: Findings) -> Drawn | None:
     alt = "Scatter of gold reward and of win rate against KL: " + "; ".join(
         f"{r.arm} KL {number(r.estimates[X].value)}, gold {number(r.estimates[PANELS[0]].value)}" for r in arms
     )
-    return Drawn(figure, pd.concat(data, ignore_index=True), "Reward-KL frontier", _caption(arms, scores, bool(optima)), alt + ".")
+    return Drawn(figure, pd.concat(data, ignore_index=True), "Reward-KL frontier", _caption(arms, scores, marked), alt + ".")
 
 
 def _caption(arms: list[ArmResult], scores: ReferenceScores | None, marked: bool) -> str:
@@ -108,9 +109,9 @@ def _win_rate_bound(axes: Axes, farthest: float) -> pd.DataFrame:
 
 def _gold_bounds(
     axes: Axes, scores: ReferenceScores, optima: list[tuple[ArmResult, float]], styles: dict[str, ArmStyle]
-) -> list[pd.DataFrame]:
-    """Draw what the reference's samples tell; nothing where their scores do not vary."""
-    frames = []
+) -> tuple[list[pd.DataFrame], bool]:
+    """Draw what the reference's samples tell, nothing where their scores do not vary; whether some arm's own optimum is within reach."""
+    frames, marked = [], False
     if len(scores.gold) > 1 and scores.gold.std() > 0:
         path = tilted(scores.gold)
         axes.plot(path.kl, path.value, color=MUTED, lw=1.4, zorder=1)
@@ -127,11 +128,12 @@ def _gold_bounds(
         frames.append(_frame("optimum of the proxy", path))
         for result, beta in optima:
             if beta * path.strength[-1] >= 1:
+                marked = True
                 x, y = (float(np.interp(1 / beta, path.strength, values)) for values in (path.kl, path.value))
                 color, reached = styles[result.arm].color, result.estimates
                 axes.plot([reached[X].value, x], [reached["eval/gold"].value, y], color=color, lw=0.7, zorder=2)
                 axes.plot([x], [y], marker=".", ms=4, color=color, zorder=2)
-    return frames
+    return frames, marked
 
 
 def _frame(part: str, path: Path) -> pd.DataFrame:
