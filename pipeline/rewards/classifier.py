@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -84,6 +85,22 @@ def load_classifier(
     index = label_index(model.config.id2label, label, key.rpartition(".")[0] + ".label")
     _prepare(model, tokenizer)
     return ClassifierReward(freeze(model).to(device), tokenizer, index, output, batch)
+
+
+def check_classifier(key: str, name: str, label: str | None) -> None:
+    """Refuse a folder whose configuration is of another kind of model, or that does not know the label; loads nothing.
+
+    Of what is on the hub this is found out when it is loaded. Raises `UserError`.
+    """
+    try:
+        content = json.loads((Path(name) / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return
+    kinds = content.get("architectures") or []
+    if kinds and not any("ForSequenceClassification" in kind for kind in kinds):
+        raise UserError(f"{key} = '{name}' is no sequence classifier but {', '.join(kinds)}")
+    if names := content.get("id2label"):
+        label_index({int(index): one for index, one in names.items()}, label, key.rpartition(".")[0] + ".label")
 
 
 def label_index(names: dict[int, str], label: str | None, key: str) -> int:

@@ -12,7 +12,7 @@ from pipeline.data.files import digests, split_files
 from pipeline.data.hubdata import check_reachable
 from pipeline.hub import check_model
 from pipeline.models.loading import base_fingerprint
-from pipeline.rewards.classifier import classifier_digests
+from pipeline.rewards.classifier import check_classifier, classifier_digests
 from pipeline.stages.common import part_key
 
 
@@ -52,6 +52,7 @@ def check_sources(config: TrialConfig, stages: Collection[str]) -> None:
         for key, part in {"judge": config.gold, **_parts(config)}.items():
             if part.model is not None:
                 check_model(f"{key}.model", part.model, part.revision, pinned=True)
+                check_classifier(f"{key}.model", part.model, part.label)
     if "reward" in stages:
         for key, path in _preference_files(config).items():
             split_files(Path(path), key)

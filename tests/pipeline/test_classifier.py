@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from pipeline.config import load_config
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
 from pipeline.models.policy import Episodes
 from pipeline.rewards.base import Completions
 from pipeline.rewards.classifier import ClassifierReward, classifier_digests, label_index, load_classifier, log_odds
+from pipeline.stages.sources import check_sources
 
 TEXTS = ["The acting was absolutely superb.", "The plot was dull and the cast not very good.", "It was bad."]
 CPU = torch.device("cpu")
@@ -129,6 +131,31 @@ def test_what_is_no_classifier_or_not_safe_is_refused(tmp_path: Path) -> None:
         load(str(foreign))
     assert "\n" not in str(error.value)
     assert not (tmp_path / "executed").exists()
+
+
+def test_a_wrong_label_or_another_kind_of_model_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+    import transformers as t
+
+    config = t.BertConfig(
+        vocab_size=300,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        id2label={0: "NEGATIVE", 1: "POSITIVE"},
+    )
+    folder = save(t.BertForSequenceClassification(config), tmp_path / "judge")
+
+    def planned(**judge: str) -> None:
+        settings = {f"judge.{key}": value for key, value in {"kind": "classifier", "model": folder, **judge}.items()}
+        check_sources(load_config("smoke", settings), ["evaluate"])
+
+    planned(label="POSITIVE")
+    with pytest.raises(UserError, match=r"^judge.label = 'positive': the model's labels are NEGATIVE, POSITIVE"):
+        planned(label="positive")
+    other = save(t.BertForMaskedLM(config), tmp_path / "other")
+    with pytest.raises(UserError, match=r"^judge.model = .* is no sequence classifier but BertForMaskedLM$"):
+        planned(model=other, label="POSITIVE")
 
 
 def test_the_digest_of_a_folder_is_that_of_its_files(tmp_path: Path) -> None:
