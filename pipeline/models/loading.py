@@ -80,6 +80,8 @@ def pretrained_tokenizer(base: str, revision: str | None) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(base, revision=revision, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UserError(_cannot_load("model.base (tokenizer)", base, revision, error)) from None
+    if not tokenizer("A film", add_special_tokens=False)["input_ids"]:  # what transformers makes of a folder without its files
+        raise UserError(f"model.base = '{base}': its tokenizer knows no words; the files of a tokenizer must lie beside the network")
     if tokenizer.eos_token_id is None:
         raise UserError(f"model.base = '{base}': its tokenizer has no EOS token, so a response could not end")
     if tokenizer.pad_token_id is None:

@@ -76,6 +76,14 @@ def test_a_tokenizer_with_more_tokens_than_embeddings_is_refused_in_one_line(tmp
     assert len(pretrained_tokenizer(str(base_with_room(tmp_path / "room")), None)) == highest + 1
 
 
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    base(tmp_path, 512)
+    for file in tmp_path.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(UserError, match="tokenizer"):
+        pretrained_tokenizer(str(tmp_path), None)
+
+
 def base_with_room(folder: Path) -> Path:
     base(folder, 512)
     return folder
