@@ -31,6 +31,8 @@ from pipeline.stages.spending import spending
 IGNORED = -100
 FINAL_LR = 0.1
 MAX_POSITIONS = 1024
+ENCODED = 256
+"""Texts tokenised at a time: what a tokenizer says of a whole review takes many times the memory of the tokens that are kept."""
 
 
 def sft(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact) -> dict[str, Any]:
@@ -67,8 +69,11 @@ def _sft(cfg: TrialConfig, out: Path, reporter: Reporter, prompts: Artifact) -> 
 
 def encode(tokenizer: Any, texts: pd.Series, max_tokens: int) -> list[list[int]]:
     """Token rows with EOS at the end, unless the text was cut before it."""
-    rows = tokenizer(texts.tolist(), add_special_tokens=False)["input_ids"]
-    return [[*row, tokenizer.eos_token_id][:max_tokens] for row in rows]
+    every, rows = texts.tolist(), list[list[int]]()
+    for start in range(0, len(every), ENCODED):
+        found = tokenizer(every[start : start + ENCODED], add_special_tokens=False)["input_ids"]
+        rows += [[*row, tokenizer.eos_token_id][:max_tokens] for row in found]
+    return rows
 
 
 def collate(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
