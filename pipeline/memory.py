@@ -9,14 +9,14 @@ HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 Fewer pages are looked up faster: some 5 to 10 % of a trial's time.
 """
-LARGEST_MMAP_THRESHOLD, KEPT_BYTES = 2**25, 2**30
-"""The largest that glibc accepts, and how much free memory it may keep."""
+LARGE, KEPT_BYTES = 2**24, 2**28
+"""From this size on a tensor has pages of its own, since the holes that large ones leave fragment the heap; and how much free memory it keeps."""
 
 
 def keep_freed_memory() -> None:
-    """Have this process reuse the memory of freed tensors, where it would hand large ones back and fault in fresh pages for the next."""
+    """Have this process reuse the memory of freed tensors, where it would hand it back and fault in fresh pages for the next."""
     trim_threshold, mmap_threshold = -1, -3  # as malloc.h numbers them
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(mmap_threshold, LARGEST_MMAP_THRESHOLD)
+        mallopt(mmap_threshold, LARGE)
         mallopt(trim_threshold, KEPT_BYTES)
