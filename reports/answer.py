@@ -211,7 +211,20 @@ def _caveats(records: StudyRecords, findings: Findings) -> list[str]:
         what = name(metric)[0].upper() + name(metric)[1:]
         why = "so arms are compared over seeds alone: n is seeds, and intervals are wide with few of them"
         found.append(f"{what} exists once per trial and not prompt by prompt, {why}.")
-    return found + _sensitivity(records, findings)
+    return found + _beside_zero(records, findings) + _sensitivity(records, findings)
+
+
+def _beside_zero(records: StudyRecords, findings: Findings) -> list[str]:
+    """Why an effect whose interval leaves out 0 can still be no verdict."""
+    effects = [effect for effect in findings.effects_on(records.study.objective.metric) if effect.estimate is not None]
+    silent = [effect for effect in effects if effect.outcome == "no detectable difference" and effect.p_holm is not None]
+    odd = [f"{one.arm} (p {one.p_holm:.2g})" for one in silent if one.estimate and (one.estimate.low or 0) * (one.estimate.high or 0) > 0]
+    if not odd:
+        return []
+    whose = f"Of {listed(odd)} the interval leaves out 0, and is no verdict all the same"
+    return [
+        f"{whose}, since a verdict has to hold on new seeds as well and after Holm's correction for {counted(len(effects), 'comparison')}."
+    ]
 
 
 def _sensitivity(records: StudyRecords, findings: Findings) -> list[str]:

@@ -157,6 +157,23 @@ def test_silence_is_not_equality(records: StudyRecords, findings: Findings) -> N
     assert not any("not equality" in one for one in answer(records, dataclasses.replace(findings, effects=loud)).caveats)
 
 
+def test_an_interval_beside_zero_that_is_no_verdict_is_explained(records: StudyRecords, findings: Findings) -> None:
+    first = findings.effects_on(records.study.objective.metric)[0]
+    assert first.estimate is not None
+    beside = dataclasses.replace(first.estimate, value=-0.2, low=-0.3, high=-0.1)
+    odd = dataclasses.replace(first, estimate=beside, p_holm=0.0712, outcome="no detectable difference")
+    others = tuple(effect for effect in findings.effects if effect is not first)
+
+    def told(effect: Effect) -> list[str]:
+        changed = dataclasses.replace(findings, effects=(effect, *others))
+        return [text for text in answer(records, changed).caveats if "Holm" in text and f"{effect.arm} (p" in text]
+
+    assert len(told(odd)) == 1
+    assert "p 0.071" in told(odd)[0]
+    assert not told(dataclasses.replace(odd, outcome="worse"))
+    assert not told(dataclasses.replace(odd, estimate=dataclasses.replace(beside, high=0.1)))
+
+
 def test_a_claim_that_fell_names_the_earliest_step(findings: Findings) -> None:
     sentence = claim_sentence(findings.claims[0])
     fell = [verdict for verdict in findings.claims[0].verdicts if verdict.outcome == "FALSIFIED"]
