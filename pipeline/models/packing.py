@@ -155,6 +155,6 @@ class _ShortAttention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         q, k, v, p = ctx.saved_tensors
         out = gradients[0].transpose(1, 2).flatten(0, 1)
-        scores = torch._softmax_backward_data(torch.bmm(out, v.transpose(1, 2)), p, -1, torch.float32)
+        scores = torch._softmax_backward_data(torch.bmm(out, v.transpose(1, 2)), p, -1, p.dtype)
         by_q, by_k = torch.bmm(scores, k).mul_(ctx.scale), torch.bmm(scores.transpose(1, 2), q).mul_(ctx.scale)
         return by_q.view(ctx.shape), by_k.view(ctx.shape), torch.bmm(p.transpose(1, 2), out).view(ctx.shape), None
