@@ -9,7 +9,7 @@ HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 Fewer pages are looked up faster: some 5 to 10 % of a trial's time.
 """
-LARGE, KEPT_BYTES = 2**24, 2**28
+LARGE, KEPT_BYTES = 2**22, 2**26
 """From this size on a tensor has pages of its own: the holes of large ones would fragment the heap. And how much free memory is kept."""
 
 
