@@ -26,7 +26,7 @@ COMMON = {
     "reward.pairs": 32,
     "reward.heldout_pairs": 8,
     "reward.calibration_samples": 32,
-    "reward.epochs": 1,
+    "reward.epochs": 3,
     "reward.batch_size": 32,
     "ppo.steps": 4,
     "ppo.batch_size": 32,
