@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import cycle
-
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -19,8 +17,8 @@ from studies.search import objectives
 
 DRIFT = "eval/kl_per_sequence"
 _BLUE = "#0173b2"
-_PLACES = ((-8, 9, "right"), (8, -10, "left"), (8, 9, "left"), (-8, -10, "right"))
-"""Where the names of confirmed trials stand, from left to right: neighbours, which are often close, on other sides."""
+NAMES_APART = 16
+"""Points between the names of confirmed trials, which often lie side by side."""
 
 
 def importance(records: StudyRecords, findings: Findings) -> Drawn | None:
@@ -63,12 +61,13 @@ def pareto(records: StudyRecords, findings: Findings) -> Drawn | None:
     front = sorted((trial.values[x], trial.values[y]) for trial in drawn if trial.number in best)
     axes.plot([at for at, _ in front], [at for _, at in front], color=INK, lw=1.0, zorder=1)
     arms = {number: arm for arm, number in search.confirmed.items()}
-    chosen = sorted((trial for trial in drawn if trial.number in arms), key=lambda trial: trial.values[x])
-    for trial, (right, up, side_of) in zip(chosen, cycle(_PLACES), strict=False):
+    chosen = sorted((trial for trial in drawn if trial.number in arms), key=lambda trial: -trial.values[y])
+    for place, trial in enumerate(chosen):
         at = (trial.values[x], trial.values[y])
-        axes.annotate(
-            arms[trial.number], at, xytext=(right, up), textcoords="offset points", fontsize=7, color=INK, ha=side_of, va="center"
-        )
+        # In the order of height, so that no line to a name crosses another.
+        up = NAMES_APART * ((len(chosen) - 1) / 2 - place)
+        line = {"arrowstyle": "-", "color": INK, "lw": 0.5, "shrinkB": 5}
+        axes.annotate(arms[trial.number], at, (16, up), textcoords="offset points", fontsize=7, color=INK, va="center", arrowprops=line)
         axes.plot(*[[value] for value in at], marker="o", ms=10, mfc="none", mec=INK, mew=0.9, linestyle="", zorder=4)
     axes.set_xlabel(f"{name(x)} [{METRICS[x].unit}]" if x in METRICS else x)
     axes.set_ylabel(f"{name(y)} [{METRICS[y].unit}]")
