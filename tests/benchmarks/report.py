@@ -13,7 +13,7 @@ from rich.table import Table
 GIB = 2**30
 PEER = "trl"
 SPEED = {"ours-shared": 3.0, "ours-separate": 2.0}
-MEMORY = {"32k": 0.5, "qwen0.5b": 0.5}
+MEMORY = {"32k": 0.5, "32k-eos": 0.5, "qwen0.5b": 0.5}
 TRIAL_STEPS = 2_048
 """Gradient steps of a trial of the default profile, over which what is done once is spread."""
 UPDATE_STEPS = 16
