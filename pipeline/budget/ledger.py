@@ -77,9 +77,13 @@ class Ledger:
             "t4_s": self.t4_seconds(),
         }
 
+    def mark(self) -> None:
+        """Take down the high-water mark of memory."""
+        self.peak_gib = max(self.peak_gib, peak_gib())
+
     def exceeded(self, cfg: PpoConfig) -> str | None:
         """The cap that has been reached, in words, or None."""
-        self.peak_gib = max(self.peak_gib, peak_gib())
+        self.mark()
         hours, memory = self.wall_s / 3600, self.peak_gib
         if hours >= cfg.max_wall_clock_h:
             return f"wall clock {hours:.2f} h reached ppo.max_wall_clock_h = {cfg.max_wall_clock_h:g}"

@@ -7,15 +7,13 @@ networks of 10 M to 56 M parameters agree with measured peaks within 15 % (tests
 from __future__ import annotations
 
 from pipeline.budget.machine import GIB
-from pipeline.budget.shape import chunk_tokens, pair_rows, text_rows
+from pipeline.budget.shape import CPU_BUCKET, chunk_tokens, pair_rows, text_rows
 from pipeline.budget.subject import Trained, Trial
 
 INTERPRETER_GIB, ADAPTER_LIBRARY_GIB = 0.40, 0.20
 """Resident set of a worker with its libraries but no network, and what importing peft adds: measured on Linux, CPU build of torch."""
 NF4_BYTES = 0.516
 """Per weight in 4 bits: half a byte, and the scales of blocks of 64, themselves in 8 bits (Dettmers 2023)."""
-CPU_BUCKET = 16
-"""Episodes that go through a network together on a CPU where no gradient is wanted (`pipeline.models.policy`)."""
 
 
 Parts = dict[str, float]

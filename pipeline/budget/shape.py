@@ -12,6 +12,8 @@ its memory for eight times as long as with its arithmetic, with 512 for three ti
 them afresh."""
 CARD_POSITIONS, CPU_POSITIONS = 2**11, 2**13
 """Tokens of both sides of preference pairs whose activations are kept at once: on a card enough to be busy with arithmetic."""
+CPU_BUCKET = 16
+"""Episodes that go through a network together on a CPU where no gradient is wanted: so few that they stay in a core's cache."""
 PUBLISHED: dict[str, dict[str, Any]] = {
     "Qwen/Qwen1.5-0.5B": {
         "model_type": "qwen2",

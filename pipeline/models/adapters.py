@@ -14,7 +14,7 @@ from torch import nn
 
 from pipeline.config import PpoConfig
 from pipeline.errors import UserError
-from pipeline.models.anatomy import trunk
+from pipeline.models.anatomy import block_lists, trunk
 from pipeline.models.loading import CausalLM
 from pipeline.models.seeding import seed_of
 
@@ -55,8 +55,7 @@ def _freeze_lower(lm: CausalLM, count: int) -> None:
 
 def blocks(lm: CausalLM) -> nn.ModuleList:
     """The network's blocks, lowest first; every decoder-only architecture keeps them in one list."""
-    count = int(lm.config.num_hidden_layers)
-    found = [module for module in trunk(lm).children() if isinstance(module, nn.ModuleList) and len(module) == count]
+    found = block_lists(trunk(lm).children(), lm.config)
     if len(found) != 1:
         raise UserError(f"ppo.frozen_layers: cannot tell the blocks of a {type(lm).__name__} apart; use 0, or a LoRA adapter")
     return found[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -16,11 +17,20 @@ def trunk(model: CausalLM) -> Any:
 
 def blocks_of(network: CausalLM) -> list[nn.Module]:
     """The blocks of a trunk; of an unknown build, the trunk as a whole."""
-    count = getattr(network.config, "num_hidden_layers", 0)
     body = trunk(getattr(network, "adapted", network))
     # Nearly always a child of the trunk, where it is found at once.
     for modules in (body.children(), body.modules()):
-        for module in modules:
-            if isinstance(module, nn.ModuleList) and len(module) == count:
-                return list(module)
+        if lists := block_lists(modules, network.config):
+            return list(lists[0])
     return [body]
+
+
+def block_lists(modules: Iterable[nn.Module], config: Any) -> list[nn.ModuleList]:
+    """Those of some modules that can be the blocks of a network: lists of one module a layer."""
+    count = getattr(config, "num_hidden_layers", 0)
+    return [module for module in modules if isinstance(module, nn.ModuleList) and len(module) == count]
+
+
+def recomputes(block: Any) -> bool:
+    """Whether a block computes its activations a second time for the backward; transformers ties that to its training mode."""
+    return bool(getattr(block, "gradient_checkpointing", False) and block.training)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pipeline.budget.roofline import BYTES_BACKWARD, BYTES_CACHE, BYTES_GRADIENT, BYTES_LOGIT, BYTES_READ_CAST, BYTES_READ_HALF
 from pipeline.models.adapters import adapter_layers
-from pipeline.models.anatomy import blocks_of, trunk
+from pipeline.models.anatomy import blocks_of, recomputes, trunk
 from pipeline.models.loading import CausalLM
 
 Tally = Callable[[float, float], None]
@@ -116,7 +116,7 @@ class TrunkMeter:
         keys = mask.shape[-1] if isinstance(mask, Tensor) and packing is None else new
         tokens, pairs = rows * new, 4.0 * self._attention * (rows * new * keys if packing is None else packing.rows * packing.width**2)
         bare = bool(self._adapters) and self._adapters[0].disable_adapters
-        again = getattr(self._block, "gradient_checkpointing", False) and self._block.training
+        again = recomputes(self._block)
         unread = 0 if packing is None or again else tokens - len(packing.read)
         flops = 2.0 * (tokens * (self._bare if bare else self._forward) - unread * self._ending) + pairs * self._layers
         bytes_ = float(rows * keys * self._cache * BYTES_CACHE) if keys > new else 0.0

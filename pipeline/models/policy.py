@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from pipeline.budget.shape import CPU_BUCKET
 from pipeline.models.loading import CausalLM
 from pipeline.models.states import states
-
-CPU_BUCKET = 16
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.anatomy import blocks_of, trunk
+from pipeline.models.anatomy import blocks_of, recomputes, trunk
 from pipeline.models.loading import CausalLM
 from pipeline.models.packing import ARCHITECTURES, PACKED, Packing, put, take
 
@@ -45,7 +45,7 @@ def _last_block_works_on(read: Tensor, model: CausalLM) -> AbstractContextManage
     """
     hooks = ExitStack()
     last: Any = blocks_of(model)[-1]
-    if getattr(last, "gradient_checkpointing", False) and last.training:
+    if recomputes(last):
         return hooks
     count = 0
 

@@ -142,15 +142,15 @@ class Trainer:
         except Diverged as error:
             # The metrics up to the divergence stay as evidence.
             self._restore(self.good["weights"])
-            self.ledger.exceeded(self.cfg)
+            self.ledger.mark()
             return "diverged", f"{error} in the update after step {self.taken}; the policy kept is that of step {self.good['step']}"
         except MemoryFull as error:
             if self.ranks.count > 1 and not isinstance(error, MemoryFullSomewhere):
                 raise  # the other processes wait for this one, and are ended by whoever started them
             self.taken = max(self.taken, self.reached)
-            self.ledger.exceeded(self.cfg)
+            self.ledger.mark()
             return "budget", str(error)
-        self.ledger.exceeded(self.cfg)  # the mark of the last update
+        self.ledger.mark()
         return "complete", None
 
     def _ended(self) -> tuple[str, str] | None:

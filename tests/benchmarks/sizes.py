@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -59,29 +59,14 @@ class Size:
         return torch.randint(2, self.vocab, (4 * self.batch, self.prompt), generator=stream("bench prompts"))
 
 
+TINY = Size("the policy of the default profile", load_config("tiny").model, 700, 8, 32, measured=4)
+WIDE = Size("a vocabulary of 32,000", ModelConfig(hidden_size=256, layers=2, heads=4, intermediate_size=704), 32_000, 32, 48, measured=1)
 SIZES = {
     "smoke": Size("a test of the benchmark", ModelConfig(hidden_size=16, layers=1, heads=2, intermediate_size=32), 50, 4, 6, 1, batch=8),
-    "tiny": Size("the policy of the default profile", load_config("tiny").model, 700, 8, 32, measured=4),
-    "32k": Size(
-        "a vocabulary of 32,000",
-        ModelConfig(hidden_size=256, layers=2, heads=4, intermediate_size=704),
-        32_000,
-        32,
-        48,
-        measured=1,
-    ),
-    "tiny-eos": Size(
-        "the same; responses of 18 tokens on average, about as long as those of the task", load_config("tiny").model, 700, 8, 32, 4, ends=24
-    ),
-    "32k-eos": Size(
-        "the same; responses of 29 tokens on average",
-        ModelConfig(hidden_size=256, layers=2, heads=4, intermediate_size=704),
-        32_000,
-        32,
-        48,
-        measured=1,
-        ends=36,
-    ),
+    "tiny": TINY,
+    "32k": WIDE,
+    "tiny-eos": replace(TINY, about="the same; responses of 18 tokens on average, about as long as those of the task", ends=24),
+    "32k-eos": replace(WIDE, about="the same; responses of 29 tokens on average", ends=36),
     "qwen0.5b": Size(
         "the shape of Qwen1.5-0.5B; needs a GPU",
         ModelConfig(hidden_size=1024, layers=24, heads=16, intermediate_size=2816),

@@ -17,6 +17,7 @@ from pipeline.ppo.room import MemoryFull, Room
 from pipeline.ppo.trainer import Outcome, Trainer
 from pipeline.tracking import merged
 
+Rows = dict[int, dict[str, float]]
 KNOBS = {"steps": 8, "batch_size": 16, "runtime": {"micro_batch_size": 8, "rollout_batch_size": 16}}
 
 
@@ -32,14 +33,24 @@ def limited(one: Trainer, too_many: Callable[[int, bool], bool]) -> Trainer:
     return one
 
 
-def ended(one: Trainer, folder: Path) -> tuple[Outcome, dict[int, dict[str, float]]]:
+def ended(one: Trainer, folder: Path) -> tuple[Outcome, Rows]:
     return one.run(), merged(folder / "metrics.jsonl")
 
 
-def assert_same(found: dict[int, dict[str, float]], wanted: dict[int, dict[str, float]]) -> None:
+def assert_same(found: Rows, wanted: Rows) -> None:
     assert found.keys() == wanted.keys()
     for step, row in wanted.items():
         assert found[step] == pytest.approx(row, rel=1e-3, abs=1e-5), step
+
+
+def assert_halved(outcome: Outcome, rows: Rows, wanted: Rows, watch: Recorder, key: str, size: int) -> None:
+    """Twice, with a warning each, and with the results of a trial that had room."""
+    assert outcome.status == "complete"
+    assert_same(rows, wanted)
+    assert [warning.split(";")[0] for warning in watch.warnings] == [
+        f"out of memory with {key} = {size}: from here on {size // 2}",
+        f"out of memory with {key} = {size // 2}: from here on {size // 4}",
+    ]
 
 
 def test_training_goes_on_with_half_the_micro_batch_and_the_same_results(tmp_path: Path) -> None:
@@ -52,12 +63,7 @@ def test_training_goes_on_with_half_the_micro_batch_and_the_same_results(tmp_pat
 
     outcome, rows = ended(limited(trainer(tmp_path / "a", watch, **KNOBS), second_part_fails), tmp_path / "a")
     _, wanted, _ = run(tmp_path / "b", **KNOBS)
-    assert outcome.status == "complete"
-    assert_same(rows, wanted)
-    assert [warning.split(";")[0] for warning in watch.warnings] == [
-        "out of memory with runtime.micro_batch_size = 8: from here on 4",
-        "out of memory with runtime.micro_batch_size = 4: from here on 2",
-    ]
+    assert_halved(outcome, rows, wanted, watch, "runtime.micro_batch_size", 8)
 
 
 def test_a_rollout_is_sampled_and_scored_in_smaller_batches_with_the_same_results(tmp_path: Path) -> None:
@@ -68,12 +74,7 @@ def test_a_rollout_is_sampled_and_scored_in_smaller_batches_with_the_same_result
     object.__setattr__(one.world, "score", lambda episodes, rows: (scored.append(len(rows)), score(episodes, rows))[1])
     outcome, rows = ended(one, tmp_path / "a")
     _, wanted, _ = run(tmp_path / "b", **KNOBS)
-    assert outcome.status == "complete"
-    assert_same(rows, wanted)
-    assert [warning.split(";")[0] for warning in watch.warnings] == [
-        "out of memory with runtime.rollout_batch_size = 16: from here on 8",
-        "out of memory with runtime.rollout_batch_size = 8: from here on 4",
-    ]
+    assert_halved(outcome, rows, wanted, watch, "runtime.rollout_batch_size", 16)
     assert set(scored) == {4}
 
 
