@@ -238,7 +238,10 @@ class EvaluateConfig(Section):
 
 
 class RuntimeConfig(Section):
-    """What must not change any result; part of no stage's identity."""
+    """How a trial runs: changes no result and is part of no stage's identity.
+
+    The exception is the numeric precision, which follows from the device and is part of the identity by itself (`pipeline.dag`).
+    """
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where there is one")
     threads: Positive = Field(1, description="CPU threads of one process of a trial")

@@ -2,9 +2,10 @@
 
 A stage is a plain function ``run(cfg, out, reporter, *, prompts, sft) -> dict``: its keyword-only parameters
 name the stages whose artifacts it needs, so the edges are the signature. Its identity (the key of its
-artifact) is the hash of its name, the sections of the configuration that it declares, the digests of its
-inputs' outputs, and the code that it declares. A stage sees only what it declares: reading another section
-is an `AttributeError`, so nothing can influence a result without being part of its key.
+artifact) is the hash of its name, the sections of the configuration that it declares, the precision that its
+networks compute in, the digests of its inputs' outputs, and the code that it declares. A stage sees only what
+it declares: reading another section is an `AttributeError`, so nothing can influence a result without being
+part of its key.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class Stage:
     resumable: bool = False
     outside: Callable[[Any], dict[str, str]] | None = None
     """Digests of what the stage reads beside its inputs (the user's own files), made from the configuration."""
+    precision: Callable[[Any], str] | None = None
+    """The precision of its networks on this machine, made from the configuration; None for a stage without networks."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -151,10 +154,13 @@ def _view(stage: Stage, config: Any) -> SimpleNamespace:
 def _identity(stage: Stage, config: Any, done: Mapping[str, Artifact]) -> dict[str, Any]:
     view = vars(_view(stage, config))
     values = {name: _plain(value) for name, value in view.items() if name != FREE_SECTION}
-    outside = {"outside": stage.outside(config)} if stage.outside else {}
+    if stage.outside:
+        values["outside"] = stage.outside(config)
+    if stage.precision:
+        values["precision"] = stage.precision(config)
     return {
         "stage": stage.name,
-        "config": dict(flatten({**values, **outside})),
+        "config": dict(flatten(values)),
         "inputs": {need: done[need].digest for need in stage.needs},
         "code": code_digest(stage.modules),
     }

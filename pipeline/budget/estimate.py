@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pipeline.budget.chunking import chunk_tokens, pair_rows, text_rows
 from pipeline.budget.machine import GIB
 from pipeline.budget.memory import memory_by_stage
 from pipeline.budget.roofline import (
@@ -20,7 +21,6 @@ from pipeline.budget.roofline import (
     BYTES_STEP,
     t4_seconds,
 )
-from pipeline.budget.shape import chunk_tokens, pair_rows, text_rows
 from pipeline.budget.subject import Trained, Trial
 
 

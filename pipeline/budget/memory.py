@@ -6,8 +6,8 @@ networks of 10 M to 56 M parameters agree with measured peaks within 15 % (tests
 
 from __future__ import annotations
 
+from pipeline.budget.chunking import CPU_BUCKET, chunk_tokens, pair_rows, text_rows
 from pipeline.budget.machine import GIB
-from pipeline.budget.shape import CPU_BUCKET, chunk_tokens, pair_rows, text_rows
 from pipeline.budget.subject import Trained, Trial
 
 INTERPRETER_GIB, ADAPTER_LIBRARY_GIB = 0.40, 0.20

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from pipeline.budget.shape import CPU_BUCKET
+from pipeline.budget.chunking import CPU_BUCKET
 from pipeline.models.loading import CausalLM
 from pipeline.models.states import states
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.budget.shape import chunk_tokens
+from pipeline.budget.chunking import chunk_tokens
 from pipeline.models.loading import CausalLM
 from pipeline.ppo.kl import expectation
 
@@ -33,7 +33,7 @@ class HeadPass:
 
 
 def chunks(labels: Tensor, vocab: int) -> Iterator[slice]:
-    """Slices of the labels (N,) whose (n, vocab) tensors are small (`pipeline.budget.shape.chunk_tokens`)."""
+    """Slices of the labels (N,) whose (n, vocab) tensors are small (`pipeline.budget.chunking.chunk_tokens`)."""
     size, tokens = chunk_tokens(vocab, labels.device.type == "cuda"), len(labels)
     for start in range(0, tokens, size):
         yield slice(start, min(start + size, tokens))

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from pipeline.budget.shape import pair_rows
+from pipeline.budget.chunking import pair_rows
 from pipeline.config import RewardConfig
 from pipeline.models.loading import CausalLM, freeze, load_head, load_snapshot, save_head
 from pipeline.models.policy import Episodes, flush_left

@@ -16,7 +16,7 @@ SUPERVISED = (
     "pipeline.ppo.supervised",
     "pipeline.ppo.room",
     "pipeline.stages.spending",
-    "pipeline.budget.shape",
+    "pipeline.budget.chunking",
     "pipeline.budget.machine",
 )
 """Gradient steps outside of PPO."""
@@ -43,6 +43,7 @@ STAGES = (
         ("sft", "model"),
         ("pipeline.stages.sft", "pipeline.models", *SUPERVISED),
         outside=sources.base,
+        precision=sources.precision,
     ),
     Stage(
         "reward",
@@ -62,6 +63,7 @@ STAGES = (
             *JUDGE,
         ),
         outside=sources.scorers_and_pairs,
+        precision=sources.precision,
     ),
     Stage(
         "ppo",
@@ -75,8 +77,7 @@ STAGES = (
             "pipeline.ppo",
             "pipeline.rewards",
             "pipeline.models",
-            "pipeline.budget.shape",
-            "pipeline.budget.roofline",
+            "pipeline.budget.chunking",
             "pipeline.budget.machine",
             "pipeline.budget.ledger",
             "pipeline.stopping",
@@ -84,6 +85,7 @@ STAGES = (
         ),
         resumable=True,
         outside=sources.scorers,
+        precision=sources.precision,
     ),
     Stage(
         "evaluate",
@@ -103,6 +105,7 @@ STAGES = (
             *JUDGE,
         ),
         outside=sources.scorers,
+        precision=sources.precision,
     ),
 )
 # The digest is taken when the code is imported, not when a stage runs: a file that is edited while a study

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pipeline.artifacts import Artifact
-from pipeline.budget.shape import text_rows
+from pipeline.budget.chunking import text_rows
 from pipeline.config import SftConfig, TrialConfig
 from pipeline.layout import write_json
 from pipeline.models.loading import CausalLM, device_of, load_tokenizer, pretrained_model, scratch_model

@@ -1,4 +1,4 @@
-"""What a trial reads from outside its store: digests of what lies on disk, and whether the rest can be had."""
+"""What a trial depends on outside its store: files (by digest), models and data on the hub, and the precision of the device."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pipeline.config_rewards import PREFERENCES, PartConfig
 from pipeline.data.corpus import fingerprint
 from pipeline.data.files import digests, split_files
 from pipeline.data.hubdata import check_reachable
+from pipeline.errors import UserError
 from pipeline.hub import check_model
-from pipeline.models.loading import base_fingerprint
+from pipeline.models.loading import base_fingerprint, device_of
+from pipeline.models.precision import mixed_precision
 from pipeline.rewards.classifier import check_classifier, classifier_digests
 from pipeline.stages.common import part_key
 
@@ -37,6 +39,18 @@ def scorers_and_pairs(config: TrialConfig) -> dict[str, str]:
     for key, path in _preference_files(config).items():
         found |= {f"{key}/{name}": digest for name, digest in digests(Path(path), key).items()}
     return found
+
+
+def precision(config: TrialConfig) -> str:
+    """``fp32``, ``fp16`` or ``bf16``: what networks compute in on the configured device.
+
+    ``unknown (no GPU here)`` where the device is ``cuda`` and none is visible: a plan can still be made, but no stage runs.
+    """
+    try:
+        name = mixed_precision(device_of(config.runtime.device))
+    except UserError:
+        return "unknown (no GPU here)"
+    return "fp32" if name == "no" else name
 
 
 def check_sources(config: TrialConfig, stages: Collection[str]) -> None:

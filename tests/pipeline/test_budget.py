@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from pipeline.budget.chunking import CARD_TOKENS, CHUNK_TOKENS, chunk_tokens
 from pipeline.budget.estimate import estimate
 from pipeline.budget.ledger import Ledger
 from pipeline.budget.machine import GIB, fresh_marks, peak_gib
 from pipeline.budget.roofline import t4_seconds
-from pipeline.budget.shape import CARD_TOKENS, CHUNK_TOKENS, chunk_tokens
 from pipeline.budget.subject import Trial
 from pipeline.config import load_config
 from pipeline.sizes import measured, shape_of

@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers import Recorder
 
 from pipeline import dag
 from pipeline.artifacts import Artifact, Store
 from pipeline.config import TrialConfig, load_config
 from pipeline.dag import Stage
+from pipeline.layout import Layout
 from pipeline.stages import STAGES as REAL
 
 CODE = ("pipeline.errors",)
@@ -131,6 +134,7 @@ HARMLESS = {
     "pipeline.artifacts", "pipeline.config", "pipeline.config_base", "pipeline.config_rewards", "pipeline.errors",
     "pipeline.hub", "pipeline.layout",
     "pipeline.metrics", "pipeline.reporter", "pipeline.tracking",
+    "pipeline.budget.roofline",  # what work would cost on a T4: it ends in log/cost.json, which is no part of an artifact's digest
     "pipeline.data", "pipeline.models", "pipeline.ppo", "pipeline.rewards",  # the packages themselves: a docstring each
 }  # fmt: skip
 """Storage, checks and words. A change in them cannot change what a stage writes for the same values of its configuration."""
@@ -163,6 +167,73 @@ def test_the_content_of_the_users_files_counts_and_not_only_their_path(tmp_path:
         reviews.write_text(f"text,label\n{text},1\n")
         keys.append(dag.plan(prompts, load_config("smoke", changes), Store(tmp_path / "store"))[0].key)
     assert keys[0] == keys[1] != keys[2]
+
+
+FORECAST = {
+    "pipeline.budget.estimate", "pipeline.budget.memory", "pipeline.budget.roofline", "pipeline.budget.shape", "pipeline.budget.subject",
+    "pipeline.sizes", "pipeline.preflight",
+}  # fmt: skip
+"""What a trial would take. A change in it must leave every finished artifact valid."""
+
+
+def source_files(modules: Iterable[str]) -> set[Path]:
+    return {path for module in modules for path in dag._sources(module)}
+
+
+def test_what_the_planner_knows_is_in_no_key() -> None:
+    """Another model in the table of published sizes, or another card in the roofline, builds nothing again."""
+    assert Path("pipeline/budget/shape.py").resolve() in source_files(FORECAST)
+    for stage in REAL:
+        assert not source_files(stage.modules) & source_files(FORECAST), stage.name
+
+
+def test_a_model_more_in_the_planners_table_leaves_every_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an editor would add it: the file's text changes, and with it every digest that reads the file."""
+    from pipeline.budget import shape
+
+    table, read = Path(shape.__file__), Path.read_text
+
+    def edited(path: Path, *rest: Any, **more: Any) -> str:
+        text = read(path, *rest, **more)
+        return text + '\nPUBLISHED["new/model"] = {"model_type": "llama"}\n' if path == table else text
+
+    def digests() -> list[str]:
+        dag.code_digest.cache_clear()
+        return [dag.code_digest(stage.modules) for stage in REAL]
+
+    before, planner = digests(), dag.code_digest(("pipeline.budget.shape",))
+    monkeypatch.setattr(Path, "read_text", edited)
+    assert digests() == before
+    assert dag.code_digest(("pipeline.budget.shape",)) != planner
+    dag.code_digest.cache_clear()
+
+
+def test_artifacts_of_another_precision_are_built_again(smoke_layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a CPU made in fp32 does not pass for what a GPU would make."""
+    store = Store(smoke_layout.store)
+    assert all(one.cached for one in dag.plan(REAL, config(), store))
+    networks = [stage.name for stage in REAL if stage.name != "prompts"]
+    assert [stage.name for stage in REAL if stage.precision] == networks
+    monkeypatch.setattr("pipeline.stages.sources.device_of", lambda name: torch.device("cuda"))
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (8, 0))
+    plan = {one.stage: one for one in dag.plan(REAL, config(), store)}
+    assert plan["prompts"].cached
+    assert (plan["sft"].cached, plan["sft"].why) == (False, "precision fp32 -> bf16")
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (7, 5))
+    assert {one.stage: one.why for one in dag.plan(REAL, config(), store)}["sft"] == "precision fp32 -> fp16"
+
+
+def test_every_stage_with_a_network_has_its_precision_in_its_key(smoke_layout: Layout) -> None:
+    for stage in REAL:
+        for identity in Store(smoke_layout.store).identities(stage.name):
+            assert identity["config"].get("precision") == (None if stage.name == "prompts" else "fp32"), stage.name
+
+
+def test_a_plan_without_the_gpu_it_asks_for_says_that_the_precision_is_unknown(smoke_layout: Layout) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    plan = {one.stage: one for one in dag.plan(REAL, config(runtime__device="cuda"), Store(smoke_layout.store))}
+    assert plan["sft"].why == "precision fp32 -> unknown (no GPU here)"
 
 
 def test_stages_declare_all_the_code_they_are_made_of() -> None:
