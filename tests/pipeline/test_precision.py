@@ -59,6 +59,29 @@ def test_a_cpu_computes_in_fp32_and_scales_nothing() -> None:
     assert execution(CPU, 1, 1) == {"device": "cpu", "precision": "fp32 (no half precision on a CPU)", "attention": "sdpa", "threads": "1"}
 
 
+@pytest.mark.parametrize(("asked", "wanted"), [("fp32", "no"), ("fp16", "fp16"), ("bf16", "bf16"), ("", "bf16")])
+def test_the_environment_overrides_what_a_card_can_do(monkeypatch: pytest.MonkeyPatch, asked: str, wanted: str) -> None:
+    class Card:
+        name, major, minor, total_memory = "A card", 9, 0, 80 * 2**30
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Card)
+    monkeypatch.setenv(precision.CHOICE, asked)
+    card = torch.device("cuda")
+    assert mixed_precision(card) == wanted
+    assert ("asked for by ABLATE_PRECISION" in execution(card, 1, 1)["precision"]) == bool(asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "complaint"), [("half", r"'half': must be one of fp32, fp16, bf16"), ("bf16", "below 8.0; use fp16 or fp32")]
+)
+def test_a_precision_that_there_is_not_is_refused(monkeypatch: pytest.MonkeyPatch, asked: str, complaint: str) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    monkeypatch.setenv(precision.CHOICE, asked)
+    with pytest.raises(UserError, match=complaint):
+        mixed_precision(torch.device("cuda"))
+
+
 def trained(batch: int = 8, checkpointing: bool = False) -> Any:
     network = model()
     sft.train(network, TEXTS, SftConfig(steps=6, batch_size=batch, max_tokens=8, lr=1e-2), Recorder(), checkpointing)
