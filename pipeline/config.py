@@ -14,21 +14,25 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from pipeline.config_base import Fraction, NonNegative
 from pipeline.config_base import Positive as Positive
 from pipeline.config_base import Section as Section
 from pipeline.config_base import StrictlyPositive as StrictlyPositive
-from pipeline.config_base import nearest as nearest
+from pipeline.config_faults import Fault as Fault
+from pipeline.config_faults import unknown_key as unknown_key
+from pipeline.config_faults import validate as validate
+from pipeline.config_faults import validated as validated
 from pipeline.config_rewards import JudgeConfig as JudgeConfig
 from pipeline.config_rewards import RewardConfig as RewardConfig
+from pipeline.config_words import nearest as nearest
 from pipeline.errors import UserError
+from pipeline.yaml_files import read_yaml as read_yaml
 
-M = TypeVar("M", bound=BaseModel)
 PROFILES = Path(__file__).parent / "profiles"
 CONFIG_FOR_HASH = "pipeline.config/1"
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -347,41 +351,63 @@ def dotted_keys() -> list[str]:
     ]
 
 
-def load_config(profile: str, overrides: Mapping[str, Any] | None = None, origin: str = "--set") -> TrialConfig:
+def load_config(
+    profile: str, overrides: Mapping[str, Any] | None = None, origin: str = "--set", below: Mapping[str, Any] | None = None
+) -> TrialConfig:
     """Read a profile and change single keys of it.
 
-    `overrides` maps dotted keys (``ppo.kl_coef``) to values. Raises `UserError` with the key, the value,
-    what is allowed and the nearest right name; `origin` says in that message where the override stood.
+    `overrides` maps dotted keys (``ppo.kl_coef``) to values; those of `below` are changed first. Raises `UserError` with
+    one line per fault: the key, the value, what is allowed and the nearest right name; `origin` says in these lines
+    where the overrides stood.
     """
+    config, faults = read_config(profile, overrides or {}, below or {})
+    if config is None:
+        where = origin if overrides or below else str(PROFILES / f"{profile}.yaml")
+        raise UserError("\n".join(f"{where}: {fault.text}" for fault in faults))
+    return config
+
+
+def read_config(profile: str, overrides: Mapping[str, Any], below: Mapping[str, Any]) -> tuple[TrialConfig | None, list[Fault]]:
+    """As `load_config`, but gives all faults, each with the key of the override that has it. Raises `UserError` for an unknown profile."""
     names = profile_names()
     if profile not in names:
         raise UserError(f"no profile '{profile}'{nearest(profile, names)}; there are: {', '.join(names)}")
     path = PROFILES / f"{profile}.yaml"
     content: dict[str, Any] = {"profile": profile, **_read_profile(path, path.stat().st_mtime_ns)}
-    for key, value in (overrides or {}).items():
-        check_key(key, origin)
-        section, name, *inner = key.split(".")
-        content[section] = {**content.get(section, {}), name: _with(content.get(section, {}).get(name), inner, value, f"{origin}: {key}")}
-    return validate(TrialConfig, content, origin if overrides else str(path))
+    changes, faults = {**below, **overrides}, []
+    for key, value in changes.items():
+        try:
+            check_key(key)
+            section, name, *inner = key.split(".")
+            content[section] = {**content.get(section, {}), name: _with(content.get(section, {}).get(name), inner, value, key)}
+        except UserError as error:
+            faults.append(Fault((key,), str(error)))
+    config, wrong = validated(TrialConfig, content)
+    return (None if faults else config), [*faults, *(Fault(_override(fault, changes), fault.text) for fault in wrong)]
 
 
-def check_key(key: str, origin: str) -> None:
+def check_key(key: str) -> None:
     """Refuse a key that no configuration has. Below a mapping (``reward.parts.<name>.weight``) it may go on."""
     known = dotted_keys()
-    outer = [name for name in MAPPINGS if key.startswith(f"{name}.")]
-    if key not in known and not outer:
-        raise UserError(f"{origin}: unknown key '{key}'{nearest(key, known)}")
+    if key not in known and not any(key.startswith(f"{name}.") for name in MAPPINGS):
+        raise UserError(unknown_key(key, known))
 
 
-def _with(old: Any, inner: list[str], value: Any, origin: str) -> Any:
+def _override(fault: Fault, changes: Mapping[str, Any]) -> tuple[str, ...]:
+    """The override whose value is at fault; nothing where it is a whole section, or the profile."""
+    ways = (".".join(map(str, fault.where[:depth])) for depth in range(len(fault.where), 1, -1))
+    return next(((way,) for way in ways if way in changes), ())
+
+
+def _with(old: Any, inner: list[str], value: Any, key: str) -> Any:
     """`old` with the entry at `inner` replaced; `value` itself where `inner` is empty."""
     if not inner:
         return value
     name, *deeper = inner
     if not isinstance(old, Mapping) or (deeper and name not in old):
         found = list(old) if isinstance(old, Mapping) else []
-        raise UserError(f"{origin}: there is no '{name}' to change{nearest(name, found)}; there are: {', '.join(found) or 'none'}")
-    return {**old, name: _with(old.get(name), deeper, value, origin)}
+        raise UserError(f"{key}: there is no '{name}' to change{nearest(name, found)}; there are: {', '.join(found) or 'none'}")
+    return {**old, name: _with(old.get(name), deeper, value, key)}
 
 
 @lru_cache(maxsize=16)
@@ -406,66 +432,3 @@ def parse_set(assignments: list[str]) -> dict[str, Any]:
         except yaml.YAMLError:
             raise UserError(f"--set '{text}': '{value}' is not a YAML value") from None
     return result
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Read one YAML mapping; a fault is a `UserError` that names file and line."""
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)  # a SafeLoader
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise UserError(f"{path}, line {line}: not valid YAML: {error.problem}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid YAML: {error}") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: must be a mapping of keys to values, is {type(content).__name__}")
-    return content
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """SafeLoader that refuses a key written twice, where YAML would keep the last one silently."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, str | int | float) and key in seen:
-                raise yaml.MarkedYAMLError(problem=f"key '{key}' is written twice", problem_mark=key_node.start_mark)
-            if isinstance(key, str | int | float):
-                seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-def validate(model: type[M], content: Mapping[str, Any], origin: str) -> M:
-    """Validate, turning pydantic's report into one `UserError` line per fault."""
-    try:
-        return model.model_validate(content)
-    except ValidationError as error:
-        raise UserError("\n".join(f"{origin}: {_explain(model, fault)}" for fault in error.errors())) from None
-
-
-def _explain(model: type[BaseModel], fault: Any) -> str:
-    key = ".".join(str(part) for part in fault["loc"])
-    if fault["type"] == "extra_forbidden":
-        siblings = _fields_at(model, fault["loc"][:-1])
-        return f"unknown key '{key}'{nearest(str(fault['loc'][-1]), siblings)}"
-    if fault["type"] == "missing":
-        return f"key '{key}' is missing"
-    message = str(fault["msg"]).removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
-    if not key or fault["type"] == "value_error":
-        return f"{key}: {message}" if key else message
-    return f"{key} = {fault['input']!r}: {message}"
-
-
-def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
-    for part in location:
-        info = model.model_fields.get(str(part))
-        annotation = info.annotation if info else None
-        candidates = [annotation, *getattr(annotation, "__args__", ())]
-        models = [one for one in candidates if isinstance(one, type) and issubclass(one, BaseModel)]
-        if models:
-            model = models[0]
-    return list(model.model_fields)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pipeline.config import nearest
-from pipeline.errors import UserError
 from reports import costs, crossings, curves, frontier, overoptimisation, points, tuning
 from reports.estimates import Findings
 from reports.load import MISSING, STALE, StudyRecords
@@ -26,19 +24,12 @@ FIGURES: dict[str, Callable[[StudyRecords, Findings], Drawn | None]] = {
     "importance": tuning.importance,
     "cost": costs.cost,
 }
-"""In the order of the page. Each gives None where the records hold nothing for it to draw."""
+"""In the order of the page, by the names in `studies.schema.FIGURES`. Each gives None where the records hold nothing for it to draw."""
 
 
 def chosen_figures(records: StudyRecords) -> list[str]:
-    """The study's figures, all by default; an unknown name is a `UserError` with the nearest right one."""
-    names = list(records.study.figures if records.study.figures is not None else FIGURES)
-    for name in names:
-        if name not in FIGURES:
-            hint = nearest(name, list(FIGURES))
-            raise UserError(
-                f"{records.study.source or records.study.name}: figures: no figure '{name}'{hint}; there are: {', '.join(FIGURES)}"
-            )
-    return list(dict.fromkeys(names))
+    """The study's figures, each once; all by default."""
+    return list(dict.fromkeys(records.study.figures if records.study.figures is not None else FIGURES))
 
 
 def draw(records: StudyRecords, findings: Findings, folder: Path) -> Iterator[tuple[str, Drawn | None]]:

@@ -25,6 +25,7 @@ from reports.artifacts import ANSWER_COLUMNS, PROMPT_COLUMNS, WIN, Stacked, insi
 from reports.words import setting
 from studies.arms import BASELINE, short_names
 from studies.design import Cell, Foreign, Planned, design_digest, planned
+from studies.hints import command
 from studies.importing.problems import Problem
 from studies.schema import IMPORTED, Study, load_study
 from studies.search import SEARCH, confirmation
@@ -237,7 +238,7 @@ def _require_run(folder: StudyFolder, study: Study) -> None:
     profile = folder.path.name
     others = sorted(path.parent.name for path in folder.path.parent.glob("*/study.json"))
     seen = f"; it has been run on: {', '.join(others)}" if others else ""
-    how = f"make study STUDY={study.name}" + ("" if profile == study.profile else f" PROFILE={profile}")
+    how = command("study", study.argument, None if profile == study.profile else profile)
     raise UserError(f"study '{study.name}' has not been run on profile '{profile}' (no {folder.study_file}){seen}; run it first: {how}")
 
 

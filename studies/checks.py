@@ -1,55 +1,83 @@
 """What pydantic cannot see in a study: names, keys and values against the profile, the metrics and each other.
 
-Every function raises `UserError` with the file, the key, the value and what is allowed.
+A file is checked as a whole and all its faults are reported at once, each with file, line, key, value and what is
+allowed. Unknown keys come first: a misspelt knob explains many a fault behind it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
-from pipeline.config import check_key, load_config, nearest, profile_names
+from pipeline.config import Fault, TrialConfig, check_key, nearest, profile_names, read_config
+from pipeline.config_words import meant
 from pipeline.errors import UserError
 from pipeline.layout import safe
-from pipeline.metrics import metric
+from pipeline.metrics import METRICS, known, metric
+from pipeline.yaml_files import Where, line_of
 from studies.arms import BASELINE
-from studies.schema import IMPORTED, SEED_KEY, STOP_KEY, Study
+from studies.schema import FIGURES, IMPORTED, SEED_KEY, STOP_KEY, Study
 
 CONFIRM = "confirm-"
 """Followed by a rank: the arms of a confirmation."""
+FIXED = {
+    SEED_KEY: "is set by the study's seeds, so that arms stay paired",
+    STOP_KEY: "is set by falsifiers with `stop: true`, and by search.prune",
+}
+"""Keys that a study may not change, and who does."""
+PAIRS_CHECKED = 500
+"""Pairs of values that are tried of a search space; with more, a fault may be found only when the search proposes it."""
 
 
-def check(study: Study) -> None:
-    """Everything, in the order in which a reader of the file would want to know."""
-    _check_profile(study)
-    _check_names(study)
-    where = f"{study.source}: objective.metric"
-    if study.kind == IMPORTED:
-        metric(study.objective.metric, where)  # a series counts as well: by its end
-    else:
-        _check_arms(study)
-        _check_search(study)
-        _check_objective(study.objective.metric, where)
-    _check_falsifiers(study)
+def check(study: Study) -> list[Fault]:
+    """Everything that is wrong with a study whose shape is right."""
+    try:
+        study.arm_overrides()
+    except UserError as error:
+        return [Fault((study.kind,), str(error))]
+    found = list(_profile(study))
+    if study.kind == IMPORTED:  # a series counts as well: by its end
+        return [*found, *_names(study), *_metric(study.objective.metric, ("objective", "metric"), None), *_claims(study)]
+    if not found:
+        found += _knobs(study)
+    misnamed = study.kind in ("grid", "factors") and any("unknown key" in fault.text for fault in found)
+    found += [] if misnamed else _names(study)  # such arms are named after their keys
+    return [*found, *_aims(study), *_claims(study)]
+
+
+def check_names(content: Mapping[str, Any]) -> list[Fault]:
+    """The knobs and metrics in a file whose shape is wrong elsewhere, so that all its faults come at once."""
+    spaces: dict[tuple[str, ...], Any] = {(kind,): content.get(kind) for kind in ("grid", "factors")}
+    spaces |= {("arms", arm): overrides for arm, overrides in _mapping(content.get("arms")).items()}
+    spaces["search", "space"] = _mapping(content.get("search")).get("space")
+    found = [
+        Fault((*where, key), f"{'.'.join(where)}: {text}")
+        for where, keys in spaces.items()
+        for key in map(str, _mapping(keys))
+        if (text := _key_fault(key))
+    ]
+    claims = content.get("falsifiers")
+    for index, claim in enumerate(claims if isinstance(claims, list) else []):
+        name = _mapping(claim).get("metric")
+        found += _metric(name, ("falsifiers", index, "metric"), False) if isinstance(name, str) else []
+    return found
+
+
+def told(source: str, faults: Iterable[Fault]) -> str:
+    """One line per fault, with file and line."""
+    return "\n".join(f"{_at(source, fault.where)}: {fault.text}" for fault in dict.fromkeys(faults))
 
 
 def check_overrides(study: Study, overrides: Mapping[str, Any]) -> None:
     """Refuse ``--set`` keys that are unknown, that seeds own, or that could have no effect on this study."""
     if overrides and study.kind == IMPORTED:
         raise UserError(f"--set: {study.name} was imported; its trials cannot be changed here")
-    arms = study.arm_overrides()
-    varied = [*(study.factors or {}), *(study.search.space if study.search else {})]
-    for key in overrides:
-        check_key(key, "--set")
-        if key == SEED_KEY:
-            raise UserError(f"--set: '{SEED_KEY}' comes from the study's seeds; change `seeds` in {study.source}")
-        if key == STOP_KEY:
-            raise UserError(f"--set: '{STOP_KEY}' comes from falsifiers with `stop: true` and from search.prune; change {study.source}")
-        if key in varied:
-            raise UserError(f"--set: '{key}' is what {study.name} varies; edit {study.source} instead")
-        if all(key in own for own in arms.values()):
-            raise UserError(f"--set: '{key}' would have no effect: every arm of {study.name} sets it; edit {study.source} instead")
+    faults = [f"--set: {fault}" for key in overrides if (fault := _override_fault(study, key))]
+    if faults:
+        raise UserError("\n".join(faults))
 
 
 def arm_names(study: Study) -> list[str]:
@@ -58,89 +86,165 @@ def arm_names(study: Study) -> list[str]:
     return [*study.arm_overrides(), *(f"{CONFIRM}{rank}" for rank in ranks)]
 
 
-def _check_profile(study: Study) -> None:
+def built(
+    study: Study, profile: str, below: Mapping[str, Any], extra: Mapping[str, Mapping[str, Any]]
+) -> tuple[dict[str, TrialConfig], list[Fault]]:
+    """The configuration of every arm, with `below` changed under it and ``extra[arm]`` over it; and all faults of the others."""
+    configs: dict[str, TrialConfig] = {}
+    found: dict[tuple[Where, str], list[str]] = {}
+    for arm, own in study.arm_overrides().items():
+        config, faults = read_config(profile, {**own, **extra.get(arm, {})}, below)
+        if config is not None:
+            configs[arm] = config
+        for fault in faults:
+            where = ("arms", arm, *fault.where) if study.kind == "arms" else (study.kind, *fault.where)
+            found.setdefault((where, fault.text), []).append(arm)
+    faults = []
+    for (where, text), arms in found.items():
+        more = f" (and in {len(arms) - 1} more arms)" if len(arms) > 1 else ""
+        faults.append(Fault(where, f"{study.kind}.{arms[0]}: {text}{more}"))
+    return configs, faults
+
+
+def _at(source: str, where: Where) -> str:
+    line = line_of(Path(source), where) if source else None
+    return f"{source}, line {line}" if line else source
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _key_fault(key: str) -> str | None:
+    if key in FIXED:
+        return f"'{key}' {FIXED[key]}"
+    try:
+        check_key(key)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def _override_fault(study: Study, key: str) -> str | None:
+    if key == SEED_KEY:
+        return f"'{SEED_KEY}' comes from the study's seeds; change `seeds` in {study.source}"
+    if key == STOP_KEY:
+        return f"'{STOP_KEY}' comes from falsifiers with `stop: true` and from search.prune; change {study.source}"
+    if fault := _key_fault(key):
+        return fault
+    if key in [*(study.factors or {}), *(study.search.space if study.search else {})]:
+        return f"'{key}' is what {study.name} varies; edit {study.source} instead"
+    if all(key in own for own in study.arm_overrides().values()):
+        return f"'{key}' would have no effect: every arm of {study.name} sets it; edit {study.source} instead"
+    return None
+
+
+def _profile(study: Study) -> Iterator[Fault]:
     if study.kind == IMPORTED:
         if study.profile != IMPORTED:
-            raise UserError(f"{study.source}: profile: imported trials have none, '{study.profile}' is given; leave the key out")
+            yield Fault(("profile",), f"profile: imported trials have none, '{study.profile}' is given; leave the key out")
     elif study.profile not in profile_names():
         hint = nearest(study.profile, profile_names())
-        raise UserError(f"{study.source}: profile: no profile '{study.profile}'{hint}; there are: {', '.join(profile_names())}")
+        yield Fault(("profile",), f"profile: no profile '{study.profile}'{hint}; there are: {', '.join(profile_names())}")
 
 
-def _check_names(study: Study) -> None:
-    try:
-        arms = list(study.arm_overrides())
-    except UserError as error:
-        raise UserError(f"{study.source}: {error}") from None
+def _names(study: Study) -> Iterator[Fault]:
+    arms = list(study.arm_overrides())
     if study.kind in ("factors", "search") and study.baseline != BASELINE:
-        raise UserError(f"{study.source}: baseline '{study.baseline}': with {study.kind} it is the profile itself; leave the key out")
-    if study.baseline not in arms:
-        raise UserError(
-            f"{study.source}: baseline '{study.baseline}' is not an arm{nearest(study.baseline, arms)}; arms: {', '.join(arms)}"
-        )
+        yield Fault(("baseline",), f"baseline '{study.baseline}': with {study.kind} it is the profile itself; leave the key out")
+    elif study.baseline not in arms:
+        given = nearest(study.baseline, arms) if "baseline" in study.model_fields_set else "; say which one is, with `baseline: NAME`"
+        yield Fault(("baseline",), f"baseline '{study.baseline}' is not an arm{given}; arms: {', '.join(arms)}")
     folded: dict[str, str] = {}
     for arm in arms:
         try:
             safe(arm)
         except UserError as error:
-            raise UserError(f"{study.source}: arms: {error}") from None
+            yield Fault((study.kind, arm), f"arms: {error}")
         twin = folded.setdefault(arm.lower(), arm)
         if twin != arm:
-            raise UserError(f"{study.source}: arms '{twin}' and '{arm}' differ only in case; some file systems cannot tell them apart")
+            yield Fault((study.kind, arm), f"arms '{twin}' and '{arm}' differ only in case; some file systems cannot tell them apart")
 
 
-def _check_arms(study: Study) -> None:
+def _knobs(study: Study) -> Iterator[Fault]:
+    """Keys and values of all arms, and of a search's space."""
+    arms = study.arm_overrides()
+    for arm, own in arms.items():
+        for key in sorted(FIXED.keys() & own.keys()):
+            yield Fault((study.kind, arm, key), f"{study.kind}.{arm}: '{key}' {FIXED[key]}")
+    configs, faults = built(study, study.profile, {}, {})
+    yield from faults
     digests: dict[str, str] = {}
-    for arm, overrides in study.arm_overrides().items():
-        where = f"{study.source}: {study.kind}.{arm}"
-        _check_keys(overrides, where)
-        twin = digests.setdefault(load_config(study.profile, overrides, where).digest(), arm)
+    for arm, config in configs.items():
+        twin = digests.setdefault(config.digest(), arm)
         if twin == arm:
             continue
         if study.factors and twin == BASELINE:
-            key, value = next(iter(overrides.items()))
-            own = f"the baseline's own value on profile '{study.profile}'"
-            raise UserError(f"{study.source}: factors.{key}: {value} is {own}; leave it out")
-        raise UserError(f"{study.source}: arms '{twin}' and '{arm}' are the same trial on profile '{study.profile}'; keep one")
+            key, value = next(iter(arms[arm].items()))
+            own_value = f"the baseline's own value on profile '{study.profile}'"
+            yield Fault(("factors", key), f"factors.{key}: {value} is {own_value}; leave it out")
+        else:
+            yield Fault((study.kind, arm), f"arms '{twin}' and '{arm}' are the same trial on profile '{study.profile}'; keep one")
+    yield from _space(study)
 
 
-def _check_keys(keys: Mapping[str, Any], where: str) -> None:
-    if SEED_KEY in keys:
-        raise UserError(f"{where}: '{SEED_KEY}' is set by the study's seeds, so that arms stay paired")
-    if STOP_KEY in keys:
-        raise UserError(f"{where}: '{STOP_KEY}' is set by falsifiers with `stop: true`, and by search.prune")
-
-
-def _check_search(study: Study) -> None:
-    """Both ends of every range, and every value, must make a valid trial by themselves."""
-    search = study.search
-    if search is None:
+def _space(study: Study) -> Iterator[Fault]:
+    """Both ends of every range, and every value, must make a valid trial by themselves and beside each other."""
+    if study.search is None:
         return
-    where = f"{study.source}: search.space"
-    _check_keys(search.space, where)
-    for key, dimension in search.space.items():
-        for value in dimension.ends:
-            load_config(study.profile, {key: value}, where)
-    for index, objective in enumerate(search.objectives):
-        _check_objective(objective.metric, f"{study.source}: search.objectives.{index}.metric")
-    for index, constraint in enumerate(search.constraints):
-        _check_objective(constraint.metric, f"{study.source}: search.constraints.{index}.metric")
+    fixed = sorted(FIXED.keys() & study.search.space.keys())
+    for key in fixed:
+        yield Fault(("search", "space", key), f"search.space: '{key}' {FIXED[key]}")
+    points = [(key, end) for key, dimension in study.search.space.items() if key not in fixed for end in dimension.ends]
+    wrong: set[str] = set()
+    for key, end in points:
+        for fault in read_config(study.profile, {key: end}, {})[1]:
+            wrong.add(key)
+            yield Fault(("search", "space", key), f"search.space: {fault.text}")
+    pairs = [dict(pair) for pair in itertools.combinations(points, 2) if pair[0][0] != pair[1][0] and not wrong & {pair[0][0], pair[1][0]}]
+    for pair in pairs[:PAIRS_CHECKED]:
+        for fault in read_config(study.profile, pair, {})[1]:
+            words = ", ".join(f"{key}={end}" for key, end in pair.items())
+            yield Fault(("search", "space", *fault.where[:1]), f"search.space: with {words}: {fault.text}")
 
 
-def _check_objective(name: str, where: str) -> None:
-    if not metric(name, where).key.startswith("eval/"):
-        raise UserError(f"{where} '{name}' is a series; name a metric of the evaluation (eval/...)")
+def _aims(study: Study) -> Iterator[Fault]:
+    yield from _metric(study.objective.metric, ("objective", "metric"), True)
+    if study.search is not None:
+        for index, objective in enumerate(study.search.objectives):
+            yield from _metric(objective.metric, ("search", "objectives", index, "metric"), True)
+        for index, constraint in enumerate(study.search.constraints):
+            yield from _metric(constraint.metric, ("search", "constraints", index, "metric"), True)
 
 
-def _check_falsifiers(study: Study) -> None:
+def _metric(name: str, where: Where, evaluated: bool | None) -> Iterator[Fault]:
+    """A metric of the evaluation, or else a series; None: either."""
+    key = ".".join(map(str, where))
+    listed = [one for one in METRICS if evaluated is None or one.startswith("eval/") == evaluated]
+    if not known(name):
+        same = meant(name.rpartition("/")[2], listed, "/")
+        hint = f"; did you mean '{same[0]}'?" if same else nearest(name, listed)
+        yield Fault(where, f"{key}: no metric '{name}'{hint}")
+    elif evaluated is True and not metric(name).key.startswith("eval/"):
+        yield Fault(where, f"{key} '{name}' is a series; name a metric of the evaluation (eval/...)")
+    elif evaluated is False and metric(name).key.startswith("eval/"):
+        yield Fault(where, f"{key}: '{name}' is measured once, after training; name a series that has steps")
+
+
+def _claims(study: Study) -> Iterator[Fault]:
+    """Falsifiers and figures."""
     arms = arm_names(study)
     names = [falsifier.name for falsifier in study.falsifiers]
     for index, falsifier in enumerate(study.falsifiers):
-        where = f"{study.source}: falsifiers.{index}"
-        if names.count(falsifier.name) > 1:
-            raise UserError(f"{where}.name: '{falsifier.name}' is the name of two falsifiers")
-        if metric(falsifier.metric, f"{where}.metric").key.startswith("eval/"):
-            raise UserError(f"{where}.metric: '{falsifier.metric}' is measured once, after training; name a series that has steps")
+        where = f"falsifiers.{index}"
+        if falsifier.name in names[:index]:
+            yield Fault(("falsifiers", index, "name"), f"{where}.name: '{falsifier.name}' is the name of two falsifiers")
+        yield from _metric(falsifier.metric, ("falsifiers", index, "metric"), False)
         for pattern in falsifier.arms:
             if not any(fnmatchcase(arm, pattern) for arm in arms):
-                raise UserError(f"{where}.arms: no arm is named '{pattern}'{nearest(pattern, arms)}; arms: {', '.join(arms)}")
+                hint = f"no arm is named '{pattern}'{nearest(pattern, arms)}; arms: {', '.join(arms)}"
+                yield Fault(("falsifiers", index, "arms"), f"{where}.arms: {hint}")
+    for index, name in enumerate(study.figures or ()):
+        if name not in FIGURES:
+            hint = nearest(name, FIGURES)
+            yield Fault(("figures", index), f"figures: no figure '{name}'{hint}; there are: {', '.join(FIGURES)}")

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.config_words import SYMBOLS
+from studies.hints import command
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -19,7 +22,9 @@ StudyArgument = Annotated[str, typer.Argument(metavar="STUDY", help="A study's n
 ProfileOption = Annotated[
     str | None, typer.Option("--profile", help="Profile of the trials instead of the study's own: smoke, tiny or t4.")
 ]
-SetOption = Annotated[list[str] | None, typer.Option("--set", help="Change a key of every trial: section.key=value. Repeatable.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help=f"Change a key of every trial: section.key=value. Repeatable. In papers: {SYMBOLS}.")
+]
 OutOption = Annotated[Path | None, typer.Option("--out", help="Output root; default $ABLATE_HOME, else ./outputs.")]
 JobsOption = Annotated[int | None, typer.Option("--jobs", min=1, help="Trials at once; default: CPU cores / threads of a trial.")]
 ExecutorOption = Annotated[str, typer.Option("--executor", help="processes (one per trial) or inline.")]
@@ -244,7 +249,7 @@ def _where_next(chosen: Study, report: Path | None, folder: StudyFolder) -> list
     change = f"Change the study: edit {chosen.source}" if chosen.source else "Change the trial: other --set values"
     return [
         f"Report:  {report}" if report else f"Records: {folder.path}",
-        "MLflow:  make ui   (or: ablate ui)",
+        f"MLflow:  {command('ui')}",
         f"{change}, and run the same command: only what changed runs again",
     ]
 

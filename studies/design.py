@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config import TrialConfig, canonical_json, load_config
+from pipeline.config import TrialConfig, canonical_json
 from pipeline.errors import UserError
-from studies.checks import check_overrides
-from studies.schema import IMPORTED, SEED_KEY, STOP_KEY, Study
+from studies.checks import built, check_overrides, told
+from studies.schema import IMPORTED, STOP_KEY, Study
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,17 @@ def cells(study: Study, profile: str | None = None, overrides: Mapping[str, Any]
     if study.kind == IMPORTED:
         raise UserError(f"{study.source or study.name}: its trials were run elsewhere, so nothing runs here; see ablate import")
     chosen = profile or study.profile
-    result = []
-    for seed in study.seeds:
-        for arm, own in study.arm_overrides().items():
-            origin = f"{study.source or study.name}: arms.{arm}" + (" with --set" if overrides else "")
-            config = load_config(chosen, {**(overrides or {}), **own, SEED_KEY: seed, STOP_KEY: study.stop_rules(arm)}, origin)
-            result.append(Cell(arm, seed, config))
+    stops = {arm: {STOP_KEY: study.stop_rules(arm)} for arm in study.arm_overrides()}
+    configs, faults = built(study, chosen, overrides or {}, stops)
+    if faults:
+        raise UserError(told(study.source or study.name, faults) + (" (with --set)" if overrides else ""))
+    result = [Cell(arm, seed, _seeded(config, seed)) for seed in study.seeds for arm, config in configs.items()]
     _refuse_twins(study, result, chosen)
     return result
+
+
+def _seeded(config: TrialConfig, seed: int) -> TrialConfig:
+    return config.model_copy(update={"ppo": config.ppo.model_copy(update={"seed": seed})})
 
 
 def _refuse_twins(study: Study, plan: Sequence[Cell], profile: str) -> None:

@@ -6,18 +6,19 @@ Everything that can be wrong in such a file is found when it is read, before any
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline.config import Positive, Section, StopRule, load_config, nearest, read_yaml, validate
+from pipeline.config import Fault, Positive, Section, StopRule, dotted_keys, load_config, nearest, read_yaml, validated
+from pipeline.config_words import WORDS, meant, meant_key
 from pipeline.errors import UserError
 from pipeline.layout import SAFE_NAME, safe
 from studies.arms import BASELINE, arm_name, of_factors, of_grid, short_names
-from studies.space import Finite, Objective, Search, Seed
+from studies.space import Finite, Objective, Search, Seed, several
 
 STUDIES = Path(__file__).parent
 SEED_KEY = "ppo.seed"
@@ -27,6 +28,11 @@ Kind = Literal["arms", "grid", "factors", "search", "imported"]
 KINDS: tuple[Kind, ...] = ("arms", "grid", "factors", "search", "imported")
 IMPORTED: Kind = "imported"
 """The kind of a study whose trials other programs ran, and what stands in the place of its profile."""
+FIGURES = (
+    "frontier", "overoptimisation", "win_rate", "effects", "matched_kl", "interactions", "kl", "entropy", "training",
+    "pareto", "importance", "cost",
+)  # fmt: skip
+"""What a study can list under `figures`; `reports.figures` draws them."""
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -115,6 +121,11 @@ class Study(Section):
         """Which of the four designs it is; the confirmation of a search, whose arms are known, is still a search."""
         return "search" if self.search is not None else next(kind for kind in KINDS if getattr(self, kind) is not None)
 
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _several_seeds(cls, value: Any) -> Any:
+        return several(value)
+
     @model_validator(mode="before")
     @classmethod
     def _profile_of_imported(cls, content: Any) -> Any:
@@ -163,6 +174,11 @@ class Study(Section):
         if len(set(search.confirm.seeds)) < len(search.confirm.seeds):
             raise ValueError("search.confirm.seeds: a seed is given more than once")
 
+    @property
+    def argument(self) -> str:
+        """What commands are to be given for this study from the current folder: its name, or the path of its file."""
+        return self.name if not self.source or Path(self.source).parent in (STUDIES, Path.cwd()) else self.source
+
     def stop_rules(self, arm: str) -> list[dict[str, Any]]:
         """What ends a trial of an arm early, as the value of `STOP_KEY`."""
         return [one.rule.model_dump(mode="json") for one in self.falsifiers if one.stop and one.applies_to(arm)]
@@ -188,18 +204,27 @@ def load_study(name_or_path: str | Path) -> Study:
     """Read and check a study by name, or from a YAML file anywhere.
 
     Every arm's `TrialConfig` is built against the study's own profile, so that a bad key or value is found
-    here. Raises `UserError` with the file, the key, the value and what is allowed.
+    here. Raises `UserError` with one line per fault: the file, the line, the key, the value and what is allowed.
     """
-    from studies.checks import check
+    from studies.checks import check, check_names, told
 
     path = _find(str(name_or_path))
     content = read_yaml(path)
-    reserved = sorted({"name", "source"} & content.keys())
-    if reserved:
-        raise UserError(f"{path}: unknown key '{reserved[0]}'; a study is named after its file")
-    study = validate(Study, {**content, "name": safe(path.stem), "source": str(path)}, str(path))
-    check(study)
+    faults = [Fault((key,), f"unknown key '{key}'; a study is named after its file") for key in ("name", "source") if key in content]
+    study, wrong = validated(Study, {**content, "name": safe(path.stem), "source": str(path)})
+    faults += [*check_names(content), *map(_knob_outside, wrong)] if study is None else check(study)
+    if study is None or faults:
+        raise UserError(told(str(path), faults))
     return study
+
+
+def _knob_outside(fault: Fault) -> Fault:
+    """A knob beside the arms instead of in one is answered with where it belongs."""
+    key = str(fault.where[0]) if len(fault.where) == 1 and fault.text.startswith("unknown key") else ""
+    knobs = dotted_keys()
+    if not key or nearest(key, Study.model_fields, 0.8) or not (key in knobs or key.lower() in WORDS or meant(key, knobs)):
+        return fault
+    return Fault(fault.where, f"unknown key '{key}'{meant_key(key, knobs)}; knobs stand under arms, grid, factors or search.space")
 
 
 def single(profile: str, overrides: Mapping[str, Any], seed: int) -> Study:
@@ -230,8 +255,11 @@ def _find(name: str) -> Path:
     """A shipped study, a YAML file by its path, or NAME.yaml in the current folder."""
     if name.endswith((".yaml", ".yml")) or "/" in name or "\\" in name:
         path = Path(name).expanduser().absolute()
+        if path.is_dir():
+            raise UserError(f"{path} is a folder; give the path of a study's YAML file{_listed(_files(path), ', for example')}")
         if not path.is_file():
-            raise UserError(f"no study file {path}; studies that come with the project: {', '.join(study_names())}")
+            near = nearest(path.stem, [one.stem for one in _files(path.parent)])
+            raise UserError(f"no study file {path}{near}; {_there_are()}")
         return path
     names, here = study_names(), Path(f"{name}.yaml").absolute()
     shipped = STUDIES / here.name if name in names else None
@@ -239,5 +267,24 @@ def _find(name: str) -> Path:
         raise UserError(f"two studies are named '{name}': {shipped} and {here}; give the path of the one that is meant")
     if shipped or here.is_file():
         return shipped or here
-    near = nearest(name, [*names, *(path.stem for path in Path.cwd().glob("*.yaml"))])
-    raise UserError(f"no study '{name}'{near}; there are: {', '.join(names)} (or give the path of a YAML file)")
+    near = nearest(name, [*names, *(path.stem for path in _files(Path.cwd()))])
+    raise UserError(f"no study '{name}'{near}; {_there_are()} (or give the path of a YAML file)")
+
+
+def _there_are() -> str:
+    """The studies that come with the project, and those in the current folder."""
+    own = [path for path in _files(Path.cwd()) if path.parent != STUDIES]
+    return f"there are: {', '.join(study_names())}{_listed(own, '; in this folder:')}"
+
+
+def _files(folder: Path) -> list[Path]:
+    """The YAML files of a folder that could be studies; none where it cannot be read."""
+    try:
+        return sorted(path for path in folder.glob("*.y*ml") if path.suffix in (".yaml", ".yml") and path.is_file())
+    except OSError:
+        return []
+
+
+def _listed(files: Sequence[Path], words: str, most: int = 12) -> str:
+    names = [path.name for path in files[:most]] + (["..."] if len(files) > most else [])
+    return f"{words} {', '.join(names)}" if names else ""

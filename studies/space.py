@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from pipeline.config import Positive, Section, StopRule
 
 Seed = Annotated[int, Field(ge=0, strict=True)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+def several(seeds: Any) -> Any:
+    """Seeds as they are; a single number is answered with the list that is meant."""
+    if isinstance(seeds, int) and not isinstance(seeds, bool):
+        listed = list(range(min(max(seeds, 1), 9)))
+        raise ValueError(f"{seeds} is a single number; give a list of seeds, for example seeds: {listed}")
+    return seeds
 
 
 class Objective(Section):
@@ -103,6 +111,11 @@ class Confirm(Section):
 
     top: Positive = Field(2, description="configurations to confirm")
     seeds: tuple[Seed, ...] = Field(min_length=1, description="disjoint from the seed of the search")
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _several_seeds(cls, value: Any) -> Any:
+        return several(value)
 
 
 class Search(Section):

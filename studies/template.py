@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.config import nearest
+from pipeline.config_words import SYMBOLS
 from pipeline.errors import UserError
 from pipeline.layout import safe
 from studies.editor import header
@@ -12,6 +13,7 @@ from studies.schema import study_names
 
 _HEAD = """{header}
 # The knobs are the keys of pipeline/config.py, as section.key; an editor that knows the schema above completes them.
+# {symbols}.
 # Try it first: ablate plan {name}     Run it: ablate study {name}     Smaller: --set ppo.steps=512
 
 # What is to be found out, what you expect and why, and what would show that you are wrong. Write these before you run.
@@ -115,5 +117,5 @@ def new_study(name: str, design: str, folder: Path) -> Path:
 def template(path: Path, design: str) -> str:
     """The text of a new study."""
     return (_HEAD + DESIGNS[design].replace("{seeds}", _SEEDS) + _TAIL).format(
-        header=header(path), name=path.stem, question=_FIND if design == "search" else _COMPARE
+        header=header(path), name=path.stem, symbols=SYMBOLS, question=_FIND if design == "search" else _COMPARE
     )

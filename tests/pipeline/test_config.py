@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import TrialConfig, dotted_keys, load_config, parse_set, profile_names, read_yaml
+from pipeline.config_words import RENAMED, SYMBOLS, WORDS
 from pipeline.errors import UserError
+from pipeline.yaml_files import line_of
 
 
 @pytest.mark.parametrize("profile", profile_names())
@@ -99,3 +101,73 @@ def test_dotted_keys_cover_every_section() -> None:
     sections = [name for name in TrialConfig.model_fields if name != "profile"]
     assert {key.split(".")[0] for key in keys} == set(sections)
     assert "ppo.gae_lambda" in keys
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("beta", "beta is the key 'ppo.kl_coef'"),
+        ("ppo.beta", "beta is the key 'ppo.kl_coef'"),
+        ("lambda", "lambda is the key 'ppo.gae_lambda'"),
+        ("epsilon", "epsilon is the key 'ppo.cliprange'"),
+        ("c1", "c1 is the key 'ppo.vf_coef'"),
+        ("learning_rate", "learning_rate is the key 'ppo.lr', 'sft.lr' or 'reward.lr'"),
+        ("sft.learning_rate", "learning_rate is the key 'sft.lr'"),
+        ("kl_coef", "did you mean 'ppo.kl_coef'?"),
+        ("klcoef", "did you mean 'ppo.kl_coef'?"),
+        ("steps", "did you mean 'ppo.steps' or 'sft.steps'?"),
+        ("ppo", "'ppo' is a section: name its keys with a dot, for example 'ppo."),
+    ],
+)
+def test_a_key_by_another_name_is_answered_with_the_key_that_is_meant(key: str, says: str) -> None:
+    with pytest.raises(UserError) as error:
+        load_config("tiny", {key: 1})
+    assert f"--set: unknown key '{key}'; {says}" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_words_and_old_names_lead_to_keys_that_exist() -> None:
+    keys = set(dotted_keys())
+    assert keys.isdisjoint(RENAMED)
+    assert keys.issuperset(RENAMED.values())
+    assert keys.issuperset(key for meant in WORDS.values() for key in meant)
+    assert all(part.split(" = ")[1] == WORDS[part.split(" = ")[0]][0] for part in SYMBOLS.split(", "))
+
+
+def test_a_renamed_key_is_answered_with_its_new_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RENAMED, "ppo.kl_penalty", "ppo.kl_coef")
+    with pytest.raises(UserError, match=r"unknown key 'ppo\.kl_penalty'; it is now 'ppo\.kl_coef'$"):
+        load_config("tiny", {"ppo.kl_penalty": 0.1})
+
+
+def test_all_faults_of_several_settings_come_at_once() -> None:
+    with pytest.raises(UserError) as error:
+        load_config("tiny", {"beta": 1, "ppo.kl_coef": -1, "ppo.critic": "seperate", "data.prompt_length": 3})
+    assert str(error.value).splitlines() == [
+        "--set: unknown key 'beta'; beta is the key 'ppo.kl_coef'",
+        "--set: data.prompt_length = 3: must be a list, such as [1, 2]",
+        "--set: ppo.kl_coef = -1: must be greater than or equal to 0",
+        "--set: ppo.critic = 'seperate': must be 'shared' or 'separate'; did you mean 'separate'?",
+    ]
+
+
+def test_faults_of_yaml_that_editors_make(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("a:\n\tb: 1\n")
+    with pytest.raises(UserError, match=r"line 2: not valid YAML: a tab stands where YAML wants spaces"):
+        read_yaml(path)
+    path.write_text("# nothing yet\n")
+    with pytest.raises(UserError, match="the file is empty"):
+        read_yaml(path)
+    path.write_text("[" * 5000)
+    with pytest.raises(UserError, match="not valid YAML"):
+        read_yaml(path)
+
+
+def test_lines_of_entries(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("a: 1\nb:\n  c: {d: 2}\n  e:\n    - 5\n    - f: 6\n")
+    places: list[tuple[tuple[str | int, ...], int | None]] = [
+        (("a",), 1), (("b",), 2), (("b", "c", "d"), 3), (("b", "e", 1, "f"), 6), (("b", "e", 7), 4), (("x",), None)
+    ]  # fmt: skip
+    assert [(where, line_of(path, where)) for where, _ in places] == places

@@ -13,11 +13,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.errors import UserError
 from reports.curves import arm_curves
 from reports.emphasis import emphasis
 from reports.estimates import ArmResult, Findings, analyse
-from reports.figures import FIGURES, chosen_figures, draw, provenance
+from reports.figures import FIGURES, draw, provenance
 from reports.load import StudyRecords, load_records
 from reports.overoptimisation import _panels as panels
 from reports.stats import Estimate
@@ -25,6 +24,7 @@ from reports.style import INK, arm_styles, house_style, inline_svg, save
 from reports.style import _round as round_tick
 from reports.style import _spread as spread
 from reports.trajectories import ArmAlarm
+from studies.schema import FIGURES as FIGURE_NAMES
 
 if TYPE_CHECKING:
     from tests.reports.conftest import Builder
@@ -136,10 +136,8 @@ def test_forest_shows_every_evaluated_arm(records: StudyRecords, findings: Findi
     assert int(drawn.data["seed"].notna().sum()) == 10
 
 
-def test_unknown_figure_is_named_with_the_nearest(build: Builder, tmp_path: Path) -> None:
-    built = build(tmp_path, seeds=(0,), prompts=4, steps=64, extra="figures: [fronteir]\n")
-    with pytest.raises(UserError, match=r"no figure 'fronteir'.*frontier"):
-        chosen_figures(load_records(built.folder, built.study))
+def test_a_study_can_list_every_figure_and_no_other() -> None:
+    assert tuple(FIGURES) == FIGURE_NAMES
 
 
 def test_labels_are_moved_apart_and_stay_inside() -> None:

@@ -63,11 +63,19 @@ def test_shared_stages_carry_their_measurements(demo: Built) -> None:
     assert found["sft"]["trials"] == 11
 
 
-def test_study_never_run(demo: Built, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"has not been run on profile 'tiny'.*make study STUDY=kl_demo"):
-        find_study(Layout.at(tmp_path), demo.study.source)
-    with pytest.raises(UserError, match="it has been run on: tiny; run it first: make study STUDY=kl_demo PROFILE=smoke"):
-        find_study(demo.layout, demo.study.source, "smoke")
+def test_study_never_run(demo: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = demo.study.source
+    monkeypatch.chdir(Path(__file__).parents[2])
+    with pytest.raises(UserError, match=rf"has not been run on profile 'tiny'.*make study STUDY={source}$"):
+        find_study(Layout.at(tmp_path), source)
+    with pytest.raises(UserError, match=f"it has been run on: tiny; run it first: make study STUDY={source} PROFILE=smoke"):
+        find_study(demo.layout, source, "smoke")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"run it first: ablate study {source} --profile smoke"):
+        find_study(demo.layout, source, "smoke")
+    monkeypatch.chdir(Path(source).parent)
+    with pytest.raises(UserError, match="run it first: ablate study kl_demo --profile smoke"):
+        find_study(demo.layout, source, "smoke")
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"arm": "beta_0"}', "\x00"])

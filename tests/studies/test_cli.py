@@ -21,6 +21,7 @@ from pipeline.layout import Layout
 from pipeline.reporter import Silent
 from studies import cli, executors
 from studies.driver import run_study
+from studies.hints import command
 from studies.schema import Study
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +44,19 @@ def test_help_is_fast_and_lists_every_command() -> None:
     assert min(took) < 0.5
 
 
+def test_help_names_the_symbols_of_papers() -> None:
+    said = " ".join(ablate("study", "--help").stdout.split())
+    assert "beta = ppo.kl_coef, lambda = ppo.gae_lambda, epsilon = ppo.cliprange, c1 = ppo.vf_coef" in said
+
+
+def test_hints_are_commands_that_work_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert [command("ui"), command("study", "mine", "t4")] == ["make ui", "make study STUDY=mine PROFILE=t4"]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Makefile").write_text("ui:\n\techo another project\n")
+    assert [command("ui"), command("study", "mine", "t4")] == ["ablate ui", "ablate study mine --profile t4"]
+
+
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys, ablate\n"
@@ -60,6 +74,7 @@ def test_help_imports_nothing_heavy() -> None:
         (["plan", "kl_ablation", "--set", "ppo.klcoef=1"], "did you mean 'ppo.kl_coef'?"),
         (["plan", "kl_ablation", "--profile", "tyni"], "no profile 'tyni'; did you mean 'tiny'?"),
         (["study", "kl_ablation", "--executor", "proceses"], "did you mean 'processes'?"),
+        (["study", "kl_control", "--set", "beta=0.1"], "--set: unknown key 'beta'; beta is the key 'ppo.kl_coef'"),
         (["run", "--set", "[bold]"], "--set '[bold]': write it as section.key=value"),
         (["run", "--set", "ppo.seed=1"], "'ppo.seed' is given by --seed"),
         (["sync", "kl_ablation"], "has no finished trial to send"),

@@ -33,7 +33,16 @@ def test_the_kl_ablation_asks_what_the_project_is_about() -> None:
         ("question:", "name: other\nquestion:", "unknown key 'name'; a study is named after its file"),
         ("baseline: weak", "baseline: week", r"baseline 'week' is not an arm; did you mean 'weak'\?; arms: weak, strong"),
         ("seeds: [0, 1]", "seeds: [0, 1, 0]", "seeds: 0 is given more than once"),
-        ("seeds: [0, 1]", "seeds: []", "seeds"),
+        ("seeds: [0, 1]", "seeds: []", "line 6: seeds: needs at least 1 entry, has none"),
+        ("seeds: [0, 1]", "seeds: 3", r"line 6: seeds: 3 is a single number; give a list of seeds, for example seeds: \[0, 1, 2\]"),
+        ("seeds: [0, 1]", "seeds: [-1]", "seeds.0 = -1: must be greater than or equal to 0"),
+        ("seeds: [0, 1]", "seeds: [0, 1]\nbeta: 1", "unknown key 'beta'; beta is the key 'ppo.kl_coef'; knobs stand under arms, grid"),
+        ("baseline: weak\n", "", "baseline 'baseline' is not an arm; say which one is, with `baseline: NAME`; arms: weak, strong"),
+        ("strong: {ppo.kl_coef: 0.2}", "strong: {beta: 0.2}", "line 9: arms.strong: unknown key 'beta'; beta is the key 'ppo.kl_coef'"),
+        ("strong: {ppo.kl_coef: 0.2}", "strong: {ppo: {kl_coef: 0.2}}", "'ppo' is a section: name its keys with a dot"),
+        ("strong: {ppo.kl_coef: 0.2}", "strong:", "arms.strong = None: must be a mapping of keys to values"),
+        ("baseline: weak", "baseline: weak\nfigures: [fronteir]", r"no figure 'fronteir'; did you mean 'frontier'\?"),
+        ("objective/kl_per_token", "kl_per_token", r"no metric 'kl_per_token'; did you mean 'objective/kl_per_token'\?"),
         ("seeds: [0, 1]", "seeds: [0, 1.5]", "seeds.1 = 1.5"),
         ("seeds: [0, 1]", "seeds: [true]", "seeds.0 = True"),
         ("strong: {ppo.kl_coef: 0.2}", "../strong: {ppo.kl_coef: 0.2}", r"arms: the name '\.\./strong' cannot be used"),
@@ -67,6 +76,42 @@ def test_faults_are_told_with_file_key_and_remedy(write_study: Callable[..., Stu
     with pytest.raises(UserError, match=message) as caught:
         write_study(text)
     assert "small.yaml" in str(caught.value)
+
+
+def test_all_faults_of_a_file_come_at_once_and_unknown_keys_before_the_baseline(write_study: Callable[..., Study]) -> None:
+    text = STUDY.replace("baseline: weak", "baseline: week").replace("weak: {ppo.kl_coef: 0.01}", "weak: {steps: 64, ppo.lr: high}")
+    text = text.replace("strong: {ppo.kl_coef: 0.2}", "strong: {ppo.kl_coef: -1}").replace(
+        "objective/kl_per_token", "objective/kl_pertoken"
+    )
+    said = faults(write_study, text)
+    assert [line.split("small.yaml, ")[1] for line in said] == [
+        "line 8: arms.weak: unknown key 'steps'; did you mean 'ppo.steps' or 'sft.steps'?",
+        "line 8: arms.weak: ppo.lr = 'high': must be a number",
+        "line 9: arms.strong: ppo.kl_coef = -1: must be greater than or equal to 0",
+        "line 5: baseline 'week' is not an arm; did you mean 'weak'?; arms: weak, strong",
+        "line 11: falsifiers.0.metric: no metric 'objective/kl_pertoken'; did you mean 'objective/kl_per_token'?",
+    ]
+    misshapen = faults(write_study, text.replace("seeds: [0, 1]", "seeds: 2"))
+    assert [line.split("small.yaml, ")[1] for line in misshapen] == [
+        "line 8: arms.weak: unknown key 'steps'; did you mean 'ppo.steps' or 'sft.steps'?",
+        "line 11: falsifiers.0.metric: no metric 'objective/kl_pertoken'; did you mean 'objective/kl_per_token'?",
+        "line 6: seeds: 2 is a single number; give a list of seeds, for example seeds: [0, 1]",
+    ]
+
+
+def test_a_fault_of_many_arms_is_told_once(write_study: Callable[..., Study]) -> None:
+    text = STUDY.split("arms:")[0].replace("baseline: weak", "baseline: klcoef=0.1+cliprange=0.1")
+    said = faults(write_study, text + "grid: {ppo.klcoef: [0.1, 0.2], ppo.cliprange: [0.1, -1]}\n")
+    assert [line.split("small.yaml, ")[1] for line in said] == [
+        "line 7: grid.klcoef=0.1+cliprange=0.1: unknown key 'ppo.klcoef'; did you mean 'ppo.kl_coef'? (and in 3 more arms)",
+        "line 7: grid.klcoef=0.1+cliprange=-1: ppo.cliprange = -1: must be greater than 0 (and in 1 more arms)",
+    ]
+
+
+def faults(write_study: Callable[..., Study], text: str) -> list[str]:
+    with pytest.raises(UserError) as error:
+        write_study(text)
+    return str(error.value).splitlines()
 
 
 def test_no_arms_at_all(write_study: Callable[..., Study]) -> None:
@@ -154,8 +199,19 @@ def test_an_unknown_name_lists_the_studies(tmp_path: Path) -> None:
         load_study("kl_ablaton")
     with pytest.raises(UserError, match="no study file"):
         load_study(tmp_path / "absent.yaml")
+    with pytest.raises(UserError, match="is a folder"):
+        load_study(tmp_path / "..")
     with pytest.raises(UserError, match="no study"):
         load_study("..")
+
+
+def test_an_unknown_name_lists_the_files_of_this_folder_too(write_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(write_study(name="mine").source).parent
+    (folder / "no_study.yaml").mkdir()
+    monkeypatch.chdir(folder)
+    for name in ("xyzzy", "./xyzzy.yaml"):
+        with pytest.raises(UserError, match=r"there are: clip_ablation, .*, value_ablation; in this folder: mine\.yaml( \(|$)"):
+            load_study(name)
 
 
 def test_cells_pair_seeds_and_put_overrides_below_arms(write_study: Callable[..., Study]) -> None:

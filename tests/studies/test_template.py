@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from pipeline.config import dotted_keys, profile_names
+from pipeline.config_words import SYMBOLS
 from pipeline.errors import UserError
 from pipeline.metrics import METRICS
 from studies.design import cells
@@ -130,6 +131,7 @@ def test_a_new_study_is_valid_as_it_stands(tmp_path: Path, design: str) -> None:
     assert list(faults(yaml.safe_load(path.read_text()), study_schema(), study_schema())) == []
     assert path.read_text().startswith(f"# yaml-language-server: $schema={SCHEMA}\n")
     assert path.read_text().endswith("\n")
+    assert f"# {SYMBOLS}." in path.read_text()
 
 
 def test_what_is_commented_out_is_valid_too(tmp_path: Path) -> None:

@@ -1,0 +1,96 @@
+"""Faults in what people write, one line each: the key, the value, what is allowed and the nearest right name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from pipeline.config_words import meant_key, nearest
+from pipeline.errors import UserError
+from pipeline.yaml_files import Where
+
+M = TypeVar("M", bound=BaseModel)
+
+PLAIN = {
+    "tuple_type": "must be a list, such as [1, 2]",
+    "list_type": "must be a list, such as [1, 2]",
+    "dict_type": "must be a mapping of keys to values, for example {ppo.kl_coef: 0.1}",
+    "model_type": "must be a mapping of keys to values",
+    "model_attributes_type": "must be a mapping of keys to values",
+    "string_type": "must be a text",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "finite_number": "must be a finite number",
+}
+"""pydantic's kinds of faults whose own words are those of a programmer."""
+
+
+class Fault(NamedTuple):
+    """One fault, and the way to the entry that has it."""
+
+    where: Where
+    text: str
+
+
+def validate(model: type[M], content: Mapping[str, Any], origin: str) -> M:
+    """Validate, turning pydantic's report into one `UserError` line per fault."""
+    made, faults = validated(model, content)
+    if made is None:
+        raise UserError("\n".join(f"{origin}: {fault.text}" for fault in faults))
+    return made
+
+
+def validated(model: type[M], content: Mapping[str, Any]) -> tuple[M | None, list[Fault]]:
+    """The model, or every fault that keeps the content from being one."""
+    try:
+        return model.model_validate(content), []
+    except ValidationError as error:
+        return None, [Fault(tuple(fault["loc"]), _explain(model, fault)) for fault in error.errors()]
+
+
+def unknown_key(key: str, known: Iterable[str]) -> str:
+    """What is wrong with a key that no configuration has."""
+    return f"unknown key '{key}'{meant_key(key, list(known))}"
+
+
+def _explain(model: type[BaseModel], fault: Any) -> str:
+    key, context = ".".join(str(part) for part in fault["loc"]), fault.get("ctx", {})
+    if fault["type"] == "extra_forbidden":
+        outer = key.rpartition(".")[0]
+        return unknown_key(key, [f"{outer}.{name}" if outer else name for name in _fields_at(model, fault["loc"][:-1])])
+    if fault["type"] == "missing" and isinstance(fault["loc"][-1], int):
+        return f"{key.rpartition('.')[0]}: has too few entries"
+    if fault["type"] == "missing":
+        return f"key '{key}' is missing"
+    if fault["type"] == "too_short":
+        return f"{key}: needs at least {context['min_length']} {'entry' if context['min_length'] == 1 else 'entries'}, has none"
+    message = PLAIN.get(fault["type"]) or str(fault["msg"]).removeprefix("Value error, ")
+    message = message[0].lower() + message[1:].replace("nput should be", "nput must be", 1)
+    if fault["type"] == "literal_error":
+        message += nearest(str(fault["input"]), _quoted(context["expected"]))
+    if not key or fault["type"] == "value_error":
+        return f"{key}: {message}" if key else message
+    return f"{key} = {fault['input']!r}: {message.removeprefix('input ')}"
+
+
+def _quoted(expected: str) -> list[str]:
+    """The texts in pydantic's list of allowed values: ``'a', 'b' or 'c'``."""
+    return expected.split("'")[1::2]
+
+
+def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    for part in location:
+        info = model.model_fields.get(str(part))
+        annotation = info.annotation if info else None
+        candidates = [annotation, *getattr(annotation, "__args__", ())]
+        models = [one for one in candidates if isinstance(one, type) and issubclass(one, BaseModel)]
+        if models:
+            model = models[0]
+    return list(model.model_fields)
