@@ -1,20 +1,25 @@
-"""In which precision networks compute: chosen by what the device can do, and the same in every stage of a trial.
+"""The precision that networks compute in, and the gradient steps that go with it: the one owner of mixed precision.
 
-Weights that are trained are fp32 everywhere; half precision is that of matrix products alone, and log-softmax is fp32.
+The device decides, and every stage of a trial computes alike. Trained weights are fp32 everywhere; half precision is
+that of matrix products alone, and log-softmax is fp32.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from pipeline.errors import UserError
 
 DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+TOLERANCE = {"no": 1e-3, "bf16": 1e-1, "fp16": 3e-2}
+"""By precision, nats: how far rounding alone moves a log-probability."""
 ATTENTION = "sdpa"
 """FlashAttention-2 needs compute capability 8.0; torch's own kernels run everywhere."""
 CHOICE = "ABLATE_PRECISION"
@@ -45,19 +50,63 @@ class Precision:
 
     device: torch.device
     name: str
-    """``no``, ``fp16`` or ``bf16``, as accelerate calls them."""
+    """``no`` (fp32), ``fp16`` or ``bf16``."""
 
     @classmethod
     def of(cls, device: torch.device) -> Precision:
         return cls(device, mixed_precision(device))
 
+    @property
+    def tolerance(self) -> float:
+        """How far rounding alone moves a log-probability, nats."""
+        return TOLERANCE[self.name]
+
     def autocast(self) -> AbstractContextManager[Any]:
         """For forwards; nothing where everything is fp32."""
         return torch.autocast(self.device.type, dtype=DTYPES[self.name], enabled=self.name != "no")
 
-    def scaler(self) -> torch.amp.GradScaler:
-        """Keeps small gradients from vanishing in fp16; does nothing in the other precisions."""
-        return torch.amp.GradScaler(self.device.type, enabled=self.name == "fp16")
+
+class GradientSteps:
+    """An optimiser and the loss scaling that fp16 needs: `scale` the loss, backward, `clip`, `step`.
+
+    A scaled gradient may be thrown away at any time before `clip`, which unscales it; after `clip` comes `step`, since a
+    scaler unscales once a step.
+    """
+
+    def __init__(self, optimiser: torch.optim.Optimizer, precision: Precision) -> None:
+        self.optimiser = optimiser
+        self.scaler = torch.amp.GradScaler(precision.device.type, enabled=precision.name == "fp16")
+
+    def clear(self) -> None:
+        """Drop the gradients and their memory."""
+        self.optimiser.zero_grad(set_to_none=True)
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss, or a weight of it, so large that fp16 keeps small gradients; as it is in any other precision."""
+        scaled: Tensor = self.scaler.scale(loss)
+        return scaled
+
+    def clip(self, groups: Iterable[Iterable[nn.Parameter]], max_norm: float) -> list[Tensor]:
+        """Unscale all gradients, hold those of each group to the global norm `max_norm`; returns the norms before that, one () a group."""
+        self.scaler.unscale_(self.optimiser)
+        return [nn.utils.clip_grad_norm_(group, max_norm) for group in groups]
+
+    @property
+    def skips_overflows(self) -> bool:
+        """Whether `step` takes no step on a gradient that is not finite, and lowers the scale instead."""
+        return bool(self.scaler.is_enabled())
+
+    def step(self) -> None:
+        """Take the step whose gradients have been clipped."""
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+
+    def state(self) -> dict[str, Any]:
+        return {"optimiser": self.optimiser.state_dict(), "scaler": self.scaler.state_dict()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.scaler.load_state_dict(state["scaler"])
 
 
 def execution(device: torch.device, threads: int, processes: int) -> dict[str, str]:

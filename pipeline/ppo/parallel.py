@@ -23,29 +23,41 @@ X = TypeVar("X")
 class Ranks:
     """The processes of a trial, seen from one of them."""
 
-    accelerator: Any
+    state: Any
+    """accelerate's `PartialState`: it knows the processes, and nothing of precision or of optimisers."""
+
+    @classmethod
+    def of(cls, device: torch.device) -> Ranks:
+        """Join the processes that a launcher started for this trial; without a launcher there is this one alone."""
+        from accelerate import PartialState
+
+        return cls(PartialState(cpu=device.type == "cpu"))
 
     @property
     def count(self) -> int:
-        return int(self.accelerator.num_processes)
+        return int(self.state.num_processes)
 
     @property
     def main(self) -> bool:
         """Whether this is the process that writes."""
-        return bool(self.accelerator.is_main_process)
+        return bool(self.state.is_main_process)
 
     def share(self, rows: Sequence[X]) -> slice:
         """This process's part of `rows`, the parts in the order of the processes. Their number divides by that of the processes."""
         size = len(rows) // self.count
-        return slice(self.accelerator.process_index * size, (self.accelerator.process_index + 1) * size)
+        return slice(self.state.process_index * size, (self.state.process_index + 1) * size)
 
     def part(self, rows: Tensor) -> Tensor:
         """This process's part of a mini-batch's rows, every n-th; may be empty."""
-        return rows[self.accelerator.process_index :: self.count]
+        return rows[self.state.process_index :: self.count]
 
     def join(self, mine: Tensor) -> Tensor:
         """The shares of all processes along the first dimension, in order; all other dimensions are equal everywhere."""
-        joined: Tensor = self.accelerator.gather(mine.contiguous()) if self.count > 1 else mine
+        if self.count == 1:
+            return mine
+        from accelerate.utils import gather
+
+        joined: Tensor = gather(mine.contiguous())
         return joined
 
     def join_lists(self, mine: Sequence[X]) -> list[X]:
@@ -72,7 +84,7 @@ class Ranks:
             result = work()
         except MemoryFull as error:
             said = str(error)
-        full = torch.tensor(float(said is not None), device=self.accelerator.device)
+        full = torch.tensor(float(said is not None), device=self.state.device)
         self.add([full])
         if float(full):
             raise MemoryFullSomewhere(said or f"out of memory in {int(full)} of {self.count} processes")
@@ -90,12 +102,12 @@ class Ranks:
     def wait(self) -> None:
         """Until every process has come here."""
         if self.count > 1:
-            self.accelerator.wait_for_everyone()
+            self.state.wait_for_everyone()
 
     def end(self) -> None:
         """Leave the group together; a process that left before the others could end them with an error."""
         if self.count > 1:
-            self.accelerator.end_training()
+            self.state.destroy_process_group()
 
 
 class Mute:

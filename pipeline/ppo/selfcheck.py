@@ -21,6 +21,10 @@ from pipeline.ppo.rollout import Rollout
 
 PAD_COLUMNS = 3
 EPISODES = 2
+OFF_POLICY = "selfcheck/off_policy"
+"""Among the sums of a mini-batch: tokens whose |log ratio| is beyond the tolerance of the precision. Checked once, never logged."""
+MOST_OFF_POLICY = 1e-3
+"""The largest share of such tokens in a sound first mini-batch, so that the tolerance is one on the 99.9 % quantile of |log ratio|."""
 
 
 class SelfCheckFailed(RuntimeError):
@@ -59,13 +63,18 @@ def check_padding(episodes: Episodes, actor: ActorCritic, temperature: float, to
         )
 
 
-def check_first_step(metrics: Mapping[str, float], tolerance: float) -> None:
-    """In the first mini-batch the policy is the behaviour policy: ratio 1, nothing clipped. Raises `SelfCheckFailed`."""
-    ratio, clipped = metrics["policy/ratio"], metrics["policy/pg_clipfrac"]
-    if abs(ratio - 1) > tolerance or metrics["policy/approxkl"] > tolerance or clipped > 0:
+def check_first_step(metrics: Mapping[str, float], off_policy: float, tolerance: float) -> None:
+    """In the first mini-batch the policy is the behaviour policy: every ratio is 1, but for rounding. Raises `SelfCheckFailed`.
+
+    `off_policy` is the share of tokens with |log ratio| > `tolerance`, nats. Whether a ratio is clipped is no criterion: with a
+    small epsilon the rounding of half precision, or of another kernel for another shape, clips a sound one.
+    """
+    ratio, approxkl = metrics["policy/ratio"], metrics["policy/approxkl"]
+    if abs(ratio - 1) > tolerance or approxkl > tolerance or off_policy > MOST_OFF_POLICY:
         raise SelfCheckFailed(
-            f"the first mini-batch has ratio {ratio:.6g}, approxkl {metrics['policy/approxkl']:.3g} and clip fraction {clipped:.3g}; "
-            "before any step they must be 1, 0 and 0: rollout and training forward disagree"
+            f"the first mini-batch has ratio {ratio:.6g} and approxkl {approxkl:.3g}, and {off_policy:.2%} of its tokens have a "
+            f"log ratio beyond {tolerance:g} nats; before any step these must be 1, 0 and at most {MOST_OFF_POLICY:.1%}: "
+            "rollout and training forward disagree"
         )
 
 

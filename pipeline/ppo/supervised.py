@@ -6,14 +6,13 @@ The loss is a sum over rows, already divided by what it is the mean of, so that 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import recomputing
-from pipeline.models.precision import Precision
+from pipeline.models.precision import GradientSteps, Precision
 from pipeline.ppo.room import Room
 
 MAX_GRAD_NORM = 1.0
@@ -28,29 +27,26 @@ class Supervised:
         """`networks` are the transformers in `module`; `room` holds the rows that are in memory at once."""
         self._module, self._networks, self._room, self._checkpointing = module, networks, room, checkpointing
         self._precision = Precision.of(next(module.parameters()).device)
-        self.scaler = self._precision.scaler()
-        self._optimiser: Any = torch.optim.AdamW(module.parameters(), weight_decay=weight_decay, fused=True)
+        self.steps = GradientSteps(torch.optim.AdamW(module.parameters(), weight_decay=weight_decay, fused=True), self._precision)
 
     def step(self, lr: float, rows: int, share: ShareOfLoss) -> Tensor:
         """Take one step at `lr` on a batch of `rows`; returns its loss. Raises `MemoryFull` where a single row does not fit."""
-        self._optimiser.param_groups[0]["lr"] = lr
+        self.steps.optimiser.param_groups[0]["lr"] = lr
         loss: Tensor = self._room.fit(lambda size: self._gradient(rows, size, share))
-        self.scaler.unscale_(self._optimiser)
-        nn.utils.clip_grad_norm_(self._module.parameters(), MAX_GRAD_NORM)
-        self.scaler.step(self._optimiser)
-        self.scaler.update()
+        self.steps.clip([self._module.parameters()], MAX_GRAD_NORM)
+        self.steps.step()
         return loss
 
     def close(self) -> None:
         """Give the gradients' memory back; that of the optimiser goes with this object."""
-        self._optimiser.zero_grad(set_to_none=True)
+        self.steps.clear()
 
     def _gradient(self, rows: int, size: int, share: ShareOfLoss) -> Tensor:
-        self._optimiser.zero_grad(set_to_none=True)
+        self.steps.clear()
         total = torch.zeros(())
         for start in range(0, rows, size):
             with recomputing(self._networks, self._checkpointing), self._precision.autocast():
                 loss = share(slice(start, min(start + size, rows)))
-            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            self.steps.scale(loss).backward()  # type: ignore[no-untyped-call]
             total = total.to(loss.device) + loss.detach()
         return total

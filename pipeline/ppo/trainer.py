@@ -19,7 +19,7 @@ from pipeline.budget.roofline import BYTES_STEP
 from pipeline.config import PpoConfig, RuntimeConfig
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import ActorCritic, Episodes
-from pipeline.models.precision import mixed_precision
+from pipeline.models.precision import GradientSteps, Precision
 from pipeline.models.seeding import permutation
 from pipeline.ppo import checkpoint
 from pipeline.ppo.controllers import KlController, LrGuard
@@ -28,14 +28,12 @@ from pipeline.ppo.masking import masked_mean
 from pipeline.ppo.parallel import Mute, Ranks
 from pipeline.ppo.rollout import Prompts, Rollout, ScoreFn, World, collect
 from pipeline.ppo.room import MemoryFull, MemoryFullSomewhere, Room
-from pipeline.ppo.selfcheck import check_first_step, check_rollout
+from pipeline.ppo.selfcheck import check_rollout
 from pipeline.ppo.update import Learner, train_on
 from pipeline.stopping import Watcher
 
 SAMPLE_TABLES = 8
 SAMPLE_ROWS = 8
-TOLERANCE = {"no": 1e-3, "bf16": 1e-1, "fp16": 3e-2}
-"""Of the self-checks by precision, nats: how far rounding alone moves a log-probability."""
 
 
 class Log(Protocol):
@@ -95,22 +93,17 @@ class Trainer:
 
         `open_log` opens the metrics file at an offset and cuts off what stood behind it; 0 is a fresh file.
         """
-        from accelerate import Accelerator
-
         self.device = next(actor.parameters()).device
         self.cfg, self.runtime, self.actor = cfg, runtime, actor.to(self.device).eval()
         self.queries, self.query_mask = queries, query_mask
         self.open_log, self.watch, self.ledger, self.folder = open_log, watch, ledger, checkpoints
-        precision = mixed_precision(self.device)
-        self.tolerance = TOLERANCE[precision]
-        self.accelerator = Accelerator(cpu=self.device.type == "cpu", mixed_precision=precision)
-        self.optimiser = self.accelerator.prepare(torch.optim.Adam(_groups(actor, cfg), eps=cfg.adam_eps, fused=True))
+        self.precision, self.ranks = Precision.of(self.device), Ranks.of(self.device)
+        self.steps = GradientSteps(torch.optim.Adam(_groups(actor, cfg), eps=cfg.adam_eps, fused=True), self.precision)
         self.kl, self.guard, self.stop = KlController.of(cfg), LrGuard.of(cfg), Watcher(cfg.stop)
-        self.ranks = Ranks(self.accelerator)
         self.rollout_room = Room("runtime.rollout_batch_size", min(runtime.rollout_batch_size, cfg.batch_size), watch.warn)
         self.world = World(actor, reference, score, cfg, token_ids, self.rollout_room.rows, ledger.timed, self.ranks)
         train_room = Room("runtime.micro_batch_size", min(runtime.micro_batch_size, cfg.mini_batch_size), watch.warn)
-        self.learner = Learner(actor, self.optimiser, self.accelerator, cfg, self.guard, train_room, runtime.gradient_checkpointing)
+        self.learner = Learner(actor, self.steps, self.precision, self.ranks, cfg, self.guard, train_room, runtime.gradient_checkpointing)
         self.trained_size = sum(tensor.numel() for _, tensor in self._trained())
         self.update = self.taken = self.reached = 0
         self.warned = False
@@ -162,7 +155,7 @@ class Trainer:
 
     def _one_update(self) -> None:
         self.kl.start(self.update)
-        with self.accelerator.autocast():
+        with self.precision.autocast():
             prompts = self._prompts()
             rollout = self.rollout_room.fit(lambda rows: collect(replace(self.world, batch=rows), prompts, self.update, self.kl.kl_coef))
             self._look(rollout)
@@ -188,7 +181,7 @@ class Trainer:
         measured, mask = rollout.measured, rollout.episodes.response_mask
         if self.update == 0:
             with self.ledger.timed("selfcheck"):
-                check_rollout(rollout, self.actor, self.cfg.temperature, self.tolerance)
+                check_rollout(rollout, self.actor, self.cfg.temperature, self.precision.tolerance)
         check_collapse(rollout.metrics, float(masked_mean(measured.entropy, mask)), self.cfg)
         warning = None if self.warned else negative_kl(measured.logprobs, measured.ref_logprobs)
         if warning:
@@ -197,15 +190,13 @@ class Trainer:
         self._keep_good()
 
     def _on_step(self, step: int, values: dict[str, float]) -> None:
-        if step == 1:
-            check_first_step(values, self.tolerance)
         self._write(step, values)
         self.last_step, self.reached = values, step
         self.ledger.work(0.0, float(self.trained_size * BYTES_STEP))
 
     def _check_end(self) -> None:
         """The last step of a trial is followed by no rollout that could tell whether it broke the network. Raises `Diverged`."""
-        with self.ledger.timed("selfcheck"), torch.no_grad(), self.accelerator.autocast():
+        with self.ledger.timed("selfcheck"), torch.no_grad(), self.precision.autocast():
             prompts = self._prompts()
             queries, mask = prompts.queries[:2], prompts.query_mask[:2]
             # Any token will do as a response.
@@ -246,14 +237,12 @@ class Trainer:
             checkpoint.save(self.folder, self.update, self._state())
 
     def _state(self) -> dict[str, Any]:
-        scaler = self.accelerator.scaler
         return {
             "update": self.update,
             "taken": self.taken,
             "actor": dict(self._trained()),
             "good": self.good,
-            "optimiser": self.optimiser.state_dict(),
-            "scaler": scaler.state_dict() if scaler is not None else {},
+            "steps": self.steps.state(),
             "kl": self.kl.state(),
             "guard": self.guard.state(),
             "stop": self.stop.state(),
@@ -294,9 +283,7 @@ class Trainer:
         self.update, self.taken, self.warned = state["update"], state["taken"], state["warned"]
         self._restore(state["actor"])
         self.good = state["good"]
-        self.optimiser.load_state_dict(state["optimiser"])
-        if self.accelerator.scaler is not None:
-            self.accelerator.scaler.load_state_dict(state["scaler"])
+        self.steps.load(state["steps"])
         self.kl.load(state["kl"])
         self.guard.load(state["guard"])
         self.stop.load(state["stop"])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pipeline.config import PpoConfig
 from pipeline.models.policy import ActorCritic, Episodes, recomputing
+from pipeline.models.precision import GradientSteps, Precision
 from pipeline.models.seeding import permutation
 from pipeline.ppo.controllers import LrGuard, hinge, lr_schedule, out_of_reach
 from pipeline.ppo.head import head_backward
@@ -21,6 +21,7 @@ from pipeline.ppo.losses import dual_clip, kl_loss, policy_loss, value_loss
 from pipeline.ppo.parallel import Ranks
 from pipeline.ppo.rollout import Rollout
 from pipeline.ppo.room import Room
+from pipeline.ppo.selfcheck import OFF_POLICY, check_first_step
 
 OnStep = Callable[[int, dict[str, float]], None]
 
@@ -30,19 +31,16 @@ class Learner:
     """What takes gradient steps: the networks, their optimiser, and how the steps are taken."""
 
     actor: ActorCritic
-    optimiser: torch.optim.Optimizer
-    accelerator: Any
+    steps: GradientSteps
+    precision: Precision
+    ranks: Ranks
+    """The processes that share the work."""
     cfg: PpoConfig
     guard: LrGuard
     micro_batch: Room
     """Episodes in memory at once; changes nothing."""
     checkpointing: bool = False
     """Compute activations twice instead of keeping them; changes nothing."""
-
-    @property
-    def ranks(self) -> Ranks:
-        """The processes that share the work."""
-        return Ranks(self.accelerator)
 
 
 @dataclass(frozen=True)
@@ -78,6 +76,10 @@ def train_on(rollout: Rollout, learner: Learner, update: int, taken: int, on_ste
         for place, rows in enumerate(torch.split(order, cfg.mini_batch_size)):
             position = update * cfg.steps_per_update + epoch * cfg.num_mini_batches + place
             metrics = accumulate(rollout, rows, learner)
+            off_policy = metrics.pop(OFF_POLICY)
+            if taken == 0:
+                check_first_step(metrics, off_policy, learner.precision.tolerance)
+            # Decided while the gradient is still scaled: it can then be dropped, and the scaler is ready for the next one.
             if out_of_reach(metrics["policy/approxkl"], cfg.target_kl):
                 return taken - first
             metrics |= apply(learner, position, metrics)
@@ -87,7 +89,7 @@ def train_on(rollout: Rollout, learner: Learner, update: int, taken: int, on_ste
 
 
 def accumulate(rollout: Rollout, rows: Tensor, learner: Learner) -> dict[str, float]:
-    """The gradient of the mean loss over the valid tokens of the mini-batch `rows`, left in the parameters; its metrics.
+    """The gradient of the mean loss over the valid tokens of the mini-batch `rows`, left in the parameters, scaled; its metrics.
 
     Micro-batches change no result. Raises `Diverged` for what is not finite, `MemoryFull` for what does not fit.
     """
@@ -97,23 +99,17 @@ def accumulate(rollout: Rollout, rows: Tensor, learner: Learner) -> dict[str, fl
     sums = learner.ranks.all_fit(lambda: room.fit(lambda size: gradient(rollout, episodes.buckets(size, mine), learner, tokens)))
     learner.ranks.add([parameter.grad for parameter in learner.actor.parameters() if parameter.grad is not None])
     learner.ranks.add(sums.values())
-    norm = float(learner.accelerator.clip_grad_norm_(learner.actor.parameters(), learner.cfg.max_grad_norm))
     means = dict(zip(sums, (torch.stack(list(sums.values())) / tokens).tolist(), strict=True))
-    bad = [name for name, value in means.items() if not math.isfinite(value)]
-    # A gradient that overflows fp16 is the loss scaler's business: it skips the step, lowers the scale, and there is no norm.
-    if not math.isfinite(norm) and learner.accelerator.scaler is None:
-        bad.append("policy/grad_norm")
-    if bad:
-        raise Diverged(f"not finite: {', '.join(bad)}")
-    return {**means, "policy/grad_norm": norm} if math.isfinite(norm) else means
+    check_finite(means)
+    return means
 
 
 def gradient(rollout: Rollout, parts: list[Tensor], learner: Learner, tokens: Tensor) -> dict[str, Tensor]:
     """Leave the gradient of all `parts` in the parameters, in place of what was there; the metrics' sums over their tokens."""
-    learner.optimiser.zero_grad(set_to_none=True)
+    learner.steps.clear()
     sums: dict[str, Tensor] = {}
     for part in parts:
-        with learner.accelerator.autocast():
+        with learner.precision.autocast():
             for name, value in backward(rollout, part, learner, 1 / tokens).items():
                 sums[name] = sums.get(name, torch.zeros_like(value)) + value
     return sums
@@ -124,8 +120,7 @@ def backward(rollout: Rollout, rows: Tensor, learner: Learner, weight: Tensor) -
     cfg, actor = learner.cfg, learner.actor
     episodes: Episodes = rollout.episodes.take(rows)
     batch = Tokens.of(rollout, rows)
-    scaler = learner.accelerator.scaler
-    scale = weight if scaler is None else scaler.scale(weight)
+    scale = learner.steps.scale(weight)
     with recomputing(actor.networks, learner.checkpointing):
         hidden, vpred = actor.hidden_and_values(episodes)
 
@@ -138,6 +133,7 @@ def backward(rollout: Rollout, rows: Tensor, learner: Learner, weight: Tensor) -
     torch.autograd.backward([hidden, vf.sum()], [head.gradient.to(hidden.dtype), cfg.vf_coef * scale])
     with torch.no_grad():
         _, metrics = policy_terms(batch, head.logprobs, rollout.kl_coef, cfg)
+        metrics[OFF_POLICY] = (head.logprobs - batch.logprobs).abs() > learner.precision.tolerance
         metrics |= {"policy/entropy": head.entropy, "value/vf_loss": vf, "value/vf_clipfrac": vf_clipped}
         return {name: column.sum(dtype=torch.float32) for name, column in metrics.items()}
 
@@ -164,14 +160,34 @@ def policy_terms(batch: Tokens, new_logprobs: Tensor, kl_coef: float, cfg: PpoCo
 
 
 def apply(learner: Learner, position: int, metrics: dict[str, float]) -> dict[str, float]:
-    """Take the step whose gradient is in the parameters, at its place among the planned steps; the metrics of its size."""
+    """Clip the gradient in the parameters and take its step, at its place among the planned ones; the metrics of its size.
+
+    Raises `Diverged`, before the step, for a gradient that is not finite; in fp16 the step is skipped instead, and has no norm.
+    """
     cfg, guard = learner.cfg, learner.guard
+    size = clip(learner)
+    if not learner.steps.skips_overflows:
+        check_finite(size)
     held = hinge(metrics["policy/kl_ref_per_token"], cfg.kl_hinge)
     cut = guard.factor
     factor = lr_schedule(cfg, position) * cut * held
-    for group in learner.optimiser.param_groups:
+    for group in learner.steps.optimiser.param_groups:
         group["lr"] = group["base_lr"] * factor
-    learner.optimiser.step()
+    learner.steps.step()
     guard.step()
-    size = {"policy/lr": cfg.lr * factor, "policy/lr_factor": cut}
+    size = {name: norm for name, norm in size.items() if math.isfinite(norm)}
+    size |= {"policy/lr": cfg.lr * factor, "policy/lr_factor": cut}
     return size if cfg.kl_hinge is None else {**size, "policy/kl_hinge": held}
+
+
+def clip(learner: Learner) -> dict[str, float]:
+    """Unscale the gradient and hold its global norm to ``max_grad_norm``; the norm before that."""
+    norms = learner.steps.clip([learner.actor.parameters()], learner.cfg.max_grad_norm)
+    return {"policy/grad_norm": float(norms[0])}
+
+
+def check_finite(values: dict[str, float]) -> None:
+    """Raise `Diverged` with the names of those that are not finite."""
+    bad = [name for name, value in values.items() if not math.isfinite(value)]
+    if bad:
+        raise Diverged(f"not finite: {', '.join(bad)}")

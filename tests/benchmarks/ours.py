@@ -13,10 +13,10 @@ from benchmarks.sizes import EOS, PAD, Size, reward
 from pipeline.budget.ledger import Ledger
 from pipeline.config import RuntimeConfig
 from pipeline.memory import keep_freed_memory
+from pipeline.models import precision as precision_module
 from pipeline.models.anatomy import trunk
 from pipeline.models.loading import freeze
 from pipeline.models.policy import ActorCritic, Episodes
-from pipeline.ppo import trainer as trainer_module
 from pipeline.ppo.rollout import Scores
 from pipeline.ppo.trainer import Trainer
 from pipeline.tracking import MetricsLog
@@ -58,7 +58,7 @@ class Watch:
 def build(size: Size, critic: str, device: torch.device, precision: str, folder: Path, meter: Meter) -> Any:
     """A trainer, ready to run. On a GPU the precision is the one asked for, not the best that the card has."""
     keep_freed_memory()
-    trainer_module.mixed_precision = lambda _: precision
+    precision_module.mixed_precision = lambda _: precision
     cfg, queries = size.settings(critic), size.prompts()
 
     def score(episodes: Episodes, rows: Sequence[int]) -> Scores:

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate import Accelerator
 from crosscheck.trial import BATCH, CONTEXT, EOS, FULL, PAD, RAGGED, Case, reward, run_trl, settings
 from torch import Tensor
 
 from pipeline.models.anatomy import trunk
 from pipeline.models.policy import ActorCritic, Episodes
+from pipeline.models.precision import GradientSteps, Precision
 from pipeline.ppo import rollout as ours
 from pipeline.ppo.advantages import gae
 from pipeline.ppo.controllers import LrGuard
@@ -77,7 +77,9 @@ def follow(case: Case, actor: ActorCritic, rollout: Rollout) -> tuple[list[dict[
     optimiser.register_step_pre_hook(
         lambda *_: gradients.append({name: p.grad.clone() for name, p in actor.named_parameters() if p.grad is not None})
     )
-    learner = Learner(actor, optimiser, Accelerator(cpu=True), case.cfg, LrGuard.of(case.cfg), micro_batch=Room("micro", 3))
+    precision = Precision.of(torch.device("cpu"))
+    steps, alone = GradientSteps(optimiser, precision), Ranks.of(precision.device)
+    learner = Learner(actor, steps, precision, alone, case.cfg, LrGuard.of(case.cfg), micro_batch=Room("micro", 3))
     train_on(rollout, learner, 0, 0, lambda _, values: metrics.append(values))
     return metrics, gradients
 
@@ -147,7 +149,7 @@ def test_our_own_rollout_is_theirs_where_the_conventions_coincide(tmp_path: Path
     def score(_: Episodes, rows: list[int]) -> Scores:
         return Scores(scores_of(case), scores_of(case), [""] * len(rows), [""] * len(rows))
 
-    alone = Ranks(Accelerator(cpu=True))
+    alone = Ranks.of(torch.device("cpu"))
     world = World(actor_of(case), case.reference, score, case.cfg, {"eos_id": EOS, "pad_id": PAD}, BATCH, lambda _: nullcontext(), alone)
     prompts = Prompts(episodes.query_responses[:, :CONTEXT], episodes.query_mask, list(range(BATCH)))
     rollout = collect(world, prompts, 0, case.cfg.kl_coef)

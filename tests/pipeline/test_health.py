@@ -15,6 +15,7 @@ from pipeline.models.policy import positions, response_mask
 from pipeline.ppo.health import Diverged, check_collapse, negative_kl, repetition
 from pipeline.ppo.rollout import Rollout, collect
 from pipeline.ppo.selfcheck import SelfCheckFailed, check_first_step, check_padding, check_rollout
+from pipeline.tracking import merged
 
 
 def test_repetition_by_hand() -> None:
@@ -94,12 +95,36 @@ def test_a_network_that_sees_padding_is_found(tmp_path: Path, monkeypatch: pytes
         check_padding(rollout.episodes.take(slice(0, 2)), network, 1.0, 1e-3)
 
 
-@pytest.mark.parametrize("fault", [{"policy/ratio": 1.01}, {"policy/approxkl": 0.01}, {"policy/pg_clipfrac": 0.1}])
-def test_a_first_step_that_is_off_policy_is_found(fault: dict[str, float]) -> None:
-    sound = {"policy/ratio": 1.0, "policy/approxkl": 0.0, "policy/pg_clipfrac": 0.0}
-    check_first_step(sound, 1e-3)
+@pytest.mark.parametrize(("fault", "off"), [({"policy/ratio": 1.01}, 0.0), ({"policy/approxkl": 0.01}, 0.0), ({}, 0.002)])
+def test_a_first_step_that_is_off_policy_is_found(fault: dict[str, float], off: float) -> None:
+    sound = {"policy/ratio": 1.0, "policy/approxkl": 0.0}
+    check_first_step(sound, 0.0, 1e-3)
     with pytest.raises(SelfCheckFailed, match="rollout and training forward disagree"):
-        check_first_step({**sound, **fault}, 1e-3)
+        check_first_step({**sound, **fault}, off, 1e-3)
+
+
+@pytest.mark.parametrize(("error", "sound"), [(5e-4, True), (2e-2, False)])
+def test_rounding_that_clips_at_a_small_epsilon_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: float, sound: bool
+) -> None:
+    """Another kernel for another shape: log-probabilities of the rollout that differ in their last digits, and an epsilon below that."""
+    from pipeline.ppo import rollout as module
+
+    honest = module.measure
+
+    def rounded(*args: Any) -> Any:
+        measured = honest(*args)
+        noise = error * (2 * torch.rand(measured.logprobs.shape, generator=torch.Generator().manual_seed(0)) - 1)
+        return replace(measured, logprobs=measured.logprobs + noise)
+
+    monkeypatch.setattr(module, "measure", rounded)
+    one = trainer(tmp_path, cliprange=1e-5)
+    if sound:
+        assert one.run().status == "complete"
+        assert merged(tmp_path / "metrics.jsonl")[1]["policy/pg_clipfrac"] > 0.1
+    else:
+        with pytest.raises(SelfCheckFailed, match=r"of its tokens have a log ratio beyond 0\.001 nats"):
+            one.run()
 
 
 def test_the_checks_cost_less_than_a_hundredth_of_a_forward_each_update(tmp_path: Path) -> None:

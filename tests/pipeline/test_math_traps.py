@@ -138,11 +138,11 @@ def test_the_loss_scaler_survives_a_resume(tmp_path: Path) -> None:
     """Without its state, fp16 training after a resume starts again at the largest scale and skips steps."""
     before, after = trainer(tmp_path), trainer(tmp_path)
     for one, scale in ((before, 8.0), (after, 2.0)):
-        one.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        one.steps.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
     before.log = before.open_log(0)
     before._checkpoint()
     after._resume()
-    assert after.accelerator.scaler.get_scale() == 8.0
+    assert after.steps.scaler.get_scale() == 8.0
     before.log.close()
     after.log.close()
 
@@ -172,8 +172,8 @@ def test_weights_stored_in_fp16_are_trained_in_fp32(tmp_path: Path) -> None:
     loaded = pretrained_model(str(tmp_path / "half"), None)
     assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
     one = trainer(tmp_path / "trial", critic="separate")
-    trained = [parameter for group in one.optimiser.param_groups for parameter in group["params"]]
+    trained = [parameter for group in one.steps.optimiser.param_groups for parameter in group["params"]]
     assert {parameter.dtype for parameter in trained} == {torch.float32}
     one.run()
-    states = [value for state in one.optimiser.state.values() for name, value in state.items() if name != "step"]
+    states = [value for state in one.steps.optimiser.state.values() for name, value in state.items() if name != "step"]
     assert {value.dtype for value in states} == {torch.float32}

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from helpers import Recorder, smoke
 from safetensors.torch import load_file
-from tinytrial import VOCAB, model
+from tinytrial import CONTROLS, VOCAB, Killed, Killer, model, run, trainer
 
 from pipeline.config import RewardConfig, SftConfig
 from pipeline.errors import UserError
 from pipeline.layout import Layout
 from pipeline.models import precision
 from pipeline.models.policy import Episodes
-from pipeline.models.precision import Precision, execution, mixed_precision
-from pipeline.ppo import trainer as trainer_module
+from pipeline.models.precision import GradientSteps, Precision, execution, mixed_precision
 from pipeline.ppo.kl import entropy, exact_kl
 from pipeline.ppo.room import MemoryFull, Room
 from pipeline.ppo.supervised import Supervised
@@ -53,7 +49,7 @@ def test_a_card_gets_what_it_can_do_and_says_why(monkeypatch: pytest.MonkeyPatch
 
 def test_a_cpu_computes_in_fp32_and_scales_nothing() -> None:
     chosen = Precision.of(CPU)
-    assert (chosen.name, chosen.scaler().is_enabled()) == ("no", False)
+    assert (chosen.name, GradientSteps(torch.optim.Adam(model().parameters()), chosen).skips_overflows) == ("no", False)
     with chosen.autocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
     assert execution(CPU, 1, 1) == {"device": "cpu", "precision": "fp32 (no half precision on a CPU)", "attention": "sdpa", "threads": "1"}
@@ -132,14 +128,14 @@ def test_an_overflow_in_fp16_skips_the_step_and_lowers_the_scale(monkeypatch: py
     monkeypatch.setattr(precision, "mixed_precision", lambda _: "fp16")
     network = torch.nn.Linear(4, 1)
     steps = Supervised(network, [], 0.0, Room("sft.batch_size", 2), False)
-    before, scale = copy.deepcopy(network), steps.scaler.get_scale()
+    before, scale = copy.deepcopy(network), steps.steps.scaler.get_scale()
     steps.step(0.1, 2, lambda part: network(torch.full((2, 4), 60_000.0)).float().sum() * 1e30)
     assert furthest(network, before) == 0.0
-    assert steps.scaler.get_scale() == scale / 2
+    assert steps.steps.scaler.get_scale() == scale / 2
     for _ in range(20):  # until the scale is one that fits
         steps.step(0.1, 2, lambda part: network(torch.ones(2, 4)).float().sum())
     assert furthest(network, before) > 0.01
-    assert 0 < steps.scaler.get_scale() < scale
+    assert 0 < steps.steps.scaler.get_scale() < scale
     assert all(one.dtype == torch.float32 for one in network.parameters())
 
 
@@ -175,29 +171,75 @@ def test_kl_and_entropy_are_summed_in_fp32_under_autocast() -> None:
         assert torch.equal(one, other)
 
 
+HALF = ("bf16", "fp16")
+EVERY_CONTROL = CONTROLS | {
+    "a stop at once": {"target_kl": 1e-9},
+    "everything at once": {
+        "target_kl": 1e-3, "kl_hinge": 1e-3, "lr_guard": True, "lr_guard_steps": 5, "kl_control": "adaptive", "kl_horizon": 20.0,
+        "kl_in": "loss", "dual_clip": 2.0, "critic": "separate", "whiten_rewards": True, "ent_coef": 0.01,
+    },
+    "plain rewards": {"whiten_rewards": True, "whiten_advantages": False, "ent_coef": 0.01},
+    "frozen": {"frozen_layers": 1},
+}  # fmt: skip
+"""The controllers, alone and together, and what else changes how a gradient is made."""
+
+
 @pytest.fixture
-def fresh_accelerate() -> Iterator[None]:
-    """accelerate settles on one precision a process."""
-    AcceleratorState._reset_state(True)
-    yield
-    AcceleratorState._reset_state(True)
+def half(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Half precision in every stage, on the CPU."""
+    monkeypatch.setattr(precision, "mixed_precision", lambda _: request.param)
+    return str(request.param)
 
 
-class _Half(Accelerator):
-    """accelerate refuses fp16 on a CPU, torch does not."""
+@pytest.mark.parametrize("half", HALF, indirect=True)
+@pytest.mark.parametrize("control", EVERY_CONTROL)
+def test_every_control_trains_and_resumes_in_half_precision(tmp_path: Path, control: str, half: str) -> None:
+    knobs = EVERY_CONTROL[control]
+    whole, rows, state = run(tmp_path / "whole", **knobs)
+    assert (whole.status, whole.updates) == ("complete", 6)
+    assert all(tensor.dtype == torch.float32 for tensor in state.values())
+    assert sum("policy/grad_norm" in row for row in rows.values()) >= whole.steps - 2  # fp16 may skip while it looks for its scale
+    with pytest.raises(Killed):
+        trainer(tmp_path / "cut", reporter=Killer(3), **knobs).run()
+    resumed = trainer(tmp_path / "cut", **knobs)
+    assert resumed.run() == whole
+    assert (tmp_path / "cut" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+    assert all(torch.equal(state[name], tensor) for name, tensor in resumed.actor.state_dict().items())
 
-    def __init__(self, cpu: bool, mixed_precision: str) -> None:
-        super().__init__(cpu=cpu, mixed_precision="bf16")
-        self.state._mixed_precision = mixed_precision
-        self.scaler = torch.amp.GradScaler("cpu") if mixed_precision == "fp16" else None
+
+@pytest.mark.parametrize("half", ["fp16"], indirect=True)
+def test_a_stop_by_target_kl_leaves_the_scale_as_it_was(tmp_path: Path, half: str) -> None:
+    """The gradient of the step that is refused is dropped: it is neither counted as a sound one nor as an overflow."""
+    one = trainer(tmp_path, target_kl=1e-9)
+    outcome = one.run()
+    assert outcome.steps == outcome.updates == 6
+    scaler = one.steps.scaler.state_dict()
+    assert (scaler["scale"], scaler["_growth_tracker"]) == (2.0**16, 6)
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
-@pytest.mark.parametrize("name", ["bf16", "fp16"])
-def test_a_whole_trial_in_half_precision_keeps_fp32_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
-    for module in (precision, trainer_module):
-        monkeypatch.setattr(module, "mixed_precision", lambda _: name)
-    monkeypatch.setattr("accelerate.Accelerator", _Half)
+@pytest.mark.parametrize("half", ["fp16"], indirect=True)
+def test_the_scaler_resumes_in_the_middle_of_its_search(tmp_path: Path, half: str) -> None:
+    """At a scale where gradients overflow: steps are skipped, the scale falls, and a resume goes on at the scale it had."""
+
+    def started(folder: str, reporter: Recorder | None = None) -> Any:
+        one = trainer(tmp_path / folder, reporter=reporter, runtime={"checkpoint_updates": 1})
+        one.steps.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=3)
+        return one
+
+    whole = started("whole")
+    outcome = whole.run()
+    assert outcome.status == "complete"
+    assert whole.steps.scaler.get_scale() < 2.0**40
+    with pytest.raises(Killed):
+        started("cut", Killer(2)).run()
+    again = started("cut")
+    assert again.run() == outcome
+    assert again.steps.state()["scaler"] == whole.steps.state()["scaler"]
+    assert furthest(again.actor, whole.actor) == 0.0
+
+
+@pytest.mark.parametrize("half", HALF, indirect=True)
+def test_a_whole_trial_in_half_precision_keeps_fp32_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, half: str) -> None:
     seen: dict[str, set[torch.dtype]] = {}
 
     def look(module: Any, function: str) -> None:
@@ -218,7 +260,7 @@ def test_a_whole_trial_in_half_precision_keeps_fp32_weights(monkeypatch: pytest.
     done = run_trial(smoke(sft__steps=30, ppo__steps=8, evaluate__prompts=16), Layout(tmp_path), Recorder())
     assert done.status == "complete"
     assert len(seen) == 5
-    assert set().union(*seen.values()) == {precision.DTYPES[name]}
+    assert set().union(*seen.values()) == {precision.DTYPES[half]}
     weights = load_file(done.artifacts["ppo"].path / "policy" / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
     assert 0 <= done.summary["eval/kl_per_token"] < 1.0

@@ -12,7 +12,7 @@ from tinytrial import CONTROLS, Killed, Killer, model, run, trainer
 
 from pipeline.config import PpoConfig
 from pipeline.ppo.rollout import Prompts, Scores, collect
-from pipeline.ppo.update import accumulate
+from pipeline.ppo.update import accumulate, clip
 from pipeline.tracking import merged
 
 # --- the first update --------------------------------------------------------------------------------------
@@ -77,11 +77,12 @@ def test_the_gradient_is_that_of_the_mean_over_the_mini_batch_tokens(tmp_path: P
     gradients = torch.autograd.grad(total / tokens, list(actor.parameters()))
     norm = torch.sqrt(sum((gradient**2).sum() for gradient in gradients))  # type: ignore[arg-type]
     step = accumulate(rollout, mini, one.learner)
+    step |= clip(one.learner)
     assert step["policy/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
     assert step["policy/ratio"] == pytest.approx(1.0, abs=1e-6)
-    clip = min(1.0, cfg.max_grad_norm / norm.item())
+    shrunk = min(1.0, cfg.max_grad_norm / norm.item())
     for parameter, gradient in zip(actor.parameters(), gradients, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient * clip, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(parameter.grad, gradient * shrunk, rtol=1e-4, atol=1e-7)
 
 
 # --- liveness ----------------------------------------------------------------------------------------------
