@@ -23,6 +23,8 @@ from pipeline.config_base import Fraction, NonNegative
 from pipeline.config_base import Positive as Positive
 from pipeline.config_base import Section as Section
 from pipeline.config_base import StrictlyPositive as StrictlyPositive
+from pipeline.config_effects import inert as inert
+from pipeline.config_effects import value_at as value_at
 from pipeline.config_faults import Fault as Fault
 from pipeline.config_faults import unknown_key as unknown_key
 from pipeline.config_faults import validate as validate
@@ -210,8 +212,6 @@ class PpoConfig(Section):
                 f"steps {self.steps} is no whole number of updates of {self.steps_per_update} gradient steps "
                 f"(num_ppo_epochs x num_mini_batches); nearest: {max(below, self.steps_per_update)} or {below + self.steps_per_update}"
             )
-        if self.critic == "shared" and (self.critic_init != "reference" or self.critic_lr is not None):
-            raise ValueError("critic_init and critic_lr need critic: separate; set it or remove them")
         if self.quantize != "none" and self.adapter != "lora":
             raise ValueError("quantize '4bit' holds frozen weights, and without an adapter none is frozen; set adapter: lora")
         if self.adapter == "lora" and self.frozen_layers:
@@ -308,7 +308,7 @@ class TrialConfig(Section):
             )
         if self.needs_labels and self.data.source == "builtin":
             raise ValueError("preferences 'labels' need labelled texts, data.source is 'builtin'; use judge, or texts of your own")
-        if self.ppo.critic_init == "reward" and self.reward.kind != "learned":
+        if self.ppo.critic == "separate" and self.ppo.critic_init == "reward" and self.reward.kind != "learned":
             raise ValueError(f"ppo.critic_init 'reward' needs a reward that is a network, reward.kind is '{self.reward.kind}'; use learned")
         return self
 
@@ -374,16 +374,33 @@ def read_config(profile: str, overrides: Mapping[str, Any], below: Mapping[str, 
         raise UserError(f"no profile '{profile}'{nearest(profile, names)}; there are: {', '.join(names)}")
     path = PROFILES / f"{profile}.yaml"
     content: dict[str, Any] = {"profile": profile, **_read_profile(path, path.stat().st_mtime_ns)}
-    changes, faults = {**below, **overrides}, []
+    under, faults = _changed(content, below)
+    content, wrong = _changed(under, overrides)
+    config, refused = validated(TrialConfig, content)
+    faults += [*wrong, *(Fault(_override(fault, {**below, **overrides}), fault.text) for fault in refused)]
+    if config is not None:
+        faults += _inert(config, under, overrides)
+    return (None if faults else config), faults
+
+
+def _changed(content: dict[str, Any], changes: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
+    """The sections with dotted keys changed, and a fault for each key that cannot be."""
+    found, faults = dict(content), []
     for key, value in changes.items():
         try:
             check_key(key)
             section, name, *inner = key.split(".")
-            content[section] = {**content.get(section, {}), name: _with(content.get(section, {}).get(name), inner, value, key)}
+            found[section] = {**found.get(section, {}), name: _with(found.get(section, {}).get(name), inner, value, key)}
         except UserError as error:
             faults.append(Fault((key,), str(error)))
-    config, wrong = validated(TrialConfig, content)
-    return (None if faults else config), [*faults, *(Fault(_override(fault, changes), fault.text) for fault in wrong)]
+    return found, faults
+
+
+def _inert(config: TrialConfig, under: dict[str, Any], overrides: Mapping[str, Any]) -> list[Fault]:
+    """Overrides that have no effect in `config`; those that repeat what is under them are none."""
+    idle = {key: why for key in overrides if (why := inert(config, key))}
+    base = validated(TrialConfig, under)[0] if idle else None
+    return [Fault((key,), why) for key, why in idle.items() if base is None or value_at(base, key) != value_at(config, key)]
 
 
 def check_key(key: str) -> None:

@@ -24,6 +24,9 @@ class Scorer(Section):
     def _check_model(self, kind: str) -> None:
         if (kind == "classifier") != (self.model is not None):
             raise ValueError("kind: classifier and model need each other; set model to a hub id or a local folder, or change kind")
+        idle = [name for name in ("revision", "label", "output") if getattr(self, name) != Scorer.model_fields[name].default]
+        if idle and kind != "classifier":
+            raise ValueError(f"{idle[0]} '{getattr(self, idle[0])}' is for kind: classifier, kind is '{kind}'; leave {idle[0]} out")
 
 
 class PartConfig(Scorer):

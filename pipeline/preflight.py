@@ -14,10 +14,10 @@ from pipeline.errors import UserError
 from pipeline.sizes import scorer_shapes, shape_of
 
 Changes = Mapping[str, Any]
-SHARED: Changes = {"ppo.critic": "shared", "ppo.critic_init": "reference", "ppo.critic_lr": None}
+SHARED: Changes = {"ppo.critic": "shared"}
 LORA: Changes = {"ppo.adapter": "lora", "ppo.frozen_layers": 0}
 FOUR_BIT: Changes = {**LORA, "ppo.quantize": "4bit"}
-CONSEQUENCES = ("ppo.critic_init", "ppo.critic_lr", "ppo.frozen_layers")
+CONSEQUENCES = ("ppo.frozen_layers",)
 """Keys that are changed only because others are."""
 
 

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import Fault, TrialConfig, check_key, nearest, profile_names, read_config
+from pipeline.config import Fault, TrialConfig, check_key, inert, nearest, profile_names, read_config, value_at
 from pipeline.config_words import meant
 from pipeline.errors import UserError
 from pipeline.layout import safe
@@ -28,6 +28,7 @@ FIXED = {
     STOP_KEY: "is set by falsifiers with `stop: true`, and by search.prune",
 }
 """Keys that a study may not change, and who does."""
+IDLE = "has no effect"
 PAIRS_CHECKED = 500
 """Pairs of values that are tried of a search space; with more, a fault may be found only when the search proposes it."""
 
@@ -67,8 +68,9 @@ def check_names(content: Mapping[str, Any]) -> list[Fault]:
 
 
 def told(source: str, faults: Iterable[Fault]) -> str:
-    """One line per fault, with file and line."""
-    return "\n".join(f"{_at(source, fault.where)}: {fault.text}" for fault in dict.fromkeys(faults))
+    """One line per fault, with file and line; what is wrong with ``--set`` is in no file."""
+    lines = (fault.text if fault.text.startswith("--set") else f"{_at(source, fault.where)}: {fault.text}" for fault in faults)
+    return "\n".join(dict.fromkeys(lines))
 
 
 def check_overrides(study: Study, overrides: Mapping[str, Any]) -> None:
@@ -99,11 +101,41 @@ def built(
         for fault in faults:
             where = ("arms", arm, *fault.where) if study.kind == "arms" else (study.kind, *fault.where)
             found.setdefault((where, fault.text), []).append(arm)
-    faults = []
+    faults = [*_of_all_arms(study, profile, below, found), *_idle_everywhere(study, profile, below, configs)]
     for (where, text), arms in found.items():
         more = f" (and in {len(arms) - 1} more arms)" if len(arms) > 1 else ""
-        faults.append(Fault(where, f"{study.kind}.{arms[0]}: {text}{more}"))
+        if study.kind == "grid" and IDLE in text:
+            more += "; a grid has every combination, so list those that are meant under arms instead"
+        faults.append(Fault(where, f"{study.kind}.{arms[0]}{' with --set' if below else ''}: {text}{more}"))
     return configs, faults
+
+
+def _of_all_arms(study: Study, profile: str, below: Mapping[str, Any], found: dict[tuple[Where, str], list[str]]) -> list[Fault]:
+    """What is wrong with ``--set`` whatever an arm changes; taken out of `found`."""
+    own = [fault.text for fault in read_config(profile, {}, below)[1]] if below else []
+    count = len(study.arm_overrides())
+    told_of = [text for text in own if sum(len(arms) for (_, one), arms in found.items() if one == text) == count]
+    for one in [one for one in found if one[1] in told_of]:
+        del found[one]
+    return [Fault((), f"--set: {text}") for text in told_of]
+
+
+def _idle_everywhere(study: Study, profile: str, below: Mapping[str, Any], configs: Mapping[str, TrialConfig]) -> list[Fault]:
+    """Keys of ``--set`` that have no effect in any arm, nor anywhere in a search space."""
+    arms, found = study.arm_overrides(), []
+    space = study.search.space if study.search else {}
+    points = [{name: end} for name, dimension in space.items() for end in dimension.ends]
+    for key in below:
+        places = [config for arm, config in configs.items() if key not in arms[arm]]
+        if not places or not all(inert(config, key) for config in places):
+            continue
+        without, _ = read_config(profile, {}, {name: value for name, value in below.items() if name != key})
+        if without is not None and value_at(without, key) == value_at(places[0], key):
+            continue  # it says what is so anyway
+        reached = [config for point in points if (config := read_config(profile, {}, {**below, **point})[0]) is not None]
+        if all(inert(config, key) for config in reached):
+            found.append(Fault((), f"--set: {inert(places[0], key)}"))
+    return found
 
 
 def _at(source: str, where: Where) -> str:

@@ -79,7 +79,7 @@ def cells(study: Study, profile: str | None = None, overrides: Mapping[str, Any]
     stops = {arm: {STOP_KEY: study.stop_rules(arm)} for arm in study.arm_overrides()}
     configs, faults = built(study, chosen, overrides or {}, stops)
     if faults:
-        raise UserError(told(study.source or study.name, faults) + (" (with --set)" if overrides else ""))
+        raise UserError(told(study.source or study.name, faults))
     result = [Cell(arm, seed, _seeded(config, seed)) for seed in study.seeds for arm, config in configs.items()]
     _refuse_twins(study, result, chosen)
     return result

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import MAPPINGS, Section, TrialConfig, load_config, profile_names
+from pipeline.config_effects import needs
 from pipeline.config_rewards import RewardConfig
 from pipeline.layout import SAFE_NAME
 from pipeline.metrics import FAMILIES, METRICS
@@ -75,7 +76,8 @@ def _knobs() -> Iterator[tuple[str, dict[str, Any]]]:
             if key in (SEED_KEY, STOP_KEY):
                 continue
             values = ", ".join(f"{profile} {json.dumps(content[section][name])}" for profile, content in profiles.items())
-            yield key, {**_plain(field), "description": f"{field['description']} ({values})"}
+            only = f"; acts only with {needs(key)}" if needs(key) else ""
+            yield key, {**_plain(field), "description": f"{field['description']}{only} ({values})"}
 
 
 def _inside(value: dict[str, Any]) -> dict[str, Any]:

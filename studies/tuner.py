@@ -100,7 +100,7 @@ class Tuner:
     def close(self) -> list[Tried]:
         """End the search: write what is to be confirmed, and keep it where Optuna's own tools look. Returns the chosen."""
         self._tell_until(len(self._asked) - 1)
-        base = load_config(self._profile, self._overrides).model_dump(mode="json")
+        base = load_config(self._profile, below=self._overrides).model_dump(mode="json")
         own = {key: base[key.partition(".")[0]][key.partition(".")[2]] for key in self._search.space}
         chosen = choose(self.trials, objectives(self._study), self._search.confirm.top, own)
         save(self._study, self._folder, self.trials, chosen, importance(self.trials, objectives(self._study), self._space))
@@ -130,9 +130,9 @@ class Tuner:
         trial = self._optuna.ask(self._space)
         seed = self._study.seeds[0]
         stop = [self._search.prune.rule.model_dump(mode="json")] if self._search.prune else []
-        changes = {**self._overrides, **trial.params, SEED_KEY: seed, STOP_KEY: stop}
+        changes = {**trial.params, SEED_KEY: seed, STOP_KEY: stop}
         origin = f"{self._study.source or self._study.name}: search, trial {number}"
-        cell = Cell(arm(number), seed, load_config(self._profile, changes, origin))
+        cell = Cell(arm(number), seed, load_config(self._profile, changes, origin, below=self._overrides))
         self._asked.append((trial, cell))
         return cell
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 
@@ -49,10 +49,15 @@ class Corpus:
 
 def load_corpus(cfg: DataConfig) -> Corpus:
     """Read the texts of a configuration. Raises `UserError` for what is absent, unreadable or too little."""
-    if cfg.source == "builtin":
-        return _builtin(cfg)
-    splits = read_splits(Path(cfg.path or ""), "data.path", COLUMNS) if cfg.source == "local" else hub_splits(cfg)
-    return _split(splits, cfg)
+    match cfg.source:
+        case "builtin":
+            return _builtin(cfg)
+        case "local":
+            return _split(read_splits(Path(cfg.path or ""), "data.path", COLUMNS), cfg)
+        case "hub":
+            return _split(hub_splits(cfg), cfg)
+        case _:
+            assert_never(cfg.source)
 
 
 def check_source(cfg: DataConfig) -> None:

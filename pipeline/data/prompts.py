@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, assert_never
 
 import numpy as np
 
@@ -26,7 +26,7 @@ def make_prompts(
     that would leave nothing to complete and prompts of more than ``max_prompt_tokens`` are passed over. Raises
     `UserError` when the texts give fewer than `n`.
     """
-    cut: Cut = first_words if cfg.prompt_unit == "words" else tokens_of(tokenizer)
+    cut = cut_at(cfg.prompt_unit, tokenizer)
     low, high = cfg.prompt_length
     found: dict[str, None] = {}
     for text in texts:
@@ -39,6 +39,17 @@ def make_prompts(
         f"data: {len(texts)} texts give only {len(found)} distinct prompts of {low} to {high} {cfg.prompt_unit} (at most "
         f"{cfg.max_prompt_tokens} tokens), {n} are asked for; lower data.train_prompts or data.heldout_prompts, or widen data.prompt_length"
     )
+
+
+def cut_at(unit: Literal["words", "tokens"], tokenizer: Any) -> Cut:
+    """How texts are cut after so many units."""
+    match unit:
+        case "words":
+            return first_words
+        case "tokens":
+            return tokens_of(tokenizer)
+        case _:
+            assert_never(unit)
 
 
 def first_words(text: str, k: int) -> str | None:

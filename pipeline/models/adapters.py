@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import nn
@@ -21,10 +21,14 @@ from pipeline.models.seeding import seed_of
 
 def choose_trained(lm: CausalLM, cfg: PpoConfig) -> CausalLM:
     """Leave gradients on what `cfg` trains of the policy, and add the adapter where it asks for one; returns `lm`."""
-    if cfg.adapter == "lora":
-        _add_lora(lm, cfg)
-    elif cfg.frozen_layers:
-        _freeze_lower(lm, cfg.frozen_layers)
+    match cfg.adapter:
+        case "lora":
+            _add_lora(lm, cfg)
+        case "none":
+            if cfg.frozen_layers:
+                _freeze_lower(lm, cfg.frozen_layers)
+        case _:
+            assert_never(cfg.adapter)
     return lm
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import assert_never
 
 from pipeline.config import KL_ERROR_CLIP, PpoConfig
 
@@ -14,15 +15,22 @@ def kl_schedule(cfg: PpoConfig, progress: float) -> float:
     """beta at `progress` in [0, 1], 0 in the first update and 1 in the last: a curriculum from one value to another.
 
     linear: β₀ + (β₁ - β₀) p;  cosine: β₁ + (β₀ - β₁) (1 + cos πp) / 2;  piecewise: that of the last stage whose
-    fraction is at most p, β₀ before the first. β₀ is ``kl_coef``, β₁ is ``kl_coef_end``; any other control: β₀.
+    fraction is at most p, β₀ before the first; fixed: β₀; adaptive: β₀ where it starts. β₀ is ``kl_coef``, β₁ is
+    ``kl_coef_end``.
     """
     start, end = cfg.kl_coef, cfg.kl_coef_end
-    if cfg.kl_control == "linear":
-        return start + (end - start) * progress
-    if cfg.kl_control == "cosine":
-        return end + (start - end) * 0.5 * (1 + math.cos(math.pi * progress))
-    reached = [beta for fraction, beta in cfg.kl_coef_stages if fraction <= progress]
-    return reached[-1] if reached else start
+    match cfg.kl_control:
+        case "fixed" | "adaptive":
+            return start
+        case "linear":
+            return start + (end - start) * progress
+        case "cosine":
+            return end + (start - end) * 0.5 * (1 + math.cos(math.pi * progress))
+        case "piecewise":
+            reached = [beta for fraction, beta in cfg.kl_coef_stages if fraction <= progress]
+            return reached[-1] if reached else start
+        case _:
+            assert_never(cfg.kl_control)
 
 
 def adapted(kl_coef: float, kl_per_sequence: float, target: float, episodes: int, horizon: float) -> float:
@@ -120,4 +128,10 @@ class LrGuard:
 
 def lr_schedule(cfg: PpoConfig, position: int) -> float:
     """Factor on the learning rates at a gradient step, by its place among the ``cfg.steps`` planned: linear to 0, or constant."""
-    return 1 - position / cfg.steps if cfg.lr_schedule == "linear" else 1.0
+    match cfg.lr_schedule:
+        case "linear":
+            return 1 - position / cfg.steps
+        case "constant":
+            return 1.0
+        case _:
+            assert_never(cfg.lr_schedule)

@@ -21,7 +21,7 @@ from pipeline.ppo.kl import k3
 from pipeline.ppo.masking import masked_mean, masked_whiten
 from pipeline.ppo.measure import token_stats
 from pipeline.ppo.parallel import Ranks
-from pipeline.ppo.shaping import handle_missing_eos, non_score_reward, token_rewards
+from pipeline.ppo.shaping import beta_in_reward, handle_missing_eos, non_score_reward, token_rewards
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,7 @@ def collect(world: World, prompts: Prompts, update: int, kl_coef: float) -> Roll
         final = handle_missing_eos(scores.proxy.to(prompts.queries.device), episodes.ended, cfg.missing_eos, cfg.missing_eos_penalty)
         # 5 rewards, GAE, returns, whitening
         mask = episodes.response_mask
-        penalty = kl_coef if cfg.kl_in == "reward" else 0.0
-        non_score = non_score_reward(measured.logprobs, measured.ref_logprobs, mask, penalty)
+        non_score = non_score_reward(measured.logprobs, measured.ref_logprobs, mask, beta_in_reward(kl_coef, cfg.kl_in))
         rewards = token_rewards(final, non_score, mask)
         if cfg.whiten_rewards:
             rewards = masked_whiten(rewards, mask, shift_mean=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, assert_never
 
 import torch
 from torch import Tensor
@@ -17,10 +17,26 @@ def handle_missing_eos(scores: Tensor, ended: Tensor, how: Literal["replace", "s
     ``replace``: -penalty instead of the score (a fixed score, as Ziegler 2019's code gives it); ``subtract``: score -
     penalty (as TRL's `missing_eos_penalty`); ``none``: the score.
     """
-    if how == "none":
-        return scores
-    cut = torch.full_like(scores, -penalty) if how == "replace" else scores - penalty
-    return torch.where(ended, scores, cut)
+    match how:
+        case "none":
+            return scores
+        case "replace":
+            return torch.where(ended, scores, torch.full_like(scores, -penalty))
+        case "subtract":
+            return torch.where(ended, scores, scores - penalty)
+        case _:
+            assert_never(how)
+
+
+def beta_in_reward(kl_coef: float, kl_in: Literal["reward", "loss"]) -> float:
+    """The beta of the rewards: all of it, or 0 where the penalty is in the loss (`pipeline.ppo.update.policy_terms`)."""
+    match kl_in:
+        case "reward":
+            return kl_coef
+        case "loss":
+            return 0.0
+        case _:
+            assert_never(kl_in)
 
 
 def non_score_reward(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, kl_coef: float) -> Tensor:

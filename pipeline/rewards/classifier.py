@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 import torch
 from torch import Tensor
@@ -46,9 +46,16 @@ class ClassifierReward:
     def _score(self, texts: list[str]) -> Tensor:
         inputs = self._tokenizer(texts, padding=True, truncation=True, return_tensors="pt").to(self._model.device)
         with Precision.of(self._model.device).autocast():
-            logits = self._model(**inputs).logits.float().cpu()
-        several = self._model.config.problem_type == "multi_label_classification"
-        return logits[:, self._index] if several or self._output == "logit" else log_odds(logits, self._index)
+            logits: Tensor = self._model(**inputs).logits.float().cpu()
+        if self._model.config.problem_type == "multi_label_classification":  # the labels do not exclude each other
+            return logits[:, self._index]
+        match self._output:
+            case "logit":
+                return logits[:, self._index]
+            case "log_odds":
+                return log_odds(logits, self._index)
+            case _:
+                assert_never(self._output)
 
 
 def log_odds(logits: Tensor, index: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import pandas as pd
 import torch
@@ -52,10 +52,21 @@ def judge_of(judge: JudgeConfig, device: torch.device, batch: int) -> Reward:
 
 
 def scorer_of(key: str, cfg: JudgeConfig | PartConfig, device: torch.device, batch: int) -> Reward:
-    """Whatever scores texts without having been trained here; `key` names its section in messages."""
-    if cfg.kind == "classifier":
-        return load_classifier(f"{key}.model", cfg.model or "", cfg.revision, cfg.label, cfg.output, device, batch)
-    return GrammarJudge() if cfg.kind == "grammar" else LexiconReward()
+    """Whatever scores texts without having been trained here; `key` names its section in messages.
+
+    Raises `ValueError` for a kind that is no such scorer: `learned` is trained, `auto` stands for another kind.
+    """
+    match cfg.kind:
+        case "classifier":
+            return load_classifier(f"{key}.model", cfg.model or "", cfg.revision, cfg.label, cfg.output, device, batch)
+        case "grammar":
+            return GrammarJudge()
+        case "lexicon":
+            return LexiconReward()
+        case "learned" | "auto":
+            raise ValueError(f"{key}: '{cfg.kind}' is no kind of scorer that is ready to use")
+        case _:
+            assert_never(cfg.kind)
 
 
 def part_key(name: str, composite: bool) -> str:

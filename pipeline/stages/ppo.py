@@ -105,11 +105,15 @@ def new_actor(cfg: PpoConfig, sft: Artifact, reward: Artifact, device: torch.dev
     """The policy at the reference, with the critic that `cfg` asks for."""
     load = load_quantized if cfg.quantize == "4bit" else load_snapshot
     policy: CausalLM = choose_trained(load(sft.path / "model", device), cfg)
-    if cfg.critic == "shared":
-        return ActorCritic(policy).to(device)
-    if cfg.critic_init == "reference":
-        return ActorCritic(policy, trunk(load_snapshot(sft.path / "model", device))).to(device)
-    scorer = RewardModel.load(reward.path, device)
-    scale = reward.meta["parts"]["reward"]
-    head = calibrated_head(scorer.head, scale["mean"], scale["std"])
-    return ActorCritic(policy, trunk(scorer.lm).requires_grad_(True), head).to(device)
+    match cfg.critic, cfg.critic_init:
+        case "shared", _:
+            return ActorCritic(policy).to(device)
+        case "separate", "reference":
+            return ActorCritic(policy, trunk(load_snapshot(sft.path / "model", device))).to(device)
+        case "separate", "reward":
+            scorer = RewardModel.load(reward.path, device)
+            scale = reward.meta["parts"]["reward"]
+            head = calibrated_head(scorer.head, scale["mean"], scale["std"])
+            return ActorCritic(policy, trunk(scorer.lm).requires_grad_(True), head).to(device)
+        case other:
+            raise ValueError(f"no critic is known as {other}")

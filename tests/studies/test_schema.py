@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_trial import STUDY
+from fake_trial import SEARCH, STUDY
 
 from pipeline.errors import UserError
 from studies.design import cells, design_digest
@@ -97,6 +97,50 @@ def test_all_faults_of_a_file_come_at_once_and_unknown_keys_before_the_baseline(
         "line 11: falsifiers.0.metric: no metric 'objective/kl_pertoken'; did you mean 'objective/kl_per_token'?",
         "line 6: seeds: 2 is a single number; give a list of seeds, for example seeds: [0, 1]",
     ]
+
+
+def test_settings_that_cannot_act_are_refused_with_the_arms_name(write_study: Callable[..., Study]) -> None:
+    text = STUDY.replace("strong: {ppo.kl_coef: 0.2}", "strong: {ppo.kl_coef: 0.2, ppo.kl_target: 3}")
+    assert "line 9: arms.strong: ppo.kl_target = 3.0 has no effect while ppo.kl_control is fixed" in faults(write_study, text)[0]
+    (factor,) = faults(write_study, FACTORS + "factors: {ppo.lora_rank: [4]}\n")
+    assert "line 6: factors.lora_rank=4: ppo.lora_rank = 4 has no effect while ppo.adapter is none" in factor
+    head = FACTORS + "baseline: kl_coef=0+kl_in=reward\n"
+    (crossed,) = faults(write_study, head + "grid: {ppo.kl_coef: [0, 0.1], ppo.kl_in: [reward, loss]}\n")
+    assert "grid.kl_coef=0+kl_in=loss: ppo.kl_in = loss has no effect while ppo.kl_coef is 0.0" in crossed
+    assert crossed.endswith("so list those that are meant under arms instead")
+
+
+@pytest.mark.parametrize(
+    ("space", "says"),
+    [
+        ("ppo.kl_target: {low: 1, high: 5}", ["search.space: ppo.kl_target = 1.0 has no effect", "search.space: ppo.kl_target = 5.0"]),
+        (
+            "{ppo.kl_coef: {values: [0, 0.1]}, ppo.kl_in: {values: [reward, loss]}}",
+            ["search.space: with ppo.kl_coef=0, ppo.kl_in=loss: ppo.kl_in = loss has no effect"],
+        ),
+    ],
+)
+def test_a_space_with_a_knob_that_cannot_act_is_refused_before_the_search(
+    write_study: Callable[..., Study], space: str, says: list[str]
+) -> None:
+    head, _, tail = SEARCH.partition("    ppo.kl_coef: {low")
+    text = head.replace("space:\n", f"space: {space}\n" if space.startswith("{") else f"space:\n    {space}\n")
+    found = faults(write_study, text + "  trials: 14" + tail.partition("  trials: 14")[2])
+    assert len(found) == len(says)
+    assert all(words in line for words, line in zip(says, found, strict=True))
+
+
+def test_set_may_prepare_a_switch_that_some_arm_turns_on(write_study: Callable[..., Study]) -> None:
+    plain = write_study()
+    with pytest.raises(UserError, match=r"^--set: ppo\.kl_target = 3\.0 has no effect while ppo\.kl_control is fixed.*out$"):
+        cells(plain, None, {"ppo.kl_target": 3})
+    with pytest.raises(UserError, match=r"^--set: ppo\.lr = -1: must be greater than or equal to 0$"):
+        cells(plain, None, {"ppo.lr": -1})
+    assert cells(plain, None, {"ppo.kl_target": 2})  # what tiny has anyway
+    adaptive = write_study(STUDY.replace("ppo.kl_coef: 0.2", "ppo.kl_coef: 0.2, ppo.kl_control: adaptive"))
+    assert [cell.config.ppo.kl_target for cell in cells(adaptive, None, {"ppo.kl_target": 3})] == [3.0] * 4
+    switched = SEARCH.replace("ppo.cliprange: {values: [0.1, 0.2, 0.3]}", "ppo.kl_control: {values: [fixed, adaptive]}")
+    assert cells(write_study(switched), None, {"ppo.kl_target": 3})
 
 
 def test_a_fault_of_many_arms_is_told_once(write_study: Callable[..., Study]) -> None:

@@ -193,7 +193,8 @@ def test_arms_complete_every_knob_with_type_bounds_and_words() -> None:
         "default": 0.05,
         "minimum": 0.0,
         "type": "number",
-        "description": "beta; the starting value when kl_control is not fixed (tiny 0.05, t4 0.01)",
+        "description": "beta; the starting value when kl_control is not fixed; acts only with ppo.kl_control other than piecewise, "
+        "or a first stage that begins after 0 (tiny 0.05, t4 0.01)",
     }
     for kind in ("grid", "factors"):
         assert set(schema["properties"][kind]["properties"]) == set(knobs)

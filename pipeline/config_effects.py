@@ -1,0 +1,149 @@
+"""When a knob has an effect: what else must be set for it, in one table.
+
+A setting that cannot act is refused where a user makes it (``--set``, an arm, a search space), because two trials that
+differ in it alone would differ in name only. A profile may hold values for switches that are off, so that turning one
+on is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+Config = Any
+"""A `pipeline.config.TrialConfig`, which is made in the layer above."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Something that has to hold in the rest of the configuration."""
+
+    words: str
+    holds: Callable[[Config], bool]
+    switch: str
+    """The key whose present value a message shows."""
+
+
+def setting(key: str, *values: str | bool) -> Condition:
+    """The key has one of these values."""
+    listed = " or ".join(str(value).lower() for value in values)
+    return Condition(f"{key}: {listed}", lambda config: value_at(config, key) in values, key)
+
+
+def given(key: str) -> Condition:
+    """The key is set."""
+    return Condition(key, lambda config: value_at(config, key) is not None, key)
+
+
+def absent(key: str) -> Condition:
+    """The key is not set."""
+    return Condition(f"no {key}", lambda config: value_at(config, key) is None, key)
+
+
+def above_zero(key: str) -> Condition:
+    """The key is more than 0."""
+    return Condition(f"{key} above 0", lambda config: bool(value_at(config, key) > 0), key)
+
+
+def value_at(config: Config, key: str) -> Any:
+    """The value of a dotted key."""
+    section, _, name = key.partition(".")
+    return getattr(getattr(config, section), name)
+
+
+def _betas(config: Config) -> Iterator[float]:
+    """Every beta that a trial goes through."""
+    ppo = config.ppo
+    if not _begins_at_a_stage(config):
+        yield ppo.kl_coef
+    if ppo.kl_control in ("linear", "cosine"):
+        yield ppo.kl_coef_end
+    if ppo.kl_control == "piecewise":
+        yield from (beta for _, beta in ppo.kl_coef_stages)
+
+
+def _begins_at_a_stage(config: Config) -> bool:
+    ppo = config.ppo
+    return ppo.kl_control == "piecewise" and any(start == 0 for start, _ in ppo.kl_coef_stages)
+
+
+def _learned(config: Config) -> list[str]:
+    """The sources of pairs of all rewards that are learned."""
+    return [part.preferences for part in config.reward.scorers().values() if part.kind == "learned"]
+
+
+PENALTY = Condition("a KL penalty: ppo.kl_coef above 0, or a schedule that goes above 0", lambda config: any(_betas(config)), "ppo.kl_coef")
+LEARNED = Condition("a learned reward", lambda config: bool(_learned(config)), "reward.kind")
+JUDGED = Condition("a learned reward with preferences: judge", lambda config: "judge" in _learned(config), "reward.kind")
+GIVEN_PAIRS = Condition(
+    "a learned reward with preferences: labels or a file",
+    lambda config: any(source != "judge" for source in _learned(config)),
+    "reward.kind",
+)
+A_CRITIC_THAT_SPEAKS = Condition(
+    "ppo.vf_coef above 0 or ppo.critic_init: reward (any other critic stays at 0)",
+    lambda config: config.ppo.vf_coef > 0 or (config.ppo.critic == "separate" and config.ppo.critic_init == "reward"),
+    "ppo.vf_coef",
+)
+TRAINED_OR_SCRATCH = Condition(
+    "sft.steps above 0 or no model.base", lambda config: config.sft.steps > 0 or config.model.base is None, "sft.steps"
+)
+A_BEGINNING = Condition(
+    "ppo.kl_control other than piecewise, or a first stage that begins after 0",
+    lambda config: not _begins_at_a_stage(config),
+    "ppo.kl_coef_stages",
+)
+SCRATCH = absent("model.base")
+SEPARATE = setting("ppo.critic", "separate")
+SFT = above_zero("sft.steps")
+
+ACTS: dict[str, tuple[Condition, ...]] = {
+    "data.path": (setting("data.source", "local"),),
+    "data.name": (setting("data.source", "hub"),),
+    "data.revision": (setting("data.source", "hub"),),
+    "data.vocab_size": (SCRATCH,),
+    "model.revision": (given("model.base"),),
+    **dict.fromkeys(("model.hidden_size", "model.layers", "model.heads", "model.intermediate_size"), (SCRATCH,)),
+    **dict.fromkeys(("sft.batch_size", "sft.lr", "sft.warmup", "sft.weight_decay"), (SFT,)),
+    "sft.seed": (TRAINED_OR_SCRATCH,),
+    **dict.fromkeys(("reward.pairs", "reward.heldout_pairs", "reward.epochs", "reward.batch_size", "reward.lr"), (LEARNED,)),
+    "reward.label_noise": (JUDGED,),
+    "reward.max_tokens": (GIVEN_PAIRS,),
+    "ppo.value_head_lr": (above_zero("ppo.vf_coef"),),
+    "ppo.cliprange_value": (above_zero("ppo.vf_coef"),),
+    "ppo.critic": (A_CRITIC_THAT_SPEAKS,),
+    "ppo.critic_init": (SEPARATE,),
+    "ppo.critic_lr": (SEPARATE, above_zero("ppo.vf_coef")),
+    "ppo.missing_eos_penalty": (setting("ppo.missing_eos", "replace", "subtract"),),
+    "ppo.kl_coef": (A_BEGINNING,),
+    "ppo.kl_in": (PENALTY,),
+    "ppo.kl_loss_estimator": (setting("ppo.kl_in", "loss"), PENALTY),
+    "ppo.kl_control": (PENALTY,),
+    "ppo.kl_coef_end": (setting("ppo.kl_control", "linear", "cosine"),),
+    "ppo.kl_target": (setting("ppo.kl_control", "adaptive"), PENALTY),
+    "ppo.kl_horizon": (setting("ppo.kl_control", "adaptive"), PENALTY),
+    **dict.fromkeys(("ppo.lr_guard_kl", "ppo.lr_guard_factor", "ppo.lr_guard_steps"), (setting("ppo.lr_guard", True),)),
+    "ppo.lora_rank": (setting("ppo.adapter", "lora"),),
+    "ppo.lora_alpha": (setting("ppo.adapter", "lora"),),
+}
+"""Knobs that act only under conditions, all of which must hold. What is not listed always acts, or is refused by itself."""
+
+
+def inert(config: Config, key: str) -> str | None:
+    """Why a setting has no effect in this configuration; None where it has one."""
+    for condition in ACTS.get(key, ()):
+        if not condition.holds(config):
+            made = f"{key} = {_word(value_at(config, key))}"
+            now = f"{condition.switch} is {_word(value_at(config, condition.switch))}"
+            return f"{made} has no effect while {now}: it needs {condition.words}; change that, or leave {key} out"
+    return None
+
+
+def needs(key: str) -> str:
+    """What a knob needs to act, in words; empty for one that always acts."""
+    return " and ".join(condition.words for condition in ACTS.get(key, ()))
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)

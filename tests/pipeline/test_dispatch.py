@@ -1,0 +1,76 @@
+"""A kind that the configuration came to know and the code did not raises where it would act; none falls through to another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.config import DataConfig, PpoConfig
+from pipeline.config_rewards import JudgeConfig, PartConfig
+from pipeline.data.corpus import load_corpus
+from pipeline.data.prompts import cut_at
+from pipeline.models.adapters import choose_trained
+from pipeline.ppo.controllers import kl_schedule, lr_schedule
+from pipeline.ppo.losses import kl_loss
+from pipeline.ppo.shaping import beta_in_reward, handle_missing_eos
+from pipeline.rewards.classifier import ClassifierReward
+from pipeline.stages.common import judge_of, scorer_of
+
+CPU = torch.device("cpu")
+NEW: Any = "made_up"
+ONE = torch.ones(1)
+
+
+def ppo(**changes: Any) -> PpoConfig:
+    """A configuration that pydantic has not seen, as if its lists of values had grown."""
+    return PpoConfig().model_copy(update=changes)
+
+
+def judge(kind: str) -> JudgeConfig:
+    return JudgeConfig().model_copy(update={"kind": kind})
+
+
+def classifier() -> Any:
+    answer = SimpleNamespace(logits=torch.zeros(1, 2))
+    model = SimpleNamespace(device=CPU, config=SimpleNamespace(problem_type=None))
+    network = type("Network", (), {"__call__": lambda self, **inputs: answer, **vars(model)})()
+    tokenizer = SimpleNamespace(to=lambda device: {})
+    return ClassifierReward(network, lambda *args, **options: tokenizer, 0, NEW, 1)
+
+
+def critic(kind: str, start: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = import_module("pipeline.stages.ppo")  # the package has a function of that name
+    monkeypatch.setattr(stage, "load_snapshot", lambda *args: torch.nn.Linear(1, 1))
+    nothing: Any = SimpleNamespace(path=Path())
+    stage.new_actor(ppo(critic=kind, critic_init=start), nothing, nothing, CPU)
+
+
+CASES: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
+    "reward.kind": lambda patch: scorer_of("reward", PartConfig(kind="lexicon").model_copy(update={"kind": NEW}), CPU, 1),
+    "reward.kind learned": lambda patch: scorer_of("reward", PartConfig(kind="learned"), CPU, 1),
+    "judge.kind": lambda patch: judge_of(judge(NEW), CPU, 1),
+    "judge.kind auto": lambda patch: judge_of(judge("auto"), CPU, 1),
+    "reward.output": lambda patch: classifier()._score(["text"]),
+    "data.source": lambda patch: load_corpus(DataConfig().model_copy(update={"source": NEW})),
+    "data.prompt_unit": lambda patch: cut_at(NEW, None),
+    "ppo.kl_control": lambda patch: kl_schedule(ppo(kl_control=NEW), 0.5),
+    "ppo.kl_in": lambda patch: beta_in_reward(0.1, NEW),
+    "ppo.kl_loss_estimator": lambda patch: kl_loss(ONE, ONE, NEW),
+    "ppo.lr_schedule": lambda patch: lr_schedule(ppo(lr_schedule=NEW), 1),
+    "ppo.missing_eos": lambda patch: handle_missing_eos(ONE, ONE > 0, NEW, 1.0),
+    "ppo.adapter": lambda patch: choose_trained(torch.nn.Linear(1, 1), ppo(adapter=NEW)),
+    "ppo.critic": lambda patch: critic(NEW, "reference", patch),
+    "ppo.critic_init": lambda patch: critic("separate", NEW, patch),
+}
+
+
+@pytest.mark.parametrize("knob", CASES)
+def test_a_made_up_kind_raises(knob: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises((AssertionError, ValueError, KeyError), match=r"made_up|is no kind of scorer"):
+        CASES[knob](monkeypatch)
