@@ -13,7 +13,10 @@ CHOICE := $(if $(PROFILE),--profile $(PROFILE))
 CHANGES := $(foreach assignment,$(SET),--set '$(assignment)')
 WORKERS := $(if $(JOBS),--jobs $(JOBS)) $(if $(EXECUTOR),--executor $(EXECUTOR))
 
-.PHONY: help setup study run ui report compare falsify plan new-study sync test lint format bench clean
+# The machine's own Python, when it is named; else .venv, where there is one. Nothing is installed.
+CARD_PYTHON := $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))
+
+.PHONY: help setup study run ui report compare falsify plan new-study sync test lint format bench gpu clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -75,6 +78,9 @@ format: $(VENV)/.stamp-dev
 bench: $(VENV)/.stamp-dev  ## ours beside TRL, speed and memory in one run (ARGS="--rounds 5 --size tiny"); then a large study's report
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks $(ARGS)
 	$(BIN)/python -m pytest tests/benchmarks -n 0 -s --benchmarks
+
+gpu:  ## test and measure on a CUDA card within 10 minutes, without network or installation (PYTHON=python3); page in outputs/gpu
+	@PYTHONPATH="$(CURDIR):$(CURDIR)/tests:$$PYTHONPATH" $(CARD_PYTHON) -m gpu $(ARGS)
 
 clean:  ## remove .venv and caches; outputs/ stays
 	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -27,11 +27,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    on_card = [item for item in items if item.get_closest_marker("gpu")]
+    if on_card and not _has_card():
+        for item in on_card:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device is visible: make gpu"))
     if not config.getoption("--benchmarks"):
         skip = pytest.mark.skip(reason="a measurement: make bench")
         for item in items:
             if "benchmarks" in item.path.parts:
                 item.add_marker(skip)
+
+
+def _has_card() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 @pytest.fixture

@@ -63,14 +63,16 @@ def actor(knobs: dict[str, Any]) -> ActorCritic:
     return ActorCritic(policy, trunk(scorer), calibrated_head(head, 0.5, 2.0))
 
 
-def trainer(folder: Path, reporter: Recorder | None = None, runtime: dict[str, Any] | None = None, **knobs: Any) -> Trainer:
+def trainer(
+    folder: Path, reporter: Recorder | None = None, runtime: dict[str, Any] | None = None, device: str = "cpu", **knobs: Any
+) -> Trainer:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "metrics.jsonl"
     generator = torch.Generator().manual_seed(0)
     queries = torch.randint(2, VOCAB, (20, 4), generator=generator)
     mask = torch.arange(4) >= torch.randint(0, 4, (20, 1), generator=generator)
-    actor_critic = actor(knobs)
-    reference = freeze(model()) if knobs.get("adapter", "none") == "none" else WithoutAdapter(actor_critic.lm)
+    actor_critic = actor(knobs).to(device)
+    reference = freeze(model().to(device)) if knobs.get("adapter", "none") == "none" else WithoutAdapter(actor_critic.lm)
     ledger = Ledger()
     meter([*actor_critic.networks, *([] if isinstance(reference, WithoutAdapter) else [reference])], ledger.work)
     return Trainer(

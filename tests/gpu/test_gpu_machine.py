@@ -1,0 +1,41 @@
+"""What needs more than a card: 4-bit weights (bitsandbytes), two processes (two cards)."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from gpu.hardware import DEVICE, furthest, trial
+
+from pipeline.models.precision import CHOICE
+from pipeline.tracking import merged
+
+pytestmark = pytest.mark.gpu
+
+
+def test_a_lora_trial_on_weights_in_4_bits(tmp_path: Path) -> None:
+    if DEVICE != "cuda":
+        pytest.skip("needs a CUDA device")
+    if find_spec("bitsandbytes") is None:
+        pytest.skip("bitsandbytes is not installed")
+    # NF4 works in blocks of 64 weights.
+    outcome = trial(
+        tmp_path, model__hidden_size=64, model__intermediate_size=128, ppo__adapter="lora", ppo__lora_rank=4, ppo__quantize="4bit"
+    )
+    assert (outcome.status, outcome.reason) == ("complete", None)
+
+
+def test_two_processes_give_what_one_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: pytest.RecordProperty) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"{torch.cuda.device_count()} CUDA devices are visible, two are needed")
+    monkeypatch.setenv(CHOICE, "fp32")
+    rows = []
+    for processes in (1, 2):
+        outcome = trial(tmp_path / str(processes), until="ppo", runtime__processes=processes)
+        assert outcome.status == "complete"
+        rows.append(merged(outcome.artifacts["ppo"].path / "metrics.jsonl"))
+    first = min(rows[0])
+    record_property("largest difference of the metrics", f"{furthest(*rows):.2g}")
+    assert furthest({first: rows[0][first]}, {first: rows[1][first]}) < 0.01

@@ -1,0 +1,177 @@
+"""Running out of memory on the card, at every stage: fewer rows at once, the same results; and the cap on the allocator.
+
+The cap stands in for a smaller card. It leaves room for what a stage must hold, and for half of what all rows at once need.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpu.base import write_base
+from gpu.card import GIB
+from gpu.hardware import DEVICE, needs_allocator, trial
+from helpers import Recorder
+
+from pipeline.budget.machine import hold_allocator
+from pipeline.config import TrialConfig
+from pipeline.errors import UserError
+from pipeline.models.precision import CHOICE
+from pipeline.tracking import merged
+from pipeline.trial import TrialOutcome
+
+pytestmark = pytest.mark.gpu
+CAP = "caps__max_memory_gib" if "caps" in TrialConfig.model_fields else "ppo__max_memory_gib"
+STAGES = ("sft", "reward", "ppo", "evaluate")
+BYTES_A_WEIGHT = {"sft": 16, "reward": 20, "ppo": 32, "evaluate": 12}
+"""What each stage holds for every weight: networks, gradients, Adam's two moments, good weights; fp32."""
+WORKSPACE = 64 * 2**20
+"""Of cuBLAS, and what the allocator loses between blocks."""
+SAME = 0.02
+"""Relative: rows in other groups are other sums, and a token may flip."""
+TRIAL: dict[str, Any] = {
+    "data__sft_texts": 2000,
+    "data__train_prompts": 512,
+    "data__heldout_prompts": 256,
+    "sft__steps": 6,
+    "sft__batch_size": 64,
+    "sft__max_tokens": 24,
+    "reward__pairs": 96,
+    "reward__heldout_pairs": 32,
+    "reward__calibration_samples": 256,
+    "reward__batch_size": 96,
+    "reward__epochs": 2,
+    "evaluate__prompts": 256,
+    "ppo__steps": 8,
+    "ppo__batch_size": 256,
+    "ppo__num_mini_batches": 1,
+    "ppo__num_ppo_epochs": 2,
+    "ppo__response_length": 48,
+    "ppo__lr": 1e-5,
+    "runtime__micro_batch_size": 256,
+    "runtime__rollout_batch_size": 256,
+}
+
+
+@pytest.fixture(scope="module")
+def roomy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], TrialOutcome]:
+    """A trial with room for everything: its folder, its changes, what came of it."""
+    needs_allocator()
+    root = tmp_path_factory.mktemp("roomy")
+    changes = {**TRIAL, "model__base": str(write_base(root / "base", "medium"))}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CHOICE, "fp32")
+        watch = Recorder()
+        outcome = trial(root / "out", watch, **changes)
+        assert (outcome.status, watch.warnings) == ("complete", [])
+        yield root / "out", changes, outcome
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def held(stage: str, outcome: TrialOutcome) -> int:
+    """Bytes that a stage holds whatever goes through it."""
+    weights = json.loads((outcome.artifacts["sft"].path / "summary.json").read_text("utf-8"))["parameters"]
+    return BYTES_A_WEIGHT[stage] * weights
+
+
+def peak(stage: str, outcome: TrialOutcome) -> float:
+    """Bytes at the peak of a stage."""
+    return float(json.loads((outcome.artifacts[stage].path / "log" / "cost.json").read_text("utf-8"))["peak_memory_gib"]) * GIB
+
+
+def capped(root: Path, folder: Path, changes: dict[str, Any], stage: str, bytes_: float, **more: Any) -> tuple[TrialOutcome, list[str]]:
+    """Build one stage under a cap; the stages before it are taken as they are."""
+    for one in ("prompts", *STAGES)[: 1 + STAGES.index(stage)]:
+        shutil.copytree(root / "store" / one, folder / "store" / one)
+    gc.collect()
+    torch.cuda.empty_cache()
+    watch = Recorder()
+    try:
+        return trial(folder, watch, until=stage, **{**changes, CAP: bytes_ / GIB, **more}), watch.warnings
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def numbers(stage: str, outcome: TrialOutcome) -> dict[str, float]:
+    """What a stage measured, for comparison."""
+    folder = outcome.artifacts[stage].path
+    if stage == "ppo":
+        rows = merged(folder / "metrics.jsonl")
+        return rows[min(rows)]
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text("utf-8"))
+    return {key: value for key, value in found.items() if isinstance(value, int | float)}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_that_runs_out_of_memory_takes_fewer_rows_at_once(
+    roomy: tuple[Path, dict[str, Any], TrialOutcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, record_property: Any
+) -> None:
+    monkeypatch.setenv(CHOICE, "fp32")
+    root, changes, whole = roomy
+    least, most = held(stage, whole) + WORKSPACE, peak(stage, whole)
+    record_property("GiB, with room and held", [round(most / GIB, 2), round(held(stage, whole) / GIB, 2)])
+    assert most > least * 1.2, "the stage takes too little memory for a cap to bite"
+    cap = least + (most - least) / 2
+    record_property("cap, GiB", round(cap / GIB, 2))
+    outcome, warnings = capped(root, tmp_path, changes, stage, cap)
+    record_property("warnings", len(warnings))
+    assert [one for one in warnings if "memory" in one], "it never ran out of memory"
+    if stage == "ppo":
+        assert outcome.status == "complete"
+    wanted, found = numbers(stage, whole), numbers(stage, outcome)
+    assert found.keys() == wanted.keys()
+    apart = {key: abs(found[key] - value) / max(1.0, abs(value)) for key, value in wanted.items()}
+    assert max(apart.values()) < SAME, {key: value for key, value in apart.items() if value >= SAME}
+
+
+def test_a_trial_that_not_one_episode_fits_ends_as_budget(
+    roomy: tuple[Path, dict[str, Any], TrialOutcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CHOICE, "fp32")
+    root, changes, whole = roomy
+    outcome, _ = capped(root, tmp_path, changes, "ppo", held("evaluate", whole) * 1.1)
+    assert outcome.status == "budget"
+    assert outcome.reason is not None
+    assert "memory" in outcome.reason
+    assert (outcome.artifacts["ppo"].path / "policy" / "model.safetensors").is_file()
+
+
+def test_a_reference_that_not_one_text_fits_is_refused_in_words(
+    roomy: tuple[Path, dict[str, Any], TrialOutcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CHOICE, "fp32")
+    root, changes, whole = roomy
+    with pytest.raises(UserError, match="memory"):
+        capped(root, tmp_path, changes, "sft", held("sft", whole) / 3)
+
+
+def test_the_allocator_is_held_to_14_6_gib_on_a_larger_card() -> None:
+    needs_allocator()
+    total = torch.cuda.get_device_properties(0).total_memory
+    if total < 16.5 * GIB:
+        pytest.skip(f"the card has {total / GIB:.1f} GiB, more than 16.5 are needed")
+    if torch.cuda.mem_get_info(0)[0] < 16 * GIB:
+        pytest.skip("less than 16 GiB of the card are free")
+    gc.collect()
+    torch.cuda.empty_cache()
+    hold_allocator(14.6)
+    blocks: list[torch.Tensor] = []
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            fill(blocks)
+        assert len(blocks) in (13, 14)
+    finally:
+        blocks.clear()
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def fill(blocks: list[torch.Tensor]) -> None:
+    """Add a GiB at a time, 16 at most."""
+    for _ in range(16):
+        blocks.append(torch.empty(GIB, dtype=torch.uint8, device=DEVICE))

@@ -1,0 +1,87 @@
+"""A trial that is killed and run again, on the card.
+
+On a CPU the two are equal bit for bit. On a card some sums are taken in the order in which threads arrive, so equal bits
+are recorded and not demanded. Demanded is: the metrics up to the kill stay as they were, the same records are there at the
+end, and the first update after the checkpoint agrees within 1 %.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpu.hardware import DEVICE, choose, furthest, trial
+from tinytrial import CONTROLS, Killed, Killer, trainer
+
+from pipeline.ppo.trainer import Outcome
+from pipeline.tracking import merged
+
+pytestmark = pytest.mark.gpu
+PERCENT = 0.01
+PATIENCE = 120.0
+Rows = dict[int, dict[str, float]]
+
+
+def finished(folder: Path, knobs: dict[str, Any]) -> tuple[Outcome, Rows, dict[str, torch.Tensor]]:
+    one = trainer(folder, device=DEVICE, **knobs)
+    outcome = one.run()
+    return outcome, merged(folder / "metrics.jsonl"), {name: tensor.cpu() for name, tensor in one.actor.state_dict().items()}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("control", ["fixed", "adaptive", "guard", "target", "separate", "lora"])
+def test_a_killed_trial_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control: str, precision: str, record_property: pytest.RecordProperty
+) -> None:
+    choose(monkeypatch, precision)
+    knobs = CONTROLS[control]
+    whole, wanted, weights = finished(tmp_path / "whole", knobs)
+    with pytest.raises(Killed):
+        trainer(tmp_path / "cut", Killer(after=3), device=DEVICE, **knobs).run()
+    outcome, found, again = finished(tmp_path / "cut", knobs)
+    assert (outcome.status, outcome.steps, outcome.updates) == (whole.status, whole.steps, whole.updates)
+    assert found.keys() == wanted.keys()
+    # Killed after its third update, with a checkpoint after the second: step 8 is the first record of the third.
+    resumed = [step for step in wanted if step <= 12]
+    assert furthest({step: wanted[step] for step in resumed}, {step: found[step] for step in resumed}) < PERCENT
+    same = found == wanted and all(torch.equal(again[name], tensor) for name, tensor in weights.items())
+    record_property("equal bit for bit", "yes" if same else f"no, metrics differ by at most {furthest(wanted, found):.2g}")
+
+
+CHILD = """
+import sys
+sys.path[:0] = [sys.argv[1]]
+from pathlib import Path
+from gpu.hardware import trial
+trial(Path(sys.argv[2]), ppo__steps=160, runtime__checkpoint_updates=2)
+"""
+
+
+def test_a_process_that_is_killed_leaves_what_the_next_one_needs(tmp_path: Path, record_property: pytest.RecordProperty) -> None:
+    command = [sys.executable, "-c", CHILD, str(Path(__file__).parents[1]), str(tmp_path / "cut")]
+    child = subprocess.Popen(command, env=os.environ, cwd=Path(__file__).parents[2], stdout=subprocess.DEVNULL)
+    waited = time.monotonic() + PATIENCE
+    try:
+        while len(list((tmp_path / "cut").rglob("update_*.pt"))) < 2 and child.poll() is None and time.monotonic() < waited:
+            time.sleep(0.02)
+        assert child.poll() is None, "the trial ended before it could be killed"
+        child.send_signal(signal.SIGKILL)
+    finally:
+        child.kill()
+        child.wait()
+    again = trial(tmp_path / "cut", ppo__steps=160, runtime__checkpoint_updates=2)
+    whole = trial(tmp_path / "whole", ppo__steps=160, runtime__checkpoint_updates=2)
+    found, wanted = (merged(one.artifacts["ppo"].path / "metrics.jsonl") for one in (again, whole))
+    assert (again.status, again.steps) == (whole.status, whole.steps) == ("complete", 160)
+    assert found.keys() == wanted.keys()
+    first = min(wanted)
+    assert furthest({first: wanted[first]}, {first: found[first]}) < PERCENT
+    same = found == wanted
+    record_property("equal bit for bit", "yes" if same else f"no, metrics differ by at most {furthest(wanted, found):.2g}")
