@@ -14,12 +14,13 @@ from pipeline.yaml_files import Where
 M = TypeVar("M", bound=BaseModel)
 
 PLAIN = {
-    "tuple_type": "must be a list, such as [1, 2]",
-    "list_type": "must be a list, such as [1, 2]",
+    "tuple_type": "must be a list, written [a, b]",
+    "list_type": "must be a list, written [a, b]",
     "dict_type": "must be a mapping of keys to values, for example {ppo.kl_coef: 0.1}",
     "model_type": "must be a mapping of keys to values",
     "model_attributes_type": "must be a mapping of keys to values",
     "string_type": "must be a text",
+    "string_too_short": "must not be empty",
     "int_type": "must be a whole number",
     "int_parsing": "must be a whole number",
     "int_from_float": "must be a whole number",
@@ -77,7 +78,15 @@ def _explain(model: type[BaseModel], fault: Any) -> str:
         message += nearest(str(fault["input"]), _quoted(context["expected"]))
     if not key or fault["type"] == "value_error":
         return f"{key}: {message}" if key else message
-    return f"{key} = {fault['input']!r}: {message.removeprefix('input ')}"
+    if fault["loc"][-1] == "[key]":
+        outer = ".".join(str(part) for part in fault["loc"][:-2])
+        return f"{outer}: the name {_yaml(fault['input'])} must be a text; put it in quotes"
+    return f"{key} = {_yaml(fault['input'])}: {message.removeprefix('input ')}"
+
+
+def _yaml(value: Any) -> str:
+    """A value as it stands in YAML, where that differs from Python."""
+    return {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else repr(value)
 
 
 def _quoted(expected: str) -> list[str]:

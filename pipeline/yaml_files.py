@@ -9,6 +9,13 @@ import yaml
 
 from pipeline.errors import UserError
 
+PLAIN = {
+    "'\\t'": "a tab stands where YAML wants spaces; indent with spaces",
+    "<block end>": "the indentation does not fit the lines above",
+    "mapping values are not allowed here": "a colon stands where none can: indent the line as its neighbours are, or quote the text",
+    "found another document": "a second document begins ('---'); a file has one",
+}
+"""The parser's complaints that people meet most, in other words."""
 Where = tuple[str | int, ...]
 """The way to an entry: keys of mappings and positions in lists."""
 
@@ -59,9 +66,8 @@ def _entry(node: yaml.Node | None, part: str | int) -> tuple[int, yaml.Node] | N
 
 
 def _plainly(error: yaml.MarkedYAMLError) -> str:
-    if "'\\t'" in str(error.problem):
-        return "a tab stands where YAML wants spaces; indent with spaces"
-    return str(error.problem)
+    problem = str(error.problem)
+    return next((words for sign, words in PLAIN.items() if sign in problem), problem)
 
 
 class _UniqueKeys(yaml.SafeLoader):

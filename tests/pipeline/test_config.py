@@ -145,7 +145,7 @@ def test_all_faults_of_several_settings_come_at_once() -> None:
         load_config("tiny", {"beta": 1, "ppo.kl_coef": -1, "ppo.critic": "seperate", "data.prompt_length": 3})
     assert str(error.value).splitlines() == [
         "--set: unknown key 'beta'; beta is the key 'ppo.kl_coef'",
-        "--set: data.prompt_length = 3: must be a list, such as [1, 2]",
+        "--set: data.prompt_length = 3: must be a list, written [a, b]",
         "--set: ppo.kl_coef = -1: must be greater than or equal to 0",
         "--set: ppo.critic = 'seperate': must be 'shared' or 'separate'; did you mean 'separate'?",
     ]
@@ -155,6 +155,12 @@ def test_faults_of_yaml_that_editors_make(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text("a:\n\tb: 1\n")
     with pytest.raises(UserError, match=r"line 2: not valid YAML: a tab stands where YAML wants spaces"):
+        read_yaml(path)
+    path.write_text("a:\n  b: 1\n c: 2\n")
+    with pytest.raises(UserError, match=r"line 3: not valid YAML: the indentation does not fit the lines above"):
+        read_yaml(path)
+    path.write_text("a: what: why\n")
+    with pytest.raises(UserError, match=r"line 1: not valid YAML: a colon stands where none can"):
         read_yaml(path)
     path.write_text("# nothing yet\n")
     with pytest.raises(UserError, match="the file is empty"):
