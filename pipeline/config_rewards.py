@@ -87,6 +87,11 @@ class RewardConfig(Scorer):
         return {"reward": PartConfig(**shared)}
 
 
+def part_key(name: str, composite: bool) -> str:
+    """The section of the configuration that describes a part."""
+    return f"reward.parts.{name}" if composite else "reward"
+
+
 def check_preferences(kind: str, preferences: str) -> None:
     """Raise `ValueError` for preferences that nobody reads, or that are no source of pairs."""
     if kind != "learned" and preferences != "judge":

@@ -1,7 +1,8 @@
 """Stages, their order, plan and run. Knows nothing of what the stages do; a ``note`` that one returns is shown when it is built.
 
 A stage is a plain function ``run(cfg, out, reporter, *, prompts, sft) -> dict``: its keyword-only parameters
-name the stages whose artifacts it needs, so the edges are the signature. Its identity (the key of its
+name the stages whose artifacts it needs, so the edges are the signature. A function given as "module:function" is
+imported when it has to run and not before: to plan, its signature is read from the source. Its identity (the key of its
 artifact) is the hash of its name, the sections of the configuration that it declares, the precision that its
 networks compute in, the digests of its inputs' outputs, and the code that it declares. A stage sees only what
 it declares: reading another section is an `AttributeError`, so nothing can influence a result without being
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib
 import importlib.util
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +28,7 @@ from pydantic import BaseModel
 
 from pipeline.artifacts import Artifact, Damaged, Store
 from pipeline.config import canonical_json, flatten
+from pipeline.errors import UserError
 from pipeline.reporter import Reporter
 
 KEY_DIGITS = 20
@@ -38,7 +41,8 @@ class Stage:
     """One node. `sections` are attributes (``ppo``) or single keys (``ppo.temperature``) of the configuration."""
 
     name: str
-    run: Callable[..., dict[str, Any]]
+    run: Callable[..., dict[str, Any]] | str
+    """The function, or where it stands: ``pipeline.stages.sft:sft``."""
     sections: tuple[str, ...]
     modules: tuple[str, ...]
     """Modules or packages whose code is part of the key."""
@@ -51,8 +55,21 @@ class Stage:
     @property
     def needs(self) -> tuple[str, ...]:
         """Names of the stages whose artifacts it takes."""
+        if isinstance(self.run, str):
+            return _inputs_in_source(self.run)
         parameters = inspect.signature(self.run).parameters.values()
         return tuple(one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY)
+
+    def function(self) -> Callable[..., dict[str, Any]]:
+        """The function itself, imported. Raises `UserError` where the stage's code has changed since its digest was taken."""
+        if not isinstance(self.run, str):
+            return self.run
+        module, _, name = self.run.partition(":")
+        found: Callable[..., dict[str, Any]] = getattr(importlib.import_module(module), name)
+        for path in _sources_of(self.modules):
+            if _state(path) != _tree_digest(path)[0] and _tree_digest.__wrapped__(path)[1] != _tree_digest(path)[1]:
+                raise UserError(f"{path} was edited while this command was running; run the same command again")
+        return found
 
 
 @dataclass(frozen=True)
@@ -133,8 +150,8 @@ def _build(
     stage: Stage, key: str, identity: dict[str, Any], config: BaseModel, store: Store, reporter: Reporter, done: Mapping[str, Artifact]
 ) -> Artifact:
     inputs = {need: done[need] for need in stage.needs}
-    view = _view(stage, config)
-    return store.build(stage.name, key, identity, lambda out: stage.run(view, out, reporter, **inputs), resumable=stage.resumable)
+    view, run = _view(stage, config), stage.function()
+    return store.build(stage.name, key, identity, lambda out: run(view, out, reporter, **inputs), resumable=stage.resumable)
 
 
 def _view(stage: Stage, config: Any) -> SimpleNamespace:
@@ -191,12 +208,28 @@ def _difference(new: Mapping[str, Any], old: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
-@lru_cache(maxsize=64)
 def code_digest(modules: tuple[str, ...]) -> str:
-    """Hash of the syntax trees of modules (packages: all their files), without comments and docstrings."""
-    sources = sorted({path for module in modules for path in _sources(module)})
-    trees = [ast.dump(_without_docstrings(ast.parse(path.read_text("utf-8")))) for path in sources]
-    return hashlib.sha256("\n".join(trees).encode()).hexdigest()[:KEY_DIGITS]
+    """Hash of the syntax trees of modules (packages: all their files), without comments and docstrings; each file is read once."""
+    trees = "\n".join(_tree_digest(path)[1] for path in _sources_of(modules))
+    return hashlib.sha256(trees.encode()).hexdigest()[:KEY_DIGITS]
+
+
+@lru_cache(maxsize=1024)
+def _tree_digest(path: Path) -> tuple[tuple[int, int], str]:
+    """State of a source file when it was first read, and the hash of its syntax tree."""
+    state = _state(path)
+    tree = ast.dump(_without_docstrings(ast.parse(path.read_text("utf-8"))))
+    return state, hashlib.sha256(tree.encode()).hexdigest()
+
+
+def _state(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_mtime_ns, found.st_size
+
+
+@lru_cache(maxsize=64)
+def _sources_of(modules: tuple[str, ...]) -> tuple[Path, ...]:
+    return tuple(sorted({path for module in modules for path in _sources(module)}))
 
 
 def _sources(module: str) -> list[Path]:
@@ -214,3 +247,14 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
             if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str):
                 node.body = body[1:]
     return tree
+
+
+@lru_cache(maxsize=64)
+def _inputs_in_source(reference: str) -> tuple[str, ...]:
+    """Keyword-only parameters of ``module:function``, read from its file. Raises `ValueError` where there is no such function."""
+    module, _, name = reference.partition(":")
+    tree = ast.parse(_sources(module)[0].read_text("utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return tuple(one.arg for one in node.args.kwonlyargs)
+    raise ValueError(f"a stage names '{reference}', which does not exist")

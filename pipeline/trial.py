@@ -1,4 +1,7 @@
-"""One trial, from prompts to win rate: the five stages on one configuration, and what came of them."""
+"""One trial, from prompts to win rate: the five stages on one configuration, and what came of them.
+
+To plan a trial, or to find it in the store, imports no torch: what computes is imported where it is called.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,10 @@ from pipeline import dag
 from pipeline.artifacts import Artifact, Store
 from pipeline.budget.machine import hold_allocator
 from pipeline.config import TrialConfig
-from pipeline.data.corpus import check_source
+from pipeline.data.files import check_source
 from pipeline.layout import Layout
-from pipeline.models.loading import device_of
-from pipeline.models.precision import execution as how
-from pipeline.preflight import check_budget as check_budget
 from pipeline.reporter import Reporter
 from pipeline.stages import STAGES
-from pipeline.stages.common import settle
 from pipeline.stages.sources import check_sources
 
 LIBRARIES = ("torch", "transformers", "datasets", "accelerate", "tokenizers", "mlflow", "optuna", "pandas", "numpy")
@@ -70,13 +69,25 @@ def plan_trial(config: TrialConfig, layout: Layout) -> list[dag.StagePlan]:
 
 def prepare(config: TrialConfig) -> None:
     """Settings of the process that a trial relies on; harmless to repeat."""
+    from pipeline.stages.common import settle
+
     check_source(config.data)
     settle(config.runtime)
     hold_allocator(config.ppo.max_memory_gib)
 
 
+def check_budget(config: TrialConfig, label: str) -> None:
+    """Raise `UserError` for a trial that cannot fit, with the knobs that make it fit; `label` names the trial."""
+    from pipeline.preflight import check_budget as check
+
+    check(config, label)
+
+
 def execution(config: TrialConfig) -> dict[str, str]:
     """With what trials of this configuration would compute here. Raises `UserError` for a GPU that is not there."""
+    from pipeline.models.loading import device_of
+    from pipeline.models.precision import execution as how
+
     return how(device_of(config.runtime.device), config.runtime.threads, config.runtime.processes)
 
 

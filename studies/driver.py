@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 
 from pipeline.dag import StagePlan
-from pipeline.data.corpus import check_source
+from pipeline.data.files import check_source
 from pipeline.errors import UserError
 from pipeline.layout import Layout, StageRef, Status, StudyFolder, TrialRecord, writable, write_atomic
 from studies.design import Cell, cautions, cells

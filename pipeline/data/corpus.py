@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.config import DataConfig
 from pipeline.data.cleaning import clean
-from pipeline.data.files import HELDOUT_SHARE, digests, read_splits, split_files
+from pipeline.data.files import HELDOUT_SHARE, read_splits
 from pipeline.data.hubdata import hub_splits
 from pipeline.data.labels import COLUMNS, polarity
 from pipeline.errors import UserError
@@ -58,17 +58,6 @@ def load_corpus(cfg: DataConfig) -> Corpus:
             return _split(hub_splits(cfg), cfg)
         case _:
             assert_never(cfg.source)
-
-
-def check_source(cfg: DataConfig) -> None:
-    """Refuse an absent file or a wrong layout before anything is written."""
-    if cfg.source == "local":
-        split_files(Path(cfg.path or ""), "data.path")
-
-
-def fingerprint(cfg: DataConfig) -> dict[str, str]:
-    """Digests of the files that a local source consists of; a hub data set is pinned by its revision instead."""
-    return digests(Path(cfg.path or ""), "data.path") if cfg.source == "local" else {}
 
 
 def _builtin(cfg: DataConfig) -> Corpus:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts import file_digest
-from pipeline.config import nearest
+from pipeline.config import DataConfig, nearest
 from pipeline.errors import UserError
 
 FORMATS = ("parquet", "csv", "jsonl")
@@ -38,6 +38,17 @@ def digests(path: Path, key: str) -> dict[str, str]:
     """Digest of every file that `split_files` finds: other content under the same path is another source."""
     found = [file for files in split_files(path, key).values() for file in files]
     return {"." if file == path else file.relative_to(path).as_posix(): file_digest(file) for file in found}
+
+
+def check_source(cfg: DataConfig) -> None:
+    """Refuse an absent file or a wrong layout before anything is written."""
+    if cfg.source == "local":
+        split_files(Path(cfg.path or ""), "data.path")
+
+
+def fingerprint(cfg: DataConfig) -> dict[str, str]:
+    """Digests of the files that a local source consists of; a hub data set is pinned by its revision instead."""
+    return digests(Path(cfg.path or ""), "data.path") if cfg.source == "local" else {}
 
 
 def read_splits(path: Path, key: str, columns: Sequence[str]) -> dict[str, Any]:

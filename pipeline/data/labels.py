@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COLUMNS = ("text", "label")
 POLARITY = {"0": 0, "neg": 0, "negative": 0, "false": 0, "1": 1, "pos": 1, "positive": 1, "true": 1}
@@ -24,6 +27,8 @@ def polarity(label: object) -> int:
 
 def pair_labels(train: tuple[Sequence[str], Sequence[int]], heldout: tuple[Sequence[str], Sequence[int]], seed: int) -> pd.DataFrame:
     """Each positive text chosen over a negative one, at random and each text once: prompt (empty), chosen, rejected, heldout."""
+    import pandas as pd
+
     parts = []
     for kept, (texts, labels) in ((False, train), (True, heldout)):
         rng = np.random.default_rng([seed, 3, int(kept)])

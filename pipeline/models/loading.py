@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from pipeline.artifacts import file_digest
 from pipeline.config import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.packing import ARCHITECTURES, packed_attention
@@ -115,14 +114,6 @@ def _cannot_load(key: str, base: str, revision: str | None, error: Exception) ->
         f"{key} = '{base}'{at} could not be loaded ({first}); searched the network and the cache {HF_HUB_CACHE}. "
         f"Without a network, set model.base to a local folder that holds config.json, *.safetensors and the tokenizer"
     )
-
-
-def base_fingerprint(cfg: ModelConfig) -> dict[str, str]:
-    """Digests of the files of a local base; a hub id is pinned by its revision instead."""
-    root = Path(cfg.base or "")
-    if cfg.base is None or not root.is_dir():
-        return {}
-    return {f"base/{file.relative_to(root).as_posix()}": file_digest(file) for file in sorted(root.rglob("*")) if file.is_file()}
 
 
 def load_snapshot(path: Path, device: torch.device) -> CausalLM:

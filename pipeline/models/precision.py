@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pipeline.device import PRECISION as CHOICE
 from pipeline.errors import UserError
 
 DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -22,8 +23,6 @@ TOLERANCE = {"no": 1e-3, "bf16": 1e-1, "fp16": 3e-2}
 """By precision, nats: how far rounding alone moves a log-probability."""
 ATTENTION = "sdpa"
 """FlashAttention-2 needs compute capability 8.0; torch's own kernels run everywhere."""
-CHOICE = "ABLATE_PRECISION"
-"""Environment variable that overrides the precision: ``fp32``, ``fp16`` or ``bf16``. Part of every stage's key, as any precision."""
 HOW = {"no": "fp32", "fp16": "fp16 autocast with a gradient scaler", "bf16": "bf16 autocast"}
 NAMES = {"fp32": "no", "fp16": "fp16", "bf16": "bf16"}
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal, assert_never
 
 import torch
 from torch import Tensor
 
-from pipeline.artifacts import file_digest
-from pipeline.config import nearest
 from pipeline.errors import UserError
 from pipeline.hub import in_words
 from pipeline.models.loading import freeze
 from pipeline.models.precision import Precision
 from pipeline.rewards.base import Completions
+from pipeline.rewards.folders import label_index
 
 Output = Literal["log_odds", "logit"]
 UNBOUNDED = 10**6
@@ -92,43 +89,6 @@ def load_classifier(
     index = label_index(model.config.id2label, label, key.rpartition(".")[0] + ".label")
     _prepare(model, tokenizer)
     return ClassifierReward(freeze(model).to(device), tokenizer, index, output, batch)
-
-
-def check_classifier(key: str, name: str, label: str | None) -> None:
-    """Refuse a folder whose configuration is of another kind of model, or that does not know the label; loads nothing.
-
-    Of what is on the hub this is found out when it is loaded. Raises `UserError`.
-    """
-    try:
-        content = json.loads((Path(name) / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return
-    kinds = content.get("architectures") or []
-    if kinds and not any("ForSequenceClassification" in kind for kind in kinds):
-        raise UserError(f"{key} = '{name}' is no sequence classifier but {', '.join(kinds)}")
-    if names := content.get("id2label"):
-        label_index({int(index): one for index, one in names.items()}, label, key.rpartition(".")[0] + ".label")
-
-
-def label_index(names: dict[int, str], label: str | None, key: str) -> int:
-    """The output of a label. Raises `UserError` with the labels that there are."""
-    if label is None and len(names) == 1:
-        return next(iter(names))
-    known = {str(name): index for index, name in names.items()}
-    if label is None or label not in known:
-        raise UserError(f"{key} = {label!r}: the model's labels are {', '.join(known)}{nearest(label or '', list(known))}")
-    return known[label]
-
-
-def classifier_digests(models: Sequence[str | None]) -> dict[str, str]:
-    """Digests of the files of those models that are folders; hub ids are pinned by their revisions instead."""
-    folders = {name: Path(name) for name in models if name and Path(name).is_dir()}
-    return {
-        f"{name}/{file.relative_to(folder).as_posix()}": file_digest(file)
-        for name, folder in folders.items()
-        for file in sorted(folder.rglob("*"))
-        if file.is_file()
-    }
 
 
 def _prepare(model: Any, tokenizer: Any) -> None:

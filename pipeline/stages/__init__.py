@@ -1,14 +1,9 @@
-"""The five stages of a trial, one file each, and their declaration as a graph."""
+"""The five stages of a trial, one file each, and their declaration as a graph; importing it imports none of them."""
 
 from __future__ import annotations
 
 from pipeline.dag import Stage, code_digest
 from pipeline.stages import sources
-from pipeline.stages.evaluate import evaluate
-from pipeline.stages.ppo import ppo
-from pipeline.stages.prompts import prompts
-from pipeline.stages.reward import reward
-from pipeline.stages.sft import sft
 
 JUDGE = ("pipeline.data.semantics", "pipeline.data.grammar", "pipeline.data.lexicon")
 """The gold judge's meaning; the rest of pipeline.data only makes texts, and these are inputs."""
@@ -25,7 +20,7 @@ SUPERVISED = (
 STAGES = (
     Stage(
         "prompts",
-        prompts,
+        "pipeline.stages.prompts:prompts",
         ("data", "model.base", "model.revision", "needs_labels"),
         (
             "pipeline.stages.prompts",
@@ -39,7 +34,7 @@ STAGES = (
     ),
     Stage(
         "sft",
-        sft,
+        "pipeline.stages.sft:sft",
         ("sft", "model"),
         ("pipeline.stages.sft", "pipeline.models", *SUPERVISED),
         outside=sources.base,
@@ -47,7 +42,7 @@ STAGES = (
     ),
     Stage(
         "reward",
-        reward,
+        "pipeline.stages.reward:reward",
         ("reward", "gold", "ppo.response_length", "ppo.temperature"),
         (
             "pipeline.stages.reward",
@@ -67,7 +62,7 @@ STAGES = (
     ),
     Stage(
         "ppo",
-        ppo,
+        "pipeline.stages.ppo:ppo",
         ("ppo", "gold", "model"),
         (
             "pipeline.stages.ppo",
@@ -89,7 +84,7 @@ STAGES = (
     ),
     Stage(
         "evaluate",
-        evaluate,
+        "pipeline.stages.evaluate:evaluate",
         ("evaluate", "gold", "ppo.response_length"),
         (
             "pipeline.stages.evaluate",
@@ -108,7 +103,7 @@ STAGES = (
         precision=sources.precision,
     ),
 )
-# The digest is taken when the code is imported, not when a stage runs: a file that is edited while a study
-# runs must not give its name to what the code before it made.
+# The digest is taken here, not when a stage runs: a file that is edited while a study runs must not give its name to
+# what the code before it made.
 for _stage in STAGES:
     code_digest(_stage.modules)

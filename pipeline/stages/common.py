@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pipeline.artifacts import Artifact
 from pipeline.config import RuntimeConfig
-from pipeline.config_rewards import JudgeConfig, PartConfig
+from pipeline.config_rewards import JudgeConfig, PartConfig, part_key
 from pipeline.memory import keep_freed_memory
 from pipeline.models.generation import tokenize_prompts
 from pipeline.models.loading import load_tokenizer
@@ -67,11 +67,6 @@ def scorer_of(key: str, cfg: JudgeConfig | PartConfig, device: torch.device, bat
             raise ValueError(f"{key}: '{cfg.kind}' is no kind of scorer that is ready to use")
         case _:
             assert_never(cfg.kind)
-
-
-def part_key(name: str, composite: bool) -> str:
-    """The section of the configuration that describes a part."""
-    return f"reward.parts.{name}" if composite else "reward"
 
 
 def part_folder(reward: Path, name: str, composite: bool) -> Path:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pipeline.artifacts import Artifact
 from pipeline.config import TrialConfig
-from pipeline.config_rewards import PartConfig
+from pipeline.config_rewards import PartConfig, part_key
 from pipeline.layout import write_json
 from pipeline.models.generation import sample
 from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
@@ -30,7 +30,7 @@ from pipeline.reporter import Reporter
 from pipeline.rewards.base import Calibrated, Completions, Reward, calibration
 from pipeline.rewards.composite import Proxy
 from pipeline.rewards.learned import LearnedReward, new_reward_model, train_reward_model
-from pipeline.stages.common import PromptSet, judge_of, part_folder, part_key, scorer_of
+from pipeline.stages.common import PromptSet, judge_of, part_folder, scorer_of
 from pipeline.stages.pairs import accuracy, given_pairs, judged_pairs
 from pipeline.stages.spending import spending
 

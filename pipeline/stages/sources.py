@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from pathlib import Path
 
+from pipeline.artifacts import file_digest
 from pipeline.config import TrialConfig
-from pipeline.config_rewards import PREFERENCES, PartConfig
-from pipeline.data.corpus import fingerprint
-from pipeline.data.files import digests, split_files
-from pipeline.data.hubdata import check_reachable
-from pipeline.errors import UserError
+from pipeline.config_rewards import PREFERENCES, PartConfig, part_key
+from pipeline.data.files import digests, fingerprint, split_files
+from pipeline.device import PRECISION, gpu_visible
 from pipeline.hub import check_model
-from pipeline.models.loading import base_fingerprint, device_of
-from pipeline.models.precision import mixed_precision
-from pipeline.rewards.classifier import check_classifier, classifier_digests
-from pipeline.stages.common import part_key
+from pipeline.rewards.folders import check_classifier
 
 
 def texts_and_base(config: TrialConfig) -> dict[str, str]:
     """Digests of the files of the data source and of the base model."""
-    return {**fingerprint(config.data), **base_fingerprint(config.model)}
+    return {**fingerprint(config.data), **base(config)}
 
 
 def base(config: TrialConfig) -> dict[str, str]:
-    """Digests of the files of the base model."""
-    return base_fingerprint(config.model)
+    """Digests of the files of a base model that is a folder; a hub id is pinned by its revision instead."""
+    return _folder_digests("base", Path(config.model.base)) if config.model.base else {}
 
 
 def scorers(config: TrialConfig) -> dict[str, str]:
-    """Digests of the files of every classifier that rewards or judges."""
-    return classifier_digests([config.gold.model, *(part.model for part in config.reward.scorers().values())])
+    """Digests of the files of every classifier that rewards or judges and is a folder; hub ids are pinned by their revisions instead."""
+    models = [config.gold.model, *(part.model for part in config.reward.scorers().values())]
+    return {name: digest for model in models if model for name, digest in _folder_digests(model, Path(model)).items()}
 
 
 def scorers_and_pairs(config: TrialConfig) -> dict[str, str]:
@@ -46,10 +44,16 @@ def precision(config: TrialConfig) -> str:
 
     ``unknown (no GPU here)`` where the device is ``cuda`` and none is visible: a plan can still be made, but no stage runs.
     """
-    try:
-        name = mixed_precision(device_of(config.runtime.device))
-    except UserError:
+    device = config.runtime.device
+    gpu = device != "cpu" and gpu_visible()
+    if device == "cuda" and not gpu:
         return "unknown (no GPU here)"
+    if not gpu and PRECISION not in os.environ:
+        return "fp32"
+    from pipeline.models.loading import device_of
+    from pipeline.models.precision import mixed_precision
+
+    name = mixed_precision(device_of(device))
     return "fp32" if name == "no" else name
 
 
@@ -59,6 +63,8 @@ def check_sources(config: TrialConfig, stages: Collection[str]) -> None:
     Raises `UserError` with the key, what was searched, and what to do instead.
     """
     if "prompts" in stages:
+        from pipeline.data.hubdata import check_reachable
+
         check_reachable(config.data)
     if config.model.base is not None and {"prompts", "sft"} & set(stages):
         check_model("model.base", config.model.base, config.model.revision, pinned=False)
@@ -78,3 +84,10 @@ def _parts(config: TrialConfig) -> dict[str, PartConfig]:
 
 def _preference_files(config: TrialConfig) -> dict[str, str]:
     return {f"{key}.preferences": part.preferences for key, part in _parts(config).items() if part.preferences not in PREFERENCES}
+
+
+def _folder_digests(name: str, folder: Path) -> dict[str, str]:
+    """Digests of the files of a folder under `name`; none where it is no folder."""
+    if not folder.is_dir():
+        return {}
+    return {f"{name}/{file.relative_to(folder).as_posix()}": file_digest(file) for file in sorted(folder.rglob("*")) if file.is_file()}

@@ -14,8 +14,9 @@ from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
 from pipeline.models.policy import Episodes
 from pipeline.rewards.base import Completions
-from pipeline.rewards.classifier import ClassifierReward, classifier_digests, label_index, load_classifier, log_odds
-from pipeline.stages.sources import check_sources
+from pipeline.rewards.classifier import ClassifierReward, load_classifier, log_odds
+from pipeline.rewards.folders import label_index
+from pipeline.stages.sources import check_sources, scorers
 
 TEXTS = ["The acting was absolutely superb.", "The plot was dull and the cast not very good.", "It was bad."]
 CPU = torch.device("cpu")
@@ -160,8 +161,10 @@ def test_a_wrong_label_or_another_kind_of_model_is_refused_before_anything_is_st
 
 def test_the_digest_of_a_folder_is_that_of_its_files(tmp_path: Path) -> None:
     folder = save(network("bert"), tmp_path)
-    before = classifier_digests([None, "some/hub-id", folder])
+    judged = {"judge.kind": "classifier", "judge.model": str(folder), "judge.label": "POSITIVE", "judge.revision": None}
+    before = scorers(load_config("smoke", judged))
     assert {Path(name).name for name in before} >= {"model.safetensors", "config.json", "tokenizer.json"}
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "id2label": {"0": "GOOD", "1": "BAD"}}))
-    assert classifier_digests([folder]) != before
+    assert scorers(load_config("smoke", judged)) != before
+    assert scorers(load_config("smoke", {})) == {}

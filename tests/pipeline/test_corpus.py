@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from pipeline.config import DataConfig
-from pipeline.data.corpus import check_source, load_corpus
+from pipeline.data.corpus import load_corpus
+from pipeline.data.files import check_source
 from pipeline.data.prompts import make_prompts, tokens_of
 from pipeline.data.tokenizer import EOS, PAD, train_tokenizer
 from pipeline.errors import UserError

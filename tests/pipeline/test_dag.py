@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib.util
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from pipeline import dag
 from pipeline.artifacts import Artifact, Store
 from pipeline.config import TrialConfig, load_config
 from pipeline.dag import Stage
+from pipeline.errors import UserError
 from pipeline.layout import Layout
 from pipeline.stages import STAGES as REAL
 
@@ -62,6 +66,36 @@ def test_the_signature_is_the_graph() -> None:
     names = [stage.name for stage in dag.order(STAGES)]
     assert names.index("first") < names.index("second")
     assert names.index("constant") < names.index("third")
+
+
+def test_edges_read_from_the_source_are_those_of_the_functions() -> None:
+    for stage in REAL:
+        assert isinstance(stage.run, str)
+        assert stage.needs == dataclasses.replace(stage, run=stage.function()).needs
+    with pytest.raises(ValueError, match=r"'pipeline\.stages\.sft:absent', which does not exist"):
+        _ = Stage("sft", "pipeline.stages.sft:absent", (), CODE).needs
+
+
+def test_code_that_is_edited_before_it_is_imported_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key was made of the code as it was: what came after it must not be published under it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    module = tmp_path / "late_stage.py"
+    module.write_text("def late(cfg, out, reporter):\n    return {'made': 1}\n")
+    stage = Stage("late", "late_stage:late", (), ("late_stage",))
+    assert [one.cached for one in dag.plan([stage], config(), Store(tmp_path / "store"))] == [False]
+    module.write_text("def late(cfg, out, reporter):\n    return {'made': 2222}\n")
+    with pytest.raises(UserError, match=r"late_stage\.py was edited while this command was running"):
+        dag.run([stage], config(), Store(tmp_path / "store"), Recorder())
+
+
+def test_planning_imports_nothing_that_computes(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom pipeline.config import load_config\nfrom pipeline.layout import Layout\nfrom pipeline.trial import plan_trial\n"
+        f"plan_trial(load_config('smoke', {{'runtime.device': 'auto'}}), Layout.at({str(tmp_path)!r}))\n"
+        "print({'torch', 'transformers', 'pandas', 'datasets', 'mlflow', 'optuna'} & set(sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == ("set()" if not torch.cuda.is_available() else "{'torch'}")
 
 
 def test_faults_of_the_graph_are_named() -> None:
@@ -115,15 +149,15 @@ def test_code_counts_but_comments_and_docstrings_do_not(tmp_path: Path, monkeypa
     digests = []
     for text in ("def f():\n    return 1\n", '"""Doc."""\n# why\ndef f():\n    """Doc."""\n    return 1\n', "def f():\n    return 2\n"):
         module.write_text(text)
-        dag.code_digest.cache_clear()
+        dag._tree_digest.cache_clear()
         digests.append(dag.code_digest(("some_module",)))
     assert digests[0] == digests[1] != digests[2]
     stage = Stage("first", first, ("data",), ("some_module",))
     module.write_text("x = 1\n")
-    dag.code_digest.cache_clear()
+    dag._tree_digest.cache_clear()
     dag.run([stage], config(), Store(tmp_path / "store"), Recorder())
     module.write_text("x = 2\n")
-    dag.code_digest.cache_clear()
+    dag._tree_digest.cache_clear()
     plan = dag.plan([stage], config(), Store(tmp_path / "store"))
     assert (plan[0].cached, plan[0].why) == (False, "code changed")
     with pytest.raises(ValueError, match="does not exist"):
@@ -132,7 +166,7 @@ def test_code_counts_but_comments_and_docstrings_do_not(tmp_path: Path, monkeypa
 
 HARMLESS = {
     "pipeline.artifacts", "pipeline.config", "pipeline.config_base", "pipeline.config_rewards", "pipeline.errors",
-    "pipeline.hub", "pipeline.layout",
+    "pipeline.device", "pipeline.hub", "pipeline.layout",
     "pipeline.metrics", "pipeline.reporter", "pipeline.tracking",
     "pipeline.budget.roofline",  # what work would cost on a T4: it ends in log/cost.json, which is no part of an artifact's digest
     "pipeline.data", "pipeline.models", "pipeline.ppo", "pipeline.rewards",  # the packages themselves: a docstring each
@@ -198,14 +232,14 @@ def test_a_model_more_in_the_planners_table_leaves_every_key(tmp_path: Path, mon
         return text + '\nPUBLISHED["new/model"] = {"model_type": "llama"}\n' if path == table else text
 
     def digests() -> list[str]:
-        dag.code_digest.cache_clear()
+        dag._tree_digest.cache_clear()
         return [dag.code_digest(stage.modules) for stage in REAL]
 
     before, planner = digests(), dag.code_digest(("pipeline.budget.shape",))
     monkeypatch.setattr(Path, "read_text", edited)
     assert digests() == before
     assert dag.code_digest(("pipeline.budget.shape",)) != planner
-    dag.code_digest.cache_clear()
+    dag._tree_digest.cache_clear()
 
 
 def test_artifacts_of_another_precision_are_built_again(smoke_layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,13 +248,14 @@ def test_artifacts_of_another_precision_are_built_again(smoke_layout: Layout, mo
     assert all(one.cached for one in dag.plan(REAL, config(), store))
     networks = [stage.name for stage in REAL if stage.name != "prompts"]
     assert [stage.name for stage in REAL if stage.precision] == networks
-    monkeypatch.setattr("pipeline.stages.sources.device_of", lambda name: torch.device("cuda"))
+    monkeypatch.setattr("pipeline.stages.sources.gpu_visible", lambda: True)
+    monkeypatch.setattr("pipeline.models.loading.device_of", lambda name: torch.device("cuda"))
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (8, 0))
-    plan = {one.stage: one for one in dag.plan(REAL, config(), store)}
+    plan = {one.stage: one for one in dag.plan(REAL, config(runtime__device="auto"), store)}
     assert plan["prompts"].cached
     assert (plan["sft"].cached, plan["sft"].why) == (False, "precision fp32 -> bf16")
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (7, 5))
-    assert {one.stage: one.why for one in dag.plan(REAL, config(), store)}["sft"] == "precision fp32 -> fp16"
+    assert {one.stage: one.why for one in dag.plan(REAL, config(runtime__device="auto"), store)}["sft"] == "precision fp32 -> fp16"
 
 
 def test_every_stage_with_a_network_has_its_precision_in_its_key(smoke_layout: Layout) -> None:
@@ -239,7 +274,7 @@ def test_a_plan_without_the_gpu_it_asks_for_says_that_the_precision_is_unknown(s
 def test_stages_declare_all_the_code_they_are_made_of() -> None:
     """Everything that a stage's module imports, directly or not, is part of its key or harmless."""
     for stage in REAL:
-        reached, waiting = set(), {stage.run.__module__}
+        reached, waiting = set(), {stage.function().__module__}
         while waiting:
             module = waiting.pop()
             reached.add(module)

@@ -1,0 +1,35 @@
+"""What can be said of a classifier before it is loaded, and of its labels."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pipeline.config import nearest
+from pipeline.errors import UserError
+
+
+def check_classifier(key: str, name: str, label: str | None) -> None:
+    """Refuse a folder whose configuration is of another kind of model, or that does not know the label; loads nothing.
+
+    Of what is on the hub this is found out when it is loaded. Raises `UserError`.
+    """
+    try:
+        content = json.loads((Path(name) / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return
+    kinds = content.get("architectures") or []
+    if kinds and not any("ForSequenceClassification" in kind for kind in kinds):
+        raise UserError(f"{key} = '{name}' is no sequence classifier but {', '.join(kinds)}")
+    if names := content.get("id2label"):
+        label_index({int(index): one for index, one in names.items()}, label, key.rpartition(".")[0] + ".label")
+
+
+def label_index(names: dict[int, str], label: str | None, key: str) -> int:
+    """The output of a label. Raises `UserError` with the labels that there are."""
+    if label is None and len(names) == 1:
+        return next(iter(names))
+    known = {str(name): index for index, name in names.items()}
+    if label is None or label not in known:
+        raise UserError(f"{key} = {label!r}: the model's labels are {', '.join(known)}{nearest(label or '', list(known))}")
+    return known[label]
