@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -19,7 +20,7 @@ from typing import Any
 
 from gpu.card import missing, versions
 from gpu.page import render
-from gpu.sections import FAILED, PASSED, ROOT, SECTIONS, Result, Section, environment_of, not_tested, run
+from gpu.sections import FAILED, PASSED, ROOT, SECTIONS, Result, Section, end_all, environment_of, not_tested, run
 
 LEAST_GIB = 14.0
 """A card of 15 or 16 GB reports a little less."""
@@ -36,11 +37,14 @@ def main(arguments: list[str] | None = None) -> int:
     report: dict[str, Any] = {"card": card, "versions": versions(), "commit": _commit(), "rehearsal": options.device == "cpu"}
     results = {section.name: not_tested(section, why or "the time limit was reached before it began") for section in chosen}
 
-    def keep(last: bool = False) -> Path:
-        report["seconds"] = time.monotonic() - began
-        report["sections"] = [asdict(results[section.name]) for section in chosen]
-        report["exit_code"], report["headline"] = _verdict(report, why)
-        return _write(report, options.out)
+    writing = threading.Lock()
+
+    def keep() -> Path:
+        with writing:
+            report["seconds"] = time.monotonic() - began
+            report["sections"] = [asdict(results[section.name]) for section in chosen]
+            report["exit_code"], report["headline"] = _verdict(report, why)
+            return _write(report, options.out)
 
     def one(section: Section) -> None:
         left = options.minutes * 60 - (time.monotonic() - began)
@@ -53,10 +57,15 @@ def main(arguments: list[str] | None = None) -> int:
         tests, measurements = ([section for section in chosen if bool(section.module) == kind] for kind in (False, True))
         # Figures of memory and time need the card for themselves; tests do not.
         with ThreadPoolExecutor(max(1, min(AT_ONCE, (os.cpu_count() or 2) // 2))) as pool:
-            list(pool.map(one, tests))
+            try:
+                list(pool.map(one, tests))
+            except KeyboardInterrupt:
+                pool.shutdown(wait=False, cancel_futures=True)
+                end_all()
+                raise
         for section in measurements:
             one(section)
-    path = keep(last=True)
+    path = keep()
     print(f"{report['headline']}\n{path}\n{path.with_suffix('.json')}")
     return int(report["exit_code"])
 

@@ -197,10 +197,8 @@ def measure(device: str, shape: str, folder: Path, write: Callable[[dict[str, An
     probe = Probe(device)
     probe.attach()
     outcome = run_trial(config, Layout(folder / "out"), probe)
-    peaks = {
-        name: json.loads((outcome.artifacts[name].path / "log" / "cost.json").read_text("utf-8"))["peak_memory_gib"]
-        for name in forecast.stages
-    }
+    costs = {name: outcome.artifacts[name].path / "log" / "cost.json" for name in forecast.stages}
+    peaks = {name: json.loads(path.read_text("utf-8"))["peak_memory_gib"] for name, path in costs.items()}
     stages = [_beside(stage, forecast.stage_gib(stage), peak) for stage, peak in peaks.items()]
     parts = memory_by_component(forecast.stages["ppo"], probe, peaks["ppo"])
     phases = seconds_by_phase(probe.updates, rates)

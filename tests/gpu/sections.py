@@ -20,6 +20,7 @@ ROOT = HERE.parents[1]
 DEVICE = "GPU_DEVICE"
 """Environment variable: ``cuda``, or ``cpu`` for a rehearsal of this program."""
 TAIL = 12
+RUNNING: set[subprocess.Popen[bytes]] = set()
 PASSED, FAILED, NOT_TESTED = "passed", "failed", "not tested"
 
 Item = dict[str, Any]
@@ -114,13 +115,21 @@ def _finish(command: list[str], environment: dict[str, str], log: Path, limit: f
     """Run to the end or the limit; says how it ended where it did not end well."""
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment, cwd=ROOT, start_new_session=True)
+        RUNNING.add(process)
         try:
             code = process.wait(limit)
         except subprocess.TimeoutExpired:
             return f"not finished after {limit:.0f} s"
         finally:
+            RUNNING.discard(process)
             _end_group(process)
     return "" if code == 0 else f"exit code {code}"
+
+
+def end_all() -> None:
+    """End every section that is running: Ctrl-C does not reach their process groups."""
+    for process in list(RUNNING):
+        _end_group(process)
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

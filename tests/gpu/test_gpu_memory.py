@@ -22,6 +22,7 @@ from pipeline.budget.machine import hold_allocator
 from pipeline.config import TrialConfig
 from pipeline.errors import UserError
 from pipeline.models.precision import CHOICE
+from pipeline.stages import STAGES as DECLARED
 from pipeline.tracking import merged
 from pipeline.trial import TrialOutcome
 
@@ -32,6 +33,8 @@ BYTES_A_WEIGHT = {"sft": 16, "reward": 20, "ppo": 32, "evaluate": 12}
 """What each stage holds for every weight: networks, gradients, Adam's two moments, good weights; fp32."""
 WORKSPACE = 64 * 2**20
 """Of cuBLAS, and what the allocator loses between blocks."""
+ONE_ROW = 120 * 2**20
+"""About what a gradient step on a single episode needs beside the networks: gradients, workspace, activations."""
 SAME = 0.02
 """Relative: rows in other groups are other sums, and a token may flip."""
 TRIAL: dict[str, Any] = {
@@ -86,7 +89,8 @@ def peak(stage: str, outcome: TrialOutcome) -> float:
 
 def capped(root: Path, folder: Path, changes: dict[str, Any], stage: str, bytes_: float, **more: Any) -> tuple[TrialOutcome, list[str]]:
     """Build one stage under a cap; the stages before it are taken as they are."""
-    for one in ("prompts", *STAGES)[: 1 + STAGES.index(stage)]:
+    order = [one.name for one in DECLARED]
+    for one in order[: order.index(stage)]:
         shutil.copytree(root / "store" / one, folder / "store" / one)
     gc.collect()
     torch.cuda.empty_cache()
@@ -134,7 +138,7 @@ def test_a_trial_that_not_one_episode_fits_ends_as_budget(
 ) -> None:
     monkeypatch.setenv(CHOICE, "fp32")
     root, changes, whole = roomy
-    outcome, _ = capped(root, tmp_path, changes, "ppo", held("evaluate", whole) * 1.1)
+    outcome, _ = capped(root, tmp_path, changes, "ppo", held("evaluate", whole) + ONE_ROW / 2)
     assert outcome.status == "budget"
     assert outcome.reason is not None
     assert "memory" in outcome.reason
