@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,32 @@ def prepare_store(layout: Layout) -> None:
             beside.unlink(missing_ok=True)
 
 
-def experiments(layout: Layout) -> list[tuple[str, str]]:
-    """Name and id of the experiments of the output root's own store that have something to show, oldest first."""
-    found = _client(layout.mlflow_uri).search_experiments(order_by=["creation_time ASC"])
-    return [(one.name, one.experiment_id) for one in found if one.experiment_id != "0"]
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment with runs of ours."""
+
+    name: str
+    id: str
+    run_tags: Mapping[str, str]
+    """Of its latest run."""
+
+
+def experiments(layout: Layout) -> list[Experiment]:
+    """The studies in the output root's own store, the one with the latest run first."""
+    client, found = _client(layout.mlflow_uri), list[tuple[int, Experiment]]()
+    for one in client.search_experiments():
+        for run in client.search_runs([one.experiment_id], "tags.study != ''", order_by=["start_time DESC"], max_results=1):
+            found.append((run.info.start_time, Experiment(one.name, one.experiment_id, run.data.tags)))
+    return [one for _, one in sorted(found, key=lambda pair: pair[0], reverse=True)]
+
+
+def tag_experiment(uri: str, name: str, tags: Mapping[str, str]) -> None:
+    """Set the tags that an experiment lacks or has with other values. Raises whatever MLflow raises."""
+    client = _client(uri)
+    one = client.get_experiment_by_name(name)
+    for key, value in tags.items():
+        if one.tags.get(key) != value:
+            client.set_experiment_tag(one.experiment_id, key, value)
 
 
 def _client(uri: str) -> Any:

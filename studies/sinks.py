@@ -9,16 +9,18 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pipeline.config import TrialConfig, flatten
 from pipeline.layout import Layout, StudyFolder, TrialRecord
-from pipeline.mlflow_sink import MlflowSink, prepare_store, tracking_uri
+from pipeline.mlflow_sink import MlflowSink, prepare_store, tag_experiment, tracking_uri
 from studies.falsifiers import Verdict, overall, tally
-from studies.schema import Study
+from studies.schema import IMPORTED, Study
 from studies.search import SEARCH, violations
 from studies.verdicts import of_record
+from studies.view import experiment_tags
 
 GIT = "mlflow.source.git.commit"
 
@@ -127,6 +129,12 @@ class StudySinks:
             self._warn_once(f"MLflow's store cannot be created ({type(error).__name__}); `ablate sync` sends everything later")
             return
         self._parent_id = self._parent.start()
+        if self._parent_id is not None:
+            self._save_view()
+
+    def _save_view(self) -> None:
+        with suppress(Exception):  # whatever MLflow raises: the runs arrive without a view, and `ablate ui` saves it again
+            tag_experiment(tracking_uri(self._layout), self.experiment, experiment_tags(self._study.kind == IMPORTED))
 
     def _ready(self) -> bool:
         self.open()

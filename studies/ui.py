@@ -1,4 +1,4 @@
-"""MLflow's own server on this machine only, and how it ends."""
+"""MLflow's own server, on this machine only: how it starts, the link to each study's curves, and how it ends."""
 
 from __future__ import annotations
 
@@ -7,15 +7,24 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from types import FrameType
 
 from pipeline.errors import UserError
 from pipeline.layout import Layout, writable
-from pipeline.mlflow_sink import experiments, prepare_store
+from pipeline.mlflow_sink import experiments, prepare_store, tag_experiment
+from studies.schema import IMPORTED
+from studies.view import PAGE, experiment_tags
 
 HOST = "127.0.0.1"
-RUNS = "#/experiments/{id}/runs?compareRunsMode=CHART"
-"""The charts of an experiment; the pages that MLflow opens first are about chat traces."""
+QUIET = {
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "PYTHONWARNINGS": "ignore",
+}
+"""Environment of the server: no job workers, no telemetry, and no messages about its own parts."""
 
 
 def serve(layout: Layout, port: int) -> None:
@@ -23,7 +32,7 @@ def serve(layout: Layout, port: int) -> None:
     _check_free(port)
     writable(layout.root)
     prepare_store(layout)
-    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    links = _links(layout, port)
     command = [
         sys.executable,
         "-m",
@@ -38,20 +47,43 @@ def serve(layout: Layout, port: int) -> None:
         "--uvicorn-opts",
         "--log-level warning",
     ]
-    command += ["--backend-store-uri", layout.mlflow_uri, "--artifacts-destination", layout.mlflow_artifacts.as_uri()]
+    command += [
+        "--backend-store-uri",
+        layout.mlflow_uri,
+        "--registry-store-uri",
+        layout.mlflow_uri,
+        "--artifacts-destination",
+        layout.mlflow_artifacts.as_uri(),
+    ]
     signal.signal(signal.SIGTERM, _as_interrupt)
-    server = subprocess.Popen(command, env=environment, start_new_session=True)
+    server = subprocess.Popen(command, env={**os.environ, **QUIET}, start_new_session=True)
     try:  # at once: a Ctrl-C from here on must not leave the server behind
-        print(f"MLflow: http://{HOST}:{port}   (Ctrl-C ends it; group runs by the tag `arm`)")
-        for name, number in experiments(layout):
-            print(f"  {name}: http://{HOST}:{port}/{RUNS.format(id=number)}")
-        sys.stdout.flush()
+        print(f"MLflow is starting at http://{HOST}:{port} (Ctrl-C stops it).", flush=True)
+        if _answers(server, port):
+            print("\n".join(links or ["No study has been run here yet."]), flush=True)
         code = server.wait()
     except KeyboardInterrupt:
         return
     finally:
         _end(server)
     raise UserError(f"the MLflow server ended with exit code {code}; its messages are above")
+
+
+def _links(layout: Layout, port: int) -> list[str]:
+    """One line per study, the latest first. Saves the view again where an older version left another one, or none."""
+    found = experiments(layout)
+    for one in found:
+        tag_experiment(layout.mlflow_uri, one.name, experiment_tags(one.run_tags.get("profile") == IMPORTED))
+    return [f"Curves of {one.name}: http://{HOST}:{port}/{PAGE.format(id=one.id)}" for one in found]
+
+
+def _answers(server: subprocess.Popen[bytes], port: int) -> bool:
+    """Wait until the server takes connections; False when it ends before that."""
+    while server.poll() is None:
+        with suppress(OSError), socket.create_connection((HOST, port), timeout=1):
+            return True
+        time.sleep(0.2)
+    return False
 
 
 def _as_interrupt(number: int, frame: FrameType | None) -> None:

@@ -90,10 +90,11 @@ def test_store_is_complete_and_alone(empty_store: Path) -> None:
     assert [path.name for path in empty_store.parent.iterdir() if path.name != ".mlflow.lock"] == ["mlflow.db"]
 
 
-def test_experiments_are_listed_without_the_empty_default(layout: Layout, client: Client) -> None:
+def test_studies_are_listed_by_their_latest_run_and_other_experiments_are_not(layout: Layout, client: Client) -> None:
     assert experiments(layout) == []
-    first, second = client.create_experiment("kl_ablation"), client.create_experiment("other")
-    assert experiments(layout) == [("kl_ablation", first), ("other", second)]
+    for start, name in enumerate(("older", "newer", "somebody's own"), 1):
+        client.create_run(client.create_experiment(name), start_time=start, tags={"study": name} if start < 3 else {})
+    assert [(one.name, one.run_tags["study"]) for one in experiments(layout)] == [("newer", "newer"), ("older", "older")]
 
 
 def test_a_run_arrives_whole_and_is_never_sent_twice(layout: Layout, client: Client, log: Path) -> None:

@@ -147,7 +147,7 @@ def _stages(layout: Layout) -> list[dag.Stage]:
                     break
                 drift = {"objective/kl_per_token": step * 0.01 / (1 + 10 * cfg.ppo.kl_coef)}
                 watcher.observe(step, drift)
-                metrics.append(step, {**drift, "objective/scores": 0.1 * step})
+                metrics.append(step, {**drift, "objective/scores": 0.1 * step, "objective/gold": 1.0 - 0.01 * step})
                 metrics.append(step + 1, {"policy/entropy": 2.0 - 0.01 * step})
                 metrics.flush()
                 reporter.metrics(step, {"objective/kl_per_token": 0.01})

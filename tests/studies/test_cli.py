@@ -3,19 +3,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import fake_trial
 import pytest
-from helpers import mind_interrupts
 
 from pipeline.layout import Layout
 from pipeline.reporter import Silent
@@ -177,35 +173,3 @@ def test_a_taken_port_is_told(tmp_path: Path) -> None:
         done = ablate("ui", "--port", str(port), "--out", str(tmp_path))
     assert done.returncode == 2
     assert f"port {port} on 127.0.0.1 cannot be used" in done.stderr
-
-
-@pytest.mark.slow
-def test_the_ui_serves_and_ends_cleanly_on_ctrl_c(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, str(ROOT / "ablate.py"), "ui", "--port", str(port), "--out", str(tmp_path)]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    server = subprocess.Popen(command, **pipes, start_new_session=True, preexec_fn=mind_interrupts)
-    try:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
-                    assert answer.status == 200
-                break
-            except OSError:
-                assert server.poll() is None, server.communicate()
-                assert time.monotonic() < deadline
-                time.sleep(0.3)
-        os.killpg(server.pid, signal.SIGINT)
-        printed, errors = server.communicate(timeout=120)
-    finally:
-        if server.poll() is None:
-            server.kill()
-    assert server.returncode == 0
-    assert f"http://127.0.0.1:{port}" in printed
-    assert "Traceback" not in errors
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(("127.0.0.1", port))

@@ -101,7 +101,7 @@ def test_a_study_survives_mlflow_being_away_and_sync_catches_up(
     sinks = sinks_of(write_study(), layout)
     assert sinks.sync(result.records)
     sinks.close("complete")
-    assert sinks.metrics_sent == 4 * (4 * 3 + 4 + 1)  # series, evaluation, one claim
+    assert sinks.metrics_sent == 4 * (4 * 4 + 4 + 1)  # series, evaluation, one claim
     assert len(runs(layout, "small")) == 5
 
 

@@ -1,0 +1,163 @@
+"""`ablate ui`: its links open on curves in a real browser, and it ends cleanly."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_trial import STUDY
+from helpers import mind_interrupts
+from rich.console import Console
+
+from pipeline.layout import Layout
+from pipeline.mlflow_sink import experiments, tag_experiment
+from studies import executors
+from studies.driver import run_study
+from studies.schema import Study, load_study
+from studies.ui import _links
+from studies.view import CHARTS, IMPORTED_CHARTS, TAG, experiment_tags
+
+ROOT = Path(__file__).parents[2]
+ARMS = ("weak", "strong")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def record(study: Study, layout: Layout, profile: str | None = None) -> None:
+    with Path(os.devnull).open("w") as nowhere:
+        layout.root.mkdir(parents=True, exist_ok=True)
+        run_study(study, layout, profile, {"ppo.steps": 64}, executors.Inline(), 1, Console(file=nowhere), trials="fake_trial")
+
+
+def tags(layout: Layout, experiment: str) -> Any:
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(layout.mlflow_uri).get_experiment_by_name(experiment).tags
+
+
+def test_a_study_has_a_saved_view_and_the_ui_puts_it_back(write_study: Callable[..., Study], layout: Layout) -> None:
+    record(write_study(), layout)
+    expected = experiment_tags()
+    assert expected.items() <= tags(layout, "small").items()
+    record(write_study(), layout, "smoke")
+    tag_experiment(layout.mlflow_uri, "small", {TAG: "of an older version"})
+    assert [one.name for one in experiments(layout)] == ["small (smoke)", "small"], "the latest first"
+    lines = _links(layout, 5000)
+    assert [line.partition(": ")[0] for line in lines] == ["Curves of small (smoke)", "Curves of small"]
+    assert tags(layout, "small")[TAG] == expected[TAG]
+
+
+def test_only_imported_studies_show_sums_over_a_sequence() -> None:
+    native, imported = experiment_tags()[TAG], experiment_tags(imported=True)[TAG]
+    for metric in set(IMPORTED_CHARTS) - set(CHARTS):
+        assert f'"{metric}"' in imported
+        assert f'"{metric}"' not in native
+
+
+@dataclass
+class Served:
+    """A running `ablate ui`."""
+
+    process: subprocess.Popen[str]
+    port: int
+    address: str
+    """The line that it printed first."""
+    study: str
+    """The line with the link to its only study."""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("ui")
+    (folder / "small.yaml").write_text(STUDY)
+    layout = Layout(folder / "out")
+    record(load_study(folder / "small.yaml"), layout)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, str(ROOT / "ablate.py"), "ui", "--port", str(port), "--out", str(layout.root)]
+    with (folder / "errors.txt").open("w") as errors:
+        server = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True, preexec_fn=mind_interrupts
+        )
+    try:
+        assert server.stdout is not None
+        address = server.stdout.readline()
+        study = next(line.strip() for line in server.stdout if line.startswith("Curves of"))
+        wait_until_healthy(server, port)
+        yield Served(server, port, address, study)
+        assert "Traceback" not in (folder / "errors.txt").read_text()
+    finally:
+        if server.poll() is None:
+            os.killpg(server.pid, signal.SIGINT)
+            server.communicate(timeout=60)
+
+
+def wait_until_healthy(server: subprocess.Popen[str], port: int) -> None:
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
+                assert answer.status == 200
+            return
+        except OSError:
+            assert server.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.3)
+
+
+def loads(folder: Path) -> Iterator[Path]:
+    """A browser profile for each attempt: a page may be dumped before a busy server has sent its data. The last attempt must do."""
+    for attempt in range(5):
+        yield folder / f"profile-{attempt}"
+    pytest.fail("the page never showed a curve for every arm in every chart")
+
+
+def page(url: str, profile: Path) -> str:
+    """The document that Chromium has made of a page."""
+    quiet = ("gpu", "quic", "background-networking", "component-update", "sync")
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--no-first-run", *(f"--disable-{one}" for one in quiet)]
+    command += [f"--user-data-dir={profile}", "--window-size=1600,1400", "--virtual-time-budget=30000", "--dump-dom", url]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=True).stdout
+
+
+def curves(html: str) -> int:
+    """Lines that were drawn, bands included; a straight one consists of a single stroke."""
+    return len(re.findall(r'class="js-line"[^>]* d="M[^"]+L[^"]+"', html))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_the_link_opens_on_the_curves_of_every_arm(served: Served, tmp_path: Path) -> None:
+    study, _, url = served.study.partition(": ")
+    assert study == "Curves of small"
+    html = next(found for found in map(partial(page, url), loads(tmp_path)) if curves(found) >= len(CHARTS) * len(ARMS))
+    for metric in CHARTS:
+        for arm in ARMS:
+            assert f">{arm} ({metric})<" in html, "each chart has each arm in its legend"
+    assert "Curves by arm" in html
+    assert "weak seed 0" in html
+    assert "study small" not in html, "the parent run is hidden"
+
+
+@pytest.mark.slow
+def test_the_ui_ends_cleanly_on_ctrl_c(served: Served) -> None:
+    assert f"http://127.0.0.1:{served.port}" in served.address
+    os.killpg(served.process.pid, signal.SIGINT)
+    served.process.communicate(timeout=120)
+    assert served.process.returncode == 0
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", served.port))
