@@ -11,9 +11,9 @@ import numpy as np
 
 from pipeline.config import DataConfig
 from pipeline.data.cleaning import clean
-from pipeline.data.files import HELDOUT_SHARE, read_splits
+from pipeline.data.files import HELDOUT_SHARE, TEXT_COLUMNS, read_splits
 from pipeline.data.hubdata import hub_splits
-from pipeline.data.labels import COLUMNS, polarity
+from pipeline.data.labels import polarity
 from pipeline.errors import UserError
 
 HELDOUT_TEXTS = 16
@@ -53,7 +53,7 @@ def load_corpus(cfg: DataConfig) -> Corpus:
         case "builtin":
             return _builtin(cfg)
         case "local":
-            return _split(read_splits(Path(cfg.path or ""), "data.path", COLUMNS), cfg)
+            return _split(read_splits(Path(cfg.path or ""), "data.path", TEXT_COLUMNS), cfg)
         case "hub":
             return _split(hub_splits(cfg), cfg)
         case _:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from pipeline.config import DataConfig, nearest
 from pipeline.errors import UserError
 
 FORMATS = ("parquet", "csv", "jsonl")
+TEXT_COLUMNS = ("text", "label")
+PAIR_COLUMNS = ("prompt", "chosen", "rejected")
 HELDOUT_SHARE = 10
 """One of so many rows is held out when a source has no test split of its own."""
 
@@ -41,9 +45,9 @@ def digests(path: Path, key: str) -> dict[str, str]:
 
 
 def check_source(cfg: DataConfig) -> None:
-    """Refuse an absent file or a wrong layout before anything is written."""
+    """Refuse an absent file, a wrong layout or a missing column before anything is written."""
     if cfg.source == "local":
-        split_files(Path(cfg.path or ""), "data.path")
+        check_columns(Path(cfg.path or ""), "data.path", TEXT_COLUMNS)
 
 
 def fingerprint(cfg: DataConfig) -> dict[str, str]:
@@ -59,44 +63,77 @@ def read_splits(path: Path, key: str, columns: Sequence[str]) -> dict[str, Any]:
     return {split: pd.concat([_read(file, columns) for file in files], ignore_index=True) for split, files in splits}
 
 
+def check_columns(path: Path, key: str, columns: Sequence[str]) -> None:
+    """Refuse a source one of whose files lacks a column, from the heads of the files alone. Raises `UserError`."""
+    for files in split_files(path, key).values():
+        for file in files:
+            with _readable(file):
+                found = _header(file, columns)
+            require(columns, found, str(file))
+
+
 def require(columns: Sequence[str], found: Sequence[object], origin: str) -> None:
     """Refuse a table that lacks one of `columns`."""
     names = [str(name) for name in found]
     for column in columns:
         if column not in names:
-            raise UserError(f"{origin}: column '{column}' is missing; it has {', '.join(names)}{nearest(column, names)}")
+            its = f"its columns are {', '.join(names)}" if names else "it has no columns"
+            raise UserError(f"{origin}: no column '{column}'{nearest(column, names)}; {its}; needed are {', '.join(columns)}")
 
 
 def _read(path: Path, columns: Sequence[str]) -> Any:
     import pandas as pd
 
-    try:
+    with _readable(path):
         if path.suffix == ".parquet":
             frame = pd.read_parquet(path)
         elif path.suffix == ".csv":
             # As strings, and nothing is "missing": a review may consist of the word NA.
             frame = pd.read_csv(path, encoding=_encoding(path), dtype=str, keep_default_na=False)
         else:
-            frame = pd.DataFrame(_json_lines(path), dtype=object)  # as they are: a string type would refuse half a surrogate pair
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path}: is not UTF-8 (byte 0x{error.object[error.start]:02x}); convert it, for example with: iconv -f latin1 -t utf-8"
-        ) from None
-    except (ValueError, OSError) as error:
-        raise UserError(f"{path}: cannot be read as {path.suffix[1:]}: {str(error).splitlines()[0]}") from None
+            frame = pd.DataFrame(list(_json_lines(path)), dtype=object)  # as they are: a string type would refuse half a surrogate pair
     require(columns, list(frame.columns), str(path))
     return frame[list(columns)]
 
 
-def _json_lines(path: Path) -> list[dict[str, Any]]:
-    rows = []
-    for number, line in enumerate(path.read_text(encoding=_encoding(path)).split("\n"), 1):
-        if line.strip():
-            row = json.loads(line)
-            if not isinstance(row, dict):
-                raise ValueError(f"line {number} is {type(row).__name__} and no object")
-            rows.append(row)
-    return rows
+def _header(path: Path, columns: Sequence[str]) -> list[str]:
+    """The columns of a table. JSONL has those of all its rows together; no more rows are read than show all of `columns`."""
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        return list(pq.read_schema(path).names)
+    if path.suffix == ".csv":
+        with path.open(encoding=_encoding(path), newline="") as file:
+            return next(csv.reader(file), [])
+    found: dict[str, None] = {}
+    for row in _json_lines(path):
+        found |= dict.fromkeys(row)
+        if set(columns) <= found.keys():
+            break
+    return list(found)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn what reading a table raises into a `UserError` with the file."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path}: is not UTF-8 (byte 0x{error.object[error.start]:02x}); convert it, for example with: iconv -f latin1 -t utf-8"
+        ) from None
+    except (ValueError, OSError, csv.Error) as error:
+        raise UserError(f"{path}: cannot be read as {path.suffix[1:]}: {str(error).splitlines()[0]}") from None
+
+
+def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding=_encoding(path)) as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise ValueError(f"line {number} is {type(row).__name__} and no object")
+                yield row
 
 
 def _encoding(path: Path) -> str:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import DataConfig
-from pipeline.data.files import require
-from pipeline.data.labels import COLUMNS, UNLABELLED, polarity
+from pipeline.data.files import TEXT_COLUMNS, require
+from pipeline.data.labels import UNLABELLED, polarity
 from pipeline.errors import UserError
 from pipeline.hub import absent, cause_of_absence, in_words
 
@@ -42,7 +42,7 @@ def hub_splits(cfg: DataConfig) -> dict[str, Any]:
         raise UserError(f"data.name = '{cfg.name}': there is no split 'train'; it has {', '.join(data)}")
     wanted = [split for split in ("train", "test") if split in data]
     for split in wanted:
-        require(COLUMNS, data[split].column_names, f"data.name = '{cfg.name}', split '{split}'")
+        require(TEXT_COLUMNS, data[split].column_names, f"data.name = '{cfg.name}', split '{split}'")
     return {split: _frame(data[split]) for split in wanted}
 
 
@@ -68,7 +68,7 @@ def _builder(cfg: DataConfig) -> Any:
 
 def _frame(data: Any) -> Any:
     """The two columns as a data frame; classes by their names where those say the polarity."""
-    frame = data.select_columns(list(COLUMNS)).to_pandas()
+    frame = data.select_columns(list(TEXT_COLUMNS)).to_pandas()
     names = getattr(data.features["label"], "names", None) or []
     if names and all(polarity(name) != UNLABELLED for name in names):
         frame["label"] = [names[int(label)] if 0 <= label < len(names) else UNLABELLED for label in frame["label"]]

@@ -10,7 +10,6 @@ import numpy as np
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = ("text", "label")
 POLARITY = {"0": 0, "neg": 0, "negative": 0, "false": 0, "1": 1, "pos": 1, "positive": 1, "true": 1}
 UNLABELLED = -1
 

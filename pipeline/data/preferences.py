@@ -8,10 +8,8 @@ from typing import Any
 import pandas as pd
 
 from pipeline.data.cleaning import clean
-from pipeline.data.files import HELDOUT_SHARE, read_splits
+from pipeline.data.files import HELDOUT_SHARE, PAIR_COLUMNS, read_splits
 from pipeline.errors import UserError
-
-COLUMNS = ("prompt", "chosen", "rejected")
 
 
 def read_preferences(path: Path, key: str) -> tuple[pd.DataFrame, str]:
@@ -20,7 +18,7 @@ def read_preferences(path: Path, key: str) -> tuple[pd.DataFrame, str]:
     ``chosen`` and ``rejected`` continue ``prompt`` as they stand; all are cleaned as texts are. A folder's test split
     is held out; else one of ten prompts is. Raises `UserError` for what is absent, unreadable or too little.
     """
-    splits = read_splits(path, key, COLUMNS)
+    splits = read_splits(path, key, PAIR_COLUMNS)
     rows = sum(map(len, splits.values()))
     frames = {split: _clean(frame) for split, frame in splits.items()}
     if "test" in frames:
@@ -48,5 +46,5 @@ def _clean(frame: Any) -> pd.DataFrame:
         better, worse = (clean(prompt + side).removeprefix(opening) for side in (chosen, rejected))
         if better.strip() and worse.strip() and better != worse:
             rows.setdefault((opening, better, worse), opening or better)
-    table = pd.DataFrame(list(rows), columns=list(COLUMNS))
+    table = pd.DataFrame(list(rows), columns=list(PAIR_COLUMNS))
     return table.assign(_group=list(rows.values()))

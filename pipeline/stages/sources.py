@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline.artifacts import file_digest
 from pipeline.config import TrialConfig
 from pipeline.config_rewards import PREFERENCES, PartConfig, part_key
-from pipeline.data.files import digests, fingerprint, split_files
+from pipeline.data.files import PAIR_COLUMNS, check_columns, digests, fingerprint
 from pipeline.device import PRECISION, gpu_visible
 from pipeline.hub import check_model
 from pipeline.rewards.folders import check_classifier
@@ -75,7 +75,7 @@ def check_sources(config: TrialConfig, stages: Collection[str]) -> None:
                 check_classifier(f"{key}.model", part.model, part.label)
     if "reward" in stages:
         for key, path in _preference_files(config).items():
-            split_files(Path(path), key)
+            check_columns(Path(path), key, PAIR_COLUMNS)
 
 
 def _parts(config: TrialConfig) -> dict[str, PartConfig]:

@@ -117,7 +117,7 @@ def test_words_that_look_like_nothing_are_words(tmp_path: Path) -> None:
         ("absent.parquet", None, "there is no such file"),
         ("x.txt", "hello", "the format must be one of parquet, csv, jsonl"),
         ("x.parquet", "no parquet", "cannot be read as parquet"),
-        ("x.csv", "review,label\na,1\n", "column 'text' is missing; it has review, label"),
+        ("x.csv", "review,label\na,1\n", "x.csv: no column 'text'; its columns are review, label; needed are text, label"),
         ("x.csv", "text,lable\na,1\n", "did you mean 'lable'?"),
         ("x.jsonl", "{broken", "cannot be read as jsonl"),
         ("x.csv", "text,label\na,1\n", "more texts are needed"),

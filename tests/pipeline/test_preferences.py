@@ -65,7 +65,7 @@ def test_white_space_at_the_seam(tmp_path: Path) -> None:
     ("name", "content", "says"),
     [
         ("absent.parquet", None, "reward.preferences = .*absent.parquet': there is no such file"),
-        ("x.csv", "prompt,choosen,rejected\na,b,c\n", "column 'chosen' is missing.*did you mean 'choosen'"),
+        ("x.csv", "prompt,choosen,rejected\na,b,c\n", "no column 'chosen'; did you mean 'choosen'.*needed are prompt, chosen, rejected"),
         ("x.csv", "prompt,chosen,rejected\na,b,b\n", "1 rows leave 0 pairs to train on and 0 held out"),
     ],
 )
