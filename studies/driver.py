@@ -34,6 +34,7 @@ from studies.planner import Planner, Ticket
 from studies.schema import Study
 from studies.search import confirmation
 from studies.sinks import StudySinks
+from studies.testable import untestable
 from studies.verdicts import claims_on, of_record, verdicts
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def run_study(
     with only_driver(folder, study.name):
         environment: dict[str, str] = module.environment()
         display = Display(console, trial_count(study))
-        for caution in cautions(plan):
+        for caution in [*cautions(plan), *untestable(study, plan)]:
             display.line(caution, "yellow")
         sinks = StudySinks(study, chosen, layout, folder, environment, lambda message: display.line(message, "yellow"))
         run = _Run(study, chosen, overrides, layout, folder, plan, executor, trials, module, display, sinks)
