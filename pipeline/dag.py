@@ -72,6 +72,10 @@ class Stage:
         return found
 
 
+Known = Mapping[tuple[str, str], str | None]
+"""Stage and key of artifacts that were built at some time, and their digests where those are still known."""
+
+
 @dataclass(frozen=True)
 class StagePlan:
     """What would happen to a stage. `key` is None while a stage above it has still to run."""
@@ -101,7 +105,7 @@ def run(stages: Sequence[Stage], config: BaseModel, store: Store, reporter: Repo
     """Bring every stage (up to and with `until`) into the store, building only what is not there."""
     done: dict[str, Artifact] = {}
     for stage in order(stages):
-        identity = _identity(stage, config, done)
+        identity = _identity(stage, config, {name: one.digest for name, one in done.items()})
         key = _key(identity)
         found = _intact(store, stage.name, key)
         if found:
@@ -117,25 +121,43 @@ def run(stages: Sequence[Stage], config: BaseModel, store: Store, reporter: Repo
     return done
 
 
-def plan(stages: Sequence[Stage], config: BaseModel, store: Store) -> list[StagePlan]:
-    """What `run` would do, and why; builds nothing."""
-    done: dict[str, Artifact] = {}
+def plan(stages: Sequence[Stage], config: BaseModel, store: Store, known: Known | None = None) -> list[StagePlan]:
+    """What `run` would do, and why; builds nothing.
+
+    With `known`, stages below a removed artifact are planned as if it came out the same again.
+    """
+    known = known or {}
+    digests: dict[str, str] = {}
+    removed: dict[str, set[str]] = {}
+    """Removed artifacts that a stage, directly or not, is made from."""
     result = []
     for stage in order(stages):
-        waiting = [need for need in stage.needs if need not in done]
+        waiting = [need for need in stage.needs if need not in digests]
         if waiting:
             result.append(StagePlan(stage.name, None, False, f"waits for {', '.join(waiting)}"))
             continue
-        identity = _identity(stage, config, done)
-        try:
-            found = store.find(stage.name, _key(identity))
-            why = "same configuration, inputs and code" if found else _why(identity, store)
-        except Damaged as error:
-            found, why = None, f"damaged: {error}"
-        if found:
-            done[stage.name] = found
-        result.append(StagePlan(stage.name, _key(identity), found is not None, why))
+        identity = _identity(stage, config, digests)
+        key, above = _key(identity), set[str]().union(*(removed[need] for need in stage.needs))
+        found, why = _look_up(stage.name, key, identity, store, (stage.name, key) in known)
+        digest = found.digest if found else known.get((stage.name, key))
+        if digest is not None:
+            digests[stage.name] = digest
+            removed[stage.name] = above if found else above | {stage.name}
+        if found and above:
+            names = [one.name for one in order(stages) if one.name in above]
+            why = f"if {' and '.join(names)} {'comes' if len(names) == 1 else 'come'} out the same"
+        result.append(StagePlan(stage.name, key, found is not None, why))
     return result
+
+
+def _look_up(stage: str, key: str, identity: Mapping[str, Any], store: Store, known: bool) -> tuple[Artifact | None, str]:
+    """The artifact, if it is there, and why the stage would be built or not."""
+    try:
+        if found := store.find(stage, key):
+            return found, "same configuration, inputs and code"
+    except Damaged as error:
+        return None, f"damaged: {error}"
+    return None, "was removed" if known else _why(identity, store)
 
 
 def _intact(store: Store, stage: str, key: str) -> Artifact | None:
@@ -168,7 +190,7 @@ def _view(stage: Stage, config: Any) -> SimpleNamespace:
     return view
 
 
-def _identity(stage: Stage, config: Any, done: Mapping[str, Artifact]) -> dict[str, Any]:
+def _identity(stage: Stage, config: Any, digests: Mapping[str, str]) -> dict[str, Any]:
     view = vars(_view(stage, config))
     values = {name: _plain(value) for name, value in view.items() if name != FREE_SECTION}
     if stage.outside:
@@ -178,7 +200,7 @@ def _identity(stage: Stage, config: Any, done: Mapping[str, Artifact]) -> dict[s
     return {
         "stage": stage.name,
         "config": dict(flatten(values)),
-        "inputs": {need: done[need].digest for need in stage.needs},
+        "inputs": {need: digests[need] for need in stage.needs},
         "code": code_digest(stage.modules),
     }
 

@@ -56,13 +56,13 @@ def run_trial(config: TrialConfig, layout: Layout, reporter: Reporter, *, until:
     return TrialOutcome(artifacts, meta["status"], meta["reason"], meta["steps"], summary, cost, execution)
 
 
-def plan_trial(config: TrialConfig, layout: Layout) -> list[dag.StagePlan]:
-    """What `run_trial` would build and what it would find; builds nothing.
+def plan_trial(config: TrialConfig, layout: Layout, known: dag.Known | None = None) -> list[dag.StagePlan]:
+    """What `run_trial` would build and what it would find; builds nothing. For `known` see `dag.plan`.
 
     Raises `UserError` where a stage that has still to run would look in vain for its data or a model.
     """
     check_source(config.data)
-    plan = dag.plan(STAGES, config, Store(layout.store))
+    plan = dag.plan(STAGES, config, Store(layout.store), known)
     check_sources(config, [one.stage for one in plan if not one.cached])
     return plan
 

@@ -1,10 +1,12 @@
-"""What a study would run, what is cached and why, and what it would cost: on a T4, and here as recorded."""
+"""What a study would run and how long it takes, what is cached and why, and what it would cost on a T4."""
 
 from __future__ import annotations
 
 import importlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -12,24 +14,153 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.config import TrialConfig
-from pipeline.layout import Layout, TrialRecord
+from pipeline.dag import Known, StagePlan
+from pipeline.errors import UserError
+from pipeline.layout import Layout
 from studies.design import Cell, cautions, cells
 from studies.driver import TRIALS, trial_count
+from studies.history import Measured, all_records, known_artifacts, measured
 from studies.schema import Study
 from studies.search import confirmation, load
+from studies.testable import untestable
+
+OWN_STAGES = ("ppo", "evaluate")
+"""Stages that every trial has for itself."""
 
 
 def print_plan(
     console: Console, study: Study, profile: str | None, overrides: Mapping[str, Any], layout: Layout, *, trials: str = TRIALS
 ) -> None:
-    """Print what each arm is predicted to take, the whole, and one row per distinct artifact; builds nothing.
+    """Print how many trials will run and how long they take, what will run and why, and where it matters the T4's budget.
 
-    The prediction comes first: it needs neither data nor networks, and stands even where they cannot be had.
+    Builds nothing. Raises `UserError` where a stage that has to run lacks data or a model; the budget, which needs neither, is
+    printed even then.
     """
-    folder = layout.study(study.name, profile or study.profile)
+    chosen = profile or study.profile
+    folder = layout.study(study.name, chosen)
     compared = confirmation(study, folder)
     plan = cells(compared, profile, overrides)
     module = importlib.import_module(trials)
+    try:
+        records = all_records(layout)
+        planned = _stages(plan, module, layout, known_artifacts(layout, records))
+        ended = len((load(study, folder) or {}).get("trials", [])) if study.search else 0
+        total = trial_count(study)
+        work = Work(planned, total, total - len(plan) - ended)
+        console.print(Text(f"{work.headline}{_time(work, measured(layout, records, chosen, _machine(module, plan)), chosen)}", "bold"))
+        if study.search is not None:
+            console.print(Text(search_line(study, ended)), soft_wrap=True)
+        for caution in [*cautions(plan), *untestable(compared, plan)]:
+            console.print(Text(caution, "yellow"), soft_wrap=True)
+        console.print()
+        console.print(stage_table(planned))
+    finally:
+        _print_budget(console, study, compared, plan, chosen)
+
+
+def _stages(plan: Sequence[Cell], module: Any, layout: Layout, known: Known) -> list[tuple[Cell, list[StagePlan]]]:
+    return [(cell, module.plan_trial(cell.config, layout, known)) for cell in plan]
+
+
+def _machine(module: Any, plan: Sequence[Cell]) -> dict[str, str]:
+    """Platform and device of this machine, as records name them; no device where the configuration's is not here."""
+    with suppress(UserError):
+        return {**module.environment(), **module.execution(plan[0].config)}
+    return dict(module.environment())
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a study has still to do."""
+
+    planned: Sequence[tuple[Cell, Sequence[StagePlan]]]
+    total: int
+    """Trials of the whole study."""
+    unknown: int
+    """Trials that a search has yet to propose."""
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Trials whose training or evaluation will run."""
+        return [cell for cell, stages in self.planned if any(not one.cached for one in stages if one.stage in OWN_STAGES)]
+
+    @property
+    def shared(self) -> list[tuple[str, Cell]]:
+        """Stages that will run once for several trials, each with one of those."""
+        found: dict[tuple[str, str | None, str], Cell] = {}
+        for cell, stages in self.planned:
+            for one in stages:
+                if not one.cached and one.stage not in OWN_STAGES:
+                    found.setdefault((one.stage, one.key, one.why), cell)
+        return [(stage, cell) for (stage, _, _), cell in found.items()]
+
+    @property
+    def headline(self) -> str:
+        """How many trials will run."""
+        n = len(self.cells) + self.unknown
+        again = " and ".join(dict.fromkeys(stage for stage, _ in self.shared))
+        if not n and not again:
+            return f"Nothing will run: all {self.total} trials are cached"
+        line = f"{n} of {self.total} trials will run"
+        return line if n else f"{line}, but {again} will be built again"
+
+
+def _time(work: Work, found: Measured | None, profile: str) -> str:
+    """How long that takes: by earlier trials of the profile on this machine, else by the forecast for a T4."""
+    from studies.cli import default_jobs
+
+    if not work.cells and not work.shared and not work.unknown:
+        return ""
+    plan = [cell for cell, _ in work.planned]
+    if found is None:
+        missing = f"no trial of profile {profile} has been measured on this machine"
+        expected = _t4_hours(work.cells, work.unknown) if _matters(plan[0].config, profile) else None
+        if expected is None:
+            return f"; how long that takes is not known yet: {missing}"
+        return f", about {duration(expected * 3600)} on a T4 (forecast; {missing})"
+    jobs = min(default_jobs(plan[0].config), max(len(work.cells) + work.unknown, 1))
+    own = {cell.label: [one.stage for one in stages if not one.cached and one.stage in OWN_STAGES] for cell, stages in work.planned}
+    seconds = math.fsum(found.of(stage, cell.config) for cell in work.cells for stage in own[cell.label])
+    seconds += work.unknown * math.fsum(found.of(stage, plan[0].config) for stage in OWN_STAGES)
+    seconds = seconds / jobs + math.fsum(found.of(stage, cell.config) for stage, cell in work.shared)
+    return f", about {duration(seconds)} (measured on {found.trials} earlier trial{'s' * (found.trials > 1)}; {jobs} at once)"
+
+
+def _t4_hours(plan: Sequence[Cell], unknown: int) -> float | None:
+    """Hours of these trials on a T4, one after another; None where the sizes of the base are not known."""
+    from pipeline.preflight import predict
+
+    known = [one.t4_hours for cell in plan if (one := predict(cell.config)) is not None]
+    if not known or len(known) < len(plan):
+        return None
+    return math.fsum(known) + unknown * known[0]
+
+
+def stage_table(planned: Sequence[tuple[Cell, Sequence[StagePlan]]]) -> Table:
+    """What will run, and below it what is cached: one row per stage and reason."""
+    rows: dict[tuple[bool, str, str], tuple[list[str], dict[str, None]]] = {}
+    for cell, stages in planned:
+        for one in stages:
+            labels, keys = rows.setdefault((one.cached, one.stage, one.why), ([], {}))
+            labels.append(cell.label)
+            keys[one.key or "-"] = None
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("stage", "artifact", "of", "", "because"):
+        table.add_column(title)
+    order = [one.stage for one in planned[0][1]]
+    for (cached, stage, why), (labels, keys) in sorted(rows.items(), key=lambda row: (row[0][0], order.index(row[0][1]))):
+        state = Text("cached", style="dim") if cached else Text("will run", style="bold")
+        artifact = next(iter(keys)) if len(keys) == 1 else f"{len(keys)} artifacts"
+        owner = labels[0] if len(labels) == 1 else f"{len(labels)} trials"
+        table.add_row(Text(stage), Text(artifact), Text(owner), state, Text(why))
+    return table
+
+
+def _print_budget(console: Console, study: Study, compared: Study, plan: Sequence[Cell], profile: str) -> None:
+    """What each arm is predicted to take on a T4, and the whole study; only for a GPU, or where something does not fit."""
+    if not any(_matters(cell.config, profile) for cell in plan):
+        return
+    console.print()
     lines: dict[tuple[str, ...], list[str]] = {}
     for arm in compared.arm_overrides():
         lines.setdefault(tuple(budget_lines(next(cell.config for cell in plan if cell.arm == arm))), []).append(arm)
@@ -37,34 +168,24 @@ def print_plan(
         console.print(Text("\n".join([f"each trial of {', '.join(arms)}: {first}", *rest])), soft_wrap=True)
     if plan[0].config.runtime.device == "cuda":
         console.print(variant_table(plan[0].config))
-    for caution in cautions(plan):
-        console.print(Text(caution, "yellow"), soft_wrap=True)
-    if study.search is not None:
-        ended = len((load(study, folder) or {}).get("trials", []))
-        console.print(Text(search_line(study, ended)), soft_wrap=True)
-    console.print(Text(total_line(study, plan, folder.records())), soft_wrap=True)
-    console.print()
-    console.print(_stage_table(plan, module, layout))
+    console.print(Text(total_line(study, plan)), soft_wrap=True)
 
 
-def _stage_table(plan: Sequence[Cell], module: Any, layout: Layout) -> Table:
-    """One row per distinct artifact. Raises `UserError` where a stage that has to run would look in vain for what it needs."""
-    rows: dict[tuple[str, str, str], list[str]] = {}
-    states: dict[tuple[str, str, str], bool] = {}
-    for cell in plan:
-        for stage in module.plan_trial(cell.config, layout):
-            row = (stage.stage, stage.key or "-", stage.why)
-            rows.setdefault(row, []).append(cell.label)
-            states[row] = stage.cached
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("stage", "artifact", "of", "", "because"):
-        table.add_column(title)
-    stages = list(dict.fromkeys(stage for stage, _, _ in rows))
-    for row, labels in sorted(rows.items(), key=lambda item: stages.index(item[0][0])):
-        state = Text("cached", style="dim") if states[row] else Text("will run", style="bold")
-        owner = labels[0] if len(labels) == 1 else f"{len(labels)} trials"
-        table.add_row(Text(row[0]), Text(row[1]), Text(owner), state, Text(row[2]))
-    return table
+def _matters(config: TrialConfig, profile: str) -> bool:
+    """Whether the T4's budget is of interest: for a profile of that card, on a GPU, and where a trial does not fit."""
+    from pipeline.preflight import device_of, predict
+
+    if profile.startswith("t4") or device_of(config) == "cuda":
+        return True
+    found = predict(config)
+    return found is not None and not found.fits
+
+
+def duration(seconds: float) -> str:
+    """Rounded for people: seconds, minutes or hours."""
+    if seconds < 90:
+        return f"{max(seconds, 1):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.3g} h"
 
 
 def search_line(study: Study, ended: int) -> str:
@@ -78,20 +199,13 @@ def search_line(study: Study, ended: int) -> str:
     )
 
 
-def total_line(study: Study, plan: Sequence[Cell], records: Sequence[TrialRecord]) -> str:
-    """Hours of the whole study if nothing of it were cached; a trial that a search has yet to propose counts as its baseline does."""
-    from pipeline.preflight import hours, predict
+def total_line(study: Study, plan: Sequence[Cell]) -> str:
+    """T4-hours of the whole study if nothing of it were cached; a trial that a search has yet to propose counts as its baseline does."""
+    from pipeline.preflight import hours
 
-    n, found = trial_count(study), [predict(cell.config) for cell in plan]
-    line = f"{n} trials in all"
-    known = [one.t4_hours for one in found if one is not None]
-    if len(known) == len(plan):
-        line += f": {hours(math.fsum(known) + (n - len(plan)) * known[0])} on a T4 by the roofline"
-    seconds = [record.cost["wall_s"] for record in records if record.status == "complete" and "wall_s" in record.cost]
-    if seconds:
-        mean = math.fsum(seconds) / len(seconds)
-        line += f"; here {hours(n * mean / 3600)} of training at the recorded {mean:.0f} s a trial (n = {len(seconds)}), one at a time"
-    return line
+    n = trial_count(study)
+    expected = _t4_hours(plan, n - len(plan))
+    return f"{n} trials in all" + (f": {hours(expected)} on a T4 by the roofline" if expected is not None else "")
 
 
 def budget_lines(config: TrialConfig) -> Iterator[str]:

@@ -76,8 +76,8 @@ def run_trial(config: TrialConfig, layout: Layout, reporter: Reporter, *, until:
     return TrialOutcome(artifacts, meta["status"], meta["reason"], meta["steps"], summary, {"wall_s": 0.1}, execution(config))
 
 
-def plan_trial(config: TrialConfig, layout: Layout) -> list[dag.StagePlan]:
-    return dag.plan(_stages(layout), config, Store(layout.store))
+def plan_trial(config: TrialConfig, layout: Layout, known: dag.Known | None = None) -> list[dag.StagePlan]:
+    return dag.plan(_stages(layout), config, Store(layout.store), known)
 
 
 def check_budget(config: TrialConfig, label: str) -> None: ...

@@ -10,11 +10,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import fake_trial
 import pytest
 
 from pipeline.layout import Layout
-from pipeline.reporter import Silent
 from studies import cli, executors
 from studies.driver import run_study
 from studies.hints import command
@@ -128,32 +126,6 @@ def test_falsify_does_not_import_torch(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_plan_says_what_is_cached_and_why(write_study: Callable[..., Study], layout: Layout) -> None:
-    import io
-
-    from rich.console import Console
-
-    from studies.plan import print_plan
-
-    def shown() -> list[str]:
-        text = io.StringIO()
-        print_plan(Console(file=text, width=200), study, None, {"ppo.steps": 64}, layout, trials="fake_trial")
-        return [" ".join(line.split()) for line in text.getvalue().splitlines()]
-
-    study = write_study()
-    layout.root.mkdir(parents=True)
-    first, second, *_ = (line for line in shown() if line.startswith(("prompts", "sft")))
-    assert "4 trials will run never built" in first
-    assert "4 trials will run waits for prompts" in second
-    from studies.design import cells
-
-    fake_trial.run_trial(cells(study, None, {"ppo.steps": 64})[0].config, layout, Silent())
-    lines = shown()
-    assert any(line.startswith("ppo") and "weak seed 0 cached same configuration, inputs and code" in line for line in lines)
-    assert any("strong seed 0 will run ppo.kl_coef 0.01 -> 0.2" in line for line in lines)
-    assert any(line.startswith("each trial of weak, strong: fits") for line in lines)
 
 
 def test_default_jobs_divide_the_cores() -> None:

@@ -1,0 +1,93 @@
+"""What the records under an output root tell a plan: which artifacts there once were, and how long stages took here."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.artifacts import MANIFEST
+from pipeline.config import TrialConfig
+from pipeline.dag import Known
+from pipeline.layout import Layout, TrialRecord
+
+
+def all_records(layout: Layout) -> list[TrialRecord]:
+    """The records of every study and profile."""
+    folders = (path.parent for path in sorted(layout.root.glob("studies/*/*/study.json")))
+    return [record for folder in folders for record in layout.study(folder.parent.name, folder.name).records()]
+
+
+def known_artifacts(layout: Layout, records: Sequence[TrialRecord]) -> Known:
+    """Every artifact that a record names; its digest where an artifact made from it is still in the store."""
+    known: dict[tuple[str, str], str | None] = {}
+    inputs: dict[str, Mapping[str, str]] = {}
+    for record in records:
+        for stage, one in record.stages.items():
+            known.setdefault((stage, one.key), None)
+            if one.path not in inputs:
+                inputs[one.path] = _inputs(layout.root / one.path / MANIFEST)
+            for need, digest in inputs[one.path].items():
+                if need in record.stages:
+                    known[need, record.stages[need].key] = digest
+    return known
+
+
+def _inputs(manifest: Path) -> Mapping[str, str]:
+    content = _json(manifest).get("identity", {})
+    inputs: Mapping[str, str] = content.get("inputs", {}) if isinstance(content, dict) else {}
+    return inputs
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds that stages took in earlier trials: means."""
+
+    trials: int
+    seconds: Mapping[str, float]
+    """By stage, without ppo."""
+    seconds_per_step: float
+    """Of ppo, per gradient step."""
+
+    def of(self, stage: str, config: TrialConfig) -> float:
+        """Seconds that a stage of this trial would take; 0 for a stage that nobody timed, which takes little."""
+        return self.seconds_per_step * config.ppo.steps if stage == "ppo" else self.seconds.get(stage, 0.0)
+
+
+def measured(layout: Layout, records: Sequence[TrialRecord], profile: str, environment: Mapping[str, str]) -> Measured | None:
+    """Times of the trials of a profile that ran as `environment` says (platform and device); None where there are none."""
+    alike = [one for one in records if one.profile == profile and one.steps and "wall_s" in one.cost and _ran_on(one, environment)]
+    if not alike:
+        return None
+    times: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for record in alike:
+        for stage, one in record.stages.items():
+            if stage != "ppo" and (took := _json(layout.root / one.path / "log" / "cost.json").get("wall_s")) is not None:
+                times[stage][one.key] = float(took)
+    return Measured(
+        len(alike),
+        {stage: _mean(found.values()) for stage, found in times.items()},
+        math.fsum(record.cost["wall_s"] for record in alike) / sum(record.steps for record in alike),
+    )
+
+
+def _ran_on(record: TrialRecord, environment: Mapping[str, str]) -> bool:
+    return all(record.environment.get(key) == environment.get(key) for key in ("platform", "device"))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The object in a file; an empty one where there is none."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _mean(values: Iterator[float] | Any) -> float:
+    found = list(values)
+    return math.fsum(found) / len(found)

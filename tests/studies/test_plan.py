@@ -1,0 +1,215 @@
+"""`ablate plan`: what will run, why, and how long; what was removed; claims that cannot be tested; data that cannot be used."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fake_trial
+import pytest
+from helpers import smoke
+from rich.console import Console
+
+from pipeline.config import load_config
+from pipeline.errors import UserError
+from pipeline.layout import Layout
+from pipeline.metrics import METRICS
+from pipeline.reporter import Silent
+from studies import cli, executors
+from studies.design import cells
+from studies.driver import run_study
+from studies.history import Measured, all_records, known_artifacts, measured
+from studies.plan import duration, print_plan
+from studies.schema import Study
+from studies.testable import needs, untestable
+
+SMALL = {"ppo.steps": 64}
+
+pytestmark = pytest.mark.usefixtures("no_mlflow")
+
+
+@pytest.fixture(autouse=True)
+def _two_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "default_jobs", lambda config: 2)
+
+
+def shown(study: Study, layout: Layout, profile: str | None = None, trials: str = "fake_trial", **settings: Any) -> list[str]:
+    text = io.StringIO()
+    print_plan(Console(file=text, width=200), study, profile, {**SMALL, **settings}, layout, trials=trials)
+    return [" ".join(line.split()) for line in text.getvalue().splitlines() if line.strip()]
+
+
+def record(study: Study, layout: Layout) -> None:
+    with Path(os.devnull).open("w") as nowhere:
+        layout.root.mkdir(parents=True, exist_ok=True)
+        run_study(study, layout, None, SMALL, executors.Inline(), 1, Console(file=nowhere), trials="fake_trial")
+
+
+def test_plan_opens_with_what_will_run_and_says_why(write_study: Callable[..., Study], layout: Layout) -> None:
+    study = write_study()
+    layout.root.mkdir(parents=True)
+    first, _, prompts, sft, *_ = shown(study, layout)
+    assert (
+        first == "4 of 4 trials will run; how long that takes is not known yet: no trial of profile tiny has been measured on this machine"
+    )
+    assert prompts.endswith("4 trials will run never built")
+    assert sft == "sft - 4 trials will run waits for prompts"
+    fake_trial.run_trial(cells(study, None, SMALL)[0].config, layout, Silent())
+    first, _, *rows = shown(study, layout)
+    assert first.startswith("3 of 4 trials will run; ")
+    assert any(row.startswith("ppo") and row.endswith("strong seed 0 will run ppo.kl_coef 0.01 -> 0.2") for row in rows)
+    assert any(row.startswith("ppo") and row.endswith("weak seed 0 cached same configuration, inputs and code") for row in rows)
+    states = ["cached" if " cached " in row else "will run" for row in rows]
+    assert states == sorted(states, reverse=True), "what will run stands first"
+
+
+def test_plan_tells_the_time_that_earlier_trials_took(write_study: Callable[..., Study], layout: Layout) -> None:
+    study = write_study()
+    record(study, layout)
+    assert shown(study, layout)[0] == "Nothing will run: all 4 trials are cached"
+    more = write_study(Path(study.source).read_text().replace("seeds: [0, 1]", "seeds: [0, 1, 2]"))
+    assert shown(more, layout)[0] == "2 of 6 trials will run, about 1 s (measured on 4 earlier trials; 2 at once)"
+    longer = shown(more, layout, **{"ppo.steps": 64_000})[0]
+    assert longer == "6 of 6 trials will run, about 5 min (measured on 4 earlier trials; 2 at once)"  # 0.1 s for 64 steps
+    other = shown(more, layout, "smoke")[0]
+    assert other.endswith("no trial of profile smoke has been measured on this machine")
+
+
+def test_times_are_those_of_this_machine_alone(write_study: Callable[..., Study], layout: Layout) -> None:
+    record(write_study(), layout)
+    records = all_records(layout)
+    here = {"device": "abacus"}
+    found = measured(layout, records, "tiny", here)
+    assert found == Measured(4, {}, pytest.approx(0.1 / 64))
+    assert measured(layout, records, "tiny", {"device": "a card"}) is None
+    for one in records:
+        folder = layout.root / one.stages["evaluate"].path / "log"
+        folder.mkdir(exist_ok=True)
+        (folder / "cost.json").write_text(json.dumps({"wall_s": 3.0 if one.arm == "weak" else 4.0}))
+    again = measured(layout, records, "tiny", here)
+    assert again is not None
+    assert again.of("evaluate", load_config("tiny")) == pytest.approx(3.5)
+    assert again.of("ppo", load_config("tiny", {"ppo.steps": 128})) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.2, "1 s"), (89, "89 s"), (120, "2 min"), (9_000, "2.5 h"), (3e6, "833 h")])
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_removed_artifact_does_not_hide_what_is_still_there(write_study: Callable[..., Study], layout: Layout) -> None:
+    study = write_study()
+    record(study, layout)
+    for stage in ("prompts", "sft"):
+        shutil.rmtree(layout.store / stage)
+    first, _, *rows = shown(study, layout)
+    assert first == "0 of 4 trials will run, but prompts and sft will be built again, about 1 s (measured on 4 earlier trials; 1 at once)"
+    assert [row.partition(" will run ")[2] for row in rows[:2]] == ["was removed", "was removed"]
+    assert len(rows) == 5
+    for stage, row in zip(("reward", "ppo", "evaluate"), rows[2:], strict=True):
+        assert row.startswith(stage)
+        assert row.endswith("4 trials cached if prompts and sft come out the same")
+    before = fake_trial.calls(layout)
+    record(study, layout)
+    assert fake_trial.calls(layout) == before, "the plan was right"
+    one = all_records(layout)[0]
+    shutil.rmtree(layout.root / one.stages["ppo"].path)
+    first, _, row, *_ = shown(study, layout)
+    assert first.startswith("1 of 4 trials will run")
+    assert row.endswith("strong seed 0 will run was removed")
+    shutil.rmtree(layout.store)
+    assert [row.split(" will run ")[-1] for row in shown(study, layout)[2:4]] == ["was removed", "waits for prompts"]
+
+
+def test_an_artifact_is_known_by_its_digest_while_one_made_from_it_is_there(write_study: Callable[..., Study], layout: Layout) -> None:
+    record(write_study(), layout)
+    one = all_records(layout)[0]
+    known = known_artifacts(layout, [one])
+    digest = json.loads((layout.root / one.stages["sft"].path / "manifest.json").read_text())["digest"]
+    assert known["sft", one.stages["sft"].key] == digest
+    assert known["evaluate", one.stages["evaluate"].key] is None
+
+
+def claims(write_study: Callable[..., Study], line: str) -> Study:
+    text = fake_trial.STUDY.partition("falsifiers:")[0]
+    return write_study(f"{text}falsifiers:\n  - {{name: claim, claim: c, op: '>', threshold: 0.5, {line}}}\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("metric: objective/kl, before_step: 64", None),
+        ("metric: objective/kl, before_step: 65", "claim claim cannot survive: before_step is 65, but ppo.steps is 64"),
+        (
+            "metric: objective/kl, before_step: 2000, aggregation: mean",
+            "claim claim cannot be tested: before_step is 2,000, but ppo.steps is 64",
+        ),
+        ("metric: policy/kl_loss, before_step: 64", "claim claim cannot be tested: policy/kl_loss is recorded only with ppo.kl_in: loss"),
+        (
+            "metric: reward/helpful, before_step: 64",
+            "claim claim cannot be tested: reward/helpful is recorded only with reward.parts.helpful",
+        ),
+    ],
+)
+def test_a_claim_that_cannot_be_decided_is_warned_of(
+    write_study: Callable[..., Study], layout: Layout, line: str, says: str | None
+) -> None:
+    study = claims(write_study, line)
+    layout.root.mkdir(parents=True)
+    found = [one for one in shown(study, layout) if one.startswith("claim ")]
+    assert found == ([says] if says else [])
+
+
+def test_a_warning_names_the_arms_that_it_is_about(write_study: Callable[..., Study]) -> None:
+    study = claims(write_study, "metric: policy/kl_hinge, before_step: 64")
+    text = Path(study.source).read_text().replace("strong: {ppo.kl_coef: 0.2}", "strong: {ppo.kl_hinge: 0.2}")
+    study = write_study(text)
+    assert untestable(study, cells(study, None, SMALL)) == [
+        "claim claim cannot be tested on weak: policy/kl_hinge is recorded only with ppo.kl_hinge"
+    ]
+
+
+def test_series_are_recorded_as_the_warnings_say(smoke_layout: Layout) -> None:
+    import pyarrow.parquet as pq
+
+    (table,) = smoke_layout.store.glob("ppo/*/metrics.parquet")
+    series = {key for key in METRICS if not key.startswith("eval/")}
+    assert {key for key in series if needs(key, smoke()) is None} == series & set(pq.read_schema(table).names)
+
+
+def test_the_budget_of_a_t4_stands_last_and_only_where_it_matters(write_study: Callable[..., Study], layout: Layout) -> None:
+    study = write_study()
+    layout.root.mkdir(parents=True)
+    assert not any("T4" in line for line in shown(study, layout))
+    lines = shown(study, layout, "t4")
+    budget = next(index for index, line in enumerate(lines) if line.startswith("each trial of weak, strong: fits"))
+    assert lines[0].startswith("4 of 4 trials will run, about ")
+    assert lines[0].endswith("on a T4 (forecast; no trial of profile t4 has been measured on this machine)")
+    assert max(index for index, line in enumerate(lines) if " will run " in line and index) < budget
+    assert lines[-1].startswith("4 trials in all: ")
+    large = shown(study, layout, **{"ppo.response_length": 20_000, "ppo.batch_size": 4096, "runtime.micro_batch_size": 1024})
+    assert any("does not fit" in line for line in large)
+
+
+def test_the_budget_is_told_even_where_the_data_are_missing(write_study: Callable[..., Study], layout: Layout, capsys: Any) -> None:
+    text = io.StringIO()
+    with pytest.raises(UserError, match="stanfordnlp/imdb"):
+        print_plan(Console(file=text, width=200), write_study(), "t4", {}, layout)
+    assert "each trial of weak, strong: fits" in text.getvalue()
+
+
+def test_a_table_without_the_columns_is_refused(write_study: Callable[..., Study], layout: Layout, tmp_path: Path) -> None:
+    path = tmp_path / "reviews.csv"
+    path.write_text("review,label\ngood,1\n")
+    with pytest.raises(UserError) as error:
+        shown(write_study(), layout, trials="pipeline.trial", **{"data.source": "local", "data.path": str(path)})
+    assert str(error.value) == f"{path}: no column 'text'; its columns are review, label; needed are text, label"
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"prompt": "a", "chosen": "b"}\n')
+    with pytest.raises(UserError, match=r"pairs\.jsonl: no column 'rejected'; its columns are prompt, chosen; needed are"):
+        shown(write_study(), layout, trials="pipeline.trial", **{"reward.preferences": str(pairs)})
