@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 from pipeline.stopping import OPERATORS, Record, counted, first_break
@@ -26,7 +27,7 @@ class Verdict:
     step: int | None
     """Gradient step at which the claim fell; none for a mean, or when it did not fall."""
     value: float | None
-    """The value that decided: the one that broke the claim, the mean, or else the one nearest to breaking it."""
+    """The value that decided: the one that broke the claim, the mean, or else the threshold at which the claim would just have fallen."""
     n: int
     """Records that counted."""
     reason: str
@@ -66,11 +67,11 @@ def evaluate(
     closest = _closest(falsifier, records)
     if steps_taken < falsifier.before_step:
         return verdict("NOT TESTED", closest, f"the run took {steps_taken} of {falsifier.before_step} gradient steps")
-    if math.isnan(closest):
+    if closest is not None and math.isnan(closest):
         return verdict("NOT TESTED", None, f"the mean of {falsifier.metric} is not a number")
-    if falsifier.aggregation == "mean" and OPERATORS[falsifier.op](closest, falsifier.threshold):
+    if falsifier.aggregation == "mean" and closest is not None and OPERATORS[falsifier.op](closest, falsifier.threshold):
         return verdict("FALSIFIED", closest, f"mean of {len(records)} records is {closest:.4g}")
-    return verdict("SURVIVED", closest, f"{len(records)} records to step {last}, nearest to breaking it: {closest:.4g}")
+    return verdict("SURVIVED", closest, f"{len(records)} records to step {last}; {_margin(falsifier, records, closest)}")
 
 
 def untested(falsifier: Falsifier, arm: str, seed: int, reason: str) -> Verdict:
@@ -98,11 +99,27 @@ def _refutation(falsifier: Falsifier, records: Sequence[Record]) -> tuple[Record
     return first_break(falsifier.op, falsifier.threshold, falsifier.consecutive, records)
 
 
-def _closest(falsifier: Falsifier, records: Sequence[Record]) -> float:
+def _closest(falsifier: Falsifier, records: Sequence[Record]) -> float | None:
+    """The mean; else the most extreme value that N records in a row all reached, or None where there are not N."""
     values = [value for _, value in records]
     if falsifier.aggregation == "mean":
         try:
             return math.fsum(values) / len(values)
         except (OverflowError, ValueError):  # infinities of both signs, or a sum beyond floats
             return math.nan
-    return max(values) if falsifier.op.startswith(">") else min(values)
+    n = falsifier.consecutive
+    runs = [values[start : start + n] for start in range(len(values) - n + 1)]
+    if falsifier.op.startswith(">"):
+        return max(map(min, runs), default=None)
+    return min(map(max, runs), default=None)
+
+
+def _margin(falsifier: Falsifier, records: Sequence[Record], closest: float | None) -> str:
+    """How far a claim that survived was from falling."""
+    if falsifier.consecutive > 1:
+        beyond = [OPERATORS[falsifier.op](value, falsifier.threshold) for _, value in records]
+        longest = max(sum(1 for _ in run) if broken else 0 for broken, run in groupby(beyond))
+        return f"longest run beyond {falsifier.threshold:g}: {longest} of {falsifier.consecutive} records"
+    if falsifier.aggregation == "mean":
+        return f"mean: {closest:.4g}"
+    return f"{'largest' if falsifier.op.startswith('>') else 'smallest'} value: {closest:.4g}"

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.stopping import OPERATORS
 from studies.falsifiers import EXIT_CODES, Outcome, evaluate, overall, untested
 from studies.schema import Falsifier
 
@@ -153,6 +154,41 @@ def test_mean_needs_the_whole_run(values: list[float]) -> None:
 )
 def test_edges(series: list[tuple[int, float]], steps: int, outcome: str) -> None:
     assert evaluate(falsifier(), series, steps).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("values", "reason", "value"),
+    [
+        ([0.1, 0.3, 0.4, 0.2, 0.9], "5 records to step 4; longest run beyond 0.25: 2 of 3 records", 0.2),
+        ([0.1, 0.2, 0.15, 0.05], "4 records to step 3; longest run beyond 0.25: 0 of 3 records", 0.1),
+        ([0.9, 0.9], "2 records to step 1; longest run beyond 0.25: 2 of 3 records", None),
+    ],
+)
+def test_what_survives_by_a_row_of_records_tells_the_longest_run(values: list[float], reason: str, value: float | None) -> None:
+    verdict = evaluate(falsifier({"consecutive": 3}), list(enumerate(values)), BEFORE)
+    assert (verdict.outcome, verdict.reason, verdict.value) == ("SURVIVED", reason, value)
+
+
+@given(SERIES, AGGREGATIONS, st.sampled_from([">", ">=", "<", "<="]))
+def test_the_value_of_a_claim_that_survived_is_not_beyond_its_threshold(series: list[tuple[int, float]], aggregation: Any, op: Any) -> None:
+    verdict = evaluate(falsifier(aggregation, op), series, BEFORE)
+    if verdict.outcome == "SURVIVED" and verdict.value is not None:
+        moved = evaluate(falsifier(aggregation, op, threshold=verdict.value), series, BEFORE)
+        assert OPERATORS[op](verdict.value, 0.25) is False
+        assert (moved.outcome == "FALSIFIED") == op.endswith("="), "there the claim would just have fallen"
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "op", "reason"),
+    [
+        ("any", ">", "3 records to step 2; largest value: 0.2"),
+        ("mean", ">", "3 records to step 2; mean: 0.1"),
+        ("any", "<", "3 records to step 2; smallest value: 0.3"),
+    ],
+)
+def test_what_survives_tells_its_margin(aggregation: Any, op: Any, reason: str) -> None:
+    values = [0.0, 0.1, 0.2] if op == ">" else [0.3, 0.4, 0.5]
+    assert evaluate(falsifier(aggregation, op), list(enumerate(values)), BEFORE).reason == reason
 
 
 def test_infinities_of_both_signs_have_no_mean() -> None:
