@@ -148,7 +148,7 @@ def model_card(record: TrialRecord, prompts: Path) -> str:
         "## Measured",
         "",
         f"On {n} held-out prompts, one completion each against the reference under the same random numbers, judged by the "
-        f"{config.judge} judge. Intervals are of 95 % and speak of prompts alone, since this is one seed.",
+        f"{_judge(config)}. Intervals are of 95 % and speak of prompts alone, since this is one seed.",
         "",
         "| metric | value | unit | prompts |",
         "| --- | --- | --- | --- |",
@@ -169,6 +169,17 @@ def model_card(record: TrialRecord, prompts: Path) -> str:
         f"Made on {record.finished} with " + ", ".join(f"{name} {value}" for name, value in sorted(record.environment.items())) + ".",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _judge(config: TrialConfig) -> str:
+    """The gold judge by name. The path of a local classifier stays out of a folder that may be published."""
+    judge = config.gold
+    if judge.kind != "classifier":
+        return {"grammar": "grammar judge", "lexicon": "lexicon judge (VADER)"}[judge.kind]
+    name = "a local classifier" if Path(judge.model or "").is_absolute() else f"`{judge.model}`"
+    at = f" at revision {judge.revision}" if judge.revision else ""
+    label = f", label {judge.label}" if judge.label else ""
+    return f"classifier judge ({name}{at}{label})"
 
 
 def _figures(record: TrialRecord, prompts: Path) -> Iterable[str]:

@@ -13,6 +13,7 @@ import torch
 from helpers import Recorder, smoke
 
 from pipeline.config import PpoConfig
+from pipeline.config_rewards import JudgeConfig
 from pipeline.errors import UserError
 from pipeline.layout import Layout, StageRef, TrialRecord, write_json
 from pipeline.models.loading import load_snapshot
@@ -80,8 +81,27 @@ def test_the_card_has_the_figures_with_their_intervals_and_the_recipe(smoke_layo
     assert f"| {rate:.4g} [{low:.4g}, {high:.4g}] | fraction | 64 |" in card
     assert f"| {record.summary['eval/gold']:.4g} [" in card
     assert all(f"| ppo.{key} |" in card for key in PpoConfig.model_fields)
+    assert "judged by the grammar judge." in card
     assert "## Limits" in card
     assert str(smoke_layout.root) not in card
+
+
+@pytest.mark.parametrize(
+    ("judge", "name"),
+    [
+        ({"kind": "lexicon"}, "lexicon judge (VADER)"),
+        (
+            {"kind": "classifier", "model": "org/sst", "revision": "a" * 40, "label": "POSITIVE"},
+            f"classifier judge (`org/sst` at revision {'a' * 40}, label POSITIVE)",
+        ),
+        ({"kind": "classifier", "model": "/home/me/sst", "label": "POSITIVE"}, "classifier judge (a local classifier, label POSITIVE)"),
+    ],
+)
+def test_the_card_names_the_judge(judge: dict[str, Any], name: str) -> None:
+    from studies.export import _judge
+
+    config = smoke()
+    assert _judge(config.model_copy(update={"judge": JudgeConfig.model_validate(judge)})) == name
 
 
 @pytest.mark.slow
