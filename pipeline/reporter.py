@@ -9,6 +9,10 @@ from typing import Literal, Protocol
 StageState = Literal["cached", "building", "built", "damaged"]
 
 
+RESUMED = "resumed"
+"""The note of the first progress of a stage that goes on from a checkpoint."""
+
+
 class Reporter(Protocol):
     """What stages call. Every call is cheap and may be ignored; none may change a result."""
 

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.reporter import RESUMED
 from studies.executors import Crashed, Event, Finished, Job, Message
 from studies.falsifiers import Verdict
 
@@ -119,7 +120,10 @@ class Display:
         if message.kind == "stage":
             self._stage(row, *args)
         elif message.kind == "progress":
-            row.progress(*args[:3])
+            stage, done, total, note = args
+            row.progress(stage, done, total)
+            if note == RESUMED and done:
+                self.line(f"{row.job.label}: continues from step {done:,}", "dim")
             self._speak(row)
         elif message.kind == "metrics":
             row.values.update(args[1])

@@ -124,7 +124,7 @@ class Relay:
 
     def progress(self, stage: str, done: int, total: int, note: str = "") -> None:
         now = time.monotonic()
-        if done >= total or now - self._progressed >= QUIET_SECONDS:
+        if note or done >= total or now - self._progressed >= QUIET_SECONDS:
             self._progressed = now
             self._send("progress", (stage, done, total, note))
 

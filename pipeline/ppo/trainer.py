@@ -30,6 +30,7 @@ from pipeline.ppo.rollout import Prompts, Rollout, ScoreFn, World, collect
 from pipeline.ppo.room import MemoryFull, MemoryFullSomewhere, Room
 from pipeline.ppo.selfcheck import check_rollout
 from pipeline.ppo.update import Learner, train_on
+from pipeline.reporter import RESUMED
 from pipeline.stopping import Watcher
 
 SAMPLE_TABLES = 8
@@ -277,7 +278,7 @@ class Trainer:
             self._checkpoint()
             return
         self._load(state)
-        self.watch.progress("ppo", self.update * self.cfg.steps_per_update, self.cfg.steps, "resumed")
+        self.watch.progress("ppo", self.update * self.cfg.steps_per_update, self.cfg.steps, RESUMED)
 
     def _load(self, state: dict[str, Any]) -> None:
         self.update, self.taken, self.warned = state["update"], state["taken"], state["warned"]

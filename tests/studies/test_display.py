@@ -49,6 +49,16 @@ def test_without_a_terminal_progress_is_rare_and_ends_are_told(layout: Layout) -
     assert lines[-1].endswith("(2 of 4 trials, about 1m04s left)")  # one took 32 s of the clock, two are left
 
 
+def test_a_resumed_trial_says_from_where_it_continues(layout: Layout) -> None:
+    text, clock = io.StringIO(), Clock()
+    display = Display(Console(file=text, width=200), 1, clock)
+    display.handle(Message(job(layout), "progress", ("ppo", 432, 2048, "resumed")))
+    display.handle(Message(job(layout, 1), "progress", ("ppo", 0, 2048, "resumed")))
+    lines = text.getvalue().splitlines()
+    assert lines[0] == "weak seed 0: continues from step 432"
+    assert sum("continues" in line for line in lines) == 1
+
+
 def test_what_users_name_is_never_markup(layout: Layout) -> None:
     text = io.StringIO()
     display = Display(Console(file=text, width=200), 1)
