@@ -16,6 +16,7 @@ from typing import Any
 from pipeline.config import TrialConfig, flatten
 from pipeline.layout import Layout, StudyFolder, TrialRecord
 from pipeline.mlflow_sink import MlflowSink, prepare_store, tag_experiment, tracking_uri
+from studies import describe
 from studies.falsifiers import Verdict, overall, tally
 from studies.schema import IMPORTED, Study
 from studies.search import SEARCH, violations
@@ -23,6 +24,9 @@ from studies.verdicts import of_record
 from studies.view import experiment_tags
 
 GIT = "mlflow.source.git.commit"
+NOTE = "mlflow.note.content"
+SHOWN = ("device", "precision")
+"""Facts of the environment that have a tag of their own; the others are one tag together."""
 
 
 class StudySinks:
@@ -78,6 +82,8 @@ class StudySinks:
         sink = sink or self._trial_sink(record.arm, record.seed, record.config, key, record.environment)
         found = of_record(self._study, self._folder, record)
         tags = self._ending_tags(record) | {_key("falsifier.", one.name): f"{one.outcome}: {one.reason}" for one in found}
+        tags |= {"verdict": overall(found)} if found else {}
+        tags[NOTE] = describe.of_record(self._study, self._folder, record, found)
         fallen = {_key("falsifier/", one.name): float(one.outcome == "FALSIFIED") for one in found if one.outcome != "NOT TESTED"}
         summary = {**record.summary, **fallen}
         folders = {name: self._layout.root / stage.path for name, stage in record.stages.items()}
@@ -144,7 +150,7 @@ class StudySinks:
 
     def _trial_sink(self, arm: str, seed: int, config: Mapping[str, Any], key: str, environment: Mapping[str, str]) -> MlflowSink:
         tags = {"arm": arm, "seed": str(seed), "status": "running", "profile": self._profile, "study": self._study.name}
-        tags |= _environment_tags(environment)
+        tags |= {NOTE: describe.of_trial(self._study, arm, seed, config), **_environment_tags(environment)}
         params = dict(flatten(config))
         return self._sink(self._folder.mlflow_file(arm, seed), f"{arm} seed {seed}", self._parent_id, tags, params, key)
 
@@ -160,7 +166,7 @@ class StudySinks:
         return {
             "study": self._study.name,
             "profile": self._profile,
-            "mlflow.note.content": note(self._study),
+            NOTE: describe.of_study(self._study),
             **_environment_tags(self._environment),
         }
 
@@ -181,19 +187,6 @@ class _Once:
             self._tell(message)
 
 
-def note(study: Study) -> str:
-    """The parent run's description, in Markdown: what is asked and how to read it."""
-    claims = "\n".join(f"- **{one.name}**: {one.claim}. Refuted by `{one.condition}`." for one in study.falsifiers) or "- none"
-    return (
-        f"**Question.** {study.question}\n\n**Hypothesis.** {study.hypothesis}\n\n**Refuted if.** {study.refuted_if}\n\n"
-        f"**Falsifiers**\n\n{claims}\n\n"
-        f"**How to read it.** Each nested run is one trial; group the runs by the tag `arm` (baseline `{study.baseline}`) and compare "
-        "`eval/win_rate` at matched `eval/kl_per_token`. Steps on the x-axis are gradient steps. A run whose `status` is diverged "
-        f"is a result; budget means that a cap ended it. Verdicts: `ablate falsify {study.name}`; "
-        f"tables and figures: `ablate report {study.name}`."
-    )
-
-
 def _verdict_tags(study: Study, verdicts: Sequence[Verdict]) -> tuple[dict[str, str], dict[str, float]]:
     """Of the parent run: the verdict on the study and on each claim, and how many trials said what."""
     if not verdicts:
@@ -212,6 +205,7 @@ def _key(prefix: str, name: str) -> str:
 
 
 def _environment_tags(environment: Mapping[str, str]) -> dict[str, str]:
-    tags = {f"version.{name}": value for name, value in environment.items()}
+    tags = {name: environment[name] for name in SHOWN if name in environment}
+    tags["versions"] = ", ".join(f"{name} {value}" for name, value in sorted(environment.items()) if name not in SHOWN)
     commit = environment.get("git_commit", "unknown").split(" ")[0]
     return {**tags, GIT: commit} if commit != "unknown" else tags

@@ -15,7 +15,7 @@ from studies.design import cells
 from studies.driver import StudyResult, run_study
 from studies.falsifiers import overall
 from studies.schema import Study
-from studies.sinks import StudySinks, note
+from studies.sinks import StudySinks
 from studies.verdicts import verdicts
 
 
@@ -27,11 +27,11 @@ def go(study: Study, layout: Layout, profile: str | None = None) -> tuple[StudyR
     return run_study(study, layout, profile, {"ppo.steps": 64}, executor, 1, console, trials="fake_trial"), text.getvalue()
 
 
-def runs(layout: Layout, experiment: str) -> list[Any]:
+def runs(layout: Layout, experiment: str, query: str = "") -> list[Any]:
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(layout.mlflow_uri)
-    return list(client.search_runs([client.get_experiment_by_name(experiment).experiment_id]))
+    return list(client.search_runs([client.get_experiment_by_name(experiment).experiment_id], query))
 
 
 def sinks_of(study: Study, layout: Layout) -> StudySinks:
@@ -45,7 +45,7 @@ def test_a_study_in_mlflow(write_study: Callable[..., Study], layout: Layout) ->
     parent = found.pop("study small")
     assert set(found) == {"weak seed 0", "weak seed 1", "strong seed 0", "strong seed 1"}
     assert parent.info.status == "FINISHED"
-    assert parent.data.tags["mlflow.note.content"] == note(study)
+    assert "**Question.** Does it work?" in parent.data.tags["mlflow.note.content"]
     one = found["strong seed 1"]
     assert one.data.tags["mlflow.parentRunId"] == parent.info.run_id
     assert {key: one.data.tags[key] for key in ("arm", "seed", "status", "profile")} == {
@@ -68,6 +68,15 @@ def test_a_study_in_mlflow(write_study: Callable[..., Study], layout: Layout) ->
     assert parent.data.tags["verdict"] == parent.data.tags["falsifier.drift"].partition(":")[0] == overall(again)
     assert {key: value for key, value in parent.data.metrics.items() if key.startswith("falsifier")} == {"falsifier/survived": 4.0}
 
+    about = one.data.tags["mlflow.note.content"]
+    assert "It differs from the baseline `weak` in `ppo.kl_coef` = 0.2 (baseline: 0.01)." in about
+    assert "- **drift**: SURVIVED; " in about
+    assert "`evaluate/samples.csv` and `ppo/samples.csv` under Artifacts" in about
+    assert "`studies/small/tiny/report/index.html` under the output root" in about
+    assert "It is the baseline." in found["weak seed 0"].data.tags["mlflow.note.content"]
+    assert one.data.tags["versions"] == "git_commit unknown, python 3"
+    assert not [key for key in one.data.tags if key.startswith("version.")]
+
     sinks = sinks_of(study, layout)
     assert sinks.sync(result.records)
     assert sinks.metrics_sent == 0
@@ -84,6 +93,8 @@ def test_a_study_in_mlflow(write_study: Callable[..., Study], layout: Layout) ->
     go(write_study(lower), layout)
     weak = [run for run in runs(layout, "small") if run.info.run_name == "weak seed 1"]
     assert [run.data.tags["falsifier.drift_ 10 _"] for run in weak] == ["FALSIFIED: 0.1455 at step 16"], "an edited claim is told again"
+    refuted = runs(layout, "small", "tags.arm != '' AND tags.verdict = 'FALSIFIED'")
+    assert sorted(run.info.run_name for run in refuted) == ["weak seed 0", "weak seed 1"]
 
 
 def test_a_study_survives_mlflow_being_away_and_sync_catches_up(

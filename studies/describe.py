@@ -1,0 +1,55 @@
+"""Descriptions that MLflow shows, in Markdown: of a study's parent run, and of each trial."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.config import flatten
+from pipeline.layout import StudyFolder, TrialRecord
+from studies.falsifiers import Verdict
+from studies.schema import Study
+
+
+def of_study(study: Study) -> str:
+    """What is asked, and how to read the answer."""
+    claims = "\n".join(f"- **{one.name}**: {one.claim}. Refuted by `{one.condition}`." for one in study.falsifiers) or "- none"
+    return (
+        f"**Question.** {study.question}\n\n**Hypothesis.** {study.hypothesis}\n\n**Refuted if.** {study.refuted_if}\n\n"
+        f"**Falsifiers**\n\n{claims}\n\n"
+        f"**How to read it.** Each nested run is one trial; group the runs by the tag `arm` (baseline `{study.baseline}`) and compare "
+        "`eval/win_rate` at matched `eval/kl_per_token`. Steps on the x-axis are gradient steps. A run whose `status` is diverged "
+        f"is a result; budget means that a cap ended it. Verdicts: `ablate falsify {study.name}`; "
+        f"tables and figures: `ablate report {study.name}`."
+    )
+
+
+def of_trial(study: Study, arm: str, seed: int, config: Mapping[str, Any]) -> str:
+    """What sets a trial apart from the baseline."""
+    return f"**Trial.** Arm `{arm}`, seed {seed}. {_difference(study, arm, config)}"
+
+
+def of_record(study: Study, folder: StudyFolder, record: TrialRecord, verdicts: Sequence[Verdict]) -> str:
+    """The same of a trial that has ended, with how it ended, its verdicts, and where its samples and the report are."""
+    claims = "\n".join(f"- **{one.name}**: {one.outcome}; {one.reason}" for one in verdicts) or "- none"
+    samples = [f"`{stage}/samples.csv`" for stage in ("evaluate", "ppo") if stage in record.stages]
+    report = folder.report.relative_to(folder.root) / "index.html"
+    return (
+        f"{of_trial(study, record.arm, record.seed, record.config)}\n\n"
+        f"**End.** {record.status} after {record.steps:,} gradient steps{f': {record.reason}' if record.reason else ''}.\n\n"
+        f"**Verdicts**\n\n{claims}\n\n"
+        + (f"**Samples.** {' and '.join(samples)} under Artifacts. " if samples else "")
+        + f"**Report.** `{report.as_posix()}` under the output root."
+    )
+
+
+def _difference(study: Study, arm: str, config: Mapping[str, Any]) -> str:
+    if arm == study.baseline:
+        return "It is the baseline."
+    arms, values = study.arm_overrides(), dict(flatten(config))
+    base = arms[study.baseline]
+    own = arms.get(arm) or {key: values.get(key) for key in (study.search.space if study.search else {})}
+    changes = [
+        f"`{key}` = {own.get(key, values.get(key))}" + (f" (baseline: {base[key]})" if key in base else "") for key in {**own, **base}
+    ]
+    return f"It differs from the baseline `{study.baseline}` in {', '.join(changes)}."
