@@ -233,12 +233,16 @@ class PpoConfig(Section):
 
 
 class EvaluateConfig(Section):
-    """Held-out evaluation: policy against reference under common random numbers."""
+    """Held-out evaluation: one answer of the policy against several of the reference, by independent noise."""
 
-    prompts: Positive = Field(512, description="held-out prompts, from the first")
+    prompts: Positive = Field(512, description="held-out prompts that are answered")
+    first_prompt: Annotated[int, Field(ge=0)] = Field(
+        0, description="held-out prompts before the first one that is answered; the confirmation of a search passes over those it used"
+    )
+    reference_draws: Positive = Field(8, description="answers of the reference to each prompt, drawn once for all trials")
     temperature: StrictlyPositive = Field(1.0, description="of sampling, for both networks")
     sample_rows: Positive = Field(16, description="prompts in the fixed sample table")
-    seed: int = Field(0, description="of the sampling noise; the same for every arm")
+    seed: int = Field(0, description="of the sampling noise, which differs between policy and reference and is the same for every arm")
 
 
 class RuntimeConfig(Section):
@@ -291,9 +295,12 @@ class TrialConfig(Section):
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
-        if self.evaluate.prompts > self.data.heldout_prompts:
+        last = self.evaluate.first_prompt + self.evaluate.prompts
+        if last > self.data.heldout_prompts:
+            asked = f"evaluate.first_prompt {self.evaluate.first_prompt} + " * bool(self.evaluate.first_prompt)
             raise ValueError(
-                f"evaluate.prompts {self.evaluate.prompts} is more than data.heldout_prompts {self.data.heldout_prompts}; raise the latter"
+                f"{asked}evaluate.prompts {self.evaluate.prompts} is more than data.heldout_prompts {self.data.heldout_prompts}; "
+                f"raise the latter to at least {last}"
             )
         if self.ppo.mini_batch_size % self.runtime.processes:
             raise ValueError(

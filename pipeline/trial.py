@@ -1,4 +1,4 @@
-"""One trial, from prompts to win rate: the five stages on one configuration, and what came of them.
+"""One trial, from prompts to win rate: the six stages on one configuration, and what came of them.
 
 To plan a trial, or to find it in the store, imports no torch: what computes is imported where it is called.
 """

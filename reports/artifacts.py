@@ -17,16 +17,18 @@ from pipeline.layout import StudyFolder, TrialRecord
 from pipeline.metrics import known
 
 PROMPT_COLUMNS = (
-    "prompt_id", "prompt", "policy_completion", "reference_completion", "policy_gold", "reference_gold", "policy_proxy",
-    "reference_proxy", "policy_length", "reference_length", "policy_eos", "reference_eos", "kl", "entropy", "winner",
+    "prompt_id", "prompt", "policy_completion", "policy_gold", "policy_proxy", "policy_length", "policy_eos", "win", "tie",
+    "reference_gold", "reference_gold_std", "reference_proxy", "reference_length", "reference_eos", "reference_completion",
+    "reference_completion_gold", "reference_completion_proxy", "kl", "entropy",
 )  # fmt: skip
-_TEXTS = ("prompt", "policy_completion", "reference_completion")
-ANSWER_COLUMNS = tuple(column for column in PROMPT_COLUMNS if column not in _TEXTS)
-"""What is read of every prompt of every trial; texts are read of the samples alone, being most of the bytes and of no number."""
+_EXAMPLES = ("prompt", "policy_completion", "reference_completion", "reference_completion_gold", "reference_completion_proxy")
+ANSWER_COLUMNS = tuple(column for column in PROMPT_COLUMNS if column not in _EXAMPLES)
+"""What is read of every prompt of every trial; texts and the scores of the one that is shown are read of the samples alone."""
 PART = "policy_reward/"
 """Head of the columns that hold what a part of a composite reward says of the policy; they are read as well."""
-WIN = {"policy": 1.0, "tie": 0.5, "reference": 0.0}
-_NUMBERS = ("policy_gold", "reference_gold", "policy_proxy", "reference_proxy", "policy_length", "reference_length", "kl", "entropy")
+SHARES = ("win", "tie")
+"""Of a prompt: the share of the reference's draws that the policy beats, ties counting half, and the share of ties."""
+_NUMBERS = tuple(column for column in ANSWER_COLUMNS if column not in ("prompt_id", "policy_eos", "reference_eos"))
 _AGAIN = "run the study again to rebuild it"
 
 Series = Mapping[str, NDArray[np.float64]]
@@ -142,9 +144,10 @@ def _checked(table: pa.Table, path: Path) -> pa.Table:
         bad = int((~np.isfinite(table[column].to_numpy().astype(np.float64, copy=False))).sum())
         if bad:
             raise UserError(f"{path}: damaged table ({bad} values of {column} are not finite); {_AGAIN}")
-    unknown = sorted(set(map(str, table["winner"].unique().to_pylist())) - WIN.keys())
-    if unknown:
-        raise UserError(f"{path}: damaged table (winner '{unknown[0]}' is none of {', '.join(WIN)}); {_AGAIN}")
+    for column in SHARES:
+        shares = table[column].to_numpy()
+        if bool(((shares < 0) | (shares > 1)).any()):
+            raise UserError(f"{path}: damaged table ({column} is not between 0 and 1 everywhere); {_AGAIN}")
     if len(table["prompt_id"].unique()) < table.num_rows:
         raise UserError(f"{path}: damaged table (a prompt_id stands in more than one row); {_AGAIN}")
     return table

@@ -130,12 +130,22 @@ def _lead(studies: Sequence[Compared]) -> str:
     return f"The highest win rate of each study: {listed(parts)}. {apart}"
 
 
+SHARED = (
+    ("prompts", "held-out prompts"),
+    ("sft", "references"),
+    ("reward", "training rewards"),
+    ("reference", "answers of the reference"),
+)
+
+
 def _caveats(studies: Sequence[Compared]) -> list[str]:
     """Whether win rates of different studies mean the same."""
-    found = []
-    for stage, what in (("prompts", "held-out prompts"), ("sft", "references"), ("reward", "training rewards")):
+    found: list[str] = []
+    for stage, what in SHARED:
         keys = {one.label: sorted({str(e["key"]) for e in one.records.upstream if e["stage"] == stage}) for one in studies}
         known = {label: own for label, own in keys.items() if own}
+        if stage == "reference" and found:
+            continue  # other prompts, references or rewards bring other answers with them
         if len({tuple(own) for own in known.values()}) > 1 or any(len(own) > 1 for own in known.values()):
             found.append(f"The studies do not share all {what} ({_groups(known)}): such numbers are not comparable from study to study.")
     sizes = {

@@ -18,7 +18,7 @@ from reports.words import counted, listed, name, number, p_value, signed
 from studies.falsifiers import OUTCOMES
 
 TEXTS = ("question", "hypothesis", "refuted_if", "profile", "baseline", "seeds", "objective", "grid", "factors", "interactions", "search")
-SHARED = ("prompts", "sft", "reward")
+SHARED = ("prompts", "sft", "reward", "reference")
 COSTS = {"steps": "gradient steps", "wall_s": "s", "generated_tokens": "tokens", "peak_memory_gib": "GiB", "t4_s": "s on a T4, modelled"}
 LISTED = 6
 Rows = list[tuple[str, str, str, str]]
@@ -229,6 +229,12 @@ def _caveats(old: Version, new: Version, found: list[Change]) -> list[str]:
         caveats.append("The training reward differs between the versions: proxy rewards are not on one scale.")
     if any(row[0] == "stage sft" for row in code_changes(old, new)):
         caveats.append("The reference differs between the versions: win rates and KL are measured against different models.")
+    if old.common_noise != new.common_noise:
+        which = "old" if old.common_noise else "new"
+        caveats.append(
+            f"The {which} version sampled policy and reference with the same random numbers, the other one independently: their win rates "
+            "are different quantities."
+        )
     return caveats
 
 

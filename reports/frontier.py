@@ -36,8 +36,7 @@ def frontier(records: StudyRecords, findings: Findings) -> Drawn | None:
     for axes, key in ((top, PANELS[0]), (bottom, PANELS[1])):
         for result in arms:
             _point(axes, result, key, styles[result.arm])
-    reference = records.prompts.drop_duplicates("prompt_id")["reference_gold"].astype(float)
-    for axes, at in ((top, float(reference.mean())), (bottom, 0.5)):
+    for axes, at in ((top, records.reference_gold()[0]), (bottom, 0.5)):
         axes.plot([0], [at], marker="o", mfc="white", mec=MUTED, ms=5, clip_on=False, zorder=5)
     scores = reference_scores(records)
     data = [estimate_rows(result, (X, *PANELS)) for result in arms]

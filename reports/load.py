@@ -21,7 +21,7 @@ from pipeline.errors import UserError
 from pipeline.layout import Layout, StudyFolder, TrialRecord
 from pipeline.metrics import known
 from reports import foreign
-from reports.artifacts import ANSWER_COLUMNS, PROMPT_COLUMNS, WIN, Stacked, inside, read_answers, read_curves, read_samples, together
+from reports.artifacts import ANSWER_COLUMNS, PROMPT_COLUMNS, Stacked, inside, read_answers, read_curves, read_samples, together
 from reports.words import setting
 from studies.arms import BASELINE, short_names
 from studies.design import Cell, Foreign, Planned, design_digest, planned
@@ -54,7 +54,7 @@ class StudyRecords:
     curves: pd.DataFrame
     """arm, seed, step and one column per metric of pipeline/metrics.py that was recorded; non-finite values are NaN."""
     prompts: pd.DataFrame
-    """arm, seed, `ANSWER_COLUMNS` and the parts of the reward of every prompt, with `win` in {1, 0.5, 0} and `tie` in {1, 0}."""
+    """arm, seed, `ANSWER_COLUMNS` and the parts of the reward of every prompt; `win` and `tie` are shares of the reference's draws."""
     samples: pd.DataFrame
     """The fixed sample table of every evaluated trial: arm, seed and `PROMPT_COLUMNS`."""
     upstream: tuple[dict[str, Any], ...]
@@ -140,6 +140,12 @@ class StudyRecords:
             rows.append(own[column].to_numpy(dtype=np.float64))
         return np.stack(rows)
 
+    def reference_gold(self) -> tuple[float, float]:
+        """Mean and standard deviation of the judge's score over single answers of the reference, judge points."""
+        rows = self.prompts.drop_duplicates("prompt_id")
+        means, within = (rows[column].to_numpy(dtype=np.float64) for column in ("reference_gold", "reference_gold_std"))
+        return float(means.mean()), math.sqrt(float(means.var() + (within**2).mean()))
+
     def shared_prompts(self, trials: Sequence[tuple[str, int]]) -> pd.Index:
         """Prompts that all these trials answered, ascending; the same for all trials unless configurations were mixed."""
         found = [self._by_trial[trial].index for trial in trials if trial in self._by_trial]
@@ -207,8 +213,6 @@ def load_records(folder: StudyFolder, study: Study) -> StudyRecords:
     for stage, where in (started.get("upstream") or {}).items():
         gathered.stages.setdefault((str(stage), str(where["key"])), {"path": str(where["path"]), "trials": 0})
     prompts = together(gathered.prompts, ANSWER_COLUMNS)
-    prompts["win"] = prompts["winner"].map(WIN).astype(float)
-    prompts["tie"] = (prompts["winner"] == "tie").astype(float)
     trials = pd.DataFrame(rows)
     if study.kind == IMPORTED:
         gathered.notes += foreign.caveats(records, trials, gathered.problems)
@@ -300,7 +304,7 @@ def _trial(folder: StudyFolder, cell: Planned, record: TrialRecord | None, gathe
 
 
 def _stages(folder: StudyFolder, gathered: _Gathered) -> Iterable[dict[str, Any]]:
-    order = {"prompts": 0, "sft": 1, "reward": 2, "ppo": 3, "evaluate": 4}
+    order = {"prompts": 0, "sft": 1, "reward": 2, "reference": 3, "ppo": 4, "evaluate": 5}
     for (stage, key), entry in sorted(gathered.stages.items(), key=lambda item: (order.get(item[0][0], 9), item[0])):
         summary_file = folder.root / entry["path"] / "summary.json"
         shared = stage not in ("ppo", "evaluate")

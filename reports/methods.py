@@ -141,10 +141,12 @@ def _evaluation(records: StudyRecords) -> Iterator[str]:
     if not configs:
         return
     yield (
-        f"Policy and reference each answer the same {_values(config.evaluate.prompts for config in configs)} held-out prompts once, with "
-        "the same random numbers, so comparisons are paired by seed and prompt. The gold judge, which is never trained on, is "
-        f"{_judge(configs[0].gold)}. Win rate: (wins + ties/2)/n. KL to the reference is exact, summed over the "
-        "vocabulary."
+        f"The policy answers {_values(config.evaluate.prompts for config in configs)} held-out prompts once each. The reference's "
+        f"{_values(config.evaluate.reference_draws for config in configs)} answers to each of them were drawn once for all trials, with "
+        "random numbers independent of the policy's. The gold judge, which is never trained on, is "
+        f"{_judge(configs[0].gold)}. Win rate: the mean over prompts of the share of the reference's answers that the policy's beats, ties "
+        "counting half. All arms use the same prompts, reference answers and random numbers, so differences between arms are paired by "
+        "seed and prompt. KL to the reference is exact, summed over the vocabulary."
     )
 
 
@@ -214,8 +216,8 @@ def _bounds(records: StudyRecords) -> Iterator[str]:
         return
     yield (
         "No policy within a KL of the reference exceeds ref·exp(b r), the tilt of the reference by what is maximised. For the win rate, "
-        "r is the share of reference completions that one beats, uniform under the reference, so the bound holds for any judge; best of "
-        "n reaches n/(n + 1) at KL = ln n − (n − 1)/n."
+        "r is the share of reference completions that a completion beats, uniform under the reference, so the bound holds for any judge "
+        "and for the win rate as measured, with independent random numbers; best of n reaches n/(n + 1) at KL = ln n − (n − 1)/n."
     )
     scores = reference_scores(records)
     if scores is not None:

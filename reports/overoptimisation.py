@@ -35,8 +35,8 @@ def overoptimisation(records: StudyRecords, findings: Findings) -> Drawn | None:
     if not known or records.prompts.empty:
         return None
     arms = {arm: known[arm] for arm in _panels(list(known), alarms, records.study.baseline)}
-    reference = records.prompts.drop_duplicates("prompt_id")["reference_gold"].astype(float)
-    centre, spread = float(reference.mean()), float(reference.std(ddof=0)) or 1.0
+    centre, spread = records.reference_gold()
+    spread = spread or 1.0
     styles = arm_styles(records.study)
     columns = 1 if len(arms) == 1 else 2 if len(arms) <= 6 else 3
     rows = -(-len(arms) // columns)

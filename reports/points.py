@@ -42,7 +42,7 @@ def win_rate(records: StudyRecords, findings: Findings) -> Drawn | None:
     axes.set_xlabel("win rate against the reference [fraction]")
     data = pd.concat([estimate_rows(result, ("eval/win_rate",)) for result in arms], ignore_index=True)
     caption = (
-        "Win rate of each arm against the reference on held-out prompts, judged by the gold judge; ties count half. "
+        "Win rate of each arm against independent draws of the reference on held-out prompts, judged by the gold judge; ties count half. "
         "Lines: 50 %, as good as the reference, and 70 %. Point: mean; small marks: seeds. "
         f"{INTERVAL_SENTENCE}. Right: mean [interval], seeds × prompts."
     )

@@ -150,11 +150,11 @@ def _samples(records: StudyRecords) -> tuple[int | None, list[Sample]]:
 
 def _completions(rows: list[dict[Any, Any]]) -> Iterator[Completion]:
     first = rows[0]
-    yield Completion("reference", str(first["reference_completion"]), _score(first["reference_gold"]), _score(first["reference_proxy"]), "")
-    words = {"policy": "wins", "reference": "loses", "tie": "tie"}
+    scores = _score(first["reference_completion_gold"]), _score(first["reference_completion_proxy"])
+    yield Completion("reference", str(first["reference_completion"]), *scores, "")
     for row in rows:
         scores = _score(row["policy_gold"]), _score(row["policy_proxy"])
-        yield Completion(str(row["arm"]), str(row["policy_completion"]), *scores, words[str(row["winner"])])
+        yield Completion(str(row["arm"]), str(row["policy_completion"]), *scores, f"wins {100 * float(row['win']):.0f} %")
 
 
 def _score(value: Any) -> str:

@@ -24,7 +24,8 @@ from studies.search import SEARCH
 from studies.verdicts import read_series
 
 _WIN = {"policy": 1.0, "tie": 0.5, "reference": 0.0}
-_COLUMNS = ("prompt_id", "prompt", "policy_gold", "policy_proxy", "policy_length", "policy_eos", "kl", "entropy", "winner")
+"""Of tables of older versions, which compared with one draw of the reference that had the policy's noise."""
+_COLUMNS = ("prompt_id", "prompt", "policy_gold", "policy_proxy", "policy_length", "policy_eos", "kl", "entropy", "win", "winner")
 MISSING = "–"
 
 
@@ -76,7 +77,7 @@ class Version:
         return sorted(seed for name, seed in self.records if name == arm)
 
     def prompts(self, arm: str, seed: int) -> pd.DataFrame | None:
-        """Per-prompt results of a trial with `win` in {1, 0.5, 0}, by prompt number; None where it has none. Raises `UserError`."""
+        """Per-prompt results of a trial with `win`, by prompt number; None where it has none. Raises `UserError`."""
         record = self.records.get((arm, seed))
         if record is None or "evaluate" not in record.stages or record.status == "failed":
             return None
@@ -88,7 +89,14 @@ class Version:
             frame: pd.DataFrame = pq.read_table(path, columns=[column for column in _COLUMNS if column in known]).to_pandas()
         except (pyarrow.ArrowException, OSError) as error:
             raise UserError(f"{path}: damaged table ({str(error).splitlines()[0]})") from None
+        if "win" in known:
+            return frame.set_index("prompt_id")
         return frame.assign(win=frame["winner"].map(_WIN).astype(float)).set_index("prompt_id") if "winner" in known else None
+
+    @property
+    def common_noise(self) -> bool:
+        """Whether policy and reference were sampled with the same random numbers, as older versions of the program did."""
+        return any("evaluate" in record.stages and "reference" not in record.stages for record in self.records.values())
 
     def verdicts(self) -> dict[str, list[Verdict]]:
         """Claim -> verdicts on the trials it speaks of, from the recorded series."""

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 TRIALS = "pipeline.trial"
 """The module with `run_trial`, `plan_trial` and `environment`."""
-LAST_SHARED = "reward"
+FIRST_OWN = "ppo"
+"""The stage from which on a trial is its own; those before it are shared and built before trials start side by side."""
 ATTEMPTS = 2
 
 
@@ -94,7 +95,7 @@ class _Run:
     def shared_plan_of(self, cell: Cell) -> list[StagePlan]:
         """The stages that a cell has in common with others."""
         stages: list[StagePlan] = self.module.plan_trial(cell.config, self.layout)
-        return stages[: [stage.stage for stage in stages].index(LAST_SHARED) + 1]
+        return stages[: [stage.stage for stage in stages].index(FIRST_OWN)]
 
     def job(self, number: int, label: str, cell: Cell, until: str | None = None) -> Job:
         log = self.folder.path / "log" / f"{self.folder.trial_file(cell.arm, cell.seed).stem}.txt"
@@ -283,7 +284,7 @@ def _build_shared(run: _Run, missing: Sequence[Cell]) -> None:
                     run.display.shared(stage.stage, stage.key or "-")
             shown.update(stage.key for stage in shared)
             continue
-        queue = [run.job(-number, f"shared stages for {cell.label}", cell, until=LAST_SHARED)] * ATTEMPTS
+        queue = [run.job(-number, f"shared stages for {cell.label}", cell, until=shared[-1].stage)] * ATTEMPTS
 
         def on_event(event: Event, queue: list[Job] = queue) -> None:
             run.display.handle(event)

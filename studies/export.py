@@ -147,8 +147,8 @@ def model_card(record: TrialRecord, prompts: Path) -> str:
         "",
         "## Measured",
         "",
-        f"On {n} held-out prompts, one completion each against the reference under the same random numbers, judged by the "
-        f"{_judge(config)}. Intervals are of 95 % and speak of prompts alone, since this is one seed.",
+        f"On {n} held-out prompts, one completion each against {config.evaluate.reference_draws} of the reference, drawn independently; "
+        f"judged by the {_judge(config)}. Intervals are of 95 % and speak of prompts alone, since this is one seed.",
         "",
         "| metric | value | unit | prompts |",
         "| --- | --- | --- | --- |",

@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.intervals import wilson
 from pipeline.layout import TrialRecord
 from studies.design import Cell
 from studies.falsifiers import Verdict, overall
@@ -22,7 +21,6 @@ OUTCOME_STYLES = {"SURVIVED": "green", "FALSIFIED": "red", "NOT TESTED": "yellow
 def study_table(study: Study, plan: Sequence[Cell], records: Sequence[TrialRecord]) -> Table:
     """One row per arm: means over its evaluated seeds, and how its trials ended."""
     table = _table("arm", "seeds", "win rate [95 %]", "gold [points]", "proxy [std]", "KL [nats/token]", "trials")
-    prompts = {cell.arm: cell.config.evaluate.prompts for cell in plan}
     for arm in study.arm_overrides():
         own = [record for record in records if record.arm == arm]
         judged = [record for record in own if "eval/win_rate" in record.summary]
@@ -33,7 +31,7 @@ def study_table(study: Study, plan: Sequence[Cell], records: Sequence[TrialRecor
             counts["missing"] = expected - len(own)
         name = f"{arm} (baseline)" if arm == study.baseline else arm
         ended = ", ".join(f"{count} {status}" for status, count in counts.items())
-        rate = _rate(means[0], len(judged) * prompts[arm])
+        rate = _rate(means[0], _mean(judged, "eval/win_rate_low"), _mean(judged, "eval/win_rate_high"))
         table.add_row(*map(Text, (name, str(len(judged)), rate, *map(_number, means[1:]), ended)))
     return table
 
@@ -75,7 +73,10 @@ def print_study(console: Console, study: Study, plan: Sequence[Cell], records: S
     console.print()
     console.print(study_table(study, plan, records))
     console.print(
-        Text("Intervals: Wilson over seeds x prompts pooled, as if independent; the report resamples seeds, then prompts.", style="dim")
+        Text(
+            "Intervals: of one trial over its prompts, mean over seeds; those of the report are over seeds and prompts.",
+            style="dim",
+        )
     )
     console.print()
     if study.falsifiers:
@@ -99,8 +100,7 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def _rate(value: float | None, n: int) -> str:
+def _rate(value: float | None, low: float | None, high: float | None) -> str:
     if value is None:
         return "-"
-    low, high = wilson(value, n)
-    return f"{value:.1%} [{low:.1%}, {high:.1%}]"
+    return f"{value:.1%}" if low is None or high is None else f"{value:.1%} [{low:.1%}, {high:.1%}]"

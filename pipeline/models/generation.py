@@ -1,8 +1,9 @@
 """Sampling responses, with the noise given from outside.
 
 Token t of row b is the inverse of the cumulative distribution at ``noise[b, t]``. So a response depends on
-its prompt, the network and its own row of noise alone: not on the batch around it, and two policies given
-the same noise are compared under common random numbers.
+its prompt, the network and its own row of noise alone, not on the batch around it. Policies that are given the
+same noise can be compared with each other under common random numbers: for differences of means only, never for
+the share of answers that are better (`pipeline.stages.heldout`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The five stages of a trial, one file each, and their declaration as a graph; importing it imports none of them."""
+"""The six stages of a trial, one file each, and their declaration as a graph; importing it imports none of them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ SUPERVISED = (
     "pipeline.budget.machine",
 )
 """Gradient steps outside of PPO."""
+HELDOUT = ("evaluate.prompts", "evaluate.first_prompt", "evaluate.temperature", "evaluate.seed")
+"""Which prompts are answered, and by which noise."""
 
 
 STAGES = (
@@ -61,6 +63,24 @@ STAGES = (
         precision=sources.precision,
     ),
     Stage(
+        "reference",
+        "pipeline.stages.reference:reference",
+        (*HELDOUT, "evaluate.reference_draws", "gold", "ppo.response_length"),
+        (
+            "pipeline.stages.reference",
+            "pipeline.stages.heldout",
+            "pipeline.stages.common",
+            "pipeline.memory",
+            "pipeline.intervals",
+            "pipeline.rewards",
+            "pipeline.models",
+            *SUPERVISED,
+            *JUDGE,
+        ),
+        outside=sources.scorers,
+        precision=sources.precision,
+    ),
+    Stage(
         "ppo",
         "pipeline.stages.ppo:ppo",
         ("ppo", "gold", "model"),
@@ -85,9 +105,10 @@ STAGES = (
     Stage(
         "evaluate",
         "pipeline.stages.evaluate:evaluate",
-        ("evaluate", "gold", "ppo.response_length"),
+        (*HELDOUT, "evaluate.sample_rows", "gold", "ppo.response_length"),
         (
             "pipeline.stages.evaluate",
+            "pipeline.stages.heldout",
             "pipeline.stages.common",
             "pipeline.memory",
             "pipeline.intervals",

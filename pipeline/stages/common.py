@@ -34,10 +34,10 @@ class PromptSet:
     mask: Tensor
 
     @classmethod
-    def load(cls, prompts: Artifact, name: str, n: int | None = None) -> PromptSet:
-        """The first `n` prompts of ``<name>.parquet``."""
+    def load(cls, prompts: Artifact, name: str, first: int = 0, n: int | None = None) -> PromptSet:
+        """`n` prompts of ``<name>.parquet`` from row `first` on; all of them by default."""
         tokenizer = load_tokenizer(prompts.path / "tokenizer")
-        texts = pd.read_parquet(prompts.path / f"{name}.parquet")["prompt"].tolist()[:n]
+        texts = pd.read_parquet(prompts.path / f"{name}.parquet")["prompt"].tolist()[first : None if n is None else first + n]
         return cls(tokenizer, texts, *tokenize_prompts(tokenizer, texts))
 
     @property

@@ -1,6 +1,7 @@
-"""Stage 5: policy against reference on held-out prompts, under common random numbers, by the gold judge.
+"""Stage 6: the policy's answers to held-out prompts against all draws of the reference's, by the gold judge.
 
-Writes ``prompts.parquet`` (a row per prompt), ``samples.parquet`` (its first rows) and ``summary.json``.
+Both are drawn with independent noise (`pipeline.stages.heldout`). Writes ``prompts.parquet`` (a row per prompt), ``samples.parquet``
+(its first rows) and ``summary.json``.
 """
 
 from __future__ import annotations
@@ -17,81 +18,100 @@ from torch import Tensor
 
 from pipeline.artifacts import Artifact
 from pipeline.config import TrialConfig
-from pipeline.intervals import wilson
+from pipeline.intervals import grouped
 from pipeline.layout import write_json
 from pipeline.metrics import check_keys
-from pipeline.models.generation import sample
 from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
 from pipeline.models.policy import Episodes, response_hidden, to_grid
 from pipeline.models.precision import Precision
-from pipeline.models.seeding import uniforms
 from pipeline.ppo.measure import token_stats
 from pipeline.reporter import Reporter
-from pipeline.rewards.base import Completions
 from pipeline.stages.common import PromptSet, judge_of, reward_of
+from pipeline.stages.heldout import Draws, answers, heldout_prompts, shares
 from pipeline.stages.spending import spending
 
 
 def evaluate(
-    cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact, reward: Artifact, ppo: Artifact
+    cfg: TrialConfig,
+    out: Path,
+    reporter: Reporter,
+    *,
+    prompts: Artifact,
+    sft: Artifact,
+    reward: Artifact,
+    reference: Artifact,
+    ppo: Artifact,
 ) -> dict[str, Any]:
-    """Judge one completion of each network on every held-out prompt."""
+    """Judge one completion of the policy on every held-out prompt, and measure its drift from the reference."""
     with spending(out):
-        return _evaluate(cfg, out, reporter, prompts, sft, reward, ppo)
+        device = device_of(cfg.runtime.device)
+        drawn = Draws.load(reference)
+        table = _table(cfg, reporter, heldout_prompts(cfg, prompts), sft, reward, drawn, ppo, device)
+        summary = summarise(table, drawn.count)
+        check_keys(summary)
+        table.to_parquet(out / "prompts.parquet", index=False)
+        table.head(cfg.evaluate.sample_rows).to_parquet(out / "samples.parquet", index=False)
+        write_json(out / "summary.json", summary)
+        reporter.progress("evaluate", 3, 3)
+        return {"summary": summary, "prompts": len(table)}
 
 
-def _evaluate(
-    cfg: TrialConfig, out: Path, reporter: Reporter, prompts: Artifact, sft: Artifact, reward: Artifact, ppo: Artifact
-) -> dict[str, Any]:
-    device, batch = device_of(cfg.runtime.device), cfg.runtime.rollout_batch_size
-    autocast = Precision.of(device).autocast
-    data = PromptSet.load(prompts, "heldout", cfg.evaluate.prompts)
-    reference = freeze(load_snapshot(sft.path / "model", device))
+def _table(
+    cfg: TrialConfig,
+    reporter: Reporter,
+    data: PromptSet,
+    sft: Artifact,
+    reward: Artifact,
+    drawn: Draws,
+    ppo: Artifact,
+    device: torch.device,
+) -> pd.DataFrame:
+    batch, first = cfg.runtime.rollout_batch_size, cfg.evaluate.first_prompt
     policy = freeze(load_snapshot(ppo.path / "policy", device))
-    noise = uniforms(len(data.texts), cfg.ppo.response_length, cfg.evaluate.seed, "evaluate")
-
-    def answers(model: CausalLM, place: int) -> Completions:
-        reporter.progress("evaluate", place, 3, "sampling")
-        ids, mask = data.ids.to(device), data.mask.to(device)
-        with autocast():
-            episodes = sample(model, ids, mask, noise, temperature=cfg.evaluate.temperature, batch=batch, **data.token_ids)
-        return Completions.of(data.tokenizer, episodes, data.texts)
-
-    mine, theirs = answers(policy, 0), answers(reference, 1)
-    reporter.progress("evaluate", 2, 3, "judging")
-    judge, proxy = judge_of(cfg.gold, device, batch), reward_of(reward, device, batch)
-    (scores, parts), (ref_scores, ref_parts) = proxy.explained(mine), proxy.explained(theirs)
-    with autocast():
+    reporter.progress("evaluate", 0, 3, "sampling")
+    mine = answers(cfg, policy, data, device, "policy")
+    reporter.progress("evaluate", 1, 3, "judging")
+    scores, parts = reward_of(reward, device, batch).explained(mine)
+    gold = judge_of(cfg.gold, device, batch)(mine).double().numpy()
+    win, tie = shares(gold, drawn.grid("gold"))
+    reporter.progress("evaluate", 2, 3, "drift")
+    reference = freeze(load_snapshot(sft.path / "model", device))
+    with Precision.of(device).autocast():
         kl, entropy, ref_nats = drift(policy, reference, mine.episodes, cfg.evaluate.temperature, batch)
-    table = pd.DataFrame(
+    return pd.DataFrame(
         {
-            "prompt_id": range(len(data.texts)),
+            "prompt_id": range(first, first + len(data.texts)),
             "prompt": data.texts,
             "policy_completion": mine.texts,
-            "reference_completion": theirs.texts,
-            "policy_gold": judge(mine).double().numpy(),
-            "reference_gold": judge(theirs).double().numpy(),
+            "policy_gold": gold,
             "policy_proxy": scores.double().numpy(),
-            "reference_proxy": ref_scores.double().numpy(),
             "policy_length": mine.episodes.lengths.cpu().numpy(),
-            "reference_length": theirs.episodes.lengths.cpu().numpy(),
             "policy_eos": mine.episodes.ended.cpu().numpy(),
-            "reference_eos": theirs.episodes.ended.cpu().numpy(),
+            "win": win,
+            "tie": tie,
+            **of_reference(drawn),
             "kl": kl.sum(1).double().numpy(),
             "entropy": entropy.sum(1).double().numpy(),
             "reference_nats": ref_nats.sum(1).double().numpy(),
             **{f"policy_reward/{name}": one.double().numpy() for name, one in parts.items()},
-            **{f"reference_reward/{name}": one.double().numpy() for name, one in ref_parts.items()},
         }
     )
-    table["winner"] = winners(table["policy_gold"].to_numpy(), table["reference_gold"].to_numpy())
-    summary = summarise(table)
-    check_keys(summary)
-    table.to_parquet(out / "prompts.parquet", index=False)
-    table.head(cfg.evaluate.sample_rows).to_parquet(out / "samples.parquet", index=False)
-    write_json(out / "summary.json", summary)
-    reporter.progress("evaluate", 3, 3)
-    return {"summary": summary, "prompts": len(table)}
+
+
+def of_reference(drawn: Draws) -> dict[str, Any]:
+    """Columns of the reference: means over its draws, the spread of their gold scores, and the first one as an example."""
+    gold = drawn.grid("gold")
+    return {
+        "reference_gold": gold.mean(1),
+        "reference_gold_std": gold.std(1),
+        "reference_proxy": drawn.grid("proxy").mean(1),
+        "reference_length": drawn.grid("length").mean(1),
+        "reference_eos": drawn.grid("eos").mean(1),
+        "reference_completion": drawn.first("completion"),
+        "reference_completion_gold": drawn.first("gold"),
+        "reference_completion_proxy": drawn.first("proxy"),
+        **{f"reference_{part}": drawn.grid(part).mean(1) for part in drawn.parts},
+    }
 
 
 @torch.inference_mode()
@@ -108,28 +128,16 @@ def drift(policy: CausalLM, reference: CausalLM, episodes: Episodes, temperature
     return kl, entropy, ref_nats
 
 
-def winners(policy: np.ndarray, reference: np.ndarray) -> list[str]:
-    """Who has the higher gold score, row by row.
-
-    >>> winners(np.array([2.0, 1.0, 0.0]), np.array([1.0, 1.0, 3.0]))
-    ['policy', 'tie', 'reference']
-    """
-    names = np.array(["reference", "tie", "policy"])
-    return [str(name) for name in names[(np.sign(policy - reference) + 1).astype(int)]]
-
-
-def summarise(table: pd.DataFrame) -> dict[str, float]:
-    """The ``eval/*`` metrics of one trial; definitions in pipeline/metrics.py."""
+def summarise(table: pd.DataFrame, draws: int) -> dict[str, float]:
+    """The ``eval/*`` metrics of one trial, whose policy was compared with `draws` draws a prompt; definitions in pipeline/metrics.py."""
     tokens = float(table["policy_length"].sum())
-    wins, ties = (table["winner"] == "policy").mean(), (table["winner"] == "tie").mean()
-    win_rate = float(wins + ties / 2)
-    low, high = wilson(win_rate, len(table))
+    win_rate, low, high = grouped(table["win"].to_numpy() * draws, np.full(len(table), draws))
     words = [completion.split() for completion in table["policy_completion"]]
     summary = {
         "eval/win_rate": win_rate,
         "eval/win_rate_low": low,
         "eval/win_rate_high": high,
-        "eval/tie_rate": ties,
+        "eval/tie_rate": table["tie"].mean(),
         "eval/gold": table["policy_gold"].mean(),
         "eval/gold_reference": table["reference_gold"].mean(),
         "eval/proxy": table["policy_proxy"].mean(),

@@ -1,4 +1,4 @@
-"""Stage 4: one PPO trial; resumable at any moment.
+"""Stage 5: one PPO trial; resumable at any moment.
 
 Writes ``policy/`` (save_pretrained: one safetensors file and the config), ``critic.safetensors``,
 ``metrics.jsonl`` and ``metrics.parquet``, ``samples.parquet``, ``status.json`` and ``log/cost.json``.

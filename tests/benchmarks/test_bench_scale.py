@@ -107,7 +107,7 @@ def write_trial(layout: Layout, study: Study, cell: Cell) -> TrialRecord:
     ]
     tokens = float(prompts["policy_length"].sum())
     summary = {
-        "eval/win_rate": float(prompts["winner"].map({"policy": 1.0, "tie": 0.5, "reference": 0.0}).mean()),
+        "eval/win_rate": float(prompts["win"].mean()),
         "eval/gold": float(prompts["policy_gold"].mean()),
         "eval/proxy": float(prompts["policy_proxy"].mean()),
         "eval/kl_per_token": float(prompts["kl"].sum()) / tokens,
@@ -156,6 +156,9 @@ def answers(rng: np.random.Generator) -> pd.DataFrame:
             "reference_completion": texts[::-1],
             "policy_gold": gold,
             "reference_gold": reference,
+            "reference_gold_std": 0.8,
+            "reference_completion_gold": reference,
+            "reference_completion_proxy": reference,
             "policy_proxy": gold + rng.normal(0, 0.5, PROMPTS),
             "reference_proxy": reference,
             "policy_length": length,
@@ -165,6 +168,7 @@ def answers(rng: np.random.Generator) -> pd.DataFrame:
             "kl": rng.gamma(2, 0.3, PROMPTS) * length / 24,
             "entropy": rng.uniform(1.5, 2.5, PROMPTS) * length,
             "reference_nats": rng.uniform(1.5, 2.5, PROMPTS) * length,
-            "winner": np.where(gold > reference, "policy", np.where(gold < reference, "reference", "tie")),
+            "win": (np.sign(gold - reference) + 1) / 2,
+            "tie": (gold == reference).astype(float),
         }
     )

@@ -252,7 +252,7 @@ def test_a_whole_trial_in_half_precision_keeps_fp32_weights(monkeypatch: pytest.
 
         monkeypatch.setattr(module, function, looked)
 
-    places = {"sft": ("nats",), "reward": ("sample",), "evaluate": ("sample", "drift")}
+    places = {"sft": ("nats",), "reward": ("sample",), "heldout": ("sample",), "evaluate": ("drift",)}
     for stage, functions in places.items():
         for function in functions:
             look(importlib.import_module(f"pipeline.stages.{stage}"), function)

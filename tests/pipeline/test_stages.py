@@ -1,4 +1,4 @@
-"""All five stages for real, on the smoke profile."""
+"""All six stages for real, on the smoke profile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from helpers import Recorder, smoke
 
 from pipeline.layout import Layout
 from pipeline.metrics import METRICS
-from pipeline.stages.evaluate import distinct, winners
+from pipeline.stages.evaluate import distinct
+from pipeline.stages.heldout import Draws
 from pipeline.trial import TrialOutcome, environment, plan_trial, run_trial
 
 
@@ -33,6 +34,7 @@ def test_a_trial_leaves_everything_it_promises(outcome: TrialOutcome) -> None:
     assert {"policy/model.safetensors", "policy/config.json", "critic.safetensors", "metrics.jsonl", "metrics.parquet"} <= files["ppo"]
     assert {"samples.parquet", "status.json", "log/cost.json"} <= files["ppo"]
     assert not any("checkpoint" in name for name in files["ppo"])
+    assert {"draws.parquet", "summary.json"} <= files["reference"]
     assert {"prompts.parquet", "samples.parquet", "summary.json"} <= files["evaluate"]
     assert not any(name.endswith((".bin", ".pt", ".pkl")) for names in files.values() for name in names)
     assert outcome.status == "complete"
@@ -64,9 +66,15 @@ def test_metrics_are_the_declared_ones_and_within_their_bounds(outcome: TrialOut
 
 def test_the_summary_can_be_computed_again_from_the_rows(outcome: TrialOutcome) -> None:
     table = pd.read_parquet(outcome.artifacts["evaluate"].path / "prompts.parquet")
-    wins = (table["policy_gold"] > table["reference_gold"]).mean()
-    ties = (table["policy_gold"] == table["reference_gold"]).mean()
+    draws = pd.read_parquet(outcome.artifacts["reference"].path / "draws.parquet").merge(table[["prompt_id", "policy_gold"]])
+    assert len(draws) == 8 * len(table)
+    wins, ties = (draws["policy_gold"] > draws["gold"]).mean(), (draws["policy_gold"] == draws["gold"]).mean()
     assert outcome.summary["eval/win_rate"] == pytest.approx(wins + ties / 2)
+    assert outcome.summary["eval/tie_rate"] == pytest.approx(ties)
+    assert outcome.summary["eval/gold_reference"] == pytest.approx(draws["gold"].mean())
+    assert outcome.summary["eval/proxy_reference"] == pytest.approx(draws["proxy"].mean())
+    spread = table["reference_gold"].var(ddof=0) + (table["reference_gold_std"] ** 2).mean()
+    assert spread == pytest.approx(draws["gold"].var(ddof=0))
     assert outcome.summary["eval/kl_per_sequence"] == pytest.approx(table["kl"].mean())
     assert outcome.summary["eval/kl_per_token"] == pytest.approx(table["kl"].sum() / table["policy_length"].sum())
     assert outcome.summary["eval/length"] == pytest.approx(table["policy_length"].mean())
@@ -97,20 +105,38 @@ def test_the_reference_cannot_beat_the_entropy_of_the_grammar(outcome: TrialOutc
     assert meta["nats_per_token"] > meta["entropy_floor_nats_per_token"] > 0
 
 
-def test_an_untrained_policy_ties_with_its_reference_everywhere(tmp_path: Path, smoke_layout: Layout) -> None:
-    """lr 0: the policy is the reference, and common random numbers make every prompt a tie."""
+def test_an_untrained_policy_wins_half_by_independent_noise(outcome: TrialOutcome, smoke_layout: Layout) -> None:
+    """lr 0: the policy is the reference, yet its answers are draws of its own, and equal those of the reference by chance alone."""
     same = run_trial(smoke(ppo__lr=0.0), smoke_layout, Recorder())
     table = pd.read_parquet(same.artifacts["evaluate"].path / "prompts.parquet")
-    assert (table["winner"] == "tie").all()
-    assert (table["policy_completion"] == table["reference_completion"]).all()
-    assert same.summary["eval/win_rate"] == 0.5
+    assert (table["policy_completion"] == table["reference_completion"]).mean() < 0.2
+    assert same.summary["eval/win_rate_low"] < 0.5 < same.summary["eval/win_rate_high"]
     assert same.summary["eval/kl_per_sequence"] == pytest.approx(0.0, abs=1e-5)
+    shared = [column for column in table if column.startswith("reference_") and column != "reference_nats"]
+    other = pd.read_parquet(outcome.artifacts["evaluate"].path / "prompts.parquet")
+    pd.testing.assert_frame_equal(table[shared], other[shared])
+
+
+def test_draws_of_the_reference_differ_from_each_other(outcome: TrialOutcome) -> None:
+    draws = Draws.load(outcome.artifacts["reference"])
+    texts = draws.table["completion"].to_numpy().reshape(-1, draws.count)
+    assert (texts[:, 0] == texts[:, 1]).mean() < 0.2
+    assert draws.table["prompt_id"].tolist() == [row for row in range(64) for _ in range(8)]
+    scores = pd.DataFrame(draws.grid("gold"))
+    assert scores.std(axis=1).mean() > 0.1
 
 
 def test_only_ppo_and_evaluation_repeat_between_arms(smoke_layout: Layout) -> None:
     plan = {one.stage: one for one in plan_trial(smoke(ppo__kl_coef=0.777), smoke_layout)}
-    assert [plan[name].cached for name in ("prompts", "sft", "reward", "ppo", "evaluate")] == [True, True, True, False, False]
+    assert list(plan) == ["prompts", "sft", "reward", "reference", "ppo", "evaluate"]
+    assert [one.cached for one in plan.values()] == [True, True, True, True, False, False]
     assert plan["ppo"].why == "ppo.kl_coef 0.05 -> 0.777"
+
+
+def test_another_number_of_draws_trains_nothing_again(smoke_layout: Layout) -> None:
+    plan = {one.stage: one for one in plan_trial(smoke(evaluate__reference_draws=2), smoke_layout)}
+    assert [one.cached for one in plan.values()] == [True, True, True, False, True, False]
+    assert plan["reference"].why == "evaluate.reference_draws 8 -> 2"
 
 
 def test_the_same_trial_elsewhere_gives_the_same_bytes(tmp_path: Path, outcome: TrialOutcome) -> None:
@@ -145,7 +171,6 @@ def test_the_lexicon_can_be_reward_and_judge_of_real_text(tmp_path: Path) -> Non
 
 
 def test_evaluation_helpers() -> None:
-    assert winners(np.array([1.0]), np.array([1.0])) == ["tie"]
     assert distinct([], 1) == 0.0
     assert distinct([["a", "a", "a"]], 1) == pytest.approx(1 / 3)
 

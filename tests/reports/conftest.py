@@ -139,7 +139,7 @@ def completion(rng: np.random.Generator, length: int) -> str:
 
 
 def prompt_table(beta: float, seed: int, n: int, first_completion: str | None = None) -> pd.DataFrame:
-    """Per-prompt results; the reference's part depends on the prompt alone, as under common random numbers."""
+    """Per-prompt results; the reference's part, four draws a prompt, depends on the prompt alone."""
     common = np.random.default_rng(99)
     difficulty = common.normal(0, 0.6, n)
     reference_length = common.integers(8, 33, n)
@@ -149,8 +149,8 @@ def prompt_table(beta: float, seed: int, n: int, first_completion: str | None = 
     length = rng.integers(10, 33, n)
     kl = np.abs(drift_of(beta) * length * rng.gamma(4, 0.25, n))
     gold = difficulty + gold_of(np.full(n, kl.mean() if n else 0.0)) + 0.05 * rng.normal() + rng.normal(0, 0.8, n)
-    reference_gold = difficulty + 0.4 + common.normal(0, 0.8, n)
-    gold, reference_gold = np.round(gold), np.round(reference_gold)
+    gold, draws = np.round(gold), np.round((difficulty + 0.4)[:, None] + common.normal(0, 0.8, (n, 4)))
+    above = np.sign(gold[:, None] - draws)
     texts = [completion(rng, 12) for _ in range(n)]
     if first_completion is not None and n:
         texts[0] = first_completion
@@ -161,7 +161,10 @@ def prompt_table(beta: float, seed: int, n: int, first_completion: str | None = 
             "policy_completion": texts,
             "reference_completion": reference_text,
             "policy_gold": gold,
-            "reference_gold": reference_gold,
+            "reference_gold": draws.mean(1),
+            "reference_gold_std": draws.std(1),
+            "reference_completion_gold": draws[:, 0],
+            "reference_completion_proxy": reference_proxy,
             "policy_proxy": proxy_of(kl) + rng.normal(0, 0.7, n),
             "reference_proxy": reference_proxy,
             "policy_length": length,
@@ -170,18 +173,18 @@ def prompt_table(beta: float, seed: int, n: int, first_completion: str | None = 
             "reference_eos": common.random(n) < 0.9,
             "kl": kl,
             "entropy": length * 2.1 * math.exp(-0.4 * drift_of(beta)) * rng.uniform(0.8, 1.2, n),
-            "winner": np.where(gold > reference_gold, "policy", np.where(gold < reference_gold, "reference", "tie")),
+            "win": (above + 1).mean(1) / 2,
+            "tie": (above == 0).mean(1),
         }
     )
 
 
 def summary_of(table: pd.DataFrame) -> dict[str, float]:
-    win = table["winner"].map({"policy": 1.0, "tie": 0.5, "reference": 0.0})
     tokens = float(table["policy_length"].sum())
     words = " ".join(table["policy_completion"]).split()
     return {
-        "eval/win_rate": float(win.mean()),
-        "eval/tie_rate": float((table["winner"] == "tie").mean()),
+        "eval/win_rate": float(table["win"].mean()),
+        "eval/tie_rate": float(table["tie"].mean()),
         "eval/gold": float(table["policy_gold"].mean()),
         "eval/gold_reference": float(table["reference_gold"].mean()),
         "eval/proxy": float(table["policy_proxy"].mean()),
@@ -223,7 +226,7 @@ class _Writer:
 
     def upstream(self) -> dict[str, StageRef]:
         refs = {}
-        for stage in ("prompts", "sft", "reward"):
+        for stage in ("prompts", "sft", "reward", "reference"):
             path, refs[stage] = self.stage(stage, f"{stage[:2]}00112233445566")
             if stage == "sft":
                 write_json(path / "summary.json", {"perplexity": 8.31, "nats_per_token": 2.117, "entropy_floor_nats_per_token": 2.09})

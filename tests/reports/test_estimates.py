@@ -110,7 +110,7 @@ def test_constant_rate_gets_a_wilson_interval(build: Builder, tmp_path: Path) ->
     record = built.folder.record("beta_0.05", 0)
     assert record is not None
     path = built.folder.root / record.stages["evaluate"].path / "prompts.parquet"
-    pd.read_parquet(path).assign(winner="policy").to_parquet(path, index=False)
+    pd.read_parquet(path).assign(win=1.0, tie=0.0).to_parquet(path, index=False)
     estimate = analyse(load_records(built.folder, built.study)).arm("beta_0.05").estimates["eval/win_rate"]
     assert (estimate.value, estimate.method) == (1.0, "wilson")
     assert estimate.low == pytest.approx(stats.wilson(20, 20).low)

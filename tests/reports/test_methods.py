@@ -25,7 +25,8 @@ def test_design_training_and_evaluation_are_those_of_the_study(records: StudyRec
     assert "shown as censored" in text["Design"]
     assert "takes 2,048 gradient steps" in text["Training"]
     assert "agrees with the judge on 88 %" in text["Training"]
-    assert "the same 512 held-out prompts" in text["Evaluation"]
+    assert "answers 512 held-out prompts once each" in text["Evaluation"]
+    assert "8 answers to each of them were drawn once for all trials, with random numbers independent" in text["Evaluation"]
     assert "a parser of the grammar" in text["Evaluation"]
 
 

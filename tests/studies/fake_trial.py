@@ -133,6 +133,11 @@ def _stages(layout: Layout) -> list[dag.Stage]:
         (out / "reward.txt").write_text("1")
         return {}
 
+    def reference(cfg: Any, out: Path, reporter: Reporter, *, sft: Artifact, reward: Artifact) -> dict[str, Any]:
+        note("reference", "-")
+        (out / "draws.txt").write_text(f"{cfg.evaluate.first_prompt} {cfg.evaluate.seed}")
+        return {}
+
     def ppo(cfg: Any, out: Path, reporter: Reporter, *, sft: Artifact, reward: Artifact) -> dict[str, Any]:
         cell = f"{cfg.ppo.kl_coef}/{cfg.ppo.seed}"
         note("ppo", cell)
@@ -160,7 +165,7 @@ def _stages(layout: Layout) -> list[dag.Stage]:
         reason = watcher.broken() if taken < cfg.ppo.steps else None
         return {"status": "pruned" if reason else "complete", "reason": reason, "steps": taken}
 
-    def evaluate(cfg: Any, out: Path, reporter: Reporter, *, ppo: Artifact) -> dict[str, Any]:
+    def evaluate(cfg: Any, out: Path, reporter: Reporter, *, reference: Artifact, ppo: Artifact) -> dict[str, Any]:
         summary = {"eval/win_rate": 0.6, "eval/gold": 1.5, "eval/proxy": 0.5, "eval/kl_per_token": 0.01}
         if _control(layout).get("landscape"):
             summary |= landscape(cfg.ppo.kl_coef, cfg.ppo.cliprange)
@@ -171,6 +176,7 @@ def _stages(layout: Layout) -> list[dag.Stage]:
         dag.Stage("prompts", prompts, ("data",), ("pipeline.errors",)),
         dag.Stage("sft", sft, ("sft",), ("pipeline.errors",)),
         dag.Stage("reward", reward, ("reward",), ("pipeline.errors",)),
+        dag.Stage("reference", reference, ("evaluate",), ("pipeline.errors",)),
         dag.Stage("ppo", ppo, ("ppo",), ("pipeline.errors",), resumable=True),
         dag.Stage("evaluate", evaluate, ("evaluate", "ppo.kl_coef", "ppo.cliprange"), ("pipeline.errors",)),
     ]

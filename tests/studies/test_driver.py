@@ -54,7 +54,7 @@ def test_a_study_runs_once_and_is_then_all_cached(write_study: Callable[..., Stu
     result, text = go(write_study(), layout, executor)
     assert {(record.arm, record.seed) for record in result.records} == CELLS
     assert {record.status for record in result.records} == {"complete"}
-    assert fake_trial.calls(layout, "reward") == ["-"]
+    assert fake_trial.calls(layout, "reward") == fake_trial.calls(layout, "reference") == ["-"]
     assert sorted(fake_trial.calls(layout)) == ["0.01/0", "0.01/1", "0.2/0", "0.2/1"]
     assert "weak seed 0: complete" in text
     assert "(4 of 4 trials)" in text
@@ -73,7 +73,7 @@ def test_study_file_tells_what_was_run(write_study: Callable[..., Study], layout
     assert Study.model_validate(content["study"]).arm_overrides() == write_study().arm_overrides()
     assert list(content["study"]["arms"]) == ["weak", "strong"]
     assert content["overrides"] == SMALL
-    assert set(content["upstream"]) == {"prompts", "sft", "reward"}
+    assert set(content["upstream"]) == {"prompts", "sft", "reward", "reference"}
     assert all((layout.root / stage["path"] / "manifest.json").exists() for stage in content["upstream"].values())
 
 

@@ -48,7 +48,7 @@ def test_both_tell_the_same_story(layout: Layout, name: str) -> None:
     said = {event.kind for event in events if isinstance(event, Message)}
     assert said == {"stage", "progress", "metrics", "follow"}
     built = [event.args[0] for event in events if isinstance(event, Message) and event.kind == "stage" and event.args[1] == "built"]
-    assert built == ["prompts", "sft", "reward", "ppo", "evaluate"]
+    assert built == ["prompts", "sft", "reward", "reference", "ppo", "evaluate"]
     assert not (layout.root / "log/0.txt").exists()
 
 

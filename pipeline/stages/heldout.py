@@ -1,0 +1,88 @@
+"""Answers to the held-out prompts: which prompts, by which noise, and how the policy's answers compare with the reference's.
+
+Policy and reference never share noise. Under common random numbers both would write nearly the same text, and the share of
+prompts on which the policy's is better could be anything up to 1 however little the policy differs: another quantity than the
+win rate that bounds at a given KL hold for. Policies share theirs with each other, and so do references, so that arms are
+compared with the same prompts, the same draws of the reference and the same noise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+
+from pipeline.artifacts import Artifact
+from pipeline.config import TrialConfig
+from pipeline.models.generation import sample
+from pipeline.models.loading import CausalLM
+from pipeline.models.precision import Precision
+from pipeline.models.seeding import uniforms
+from pipeline.rewards.base import Completions
+from pipeline.stages.common import PromptSet
+
+DRAWS = "draws.parquet"
+Array = NDArray[np.float64]
+
+
+def heldout_prompts(cfg: TrialConfig, prompts: Artifact) -> PromptSet:
+    """The held-out prompts of this evaluation."""
+    return PromptSet.load(prompts, "heldout", cfg.evaluate.first_prompt, cfg.evaluate.prompts)
+
+
+def answers(cfg: TrialConfig, model: CausalLM, data: PromptSet, device: torch.device, *stream: object) -> Completions:
+    """One completion of every prompt; `stream` names the noise, and other names give independent noise."""
+    with Precision.of(device).autocast():
+        episodes = sample(
+            model,
+            data.ids.to(device),
+            data.mask.to(device),
+            uniforms(len(data.texts), cfg.ppo.response_length, cfg.evaluate.seed, "evaluate", *stream),
+            temperature=cfg.evaluate.temperature,
+            batch=cfg.runtime.rollout_batch_size,
+            **data.token_ids,
+        )
+    return Completions.of(data.tokenizer, episodes, data.texts)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The reference's answers: `prompts` x `count` rows, those of one prompt next to each other."""
+
+    table: pd.DataFrame
+    count: int
+    """k, draws of each prompt."""
+
+    @classmethod
+    def load(cls, reference: Artifact) -> Draws:
+        table = pd.read_parquet(reference.path / DRAWS)
+        return cls(table, int(reference.meta["draws"]))
+
+    @property
+    def parts(self) -> list[str]:
+        """Columns with what the parts of a composite reward say."""
+        return [column for column in self.table.columns if column.startswith("reward/")]
+
+    def grid(self, column: str) -> Array:
+        """A column as (prompts, k)."""
+        return self.table[column].to_numpy(dtype=np.float64).reshape(-1, self.count)
+
+    def first(self, column: str) -> list[object]:
+        """The first draw of every prompt, as an example to show."""
+        return list(self.table[column].iloc[:: self.count])
+
+
+def shares(policy: Array, reference: Array) -> tuple[Array, Array]:
+    """Of every prompt the share of draws that the policy beats, ties counting half, and the share of ties; each (n,).
+
+    `policy` (n,) against every column of `reference` (n, k). The mean of the first is a U-statistic for
+    P(policy > reference) + P(equal) / 2, without bias for any k.
+
+    >>> [one.tolist() for one in shares(np.array([2.0, 1.0]), np.array([[1.0, 2.0], [1.0, 3.0]]))]
+    [[0.75, 0.25], [0.5, 0.5]]
+    """
+    above = np.sign(policy[:, None] - reference)
+    return (above + 1).mean(1) / 2, (above == 0).mean(1)

@@ -1,0 +1,72 @@
+"""Stage 4: the reference's answers to the held-out prompts, k draws a prompt, scored once for all trials.
+
+Writes ``draws.parquet`` (prompt_id, draw, prompt, completion, gold, proxy, length, eos, and ``reward/<part>`` of a composite; the
+draws of one prompt next to each other) and ``summary.json``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from pipeline.artifacts import Artifact
+from pipeline.config import TrialConfig
+from pipeline.intervals import student
+from pipeline.layout import write_json
+from pipeline.models.loading import device_of, freeze, load_snapshot
+from pipeline.reporter import Reporter
+from pipeline.stages.common import judge_of, reward_of
+from pipeline.stages.heldout import DRAWS, Draws, answers, heldout_prompts
+from pipeline.stages.spending import spending
+
+
+def reference(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact, reward: Artifact) -> dict[str, Any]:
+    """Draw and score `evaluate.reference_draws` answers of the reference to every held-out prompt."""
+    with spending(out):
+        return _reference(cfg, out, reporter, prompts, sft, reward)
+
+
+def _reference(cfg: TrialConfig, out: Path, reporter: Reporter, prompts: Artifact, sft: Artifact, reward: Artifact) -> dict[str, Any]:
+    device, batch, count = device_of(cfg.runtime.device), cfg.runtime.rollout_batch_size, cfg.evaluate.reference_draws
+    data = heldout_prompts(cfg, prompts)
+    model = freeze(load_snapshot(sft.path / "model", device))
+    judge, proxy = judge_of(cfg.gold, device, batch), reward_of(reward, device, batch)
+    tables = []
+    for draw in range(count):
+        reporter.progress("reference", draw, count, "sampling and judging")
+        drawn = answers(cfg, model, data, device, "reference", draw)
+        scores, parts = proxy.explained(drawn)
+        columns = {
+            "prompt_id": range(cfg.evaluate.first_prompt, cfg.evaluate.first_prompt + len(data.texts)),
+            "draw": draw,
+            "prompt": data.texts,
+            "completion": drawn.texts,
+            "gold": judge(drawn).double().numpy(),
+            "proxy": scores.double().numpy(),
+            "length": drawn.episodes.lengths.cpu().numpy(),
+            "eos": drawn.episodes.ended.cpu().numpy(),
+        }
+        tables.append(pd.DataFrame(columns | {f"reward/{name}": one.double().numpy() for name, one in parts.items()}))
+    table = pd.concat(tables).sort_values(["prompt_id", "draw"], ignore_index=True)
+    table.to_parquet(out / DRAWS, index=False)
+    summary = summarise(Draws(table, count))
+    write_json(out / "summary.json", summary)
+    reporter.progress("reference", count, count)
+    half = summary["gold_high"] - summary["gold"]
+    note = f"gold {summary['gold']:.3f} ± {half:.3f} judge points, {len(data.texts)} prompts, {count} draws each"
+    return {"note": note, "draws": count, **summary}
+
+
+def summarise(draws: Draws) -> dict[str, float]:
+    """Means over all draws, with 95 % intervals over prompts, and the spread of single draws."""
+    found: dict[str, float] = {"prompts": float(len(draws.grid("gold"))), "draws_per_prompt": float(draws.count)}
+    for name in ("gold", "proxy"):
+        grid = draws.grid(name)
+        mean, low, high = student(grid.mean(1))
+        found[name] = mean
+        if len(grid) > 1:
+            found |= {f"{name}_low": low, f"{name}_high": high}
+        found[f"{name}_std"] = float(grid.std())
+    return found | {"length": float(draws.grid("length").mean()), "eos_rate": float(draws.grid("eos").mean())}

@@ -1,0 +1,113 @@
+"""Win rates are what bounds at a given KL speak of: policy and reference are sampled with independent noise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import smoke
+
+from pipeline.intervals import grouped
+from pipeline.models.generation import inverse_cdf
+from pipeline.models.policy import Episodes
+from pipeline.stages import heldout
+from pipeline.stages.common import PromptSet
+from pipeline.stages.heldout import answers, shares
+from reports.bound import best_win_rate
+
+WORDS, PROMPTS, DRAWS = 3_000, 2_000, 4
+CPU = torch.device("cpu")
+
+
+class Numbers:
+    """A tokenizer whose words are the numbers of its tokens."""
+
+    eos_token_id, pad_token_id = -1, -2
+
+    def batch_decode(self, rows: list[list[int]], **_: Any) -> list[str]:
+        return [" ".join(map(str, row)) for row in rows]
+
+
+def sample_one(model: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor, noise: torch.Tensor, **_: Any) -> Episodes:
+    """A response is one token of the distribution `model`, which holds log-probabilities."""
+    token = inverse_cdf(model.expand(len(ids), -1), noise[:, 0]).unsqueeze(1)
+    return Episodes(torch.cat([ids, token], 1), mask, torch.ones_like(token, dtype=torch.bool), torch.ones(len(ids), dtype=torch.bool))
+
+
+@pytest.fixture
+def scores(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Scores of sampled answers, `model` being a distribution over words and a word's score its number; each (prompts,)."""
+    monkeypatch.setattr(heldout, "sample", sample_one)
+    data = PromptSet(Numbers(), ["0"] * PROMPTS, torch.zeros(PROMPTS, 1, dtype=torch.long), torch.ones(PROMPTS, 1, dtype=torch.bool))
+
+    def found(model: torch.Tensor, *stream: object) -> np.ndarray:
+        return np.array([float(text) for text in answers(smoke(), model, data, CPU, *stream).texts])
+
+    return found
+
+
+def win_rate(policy: np.ndarray, reference: np.ndarray) -> tuple[float, float, float]:
+    win, _ = shares(policy, reference)
+    return grouped(win * reference.shape[1], np.full(len(win), reference.shape[1]))
+
+
+def test_the_reference_against_itself_wins_half(scores: Any) -> None:
+    uniform = torch.zeros(1, WORDS)
+    reference = np.stack([scores(uniform, "reference", draw) for draw in range(DRAWS)], 1)
+    _, low, high = win_rate(scores(uniform, "policy"), reference)
+    assert low < 0.5 < high
+    assert high - low < 0.04
+    common = scores(uniform, "policy")
+    assert win_rate(common, common[:, None])[0] == 0.5
+
+
+def test_common_noise_breaks_the_bound_that_independent_noise_keeps(scores: Any) -> None:
+    """A policy that shifts every answer up by a little: 0.008 nats from the reference, where no policy wins more than 53.7 %."""
+    rank = torch.linspace(0, 1, WORDS)
+    uniform, tilted = torch.zeros(1, WORDS), (0.444 * rank).unsqueeze(0)
+    p = torch.softmax(tilted.double(), 1)
+    kl = float((p * (p.log() + np.log(WORDS))).sum())
+    grid, bound = best_win_rate(1.0)
+    most = float(np.interp(kl, grid, bound))
+    assert (kl, most) == pytest.approx((0.0082, 0.537), abs=5e-4)
+    reference = np.stack([scores(uniform, "reference", draw) for draw in range(DRAWS)], 1)
+    _, low, high = win_rate(scores(tilted, "policy"), reference)
+    assert low <= most <= high  # the policy is the tilt itself, so its win rate is the bound
+    assert high < 0.56
+    assert win_rate(scores(tilted, "reference", 0), reference[:, :1])[0] > 0.99
+
+
+def test_all_arms_meet_the_same_noise_and_no_two_draws_share_theirs(scores: Any) -> None:
+    uniform = torch.zeros(1, WORDS)
+    assert (scores(uniform, "policy") == scores(uniform, "policy")).all()
+    every = [scores(uniform, *stream) for stream in (("policy",), ("reference", 0), ("reference", 1))]
+    correlations = np.corrcoef(every)[np.triu_indices(3, 1)]
+    assert np.abs(correlations).max() < 4 / PROMPTS**0.5
+
+
+@pytest.mark.parametrize("draws", [1, 4, 8])
+@pytest.mark.parametrize(("rate", "alike"), [(0.5, 0.5), (0.8, 2.0), (0.95, 0.3), (0.98, 50.0)])
+def test_the_interval_of_a_win_rate_covers_it(draws: int, rate: float, alike: float) -> None:
+    """Prompts differ in how often the policy wins: Beta(rate x alike, (1 - rate) x alike); 256 prompts."""
+    rng = np.random.default_rng([draws, round(100 * rate)])
+    inside, width = [], []
+    for _ in range(600):
+        own = rng.beta(rate * alike, (1 - rate) * alike, 256)
+        _, low, high = grouped(rng.binomial(draws, own), np.full(256, draws))
+        inside.append(low <= rate <= high)
+        width.append(high - low)
+    assert 0.92 <= np.mean(inside) <= 0.985
+    assert np.mean(width) <= 1.1 * 2 * 1.96 * (rate * (1 - rate) / 256) ** 0.5 + 0.01
+
+
+def test_an_interval_over_groups_never_claims_more_than_it_saw() -> None:
+    assert grouped([3.0], [4]) == (0.75, 0.0, 1.0)
+    rate, low, high = grouped([4.0] * 50, [4] * 50)
+    assert (rate, high) == (1.0, 1.0)
+    assert low == pytest.approx(0.93, abs=0.01)  # as of 50 prompts, not of 200 draws
+    alike = grouped([2.0] * 50, [4] * 50)
+    assert alike[2] - alike[1] == pytest.approx(2 * 1.96 * (0.25 / 200) ** 0.5, abs=0.01)  # as of 200 independent draws
+    one, other = grouped([1, 0, 1, 0] * 20, [1] * 80), grouped([2, 0, 2, 0] * 20, [2] * 80)
+    assert one == pytest.approx(other)  # two draws that always agree are worth one
