@@ -14,6 +14,7 @@ from pipeline.models.loading import CausalLM
 from pipeline.models.seeding import stream, uniforms
 
 ROWS = 24
+EDGE = 1e-5
 devices = pytest.mark.parametrize("device", [pytest.param("cpu"), pytest.param(DEVICE, marks=pytest.mark.gpu, id="card")])
 
 
@@ -33,14 +34,14 @@ def test_a_token_is_that_of_the_inverse_transform_in_float64(device: str, vocab:
     logits = torch.randn(ROWS, vocab, generator=generator) * 3
     noise = uniforms(ROWS, 1, "gpu sampler").squeeze(1)
     found = inverse_cdf(logits.to(device), noise.to(device), temperature).cpu().numpy()
-    wanted = reference(logits.numpy(), noise.numpy(), temperature)
-    scaled = logits.double().numpy() / temperature
-    cumulative = np.cumsum(np.exp(scaled) / np.exp(scaled).sum(1, keepdims=True), axis=1)
+    mass = np.exp(logits.double().numpy() / temperature)
+    mass /= mass.sum(1, keepdims=True)
+    above = mass.cumsum(1)[np.arange(ROWS), found]
+    below = above - mass[np.arange(ROWS), found]
     # Softmax is in fp32: where the noise falls on the edge of two tokens, either is right.
-    rows = np.arange(ROWS)
-    edge = np.abs(cumulative[rows, np.minimum(wanted, found)] - noise.numpy())
-    assert np.all((found == wanted) | ((np.abs(found - wanted) == 1) & (edge < 1e-5)))
-    assert np.mean(found == wanted) > 0.9
+    u = noise.numpy()
+    assert np.all((below - EDGE <= u) & (u <= above + EDGE))
+    assert np.mean(found == reference(logits.numpy(), u, temperature)) > 0.8
 
 
 @devices
