@@ -50,6 +50,7 @@ SECTIONS = (
     Section("sampler", "Sampler against a reference implementation", 120, tests="test_sampler.py"),
     Section("stages", "Every stage in every precision", 240, tests="test_gpu_stages.py"),
     Section("steps", "Gradient steps: loss scaling, controllers, self-checks", 240, tests="test_gpu_steps.py"),
+    Section("head", "Language-modelling head in half precision", 90, tests="test_gpu_head.py"),
     Section("resume", "Kill and resume", 180, tests="test_gpu_resume.py"),
     Section("memory", "Out of memory, and the cap on the allocator", 240, tests="test_gpu_memory.py"),
     Section("machine", "4-bit weights, two processes", 150, tests="test_gpu_machine.py"),
