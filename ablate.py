@@ -68,9 +68,9 @@ app.command("import")(import_command)
 
 def _draw(study: Study, folder: StudyFolder) -> Path | None:
     """Draw the report of a study that has just ended."""
-    from reports.render import render_report
+    from reports.fresh import current_report
 
-    return render_report(folder, study)
+    return current_report(folder, study)
 
 
 def main() -> None:

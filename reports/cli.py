@@ -13,10 +13,10 @@ def report(study: str, profile: str | None = None, out: str | Path | None = None
     `profile` replaces the study's own; `out` is the output root, `Layout.at` of it. Raises `UserError`.
     """
     from pipeline.layout import Layout
-    from reports.load import find_study
-    from reports.render import render_report
+    from reports.find import find_study
+    from reports.fresh import current_report
 
-    return render_report(*find_study(Layout.at(out), study, profile))
+    return current_report(*find_study(Layout.at(out), study, profile))
 
 
 def compare(studies: Sequence[str], profile: str | None = None, out: str | Path | None = None) -> tuple[Path, str]:
@@ -28,7 +28,8 @@ def compare(studies: Sequence[str], profile: str | None = None, out: str | Path 
     from pipeline.layout import Layout
     from reports.compare import Compared, comparison, folder_name
     from reports.estimates import analyse
-    from reports.load import find_study, load_records
+    from reports.find import find_study
+    from reports.load import load_records
     from reports.page import write_page
     from reports.tabular import markdown
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from reports import costs, crossings, curves, frontier, overoptimisation, points, tuning
@@ -32,8 +33,13 @@ def chosen_figures(records: StudyRecords) -> list[str]:
     return list(dict.fromkeys(records.study.figures if records.study.figures is not None else FIGURES))
 
 
-def draw(records: StudyRecords, findings: Findings, folder: Path) -> Iterator[tuple[str, Drawn | None]]:
-    """Draw and write every chosen figure into `folder`.
+SUFFIXES = (".svg", ".png", ".pdf", ".csv")
+
+
+def draw(
+    records: StudyRecords, findings: Findings, folder: Path, earlier: Mapping[str, Path] | None = None
+) -> Iterator[tuple[str, Drawn | None]]:
+    """Draw and write every chosen figure into `folder`; its files in `earlier`, drawn from the same records, are taken over.
 
     None for a figure that the study's file names and the records hold nothing for; one that was not asked for by
     name is then left out.
@@ -43,7 +49,11 @@ def draw(records: StudyRecords, findings: Findings, folder: Path) -> Iterator[tu
     with house_style():
         for name in chosen_figures(records):
             drawn = FIGURES[name](records, findings)
-            if drawn is not None:
+            files = [f"{name}{suffix}" for suffix in SUFFIXES]
+            if drawn is not None and earlier and all(file in earlier for file in files):
+                for file in files:
+                    shutil.copyfile(earlier[file], folder / file)
+            elif drawn is not None:
                 save(drawn.figure, folder / name, drawn.title, origin)
                 drawn.data.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
             if drawn is not None or records.study.figures is not None:

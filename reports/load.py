@@ -18,16 +18,17 @@ from pydantic import ValidationError
 
 from pipeline.config import flatten
 from pipeline.errors import UserError
-from pipeline.layout import Layout, StudyFolder, TrialRecord
+from pipeline.layout import StudyFolder, TrialRecord
 from pipeline.metrics import known
 from reports import foreign
 from reports.artifacts import ANSWER_COLUMNS, PROMPT_COLUMNS, Stacked, inside, read_answers, read_curves, read_samples, together
+from reports.find import find_study as find_study
+from reports.find import require_run
 from reports.words import setting
 from studies.arms import BASELINE, short_names
 from studies.design import Cell, Foreign, Planned, design_digest, planned
-from studies.hints import command
 from studies.importing.problems import Problem
-from studies.schema import IMPORTED, Study, load_study
+from studies.schema import IMPORTED, Study
 from studies.search import SEARCH, confirmation
 
 MISSING = "missing"
@@ -185,23 +186,12 @@ class _Gathered:
     stages: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
 
 
-def find_study(layout: Layout, name_or_path: str, profile: str | None = None) -> tuple[StudyFolder, Study]:
-    """The study as its YAML says now, and its folder; `profile` replaces the study's own.
-
-    Raises `UserError` when there is no such study, or when it has never been run on that profile.
-    """
-    study = load_study(name_or_path)
-    folder = layout.study(study.name, profile or study.profile)
-    _require_run(folder, study)
-    return folder, study
-
-
 def load_records(folder: StudyFolder, study: Study) -> StudyRecords:
     """Read study.json, all trial records and the tables of their artifacts.
 
     Raises `UserError`, one line with the file, when the study was never run or a file is damaged.
     """
-    _require_run(folder, study)
+    require_run(folder, study)
     started = _read_json(folder.study_file)
     study = confirmation(study, folder)
     profile = str(started.get("profile") or folder.path.name)
@@ -230,20 +220,6 @@ def load_records(folder: StudyFolder, study: Study) -> StudyRecords:
         upstream=tuple(_stages(folder, gathered)),
         notes=tuple(gathered.notes),
     )
-
-
-def _require_run(folder: StudyFolder, study: Study) -> None:
-    if folder.study_file.exists():
-        return
-    if study.kind == IMPORTED:
-        raise UserError(
-            f"study '{study.name}' has no records here (no {folder.study_file}); import them: ablate import FOLDER --name {study.name}"
-        )
-    profile = folder.path.name
-    others = sorted(path.parent.name for path in folder.path.parent.glob("*/study.json"))
-    seen = f"; it has been run on: {', '.join(others)}" if others else ""
-    how = command("study", study.argument, None if profile == study.profile else profile)
-    raise UserError(f"study '{study.name}' has not been run on profile '{profile}' (no {folder.study_file}){seen}; run it first: {how}")
 
 
 def _read_records(folder: StudyFolder, plan: Iterable[Planned], notes: list[str]) -> dict[tuple[str, int], TrialRecord]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,8 +61,10 @@ class Sample:
     completions: tuple[Completion, ...]
 
 
-def render_report(folder: StudyFolder, study: Study) -> Path:
+def render_report(folder: StudyFolder, study: Study, intact: Collection[str] = ()) -> Path:
     """Write the report of a study from its records and return the page's path.
+
+    `intact`: files of the report that stands, by their path in it, which are known to be drawn from the same; its figures are taken over.
 
     Everything is made in a folder beside, which then takes the old one's place: a render that is interrupted
     leaves the old report whole. Raises `UserError` when the study was never run, a record is damaged, or the
@@ -71,7 +73,8 @@ def render_report(folder: StudyFolder, study: Study) -> Path:
     with _seldom_collecting():
         records = load_records(folder, study)
         findings = analyse(records)
-        replace_folder(folder.report, lambda new: build(records, findings, new))
+        earlier = {Path(name).name: folder.report / name for name in intact if name.startswith("figures/")}
+        replace_folder(folder.report, lambda new: build(records, findings, new, earlier))
     return folder.report / "index.html"
 
 
@@ -86,14 +89,14 @@ def _seldom_collecting() -> Iterator[None]:
         gc.set_threshold(*usual)
 
 
-def build(records: StudyRecords, findings: Findings, folder: Path) -> None:
-    """Write every file of the report into an empty or absent `folder`."""
+def build(records: StudyRecords, findings: Findings, folder: Path, earlier: Mapping[str, Path] | None = None) -> None:
+    """Write every file of the report into an empty or absent `folder`; figures in `earlier` are taken over as they are."""
     folder.mkdir(parents=True, exist_ok=True)
     tables = all_tables(records, findings)
     write(tables, folder / "tables")
     samples = records.samples.sort_values(["prompt_id", "arm", "seed"], kind="stable")
     samples.to_csv(folder / "tables" / "samples.csv", index=False, lineterminator="\n")
-    drawn = list(draw(records, findings, folder / "figures"))
+    drawn = list(draw(records, findings, folder / "figures", earlier))
     figures = [_shown(name, figure, folder / "figures") for name, figure in drawn]
     found = answer(records, findings)
     page = environment().get_template("report.html.j2").render(**_context(records, findings, found, tables, figures))
