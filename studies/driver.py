@@ -30,7 +30,7 @@ from studies.display import Display
 from studies.executors import Crashed, Event, Executor, Finished, Job, Message, TrialOutcome
 from studies.falsifiers import Verdict
 from studies.live import LiveVerdicts
-from studies.planner import Planner, Ticket
+from studies.planner import Planner, Ticket, is_settled, remember_settled
 from studies.schema import Study
 from studies.search import confirmation
 from studies.sinks import StudySinks
@@ -126,7 +126,8 @@ def run_study(
     writable(layout.root)
     folder = layout.study(study.name, chosen)
     module = importlib.import_module(trials)
-    _check_budget(plan, module)
+    recorded = {(record.arm, record.seed) for record in current_records(folder, plan)}
+    _check_budget([cell for cell in plan if (cell.arm, cell.seed) not in recorded], module)
     folder.path.mkdir(parents=True, exist_ok=True)
     with only_driver(folder, study.name):
         environment: dict[str, str] = module.environment()
@@ -236,13 +237,18 @@ def _tell_search(run: _Run, tuner: Tuner, chosen: Sequence[str]) -> None:
 
 
 def _run_missing(run: _Run, compared: Study, finished: Sequence[Cell], jobs: int) -> None:
+    missing = [cell for cell in run.plan if cell not in finished]
+    if not missing and is_settled(compared, run.folder, run.plan):
+        return
     planner = Planner(compared, run.folder, run.plan)
     _tell_recorded(run, planner, finished)
-    missing = [cell for cell in run.plan if cell not in finished]
     for cell in missing:
         planner.demand(cell)
     if missing:
+        _check_budget(missing, run.module)
         _carry_out(run, planner, missing, jobs)
+    if planner.settled() >= {(cell.arm, cell.seed) for cell in run.plan}:
+        remember_settled(compared, run.folder, run.plan)
 
 
 def _carry_out(run: _Run, plan: Plan, missing: Sequence[Cell], jobs: int) -> None:

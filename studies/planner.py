@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pipeline.layout import write_json
 from pipeline.metrics import METRICS
 from studies.design import Cell, design_digest
 from studies.schema import Study
@@ -13,6 +15,10 @@ from studies.space import Objective
 
 if TYPE_CHECKING:
     from pipeline.layout import StudyFolder, TrialRecord
+
+
+SETTLED = ".settled.json"
+"""What the plan in Optuna looked like when it had been told of every cell."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,24 @@ class Planner:
     def _waiting(self) -> set[tuple[str, int]]:
         queue = self._study.get_trials(deepcopy=False, states=(self._states.WAITING,))
         return {(trial.user_attrs["arm"], trial.user_attrs["seed"]) for trial in queue}
+
+
+def is_settled(study: Study, folder: StudyFolder, plan: Sequence[Cell]) -> bool:
+    """Whether the plan in Optuna was told of all these cells and its file has not changed since, so that it need not be opened."""
+    try:
+        return bool(json.loads((folder.path / SETTLED).read_text("utf-8")) == _settled(study, folder, plan))
+    except (OSError, ValueError):
+        return False
+
+
+def remember_settled(study: Study, folder: StudyFolder, plan: Sequence[Cell]) -> None:
+    """Note that the plan in Optuna has been told of all these cells."""
+    write_json(folder.path / SETTLED, _settled(study, folder, plan))
+
+
+def _settled(study: Study, folder: StudyFolder, plan: Sequence[Cell]) -> dict[str, object]:
+    state = (folder.path / "optuna.db").stat()
+    return {"plan": f"{study.name}-{design_digest(plan)}", "bytes": state.st_size, "modified_ns": state.st_mtime_ns}
 
 
 def objective_value(objective: Objective, status: str, summary: Mapping[str, float]) -> float:
