@@ -147,3 +147,11 @@ def test_a_trial_that_hangs_is_ended_while_others_talk_and_its_log_tells_where_i
     assert isinstance(ends[1], Finished)
     assert time.monotonic() - began < 30
     assert "_misbehave" in (layout.root / "log/0.txt").read_text()
+
+
+def test_where_a_trial_resumes_is_never_dropped() -> None:
+    said: list[tuple[str, tuple[Any, ...]]] = []
+    relay = Relay(lambda kind, args: said.append((kind, args)))
+    relay.progress("sft", 1, 10)
+    relay.progress("ppo", 432, 2048, "resumed")
+    assert said[-1] == ("progress", ("ppo", 432, 2048, "resumed"))
