@@ -73,6 +73,7 @@ def measured_trial(base: Path, device: str, shape: str) -> TrialConfig:
         "reward.lr": t4.reward.lr,
         "evaluate.prompts": 8 if few else 128,
         "evaluate.sample_rows": 4,
+        "evaluate.reference_draws": 2,
         "runtime.device": device,
         "runtime.micro_batch_size": t4.runtime.micro_batch_size,
         "runtime.rollout_batch_size": t4.runtime.rollout_batch_size,

@@ -28,10 +28,10 @@ from pipeline.tracking import merged
 from pipeline.trial import TrialOutcome
 
 pytestmark = pytest.mark.gpu
-CAP = "caps__max_memory_gib" if "caps" in TrialConfig.model_fields else "ppo__max_memory_gib"
-STAGES = ("sft", "reward", "ppo", "evaluate")
-BYTES_A_WEIGHT = {"sft": 16, "reward": 20, "ppo": 32, "evaluate": 12}
+CAP = "caps__memory_gib" if "caps" in TrialConfig.model_fields else "ppo__max_memory_gib"
+BYTES_A_WEIGHT = {"sft": 16, "reward": 20, "reference": 8, "ppo": 32, "evaluate": 12}
 """What each stage holds for every weight: networks, gradients, Adam's two moments, good weights; fp32."""
+STAGES = tuple(BYTES_A_WEIGHT)
 WORKSPACE = 64 * 2**20
 """Of cuBLAS, and what the allocator loses between blocks."""
 ONE_ROW = 120 * 2**20
@@ -53,6 +53,7 @@ TRIAL: dict[str, Any] = {
     "reward__batch_size": 96,
     "reward__epochs": 2,
     "evaluate__prompts": 256,
+    "evaluate__reference_draws": 2,
     "ppo__steps": 8,
     "ppo__batch_size": 256,
     "ppo__num_mini_batches": 1,

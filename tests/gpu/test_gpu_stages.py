@@ -18,7 +18,7 @@ from pipeline.tracking import merged
 from pipeline.trial import TrialOutcome, execution
 
 pytestmark = pytest.mark.gpu
-STAGES = ("sft", "reward", "ppo", "evaluate")
+STAGES = ("sft", "reward", "reference", "ppo", "evaluate")
 NATS = 0.05
 """Per token: how far a short training in half precision may end from one in fp32."""
 
