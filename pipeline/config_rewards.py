@@ -58,7 +58,9 @@ class RewardConfig(Scorer):
         "or a file or folder of parquet or JSONL with `prompt,chosen,rejected`",
     )
     pairs: Positive = Field(4_096, description="preference pairs to train on; of labels and files, at most")
-    heldout_pairs: Positive = Field(512, description="pairs kept back to measure accuracy; of labels and files, at most")
+    heldout_pairs: Positive = Field(
+        512, description="pairs kept back to measure accuracy, on prompts of their own; of labels and files, at most"
+    )
     max_tokens: Annotated[int, Field(ge=2)] = Field(256, description="texts of labels and files are cut to this many tokens")
     label_noise: NonNegative = Field(
         0.35, description="temperature of P(a over b) = sigmoid((gold_a - gold_b) / (this x std of gold)); 0 = the judge himself"

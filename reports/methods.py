@@ -52,7 +52,8 @@ def _design(records: StudyRecords, findings: Findings) -> Iterator[str]:
         tried, confirmed = len(findings.search.trials), len(findings.search.confirmed)
         yield (
             f"A search tried {counted(tried, 'configuration')} on a single seed; the {confirmed} best and the baseline ran again {ran}, "
-            "which the search had not seen. Tables of arms, effects and verdicts speak of those runs alone, as the best of many noisy "
+            "which the search had not seen, evaluated on other held-out prompts with other random numbers. "
+            "Tables of arms, effects and verdicts speak of those runs alone, as the best of many noisy "
             "trials flatters itself; the search is shown apart."
         )
     elif study.grid:
@@ -133,7 +134,11 @@ def _reward_quality(records: StudyRecords) -> str:
     if "accuracy_gold" not in found:
         return ""
     held = f" (n = {found['heldout_pairs']:,.0f})" if "heldout_pairs" in found else ""
-    return f"; on held-out pairs{held} it agrees with the judge on {100 * found['accuracy_gold']:.0f} %"
+    if "heldout_prompts" in found:
+        held = f" (n = {found['heldout_pairs']:,.0f}, of {found['heldout_prompts']:,.0f} prompts that it was not trained on)"
+    ends = [found.get(f"accuracy_gold_{end}") for end in ("low", "high")]
+    interval = f" [{100 * ends[0]:.0f}, {100 * ends[1]:.0f}]" if ends[0] is not None and ends[1] is not None else ""
+    return f"; on held-out pairs{held} it agrees with the judge on {100 * found['accuracy_gold']:.0f} %{interval}"
 
 
 def _evaluation(records: StudyRecords) -> Iterator[str]:

@@ -51,6 +51,7 @@ STAGES = (
             "pipeline.stages.pairs",
             "pipeline.stages.common",
             "pipeline.memory",
+            "pipeline.intervals",
             "pipeline.rewards",
             "pipeline.models",
             "pipeline.data.preferences",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,8 @@ from torch import Tensor
 from pipeline.artifacts import Artifact
 from pipeline.config_rewards import RewardConfig
 from pipeline.data.preferences import read_preferences
+from pipeline.errors import UserError
+from pipeline.intervals import grouped
 from pipeline.models.seeding import permutation, uniforms
 from pipeline.rewards.base import Completions, Reward
 from pipeline.rewards.pairs import text_episodes
@@ -35,6 +37,10 @@ class Pairs:
         """Rows for training and rows held out."""
         return slice(self.train), slice(self.train, len(self.first_wins))
 
+    def openings(self) -> list[str]:
+        """What pairs have in common: the prompt, or where it is empty the text itself."""
+        return [prompt or text for prompt, text in zip(self.first.prompts, self.first.texts, strict=True)]
+
     def table(self, gold: tuple[Tensor, Tensor]) -> pd.DataFrame:
         """One row per pair, with the judge's scores of both sides, each (n,)."""
         return pd.DataFrame(
@@ -50,10 +56,25 @@ class Pairs:
         )
 
 
-def judged_pairs(answers: Callable[[int, str], Completions], judge: Reward, cfg: RewardConfig) -> tuple[Pairs, tuple[Tensor, Tensor]]:
-    """Two answers of the reference to each prompt, labelled by a noisy judge; and the judge's own scores."""
-    n = cfg.pairs + cfg.heldout_pairs
-    first, second = answers(n, "first"), answers(n, "second")
+def split_prompts(n: int, cfg: RewardConfig) -> Tensor:
+    """Which of `n` prompts each pair is about, (pairs + heldout_pairs,) int64: no held-out pair has a prompt of a training pair.
+
+    The last prompts are held out, the same share of them as of the pairs, and either side goes round its own prompts. Raises
+    `UserError` for a single prompt.
+    """
+    if n < 2:
+        raise UserError(f"data.train_prompts = {n}: judged pairs need at least 2 prompts, one to train on and one to hold out")
+    kept = min(max(round(n * cfg.heldout_pairs / (cfg.pairs + cfg.heldout_pairs)), 1), n - 1)
+    return torch.cat([torch.arange(cfg.pairs) % (n - kept), n - kept + torch.arange(cfg.heldout_pairs) % kept])
+
+
+def judged_pairs(
+    answers: Callable[[Tensor, str], Completions], judge: Reward, prompts: int, cfg: RewardConfig
+) -> tuple[Pairs, tuple[Tensor, Tensor]]:
+    """Two answers of the reference to a prompt, labelled by a noisy judge; and the judge's own scores. `prompts`: how many there are."""
+    rows = split_prompts(prompts, cfg)
+    n = len(rows)
+    first, second = answers(rows, "first"), answers(rows, "second")
     gold = judge(first), judge(second)
     temperature = cfg.label_noise * float(torch.cat(gold).std(correction=0))
     wins = prefer(*gold, temperature, uniforms(n, 1, cfg.seed, "labels").squeeze(1))
@@ -89,13 +110,27 @@ def prefer(gold_first: Tensor, gold_second: Tensor, temperature: float, noise: T
     return noise < (torch.sigmoid(gap / temperature) if temperature > 0 else certain)
 
 
-def accuracy(margin: Tensor, gap: Tensor, wins: Tensor) -> dict[str, float]:
-    """Agreement of the proxy's margin with the labels, and with the judge where the judge sees a difference."""
+def accuracy(margin: Tensor, gap: Tensor, wins: Tensor, prompts: Sequence[str]) -> dict[str, float]:
+    """Agreement of the proxy's margin with the labels, and with the judge where the judge sees a difference; all (n,).
+
+    Intervals of 95 % are over prompts (`pipeline.intervals.grouped`): pairs of one prompt are no independent evidence.
+    """
     differ = gap != 0
+    groups = torch.as_tensor(pd.factorize(np.asarray(prompts, dtype=object))[0])
     return {
-        "accuracy": float(((margin > 0) == wins).float().mean()),
-        "accuracy_gold": float(((margin > 0) == (gap > 0))[differ].float().mean().nan_to_num(0.5)),
+        **_agreement("accuracy", (margin > 0) == wins, groups),
+        **_agreement("accuracy_gold", ((margin > 0) == (gap > 0))[differ], groups[differ]),
+        "heldout_prompts": float(len(set(prompts))),
         "label_agreement": float((wins == (gap > 0))[differ].float().mean().nan_to_num(0.5)),
         "heldout_pairs": float(len(margin)),
         "heldout_pairs_differing": float(differ.sum()),
     }
+
+
+def _agreement(name: str, right: Tensor, groups: Tensor) -> dict[str, float]:
+    """The rate of `right` (n,) with its interval over groups; 0.5 of nothing."""
+    if not len(right):
+        return {name: 0.5, f"{name}_low": 0.0, f"{name}_high": 1.0}
+    sizes = groups.bincount()
+    rate, low, high = grouped(groups.bincount(right.double())[sizes > 0].numpy(), sizes[sizes > 0].numpy())
+    return {name: rate, f"{name}_low": low, f"{name}_high": high}

@@ -55,15 +55,14 @@ class _Bench:
     def batch(self) -> int:
         return self.cfg.runtime.rollout_batch_size
 
-    def answers(self, n: int, label: str) -> Completions:
-        """`n` reference samples, going round the prompts as often as needed."""
-        rows = torch.arange(n) % len(self.data.texts)
+    def answers(self, rows: Tensor, label: str) -> Completions:
+        """One reference sample for each of `rows`, which are numbers of prompts, (n,) int64."""
         with Precision.of(self.device).autocast():
             episodes = sample(
                 self.reference,
                 self.data.ids[rows].to(self.device),
                 self.data.mask[rows].to(self.device),
-                uniforms(n, self.cfg.ppo.response_length, self.cfg.reward.seed, label),
+                uniforms(len(rows), self.cfg.ppo.response_length, self.cfg.reward.seed, label),
                 temperature=self.cfg.ppo.temperature,
                 batch=self.batch,
                 **self.data.token_ids,
@@ -85,7 +84,7 @@ def _reward(cfg: TrialConfig, out: Path, reporter: Reporter, prompts: Artifact, 
     bench = _Bench(cfg, reporter, prompts, sft, data, reference, judge_of(cfg.gold, device, cfg.runtime.rollout_batch_size), device)
     composite = cfg.reward.kind == "composite"
     raw, summary, unseen = _parts(bench, out, composite)
-    samples = bench.answers(cfg.reward.calibration_samples, "calibration")
+    samples = bench.answers(torch.arange(cfg.reward.calibration_samples) % len(data.texts), "calibration")
     scores = {name: part(samples) for name, part in raw.items()}
     scales = {name: calibration(one, part_key(name, composite)) for name, one in scores.items()}
     calibrated = {name: (one - scales[name][0]) / scales[name][1] for name, one in scores.items()}
@@ -150,7 +149,7 @@ def _learn(bench: _Bench, spec: PartConfig, key: str, out: Path) -> tuple[Learne
     cfg = bench.cfg.reward
     bench.reporter.progress("reward", 0, 1, "pairs")
     if spec.preferences == "judge":
-        pairs, gold = judged_pairs(bench.answers, bench.gold, cfg)
+        pairs, gold = judged_pairs(bench.answers, bench.gold, len(bench.data.texts), cfg)
     else:
         check_room(bench.reference, "reward.max_tokens", cfg.max_tokens)
         pairs = given_pairs(spec.preferences, f"{key}.preferences", bench.prompts, bench.data, cfg, bench.device)
@@ -167,7 +166,7 @@ def _learn(bench: _Bench, spec: PartConfig, key: str, out: Path) -> tuple[Learne
     unjudged = torch.full((pairs.train,), torch.nan)
     pairs.table(gold or (torch.cat([unjudged, judged[0]]), torch.cat([unjudged, judged[1]]))).to_parquet(out / "pairs.parquet", index=False)
     found: dict[str, Any] = {"train_pairs": pairs.train, **({"pairs": pairs.note} if pairs.note else {})}
-    found |= accuracy(learned(answers[0]) - learned(answers[1]), judged[0] - judged[1], pairs.first_wins[kept])
+    found |= accuracy(learned(answers[0]) - learned(answers[1]), judged[0] - judged[1], pairs.first_wins[kept], pairs.openings()[kept])
     return learned, found, list(zip(answers, judged, strict=True)) if gold else []
 
 

@@ -14,7 +14,7 @@ from pipeline.rewards.base import Calibrated, Completions, as_scores, calibratio
 from pipeline.rewards.grammar import GrammarJudge
 from pipeline.rewards.learned import LearnedReward, RewardModel, bradley_terry_loss, new_reward_model, train_reward_model
 from pipeline.rewards.lexicon import LexiconReward
-from pipeline.stages.pairs import accuracy, prefer
+from pipeline.stages.pairs import accuracy, prefer, split_prompts
 
 
 def completions(*pairs: tuple[str, str]) -> Completions:
@@ -67,11 +67,39 @@ def test_the_noisy_annotator() -> None:
 
 
 def test_accuracy_leaves_ties_out_where_there_is_nothing_to_agree_on() -> None:
-    found = accuracy(torch.tensor([1.0, -1.0, 1.0]), torch.tensor([2.0, 2.0, 0.0]), torch.tensor([True, True, False]))
+    found = accuracy(torch.tensor([1.0, -1.0, 1.0]), torch.tensor([2.0, 2.0, 0.0]), torch.tensor([True, True, False]), ["a", "b", "c"])
     assert found["accuracy_gold"] == pytest.approx(0.5)
     assert found["accuracy"] == pytest.approx(1 / 3)
     assert found["label_agreement"] == pytest.approx(1.0)
     assert found["heldout_pairs_differing"] == 2
+
+
+def test_pairs_of_one_prompt_count_as_one_piece_of_evidence() -> None:
+    right = torch.tensor([True, False] * 100)
+    margin, gap = right.double() * 2 - 1, torch.ones(200)
+    apart = accuracy(margin, gap, gap > 0, [f"prompt {i}" for i in range(200)])
+    together = accuracy(margin, gap, gap > 0, [f"prompt {i % 20}" for i in range(200)])
+    assert (apart["heldout_prompts"], together["heldout_prompts"]) == (200, 20)
+    assert apart["accuracy"] == together["accuracy"] == 0.5
+    width = [one["accuracy_high"] - one["accuracy_low"] for one in (apart, together)]
+    assert width[1] > 2.5 * width[0]
+    nothing = accuracy(margin, 0 * gap, gap > 0, ["a"] * 200)
+    assert [nothing[f"accuracy_gold{end}"] for end in ("", "_low", "_high")] == [0.5, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(("prompts", "pairs", "heldout"), [(4096, 8192, 512), (256, 256, 64), (2, 8, 8), (3, 1, 100), (100, 10, 1)])
+def test_heldout_pairs_have_prompts_of_their_own(prompts: int, pairs: int, heldout: int) -> None:
+    rows = split_prompts(prompts, RewardConfig(pairs=pairs, heldout_pairs=heldout)).tolist()
+    train, kept = set(rows[:pairs]), set(rows[pairs:])
+    assert len(rows) == pairs + heldout
+    assert not train & kept
+    assert train | kept <= set(range(prompts))
+    assert min(train) == 0
+
+
+def test_a_single_prompt_cannot_be_held_out() -> None:
+    with pytest.raises(UserError, match=r"data\.train_prompts = 1: judged pairs need at least 2 prompts"):
+        split_prompts(1, RewardConfig())
 
 
 def episodes(tokens: Tensor, lengths: Tensor) -> Episodes:

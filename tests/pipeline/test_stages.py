@@ -100,6 +100,17 @@ def test_heldout_pairs_are_scored_as_reference_samples(outcome: TrialOutcome) ->
     assert agreement == pytest.approx(outcome.artifacts["reward"].meta["accuracy"])
 
 
+def test_no_heldout_pair_has_a_prompt_of_a_training_pair(outcome: TrialOutcome) -> None:
+    pairs = pd.read_parquet(outcome.artifacts["reward"].path / "pairs.parquet")
+    train, heldout = (set(pairs.loc[pairs["heldout"] == kept, "prompt"]) for kept in (False, True))
+    assert train
+    assert heldout
+    assert not train & heldout
+    meta = outcome.artifacts["reward"].meta
+    assert meta["heldout_prompts"] == len(heldout) < meta["heldout_pairs"]
+    assert meta["accuracy_low"] < meta["accuracy"] < meta["accuracy_high"]
+
+
 def test_the_reference_cannot_beat_the_entropy_of_the_grammar(outcome: TrialOutcome) -> None:
     meta = outcome.artifacts["sft"].meta
     assert meta["nats_per_token"] > meta["entropy_floor_nats_per_token"] > 0
