@@ -53,7 +53,9 @@ class DataConfig(Section):
     revision: str | None = Field(None, description="hub: commit of the data set, 40 hexadecimal digits")
     sft_texts: Positive = Field(20_000, description="texts for supervised fine-tuning")
     train_prompts: Positive = Field(4_096, description="prompts for reward modelling and PPO")
-    heldout_prompts: Positive = Field(512, description="prompts for evaluation, from held-out texts; none is a training prompt")
+    heldout_prompts: Positive = Field(
+        1_024, description="prompts for evaluation, from held-out texts; none is a training prompt; a search needs twice evaluate.prompts"
+    )
     prompt_length: tuple[Positive, Positive] = Field((3, 8), description="a prompt is the first k units of a text, k uniform in this range")
     prompt_unit: Literal["words", "tokens"] = Field("words", description="tokens are the policy's")
     max_prompt_tokens: Positive = Field(128, description="longer prompts are passed over: one of them would widen its whole batch")
@@ -239,6 +241,9 @@ class EvaluateConfig(Section):
     first_prompt: Annotated[int, Field(ge=0)] = Field(
         0, description="held-out prompts before the first one that is answered; the confirmation of a search passes over those it used"
     )
+    # Measured on `tiny` (512 prompts, beta 0.05, 512 steps): with k = 1, 2, 4, 8, 16 the standard error of the win rate is 2.0, 1.7, 1.5,
+    # 1.4, 1.3 points (1.3 is what the prompts and the policy's own draws leave), that of the reference's gold score 0.114, 0.083, 0.059,
+    # 0.044, 0.033 points. A draw costs a quarter of what a policy's evaluation costs, and all trials share it.
     reference_draws: Positive = Field(8, description="answers of the reference to each prompt, drawn once for all trials")
     temperature: StrictlyPositive = Field(1.0, description="of sampling, for both networks")
     sample_rows: Positive = Field(16, description="prompts in the fixed sample table")

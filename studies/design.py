@@ -70,7 +70,8 @@ def cells(study: Study, profile: str | None = None, overrides: Mapping[str, Any]
     """All cells, seed by seed, so that an interrupted study is balanced over its arms.
 
     `profile` replaces the study's own; `overrides` (``--set``) apply below the arms' own, so an arm stays
-    what its name says. Raises `UserError` for a key or value that does not fit.
+    what its name says. Those of a search are the cells of its confirmation, which is evaluated on other held-out prompts
+    and with other random numbers than the search. Raises `UserError` for a key or value that does not fit.
     """
     check_overrides(study, overrides or {})
     if study.kind == IMPORTED:
@@ -80,6 +81,8 @@ def cells(study: Study, profile: str | None = None, overrides: Mapping[str, Any]
     configs, faults = built(study, chosen, overrides or {}, stops)
     if faults:
         raise UserError(told(study.source or study.name, faults))
+    if study.kind == "search":
+        configs = {arm: _fresh(config, study) for arm, config in configs.items()}
     result = [Cell(arm, seed, _seeded(config, seed)) for seed in study.seeds for arm, config in configs.items()]
     _refuse_twins(study, result, chosen)
     return result
@@ -87,6 +90,19 @@ def cells(study: Study, profile: str | None = None, overrides: Mapping[str, Any]
 
 def _seeded(config: TrialConfig, seed: int) -> TrialConfig:
     return config.model_copy(update={"ppo": config.ppo.model_copy(update={"seed": seed})})
+
+
+def _fresh(config: TrialConfig, study: Study) -> TrialConfig:
+    """The configuration with held-out prompts and random numbers that its search did not use. Raises `UserError` for too few prompts."""
+    cfg = config.evaluate
+    first = cfg.first_prompt + cfg.prompts
+    if config.data.heldout_prompts < first + cfg.prompts:
+        raise UserError(
+            f"{study.source or study.name}: search.confirm: the confirmation needs held-out prompts that the search did not use: set "
+            f"data.heldout_prompts to at least {first + cfg.prompts} (evaluate.first_prompt + 2 x evaluate.prompts; it is "
+            f"{config.data.heldout_prompts}), or lower evaluate.prompts"
+        )
+    return config.model_copy(update={"evaluate": cfg.model_copy(update={"first_prompt": first, "seed": cfg.seed + 1})})
 
 
 def _refuse_twins(study: Study, plan: Sequence[Cell], profile: str) -> None:

@@ -231,7 +231,7 @@ def _tell_search(run: _Run, tuner: Tuner, chosen: Sequence[str]) -> None:
     usable = sum(one.feasible for one in tuner.trials)
     found = f"search: {len(tuner.trials)} trials, {usable} feasible; "
     if chosen:
-        run.display.line(f"{found}to be confirmed on fresh seeds: {', '.join(chosen)}", "bold")
+        run.display.line(f"{found}to be confirmed on fresh seeds and prompts: {', '.join(chosen)}", "bold")
     else:
         run.display.line(f"{found}nothing to confirm but the baseline: widen search.space, or relax search.constraints", "yellow")
 

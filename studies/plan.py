@@ -195,7 +195,8 @@ def search_line(study: Study, ended: int) -> str:
     runs = (search.confirm.top + 1) * len(search.confirm.seeds)
     return (
         f"search: {search.trials} trials over {', '.join(search.space)} on seed {study.seeds[0]}, {search.parallel} proposed at a time "
-        f"({ended} recorded); confirmation: the best {search.confirm.top} and the baseline on seeds {seeds}, {runs} trials"
+        f"({ended} recorded); confirmation: the best {search.confirm.top} and the baseline on seeds {seeds} "
+        f"and fresh held-out prompts, {runs} trials"
     )
 
 

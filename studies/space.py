@@ -107,7 +107,7 @@ class Prune(Section):
 
 
 class Confirm(Section):
-    """The best of a search again, beside the baseline, on seeds that the search never saw."""
+    """The best of a search again, beside the baseline, on seeds, held-out prompts and random numbers that the search never used."""
 
     top: Positive = Field(2, description="configurations to confirm")
     seeds: tuple[Seed, ...] = Field(min_length=1, description="disjoint from the seed of the search")

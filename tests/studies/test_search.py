@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from pipeline.config import TrialConfig
 from pipeline.errors import UserError
 from pipeline.layout import Layout
 from studies import executors, sinks
@@ -280,6 +281,27 @@ def test_faults_are_told(write_study: Callable[..., Study], old: str, new: str, 
     assert old in SEARCH
     with pytest.raises(UserError, match=message):
         write_study(SEARCH.replace(old, new))
+
+
+def test_the_confirmation_sees_other_prompts_and_other_noise_than_the_search(whole: Whole) -> None:
+    """Fresh training seeds alone would judge what was chosen by its luck on some prompts on these prompts again."""
+    records = whole.layout.study("small", "tiny").records()
+    used = {bool(one.arm.startswith("search-")): one.config for one in records}
+    searched, confirmed = (TrialConfig.model_validate(used[kind]).evaluate for kind in (True, False))
+    assert confirmed.first_prompt == searched.first_prompt + searched.prompts
+    assert confirmed.seed != searched.seed
+    assert confirmed.prompts == searched.prompts
+    keys = {kind: {one.stages["reference"].key for one in records if one.arm.startswith("search-") == kind} for kind in (True, False)}
+    assert [len(found) for found in keys.values()] == [1, 1], "one set of reference answers each, so that comparisons are paired"
+    assert keys[True] != keys[False]
+
+
+def test_a_search_without_prompts_for_its_confirmation_does_not_start(write_study: Callable[..., Study], layout: Layout) -> None:
+    study = write_study(SEARCH)
+    with pytest.raises(UserError, match=r"search\.confirm: .* set data\.heldout_prompts to at least 1024 .* it is 1000\), or lower"):
+        run_study(study, layout, None, {**SMALL, "data.heldout_prompts": 1000}, executors.Inline(), 1, Console(file=io.StringIO()))
+    assert not layout.root.exists()
+    assert cells(study, None, {**SMALL, "data.heldout_prompts": 1000, "evaluate.prompts": 500})
 
 
 def test_claims_speak_of_the_confirmation_and_not_of_the_search(whole: Whole) -> None:
