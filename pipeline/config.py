@@ -151,7 +151,11 @@ class PpoConfig(Section):
         "replace", description="what a response without EOS gets instead of its score"
     )
     missing_eos_penalty: NonNegative = Field(1.0, description="replace: score is minus this; subtract: this is subtracted")
-    kl_in: Literal["reward", "loss"] = Field("reward", description="where the KL penalty acts: on every token's reward, or in the loss")
+    kl_in: Literal["reward", "loss"] = Field(
+        "reward",
+        description="where the KL penalty acts: on every token's reward, or in the loss; "
+        "whitening divides a beta in the reward by objective/advantage_std, and a beta in the loss by nothing",
+    )
     kl_loss_estimator: Literal["k2", "k3"] = Field("k2", description="estimator of the penalty in the loss; k1 has no gradient on average")
     kl_control: Literal["fixed", "adaptive", "linear", "cosine", "piecewise"] = Field(
         "fixed", description="adaptive follows kl_target; linear and cosine go to kl_coef_end; piecewise follows kl_coef_stages"

@@ -18,7 +18,7 @@ from pipeline.models.seeding import uniforms
 from pipeline.ppo.advantages import explained_variance, gae
 from pipeline.ppo.health import Diverged, repetition
 from pipeline.ppo.kl import k3
-from pipeline.ppo.masking import masked_mean, masked_whiten
+from pipeline.ppo.masking import masked_mean, masked_var, masked_whiten
 from pipeline.ppo.measure import token_stats
 from pipeline.ppo.parallel import Ranks
 from pipeline.ppo.shaping import beta_in_reward, handle_missing_eos, non_score_reward, token_rewards
@@ -135,6 +135,7 @@ def collect(world: World, prompts: Prompts, update: int, kl_coef: float) -> Roll
             **reward_metrics(scores, final, non_score),
             **text_metrics(episodes),
             "objective/kl_coef": kl_coef,
+            "objective/advantage_std": float(masked_var(advantages, mask).sqrt()),
         }
         bad = [key for key, value in metrics.items() if not math.isfinite(value)]
         if bad:

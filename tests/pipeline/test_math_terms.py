@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from pipeline.config import PpoConfig
 from pipeline.models.policy import Episodes, to_grid
 from pipeline.ppo import head as head_module
+from pipeline.ppo.masking import masked_var, masked_whiten
 from pipeline.ppo.measure import token_stats
 from pipeline.ppo.rollout import Measured, Rollout, Scores, drift_metrics, reward_metrics, text_metrics
 from pipeline.ppo.update import Tokens, policy_terms
@@ -98,6 +99,28 @@ def test_step_metrics_are_unbiased_by_enumeration(triple: tuple[list[float], ...
     assert mean["policy/ratio"] == pytest.approx(1.0)
     assert mean["policy/kl_ref_per_token"] == pytest.approx(kl[0], abs=1e-12)
     assert mean["policy/approxkl_k3"] == pytest.approx(kl[1], abs=1e-12)
+
+
+def test_a_beta_in_the_reward_is_divided_by_the_std_of_the_advantages_and_one_in_the_loss_is_not() -> None:
+    """gamma 0 and no critic: an advantage is score - beta d, whitened. In the gradient, d then weighs beta / std."""
+    beta, mask = 0.05, torch.ones(6, dtype=torch.bool)
+    score, d = f64(0.3, -0.2, 0.1, 0.0, 0.2, -0.1), f64(1.0, -0.5, 2.0, 0.25, -1.0, 0.5)
+    plain = score - beta * d
+    std = float(masked_var(plain, mask).sqrt())
+    old, empty = -torch.ones(6, dtype=torch.float64), torch.zeros(6, dtype=torch.float64)
+
+    def gradient(advantages: Tensor, kl_coef: float, kl_in: Literal["reward", "loss"]) -> Tensor:
+        new = old.clone().requires_grad_(True)
+        batch = Tokens(old, old - d, empty, advantages, empty)
+        policy_terms(batch, new, kl_coef, PpoConfig(kl_in=kl_in))[0].sum().backward()
+        assert new.grad is not None
+        return new.grad
+
+    in_reward = gradient(masked_whiten(plain, mask), beta, "reward")
+    scores_alone = (score - plain.mean()) / std
+    torch.testing.assert_close(gradient(scores_alone, beta / std, "loss"), in_reward, rtol=1e-5, atol=1e-6)
+    assert 0.1 < std < 0.3
+    assert not torch.allclose(gradient(scores_alone, beta, "loss"), in_reward, rtol=0.1)
 
 
 # --- the rollout's metrics ---------------------------------------------------------------------------------

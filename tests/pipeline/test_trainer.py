@@ -85,6 +85,19 @@ def test_the_gradient_is_that_of_the_mean_over_the_mini_batch_tokens(tmp_path: P
         torch.testing.assert_close(parameter.grad, gradient * shrunk, rtol=1e-4, atol=1e-7)
 
 
+def test_the_std_that_whitening_divides_by_is_measured(tmp_path: Path) -> None:
+    found = {}
+    for whiten in (True, False):
+        one = trainer(tmp_path / str(whiten), kl_coef=0.3, whiten_advantages=whiten)
+        found[whiten] = collect(one.world, one._prompts(), 0, 0.3)
+    std = found[True].metrics["objective/advantage_std"]
+    assert std == found[False].metrics["objective/advantage_std"]
+    mask = found[True].episodes.response_mask
+    assert std == pytest.approx(found[False].advantages[mask].std(correction=0).item(), rel=1e-5)
+    assert found[True].advantages[mask].std(correction=0).item() == pytest.approx(1.0, rel=1e-5)
+    assert abs(std - 1) > 0.05
+
+
 # --- liveness ----------------------------------------------------------------------------------------------
 
 COLD = {"temperature": 0.2, "response_length": 25, "min_entropy": 0.0}
