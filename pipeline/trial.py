@@ -68,12 +68,13 @@ def plan_trial(config: TrialConfig, layout: Layout, known: dag.Known | None = No
 
 
 def prepare(config: TrialConfig) -> None:
-    """Settings of the process that a trial relies on; harmless to repeat."""
-    from pipeline.stages.common import settle
+    """Settings of the process that a trial relies on; harmless to repeat. Raises `UserError` for GPUs that are not there."""
+    from pipeline.stages.common import check_devices, settle
 
     check_source(config.data)
     settle(config.runtime)
-    hold_allocator(config.ppo.max_memory_gib)
+    if check_devices(config.runtime).type == "cuda":
+        hold_allocator(config.ppo.max_memory_gib)
 
 
 def check_budget(config: TrialConfig, label: str) -> None:
@@ -84,11 +85,11 @@ def check_budget(config: TrialConfig, label: str) -> None:
 
 
 def execution(config: TrialConfig) -> dict[str, str]:
-    """With what trials of this configuration would compute here. Raises `UserError` for a GPU that is not there."""
-    from pipeline.models.loading import device_of
+    """With what trials of this configuration would compute here. Raises `UserError` for GPUs that are not there."""
     from pipeline.models.precision import execution as how
+    from pipeline.stages.common import check_devices
 
-    return how(device_of(config.runtime.device), config.runtime.threads, config.runtime.processes)
+    return how(check_devices(config.runtime), config.runtime.threads, config.runtime.processes)
 
 
 @lru_cache(maxsize=1)

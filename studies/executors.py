@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from pipeline.artifacts import Artifact
+from pipeline.budget.machine import grow_segments
 from pipeline.config import TrialConfig, nearest
 from pipeline.errors import UserError
 from pipeline.layout import Layout
@@ -168,6 +169,7 @@ class Processes:
     """One process per trial, so that a crash or an exhausted memory takes one trial with it and no more."""
 
     def __init__(self) -> None:
+        grow_segments()  # before any process of ours imports torch
         for name, value in HUGE_PAGES.items():
             os.environ.setdefault(name, value)
         method = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"

@@ -33,7 +33,7 @@ def speaks(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact
 
 
 def short_of_memory(cfg: TrialConfig, out: Path, reporter: Reporter, **artifacts: Artifact) -> None:
-    """The PPO stage, where the second process has memory for so many episodes as ROOM_FOR says."""
+    """The PPO stage, where the second process has memory for as many episodes as ROOM_FOR says, in training or in rollouts (ROOM_IN)."""
     import torch
 
     from pipeline.models.policy import ActorCritic, Episodes
@@ -41,7 +41,8 @@ def short_of_memory(cfg: TrialConfig, out: Path, reporter: Reporter, **artifacts
     real = ActorCritic.hidden_and_values
 
     def limited(actor: ActorCritic, episodes: Episodes) -> Any:
-        if os.environ["RANK"] == "1" and torch.is_grad_enabled() and len(episodes.ended) > int(os.environ["ROOM_FOR"]):
+        here = torch.is_grad_enabled() == (os.environ.get("ROOM_IN", "training") == "training")
+        if os.environ["RANK"] == "1" and here and len(episodes.ended) > int(os.environ["ROOM_FOR"]):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return real(actor, episodes)
 

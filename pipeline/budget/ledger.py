@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 from pipeline.budget.machine import peak_gib
@@ -15,8 +15,12 @@ from pipeline.config import PpoConfig
 
 @dataclass
 class Ledger:
-    """Time, work and memory of one trial; saved in checkpoints, so that a resumed trial goes on counting."""
+    """Time, work and memory of one trial; saved in checkpoints, so that a resumed trial goes on counting.
 
+    `on_card`: memory is that of the CUDA allocator.
+    """
+
+    on_card: InitVar[bool] = False
     seconds: dict[str, float] = field(default_factory=dict)
     flops: dict[str, float] = field(default_factory=dict)
     bytes: dict[str, float] = field(default_factory=dict)
@@ -25,7 +29,8 @@ class Ledger:
     wall_before: float = 0.0
     """Seconds spent before this process took the trial up."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, on_card: bool) -> None:
+        self._on_card = on_card
         self._began = time.perf_counter()
         self._phase: str | None = None
 
@@ -79,7 +84,7 @@ class Ledger:
 
     def mark(self) -> None:
         """Take down the high-water mark of memory."""
-        self.peak_gib = max(self.peak_gib, peak_gib())
+        self.peak_gib = max(self.peak_gib, peak_gib(self._on_card))
 
     def exceeded(self, cfg: PpoConfig) -> str | None:
         """The cap that has been reached, in words, or None."""

@@ -1,38 +1,56 @@
-"""What a process takes of its machine's memory: high-water marks, and the cap that an allocator can hold."""
+"""What a process takes of its machine's memory: high-water marks, and the cap that an allocator can hold.
+
+A process that computes on the CPU must not touch a card: the context alone would take some 300 MiB of it.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 GIB = 2**30
 PROC = Path("/proc/self")
+ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Both are read by torch 2.11 to 2.13; the second one, the older name, wins where both are set."""
 
 
-def peak_gib() -> float:
-    """High-water mark: of the CUDA allocator where one is in use, else of the process's resident set; GiB."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+def grow_segments() -> None:
+    """Have the CUDA allocator of this process and its children grow its segments instead of adding to them.
+
+    Batches of changing length leave holes that no later batch fits into. Takes effect until CUDA is first used; a setting of the
+    user's stays as it is. CUDA offers this on Linux.
+    """
+    if sys.platform == "linux" and not any(name in os.environ for name in ALLOCATOR_SETTINGS):
+        os.environ[ALLOCATOR_SETTINGS[0]] = "expandable_segments:True"
+
+
+def peak_gib(on_card: bool = False) -> float:
+    """High-water mark in GiB: of the CUDA allocator on a card, else of the process's resident set."""
+    if on_card:
+        import torch
+
         return float(torch.cuda.max_memory_allocated()) / GIB
     return _peak_resident() / GIB
 
 
-def fresh_marks() -> None:
+def fresh_marks(on_card: bool = False) -> None:
     """Start the high-water marks afresh."""
     with suppress(OSError):  # where the system offers no reset, the mark is that of the process so far
         (PROC / "clear_refs").write_text("5")
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
+    if on_card:
+        import torch
+
         torch.cuda.reset_peak_memory_stats()
 
 
 def hold_allocator(max_gib: float) -> None:
-    """Hold the CUDA allocator to `max_gib` on a card of any size, for the rest of this process."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(max_gib * GIB / total, 1.0))
+    """Hold the CUDA allocator to `max_gib` on a card of any size, for the rest of this process, which must use a card."""
+    import torch
+
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(max_gib * GIB / total, 1.0))
 
 
 def _peak_resident() -> float:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline.budget.room import Room
 from pipeline.models.anatomy import trunk
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import Episodes, positions, response_mask
@@ -28,25 +29,19 @@ KEEP = 0.9
 
 
 def sample(
-    model: CausalLM, queries: Tensor, query_mask: Tensor, noise: Tensor, *, eos_id: int, pad_id: int, temperature: float, batch: int
+    model: CausalLM, queries: Tensor, query_mask: Tensor, noise: Tensor, *, eos_id: int, pad_id: int, temperature: float, room: Room
 ) -> Episodes:
-    """Sample one response per prompt, at most T tokens, `batch` rows at a time.
+    """Sample one response per prompt, at most T tokens, as many rows at a time as `room` has. Raises `MemoryFull`.
 
     queries (B, P) int64 left-padded, query_mask (B, P) bool, noise (B, T) in [0, 1). The distribution is
     the whole softmax of logits / temperature: nothing truncates it, or the KL could come out negative.
     """
-    parts = [
-        _sample(model, queries[rows], query_mask[rows], noise[rows], eos_id, pad_id, temperature) for rows in _slices(len(queries), batch)
-    ]
+    parts = room.over(len(queries), lambda rows: _sample(model, queries[rows], query_mask[rows], noise[rows], eos_id, pad_id, temperature))
     responses = torch.cat([tokens for tokens, _ in parts])
     lengths = torch.cat([length for _, length in parts])
     mask = response_mask(lengths, noise.shape[1])
     last = responses.gather(1, (lengths - 1).unsqueeze(1)).squeeze(1)
     return Episodes(torch.cat([queries, responses], dim=1), query_mask, mask, last == eos_id)
-
-
-def _slices(n: int, size: int) -> list[slice]:
-    return [slice(start, min(start + size, n)) for start in range(0, n, size)]
 
 
 @torch.inference_mode()

@@ -21,10 +21,10 @@ CausalLM = Any
 
 def device_of(name: str) -> torch.device:
     """``auto`` is the GPU where there is one. Raises `UserError` for a GPU that is not there."""
-    available = torch.cuda.is_available()
+    available = name != "cpu" and torch.cuda.is_available()
     if name == "cuda" and not available:
         raise UserError("runtime.device = 'cuda': no CUDA device is visible; use cpu or auto")
-    return torch.device("cuda" if available and name != "cpu" else "cpu")
+    return torch.device("cuda" if available else "cpu")
 
 
 def scratch_config(cfg: ModelConfig, vocab_size: int, pad_id: int, eos_id: int, max_tokens: int) -> Any:

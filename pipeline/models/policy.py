@@ -7,7 +7,7 @@ valid tokens only: padding reaches neither the heads nor any average.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.budget.chunking import CPU_BUCKET
+from pipeline.budget.room import Room
 from pipeline.models.loading import CausalLM
 from pipeline.models.states import states
 
@@ -66,6 +67,15 @@ class Episodes:
     def shelves(self, most: int) -> list[Tensor]:
         """Buckets of all rows for a pass without gradients, at most `most` rows each; on a CPU so few that they stay in a core's cache."""
         return self.buckets(min(most, CPU_BUCKET) if self.ended.device.type == "cpu" else most)
+
+    def by_length(self, room: Room, work: Callable[[Tensor, Episodes], None]) -> None:
+        """`work` on all rows without gradients, shelf by shelf (their indices and the episodes), each as large as `room` allows.
+
+        Raises `MemoryFull`.
+        """
+        (order,) = self.buckets(len(self.ended))
+        most = CPU_BUCKET if self.ended.device.type == "cpu" else None
+        room.over(len(order), lambda part: work(order[part], self.take(order[part])), most)
 
     def take(self, rows: Tensor | slice) -> Episodes:
         """Some of the rows, with columns that are padding in all of them cut away."""

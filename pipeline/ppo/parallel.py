@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from pipeline.ppo.room import MemoryFull, MemoryFullSomewhere
+from pipeline.budget.room import MemoryFull, MemoryFullSomewhere
 
 X = TypeVar("X")
 

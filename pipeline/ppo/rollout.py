@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline.budget.room import Room
 from pipeline.config import PpoConfig
 from pipeline.models.generation import sample
 from pipeline.models.loading import CausalLM
@@ -52,7 +53,7 @@ class World:
     cfg: PpoConfig
     token_ids: dict[str, int]
     """``eos_id`` and ``pad_id``."""
-    batch: int
+    room: Room
     """Rows in memory at once; changes nothing."""
     timed: Callable[[str], Any]
     """A context manager per phase."""
@@ -101,27 +102,14 @@ class Rollout:
 
 
 def collect(world: World, prompts: Prompts, update: int, kl_coef: float) -> Rollout:
-    """Sample and measure the rollout of one update. Raises `Diverged` when what was sampled or measured is not finite."""
+    """Sample and measure the rollout of one update.
+
+    Raises `Diverged` when what was sampled or measured is not finite, `MemoryFull` in all processes when a row does not fit in one.
+    """
     cfg = world.cfg
-    share = world.ranks.share(prompts.rows)
-    with world.timed("generate"):
-        # 1 sample responses; 2 cut after EOS
-        noise = uniforms(len(prompts.rows), cfg.response_length, cfg.seed, "rollout", update)
-        episodes = sample(
-            world.actor.lm,
-            prompts.queries[share],
-            prompts.query_mask[share],
-            noise[share],
-            temperature=cfg.temperature,
-            batch=world.batch,
-            **world.token_ids,
-        )
+    mine = world.ranks.all_fit(lambda: _own_share(world, prompts, update))
     with world.timed("score"), torch.no_grad():
-        # 3 score the cut text
-        scores = score_in_parts(world, episodes, prompts.rows[share])
-        # 4 log-probs, reference log-probs and values by the training forward
-        measured = measure(world.actor, world.reference, episodes, cfg.temperature, world.batch)
-        episodes, scores, measured = together(world.ranks, episodes, scores, measured)
+        episodes, scores, measured = together(world.ranks, *mine)
         final = handle_missing_eos(scores.proxy.to(prompts.queries.device), episodes.ended, cfg.missing_eos, cfg.missing_eos_penalty)
         # 5 rewards, GAE, returns, whitening
         mask = episodes.response_mask
@@ -148,10 +136,32 @@ def collect(world: World, prompts: Prompts, update: int, kl_coef: float) -> Roll
     return Rollout(episodes, measured, advantages, returns, kl_coef, scores, metrics)
 
 
+def _own_share(world: World, prompts: Prompts, update: int) -> tuple[Episodes, Scores, Measured]:
+    """What this process samples and measures of a rollout; it speaks to no other. Raises `MemoryFull`."""
+    cfg, share = world.cfg, world.ranks.share(prompts.rows)
+    with world.timed("generate"):
+        # 1 sample responses; 2 cut after EOS
+        noise = uniforms(len(prompts.rows), cfg.response_length, cfg.seed, "rollout", update)
+        episodes = sample(
+            world.actor.lm,
+            prompts.queries[share],
+            prompts.query_mask[share],
+            noise[share],
+            temperature=cfg.temperature,
+            room=world.room,
+            **world.token_ids,
+        )
+    with world.timed("score"), torch.no_grad():
+        # 3 score the cut text
+        scores = score_in_parts(world, episodes, prompts.rows[share])
+        # 4 log-probs, reference log-probs and values by the training forward
+        measured = measure(world.actor, world.reference, episodes, cfg.temperature, world.room)
+    return episodes, scores, measured
+
+
 def score_in_parts(world: World, episodes: Episodes, rows: Sequence[int]) -> Scores:
     """The scores of all rows, so many at a time as there is room for."""
-    places = [slice(start, start + world.batch) for start in range(0, len(rows), world.batch)]
-    parts = [world.score(episodes.take(place), rows[place]) for place in places]
+    parts = world.room.over(len(rows), lambda place: world.score(episodes.take(place), rows[place]))
     if len(parts) == 1:
         return parts[0]
     return Scores(
@@ -182,17 +192,19 @@ def together(ranks: Ranks, episodes: Episodes, scores: Scores, measured: Measure
 
 
 @torch.no_grad()
-def measure(actor: ActorCritic, reference: CausalLM, episodes: Episodes, temperature: float, batch: int) -> Measured:
-    """Both networks and the critic on every valid token, at most `batch` rows at a time."""
+def measure(actor: ActorCritic, reference: CausalLM, episodes: Episodes, temperature: float, room: Room) -> Measured:
+    """Both networks and the critic on every valid token, as many rows at a time as `room` has. Raises `MemoryFull`."""
     grids = torch.zeros(5, *episodes.response_mask.shape, device=episodes.response_mask.device)
-    for rows in episodes.shelves(batch):
-        chunk = episodes.take(rows)
+
+    def fill(rows: Tensor, chunk: Episodes) -> None:
         mask = chunk.response_mask
         hidden, values = actor.hidden_and_values(chunk)
         stats = token_stats(actor.lm, hidden, reference, response_hidden(reference, chunk), chunk.labels, temperature)
         columns = (stats.logprobs, stats.ref_logprobs, stats.kl, stats.entropy, values)
         for grid, column in zip(grids, columns, strict=True):
             grid[rows, : mask.shape[1]] = to_grid(column, mask)
+
+    episodes.by_length(room, fill)
     return Measured(*grids)
 
 

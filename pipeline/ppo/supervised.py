@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from pipeline.budget.room import Room
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import recomputing
 from pipeline.models.precision import GradientSteps, Precision
-from pipeline.ppo.room import Room
 
 MAX_GRAD_NORM = 1.0
 ShareOfLoss = Callable[[slice], Tensor]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pipeline.budget.ledger import Ledger
 from pipeline.budget.roofline import BYTES_STEP
+from pipeline.budget.room import MemoryFull, MemoryFullSomewhere, Room
 from pipeline.config import PpoConfig, RuntimeConfig
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import ActorCritic, Episodes
@@ -27,7 +28,6 @@ from pipeline.ppo.health import Diverged, check_collapse, negative_kl
 from pipeline.ppo.masking import masked_mean
 from pipeline.ppo.parallel import Mute, Ranks
 from pipeline.ppo.rollout import Prompts, Rollout, ScoreFn, World, collect
-from pipeline.ppo.room import MemoryFull, MemoryFullSomewhere, Room
 from pipeline.ppo.selfcheck import check_rollout
 from pipeline.ppo.update import Learner, train_on
 from pipeline.reporter import RESUMED
@@ -101,8 +101,8 @@ class Trainer:
         self.precision, self.ranks = Precision.of(self.device), Ranks.of(self.device)
         self.steps = GradientSteps(torch.optim.Adam(_groups(actor, cfg), eps=cfg.adam_eps, fused=True), self.precision)
         self.kl, self.guard, self.stop = KlController.of(cfg), LrGuard.of(cfg), Watcher(cfg.stop)
-        self.rollout_room = Room("runtime.rollout_batch_size", min(runtime.rollout_batch_size, cfg.batch_size), watch.warn)
-        self.world = World(actor, reference, score, cfg, token_ids, self.rollout_room.rows, ledger.timed, self.ranks)
+        rollout_room = Room("runtime.rollout_batch_size", min(runtime.rollout_batch_size, cfg.batch_size), watch.warn)
+        self.world = World(actor, reference, score, cfg, token_ids, rollout_room, ledger.timed, self.ranks)
         train_room = Room("runtime.micro_batch_size", min(runtime.micro_batch_size, cfg.mini_batch_size), watch.warn)
         self.learner = Learner(actor, self.steps, self.precision, self.ranks, cfg, self.guard, train_room, runtime.gradient_checkpointing)
         self.trained_size = sum(tensor.numel() for _, tensor in self._trained())
@@ -158,7 +158,7 @@ class Trainer:
         self.kl.start(self.update)
         with self.precision.autocast():
             prompts = self._prompts()
-            rollout = self.rollout_room.fit(lambda rows: collect(replace(self.world, batch=rows), prompts, self.update, self.kl.kl_coef))
+            rollout = collect(self.world, prompts, self.update, self.kl.kl_coef)
             self._look(rollout)
         start = self.taken
         self._write(start, rollout.metrics)  # 7 metrics

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pipeline.budget.room import Room
 from pipeline.config import PpoConfig
 from pipeline.models.policy import ActorCritic, Episodes, recomputing
 from pipeline.models.precision import GradientSteps, Precision
@@ -20,7 +21,6 @@ from pipeline.ppo.kl import k2, k3
 from pipeline.ppo.losses import dual_clip, kl_loss, policy_loss, value_loss
 from pipeline.ppo.parallel import Ranks
 from pipeline.ppo.rollout import Rollout
-from pipeline.ppo.room import Room
 from pipeline.ppo.selfcheck import OFF_POLICY, check_first_step
 
 OnStep = Callable[[int, dict[str, float]], None]

@@ -8,6 +8,7 @@ from typing import Any, Literal, assert_never
 import torch
 from torch import Tensor
 
+from pipeline.budget.room import Room
 from pipeline.errors import UserError
 from pipeline.hub import in_words
 from pipeline.models.loading import freeze
@@ -23,11 +24,11 @@ UNBOUNDED = 10**6
 class ClassifierReward:
     """The score of prompt and completion as one text, tokenised again by the model's own tokenizer.
 
-    Of a text that is too long for the model the end is kept, since the completion stands there.
+    Of a text that is too long for the model the end is kept, since the completion stands there. Scoring raises `MemoryFull`.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, index: int, output: Output, batch: int) -> None:
-        self._model, self._tokenizer, self._index, self._output, self._batch = model, tokenizer, index, output, batch
+    def __init__(self, model: Any, tokenizer: Any, index: int, output: Output, room: Room) -> None:
+        self._model, self._tokenizer, self._index, self._output, self._room = model, tokenizer, index, output, room
         self.networks: Sequence[Any] = [model]
 
     @torch.inference_mode()
@@ -35,9 +36,7 @@ class ClassifierReward:
         texts = [prompt + text for prompt, text in zip(completions.prompts, completions.texts, strict=True)]
         order = sorted(range(len(texts)), key=lambda row: len(texts[row]))  # texts of one length together: little padding
         scores = torch.empty(len(texts))
-        for start in range(0, len(order), self._batch):
-            rows = order[start : start + self._batch]
-            scores[rows] = self._score([texts[row] for row in rows])
+        scores[order] = torch.cat(self._room.over(len(order), lambda rows: self._score([texts[row] for row in order[rows]])))
         return scores
 
     def _score(self, texts: list[str]) -> Tensor:
@@ -66,7 +65,7 @@ def log_odds(logits: Tensor, index: int) -> Tensor:
 
 
 def load_classifier(
-    key: str, name: str, revision: str | None, label: str | None, output: Output, device: torch.device, batch: int
+    key: str, name: str, revision: str | None, label: str | None, output: Output, device: torch.device, room: Room
 ) -> ClassifierReward:
     """Load a hub id at a commit, or a folder: safetensors only, no code of theirs, fp32.
 
@@ -88,7 +87,7 @@ def load_classifier(
         raise UserError(f"{key} = '{name}' is no sequence classifier: its files lack {', '.join(absent[:3])}")
     index = label_index(model.config.id2label, label, key.rpartition(".")[0] + ".label")
     _prepare(model, tokenizer)
-    return ClassifierReward(freeze(model).to(device), tokenizer, index, output, batch)
+    return ClassifierReward(freeze(model).to(device), tokenizer, index, output, room)
 
 
 def _prepare(model: Any, tokenizer: Any) -> None:

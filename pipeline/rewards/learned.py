@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.budget.chunking import pair_rows
+from pipeline.budget.room import Room, no_warning
 from pipeline.config import RewardConfig
 from pipeline.models.loading import CausalLM, freeze, load_head, load_snapshot, save_head
 from pipeline.models.policy import Episodes, flush_left
 from pipeline.models.precision import Precision
 from pipeline.models.seeding import permutation, seed_of
 from pipeline.models.states import states
-from pipeline.ppo.room import Room, no_warning
 from pipeline.ppo.supervised import Supervised
 from pipeline.rewards.base import Completions
 
@@ -53,18 +53,17 @@ class RewardModel(nn.Module):
 
 
 class LearnedReward:
-    """A `Reward` over a frozen `RewardModel`, `batch` rows at a time."""
+    """A `Reward` over a frozen `RewardModel`, as many rows at a time as `room` has. Raises `MemoryFull`."""
 
-    def __init__(self, model: RewardModel, batch: int) -> None:
-        self._model, self._batch = model, batch
+    def __init__(self, model: RewardModel, room: Room) -> None:
+        self._model, self._room = model, room
         self.networks: Sequence[CausalLM] = [model.lm]
 
     @torch.inference_mode()
     def __call__(self, completions: Completions) -> Tensor:
-        rows = range(0, len(completions.prompts), self._batch)
-        with Precision.of(completions.episodes.ended.device).autocast():
-            parts = [self._model(completions.episodes.take(slice(start, start + self._batch))) for start in rows]
-        return torch.cat(parts).cpu()
+        episodes = completions.episodes
+        with Precision.of(episodes.ended.device).autocast():
+            return torch.cat(self._room.over(len(episodes.ended), lambda rows: self._model(episodes.take(rows)).cpu()))
 
 
 def new_reward_model(lm: CausalLM, seed: int, device: torch.device) -> RewardModel:

@@ -9,7 +9,7 @@ JUDGE = ("pipeline.data.semantics", "pipeline.data.grammar", "pipeline.data.lexi
 """The gold judge's meaning; the rest of pipeline.data only makes texts, and these are inputs."""
 SUPERVISED = (
     "pipeline.ppo.supervised",
-    "pipeline.ppo.room",
+    "pipeline.budget.room",
     "pipeline.stages.spending",
     "pipeline.budget.chunking",
     "pipeline.budget.machine",
@@ -96,6 +96,7 @@ STAGES = (
             "pipeline.budget.chunking",
             "pipeline.budget.machine",
             "pipeline.budget.ledger",
+            "pipeline.budget.room",
             "pipeline.stopping",
             *JUDGE,
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, assert_never
@@ -11,11 +12,14 @@ import torch
 from torch import Tensor
 
 from pipeline.artifacts import Artifact
+from pipeline.budget.machine import grow_segments
+from pipeline.budget.room import Room
 from pipeline.config import RuntimeConfig
 from pipeline.config_rewards import JudgeConfig, PartConfig, part_key
+from pipeline.errors import UserError
 from pipeline.memory import keep_freed_memory
 from pipeline.models.generation import tokenize_prompts
-from pipeline.models.loading import load_tokenizer
+from pipeline.models.loading import device_of, load_tokenizer
 from pipeline.rewards.base import Calibrated, Reward
 from pipeline.rewards.classifier import load_classifier
 from pipeline.rewards.composite import Proxy
@@ -46,19 +50,19 @@ class PromptSet:
         return {"eos_id": self.tokenizer.eos_token_id, "pad_id": self.tokenizer.pad_token_id}
 
 
-def judge_of(judge: JudgeConfig, device: torch.device, batch: int) -> Reward:
+def judge_of(judge: JudgeConfig, device: torch.device, room: Room) -> Reward:
     """The gold judge; never part of training."""
-    return scorer_of("judge", judge, device, batch)
+    return scorer_of("judge", judge, device, room)
 
 
-def scorer_of(key: str, cfg: JudgeConfig | PartConfig, device: torch.device, batch: int) -> Reward:
+def scorer_of(key: str, cfg: JudgeConfig | PartConfig, device: torch.device, room: Room) -> Reward:
     """Whatever scores texts without having been trained here; `key` names its section in messages.
 
     Raises `ValueError` for a kind that is no such scorer: `learned` is trained, `auto` stands for another kind.
     """
     match cfg.kind:
         case "classifier":
-            return load_classifier(f"{key}.model", cfg.model or "", cfg.revision, cfg.label, cfg.output, device, batch)
+            return load_classifier(f"{key}.model", cfg.model or "", cfg.revision, cfg.label, cfg.output, device, room)
         case "grammar":
             return GrammarJudge()
         case "lexicon":
@@ -74,7 +78,7 @@ def part_folder(reward: Path, name: str, composite: bool) -> Path:
     return reward / "parts" / name if composite else reward
 
 
-def reward_of(reward: Artifact, device: torch.device, batch: int) -> Proxy:
+def reward_of(reward: Artifact, device: torch.device, room: Room) -> Proxy:
     """The calibrated training reward that the reward stage made."""
     meta, parts = reward.meta, {}
     composite = meta["kind"] == "composite"
@@ -82,17 +86,34 @@ def reward_of(reward: Artifact, device: torch.device, batch: int) -> Proxy:
         spec = PartConfig.model_validate(made["spec"])
         raw: Reward
         if spec.kind == "learned":
-            raw = LearnedReward(RewardModel.load(part_folder(reward.path, name, composite), device), batch)
+            raw = LearnedReward(RewardModel.load(part_folder(reward.path, name, composite), device), room)
         else:
-            raw = scorer_of(part_key(name, composite), spec, device, batch)
+            raw = scorer_of(part_key(name, composite), spec, device, room)
         parts[name] = Calibrated(raw, made["mean"], made["std"])
     return Proxy(parts, {name: made["spec"]["weight"] for name, made in meta["parts"].items()}, meta["mean"], meta["std"])
+
+
+def rollout_room(runtime: RuntimeConfig, warn: Callable[[str], None]) -> Room:
+    """How many rows are sampled, measured or scored at once."""
+    return Room("runtime.rollout_batch_size", runtime.rollout_batch_size, warn)
+
+
+def check_devices(runtime: RuntimeConfig) -> torch.device:
+    """The device of a trial. Raises `UserError` where CUDA has no GPU, or fewer than `runtime.processes`."""
+    device = device_of(runtime.device)
+    if device.type == "cuda" and runtime.processes > torch.cuda.device_count():
+        raise UserError(
+            f"runtime.processes = {runtime.processes}: each process needs a GPU of its own, {torch.cuda.device_count()} visible; "
+            f"at most {torch.cuda.device_count()}"
+        )
+    return device
 
 
 def settle(runtime: RuntimeConfig) -> None:
     """Settings of the process that a trial relies on; harmless to repeat."""
     import transformers
 
+    grow_segments()
     keep_freed_memory()
     torch.set_num_threads(runtime.threads)
     transformers.logging.set_verbosity_error()

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pipeline.artifacts import Artifact
+from pipeline.budget.room import Room
 from pipeline.config import TrialConfig
 from pipeline.intervals import grouped
 from pipeline.layout import write_json
@@ -26,7 +27,7 @@ from pipeline.models.policy import Episodes, response_hidden, to_grid
 from pipeline.models.precision import Precision
 from pipeline.ppo.measure import token_stats
 from pipeline.reporter import Reporter
-from pipeline.stages.common import PromptSet, judge_of, reward_of
+from pipeline.stages.common import PromptSet, judge_of, reward_of, rollout_room
 from pipeline.stages.heldout import Draws, answers, heldout_prompts, shares
 from pipeline.stages.spending import spending
 
@@ -43,8 +44,8 @@ def evaluate(
     ppo: Artifact,
 ) -> dict[str, Any]:
     """Judge one completion of the policy on every held-out prompt, and measure its drift from the reference."""
-    with spending(out):
-        device = device_of(cfg.runtime.device)
+    device = device_of(cfg.runtime.device)
+    with spending(out, device):
         drawn = Draws.load(reference)
         table = _table(cfg, reporter, heldout_prompts(cfg, prompts), sft, reward, drawn, ppo, device)
         summary = summarise(table, drawn.count)
@@ -66,18 +67,18 @@ def _table(
     ppo: Artifact,
     device: torch.device,
 ) -> pd.DataFrame:
-    batch, first = cfg.runtime.rollout_batch_size, cfg.evaluate.first_prompt
+    room, first = rollout_room(cfg.runtime, reporter.warn), cfg.evaluate.first_prompt
     policy = freeze(load_snapshot(ppo.path / "policy", device))
     reporter.progress("evaluate", 0, 3, "sampling")
-    mine = answers(cfg, policy, data, device, "policy")
+    mine = answers(cfg, policy, data, device, room, "policy")
     reporter.progress("evaluate", 1, 3, "judging")
-    scores, parts = reward_of(reward, device, batch).explained(mine)
-    gold = judge_of(cfg.gold, device, batch)(mine).double().numpy()
+    scores, parts = reward_of(reward, device, room).explained(mine)
+    gold = judge_of(cfg.gold, device, room)(mine).double().numpy()
     win, tie = shares(gold, drawn.grid("gold"))
     reporter.progress("evaluate", 2, 3, "drift")
     reference = freeze(load_snapshot(sft.path / "model", device))
     with Precision.of(device).autocast():
-        kl, entropy, ref_nats = drift(policy, reference, mine.episodes, cfg.evaluate.temperature, batch)
+        kl, entropy, ref_nats = drift(policy, reference, mine.episodes, cfg.evaluate.temperature, room)
     return pd.DataFrame(
         {
             "prompt_id": range(first, first + len(data.texts)),
@@ -115,16 +116,21 @@ def of_reference(drawn: Draws) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def drift(policy: CausalLM, reference: CausalLM, episodes: Episodes, temperature: float, batch: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Exact KL to the reference, entropy of the policy, and -log ref of the sampled token; each (B, T) on the CPU, nats."""
+def drift(policy: CausalLM, reference: CausalLM, episodes: Episodes, temperature: float, room: Room) -> tuple[Tensor, Tensor, Tensor]:
+    """Exact KL to the reference, entropy of the policy, and -log ref of the sampled token; each (B, T) on the CPU, nats.
+
+    Raises `MemoryFull`.
+    """
     kl, entropy, ref_nats = torch.zeros(3, *episodes.response_mask.shape)
-    for rows in episodes.shelves(batch):
-        chunk = episodes.take(rows)
+
+    def fill(rows: Tensor, chunk: Episodes) -> None:
         hidden, ref_hidden = response_hidden(policy, chunk), response_hidden(reference, chunk)
         stats = token_stats(policy, hidden, reference, ref_hidden, chunk.labels, temperature)
         columns = (stats.kl, stats.entropy, -stats.ref_logprobs)
         for grid, column in zip((kl, entropy, ref_nats), columns, strict=True):
             grid[rows.cpu(), : chunk.response_mask.shape[1]] = to_grid(column, chunk.response_mask).cpu()
+
+    episodes.by_length(room, fill)
     return kl, entropy, ref_nats
 
 

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from pipeline.artifacts import Artifact
+from pipeline.budget.room import Room
 from pipeline.config import TrialConfig
 from pipeline.models.generation import sample
 from pipeline.models.loading import CausalLM
@@ -33,8 +34,8 @@ def heldout_prompts(cfg: TrialConfig, prompts: Artifact) -> PromptSet:
     return PromptSet.load(prompts, "heldout", cfg.evaluate.first_prompt, cfg.evaluate.prompts)
 
 
-def answers(cfg: TrialConfig, model: CausalLM, data: PromptSet, device: torch.device, *stream: object) -> Completions:
-    """One completion of every prompt; `stream` names the noise, and other names give independent noise."""
+def answers(cfg: TrialConfig, model: CausalLM, data: PromptSet, device: torch.device, room: Room, *stream: object) -> Completions:
+    """One completion of every prompt; `stream` names the noise, and other names give independent noise. Raises `MemoryFull`."""
     with Precision.of(device).autocast():
         episodes = sample(
             model,
@@ -42,7 +43,7 @@ def answers(cfg: TrialConfig, model: CausalLM, data: PromptSet, device: torch.de
             data.mask.to(device),
             uniforms(len(data.texts), cfg.ppo.response_length, cfg.evaluate.seed, "evaluate", *stream),
             temperature=cfg.evaluate.temperature,
-            batch=cfg.runtime.rollout_batch_size,
+            room=room,
             **data.token_ids,
         )
     return Completions.of(data.tokenizer, episodes, data.texts)

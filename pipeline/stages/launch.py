@@ -24,6 +24,7 @@ import torch
 from pipeline.artifacts import Artifact
 from pipeline.config import TrialConfig
 from pipeline.errors import UserError
+from pipeline.models.loading import device_of
 from pipeline.reporter import Reporter, Silent
 from pipeline.stages.common import settle
 
@@ -144,7 +145,7 @@ def main() -> None:
     module, _, function = name.partition(":")
     reporter = Speaker() if os.environ["RANK"] == "0" else Silent()
     settle(config.runtime)
-    if torch.cuda.is_available():
+    if device_of(config.runtime.device).type == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     try:
         getattr(importlib.import_module(module), function)(config, out, reporter, **artifacts)

@@ -32,7 +32,7 @@ from pipeline.ppo.trainer import Outcome, Trainer
 from pipeline.reporter import Reporter
 from pipeline.rewards.base import Completions
 from pipeline.rewards.learned import RewardModel
-from pipeline.stages.common import PromptSet, judge_of, reward_of
+from pipeline.stages.common import PromptSet, judge_of, reward_of, rollout_room
 from pipeline.stages.launch import launch
 from pipeline.tracking import MetricsLog, to_parquet
 
@@ -51,13 +51,14 @@ def ppo(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, s
 
 def train(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact, reward: Artifact) -> None:
     """One process of the trial; the first of them writes everything."""
-    ledger = Ledger()
     device = device_of(cfg.runtime.device)
-    hold_allocator(cfg.ppo.max_memory_gib)
-    fresh_marks()
+    ledger = Ledger(device.type == "cuda")
+    if device.type == "cuda":
+        hold_allocator(cfg.ppo.max_memory_gib)
+    fresh_marks(device.type == "cuda")
     data = PromptSet.load(prompts, "train")
-    batch = cfg.runtime.rollout_batch_size
-    proxy, gold = reward_of(reward, device, batch), judge_of(cfg.gold, device, batch)
+    room = rollout_room(cfg.runtime, reporter.warn)
+    proxy, gold = reward_of(reward, device, room), judge_of(cfg.gold, device, room)
 
     def score(episodes: Episodes, rows: Sequence[int]) -> Scores:
         completions = Completions.of(data.tokenizer, episodes, [data.texts[row] for row in rows])

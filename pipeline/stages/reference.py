@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 
 from pipeline.artifacts import Artifact
 from pipeline.config import TrialConfig
@@ -17,26 +18,29 @@ from pipeline.intervals import student
 from pipeline.layout import write_json
 from pipeline.models.loading import device_of, freeze, load_snapshot
 from pipeline.reporter import Reporter
-from pipeline.stages.common import judge_of, reward_of
+from pipeline.stages.common import judge_of, reward_of, rollout_room
 from pipeline.stages.heldout import DRAWS, Draws, answers, heldout_prompts
 from pipeline.stages.spending import spending
 
 
 def reference(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact, reward: Artifact) -> dict[str, Any]:
     """Draw and score `evaluate.reference_draws` answers of the reference to every held-out prompt."""
-    with spending(out):
-        return _reference(cfg, out, reporter, prompts, sft, reward)
+    device = device_of(cfg.runtime.device)
+    with spending(out, device):
+        return _reference(cfg, out, reporter, prompts, sft, reward, device)
 
 
-def _reference(cfg: TrialConfig, out: Path, reporter: Reporter, prompts: Artifact, sft: Artifact, reward: Artifact) -> dict[str, Any]:
-    device, batch, count = device_of(cfg.runtime.device), cfg.runtime.rollout_batch_size, cfg.evaluate.reference_draws
+def _reference(
+    cfg: TrialConfig, out: Path, reporter: Reporter, prompts: Artifact, sft: Artifact, reward: Artifact, device: torch.device
+) -> dict[str, Any]:
+    room, count = rollout_room(cfg.runtime, reporter.warn), cfg.evaluate.reference_draws
     data = heldout_prompts(cfg, prompts)
     model = freeze(load_snapshot(sft.path / "model", device))
-    judge, proxy = judge_of(cfg.gold, device, batch), reward_of(reward, device, batch)
+    judge, proxy = judge_of(cfg.gold, device, room), reward_of(reward, device, room)
     tables = []
     for draw in range(count):
         reporter.progress("reference", draw, count, "sampling and judging")
-        drawn = answers(cfg, model, data, device, "reference", draw)
+        drawn = answers(cfg, model, data, device, room, "reference", draw)
         scores, parts = proxy.explained(drawn)
         columns = {
             "prompt_id": range(cfg.evaluate.first_prompt, cfg.evaluate.first_prompt + len(data.texts)),

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pipeline.artifacts import Artifact
+from pipeline.budget.room import Room
 from pipeline.config import TrialConfig
 from pipeline.config_rewards import PartConfig, part_key
 from pipeline.layout import write_json
@@ -30,7 +31,7 @@ from pipeline.reporter import Reporter
 from pipeline.rewards.base import Calibrated, Completions, Reward, calibration
 from pipeline.rewards.composite import Proxy
 from pipeline.rewards.learned import LearnedReward, new_reward_model, train_reward_model
-from pipeline.stages.common import PromptSet, judge_of, part_folder, scorer_of
+from pipeline.stages.common import PromptSet, judge_of, part_folder, rollout_room, scorer_of
 from pipeline.stages.pairs import accuracy, given_pairs, judged_pairs
 from pipeline.stages.spending import spending
 
@@ -50,10 +51,7 @@ class _Bench:
     reference: CausalLM
     gold: Reward
     device: torch.device
-
-    @property
-    def batch(self) -> int:
-        return self.cfg.runtime.rollout_batch_size
+    room: Room
 
     def answers(self, rows: Tensor, label: str) -> Completions:
         """One reference sample for each of `rows`, which are numbers of prompts, (n,) int64."""
@@ -64,7 +62,7 @@ class _Bench:
                 self.data.mask[rows].to(self.device),
                 uniforms(len(rows), self.cfg.ppo.response_length, self.cfg.reward.seed, label),
                 temperature=self.cfg.ppo.temperature,
-                batch=self.batch,
+                room=self.room,
                 **self.data.token_ids,
             )
         return Completions.of(self.data.tokenizer, episodes, [self.data.texts[row] for row in rows.tolist()])
@@ -73,7 +71,7 @@ class _Bench:
 def reward(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact) -> dict[str, Any]:
     """Make the parts, measure learned ones on held-out pairs, set all scales on reference samples."""
     device = device_of(cfg.runtime.device)
-    with spending(out):
+    with spending(out, device):
         return _reward(cfg, out, reporter, prompts, sft, device)
 
 
@@ -81,7 +79,8 @@ def _reward(cfg: TrialConfig, out: Path, reporter: Reporter, prompts: Artifact, 
     reference: CausalLM = freeze(load_snapshot(sft.path / "model", device))
     data = PromptSet.load(prompts, "train")
     check_room(reference, "ppo.response_length", cfg.ppo.response_length, beside=data.ids.shape[1])
-    bench = _Bench(cfg, reporter, prompts, sft, data, reference, judge_of(cfg.gold, device, cfg.runtime.rollout_batch_size), device)
+    room = rollout_room(cfg.runtime, reporter.warn)
+    bench = _Bench(cfg, reporter, prompts, sft, data, reference, judge_of(cfg.gold, device, room), device, room)
     composite = cfg.reward.kind == "composite"
     raw, summary, unseen = _parts(bench, out, composite)
     samples = bench.answers(torch.arange(cfg.reward.calibration_samples) % len(data.texts), "calibration")
@@ -119,7 +118,7 @@ def _parts(bench: _Bench, out: Path, composite: bool) -> tuple[dict[str, Reward]
             unseen = unseen or fresh  # parts learned from the judge share their pairs
             summary |= {f"{name}/{what}": value for what, value in found.items()} if composite else found
         else:
-            raw[name] = scorer_of(key, spec, bench.device, bench.batch)
+            raw[name] = scorer_of(key, spec, bench.device, bench.room)
     return raw, summary, unseen
 
 
@@ -160,7 +159,7 @@ def _learn(bench: _Bench, spec: PartConfig, key: str, out: Path) -> tuple[Learne
     checkpointing = bench.cfg.runtime.gradient_checkpointing
     train_reward_model(model, first, second, wins, cfg, _progress(bench.reporter), checkpointing, bench.reporter.warn)
     freeze(model).save(out)
-    learned = LearnedReward(model, bench.batch)
+    learned = LearnedReward(model, bench.room)
     answers = pairs.first.take(kept), pairs.second.take(kept)
     judged = (gold[0][kept], gold[1][kept]) if gold else (bench.gold(answers[0]), bench.gold(answers[1]))
     unjudged = torch.full((pairs.train,), torch.nan)

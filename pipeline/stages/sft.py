@@ -17,13 +17,13 @@ from torch.nn import functional
 
 from pipeline.artifacts import Artifact
 from pipeline.budget.chunking import text_rows
+from pipeline.budget.room import Room
 from pipeline.config import SftConfig, TrialConfig
 from pipeline.layout import write_json
 from pipeline.models.loading import CausalLM, device_of, load_tokenizer, pretrained_model, scratch_model
 from pipeline.models.precision import Precision
 from pipeline.models.room import check_room
 from pipeline.models.seeding import permutation
-from pipeline.ppo.room import Room
 from pipeline.ppo.supervised import Supervised
 from pipeline.reporter import Reporter
 from pipeline.stages.spending import spending
@@ -37,13 +37,13 @@ ENCODED = 256
 
 def sft(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact) -> dict[str, Any]:
     """Train the policy's starting point and record its perplexity on held-out texts."""
-    with spending(out):
-        return _sft(cfg, out, reporter, prompts)
-
-
-def _sft(cfg: TrialConfig, out: Path, reporter: Reporter, prompts: Artifact) -> dict[str, Any]:
-    tokenizer = load_tokenizer(prompts.path / "tokenizer")
     device = device_of(cfg.runtime.device)
+    with spending(out, device):
+        return _sft(cfg, out, reporter, prompts, device)
+
+
+def _sft(cfg: TrialConfig, out: Path, reporter: Reporter, prompts: Artifact, device: torch.device) -> dict[str, Any]:
+    tokenizer = load_tokenizer(prompts.path / "tokenizer")
     if cfg.model.base is None:
         model = scratch_model(cfg.model, len(tokenizer), tokenizer.pad_token_id, tokenizer.eos_token_id, MAX_POSITIONS, cfg.sft.seed)
     else:
@@ -58,7 +58,7 @@ def _sft(cfg: TrialConfig, out: Path, reporter: Reporter, prompts: Artifact) -> 
     summary = measure(
         model,
         heldout,
-        texts_at_once(model, cfg.sft.batch_size, cfg.sft.max_tokens),
+        text_room(model, cfg.sft, reporter),
         float(texts["nats"].mean()) if "nats" in texts and whole else None,
     )
     summary["parameters"] = sum(parameter.numel() for parameter in model.parameters())
@@ -98,7 +98,7 @@ def nats(model: CausalLM, rows: list[list[int]], device: torch.device) -> tuple[
 def train(model: CausalLM, rows: list[list[int]], cfg: SftConfig, reporter: Reporter, checkpointing: bool = False) -> None:
     """AdamW with warm-up and cosine decay to a tenth."""
     device = next(model.parameters()).device
-    room = Room("sft.batch_size (texts at once)", texts_at_once(model, cfg.batch_size, cfg.max_tokens), reporter.warn)
+    room = text_room(model, cfg, reporter)
     steps = Supervised(model, [model], cfg.weight_decay, room, checkpointing)
     batches = (len(rows) + cfg.batch_size - 1) // cfg.batch_size
     for step in range(cfg.steps):
@@ -117,9 +117,11 @@ def train(model: CausalLM, rows: list[list[int]], cfg: SftConfig, reporter: Repo
     steps.close()
 
 
-def texts_at_once(model: CausalLM, rows: int, tokens: int) -> int:
+def text_room(model: CausalLM, cfg: SftConfig, reporter: Reporter) -> Room:
     """Texts whose logits are in memory together."""
-    return text_rows(rows, tokens, int(model.config.vocab_size), next(model.parameters()).device.type == "cuda")
+    on_card = next(model.parameters()).device.type == "cuda"
+    rows = text_rows(cfg.batch_size, cfg.max_tokens, int(model.config.vocab_size), on_card)
+    return Room("sft.batch_size (texts at once)", rows, reporter.warn)
 
 
 def schedule(step: int, cfg: SftConfig) -> float:
@@ -131,18 +133,21 @@ def schedule(step: int, cfg: SftConfig) -> float:
 
 
 @torch.inference_mode()
-def measure(model: CausalLM, rows: list[list[int]], batch: int, text_nats: float | None) -> dict[str, Any]:
+def measure(model: CausalLM, rows: list[list[int]], room: Room, text_nats: float | None) -> dict[str, Any]:
     """Perplexity on held-out texts and, where the source's entropy is known, the floor that no model can beat.
 
     `text_nats` is the mean -log probability of these texts, end included; None where it is unknown or a text
-    was cut. The model does not predict the first token of a text, so the floor leaves out that token's entropy.
+    was cut. The model does not predict the first token of a text, so the floor leaves out that token's entropy. Raises `MemoryFull`.
     """
     device = next(model.parameters()).device
-    total, tokens = 0.0, 0
+
+    def of(part: slice) -> tuple[float, int]:
+        loss, count = nats(model, rows[part], device)
+        return float(loss), count
+
     with Precision.of(device).autocast():
-        for start in range(0, len(rows), batch):
-            loss, count = nats(model, rows[start : start + batch], device)
-            total, tokens = total + float(loss), tokens + count
+        sums = room.over(len(rows), of)
+    total, tokens = math.fsum(loss for loss, _ in sums), sum(count for _, count in sums)
     summary: dict[str, Any] = {"nats_per_token": total / tokens, "perplexity": math.exp(total / tokens), "heldout_texts": len(rows)}
     if text_nats is not None:
         counts = Counter(row[0] for row in rows)

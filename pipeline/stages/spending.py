@@ -7,19 +7,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
 from pipeline.budget.machine import fresh_marks, peak_gib
+from pipeline.budget.room import MemoryFull
 from pipeline.errors import UserError
 from pipeline.layout import write_json
-from pipeline.ppo.room import MemoryFull
 
 
 @contextmanager
-def spending(out: Path) -> Iterator[None]:
+def spending(out: Path, device: torch.device) -> Iterator[None]:
     """Write what a stage took of the machine to ``log/cost.json``, which is no part of what it is; refuse in words what does not fit."""
-    fresh_marks()
+    on_card = device.type == "cuda"
+    fresh_marks(on_card)
     began = time.perf_counter()
     try:
         yield
     except MemoryFull as error:
         raise UserError(str(error)) from None
-    write_json(out / "log" / "cost.json", {"wall_s": time.perf_counter() - began, "peak_memory_gib": peak_gib()})
+    write_json(out / "log" / "cost.json", {"wall_s": time.perf_counter() - began, "peak_memory_gib": peak_gib(on_card)})

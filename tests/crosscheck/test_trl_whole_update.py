@@ -19,6 +19,7 @@ import torch
 from crosscheck.trial import BATCH, CONTEXT, EOS, FULL, PAD, RAGGED, Case, reward, run_trl, settings
 from torch import Tensor
 
+from pipeline.budget.room import Room
 from pipeline.models.anatomy import trunk
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.precision import GradientSteps, Precision
@@ -28,7 +29,6 @@ from pipeline.ppo.controllers import LrGuard
 from pipeline.ppo.masking import masked_whiten
 from pipeline.ppo.parallel import Ranks
 from pipeline.ppo.rollout import Prompts, Rollout, Scores, World, collect, measure
-from pipeline.ppo.room import Room
 from pipeline.ppo.shaping import non_score_reward, token_rewards
 from pipeline.ppo.update import Learner, train_on
 
@@ -58,7 +58,7 @@ def scores_of(case: Case) -> Tensor:
 def in_their_conventions(case: Case, actor: ActorCritic) -> Rollout:
     cfg, mask, n = case.cfg, case.mask, int(case.mask.sum())
     wide = replace(case.episodes, response_mask=case.one_more)
-    measured = measure(actor, case.reference, wide, cfg.temperature, BATCH)
+    measured = measure(actor, case.reference, wide, cfg.temperature, Room("rows", BATCH))
     non_score = non_score_reward(measured.logprobs, measured.ref_logprobs, mask, cfg.kl_coef)
     scores = scores_of(case)
     advantages, returns = gae(
@@ -149,8 +149,8 @@ def test_our_own_rollout_is_theirs_where_the_conventions_coincide(tmp_path: Path
     def score(_: Episodes, rows: list[int]) -> Scores:
         return Scores(scores_of(case), scores_of(case), [""] * len(rows), [""] * len(rows))
 
-    alone = Ranks.of(torch.device("cpu"))
-    world = World(actor_of(case), case.reference, score, case.cfg, {"eos_id": EOS, "pad_id": PAD}, BATCH, lambda _: nullcontext(), alone)
+    alone, ids, room = Ranks.of(torch.device("cpu")), {"eos_id": EOS, "pad_id": PAD}, Room("rows", BATCH)
+    world = World(actor_of(case), case.reference, score, case.cfg, ids, room, lambda _: nullcontext(), alone)
     prompts = Prompts(episodes.query_responses[:, :CONTEXT], episodes.query_mask, list(range(BATCH)))
     rollout = collect(world, prompts, 0, case.cfg.kl_coef)
     close = {"rtol": RELATIVE, "atol": 1e-5}

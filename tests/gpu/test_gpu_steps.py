@@ -11,9 +11,9 @@ import torch
 from gpu.hardware import DEVICE, HALVES, choose
 from tinytrial import CONTROLS, trainer
 
+from pipeline.budget.room import Room
 from pipeline.models.policy import Episodes
 from pipeline.models.precision import Precision
-from pipeline.ppo.room import Room
 from pipeline.ppo.selfcheck import SelfCheckFailed, check_padding
 from pipeline.ppo.supervised import Supervised
 from pipeline.tracking import merged

@@ -9,6 +9,7 @@ from gpu.base import MEDIUM, QWEN
 from gpu.hardware import DEVICE
 from torch import Tensor
 
+from pipeline.budget.room import Room
 from pipeline.models.generation import inverse_cdf, sample
 from pipeline.models.loading import CausalLM
 from pipeline.models.seeding import stream, uniforms
@@ -50,7 +51,7 @@ def test_tokens_with_a_cache_are_those_of_a_whole_forward_for_each(device: str, 
     ids = torch.randint(2, 1024, (ROWS, 6), generator=stream("gpu prompts"))
     mask = torch.arange(6) >= torch.arange(ROWS)[:, None] % 5
     noise = uniforms(ROWS, 12, "gpu responses")
-    made = sample(network, ids.to(device), mask.to(device), noise, eos_id=1, pad_id=0, temperature=1.0, batch=10)
+    made = sample(network, ids.to(device), mask.to(device), noise, eos_id=1, pad_id=0, temperature=1.0, room=Room("rows", 10))
     found, lengths = made.responses.cpu(), made.lengths.cpu()
     same = [found[row, : lengths[row]].tolist() == one_by_one(network, ids[row][mask[row]], noise[row]) for row in range(ROWS)]
     record_property("responses alike", f"{sum(same)} of {ROWS}")

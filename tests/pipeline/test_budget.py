@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import sys
 import time
 from pathlib import Path
 
@@ -9,11 +11,12 @@ import torch
 from pipeline.budget.chunking import CARD_TOKENS, CHUNK_TOKENS, chunk_tokens
 from pipeline.budget.estimate import estimate
 from pipeline.budget.ledger import Ledger
-from pipeline.budget.machine import GIB, fresh_marks, peak_gib
+from pipeline.budget.machine import ALLOCATOR_SETTINGS, GIB, fresh_marks, grow_segments, peak_gib
 from pipeline.budget.roofline import t4_seconds
 from pipeline.budget.subject import Trial
 from pipeline.config import load_config
 from pipeline.sizes import measured, shape_of
+from pipeline.trial import prepare
 
 
 def trial(profile: str = "t4", **changes: object) -> Trial:
@@ -83,6 +86,32 @@ def test_the_high_water_mark_remembers_what_is_gone_and_starts_afresh_for_the_ne
     assert peak_gib() == pytest.approx(before + 0.25, abs=0.03)
     fresh_marks()
     assert peak_gib() == pytest.approx(before, abs=0.03)
+
+
+def test_a_trial_on_the_cpu_touches_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    def touched(*args: object, **kwargs: object) -> None:
+        raise AssertionError("this would open a CUDA context")
+
+    for name in ("current_device", "get_device_properties", "max_memory_allocated", "reset_peak_memory_stats", "set_device", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, touched)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    prepare(load_config("tiny", {"runtime.device": "cpu"}))
+    fresh_marks()
+    ledger = Ledger()
+    ledger.mark()
+    assert ledger.peak_gib == pytest.approx(peak_gib(), abs=0.1)
+
+
+@pytest.mark.parametrize("own", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", None])
+def test_the_cuda_allocator_grows_its_segments_unless_the_user_says_otherwise(own: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    for name in ALLOCATOR_SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    if own:
+        monkeypatch.setenv(own, "max_split_size_mb:64")
+    grow_segments()
+    found = {name: os.environ[name] for name in ALLOCATOR_SETTINGS if name in os.environ}
+    assert found == ({own: "max_split_size_mb:64"} if own else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from pipeline.budget.room import Room
 from pipeline.config import load_config
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
@@ -63,7 +64,7 @@ def save(model: Any, folder: Path) -> str:
 
 
 def load(folder: str, label: str | None = "GOOD", output: Any = "log_odds", batch: int = 8) -> ClassifierReward:
-    return load_classifier("judge.model", folder, None, label, output, CPU, batch)
+    return load_classifier("judge.model", folder, None, label, output, CPU, Room("rows", batch))
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "qwen2", "gpt2"])

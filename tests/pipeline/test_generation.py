@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pipeline.budget.room import Room
 from pipeline.config import ModelConfig
 from pipeline.models import generation, policy
 from pipeline.models.generation import inverse_cdf, sample
@@ -75,7 +76,7 @@ def prompts() -> tuple[Tensor, Tensor]:
 
 
 def draw(model: Any, noise: Tensor, temperature: float = 1.0, batch: int = ROWS) -> Episodes:
-    return sample(model, *prompts(), noise, eos_id=EOS, pad_id=PAD, temperature=temperature, batch=batch)
+    return sample(model, *prompts(), noise, eos_id=EOS, pad_id=PAD, temperature=temperature, room=Room("rows", batch))
 
 
 def answers(episodes: Episodes) -> list[list[int]]:
@@ -144,7 +145,7 @@ def test_the_same_command_gives_the_same_bytes_and_other_rows_change_nothing(mod
 def test_one_row_and_one_step_are_a_batch_and_a_response(model: Any) -> None:
     noise = uniforms(ROWS, STEPS, "few")
     queries, mask = prompts()
-    one = sample(model, queries[7:8], mask[7:8], noise[7:8], eos_id=EOS, pad_id=PAD, temperature=1.0, batch=8)
+    one = sample(model, queries[7:8], mask[7:8], noise[7:8], eos_id=EOS, pad_id=PAD, temperature=1.0, room=Room("rows", 8))
     assert answers(one) == [alone(model, queries[7][mask[7]].tolist(), noise[7].tolist(), 1.0)]
     assert answers(draw(model, noise[:, :1])) == [row[:1] for row in answers(draw(model, noise))]
 
@@ -154,7 +155,7 @@ def test_rows_that_all_end_at_once_end_the_work(model: Any) -> None:
     same = [one[:1].expand(4, -1) for one in (queries, mask, uniforms(1, 200, "ends"))]
     calls: list[int] = []
     handle = model.get_output_embeddings().register_forward_hook(lambda module, inputs, output: calls.append(len(output)))
-    episodes = sample(model, *(one[:, :50] for one in same), eos_id=EOS, pad_id=PAD, temperature=2.0, batch=4)
+    episodes = sample(model, *(one[:, :50] for one in same), eos_id=EOS, pad_id=PAD, temperature=2.0, room=Room("rows", 4))
     handle.remove()
     assert episodes.ended.all()
     assert calls == [4] * int(episodes.lengths[0])

@@ -54,8 +54,9 @@ from pipeline.hub import check_model
 try:
     check_model("judge.model", "some-org/judge", sys.argv[1], pinned=True)
     import torch
+    from pipeline.budget.room import Room
     from pipeline.rewards.classifier import load_classifier
-    reward = load_classifier("judge.model", "some-org/judge", sys.argv[1], "YES", "logit", torch.device("cpu"), 4)
+    reward = load_classifier("judge.model", "some-org/judge", sys.argv[1], "YES", "logit", torch.device("cpu"), Room("rows", 4))
     print(round(float(reward._score(["It was good."])), 5))
 except UserError as error:
     print(error)

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from tinytrial import EOS, PAD, model, trainer
 
 from pipeline import metrics
+from pipeline.budget.room import Room
 from pipeline.models.generation import sample
 from pipeline.models.loading import pretrained_model
 from pipeline.models.seeding import uniforms
@@ -127,7 +128,9 @@ def test_every_trap_has_its_test(trap: str) -> None:
 def test_eos_in_the_prompt_ends_no_response() -> None:
     """Templates of chat models put it there; some prompts here are nothing else."""
     queries = torch.tensor([[EOS, 5, 6], [EOS, EOS, EOS], [PAD, EOS, 7], [9, 8, EOS]]).repeat(4, 1)
-    episodes = sample(model(), queries, queries != PAD, uniforms(16, 20, "prompt"), eos_id=EOS, pad_id=PAD, temperature=1.0, batch=16)
+    episodes = sample(
+        model(), queries, queries != PAD, uniforms(16, 20, "prompt"), eos_id=EOS, pad_id=PAD, temperature=1.0, room=Room("rows", 16)
+    )
     rows = episodes.responses.tolist()
     assert episodes.lengths.tolist() == [row.index(EOS) + 1 if EOS in row else 20 for row in rows]
     assert episodes.ended.tolist() == [EOS in row for row in rows]

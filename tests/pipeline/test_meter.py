@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline.budget.estimate import work_of_update
 from pipeline.budget.ledger import Ledger
+from pipeline.budget.room import Room
 from pipeline.budget.subject import Trained, Trial
 from pipeline.config import PpoConfig, RewardConfig, RuntimeConfig, load_config
 from pipeline.models.adapters import WithoutAdapter, choose_trained
@@ -71,7 +72,7 @@ def spend(folder: Path, architecture: str, checkpointing: bool = False, full: bo
     lm = choose_trained(network(architecture), cfg)
     actor = ActorCritic(lm, trunk(network(architecture)) if cfg.critic == "separate" else None)
     reference = WithoutAdapter(lm) if cfg.adapter == "lora" else freeze(network(architecture))
-    reward = LearnedReward(freeze(new_reward_model(network(architecture), RewardConfig().seed, torch.device("cpu"))), 5)
+    reward = LearnedReward(freeze(new_reward_model(network(architecture), RewardConfig().seed, torch.device("cpu"))), Room("rows", 5))
     ledger = Counted()
     meter([*actor.networks, *([] if cfg.adapter == "lora" else [reference]), *reward.networks], ledger.work)
 

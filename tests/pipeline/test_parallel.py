@@ -11,12 +11,14 @@ import torch
 from helpers import Recorder, smoke
 
 from pipeline.artifacts import Artifact
+from pipeline.config import RuntimeConfig
 from pipeline.errors import UserError
 from pipeline.layout import Layout
 from pipeline.models.loading import load_snapshot
+from pipeline.stages.common import check_devices
 from pipeline.stages.launch import launch
 from pipeline.tracking import merged
-from pipeline.trial import run_trial
+from pipeline.trial import execution, run_trial
 
 
 @pytest.mark.slow
@@ -94,6 +96,29 @@ def test_a_process_that_is_short_of_memory_takes_less_at_once_or_ends_the_trial_
     assert (found[0]["status"], found[0]["steps"]) == ("budget", 0)
     assert found[0]["reason"] == "out of memory in 1 of 2 processes"
     assert (tmp_path / "0" / "policy" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("here")
+def test_a_rollout_of_which_one_process_cannot_hold_a_single_row_ends_the_trial_as_budget(
+    smoke_layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = run_trial(smoke(), smoke_layout, Recorder())
+    upstream = {name: plain.artifacts[name] for name in ("prompts", "sft", "reward")}
+    monkeypatch.setenv("ROOM_FOR", "0")
+    monkeypatch.setenv("ROOM_IN", "rollouts")
+    launch("ranked:short_of_memory", 2, smoke(runtime__processes=2), tmp_path, Recorder(), upstream)
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert (status["status"], status["steps"], status["reason"]) == ("budget", 0, "out of memory in 1 of 2 processes")
+
+
+def test_each_process_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert check_devices(RuntimeConfig(device="cuda", processes=2)).type == "cuda"
+    assert check_devices(RuntimeConfig(device="cpu", processes=8)).type == "cpu"
+    with pytest.raises(UserError, match=r"^runtime.processes = 4: each process needs a GPU of its own, 2 visible; at most 2$"):
+        execution(smoke(runtime__device="cuda", runtime__processes=4))
 
 
 def test_a_mini_batch_must_divide_by_the_processes() -> None:

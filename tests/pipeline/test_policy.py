@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from pipeline.budget.room import Room
 from pipeline.config import ModelConfig
 from pipeline.models.generation import decode, inverse_cdf, sample, tokenize_prompts
 from pipeline.models.loading import load_head, save_head, scratch_model
@@ -121,7 +122,7 @@ def queries() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def draw(model: Any, noise: torch.Tensor, batch: int = 8, temperature: float = 1.0) -> Episodes:
-    return sample(model, *queries(), noise, eos_id=EOS, pad_id=PAD, temperature=temperature, batch=batch)
+    return sample(model, *queries(), noise, eos_id=EOS, pad_id=PAD, temperature=temperature, room=Room("rows", batch))
 
 
 def test_inverse_cdf_is_the_distribution() -> None:
@@ -176,7 +177,7 @@ def test_pad_may_equal_eos(model: Any) -> None:
     """Masks come from lengths, so a pad id that is EOS (as in GPT-2) does not shorten or lengthen anything."""
     noise = uniforms(3, 30, "pad")
     one = draw(model, noise)
-    other = sample(model, *queries(), noise, eos_id=EOS, pad_id=EOS, temperature=1.0, batch=8)
+    other = sample(model, *queries(), noise, eos_id=EOS, pad_id=EOS, temperature=1.0, room=Room("rows", 8))
     assert torch.equal(one.response_mask, other.response_mask)
     assert one.labels.tolist() == other.labels.tolist()
 

@@ -13,6 +13,7 @@ from helpers import Recorder, smoke
 from safetensors.torch import load_file
 from tinytrial import CONTROLS, VOCAB, Killed, Killer, model, run, trainer
 
+from pipeline.budget.room import MemoryFull, Room
 from pipeline.config import RewardConfig, SftConfig
 from pipeline.errors import UserError
 from pipeline.layout import Layout
@@ -20,7 +21,6 @@ from pipeline.models import precision
 from pipeline.models.policy import Episodes
 from pipeline.models.precision import GradientSteps, Precision, execution, mixed_precision
 from pipeline.ppo.kl import entropy, exact_kl
-from pipeline.ppo.room import MemoryFull, Room
 from pipeline.ppo.supervised import Supervised
 from pipeline.rewards import learned
 from pipeline.rewards.learned import new_reward_model, train_reward_model

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pipeline.budget.room import Room
 from pipeline.config import ModelConfig, RewardConfig
 from pipeline.errors import UserError
 from pipeline.models.loading import scratch_model
@@ -126,7 +127,7 @@ def test_a_reward_model_learns_an_order_and_survives_the_disk(tmp_path: Path) ->
         agreement = ((model(first) > model(second)) == better).float().mean()
     assert agreement > 0.8
     model.save(tmp_path)
-    again = LearnedReward(RewardModel.load(tmp_path, torch.device("cpu")), batch=100)
+    again = LearnedReward(RewardModel.load(tmp_path, torch.device("cpu")), room=Room("rows", 100))
     batch = Completions(first, [""] * 256, [""] * 256)
     assert torch.allclose(again(batch), model(first).detach(), atol=1e-5)
     assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} <= {".safetensors", ".json"}
@@ -140,7 +141,7 @@ def test_every_row_gets_the_score_it_has_alone() -> None:
     prompts, lengths = (torch.randint(1, 6, (40,), generator=generator) for _ in range(2))
     tokens = torch.randint(2, 20, (40, 10), generator=generator)
     batch = Episodes(tokens, torch.arange(5) >= (5 - prompts)[:, None], response_mask(lengths, 5), torch.ones(40, dtype=torch.bool))
-    scores = LearnedReward(model, batch=25)(Completions(batch, [""] * 40, [""] * 40))
+    scores = LearnedReward(model, room=Room("rows", 25))(Completions(batch, [""] * 40, [""] * 40))
     for row, (prompt, length) in enumerate(zip(prompts.tolist(), lengths.tolist(), strict=True)):
         hidden = lm.model(tokens[row : row + 1, 5 - prompt : 5 + length]).last_hidden_state[0, -1]
         assert scores[row].item() == pytest.approx(model.head(hidden).item(), abs=1e-5)

@@ -12,8 +12,8 @@ import torch
 from helpers import Recorder
 from tinytrial import run, trainer
 
+from pipeline.budget.room import MemoryFull, Room
 from pipeline.models.anatomy import trunk
-from pipeline.ppo.room import MemoryFull, Room
 from pipeline.ppo.trainer import Outcome, Trainer
 from pipeline.tracking import merged
 
@@ -86,17 +86,17 @@ def test_a_trial_that_not_even_one_episode_fits_ends_as_budget_with_the_policy_o
 
     watch = Recorder()
     one = limited(trainer(tmp_path, watch, **KNOBS), after_five)
-    take = one.optimiser.step
+    take = one.steps.optimiser.step
 
     def count(*args: Any, **kwargs: Any) -> Any:
         steps[0] += 1
         return take(*args, **kwargs)
 
-    one.optimiser.step = count
+    one.steps.optimiser.step = count
     outcome, rows = ended(one, tmp_path)
     assert (outcome.status, outcome.steps) == ("budget", 5)
     assert outcome.reason is not None
-    assert outcome.reason.startswith("out of memory with a single episode at once (runtime.micro_batch_size came down to 1)")
+    assert outcome.reason.startswith("out of memory with a single row at once (runtime.micro_batch_size came down to 1)")
     assert max(step for step, row in rows.items() if "policy/pg_loss" in row) == 5
     assert one.ledger.peak_gib > 0
     assert all(bool(tensor.isfinite().all()) for tensor in one.actor.state_dict().values())

@@ -1,0 +1,185 @@
+"""Running out of memory outside of PPO's training: every pass of rows through a network goes on with fewer of them, with equal results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from helpers import Recorder, smoke
+from tinytrial import EOS, PAD, VOCAB, model
+
+from pipeline.budget.room import MemoryFull, Room, is_out_of_memory
+from pipeline.data.tokenizer import train_tokenizer
+from pipeline.layout import Layout
+from pipeline.models.anatomy import trunk
+from pipeline.models.generation import sample
+from pipeline.models.policy import Episodes
+from pipeline.models.seeding import uniforms
+from pipeline.rewards.base import Completions
+from pipeline.rewards.classifier import ClassifierReward
+from pipeline.rewards.learned import LearnedReward, new_reward_model
+from pipeline.stages.evaluate import drift
+from pipeline.stages.sft import measure
+from pipeline.trial import run_trial
+
+CPU = torch.device("cpu")
+ROWS, FITTING = 12, 3
+
+
+@contextmanager
+def memory_for(rows: int, network: Any) -> Iterator[list[int]]:
+    """Forwards of a network with more rows fail; yields the rows of those that succeed."""
+    done: list[int] = []
+
+    def check(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        asked = kwargs["packing"].rows if "packing" in kwargs else len(kwargs["input_ids"])
+        if asked > rows:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        done.append(asked)
+
+    hook = network.register_forward_pre_hook(check, with_kwargs=True)
+    try:
+        yield done
+    finally:
+        hook.remove()
+
+
+def episodes() -> Episodes:
+    generator = torch.Generator().manual_seed(0)
+    queries = torch.randint(2, VOCAB, (ROWS, 4), generator=generator)
+    noise = torch.rand(ROWS, 6, generator=generator)
+    return sample(model(), queries, torch.ones_like(queries).bool(), noise, eos_id=EOS, pad_id=PAD, temperature=1.0, room=Room("rows", 99))
+
+
+def halved(work: Callable[[Room], Any], network: Any) -> None:
+    """`work` gives with a third of the memory what it gives with all of it, and says so."""
+    warnings: list[str] = []
+    wanted = work(Room("rows", ROWS))
+    with memory_for(FITTING, network):
+        found = work(Room("rows", ROWS, warnings.append))
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.allclose(torch.as_tensor(one), torch.as_tensor(other), rtol=1e-4, atol=1e-6)
+    assert [line.partition(";")[0] for line in warnings] == [
+        "out of memory with rows = 12: from here on 6",
+        "out of memory with rows = 6: from here on 3",
+    ]
+    with memory_for(0, network), pytest.raises(MemoryFull, match="single row"):
+        work(Room("rows", ROWS))
+
+
+def test_sampling() -> None:
+    network, queries = model(), episodes().query_responses[:, :4]
+    noise = uniforms(ROWS, 6, 0, "test")
+
+    def work(room: Room) -> list[torch.Tensor]:
+        found = sample(network, queries, torch.ones_like(queries).bool(), noise, eos_id=EOS, pad_id=PAD, temperature=1.0, room=room)
+        return [found.query_responses, found.lengths]
+
+    halved(work, trunk(network))
+
+
+def test_a_slice_that_is_done_is_not_done_again() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def work(rows: slice) -> int:
+        asked.append((rows.start, rows.stop))
+        if rows.start >= 4 and rows.stop - rows.start > 2:
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+        return rows.stop - rows.start
+
+    room = Room("rows", 4)
+    assert room.over(11, work) == [4, 2, 2, 2, 1]
+    assert asked == [(0, 4), (4, 8), (4, 6), (6, 8), (8, 10), (10, 11)]
+    # The last slice is short: half of it is tried next, not half of what the room would allow.
+    short = Room("rows", 100)
+    assert short.over(3, lambda rows: rows.start if rows.stop - rows.start == 1 else work(slice(9, 99))) == [0, 1, 2]
+    assert short.rows == 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes",
+    ],
+)
+def test_how_torch_says_that_memory_ran_out(said: str) -> None:
+    assert is_out_of_memory(RuntimeError(said))
+
+
+def test_other_errors_of_a_card_are_faults() -> None:
+    assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert not is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"))
+
+
+def test_scoring_by_a_reward_model() -> None:
+    reward, asked = new_reward_model(model(), 0, CPU), episodes()
+    halved(lambda room: [LearnedReward(reward, room)(Completions(asked, [""] * ROWS, [""] * ROWS))], trunk(reward.lm))
+
+
+def test_scoring_by_a_classifier() -> None:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    network = BertForSequenceClassification(BertConfig(vocab_size=300, num_labels=2, **sizes)).eval()
+    texts, asked = [" good" * (1 + row % 5) for row in range(ROWS)], episodes()
+    tokenizer = train_tokenizer(texts, 300)
+
+    def work(room: Room) -> list[torch.Tensor]:
+        return [ClassifierReward(network, tokenizer, 1, "log_odds", room)(Completions(asked, ["A film"] * ROWS, texts))]
+
+    halved(work, network)
+
+
+def test_drift_in_the_evaluation() -> None:
+    policy, reference, asked = model(), model(), episodes()
+    halved(lambda room: list(drift(policy, reference, asked, 1.0, room)), trunk(reference))
+
+
+def test_perplexity_of_the_reference() -> None:
+    network, rows = model(), [[2 + index, 3, 4, 5, EOS] for index in range(ROWS)]
+
+    def work(room: Room) -> list[float]:
+        return [measure(network, rows, room, None)["nats_per_token"]]
+
+    halved(work, trunk(network))
+
+
+@pytest.mark.slow
+def test_a_whole_trial_with_little_memory_comes_to_the_same(smoke_layout: Layout, layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import Qwen2Model
+
+    forward = Qwen2Model.forward
+
+    def limited(network: Any, *args: Any, **kwargs: Any) -> Any:
+        rows = kwargs["packing"].rows if kwargs.get("packing") is not None else len(kwargs["input_ids"])
+        if rows > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return forward(network, *args, **kwargs)
+
+    plain = run_trial(smoke(), smoke_layout, Recorder())
+    monkeypatch.setattr(Qwen2Model, "forward", limited)
+    recorder = Recorder()
+    scarce = run_trial(smoke(sft__steps=60), layout, recorder)
+    assert scarce.status == plain.status == "complete"
+    assert {line.partition(" = ")[0] for line in recorder.warnings} == {
+        f"out of memory with {key}"
+        for key in (
+            "sft.batch_size (texts at once)",
+            "reward.batch_size (pairs at once)",
+            "runtime.rollout_batch_size",
+            "runtime.micro_batch_size",
+        )
+    }
+    for name in ("sft", "reward"):
+        one, other = scarce.artifacts[name].meta, plain.artifacts[name].meta
+        for key, value in other.items():
+            if isinstance(value, float):
+                assert one[key] == pytest.approx(value, rel=2e-2, abs=2e-2), key
+    tables = [pd.read_parquet(one.artifacts["reward"].path / "pairs.parquet") for one in (scarce, plain)]
+    assert (tables[0]["first"] == tables[1]["first"]).mean() > 0.9
