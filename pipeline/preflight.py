@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from pipeline.budget.estimate import Estimate, estimate
+from pipeline.budget.machine import GIB
 from pipeline.budget.subject import Device, Trial
 from pipeline.config import TrialConfig
 from pipeline.errors import UserError
@@ -55,6 +58,33 @@ def check_budget(config: TrialConfig, label: str) -> None:
     if found is None or found.fits:
         return
     raise UserError(f"{label} cannot fit: {excess(found)}. {remedy(config)}")
+
+
+def disk_needed(configs: Sequence[TrialConfig], jobs: int) -> tuple[float, float] | None:
+    """GiB on disk that one trial needs while it trains, and that all of them need, `jobs` at a time; None where sizes are unknown."""
+    found = [predict(config) for config in configs]
+    known = [one for one in found if one is not None]
+    if not known or len(known) < len(found):
+        return None
+    passing = sorted((one.disk_gib - one.left_gib for one in known), reverse=True)[:jobs]
+    whole = max(one.shared_disk_gib for one in known) + sum(one.left_gib for one in known) + sum(passing)
+    return max(one.disk_gib for one in known), whole
+
+
+def check_disk(configs: Sequence[TrialConfig], jobs: int, root: Path) -> str | None:
+    """A warning where the disk of `root` may not hold all trials. Raises `UserError` where it cannot hold a single one."""
+    needed = disk_needed(configs, jobs)
+    if needed is None:
+        return None
+    one, whole = needed
+    free = shutil.disk_usage(root).free / GIB
+    if one > free:
+        raise UserError(
+            f"a trial needs {one:.1f} GiB of disk (checkpoints and the policy), {root} has {free:.1f} GiB free; use another --out"
+        )
+    if whole > free:
+        return f"{len(configs)} trials need up to {whole:.1f} GiB of disk, {root} has {free:.1f} GiB free"
+    return None
 
 
 def excess(found: Estimate) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -82,6 +82,13 @@ def check_budget(config: TrialConfig, label: str) -> None:
     from pipeline.preflight import check_budget as check
 
     check(config, label)
+
+
+def check_disk(configs: Sequence[TrialConfig], jobs: int, root: Path) -> str | None:
+    """A warning where the disk may not hold all trials, `jobs` at a time. Raises `UserError` where it cannot hold one."""
+    from pipeline.preflight import check_disk as check
+
+    return check(configs, jobs, root)
 
 
 def execution(config: TrialConfig) -> dict[str, str]:

@@ -254,6 +254,8 @@ def _run_missing(run: _Run, compared: Study, finished: Sequence[Cell], jobs: int
 def _carry_out(run: _Run, plan: Plan, missing: Sequence[Cell], jobs: int) -> None:
     """Run all that a plan asks for; `missing` are cells of which it is known beforehand."""
     _tell_execution(run, missing)
+    if caution := run.module.check_disk([cell.config for cell in missing], jobs, run.layout.root):
+        run.display.line(caution, "yellow")
     run.sinks.open()
     run.tickets.clear()
     with run.display:

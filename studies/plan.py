@@ -234,6 +234,10 @@ def budget_lines(config: TrialConfig) -> Iterator[str]:
             + ", ".join(f"{stage} {hours(spent)}" for stage, spent in found.shared_hours.items())
         )
     )
+    yield (
+        f"  disk: {found.disk_gib:.2f} GiB while it trains, of which checkpoints {found.disk['checkpoints']:.2f}; "
+        f"{found.left_gib:.2f} GiB stay, and {found.shared_disk_gib:.2f} GiB of what trials share"
+    )
     if assumed := assumed_scorers(config):
         yield f"  assumed of {', '.join(assumed)}, which is not here to be looked at: the size of a base classifier, 125 M parameters"
     if not found.fits:

@@ -77,7 +77,7 @@ def trainer(
     meter([*actor_critic.networks, *([] if isinstance(reference, WithoutAdapter) else [reference])], ledger.work)
     return Trainer(
         PpoConfig(**{**BASE, **knobs}),
-        RuntimeConfig(**{"checkpoint_updates": 2, **(runtime or {})}),
+        RuntimeConfig(**{"checkpoint_updates": 2, "checkpoint_share": None, **(runtime or {})}),
         actor_critic,
         reference,
         score,

@@ -1,7 +1,7 @@
 """What the stages of a trial will take, before any of it is spent: peak memory by component, T4-hours by phase.
 
 Assumed: responses of full length, for memory the longest prompt, for time the mean one. Only linear maps, attention,
-optimiser and logits are counted.
+optimiser, logits and checkpoints are counted.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.budget.chunking import chunk_tokens, pair_rows, text_rows
+from pipeline.budget.disk import checkpoint_hours, disk_by_part, shared_disk
 from pipeline.budget.machine import GIB
 from pipeline.budget.memory import memory_by_stage
 from pipeline.budget.roofline import (
@@ -36,6 +37,10 @@ class Estimate:
     """Of the PPO stage on a T4, by phase."""
     shared_hours: dict[str, float]
     """On a T4, by stage, of what the trials of a study have in common."""
+    disk: dict[str, float]
+    """On disk at the peak of the PPO stage, by part, GiB."""
+    shared_disk_gib: float
+    """On disk, of what the trials of a study have in common."""
     cap_gib: float
     cap_hours: float
 
@@ -58,6 +63,16 @@ class Estimate:
         return self.stage_gib(self.stage)
 
     @property
+    def disk_gib(self) -> float:
+        """On disk at the peak of the PPO stage."""
+        return sum(self.disk.values())
+
+    @property
+    def left_gib(self) -> float:
+        """What a trial leaves on disk."""
+        return self.disk_gib - self.disk.get("checkpoints", 0.0)
+
+    @property
     def t4_hours(self) -> float:
         return sum(self.hours.values())
 
@@ -71,9 +86,21 @@ def estimate(trial: Trial) -> Estimate:
     cfg = trial.config.ppo
     trained = Trained.of(trial.shape, cfg)
     hours = {phase: cfg.updates * t4_seconds(phase, *work) / 3600 for phase, work in work_of_update(trial, trained).items()}
+    hours["checkpoint"] = checkpoint_hours(trial, trained, sum(hours.values()))
     shared = {stage: t4_seconds("train", *work) / 3600 for stage, work in work_of_shared(trial).items()}
     memory = {stage: {name: size / GIB for name, size in parts.items() if size} for stage, parts in memory_by_stage(trial, trained).items()}
-    return Estimate(trial.shape.parameters, trained.parameters, memory, hours, shared, cfg.max_memory_gib, cfg.max_wall_clock_h)
+    disk = {name: size / GIB for name, size in disk_by_part(trial, trained).items() if size}
+    return Estimate(
+        trial.shape.parameters,
+        trained.parameters,
+        memory,
+        hours,
+        shared,
+        disk,
+        shared_disk(trial) / GIB,
+        cfg.max_memory_gib,
+        cfg.max_wall_clock_h,
+    )
 
 
 def work_of_shared(trial: Trial) -> dict[str, tuple[float, float]]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import InitVar, dataclass, field
 from typing import Any
 
-from pipeline.budget.machine import peak_gib
+from pipeline.budget.machine import GIB, peak_gib
 from pipeline.budget.roofline import EFFICIENCY, t4_seconds
 from pipeline.config import PpoConfig
 
@@ -26,6 +26,8 @@ class Ledger:
     bytes: dict[str, float] = field(default_factory=dict)
     generated_tokens: int = 0
     peak_gib: float = 0.0
+    checkpoints: int = 0
+    checkpoint_bytes: int = 0
     wall_before: float = 0.0
     """Seconds spent before this process took the trial up."""
 
@@ -66,6 +68,16 @@ class Ledger:
             self.flops[self._phase] = self.flops.get(self._phase, 0.0) + flops
             self.bytes[self._phase] = self.bytes.get(self._phase, 0.0) + bytes_
 
+    def wrote_checkpoint(self, size: int) -> None:
+        """One more checkpoint of `size` bytes."""
+        self.checkpoints += 1
+        self.checkpoint_bytes += size
+
+    @property
+    def checkpoint_s(self) -> float:
+        """Mean seconds of a checkpoint so far."""
+        return self.seconds.get("checkpoint", 0.0) / max(self.checkpoints, 1)
+
     def t4_seconds(self) -> float:
         """What the counted work would take on a T4 by the roofline."""
         return sum(t4_seconds(phase, self.flops[phase], self.bytes[phase]) for phase in self.flops)
@@ -76,6 +88,8 @@ class Ledger:
             "wall_s": self.wall_s,
             **{f"{phase}_s": seconds for phase, seconds in self.seconds.items()},
             "generated_tokens": float(self.generated_tokens),
+            "checkpoints": float(self.checkpoints),
+            "checkpoint_gib": self.checkpoint_bytes / GIB,
             "peak_memory_gib": self.peak_gib,
             "tflop": sum(self.flops.values()) / 1e12,
             **{f"{phase}_tflop": flops / 1e12 for phase, flops in self.flops.items()},

@@ -84,7 +84,6 @@ def _ppo(trial: Trial, trained: Trained) -> list[tuple[Parts, Parts]]:
         "policy": weights,
         "gradients": 4.0 * (trained.parameters + own),
         "optimiser": 8.0 * (trained.parameters + own),
-        "last good weights": 0.0 if trial.on_card else 4.0 * (trained.parameters + own),
         "reference": 0.0 if cfg.adapter == "lora" else 4.0 * shape.parameters,
         "critic": 4.0 * own,
         "reward": _rewards(trial),

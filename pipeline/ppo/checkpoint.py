@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import torch
 
@@ -14,17 +14,38 @@ KEPT = 2
 DIGITS = 16
 
 
-def save(folder: Path, update: int, state: dict[str, Any]) -> None:
-    """Write ``update_<n>.<sha256>.pt`` in one step, then delete all but the newest two."""
+class _Hashing:
+    """A file that hashes what is written to it: reading gigabytes back would take as long again."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._sha256 = file, hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self._sha256.update(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    @property
+    def digest(self) -> str:
+        return self._sha256.hexdigest()[:DIGITS]
+
+
+def save(folder: Path, update: int, state: dict[str, Any]) -> int:
+    """Write ``update_<n>.<sha256>.pt`` in one step, then delete all but the newest two. Returns the bytes written."""
     folder.mkdir(parents=True, exist_ok=True)
     beside = folder / ".writing"
     with beside.open("wb") as file:
-        torch.save(state, file)
+        hashing = _Hashing(file)
+        torch.save(state, cast(Any, hashing))
         file.flush()
         os.fsync(file.fileno())
-    os.replace(beside, folder / f"update_{update:08d}.{_digest(beside)}.pt")
+        size = file.tell()
+    os.replace(beside, folder / f"update_{update:08d}.{hashing.digest}.pt")
     for old in checkpoints(folder)[:-KEPT]:
         old.unlink()
+    return size
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -29,7 +29,7 @@ from pipeline.ppo.masking import masked_mean
 from pipeline.ppo.parallel import Mute, Ranks
 from pipeline.ppo.rollout import Prompts, Rollout, ScoreFn, World, collect
 from pipeline.ppo.selfcheck import check_rollout
-from pipeline.ppo.update import Learner, train_on
+from pipeline.ppo.update import Learner, OnStep, train_on
 from pipeline.reporter import RESUMED
 from pipeline.stopping import Watcher
 
@@ -72,6 +72,15 @@ class Outcome:
     samples: list[dict[str, Any]] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Place:
+    """How far a trial has come."""
+
+    update: int
+    taken: int
+    wall_s: float = 0.0
+
+
 class Trainer:
     """One PPO trial. Everything that changes while it runs is in `_state`, and so in every checkpoint."""
 
@@ -110,7 +119,7 @@ class Trainer:
         self.warned = False
         self.samples: list[dict[str, Any]] = []
         self.last_step: Mapping[str, float] = {}
-        self._keep_good()
+        self.healthy = self.saved = Place(0, 0, 0.0)
 
     def run(self) -> Outcome:
         """Train to the end, a cap, a rule that stops it, or divergence; from the newest checkpoint where there is one."""
@@ -130,14 +139,12 @@ class Trainer:
                     self._check_end()
                     return ended
                 self._one_update()
-                if self.update % self.runtime.checkpoint_updates == 0 or self.update == self.cfg.updates:
-                    self._checkpoint()
             self._check_end()
         except Diverged as error:
             # The metrics up to the divergence stay as evidence.
-            self._restore(self.good["weights"])
+            kept = self._rewind()
             self.ledger.mark()
-            return "diverged", f"{error} in the update after step {self.taken}; the policy kept is that of step {self.good['step']}"
+            return "diverged", f"{error} in the update after step {self.taken}; the policy kept is that of step {kept}"
         except MemoryFull as error:
             if self.ranks.count > 1 and not isinstance(error, MemoryFullSomewhere):
                 raise  # the other processes wait for this one, and are ended by whoever started them
@@ -155,27 +162,34 @@ class Trainer:
         return ("pruned", broken) if broken else None
 
     def _one_update(self) -> None:
-        self.kl.start(self.update)
+        rollout = self._rollout()
         with self.precision.autocast():
-            prompts = self._prompts()
-            rollout = collect(self.world, prompts, self.update, self.kl.kl_coef)
             self._look(rollout)
+        if self._due():
+            self._checkpoint()
         start = self.taken
         self._write(start, rollout.metrics)  # 7 metrics
         self._keep_samples(start, rollout)
-        with self.ledger.timed("train"):
-            steps = train_on(rollout, self.learner, self.update, start, self._on_step)
+        self._learn(rollout, self._on_step)
         if self.cfg.target_kl is not None:
-            self._write(start + steps, {"policy/update_steps": float(steps)})
-        # 8 controllers step
-        self.kl.observe(rollout.metrics["objective/kl"])
-        self.guard.observe(rollout.metrics["objective/kl_per_token"])
+            self._write(self.taken, {"policy/update_steps": float(self.taken - start)})
         self.ledger.generated_tokens += int(rollout.episodes.response_mask.sum())
-        self.update += 1
-        self.taken += steps
         self.log.flush(durable=False)
         self.watch.metrics(start, {**rollout.metrics, **self.last_step})
         self.watch.progress("ppo", self.update * self.cfg.steps_per_update, self.cfg.steps)
+
+    def _rollout(self) -> Rollout:
+        self.kl.start(self.update)
+        with self.precision.autocast():
+            return collect(self.world, self._prompts(), self.update, self.kl.kl_coef)
+
+    def _learn(self, rollout: Rollout, on_step: OnStep) -> None:
+        with self.ledger.timed("train"):
+            self.taken += train_on(rollout, self.learner, self.update, self.taken, on_step)
+        # 8 controllers step
+        self.kl.observe(rollout.metrics["objective/kl"])
+        self.guard.observe(rollout.metrics["objective/kl_per_token"])
+        self.update += 1
 
     def _look(self, rollout: Rollout) -> None:
         """Health of a rollout, and what must hold of the first; only then are the weights that made it good ones."""
@@ -188,7 +202,7 @@ class Trainer:
         if warning:
             self.warned = True
             self.watch.warn(f"{warning}; at step {self.taken}")
-        self._keep_good()
+        self.healthy = Place(self.update, self.taken)
 
     def _on_step(self, step: int, values: dict[str, float]) -> None:
         self._write(step, values)
@@ -230,19 +244,25 @@ class Trainer:
         for prompt, text, proxy, gold in list(zip(*columns, strict=True))[:SAMPLE_ROWS]:
             self.samples.append({"step": step, "prompt": prompt, "completion": text, "proxy": proxy, "gold": gold})
 
+    def _due(self) -> bool:
+        """Whether it is time for a checkpoint: enough updates after the last one, and not too large a share of the time."""
+        share = self.runtime.checkpoint_share
+        rare = share is None or self.ledger.checkpoint_s <= share * (self.ledger.wall_s - self.saved.wall_s)
+        return rare and self.update - self.saved.update >= self.runtime.checkpoint_updates
+
     def _checkpoint(self) -> None:  # 9 checkpoint
-        if not self.ranks.main:
-            return
-        with self.ledger.timed("checkpoint"):
-            self.log.flush()
-            checkpoint.save(self.folder, self.update, self._state())
+        """Save the trial as it stood before the update at hand. Its rollout has been healthy, so the weights are good ones."""
+        if self.ranks.main:
+            with self.ledger.timed("checkpoint"):
+                self.log.flush()
+                self.ledger.wrote_checkpoint(checkpoint.save(self.folder, self.update, self._state()))
+        self.saved = Place(self.update, self.taken, self.ledger.wall_s)
 
     def _state(self) -> dict[str, Any]:
         return {
             "update": self.update,
             "taken": self.taken,
             "actor": dict(self._trained()),
-            "good": self.good,
             "steps": self.steps.state(),
             "kl": self.kl.state(),
             "guard": self.guard.state(),
@@ -281,19 +301,38 @@ class Trainer:
         self.watch.progress("ppo", self.update * self.cfg.steps_per_update, self.cfg.steps, RESUMED)
 
     def _load(self, state: dict[str, Any]) -> None:
-        self.update, self.taken, self.warned = state["update"], state["taken"], state["warned"]
+        self._load_learner(state)
+        self.stop.load(state["stop"])
+        self.samples, self.warned = list(state["samples"]), state["warned"]
+        self.ledger.load(state["spent"])
+        self.healthy, self.saved = Place(self.update, self.taken), Place(self.update, self.taken, self.ledger.wall_s)
+
+    def _load_learner(self, state: dict[str, Any]) -> None:
+        self.update, self.taken = state["update"], state["taken"]
         self._restore(state["actor"])
-        self.good = state["good"]
         self.steps.load(state["steps"])
         self.kl.load(state["kl"])
         self.guard.load(state["guard"])
-        self.stop.load(state["stop"])
-        self.samples = list(state["samples"])
-        self.ledger.load(state["spent"])
 
-    def _keep_good(self) -> None:
-        """Remember the weights that have just made a healthy rollout, on the CPU."""
-        self.good = {"step": self.taken, "weights": {name: tensor.to("cpu", copy=True) for name, tensor in self._trained()}}
+    def _rewind(self) -> int:
+        """Bring back the weights that made the last healthy rollout, and return their step.
+
+        They are trained again from the newest checkpoint. Few trials diverge; a copy of the weights in every update of every trial
+        would cost memory on the card, or time on its bus.
+        """
+        ended = Place(self.update, self.taken)
+        self.ranks.wait()
+        state = checkpoint.load_latest(self.folder, self.watch.warn)
+        if state is None:
+            raise RuntimeError(f"the last healthy weights are lost: no checkpoint in {self.folder} can be read")
+        self._load_learner(state)
+        try:
+            while self.update < self.healthy.update:
+                self._learn(self._rollout(), lambda step, values: None)
+        except Diverged:  # on a card, sums need not be rounded alike twice; the checkpoint's own weights are healthy ones
+            self._load_learner(state)
+        kept, self.update, self.taken = self.taken, ended.update, ended.taken
+        return kept
 
     def _trained(self) -> Iterator[tuple[str, Tensor]]:
         """What training moves; all else is as the trial found it, and in no checkpoint."""
