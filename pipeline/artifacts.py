@@ -3,6 +3,8 @@
     <root>/<stage>/<key>/            finished: files and, written last, manifest.json
     <root>/<stage>/.partial/<key>/   being built; survives a kill, so that a resumable stage can go on
     <root>/<stage>/.damaged/         set aside, never deleted behind the user's back
+    <root>/<stage>/.kept/<key>/      what a stage needs to take up an artifact again that a cap has ended
+    <root>/<stage>/.replaced/<key>/  for a moment, the artifact that a new one takes the place of
     <root>/<stage>/.locks/<key>      one builder at a time
 
 A kill at any moment leaves a finished artifact or a partial one, never a half-published one: the manifest
@@ -57,30 +59,48 @@ class Store:
 
     def find(self, stage: str, key: str) -> Artifact | None:
         """The verified artifact, or None. Changes nothing; raises `Damaged` when its files are not those of its manifest."""
-        path = self.root / stage / key
-        return _read(stage, key, path) if path.exists() else None
+        for path in (self.root / stage / key, self._replaced(stage, key)):
+            if path.exists():
+                return _read(stage, key, path)
+        return None
 
     def build(
-        self, stage: str, key: str, identity: Mapping[str, Any], make: Callable[[Path], dict[str, Any]], *, resumable: bool
+        self,
+        stage: str,
+        key: str,
+        identity: Mapping[str, Any],
+        make: Callable[[Path], dict[str, Any]],
+        *,
+        resumable: bool,
+        final: Callable[[Artifact], bool] = lambda artifact: True,
+        kept: str | None = None,
     ) -> Artifact:
         """Build an artifact once, however many processes ask for it, and publish it in one step.
 
         A damaged one is reported, set aside and built again, under the lock of its key: another process
         may have done so a moment ago.
         `make` fills the folder that it is given and returns what goes into the manifest as `meta`. With
-        `resumable` it may find there what an earlier, killed call left.
+        `resumable` it may find there what an earlier, killed call left. An artifact that is not `final` is built
+        again and takes the place of the old one, which stays readable until then. If `make` leaves a folder `kept`, it is
+        put beside the artifact, and put back before the artifact is built again.
         """
         locks = self.root / stage / ".locks"
         locks.mkdir(parents=True, exist_ok=True)
         with FileLock(locks / key):
+            self._restore(stage, key)
             found = self._find_or_set_aside(stage, key)
-            if found:
+            if found and final(found):
                 return found
-            partial = self.partial(stage, key)
+            partial, aside = self.partial(stage, key), self.root / stage / ".kept" / key
             if not resumable:
                 shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True, exist_ok=True)
+            if kept and aside.exists() and not (partial / kept).exists():
+                os.replace(aside, partial / kept)
             meta = make(partial)
+            if kept and (partial / kept).exists():
+                aside.parent.mkdir(exist_ok=True)
+                os.replace(partial / kept, aside)
             files = dict(_hash_files(partial))
             manifest = {
                 "stage": stage,
@@ -91,7 +111,7 @@ class Store:
                 "meta": meta,
             }
             write_json(partial / MANIFEST, manifest)
-            os.replace(partial, self.root / stage / key)
+            self._publish(stage, key, partial)
         built = self.find(stage, key)
         if built is None:
             raise RuntimeError(f"{stage} {key} vanished while it was published")
@@ -118,9 +138,28 @@ class Store:
             if path.is_dir() and (path.parent.name == ".damaged" or not path.name.startswith("."))
         ]
         gone = [path for path in doomed if (path.parent.name, path.name) not in keep]
+        gone += [path for path in self.root.glob("*/.kept/*") if (path.parents[1].name, path.name) not in keep]
         for path in gone:
             shutil.rmtree(path)
         return gone
+
+    def _publish(self, stage: str, key: str, partial: Path) -> None:
+        """Put a complete folder into place. Where an older one is, a reader finds that one or this one at any moment."""
+        path, old = self.root / stage / key, self._replaced(stage, key)
+        if path.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            old.parent.mkdir(exist_ok=True)
+            os.replace(path, old)
+        os.replace(partial, path)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def _restore(self, stage: str, key: str) -> None:
+        """Put an artifact back whose successor did not come: the process was killed between the two."""
+        if self._replaced(stage, key).exists() and not (self.root / stage / key).exists():
+            os.replace(self._replaced(stage, key), self.root / stage / key)
+
+    def _replaced(self, stage: str, key: str) -> Path:
+        return self.root / stage / ".replaced" / key
 
     def _find_or_set_aside(self, stage: str, key: str) -> Artifact | None:
         try:

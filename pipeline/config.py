@@ -2,7 +2,8 @@
 
 A profile (``pipeline/profiles/*.yaml``) is a complete `TrialConfig`; studies and ``--set`` change single
 dotted keys of it. Every key that can change a result is part of some stage's identity (`pipeline.dag`);
-what cannot (device, micro-batches, cadence of checkpoints) lives in ``runtime`` and is part of none.
+what cannot (device, micro-batches, cadence of checkpoints) lives in ``runtime`` and is part of none. ``caps`` end a trial early
+and are part of none either: a trial that has reached one goes on when it is raised.
 """
 
 from __future__ import annotations
@@ -189,9 +190,6 @@ class PpoConfig(Section):
     min_entropy: NonNegative = Field(0.01, description="nats per token: a rollout below it has collapsed, and the trial ends as diverged")
     max_repetition: Fraction = Field(0.8, description="share of repeated token pairs in a response: a rollout above it has collapsed too")
     stop: tuple[StopRule, ...] = Field((), description="what ends the trial early; set by a study's falsifiers and its search")
-    max_wall_clock_h: StrictlyPositive = Field(2.5, description="cap; a trial that reaches it ends as `budget`")
-    max_generated_tokens: Positive = Field(50_000_000, description="cap on tokens sampled in rollouts")
-    max_memory_gib: StrictlyPositive = Field(14.6, description="cap on peak memory: RSS on a CPU, allocator on a GPU")
 
     @property
     def mini_batch_size(self) -> int:
@@ -273,6 +271,19 @@ class RuntimeConfig(Section):
     gradient_checkpointing: bool = Field(False, description="compute activations twice instead of keeping them")
 
 
+class CapsConfig(Section):
+    """What one trial may spend; a trial that reaches a cap ends as `budget`. Part of no stage's identity: a larger cap continues it."""
+
+    wall_clock_h: StrictlyPositive = Field(2.5, description="hours of the PPO stage")
+    generated_tokens: Positive = Field(50_000_000, description="tokens sampled in rollouts")
+    memory_gib: StrictlyPositive = Field(14.6, description="peak memory: RSS on a CPU, allocator on a GPU, which enforces it")
+    card: Literal["auto", "t4"] = Field(
+        "auto",
+        description="whose roofline is held against wall_clock_h before a trial starts: t4 on any machine; "
+        "auto: a T4's, unless another GPU is visible",
+    )
+
+
 class TrialConfig(Section):
     """Everything about one trial."""
 
@@ -284,6 +295,7 @@ class TrialConfig(Section):
     judge: JudgeConfig = JudgeConfig()
     ppo: PpoConfig = PpoConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    caps: CapsConfig = CapsConfig()
     runtime: RuntimeConfig = RuntimeConfig()
 
     @property
@@ -333,7 +345,7 @@ class TrialConfig(Section):
 
     def digest(self) -> str:
         """Hash of all that can change a result: sixteen hexadecimal digits."""
-        content = self.model_dump(mode="json", exclude={"runtime", "profile"})
+        content = self.model_dump(mode="json", exclude={"runtime", "caps", "profile"})
         return hashlib.sha256(canonical_json([CONFIG_FOR_HASH, content]).encode()).hexdigest()[:16]
 
 

@@ -8,7 +8,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
-RENAMED: dict[str, str] = {}
+RENAMED: dict[str, str] = {
+    "ppo.max_wall_clock_h": "caps.wall_clock_h",
+    "ppo.max_generated_tokens": "caps.generated_tokens",
+    "ppo.max_memory_gib": "caps.memory_gib",
+}
 """Keys that older versions had, and what each is called now. Add a line whenever a key moves; nothing is accepted silently."""
 
 WORDS: dict[str, tuple[str, ...]] = {

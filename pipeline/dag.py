@@ -32,8 +32,8 @@ from pipeline.errors import UserError
 from pipeline.reporter import Reporter
 
 KEY_DIGITS = 20
-FREE_SECTION = "runtime"
-"""The section that every stage sees and that is part of no key: it must not change any result."""
+FREE_SECTIONS = ("runtime", "caps")
+"""Sections that every stage sees and that are part of no key: the first must not change any result, the second only where one ends."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,10 @@ class Stage:
     resumable: bool = False
     outside: Callable[[Any], dict[str, str]] | None = None
     """Digests of what the stage reads beside its inputs (the user's own files), made from the configuration."""
+    unfinished: Callable[[Any, Artifact], str | None] = lambda config, artifact: None
+    """Why a finished artifact is to be taken up again under this configuration (a cap that ended it was raised), or None."""
+    kept: str | None = None
+    """A folder in its output that is no part of the artifact, kept so that the stage can take it up again."""
     precision: Callable[[Any], str] | None = None
     """The precision of its networks on this machine, made from the configuration; None for a stage without networks."""
 
@@ -108,7 +112,7 @@ def run(stages: Sequence[Stage], config: BaseModel, store: Store, reporter: Repo
         identity = _identity(stage, config, {name: one.digest for name, one in done.items()})
         key = _key(identity)
         found = _intact(store, stage.name, key)
-        if found:
+        if found and stage.unfinished(config, found) is None:
             reporter.stage(stage.name, "cached", key)
         else:
             reporter.stage(stage.name, "building", key)
@@ -139,6 +143,10 @@ def plan(stages: Sequence[Stage], config: BaseModel, store: Store, known: Known 
         identity = _identity(stage, config, digests)
         key, above = _key(identity), set[str]().union(*(removed[need] for need in stage.needs))
         found, why = _look_up(stage.name, key, identity, store, (stage.name, key) in known)
+        again = stage.unfinished(config, found) if found else None
+        if again:
+            result.append(StagePlan(stage.name, key, False, again))
+            continue
         digest = found.digest if found else known.get((stage.name, key))
         if digest is not None:
             digests[stage.name] = digest
@@ -173,12 +181,20 @@ def _build(
 ) -> Artifact:
     inputs = {need: done[need] for need in stage.needs}
     view, run = _view(stage, config), stage.function()
-    return store.build(stage.name, key, identity, lambda out: run(view, out, reporter, **inputs), resumable=stage.resumable)
+    return store.build(
+        stage.name,
+        key,
+        identity,
+        lambda out: run(view, out, reporter, **inputs),
+        resumable=stage.resumable,
+        final=lambda artifact: stage.unfinished(config, artifact) is None,
+        kept=stage.kept,
+    )
 
 
 def _view(stage: Stage, config: Any) -> SimpleNamespace:
     """The part of the configuration that the stage declares, and no more."""
-    view = SimpleNamespace(**{FREE_SECTION: getattr(config, FREE_SECTION)})
+    view = SimpleNamespace(**{name: getattr(config, name) for name in FREE_SECTIONS if hasattr(config, name)})
     for name in stage.sections:
         section, dot, field = name.partition(".")
         if not dot:
@@ -192,7 +208,7 @@ def _view(stage: Stage, config: Any) -> SimpleNamespace:
 
 def _identity(stage: Stage, config: Any, digests: Mapping[str, str]) -> dict[str, Any]:
     view = vars(_view(stage, config))
-    values = {name: _plain(value) for name, value in view.items() if name != FREE_SECTION}
+    values = {name: _plain(value) for name, value in view.items() if name not in FREE_SECTIONS}
     if stage.outside:
         values["outside"] = stage.outside(config)
     if stage.precision:

@@ -40,7 +40,7 @@ class Knob:
 def predict(config: TrialConfig) -> Estimate | None:
     """Peak memory of every stage and T4-hours; None where the sizes of the base cannot be had."""
     shape = shape_of(config)
-    return None if shape is None else estimate(Trial(config, shape, device_of(config), scorer_shapes(config)))
+    return None if shape is None else estimate(Trial(config, shape, device_of(config), scorer_shapes(config), t4_judges(config)))
 
 
 def device_of(config: TrialConfig) -> Device:
@@ -50,6 +50,15 @@ def device_of(config: TrialConfig) -> Device:
     if config.runtime.device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return config.runtime.device
+
+
+def t4_judges(config: TrialConfig) -> bool:
+    """Whether a T4's roofline is held against the cap on the wall clock: where `caps.card` asks for it, or no other GPU is in use."""
+    import torch
+
+    if config.caps.card == "t4" or device_of(config) == "cpu" or not torch.cuda.is_available():
+        return True
+    return "T4" in torch.cuda.get_device_name().split()
 
 
 def check_budget(config: TrialConfig, label: str) -> None:
@@ -93,9 +102,9 @@ def excess(found: Estimate) -> str:
     said = []
     if found.total_gib > found.cap_gib:
         most = ", ".join(f"{name} {size:.1f}" for name, size in parts)
-        said.append(f"{found.total_gib:.1f} GiB predicted in stage {found.stage} ({most}, ...), ppo.max_memory_gib = {found.cap_gib:g}")
-    if found.t4_hours > found.cap_hours:
-        said.append(f"{hours(found.t4_hours)} predicted on a T4, ppo.max_wall_clock_h = {found.cap_hours:g}")
+        said.append(f"{found.total_gib:.1f} GiB predicted in stage {found.stage} ({most}, ...), caps.memory_gib = {found.cap_gib:g}")
+    if found.timed and found.t4_hours > found.cap_hours:
+        said.append(f"{hours(found.t4_hours)} predicted on a T4, caps.wall_clock_h = {found.cap_hours:g}")
     return "; ".join(said)
 
 

@@ -74,7 +74,7 @@ def prepare(config: TrialConfig) -> None:
     check_source(config.data)
     settle(config.runtime)
     if check_devices(config.runtime).type == "cuda":
-        hold_allocator(config.ppo.max_memory_gib)
+        hold_allocator(config.caps.memory_gib)
 
 
 def check_budget(config: TrialConfig, label: str) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from pipeline.config import PpoConfig
+from pipeline.config import TrialConfig
 from reports.estimates import Findings
 from reports.load import StudyRecords
 from reports.points import rows_axis, side
@@ -28,17 +29,18 @@ class Cap:
     scale: float
     """From the configured limit to the unit."""
     field: str
+    """Its key in the configuration."""
 
-    def limit(self, cfg: PpoConfig) -> float:
-        return float(getattr(cfg, self.field)) * self.scale
+    def limit(self, cfg: TrialConfig) -> float:
+        return float(attrgetter(self.field)(cfg)) * self.scale
 
 
 CAPS = (
-    Cap("gradient steps", "steps", "steps", 1.0, "steps"),
-    Cap("wall clock", "cost/wall_s", "s", 3600.0, "max_wall_clock_h"),
-    Cap("modelled T4 time", "cost/t4_s", "s", 3600.0, "max_wall_clock_h"),
-    Cap("generated tokens", "cost/generated_tokens", "tokens", 1.0, "max_generated_tokens"),
-    Cap("peak memory", "cost/peak_memory_gib", "GiB", 1.0, "max_memory_gib"),
+    Cap("gradient steps", "steps", "steps", 1.0, "ppo.steps"),
+    Cap("wall clock", "cost/wall_s", "s", 3600.0, "caps.wall_clock_h"),
+    Cap("modelled T4 time", "cost/t4_s", "s", 3600.0, "caps.wall_clock_h"),
+    Cap("generated tokens", "cost/generated_tokens", "tokens", 1.0, "caps.generated_tokens"),
+    Cap("peak memory", "cost/peak_memory_gib", "GiB", 1.0, "caps.memory_gib"),
 )
 
 
@@ -86,7 +88,7 @@ def cost(records: StudyRecords, findings: Findings) -> Drawn | None:
 
 
 def _spent(records: StudyRecords) -> pd.DataFrame:
-    settings = {(cell.arm, cell.seed): cell.config.ppo for cell in records.plan if isinstance(cell, Cell)}
+    settings = {(cell.arm, cell.seed): cell.config for cell in records.plan if isinstance(cell, Cell)}
     rows: list[dict[str, Any]] = []
     for trial in records.trials.to_dict("records"):
         key = str(trial["arm"]), int(trial["seed"])

@@ -255,11 +255,13 @@ def _where_next(chosen: Study, report: Path | None, folder: StudyFolder) -> list
 
 
 def default_jobs(config: TrialConfig) -> int:
-    """Trials at once: one for each share of the usable cores; one where trials are told to share a GPU."""
+    """Trials at once: one for each share of the usable cores, or of the visible GPUs where trials use them."""
     import os
 
-    if config.runtime.device == "cuda":
-        return 1
+    from pipeline.budget.machine import visible_gpus
+
+    if config.runtime.device != "cpu" and (gpus := len(visible_gpus())):
+        return max(1, gpus // config.runtime.processes)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // config.runtime.threads)
 

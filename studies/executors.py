@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from pipeline.artifacts import Artifact
-from pipeline.budget.machine import grow_segments
+from pipeline.budget.machine import grow_segments, visible_gpus
 from pipeline.config import TrialConfig, nearest
 from pipeline.errors import UserError
 from pipeline.layout import Layout
@@ -173,6 +174,7 @@ class Processes:
         for name, value in HUGE_PAGES.items():
             os.environ.setdefault(name, value)
         method = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
+        self._gpus: Counter[str] | None = None
         self._context: Any = get_context(method)
         if method == "forkserver":
             self._context.set_forkserver_preload(PRELOAD)
@@ -180,24 +182,54 @@ class Processes:
     def run(self, next_job: NextJob, slots: int, emit: Callable[[Event], None]) -> None:
         running: dict[Any, tuple[Job, BaseProcess]] = {}  # by the driver's end of the pipe
         heard: dict[Any, float] = {}
+        held: dict[int, list[str]] = {}
         try:
             while True:
                 while len(running) < slots and (job := next_job()) is not None:
-                    pipe, process = self._start(job)
+                    held[job.number] = self._take_gpus(job.config)
+                    pipe, process = self._start(job, held[job.number])
                     running[pipe], heard[pipe] = (job, process), time.monotonic()
                 if not running:
                     return
                 for ready in wait(list(running), timeout=POLL_SECONDS):
                     heard[ready] = time.monotonic()
-                    _pass_on(ready, _receive(ready, *running[ready]), running, emit)
+                    self._pass_on(ready, _receive(ready, *running[ready]), running, held, emit)
                 for silent in _silent(running, heard):
-                    _pass_on(silent, _end_silent(*running[silent]), running, emit)
+                    self._pass_on(silent, _end_silent(*running[silent]), running, held, emit)
         finally:
             _end([process for _, process in running.values()])
 
-    def _start(self, job: Job) -> tuple[Connection, BaseProcess]:
+    def _pass_on(
+        self,
+        pipe: Any,
+        event: Event,
+        running: dict[Any, tuple[Job, BaseProcess]],
+        held: dict[int, list[str]],
+        emit: Callable[[Event], None],
+    ) -> None:
+        """Tell the driver; what has ended is no longer running, and its GPUs are free."""
+        if not isinstance(event, Message):
+            job, process = running.pop(pipe)
+            _bury(process, job)
+            for gpu in held.pop(job.number):
+                self._gpus[gpu] -= 1  # type: ignore[index]
+        emit(event)
+
+    def _take_gpus(self, config: TrialConfig) -> list[str]:
+        """The least used GPUs, one for each process of the trial; none on a machine where there is nothing to choose."""
+        if config.runtime.device == "cpu":
+            return []
+        if self._gpus is None:
+            self._gpus = Counter(dict.fromkeys(visible_gpus(), 0))
+        if len(self._gpus) < 2:
+            return []
+        taken = sorted(self._gpus, key=self._gpus.__getitem__)[: config.runtime.processes]
+        self._gpus.update(taken)
+        return taken
+
+    def _start(self, job: Job, gpus: list[str]) -> tuple[Connection, BaseProcess]:
         ours, theirs = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_work, args=(theirs, job), name=job.label, daemon=True)
+        process = self._context.Process(target=_work, args=(theirs, job, gpus), name=job.label, daemon=True)
         process.start()
         theirs.close()
         return ours, process
@@ -223,8 +255,10 @@ def _call(job: Job, relay: Relay) -> TrialOutcome:
     return outcome
 
 
-def _work(pipe: Connection, job: Job) -> None:
-    """Body of a worker process."""
+def _work(pipe: Connection, job: Job, gpus: list[str]) -> None:
+    """Body of a worker process; it sees `gpus` alone, or all where there are none."""
+    if gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver decides what it means
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_die_with_driver, daemon=True).start()
@@ -250,14 +284,6 @@ def _die_with_driver() -> None:
     if driver is not None:
         driver.join()
         os._exit(1)
-
-
-def _pass_on(pipe: Any, event: Event, running: dict[Any, tuple[Job, BaseProcess]], emit: Callable[[Event], None]) -> None:
-    """Tell the driver; what has ended is no longer running."""
-    if not isinstance(event, Message):
-        job, process = running.pop(pipe)
-        _bury(process, job)
-    emit(event)
 
 
 def _silent(running: Mapping[Any, tuple[Job, BaseProcess]], heard: Mapping[Any, float]) -> list[Any]:

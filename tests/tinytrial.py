@@ -10,7 +10,7 @@ import torch
 from helpers import Recorder
 
 from pipeline.budget.ledger import Ledger
-from pipeline.config import ModelConfig, PpoConfig, RuntimeConfig
+from pipeline.config import CapsConfig, ModelConfig, PpoConfig, RuntimeConfig
 from pipeline.models.adapters import WithoutAdapter, choose_trained
 from pipeline.models.anatomy import trunk
 from pipeline.models.critic import calibrated_head
@@ -64,7 +64,12 @@ def actor(knobs: dict[str, Any]) -> ActorCritic:
 
 
 def trainer(
-    folder: Path, reporter: Recorder | None = None, runtime: dict[str, Any] | None = None, device: str = "cpu", **knobs: Any
+    folder: Path,
+    reporter: Recorder | None = None,
+    runtime: dict[str, Any] | None = None,
+    caps: dict[str, Any] | None = None,
+    device: str = "cpu",
+    **knobs: Any,
 ) -> Trainer:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "metrics.jsonl"
@@ -78,6 +83,7 @@ def trainer(
     return Trainer(
         PpoConfig(**{**BASE, **knobs}),
         RuntimeConfig(**{"checkpoint_updates": 2, "checkpoint_share": None, **(runtime or {})}),
+        CapsConfig(**(caps or {})),
         actor_critic,
         reference,
         score,

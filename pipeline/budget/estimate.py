@@ -43,6 +43,8 @@ class Estimate:
     """On disk, of what the trials of a study have in common."""
     cap_gib: float
     cap_hours: float
+    timed: bool
+    """Whether the T4-hours are held against `cap_hours`."""
 
     @property
     def stage(self) -> str:
@@ -78,7 +80,7 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        return self.t4_hours <= self.cap_hours and self.total_gib <= self.cap_gib
+        return (not self.timed or self.t4_hours <= self.cap_hours) and self.total_gib <= self.cap_gib
 
 
 def estimate(trial: Trial) -> Estimate:
@@ -98,8 +100,9 @@ def estimate(trial: Trial) -> Estimate:
         shared,
         disk,
         shared_disk(trial) / GIB,
-        cfg.max_memory_gib,
-        cfg.max_wall_clock_h,
+        trial.config.caps.memory_gib,
+        trial.config.caps.wall_clock_h,
+        trial.timed,
     )
 
 

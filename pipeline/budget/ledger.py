@@ -10,7 +10,21 @@ from typing import Any
 
 from pipeline.budget.machine import GIB, peak_gib
 from pipeline.budget.roofline import EFFICIENCY, t4_seconds
-from pipeline.config import PpoConfig
+from pipeline.config import CapsConfig
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A cap that has ended a trial."""
+
+    key: str
+    """In the section `caps`."""
+    spent: float
+    """A larger cap than this lets the trial go on."""
+    words: str
+
+    def __str__(self) -> str:
+        return self.words
 
 
 @dataclass
@@ -100,14 +114,14 @@ class Ledger:
         """Take down the high-water mark of memory."""
         self.peak_gib = max(self.peak_gib, peak_gib(self._on_card))
 
-    def exceeded(self, cfg: PpoConfig) -> str | None:
-        """The cap that has been reached, in words, or None."""
+    def exceeded(self, caps: CapsConfig) -> Reached | None:
+        """The cap that has been reached, or None."""
         self.mark()
         hours, memory = self.wall_s / 3600, self.peak_gib
-        if hours >= cfg.max_wall_clock_h:
-            return f"wall clock {hours:.2f} h reached ppo.max_wall_clock_h = {cfg.max_wall_clock_h:g}"
-        if self.generated_tokens >= cfg.max_generated_tokens:
-            return f"{self.generated_tokens} generated tokens reached ppo.max_generated_tokens = {cfg.max_generated_tokens}"
-        if memory >= cfg.max_memory_gib:
-            return f"peak memory {memory:.2f} GiB reached ppo.max_memory_gib = {cfg.max_memory_gib:g}"
+        if hours >= caps.wall_clock_h:
+            return Reached("wall_clock_h", hours, f"wall clock {hours:.2f} h reached caps.wall_clock_h = {caps.wall_clock_h:g}")
+        if (tokens := self.generated_tokens) >= caps.generated_tokens:
+            return Reached("generated_tokens", tokens, f"{tokens} generated tokens reached caps.generated_tokens = {caps.generated_tokens}")
+        if memory >= caps.memory_gib:
+            return Reached("memory_gib", memory, f"peak memory {memory:.2f} GiB reached caps.memory_gib = {caps.memory_gib:g}")
         return None

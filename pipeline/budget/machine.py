@@ -10,6 +10,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from pipeline.device import gpu_visible
+
 GIB = 2**30
 PROC = Path("/proc/self")
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -24,6 +26,17 @@ def grow_segments() -> None:
     """
     if sys.platform == "linux" and not any(name in os.environ for name in ALLOCATOR_SETTINGS):
         os.environ[ALLOCATOR_SETTINGS[0]] = "expandable_segments:True"
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, as ``CUDA_VISIBLE_DEVICES`` would name them; opens no CUDA context."""
+    if not gpu_visible():
+        return []
+    import torch
+
+    count = torch.cuda.device_count()
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [one.strip() for one in listed.split(",")][:count] if listed else [str(index) for index in range(count)]
 
 
 def peak_gib(on_card: bool = False) -> float:

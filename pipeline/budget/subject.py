@@ -22,6 +22,9 @@ class Trial:
     scorers: tuple[ScorerShape, ...] = ()
     """Classifiers that reward or judge, one for each place that names one; learned rewards are the policy's trunk."""
 
+    timed: bool = True
+    """Whether a T4's roofline is held against the cap on the wall clock."""
+
     @property
     def learned(self) -> int:
         """Reward models with a trunk like the policy's."""

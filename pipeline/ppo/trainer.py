@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pipeline.budget.ledger import Ledger
+from pipeline.budget.ledger import Ledger, Reached
 from pipeline.budget.roofline import BYTES_STEP
 from pipeline.budget.room import MemoryFull, MemoryFullSomewhere, Room
-from pipeline.config import PpoConfig, RuntimeConfig
+from pipeline.config import CapsConfig, PpoConfig, RuntimeConfig
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.precision import GradientSteps, Precision
@@ -69,6 +69,8 @@ class Outcome:
     updates: int
     episodes: int
     tokens: int
+    cap: dict[str, Any] | None
+    """Of a trial that a cap has ended: which one, and how much was spent of it."""
     samples: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -88,6 +90,7 @@ class Trainer:
         self,
         cfg: PpoConfig,
         runtime: RuntimeConfig,
+        caps: CapsConfig,
         actor: ActorCritic,
         reference: CausalLM,
         score: ScoreFn,
@@ -104,7 +107,7 @@ class Trainer:
         `open_log` opens the metrics file at an offset and cuts off what stood behind it; 0 is a fresh file.
         """
         self.device = next(actor.parameters()).device
-        self.cfg, self.runtime, self.actor = cfg, runtime, actor.to(self.device).eval()
+        self.cfg, self.runtime, self.caps, self.actor = cfg, runtime, caps, actor.to(self.device).eval()
         self.queries, self.query_mask = queries, query_mask
         self.open_log, self.watch, self.ledger, self.folder = open_log, watch, ledger, checkpoints
         self.precision, self.ranks = Precision.of(self.device), Ranks.of(self.device)
@@ -117,6 +120,7 @@ class Trainer:
         self.trained_size = sum(tensor.numel() for _, tensor in self._trained())
         self.update = self.taken = self.reached = 0
         self.warned = False
+        self.cap: Reached | None = None
         self.samples: list[dict[str, Any]] = []
         self.last_step: Mapping[str, float] = {}
         self.healthy = self.saved = Place(0, 0, 0.0)
@@ -129,20 +133,24 @@ class Trainer:
         finally:
             self.log.close()
         episodes = self.update * self.cfg.batch_size
-        return Outcome(status, reason, self.taken, self.update, episodes, self.ledger.generated_tokens, self.samples)
+        cap = None if self.cap is None else {"key": self.cap.key, "spent": self.cap.spent}
+        return Outcome(status, reason, self.taken, self.update, episodes, self.ledger.generated_tokens, cap, self.samples)
 
     def _train(self) -> tuple[str, str | None]:
         try:
             while self.update < self.cfg.updates:
-                if ended := self._ended():
-                    self._checkpoint()
+                self.cap = self.ranks.agree(self.ledger.exceeded(self.caps))
+                if self.cap:
+                    self._pause()
+                    return "budget", str(self.cap)
+                if broken := self.stop.broken():
                     self._check_end()
-                    return ended
+                    return "pruned", broken
                 self._one_update()
             self._check_end()
         except Diverged as error:
             # The metrics up to the divergence stay as evidence.
-            kept = self._rewind()
+            kept, self.cap = self._rewind(), None
             self.ledger.mark()
             return "diverged", f"{error} in the update after step {self.taken}; the policy kept is that of step {kept}"
         except MemoryFull as error:
@@ -150,16 +158,18 @@ class Trainer:
                 raise  # the other processes wait for this one, and are ended by whoever started them
             self.taken = max(self.taken, self.reached)
             self.ledger.mark()
+            self.cap = Reached("memory_gib", self.caps.memory_gib, str(error))
             return "budget", str(error)
         self.ledger.mark()
         return "complete", None
 
-    def _ended(self) -> tuple[str, str] | None:
-        """Status and reason, when the trial must not go on."""
-        if capped := self.ranks.agree(self.ledger.exceeded(self.cfg)):
-            return "budget", capped
-        broken = self.stop.broken()
-        return ("pruned", broken) if broken else None
+    def _pause(self) -> None:
+        """Leave a checkpoint from which a larger cap goes on; one more rollout tells whether the last step broke the network."""
+        rollout = self._rollout()
+        with self.precision.autocast():
+            self._look(rollout)
+        if self.update > self.saved.update:
+            self._checkpoint()
 
     def _one_update(self) -> None:
         rollout = self._rollout()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.dag import Stage, code_digest
-from pipeline.stages import sources
+from pipeline.stages import pausing, sources
 
 JUDGE = ("pipeline.data.semantics", "pipeline.data.grammar", "pipeline.data.lexicon")
 """The gold judge's meaning; the rest of pipeline.data only makes texts, and these are inputs."""
@@ -88,6 +88,7 @@ STAGES = (
         (
             "pipeline.stages.ppo",
             "pipeline.stages.launch",
+            "pipeline.stages.pausing",
             "pipeline.stages.common",
             "pipeline.memory",
             "pipeline.ppo",
@@ -101,6 +102,8 @@ STAGES = (
             *JUDGE,
         ),
         resumable=True,
+        unfinished=pausing.raised_cap,
+        kept=pausing.KEPT,
         outside=sources.scorers,
         precision=sources.precision,
     ),

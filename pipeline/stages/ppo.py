@@ -1,4 +1,4 @@
-"""Stage 5: one PPO trial; resumable at any moment.
+"""Stage 5: one PPO trial; resumable at any moment, and beyond a cap that has been raised.
 
 Writes ``policy/`` (save_pretrained: one safetensors file and the config), ``critic.safetensors``,
 ``metrics.jsonl`` and ``metrics.parquet``, ``samples.parquet``, ``status.json`` and ``log/cost.json``.
@@ -7,6 +7,7 @@ Writes ``policy/`` (save_pretrained: one safetensors file and the config), ``cri
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ from pipeline.models.loading import CausalLM, device_of, freeze, load_quantized,
 from pipeline.models.meter import meter
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.precision import execution
+from pipeline.ppo.checkpoint import checkpoints
 from pipeline.ppo.rollout import Scores
 from pipeline.ppo.trainer import Outcome, Trainer
 from pipeline.reporter import Reporter
@@ -34,18 +36,28 @@ from pipeline.rewards.base import Completions
 from pipeline.rewards.learned import RewardModel
 from pipeline.stages.common import PromptSet, judge_of, reward_of, rollout_room
 from pipeline.stages.launch import launch
+from pipeline.stages.pausing import KEPT
 from pipeline.tracking import MetricsLog, to_parquet
 
 
 def ppo(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact, reward: Artifact) -> dict[str, Any]:
     """Train the policy against the calibrated proxy; the gold judge watches and is never trained on."""
+    metrics, kept = out / "metrics.jsonl", out / KEPT
+    if (kept / "metrics.jsonl").exists() and not metrics.exists():  # the stage takes up a trial that a cap has ended
+        shutil.copyfile(kept / "metrics.jsonl", out / ".metrics")
+        os.replace(out / ".metrics", metrics)
     if cfg.runtime.processes == 1:
         train(cfg, out, reporter, prompts=prompts, sft=sft, reward=reward)
     else:
         upstream = {"prompts": prompts, "sft": sft, "reward": reward}
         launch("pipeline.stages.ppo:train", cfg.runtime.processes, cfg, out, reporter, upstream)
-    shutil.rmtree(out / "checkpoints")
     status: dict[str, Any] = json.loads((out / "status.json").read_text("utf-8"))
+    if status["cap"] is None:
+        shutil.rmtree(kept)
+    else:
+        for older in checkpoints(kept)[:-1]:
+            older.unlink()
+        shutil.copyfile(metrics, kept / "metrics.jsonl")
     return status
 
 
@@ -54,7 +66,7 @@ def train(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact,
     device = device_of(cfg.runtime.device)
     ledger = Ledger(device.type == "cuda")
     if device.type == "cuda":
-        hold_allocator(cfg.ppo.max_memory_gib)
+        hold_allocator(cfg.caps.memory_gib)
     fresh_marks(device.type == "cuda")
     data = PromptSet.load(prompts, "train")
     room = rollout_room(cfg.runtime, reporter.warn)
@@ -73,6 +85,7 @@ def train(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact,
     trainer = Trainer(
         cfg.ppo,
         cfg.runtime,
+        cfg.caps,
         actor,
         reference,
         score,
@@ -82,7 +95,7 @@ def train(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact,
         lambda offset: MetricsLog.resume(metrics, offset) if offset else MetricsLog(metrics),
         reporter,
         ledger,
-        out / "checkpoints",
+        out / KEPT,
     )
     outcome = trainer.run()
     if trainer.ranks.main:

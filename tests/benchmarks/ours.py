@@ -11,7 +11,7 @@ from benchmarks.meter import Meter
 from benchmarks.sizes import EOS, PAD, Size, reward
 
 from pipeline.budget.ledger import Ledger
-from pipeline.config import RuntimeConfig
+from pipeline.config import CapsConfig, RuntimeConfig
 from pipeline.memory import keep_freed_memory
 from pipeline.models import precision as precision_module
 from pipeline.models.anatomy import trunk
@@ -77,6 +77,7 @@ def build(size: Size, critic: str, device: torch.device, precision: str, folder:
     trainer = Trainer(
         cfg,
         RuntimeConfig(micro_batch_size=cfg.mini_batch_size, rollout_batch_size=cfg.batch_size, checkpoint_updates=10**6),
+        CapsConfig(),
         ActorCritic(policy, trunk(size.network().to(device)) if critic == "separate" else None),
         freeze(size.network().to(device)),
         score,

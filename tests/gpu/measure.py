@@ -129,8 +129,6 @@ def components(trainer: Any) -> dict[str, float]:
     found["gradients"] = size(one.grad for one in actor.parameters())
     found["optimiser"] = size(one for state in trainer.steps.optimiser.state.values() for one in state.values())
     found["reference"] = size(getattr(trainer.world.reference, "parameters", list)())
-    good = getattr(trainer, "good", None)
-    found["last good weights"] = size(good.get("weights", {}).values()) if isinstance(good, dict) else 0.0
     found["reward"] = size(one for one in gc.get_objects() if type(one) is torch.nn.Parameter)
     return found
 

@@ -20,7 +20,6 @@ from gpu.hardware import DEVICE, needs_allocator, trial
 from helpers import Recorder
 
 from pipeline.budget.machine import hold_allocator
-from pipeline.config import TrialConfig
 from pipeline.errors import UserError
 from pipeline.models.precision import CHOICE
 from pipeline.stages import STAGES as DECLARED
@@ -28,9 +27,9 @@ from pipeline.tracking import merged
 from pipeline.trial import TrialOutcome
 
 pytestmark = pytest.mark.gpu
-CAP = "caps__memory_gib" if "caps" in TrialConfig.model_fields else "ppo__max_memory_gib"
+CAP = "caps__memory_gib"
 BYTES_A_WEIGHT = {"sft": 16, "reward": 20, "reference": 8, "ppo": 32, "evaluate": 12}
-"""What each stage holds for every weight: networks, gradients, Adam's two moments, good weights; fp32."""
+"""What each stage holds for every weight: networks, gradients, Adam's two moments, room for half-precision copies; fp32."""
 STAGES = tuple(BYTES_A_WEIGHT)
 WORKSPACE = 64 * 2**20
 """Of cuBLAS, and what the allocator loses between blocks."""

@@ -67,14 +67,15 @@ def test_the_wall_clock_runs_between_phases_and_not_between_processes() -> None:
 
 
 def test_every_cap_ends_a_trial_and_says_so() -> None:
-    cfg = load_config("tiny").ppo
+    caps = load_config("tiny").caps
     ledger = Ledger()
     ledger.generated_tokens = 3000
-    assert ledger.exceeded(cfg) is None
-    for key, value in (("max_generated_tokens", 3000), ("max_wall_clock_h", 1e-9), ("max_memory_gib", 0.01)):
-        said = ledger.exceeded(cfg.model_copy(update={key: value}))
+    assert ledger.exceeded(caps) is None
+    for key, value in (("generated_tokens", 3000), ("wall_clock_h", 1e-9), ("memory_gib", 0.01)):
+        said = ledger.exceeded(caps.model_copy(update={key: value}))
         assert said is not None
-        assert f"reached ppo.{key} = {value:g}" in said
+        assert f"reached caps.{key} = {value:g}" in str(said)
+        assert said.key == key
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the mark can be reset on Linux only")

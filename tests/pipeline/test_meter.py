@@ -17,7 +17,7 @@ from pipeline.budget.estimate import work_of_update
 from pipeline.budget.ledger import Ledger
 from pipeline.budget.room import Room
 from pipeline.budget.subject import Trained, Trial
-from pipeline.config import PpoConfig, RewardConfig, RuntimeConfig, load_config
+from pipeline.config import CapsConfig, PpoConfig, RewardConfig, RuntimeConfig, load_config
 from pipeline.models.adapters import WithoutAdapter, choose_trained
 from pipeline.models.anatomy import trunk
 from pipeline.models.loading import freeze, packing, without_dropout
@@ -87,9 +87,8 @@ def spend(folder: Path, architecture: str, checkpointing: bool = False, full: bo
     runtime = RuntimeConfig(micro_batch_size=4, rollout_batch_size=5, gradient_checkpointing=checkpointing, device="cpu")
     folder.mkdir(exist_ok=True)
     log, tokens = folder / "metrics.jsonl", {"eos_id": -1 if full else 1, "pad_id": 0}
-    Trainer(
-        cfg, runtime, actor, reference, score, queries, mask, tokens, lambda _: MetricsLog(log), Recorder(), ledger, folder / "kept"
-    ).run()
+    open_log, caps = (lambda _: MetricsLog(log)), CapsConfig()
+    Trainer(cfg, runtime, caps, actor, reference, score, queries, mask, tokens, open_log, Recorder(), ledger, folder / "kept").run()
     return ledger
 
 

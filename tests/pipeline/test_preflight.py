@@ -29,7 +29,7 @@ def test_a_separate_critic_on_a_t4_is_refused_in_one_line_with_what_would_fit() 
     said = str(refused.value)
     assert "\n" not in said
     assert said.startswith("full, seed 0 cannot fit: ")
-    assert "ppo.max_memory_gib = 14.6" in said
+    assert "caps.memory_gib = 14.6" in said
     assert "ppo.critic=shared (" in said
     for knob in knobs(config):
         found = predict(changed(config, knob.changes))
@@ -39,7 +39,7 @@ def test_a_separate_critic_on_a_t4_is_refused_in_one_line_with_what_would_fit() 
 
 
 def test_knobs_that_change_no_result_come_first_and_each_takes_the_mildest_setting() -> None:
-    config = t4(runtime__micro_batch_size=64, runtime__gradient_checkpointing=False, ppo__max_wall_clock_h=10.0)
+    config = t4(runtime__micro_batch_size=64, runtime__gradient_checkpointing=False, caps__wall_clock_h=10.0)
     found = knobs(config)
     keys = [next(iter(knob.changes)) for knob in found]
     assert keys[0] == "runtime.micro_batch_size"
@@ -51,7 +51,7 @@ def test_knobs_that_change_no_result_come_first_and_each_takes_the_mildest_setti
 
 
 def test_where_no_single_knob_is_enough_several_are_named_together() -> None:
-    config = t4(ppo__critic="separate", ppo__response_length=100, ppo__max_memory_gib=11.0)
+    config = t4(ppo__critic="separate", ppo__response_length=100, caps__memory_gib=11.0)
     found = knobs(config)
     assert len(found) == 1
     assert found[0].found.fits
@@ -60,16 +60,37 @@ def test_where_no_single_knob_is_enough_several_are_named_together() -> None:
 
 def test_what_nothing_helps_is_said_to_be_so() -> None:
     with pytest.raises(UserError, match="take a smaller base, or raise the cap"):
-        check_budget(t4(ppo__max_memory_gib=0.5), "greedy")
+        check_budget(t4(caps__memory_gib=0.5), "greedy")
 
 
 def test_raising_the_cap_lets_a_trial_through() -> None:
-    check_budget(t4(ppo__critic="separate", ppo__max_memory_gib=40.0, ppo__max_wall_clock_h=20.0), "rich")
+    check_budget(t4(ppo__critic="separate", caps__memory_gib=40.0, caps__wall_clock_h=20.0), "rich")
 
 
 def test_time_alone_is_refused_too() -> None:
-    with pytest.raises(UserError, match=r"predicted on a T4, ppo.max_wall_clock_h = 2.5\. .*ppo.steps="):
+    with pytest.raises(UserError, match=r"predicted on a T4, caps.wall_clock_h = 2.5\. .*ppo.steps="):
         check_budget(t4(ppo__steps=6_000), "long")
+
+
+@pytest.mark.parametrize(
+    ("card", "visible", "refused"),
+    [("auto", "NVIDIA H100 80GB HBM3", False), ("auto", "Tesla T4", True), ("auto", None, True), ("t4", "NVIDIA H100 80GB HBM3", True)],
+)
+def test_a_t4s_roofline_refuses_only_where_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, card: str, visible: str | None, refused: bool
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: visible is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: visible)
+    config = t4(ppo__steps=6_000, caps__card=card)
+    if refused:
+        with pytest.raises(UserError, match="predicted on a T4"):
+            check_budget(config, "long")
+    else:
+        check_budget(config, "long")
+    with pytest.raises(UserError, match=r"caps\.memory_gib"):  # which the allocator holds on any card
+        check_budget(t4(ppo__critic="separate", caps__card=card), "large")
 
 
 def test_the_four_ways_to_train_are_ordered_as_they_must_be() -> None:

@@ -105,14 +105,14 @@ def test_a_trial_that_not_even_one_episode_fits_ends_as_budget_with_the_policy_o
 
 
 def test_a_cap_leaves_a_checkpoint_at_its_end(tmp_path: Path) -> None:
-    one = trainer(tmp_path, max_generated_tokens=30, **KNOBS)
+    one = trainer(tmp_path, caps={"generated_tokens": 30}, **KNOBS)
     outcome = one.run()
     assert outcome.status == "budget"
     assert outcome.reason is not None
-    assert "ppo.max_generated_tokens" in outcome.reason
+    assert "caps.generated_tokens" in outcome.reason
     newest = sorted((tmp_path / "checkpoints").glob("update_*.pt"))[-1]
     assert torch.load(newest, weights_only=True)["taken"] == outcome.steps > 0
-    again = trainer(tmp_path, max_generated_tokens=30, **KNOBS)
+    again = trainer(tmp_path, caps={"generated_tokens": 30}, **KNOBS)
     assert vars(again.run()) == vars(outcome)
 
 
@@ -160,7 +160,7 @@ def test_what_a_failed_attempt_held_is_gone_before_the_next() -> None:
 
 
 def test_the_cap_on_memory_is_part_of_the_record(tmp_path: Path) -> None:
-    one = trainer(tmp_path, max_memory_gib=0.01, **KNOBS)
+    one = trainer(tmp_path, caps={"memory_gib": 0.01}, **KNOBS)
     outcome = one.run()
     assert outcome.status == "budget"
     assert outcome.reason is not None

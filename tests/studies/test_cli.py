@@ -128,13 +128,28 @@ def test_falsify_does_not_import_torch(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(("processes", "jobs"), [(1, 4), (2, 2), (3, 1)])
+def test_default_jobs_divide_the_gpus(monkeypatch: pytest.MonkeyPatch, processes: int, jobs: int) -> None:
+    import torch
+
+    from pipeline.config import load_config
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    for device in ("cuda", "auto"):
+        config = load_config(
+            "tiny", {"runtime.device": device, "runtime.processes": processes, "ppo.batch_size": 192, "ppo.num_mini_batches": 4}
+        )
+        assert cli.default_jobs(config) == jobs
+
+
 def test_default_jobs_divide_the_cores() -> None:
     from pipeline.config import load_config
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     assert cli.default_jobs(load_config("tiny", {"runtime.threads": 1})) == cores
     assert cli.default_jobs(load_config("tiny", {"runtime.threads": cores * 2})) == 1
-    assert cli.default_jobs(load_config("tiny", {"runtime.device": "cuda"})) == 1
+    assert cli.default_jobs(load_config("tiny", {"runtime.device": "auto"})) == cores  # no GPU here
 
 
 def test_a_taken_port_is_told(tmp_path: Path) -> None:

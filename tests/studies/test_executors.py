@@ -155,3 +155,18 @@ def test_where_a_trial_resumes_is_never_dropped() -> None:
     relay.progress("sft", 1, 10)
     relay.progress("ppo", 432, 2048, "resumed")
     assert said[-1] == ("progress", ("ppo", 432, 2048, "resumed"))
+
+
+def test_each_trial_has_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,7")
+    pool = executors.Processes()
+    on_card = load_config("tiny", {"runtime.device": "cuda"})
+    assert [pool._take_gpus(on_card) for _ in range(4)] == [["4"], ["6"], ["7"], ["4"]]
+    assert pool._take_gpus(load_config("tiny", {"runtime.device": "cuda", "runtime.processes": 2})) == ["6", "7"]
+    assert pool._take_gpus(load_config("tiny", {"runtime.device": "cpu"})) == []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert executors.Processes()._take_gpus(on_card) == []  # nothing to choose

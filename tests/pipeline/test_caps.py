@@ -1,0 +1,178 @@
+"""Caps end a trial and are no part of what it is: raising one continues it, with the bytes of a trial that had the larger cap at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import Recorder, smoke
+from tinytrial import CONTROLS, run, trainer
+
+from pipeline.artifacts import Artifact, Store
+from pipeline.config import CapsConfig, load_config
+from pipeline.dag import StagePlan
+from pipeline.errors import UserError
+from pipeline.layout import Layout
+from pipeline.stages.pausing import raised_cap
+from pipeline.trial import TrialOutcome, plan_trial, run_trial
+
+
+@pytest.mark.parametrize("control", ["fixed", "adaptive", "guard", "separate"])
+def test_a_trial_that_a_cap_ended_goes_on_as_if_the_cap_had_been_larger_from_the_start(tmp_path: Path, control: str) -> None:
+    whole, _, state = run(tmp_path / "whole", **CONTROLS[control])
+    capped, _, _ = run(tmp_path / "cut", caps={"generated_tokens": 100}, **CONTROLS[control])
+    assert (capped.status, 0 < capped.steps < whole.steps) == ("budget", True)
+    assert capped.cap == {"key": "generated_tokens", "spent": capped.tokens}
+    for older in sorted((tmp_path / "cut" / "checkpoints").glob("*.pt"))[:-1]:
+        older.unlink()  # the newest is enough
+    again, _, resumed = run(tmp_path / "cut", **CONTROLS[control])
+    assert again == whole
+    assert (tmp_path / "cut" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+    assert all(torch.equal(state[name], resumed[name]) for name in state)
+
+
+def test_a_cap_does_not_hide_that_the_last_step_broke_the_policy(tmp_path: Path) -> None:
+    knobs: dict[str, Any] = {"min_entropy": 3.0, "lr": 3e-2}
+    whole, _, state = run(tmp_path / "a", **knobs)
+    # The cap is reached with the very tokens after which the next rollout shows the collapse.
+    capped, _, kept = run(tmp_path / "b", caps={"generated_tokens": whole.tokens}, **knobs)
+    assert (capped.status, capped.cap) == ("diverged", None)
+    assert all(torch.equal(state[name], kept[name]) for name in state)
+
+
+def test_a_trial_without_memory_for_a_single_row_goes_on_with_more_memory() -> None:
+    meta = {"cap": {"key": "memory_gib", "spent": 14.6}, "steps": 12}
+    artifact = Artifact("ppo", "key", Path(), "digest", meta)
+    assert raised_cap(load_config("smoke"), artifact) is None
+    assert raised_cap(smoke(caps__memory_gib=20.0), artifact) == "caps.memory_gib is 20 now: continues from step 12"
+    assert raised_cap(smoke(caps__memory_gib=20.0), Artifact("ppo", "key", Path(), "digest", {"cap": None, "steps": 12})) is None
+
+
+def test_caps_are_no_part_of_what_a_trial_is() -> None:
+    assert smoke().digest() == smoke(caps__generated_tokens=7, caps__card="t4").digest()
+
+
+@pytest.mark.parametrize("name", ["wall_clock_h", "generated_tokens", "memory_gib"])
+def test_the_old_keys_are_answered_with_the_new_ones(name: str) -> None:
+    with pytest.raises(UserError, match=rf"unknown key 'ppo.max_{name}'; it is now 'caps.{name}'"):
+        load_config("tiny", {f"ppo.max_{name}": 1})
+
+
+# --- through the store ---------------------------------------------------------------------------------------
+
+
+def went(layout: Layout, **caps: Any) -> tuple[TrialOutcome, list[str]]:
+    """The outcome of a smoke trial, and the stages that were built."""
+    recorder = Recorder()
+    outcome = run_trial(smoke(**caps), layout, recorder)
+    return outcome, [name for name, state in recorder.stages if state == "built"]
+
+
+def ppo_plan(layout: Layout, **caps: Any) -> StagePlan:
+    return next(stage for stage in plan_trial(smoke(**caps), layout) if stage.stage == "ppo")
+
+
+def test_a_larger_cap_continues_the_stage_in_the_store(smoke_layout: Layout, layout: Layout) -> None:
+    import shutil
+
+    for stage in ("prompts", "sft", "reward"):
+        shutil.copytree(smoke_layout.store / stage, layout.store / stage)
+    plain = run_trial(smoke(), smoke_layout, Recorder())
+    capped, built = went(layout, caps__generated_tokens=600)
+    assert (capped.status, "ppo" in built, "evaluate" in built) == ("budget", True, True)
+    folder = capped.artifacts["ppo"].path
+    kept = layout.store / "ppo" / ".kept" / folder.name
+    assert len(list(kept.glob("update_*.pt"))) == 1
+    assert not (folder / "checkpoints").exists()
+    assert went(layout, caps__generated_tokens=600)[1] == []
+    assert went(layout, caps__generated_tokens=5)[1] == []  # a smaller cap takes nothing back
+    assert ppo_plan(layout, caps__generated_tokens=600).cached
+    plan = ppo_plan(layout)
+    assert (plan.cached, plan.key) == (False, folder.name)
+    assert plan.why == f"caps.generated_tokens is 5e+07 now: continues from step {capped.steps}"
+    whole, built = went(layout)
+    assert (whole.status, "ppo" in built) == ("complete", True)
+    assert whole.artifacts["ppo"].digest == plain.artifacts["ppo"].digest
+    assert whole.artifacts["evaluate"].digest == plain.artifacts["evaluate"].digest
+    assert not kept.exists()
+    assert went(layout, caps__generated_tokens=5)[1] == []  # a complete trial is none of a cap's business
+
+
+def made(folder: Path, text: str, keep: str | None = None) -> dict[str, Any]:
+    (folder / "out.txt").write_text(text)
+    if keep:
+        (folder / "state").mkdir(exist_ok=True)
+        (folder / "state" / "at.txt").write_text(keep)
+    return {"text": text}
+
+
+@pytest.mark.parametrize("killed_at", [1, 2])
+def test_a_reader_finds_the_old_artifact_or_the_new_one_whenever_the_builder_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int
+) -> None:
+    import os
+
+    store = Store(tmp_path)
+
+    def build(text: str, keep: str | None = None) -> Artifact:
+        return store.build(
+            "ppo", "k", {}, lambda out: made(out, text, keep), resumable=True, final=lambda found: found.meta["text"] == "new", kept="state"
+        )
+
+    build("old", keep="half")
+    assert (tmp_path / "ppo" / ".kept" / "k" / "at.txt").read_text() == "half"
+    replace, calls = os.replace, [0]
+
+    def dying(source: Any, target: Any) -> None:
+        if str(target).endswith(("ppo/k", ".replaced/k")):
+            calls[0] += 1
+            if calls[0] == killed_at:
+                raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", dying)
+    with pytest.raises(KeyboardInterrupt):
+        build("new")
+    monkeypatch.undo()
+    found = store.find("ppo", "k")
+    assert found is not None
+    assert found.meta["text"] == "old"
+    assert (found.path / "out.txt").read_text() == "old"
+    assert build("new").meta["text"] == "new"
+    assert (tmp_path / "ppo" / "k" / "out.txt").read_text() == "new"
+    assert not list((tmp_path / "ppo" / ".replaced").iterdir())
+
+
+def test_what_is_kept_is_put_back_before_the_stage_goes_on(tmp_path: Path) -> None:
+    store, seen = Store(tmp_path), list[str]()
+
+    def build(text: str) -> Artifact:
+        def make(out: Path) -> dict[str, Any]:
+            if (out / "state" / "at.txt").exists():
+                seen.append((out / "state" / "at.txt").read_text())
+            return made(out, text, keep=text)
+
+        return store.build("ppo", "k", {}, make, resumable=True, final=lambda found: found.meta["text"] == text, kept="state")
+
+    build("a")
+    build("b")
+    assert seen == ["a"]
+    assert json.loads((tmp_path / "ppo" / "k" / "manifest.json").read_text())["files"].keys() == {"out.txt"}
+    store.gc(set())
+    assert not list((tmp_path / "ppo" / ".kept").iterdir())
+
+
+def test_caps_have_names_units_and_bounds() -> None:
+    assert set(CapsConfig.model_fields) == {"wall_clock_h", "generated_tokens", "memory_gib", "card"}
+    with pytest.raises(UserError, match=r"caps\.memory_gib"):
+        load_config("tiny", {"caps.memory_gib": 0})
+
+
+def test_a_trial_in_one_process_leaves_its_checkpoint_at_the_cap(tmp_path: Path) -> None:
+    one = trainer(tmp_path, caps={"generated_tokens": 100})
+    outcome = one.run()
+    newest = sorted((tmp_path / "checkpoints").glob("update_*.pt"))[-1]
+    assert torch.load(newest, weights_only=True)["taken"] == outcome.steps
