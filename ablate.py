@@ -1,15 +1,18 @@
-"""The front door: one command that mounts the commands of the studies and of the reports."""
+"""The front door: one command that mounts the commands of the studies and of the reports, and the last place for an exception."""
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from pipeline.errors import UserError
+from pipeline.errors import BROKEN_PIPE, FAULT, INTERRUPTED, USER_ERROR, Fault, UserError
 from studies import cli
 from studies.importing.cli import import_command
 
@@ -17,12 +20,13 @@ if TYPE_CHECKING:
     from pipeline.layout import StudyFolder
     from studies.schema import Study
 
-INTERRUPTED = 130
-USER_ERROR = 2
-BROKEN_PIPE = 141
+TRACEBACK = "ABLATE_TRACEBACK"
+"""Environment variable; where it is set, a fault also prints its traceback."""
 
 app = typer.Typer(
     help="Ablation studies of PPO-based RLHF on small language models.",
+    epilog="Exit codes: 0 done, or SURVIVED; 1 FALSIFIED; 2 wrong usage; 3 NOT TESTED; 4 a fault of data, disk or program, or a failed "
+    f"trial; {INTERRUPTED} interrupted. {TRACEBACK}=1 shows the traceback of a fault.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -61,9 +65,52 @@ def compare(names: StudiesArgument, profile: cli.ProfileOption = None, out: cli.
     print(f"{text}\nPage: {page}")
 
 
+def guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, whose exceptions end as one line on standard error and an exit code that no verdict has."""
+
+    @functools.wraps(command)
+    def run(**arguments: Any) -> None:
+        try:
+            try:
+                command(**arguments)
+            finally:
+                sys.stdout.flush()  # a closed pipe or a full disk raises here, and not after the exit code has been chosen
+        except (typer.Exit, KeyboardInterrupt):
+            raise
+        except BrokenPipeError:  # `ablate ... | head` has seen enough
+            _write_to_nowhere()
+            sys.exit(BROKEN_PIPE)
+        except UserError as error:
+            _end(error, USER_ERROR)
+        except Fault as error:
+            _end(error, FAULT)
+        except Exception as error:
+            from pipeline.faults import explained
+            from pipeline.layout import Layout
+
+            _end(explained(error, Layout.at(arguments.get("out")).root), FAULT, error)
+
+    return run
+
+
+def _end(error: Exception, code: int, cause: Exception | None = None) -> NoReturn:
+    if code == FAULT and os.environ.get(TRACEBACK):
+        traceback.print_exception(cause or error)
+    print(f"ablate: {error}", file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _write_to_nowhere()  # what could not be written would raise again when Python ends
+    sys.exit(code)
+
+
+def _write_to_nowhere() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 for command in (cli.study, cli.run, cli.plan, cli.new_study, cli.falsify, report, compare, cli.ui, cli.sync, cli.export):
-    app.command()(command)
-app.command("import")(import_command)
+    app.command()(guarded(command))
+app.command("import")(guarded(import_command))
 
 
 def _draw(study: Study, folder: StudyFolder) -> Path | None:
@@ -74,18 +121,12 @@ def _draw(study: Study, folder: StudyFolder) -> Path | None:
 
 
 def main() -> None:
-    """Run a command; mistakes of the user end as one line and exit code 2, faults of ours as a plain traceback."""
+    """Run a command and exit with its code."""
     cli.draw_reports_with(_draw)
     try:
         app()
-    except UserError as error:
-        print(f"ablate: {error}", file=sys.stderr)
-        sys.exit(USER_ERROR)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:  # `ablate ... | head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(BROKEN_PIPE)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,99 @@
+"""Puts an unexpected exception into one line: a full disk as such, and everything else with a log that holds the traceback."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import tempfile
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pipeline.errors import Fault
+
+_FULL = re.compile(r"no space left on device|database or disk is full|disk quota exceeded", re.IGNORECASE)
+"""As the C library, the Rust libraries (safetensors, tokenizers), SQLite and pyarrow say it."""
+
+AMPLE = 64 * 2**20
+"""Bytes; a disk with more free than this is not the one that is full, or its owner's quota is."""
+
+
+class DiskFull(Fault):
+    """No space is left where a file had to be written."""
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether a full disk, or a used-up quota, stands anywhere in the chain of an exception.
+
+    `torch.save` and SQLAlchemy raise an exception of their own after it, and that one blames something else.
+    """
+    return any(getattr(one, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or _FULL.search(str(one)) for one in chain(error))
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """An exception, and those that it was raised from or while handling."""
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop(0)
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            left += [one.__cause__, one.__context__]
+
+
+def disk_full(error: BaseException, root: Path) -> DiskFull:
+    """Which disk is full, what was kept, and what to do. `root` is the output root, where the exception names no file."""
+    named = [Path(name) for one in chain(error) if isinstance(name := getattr(one, "filename", None), str | os.PathLike)]
+    places = [_existing(path) for path in (*named[:1], root, Path(tempfile.gettempdir()))]
+    place = places[0] if named else min(places, key=lambda path: shutil.disk_usage(path).free)
+    usage = shutil.disk_usage(place)
+    where = f"the disk mounted at {_mount_point(place)} is full ({_size(usage.free)} of {_size(usage.total)} free)"
+    if usage.free > AMPLE:
+        where = f"a disk is full or a quota is used up ({in_words(error)})"
+    return DiskFull(
+        f"{where}; finished trials, finished stages and checkpoints are kept. Free some space and run the same command again: it continues"
+    )
+
+
+def explained(error: BaseException, root: Path) -> Fault:
+    """One line for an exception that nobody expected; its traceback goes to a log file under the output root."""
+    if is_disk_full(error):
+        return disk_full(error, root)
+    line = in_words(error)
+    log = root / "log" / f"fault-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}.txt"
+    for path in (log, Path(tempfile.gettempdir()) / f"ablate-{log.name}"):
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+            return Fault(f"{line}; details: {path}")
+    return Fault(f"{line}; set ABLATE_TRACEBACK=1 to see where")
+
+
+def in_words(error: BaseException) -> str:
+    """Type and first line of an exception."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _existing(path: Path) -> Path:
+    """The nearest folder above a path, or the path itself, that is there."""
+    path = path.absolute()
+    return next((one for one in (path, *path.parents) if one.exists()), Path("/"))
+
+
+def _mount_point(path: Path) -> Path:
+    path = path.resolve()
+    return next((one for one in (path, *path.parents) if one.is_mount()), path)
+
+
+def _size(n: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n < 1024:
+            return f"{n:.3g} {unit}"
+        n /= 1024
+    return f"{n:.3g} TiB"

@@ -1,0 +1,101 @@
+"""The front door: every exception ends as one line and a code that no verdict has."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import ablate
+from pipeline.errors import BROKEN_PIPE, FAULT, USER_ERROR, Damaged, UserError
+from studies.falsifiers import EXIT_CODES
+
+
+def ended(error: BaseException, out: Path) -> Any:
+    """A command that raises, called through the front door."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+    def command(out: str) -> None:
+        raise error
+
+    app.command()(ablate.guarded(command))
+    return CliRunner().invoke(app, [str(out)])
+
+
+def unicode_error() -> UnicodeDecodeError:
+    return UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+
+def test_no_fault_has_the_code_of_a_verdict() -> None:
+    assert not {FAULT, USER_ERROR, BROKEN_PIPE} & {code for outcome, code in EXIT_CODES.items()}
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (UserError("ppo.lr is too large"), USER_ERROR, "ppo.lr is too large"),
+        (Damaged(Path("/x/study.json"), "it is not JSON"), FAULT, "/x/study.json is damaged: it is not JSON"),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "/x/gone"), FAULT, "'/x/gone'"),
+        (unicode_error(), FAULT, "invalid start byte"),
+        (RuntimeError("first line\nsecond line"), FAULT, "RuntimeError: first line; details: "),
+        (EOFError(), FAULT, "EOFError; details: "),
+        (RecursionError("too deep"), FAULT, "too deep"),
+    ],
+)
+def test_an_exception_ends_as_one_line(tmp_path: Path, error: Exception, code: int, says: str) -> None:
+    done = ended(error, tmp_path)
+    assert done.exit_code == code
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("ablate: ")
+    assert says in line
+    assert done.stdout == ""
+
+
+def test_the_traceback_of_the_unexpected_lies_in_a_log_under_the_output_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = ended(RuntimeError("boom"), tmp_path)
+    found = re.search(r"details: (\S+)", done.stderr)
+    assert found is not None
+    log = Path(found[1])
+    assert log.parent == tmp_path / "log"
+    assert "raise error" in log.read_text()
+    assert "Traceback" not in done.stderr
+    monkeypatch.setenv("ABLATE_TRACEBACK", "1")
+    assert "Traceback" in ended(RuntimeError("boom"), tmp_path).stderr
+
+
+def test_an_output_root_that_takes_no_log_does_not_hide_the_fault(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("a file stands in the way")
+    done = ended(RuntimeError("boom"), tmp_path)
+    assert done.exit_code == FAULT
+    assert "RuntimeError: boom; details: " in done.stderr
+
+
+@pytest.mark.parametrize("write", ["print", "rich"])
+def test_a_closed_pipe_is_no_verdict(monkeypatch: pytest.MonkeyPatch, write: str) -> None:
+    from studies.cli import terminal
+
+    reading, writing = os.pipe()
+    os.close(reading)
+
+    def command() -> None:
+        say: Callable[[str], None] = print if write == "print" else terminal().print
+        say("SURVIVED")
+
+    with os.fdopen(writing, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        with pytest.raises(SystemExit) as ended:
+            ablate.guarded(command)()
+    assert ended.value.code == BROKEN_PIPE
+
+
+def test_help_lists_the_codes() -> None:
+    told = " ".join(CliRunner().invoke(ablate.app, ["--help"]).stdout.split())
+    assert "0 done, or SURVIVED; 1 FALSIFIED; 2 wrong usage; 3 NOT TESTED; 4 a fault" in told
