@@ -14,11 +14,12 @@ is the last file written and `os.replace` the only way into place.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ from typing import Any
 from filelock import FileLock
 
 from pipeline.config import canonical_json
-from pipeline.layout import write_json
+from pipeline.errors import Damaged, Fault, Gone
+from pipeline.layout import StudyFolder, TrialRecord, read_sealed, sealed, set_aside, write_atomic
 
 MANIFEST = "manifest.json"
 VOLATILE = "log/"
@@ -44,10 +46,20 @@ class Artifact:
     """Hash of its files (`log/` left out) and of `meta`: what the stages below it depend on."""
     meta: dict[str, Any] = field(default_factory=dict)
     """What the stage returned."""
+    finished: str | None = None
+    """UTC, ISO 8601: when it was built."""
 
 
-class Damaged(Exception):
-    """An artifact whose files are not those of its manifest."""
+@dataclass(frozen=True)
+class Manifest:
+    """What a finished artifact states of itself."""
+
+    files: Mapping[str, str]
+    """SHA-256 by path within the artifact."""
+    digest: str
+    meta: dict[str, Any]
+    finished: str | None
+    """UTC, ISO 8601: when it was built; None in artifacts that are older than this field."""
 
 
 class Store:
@@ -101,16 +113,7 @@ class Store:
             if kept and (partial / kept).exists():
                 aside.parent.mkdir(exist_ok=True)
                 os.replace(partial / kept, aside)
-            files = dict(_hash_files(partial))
-            manifest = {
-                "stage": stage,
-                "key": key,
-                "identity": dict(identity),
-                "files": files,
-                "digest": _digest(files, meta),
-                "meta": meta,
-            }
-            write_json(partial / MANIFEST, manifest)
+            write_manifest(partial, stage, key, identity, meta)
             self._publish(stage, key, partial)
         built = self.find(stage, key)
         if built is None:
@@ -125,10 +128,10 @@ class Store:
         """What the finished artifacts of a stage were made from; newest first."""
         paths = [path for path in (self.root / stage).glob(f"*/{MANIFEST}") if not path.parent.name.startswith(".")]
         for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True):
-            try:
-                yield json.loads(path.read_text("utf-8"))["identity"]
-            except (OSError, ValueError, KeyError):
-                continue
+            with suppress(Fault):
+                identity = read_sealed(path).get("identity")
+                if isinstance(identity, dict) and isinstance(identity.get("config"), dict):
+                    yield identity
 
     def gc(self, keep: Collection[tuple[str, str]]) -> list[Path]:
         """Delete finished and damaged artifacts that are not in `keep` (stage, key); return what went."""
@@ -165,58 +168,114 @@ class Store:
         try:
             return self.find(stage, key)
         except Damaged as error:
-            aside = self._set_aside(stage, key, self.root / stage / key)
-            self.warn(f"{stage} {key} is damaged ({error}); set aside as {aside} and built again")
+            aside = set_aside(self.root / stage / key)
+            self.warn(f"{error}; set aside as {aside} and built again")
             return None
 
-    def _set_aside(self, stage: str, key: str, path: Path) -> Path:
-        folder = self.root / stage / ".damaged"
-        folder.mkdir(parents=True, exist_ok=True)
-        number = 1
-        while (aside := folder / f"{key}-{number}").exists():
-            number += 1
-        os.replace(path, aside)
-        return aside
+
+def write_manifest(path: Path, stage: str, key: str, identity: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+    """State what a folder holds; the last file written before it is published."""
+    files = dict(_hash_files(path))
+    finished = datetime.now(UTC).isoformat(timespec="seconds")
+    content = {"stage": stage, "key": key, "identity": dict(identity), "files": files, "digest": _digest(files, meta), "meta": dict(meta)}
+    write_atomic(path / MANIFEST, sealed({**content, "finished": finished}))
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of the artifact in the folder `path`, consistent in itself. Raises `Damaged`, or `Gone` without such a folder."""
+    if not path.exists():
+        raise Gone(path, "no such folder")
+    file = path / MANIFEST
+    try:
+        state = file.stat()
+    except OSError:
+        raise Damaged(path, f"it has no {MANIFEST}") from None
+    return _manifest(file, state.st_mtime_ns, state.st_size, state.st_ino)
+
+
+def file_of(folder: StudyFolder, record: TrialRecord, stage: str, name: str) -> Path:
+    """The path of one file of a trial's artifact, after its content was compared with the manifest and that with the record.
+
+    Raises `Damaged`, or `Gone` where the artifact is no longer in the store.
+    """
+    ref = record.stages[stage]
+    return file_in(folder, ref.path, name, ref.digest)
+
+
+def file_in(folder: StudyFolder, where: str, name: str, digest: str | None = None) -> Path:
+    """`file_of` for an artifact by its path below the output root, and the digest that it must have."""
+    with folder.naming_remedy():
+        path, manifest = artifact_of(folder, where, digest)
+        return checked(path, name, manifest)
+
+
+def artifact_of(folder: StudyFolder, where: str, digest: str | None = None) -> tuple[Path, Manifest]:
+    """Folder and manifest of an artifact that a study refers to. Raises `Damaged`, or `Gone`."""
+    with folder.naming_remedy():
+        path = inside(folder.root, where)
+        manifest = read_manifest(path)
+        if digest is not None and manifest.digest != digest:
+            raise Damaged(path / MANIFEST, "it is of another artifact than the record names")
+        return path, manifest
+
+
+def checked(path: Path, name: str, manifest: Manifest) -> Path:
+    """The file `name` of an artifact, after its content was compared with the manifest. Raises `Damaged`."""
+    file = path / name
+    if name not in manifest.files:
+        raise Damaged(file, "it is not in the manifest") if file.exists() else Gone(file, "no such file")
+    if not file.is_file():
+        raise Damaged(file, "it is a folder" if file.is_dir() else "the manifest lists it, and it is not there")
+    if file_digest(file) != manifest.files[name]:
+        raise Damaged(file, "its content is not that of the manifest")
+    return file
+
+
+def inside(root: Path, relative: str) -> Path:
+    """A path under the output root. Raises `Damaged` where a record points elsewhere."""
+    path = (root / relative).resolve()
+    if not path.is_relative_to(root.resolve()):
+        raise Damaged(path, f"a record points to it, and it leaves the output folder {root}")
+    return path
 
 
 def _read(stage: str, key: str, path: Path) -> Artifact:
-    try:
-        manifest = json.loads((path / MANIFEST).read_text("utf-8"))
-        files, digest, meta = manifest["files"], manifest["digest"], manifest["meta"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Damaged(f"no readable {MANIFEST}: {type(error).__name__}") from None
-    _verify(path, files, digest, meta)
-    return Artifact(stage, key, path, digest, meta)
-
-
-def _verify(path: Path, files: Mapping[str, str], digest: str, meta: Mapping[str, Any]) -> None:
-    found = dict(_hash_files(path))
-    for name in sorted(files.keys() | found.keys()):
-        if name not in found:
-            raise Damaged(f"{name} is missing")
-        if name not in files:
-            raise Damaged(f"{name} is not in the manifest")
-        if files[name] != found[name]:
-            raise Damaged(f"{name} has changed")
-    if _digest(files, meta) != digest:
-        raise Damaged(f"{MANIFEST} has changed")
-
-
-def _hash_files(root: Path) -> Iterator[tuple[str, str]]:
-    for path in sorted(root.rglob("*")):
-        name = path.relative_to(root).as_posix()
-        if path.is_file() and name != MANIFEST:
-            yield name, file_digest(path)
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file; read again only when its time or size has changed, since snapshots can be gigabytes."""
-    state = path.stat()
-    return _file_digest(path.absolute(), state.st_mtime_ns, state.st_size)
+    manifest = read_manifest(path)
+    for name in sorted({*manifest.files, *(name for name, _ in _files(path))}):
+        checked(path, name, manifest)
+    return Artifact(stage, key, path, manifest.digest, manifest.meta, manifest.finished)
 
 
 @lru_cache(maxsize=4096)
-def _file_digest(path: Path, modified_ns: int, size: int) -> str:
+def _manifest(file: Path, modified_ns: int, size: int, inode: int) -> Manifest:
+    content = read_sealed(file)
+    files, digest, meta, finished = (content.get(key) for key in ("files", "digest", "meta", "finished"))
+    if not (isinstance(files, dict) and isinstance(meta, dict) and all(isinstance(one, str) for one in files.values())):
+        raise Damaged(file, "it lists no files")
+    if _digest(files, meta) != digest:
+        raise Damaged(file, "its digest is not that of its files")
+    return Manifest(files, str(digest), meta, None if finished is None else str(finished))
+
+
+def _files(root: Path) -> Iterator[tuple[str, Path]]:
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root).as_posix()
+        if path.is_file() and name != MANIFEST:
+            yield name, path
+
+
+def _hash_files(root: Path) -> Iterator[tuple[str, str]]:
+    return ((name, file_digest(path)) for name, path in _files(root))
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file; read again only when its time, size or inode has changed, since snapshots can be gigabytes."""
+    state = path.stat()
+    return _file_digest(path.absolute(), state.st_mtime_ns, state.st_size, state.st_ino)
+
+
+@lru_cache(maxsize=4096)
+def _file_digest(path: Path, modified_ns: int, size: int, inode: int) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

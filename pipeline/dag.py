@@ -26,9 +26,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pipeline.artifacts import Artifact, Damaged, Store
+from pipeline.artifacts import Artifact, Store
 from pipeline.config import canonical_json, flatten
-from pipeline.errors import UserError
+from pipeline.errors import Damaged, UserError
 from pipeline.reporter import Reporter
 
 KEY_DIGITS = 20
@@ -88,6 +88,8 @@ class StagePlan:
     key: str | None
     cached: bool
     why: str
+    digest: str | None = None
+    """Of the artifact that is there."""
 
 
 def order(stages: Sequence[Stage]) -> list[Stage]:
@@ -154,7 +156,7 @@ def plan(stages: Sequence[Stage], config: BaseModel, store: Store, known: Known 
         if found and above:
             names = [one.name for one in order(stages) if one.name in above]
             why = f"if {' and '.join(names)} {'comes' if len(names) == 1 else 'come'} out the same"
-        result.append(StagePlan(stage.name, key, found is not None, why))
+        result.append(StagePlan(stage.name, key, found is not None, why, found.digest if found else None))
     return result
 
 
@@ -164,7 +166,7 @@ def _look_up(stage: str, key: str, identity: Mapping[str, Any], store: Store, kn
         if found := store.find(stage, key):
             return found, "same configuration, inputs and code"
     except Damaged as error:
-        return None, f"damaged: {error}"
+        return None, f"damaged: {error.path.name}: {error.why}"
     return None, "was removed" if known else _why(identity, store)
 
 

@@ -8,23 +8,32 @@
                                  mlflow/<arm>__seed<seed>.json   what MLflow has been told
                                  report/        tables, figures, index.html
 <root>/mlflow.db, <root>/mlartifacts/           the MLflow store
+<root>/log/                                     tracebacks of faults that no command expected
+
+Every JSON file of a study carries a digest of its own content. What is damaged is moved to `.damaged/` beside it, never deleted.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pipeline.errors import UserError
+from pipeline.config import canonical_json
+from pipeline.errors import Damaged, Fault, Gone, UserError
 
 Status = Literal["complete", "budget", "diverged", "pruned", "failed"]
+SEAL = "content_sha256"
+"""Key of a sealed JSON file: the digest of the rest of its content."""
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+=-]{0,99}")
 
 
@@ -35,6 +44,8 @@ class StageRef(BaseModel):
     key: str
     path: str
     """Relative to the output root."""
+    digest: str | None = None
+    """Of the artifact's outputs, as its manifest states it; None in records that are older than this field."""
 
 
 class TrialRecord(BaseModel):
@@ -108,7 +119,11 @@ class StudyFolder:
 
     @property
     def optuna_uri(self) -> str:
-        return f"sqlite:///{self.path / 'optuna.db'}"
+        return f"sqlite:///{self.optuna_file}"
+
+    @property
+    def optuna_file(self) -> Path:
+        return self.path / "optuna.db"
 
     @property
     def report(self) -> Path:
@@ -120,22 +135,121 @@ class StudyFolder:
     def mlflow_file(self, arm: str, seed: int) -> Path:
         return self.path / "mlflow" / f"{safe(arm)}__seed{seed}.json"
 
+    @property
+    def remedy(self) -> str:
+        """What makes a damaged file of this study anew, in words."""
+        name, profile = self.path.parent.name, self.path.name
+        if profile == "imported":
+            return f"import the logs of '{name}' again (ablate import): that sets it aside and writes it again"
+        return f"run study '{name}' on profile {profile} again: that sets it aside and builds it again"
+
     def records(self) -> list[TrialRecord]:
-        """All records that can be read, ordered by arm and seed."""
-        found = [record for path in (self.path / "trials").glob("*.json") if (record := _record(path))]
+        """All records, ordered by arm and seed. Raises `Damaged` for one that is not what was written."""
+        found = [self.read(path) for path in self.trial_files()]
         return sorted(found, key=lambda record: (record.arm, record.seed))
 
     def record(self, arm: str, seed: int) -> TrialRecord | None:
-        """The record of one cell, if it has ended."""
-        return _record(self.trial_file(arm, seed))
+        """The record of one cell, None if it has not ended. Raises `Damaged`."""
+        path = self.trial_file(arm, seed)
+        return self.read(path) if path.exists() else None
+
+    def trial_files(self) -> list[Path]:
+        """Files of all records."""
+        return sorted((self.path / "trials").glob("*.json"))
+
+    def started(self) -> dict[str, Any]:
+        """``study.json``, empty where the study was never run here. Raises `Damaged`, also where only the file has gone."""
+        if not self.study_file.exists() and not self.trial_files():
+            return {}
+        with self.naming_remedy():
+            content = read_sealed(self.study_file)
+            if "study" not in content:
+                raise Damaged(self.study_file, "it holds no study")
+            return content
+
+    @contextmanager
+    def naming_remedy(self) -> Iterator[None]:
+        """Have a `Damaged` that is raised inside also say what repairs this study."""
+        try:
+            yield
+        except Damaged as error:
+            error.remedy = error.remedy or self.remedy
+            raise
+
+    def read(self, path: Path) -> TrialRecord:
+        """The record in one of `trial_files`. Raises `Damaged`."""
+        with self.naming_remedy():
+            record = read_record(path)
+            if path.name != self.trial_file(record.arm, record.seed).name:
+                raise Damaged(path, f"it is the record of arm {record.arm} seed {record.seed}")
+            return record
 
 
-def _record(path: Path) -> TrialRecord | None:
-    """A record, or None where there is none, or none of this version: the study then writes it again from the store."""
+def read_record(path: Path) -> TrialRecord:
+    """A record as it was written. Raises `Damaged`, also for one of another version of the program."""
     try:
-        return TrialRecord.model_validate_json(path.read_text("utf-8"))
-    except (FileNotFoundError, ValidationError):
-        return None
+        return TrialRecord.model_validate(read_sealed(path))
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise Damaged(path, f"{'.'.join(map(str, fault['loc'])) or 'content'}: {fault['msg']}") from None
+
+
+def record_text(record: TrialRecord) -> str:
+    """A record as its file holds it."""
+    return sealed(record.model_dump(mode="json"))
+
+
+def sealed(content: Mapping[str, Any]) -> str:
+    """JSON of a mapping with the digest of its content; keys stay in their order."""
+    plain = json.loads(json.dumps(content, allow_nan=False))  # as it will be read: tuples are lists, all keys are text
+    return json.dumps({**plain, SEAL: _seal(plain)}, indent=2) + "\n"
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """The content of a file that `sealed` made, without its digest.
+
+    A file without a digest is older than digests and taken as it is. Raises `Damaged` for one that is not what was
+    written, `Gone` for one that is not there, and `Fault` for one that may not be read.
+    """
+    content = read_json(path)
+    digest = content.pop(SEAL, None)
+    if digest is not None and digest != _seal(content):
+        raise Damaged(path, "its content is not that of its digest")
+    return content
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON mapping. Raises `Damaged`, `Gone`, or `Fault` for a file that may not be read."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise Gone(path, "no such file") from None
+    except (IsADirectoryError, NotADirectoryError) as error:
+        raise Damaged(path, (error.strerror or "no file").lower()) from None
+    except OSError as error:
+        raise Fault(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise Damaged(path, f"byte {error.start} is not UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise Damaged(path, f"it is not JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise Damaged(path, "it holds no mapping")
+    return content
+
+
+def _seal(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(canonical_json(content).encode()).hexdigest()
+
+
+def set_aside(path: Path) -> Path:
+    """Move a damaged file or folder to ``.damaged/`` beside it and return its new path."""
+    folder = path.parent / ".damaged"
+    folder.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while (aside := folder / f"{path.name}-{number}").exists():
+        number += 1
+    os.replace(path, aside)
+    return aside
 
 
 def safe(name: str) -> str:

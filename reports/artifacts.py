@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipeline.errors import UserError
+from pipeline.artifacts import file_of
+from pipeline.errors import Damaged, Gone
 from pipeline.layout import StudyFolder, TrialRecord
 from pipeline.metrics import known
 
@@ -58,14 +60,6 @@ class Stacked:
         return pd.DataFrame(columns, copy=False)
 
 
-def inside(root: Path, relative: str, record: TrialRecord) -> Path:
-    """A path under the output root. Raises `UserError` where a record points elsewhere."""
-    path = (root / relative).resolve()
-    if not path.is_relative_to(root.resolve()):
-        raise UserError(f"record of arm {record.arm} seed {record.seed}: the path '{relative}' leaves the output folder {root}")
-    return path
-
-
 def read_curves(folder: StudyFolder, record: TrialRecord, notes: list[str]) -> Series | None:
     """Known metrics by gradient step, of two records at one step the last; what is not finite is NaN. None where there is no table."""
     path = _path(folder, record, "ppo", "metrics.parquet", notes)
@@ -73,7 +67,7 @@ def read_curves(folder: StudyFolder, record: TrialRecord, notes: list[str]) -> S
         return None
     table = _read(path, lambda column: column == "step" or known(column))
     if "step" not in table.column_names:
-        raise UserError(f"{path}: damaged table (no column step); {_AGAIN}")
+        raise Damaged(path, "no column step", _AGAIN)
     columns = {key: _floats(table, key) for key in table.column_names}
     steps = columns["step"]
     if len(steps) > 1 and not (np.diff(steps) > 0).all():
@@ -115,9 +109,8 @@ def _labelled(table: pa.Table, record: TrialRecord) -> pa.Table:
 def _path(folder: StudyFolder, record: TrialRecord, stage: str, name: str, notes: list[str]) -> Path | None:
     if stage not in record.stages:
         return None
-    path = inside(folder.root, record.stages[stage].path, record) / name
-    if path.exists():
-        return path
+    with suppress(Gone):
+        return file_of(folder, record, stage, name)
     notes.append(f"Arm {record.arm} seed {record.seed}: {stage}/{name} is no longer in the store, so the page does without it.")
     return None
 
@@ -127,7 +120,7 @@ def _read(path: Path, wanted: Callable[[str], bool]) -> pa.Table:
         with pq.ParquetFile(path) as file:
             return file.read([column for column in file.schema_arrow.names if wanted(column)], use_threads=False)
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path}: damaged table ({str(error).splitlines()[0]}); {_AGAIN}") from None
+        raise Damaged(path, str(error).splitlines()[0], _AGAIN) from None
 
 
 def _floats(table: pa.Table, key: str) -> NDArray[np.float64]:
@@ -139,15 +132,15 @@ def _floats(table: pa.Table, key: str) -> NDArray[np.float64]:
 def _checked(table: pa.Table, path: Path) -> pa.Table:
     absent = [column for column in ANSWER_COLUMNS if column not in table.column_names]
     if absent:
-        raise UserError(f"{path}: damaged table (no column {', '.join(absent)}); {_AGAIN}")
+        raise Damaged(path, f"no column {', '.join(absent)}", _AGAIN)
     for column in _NUMBERS:
         bad = int((~np.isfinite(table[column].to_numpy().astype(np.float64, copy=False))).sum())
         if bad:
-            raise UserError(f"{path}: damaged table ({bad} values of {column} are not finite); {_AGAIN}")
+            raise Damaged(path, f"{bad} values of {column} are not finite", _AGAIN)
     for column in SHARES:
         shares = table[column].to_numpy()
         if bool(((shares < 0) | (shares > 1)).any()):
-            raise UserError(f"{path}: damaged table ({column} is not between 0 and 1 everywhere); {_AGAIN}")
+            raise Damaged(path, f"{column} is not between 0 and 1 everywhere", _AGAIN)
     if len(table["prompt_id"].unique()) < table.num_rows:
-        raise UserError(f"{path}: damaged table (a prompt_id stands in more than one row); {_AGAIN}")
+        raise Damaged(path, "a prompt_id stands in more than one row", _AGAIN)
     return table

@@ -10,9 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from pipeline.artifacts import file_in
+from pipeline.errors import Gone
 from reports.load import StudyRecords
 
 Array = NDArray[np.float64]
@@ -120,16 +123,24 @@ def reference_scores(records: StudyRecords) -> ReferenceScores | None:
     stages = [entry for entry in records.upstream if entry["stage"] == "reward"]
     if not stages:
         return None
-    folder = records.folder.root / max(stages, key=lambda entry: int(entry["trials"]))["path"]
-    if not (folder / "reference_samples.parquet").is_file():
+    where = str(max(stages, key=lambda entry: int(entry["trials"]))["path"])
+    samples = _table(records, where, "reference_samples.parquet")
+    if samples is None:
         return None
-    samples = pq.read_table(folder / "reference_samples.parquet").to_pandas()
     proxy, own = samples["proxy"].to_numpy(dtype=np.float64), samples["gold"].to_numpy(dtype=np.float64)
     gold = [own]
-    if (folder / "pairs.parquet").is_file():
-        pairs = pq.read_table(folder / "pairs.parquet").to_pandas()
+    if (pairs := _table(records, where, "pairs.parquet")) is not None:
         again = pairs["heldout"].to_numpy(dtype=bool) if "source" in samples.columns else np.zeros(len(pairs), dtype=bool)
         gold += [pairs[column].to_numpy(dtype=np.float64)[~again] for column in ("gold_first", "gold_second")]
     whole = np.concatenate(gold)
     finite = np.isfinite(proxy) & np.isfinite(own)
     return ReferenceScores(whole[np.isfinite(whole)], proxy[finite], own[finite])
+
+
+def _table(records: StudyRecords, where: str, name: str) -> pd.DataFrame | None:
+    """A table of a shared stage, None where there is none in the store."""
+    try:
+        frame: pd.DataFrame = pq.read_table(file_in(records.folder, where, name)).to_pandas()
+    except Gone:
+        return None
+    return frame

@@ -314,7 +314,7 @@ def _estimate_of(records: StudyRecords, arm: str, metric: str) -> Estimate | Non
 
 def _claims(records: StudyRecords) -> tuple[Claim, ...]:
     """The verdicts that `falsify` gives, grouped by claim."""
-    found = verdicts(records.study, records.folder, records.plan)
+    found = verdicts(records.study, records.folder, records.plan, missing_ok=True)
     grouped = {
         falsifier.name: tuple(verdict for verdict in found if verdict.name == falsifier.name) for falsifier in records.study.falsifiers
     }

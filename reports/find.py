@@ -20,8 +20,8 @@ def find_study(layout: Layout, name_or_path: str, profile: str | None = None) ->
 
 
 def require_run(folder: StudyFolder, study: Study) -> None:
-    """Raise `UserError` for a study that has no records in this folder."""
-    if folder.study_file.exists():
+    """Raise `UserError` for a study that has no records in this folder, and `Damaged` for one whose file is not what was written."""
+    if folder.started():
         return
     if study.kind == IMPORTED:
         raise UserError(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from pipeline.artifacts import file_of
 from pipeline.config import flatten
-from pipeline.errors import UserError
-from pipeline.layout import TrialRecord
+from pipeline.errors import Gone
+from pipeline.layout import StudyFolder, TrialRecord, read_json
 from reports.artifacts import Series
 from studies.importing.problems import DETAILS, Problem, grouped
 from studies.schema import Study
@@ -30,15 +29,12 @@ def ends(curves: Series) -> dict[str, float]:
     return found
 
 
-def read_problems(folder: Path) -> list[Problem]:
-    """What the import found wrong with a trial; none where its artifact is gone. Raises `UserError` when it is damaged."""
-    path = folder / DETAILS
-    if not path.exists():
-        return []
+def read_problems(folder: StudyFolder, record: TrialRecord) -> list[Problem]:
+    """What the import found wrong with a trial; none where its artifact is gone. Raises `Damaged`."""
     try:
-        return [Problem(**problem) for problem in json.loads(path.read_text("utf-8"))["problems"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: damaged file ({type(error).__name__}); import the records again to rebuild it") from None
+        return [Problem(**problem) for problem in read_json(file_of(folder, record, "ppo", DETAILS))["problems"]]
+    except Gone:
+        return []
 
 
 def caveats(records: Mapping[tuple[str, int], TrialRecord], trials: pd.DataFrame, problems: Iterable[Problem]) -> list[str]:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
+from pipeline.artifacts import file_in
 from pipeline.config import flatten
-from pipeline.errors import UserError
-from pipeline.layout import StudyFolder, TrialRecord
+from pipeline.errors import Gone, UserError
+from pipeline.layout import StudyFolder, TrialRecord, read_json
 from pipeline.metrics import known
 from reports import foreign
-from reports.artifacts import ANSWER_COLUMNS, PROMPT_COLUMNS, Stacked, inside, read_answers, read_curves, read_samples, together
+from reports.artifacts import ANSWER_COLUMNS, PROMPT_COLUMNS, Stacked, read_answers, read_curves, read_samples, together
 from reports.find import find_study as find_study
 from reports.find import require_run
 from reports.words import setting
@@ -189,10 +187,10 @@ class _Gathered:
 def load_records(folder: StudyFolder, study: Study) -> StudyRecords:
     """Read study.json, all trial records and the tables of their artifacts.
 
-    Raises `UserError`, one line with the file, when the study was never run or a file is damaged.
+    Raises `UserError` when the study was never run, and `Damaged` for a file that is not what was written.
     """
     require_run(folder, study)
-    started = _read_json(folder.study_file)
+    started = folder.started()
     study = confirmation(study, folder)
     profile = str(started.get("profile") or folder.path.name)
     plan = planned(study, profile, started.get("overrides") or {})
@@ -225,15 +223,7 @@ def load_records(folder: StudyFolder, study: Study) -> StudyRecords:
 def _read_records(folder: StudyFolder, plan: Iterable[Planned], notes: list[str]) -> dict[tuple[str, int], TrialRecord]:
     expected = {(cell.arm, cell.seed) for cell in plan}
     found: dict[tuple[str, int], TrialRecord] = {}
-    for path in sorted((folder.path / "trials").glob("*.json")):
-        try:
-            record = TrialRecord.model_validate_json(path.read_text("utf-8"))
-        except ValidationError as error:
-            fault = error.errors()[0]
-            where = ".".join(map(str, fault["loc"])) or "content"
-            raise UserError(f"{path}: damaged trial record ({where}: {fault['msg']}); remove it and run the study again") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{path}: trial record cannot be read ({error})") from None
+    for record in folder.records():
         if (record.arm, record.seed) in expected:
             found[record.arm, record.seed] = record
         elif not record.arm.startswith(SEARCH):  # the page speaks of a search from its own file
@@ -265,7 +255,7 @@ def _trial(folder: StudyFolder, cell: Planned, record: TrialRecord | None, gathe
         gathered.curves.trials.append((cell.arm, cell.seed, curves))
     if isinstance(cell, Foreign):
         if "ppo" in record.stages:
-            gathered.problems += foreign.read_problems(inside(folder.root, record.stages["ppo"].path, record))
+            gathered.problems += foreign.read_problems(folder, record)
         row |= {"planned_steps": record.steps, "evaluated": curves is not None and record.status != "diverged"}
         row |= foreign.ends(curves) if curves is not None else {}
     # A failed trial is going to be retried, so whatever it left is no result.
@@ -282,13 +272,16 @@ def _trial(folder: StudyFolder, cell: Planned, record: TrialRecord | None, gathe
 def _stages(folder: StudyFolder, gathered: _Gathered) -> Iterable[dict[str, Any]]:
     order = {"prompts": 0, "sft": 1, "reward": 2, "reference": 3, "ppo": 4, "evaluate": 5}
     for (stage, key), entry in sorted(gathered.stages.items(), key=lambda item: (order.get(item[0][0], 9), item[0])):
-        summary_file = folder.root / entry["path"] / "summary.json"
         shared = stage not in ("ppo", "evaluate")
-        yield {"stage": stage, "key": key, **entry, "summary": _summary(summary_file) if shared and summary_file.exists() else {}}
+        yield {"stage": stage, "key": key, **entry, "summary": _summary(folder, entry["path"]) if shared else {}}
 
 
-def _summary(path: Path) -> dict[str, float]:
-    content = _read_json(path)
+def _summary(folder: StudyFolder, where: str) -> dict[str, float]:
+    """Numbers that a stage stated of itself; none where it states none, or is no longer in the store."""
+    try:
+        content = read_json(file_in(folder, where, "summary.json"))
+    except Gone:
+        return {}
     return {key: float(value) for key, value in content.items() if isinstance(value, int | float) and math.isfinite(value)}
 
 
@@ -300,13 +293,3 @@ def _refuse_all_stale(folder: StudyFolder, rows: list[dict[str, Any]]) -> None:
             f"{folder.path / 'trials'}: all {len(recorded)} records were run with another configuration than the study gives now; "
             "run the study again, or restore its file and profile"
         )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: damaged file ({error})") from None
-    if not isinstance(content, Mapping):
-        raise UserError(f"{path}: damaged file (a mapping is expected)")
-    return dict(content)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.errors import UserError
-from pipeline.layout import StudyFolder
+from pipeline.errors import Damaged
+from pipeline.layout import StudyFolder, read_sealed
 from studies.schema import Study
 
 
@@ -54,20 +53,19 @@ class Search:
 def load_search(folder: StudyFolder, study: Study) -> Search | None:
     """The search of a study, None where it has none or the file is of another search than the study gives now.
 
-    Raises `UserError` with the file when it is damaged.
+    Raises `Damaged`.
     """
     if study.search is None or not folder.search_file.exists():
         return None
     path = folder.search_file
     try:
-        content = json.loads(path.read_text("utf-8"))
+        with folder.naming_remedy():
+            content = read_sealed(path)
         if content["search"] != study.search.model_dump(mode="json"):
             return None
         return search_of(content)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(
-            f"{path}: damaged file ({type(error).__name__}: {error}); remove it and run the study again to rebuild it"
-        ) from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Damaged(path, f"{type(error).__name__}: {error}", folder.remedy) from None
 
 
 def search_of(content: dict[str, Any]) -> Search:

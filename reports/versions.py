@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
+from pipeline.artifacts import file_of
 from pipeline.config import flatten
-from pipeline.errors import UserError
+from pipeline.errors import Gone, UserError
 from pipeline.layout import Layout, StudyFolder, TrialRecord
 from studies.falsifiers import Verdict, evaluate
 from studies.schema import Falsifier, load_study
@@ -77,18 +77,16 @@ class Version:
         return sorted(seed for name, seed in self.records if name == arm)
 
     def prompts(self, arm: str, seed: int) -> pd.DataFrame | None:
-        """Per-prompt results of a trial with `win`, by prompt number; None where it has none. Raises `UserError`."""
+        """Per-prompt results of a trial with `win`, by prompt number; None where it has none. Raises `Damaged`."""
         record = self.records.get((arm, seed))
         if record is None or "evaluate" not in record.stages or record.status == "failed":
             return None
-        path = (self.folder.root / record.stages["evaluate"].path).resolve() / "prompts.parquet"
-        if not path.is_relative_to(self.folder.root.resolve()) or not path.is_file():
-            return None
         try:
-            known = set(pq.read_schema(path).names)
-            frame: pd.DataFrame = pq.read_table(path, columns=[column for column in _COLUMNS if column in known]).to_pandas()
-        except (pyarrow.ArrowException, OSError) as error:
-            raise UserError(f"{path}: damaged table ({str(error).splitlines()[0]})") from None
+            path = file_of(self.folder, record, "evaluate", "prompts.parquet")
+        except Gone:
+            return None
+        known = set(pq.read_schema(path).names)
+        frame: pd.DataFrame = pq.read_table(path, columns=[column for column in _COLUMNS if column in known]).to_pandas()
         if "win" in known:
             return frame.set_index("prompt_id")
         return frame.assign(win=frame["winner"].map(_WIN).astype(float)).set_index("prompt_id") if "winner" in known else None
@@ -104,9 +102,15 @@ class Version:
         for claim in self.falsifiers.values():
             for (arm, seed), record in sorted(self.records.items()):
                 if claim.applies_to(arm):
-                    series = read_series(self.folder, record, claim.metric)
+                    series = self._series(record, claim.metric)
                     found.setdefault(claim.name, []).append(evaluate(claim, series, record.steps, arm=arm, seed=seed))
         return found
+
+    def _series(self, record: TrialRecord, metric: str) -> list[tuple[int, float]]:
+        try:
+            return read_series(self.folder, record, metric)
+        except Gone:  # an old version's store may have been cleared
+            return []
 
     @cached_property
     def falsifiers(self) -> dict[str, Falsifier]:
@@ -144,20 +148,9 @@ def find_version(where: str, layout: Layout, study: str | None = None, profile: 
 
 
 def read_version(folder: StudyFolder) -> Version:
-    """Read study.json and all trial records. Raises `UserError` with the file where one is damaged, or where there is none."""
-    try:
-        started = json.loads(folder.study_file.read_text("utf-8"))
-        if not isinstance(started, dict):
-            raise ValueError("a mapping is expected")
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder.study_file}: damaged file ({error})") from None
-    records = {}
-    for path in sorted((folder.path / "trials").glob("*.json")):
-        try:
-            record = TrialRecord.model_validate_json(path.read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path}: damaged trial record ({str(error).splitlines()[0]})") from None
-        records[record.arm, record.seed] = record
+    """Read study.json and all trial records. Raises `Damaged`, and `UserError` where no trial has ended."""
+    started = folder.started()
+    records = {(record.arm, record.seed): record for record in folder.records()}
     if not records:
         raise UserError(f"{folder.path}: no trial has ended yet, so there is nothing to compare")
     return Version(folder, started, records)

@@ -99,7 +99,7 @@ def falsify(
     as_json: Annotated[bool, typer.Option("--json", help="Verdicts as JSON.")] = False,
     out: OutOption = None,
 ) -> None:
-    """Evaluate a study's falsifiers on its records. Exit code: 0 survived, 1 falsified, 3 not tested."""
+    """Evaluate a study's falsifiers on its records. Exit code: 0 survived, 1 falsified, 3 not tested, 4 damaged records."""
     import json
     from dataclasses import asdict
 
@@ -117,7 +117,8 @@ def falsify(
     chosen, layout = load_study(name), Layout.at(out)
     folder = layout.study(chosen.name, profile or chosen.profile)
     chosen = confirmation(chosen, folder)
-    overrides = parse_set(settings) if settings else recorded_overrides(folder)
+    started = folder.started()
+    overrides = parse_set(settings) if settings else started.get("overrides", {})
     found = verdicts(chosen, folder, planned(chosen, profile, overrides))
     outcome = overall(found)
     if as_json:
@@ -125,7 +126,7 @@ def falsify(
     else:
         console = terminal()
         print_verdicts(console, chosen, found)
-        if not folder.study_file.exists():
+        if not started:
             console.print(Text(f"{chosen.name} has never been run here ({folder.path}); start with: ablate study {name}"), soft_wrap=True)
     raise typer.Exit(EXIT_CODES[outcome])
 
@@ -158,7 +159,7 @@ def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = No
     """Send MLflow what it missed of a study; what it knows is not sent again."""
     from rich.text import Text
 
-    from pipeline.errors import UserError
+    from pipeline.errors import FAULT, UserError
     from pipeline.layout import Layout
     from studies.design import planned
     from studies.driver import only_driver
@@ -169,25 +170,29 @@ def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = No
 
     chosen, layout, console = load_study(name), Layout.at(out), terminal()
     folder = layout.study(chosen.name, profile or chosen.profile)
-    records = folder.records()
+    started, records = folder.started(), folder.records()
     if not records:
         raise UserError(f"{folder.path} has no finished trial to send; start with: ablate study {name}")
+    compared = confirmation(chosen, folder)
+    plan = planned(compared, profile, started.get("overrides", {}))
     with only_driver(folder, chosen.name):
         environment = records[0].environment
         sinks = StudySinks(
             chosen, profile or chosen.profile, layout, folder, environment, lambda message: console.print(Text(message, "yellow"))
         )
         complete = sinks.sync(records)
-        compared = confirmation(chosen, folder)
-        sinks.close("complete", verdicts(compared, folder, planned(compared, profile, recorded_overrides(folder))))
+        sinks.close("complete", verdicts(compared, folder, plan))
     if not complete:
-        raise typer.Exit(1)
-    console.print(Text(f"MLflow knows all {len(records)} trials of {chosen.name}; {sinks.metrics_sent} metrics were sent now"))
+        raise typer.Exit(FAULT)
+    known = sum((record.arm, record.seed) in {(cell.arm, cell.seed) for cell in plan} for record in records)
+    which = f"all {known}" if known == len(plan) else f"{known} of {len(plan)}"
+    console.print(Text(f"MLflow knows {which} trials of {chosen.name}; {sinks.metrics_sent} metrics were sent now"))
 
 
 def _run(chosen: Study, layout: Layout, profile: str | None, overrides: dict[str, Any], jobs: int | None, executor: str) -> None:
     from rich.text import Text
 
+    from pipeline.errors import FAULT
     from studies import executors
     from studies.design import cells
     from studies.driver import run_study
@@ -214,7 +219,7 @@ def _run(chosen: Study, layout: Layout, profile: str | None, overrides: dict[str
         console.print(Text(line), soft_wrap=True)
     failed = len(result.records) < len(result.plan) or any(record.status == "failed" for record in result.records)
     if failed or (_report and chosen.source and result.report is None):
-        raise typer.Exit(1)
+        raise typer.Exit(FAULT)
 
 
 def _draw(chosen: Study, folder: StudyFolder, console: Console) -> Path | None:
@@ -241,8 +246,12 @@ def terminal() -> Console:
 
     from rich.console import Console
 
-    console = Console()
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=180)
+    class Terminal(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would exit with 1, which means FALSIFIED
+
+    console = Terminal()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Terminal(width=180)
 
 
 def _where_next(chosen: Study, report: Path | None, folder: StudyFolder) -> list[str]:
@@ -264,13 +273,3 @@ def default_jobs(config: TrialConfig) -> int:
         return max(1, gpus // config.runtime.processes)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // config.runtime.threads)
-
-
-def recorded_overrides(folder: StudyFolder) -> dict[str, Any]:
-    """The ``--set`` values with which a study was last started; none when it never was."""
-    import json
-
-    if not folder.study_file.exists():
-        return {}
-    overrides: dict[str, Any] = json.loads(folder.study_file.read_text("utf-8")).get("overrides", {})
-    return overrides

@@ -9,7 +9,6 @@ the same command continues, and a cell that is recorded and whose artifacts are 
 from __future__ import annotations
 
 import importlib
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,13 +23,15 @@ from rich.console import Console
 from pipeline.dag import StagePlan
 from pipeline.data.files import check_source
 from pipeline.errors import UserError
-from pipeline.layout import Layout, StageRef, Status, StudyFolder, TrialRecord, writable, write_atomic
+from pipeline.faults import in_words, is_disk_full
+from pipeline.layout import Layout, StageRef, Status, StudyFolder, TrialRecord, record_text, sealed, writable, write_atomic
 from studies.design import Cell, cautions, cells
 from studies.display import Display
 from studies.executors import Crashed, Event, Executor, Finished, Job, Message, TrialOutcome
 from studies.falsifiers import Verdict
 from studies.live import LiveVerdicts
 from studies.planner import Planner, Ticket, is_settled, remember_settled
+from studies.repair import repair, set_database_aside
 from studies.schema import Study
 from studies.search import confirmation
 from studies.sinks import StudySinks
@@ -134,6 +135,7 @@ def run_study(
         display = Display(console, trial_count(study))
         for caution in [*cautions(plan), *untestable(study, plan)]:
             display.line(caution, "yellow")
+        repair(folder, lambda message: display.line(message, "yellow"))
         sinks = StudySinks(study, chosen, layout, folder, environment, lambda message: display.line(message, "yellow"))
         run = _Run(study, chosen, overrides, layout, folder, plan, executor, trials, module, display, sinks)
         _write_study(run, environment)
@@ -196,8 +198,10 @@ def is_finished(folder: StudyFolder, cell: Cell, stages: Sequence[StagePlan]) ->
     record = folder.record(cell.arm, cell.seed)
     if record is None or record.status == "failed" or record.config_digest != cell.config.digest():
         return False
-    recorded = {name: stage.key for name, stage in record.stages.items()}
-    return all(stage.cached for stage in stages) and recorded == {stage.stage: stage.key for stage in stages}
+    if not all(stage.cached for stage in stages) or record.stages.keys() != {stage.stage for stage in stages}:
+        return False
+    refs = {stage.stage: record.stages[stage.stage] for stage in stages}
+    return all(refs[stage.stage].key == stage.key and refs[stage.stage].digest in (None, stage.digest) for stage in stages)
 
 
 def current_records(folder: StudyFolder, plan: Sequence[Cell]) -> list[TrialRecord]:
@@ -240,7 +244,7 @@ def _run_missing(run: _Run, compared: Study, finished: Sequence[Cell], jobs: int
     missing = [cell for cell in run.plan if cell not in finished]
     if not missing and is_settled(compared, run.folder, run.plan):
         return
-    planner = Planner(compared, run.folder, run.plan)
+    planner = _planner(run, compared)
     _tell_recorded(run, planner, finished)
     for cell in missing:
         planner.demand(cell)
@@ -249,6 +253,20 @@ def _run_missing(run: _Run, compared: Study, finished: Sequence[Cell], jobs: int
         _carry_out(run, planner, missing, jobs)
     if planner.settled() >= {(cell.arm, cell.seed) for cell in run.plan}:
         remember_settled(compared, run.folder, run.plan)
+
+
+def _planner(run: _Run, compared: Study) -> Planner:
+    """The plan in Optuna; where its file cannot be understood, a new one, told from the records."""
+    try:
+        return Planner(compared, run.folder, run.plan)
+    except Exception as error:  # whatever SQLAlchemy, its migration or Optuna raise for a value that nobody wrote
+        if is_disk_full(error) or not run.folder.optuna_file.exists():
+            raise
+        aside = set_database_aside(run.folder.optuna_file)
+        run.display.line(
+            f"{run.folder.optuna_file} is damaged: {in_words(error)}; set aside as {aside}; made again from the records", "yellow"
+        )
+        return Planner(compared, run.folder, run.plan)
 
 
 def _carry_out(run: _Run, plan: Plan, missing: Sequence[Cell], jobs: int) -> None:
@@ -377,17 +395,17 @@ def _record(run: _Run, cell: Cell, outcome: TrialOutcome | None, reason: str | N
         status=cast(Status, outcome.status) if outcome else "failed",
         reason=outcome.reason if outcome else reason,
         steps=outcome.steps if outcome else 0,
-        stages={name: StageRef(key=one.key, path=_relative(one.path, run.layout)) for name, one in artifacts.items()},
+        stages={name: StageRef(key=one.key, path=_relative(one.path, run.layout), digest=one.digest) for name, one in artifacts.items()},
         summary=dict(outcome.summary) if outcome else {},
         cost=dict(outcome.cost) if outcome else {},
         environment={**run.module.environment(), **(outcome.execution if outcome else {})},
-        finished=datetime.now(UTC).isoformat(timespec="seconds"),
+        finished=max((one.finished for one in artifacts.values() if one.finished), default=datetime.now(UTC).isoformat(timespec="seconds")),
     )
 
 
 def _write_record(run: _Run, record: TrialRecord) -> None:
     path = run.folder.trial_file(record.arm, record.seed)
-    write_atomic(path, record.model_dump_json(indent=2) + "\n")
+    write_atomic(path, record_text(record))
 
 
 def _write_study(run: _Run, environment: Mapping[str, str]) -> None:
@@ -401,7 +419,7 @@ def _write_study(run: _Run, environment: Mapping[str, str]) -> None:
         "environment": dict(environment),
         "upstream": _upstream(run, baseline),
     }
-    write_atomic(run.folder.study_file, json.dumps(content, indent=2, allow_nan=False) + "\n")
+    write_atomic(run.folder.study_file, sealed(content))
 
 
 def _upstream(run: _Run, cell: Cell) -> dict[str, dict[str, str]]:

@@ -10,8 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from pipeline.artifacts import artifact_of, checked, file_digest, file_of
 from pipeline.config import TrialConfig, flatten, nearest
-from pipeline.errors import UserError
+from pipeline.errors import Damaged, UserError
+from pipeline.faults import disk_full, is_disk_full
 from pipeline.intervals import student
 from pipeline.layout import Layout, StudyFolder, TrialRecord, safe
 from pipeline.metrics import METRICS
@@ -32,25 +34,29 @@ WHOLE = ("eval/kl_per_token", "eval/entropy", "eval/eos_rate", "eval/distinct_2"
 def export(run: str, target: Path, layout: Layout, profile: str | None = None) -> Path:
     """Write the policy of `run`, named STUDY/ARM/SEED, to the folder `target`, which must not hold anything yet.
 
-    The folder appears in one step. Raises `UserError` for a run that is not recorded, was never evaluated, or has
-    lost its weights, and for a target that is in use.
+    The folder appears in one step. Raises `UserError` for a run that is not recorded or was never evaluated, and for a
+    target that is in use; `Damaged` for a run whose files are not those that were trained.
     """
     record = find_run(run, layout, profile)
     target = target.expanduser().absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{target}: is there already and not empty; name a new folder")
-    policy, tokenizer = _stage(layout, record, "ppo") / "policy", _stage(layout, record, "prompts") / "tokenizer"
+    folder = _folder(layout, record.study, record.profile)
+    prompts = file_of(folder, record, "evaluate", "prompts.parquet")
     beside = target.with_name(f".{target.name}.writing")
     shutil.rmtree(beside, ignore_errors=True)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(policy, beside)
-        for file in tokenizer.iterdir():
-            shutil.copy2(file, beside / file.name)
-        (beside / "generation_config.json").write_text(_generation(record, policy), "utf-8")
-        (beside / "README.md").write_text(model_card(record, _stage(layout, record, "evaluate") / "prompts.parquet"), "utf-8")
+        beside.mkdir()
+        _copy(folder, record, "ppo", "policy/", beside)
+        _copy(folder, record, "prompts", "tokenizer/", beside)
+        _check_weights(beside)
+        (beside / "generation_config.json").write_text(_generation(record, beside), "utf-8")
+        (beside / "README.md").write_text(model_card(record, prompts), "utf-8")
         os.replace(beside, target) if not target.exists() else _into(beside, target)
     except OSError as error:
+        if is_disk_full(error):
+            raise disk_full(error, target) from error
         raise UserError(f"{target}: cannot be written: {error.strerror}") from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
@@ -86,11 +92,29 @@ def _folder(layout: Layout, study: str, profile: str | None) -> StudyFolder:
     return layout.study(study, profile or run_on[0])
 
 
-def _stage(layout: Layout, record: TrialRecord, stage: str) -> Path:
-    path = (layout.root / record.stages[stage].path).resolve()
-    if not path.is_relative_to(layout.root.resolve()) or not path.is_dir():
-        raise UserError(f"{path}: the {stage} artifact of this run is no longer in the store; run the study again to rebuild it")
-    return path
+def _copy(folder: StudyFolder, record: TrialRecord, stage: str, part: str, target: Path) -> None:
+    """Copy the files below `part` of a stage, and compare the copies with the manifest. Raises `Damaged`."""
+    with folder.naming_remedy():
+        path, manifest = artifact_of(folder, record.stages[stage].path, record.stages[stage].digest)
+        for name, digest in manifest.files.items():
+            if name.startswith(part):
+                copy = target / name.removeprefix(part)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(checked(path, name, manifest), copy)
+                if file_digest(copy) != digest:
+                    raise Damaged(path / name, "its copy is not what the manifest states")
+
+
+def _check_weights(folder: Path) -> None:
+    """Refuse weights that are not safetensors, whatever a manifest says of them: what is exported is loaded elsewhere."""
+    from safetensors import SafetensorError, safe_open
+
+    for path in folder.glob("*.safetensors"):
+        try:
+            with safe_open(path, framework="np"):
+                pass
+        except SafetensorError as error:
+            raise Damaged(path, f"it is not safetensors ({error})") from None
 
 
 def _into(beside: Path, target: Path) -> None:

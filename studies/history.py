@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,19 @@ from typing import Any
 from pipeline.artifacts import MANIFEST
 from pipeline.config import TrialConfig
 from pipeline.dag import Known
-from pipeline.layout import Layout, TrialRecord
+from pipeline.errors import Damaged, Fault
+from pipeline.layout import Layout, TrialRecord, read_json
 
 
 def all_records(layout: Layout) -> list[TrialRecord]:
-    """The records of every study and profile."""
-    folders = (path.parent for path in sorted(layout.root.glob("studies/*/*/study.json")))
-    return [record for folder in folders for record in layout.study(folder.parent.name, folder.name).records()]
+    """The sound records of every study and profile; a command that needs a damaged one names it."""
+    found = []
+    for path in sorted(layout.root.glob("studies/*/*/study.json")):
+        folder = layout.study(path.parent.parent.name, path.parent.name)
+        for file in folder.trial_files():
+            with suppress(Damaged):
+                found.append(folder.read(file))
+    return found
 
 
 def known_artifacts(layout: Layout, records: Sequence[TrialRecord]) -> Known:
@@ -80,12 +86,10 @@ def _ran_on(record: TrialRecord, environment: Mapping[str, str]) -> bool:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """The object in a file; an empty one where there is none."""
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    """The object in a file; an empty one where there is none, or none that can be read."""
+    with suppress(Fault):
+        return read_json(path)
+    return {}
 
 
 def _mean(values: Iterator[float] | Any) -> float:

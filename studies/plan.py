@@ -38,6 +38,7 @@ def print_plan(
     """
     chosen = profile or study.profile
     folder = layout.study(study.name, chosen)
+    folder.records()  # a damaged one is named before anything else is said
     compared = confirmation(study, folder)
     plan = cells(compared, profile, overrides)
     module = importlib.import_module(trials)

@@ -37,7 +37,7 @@ class Planner:
     """
 
     def __init__(self, study: Study, folder: StudyFolder, plan: Sequence[Cell]) -> None:
-        """Open the plan; trials left running by a driver that died are told as failed."""
+        """Open the plan; trials left running by a driver that died are told as failed. Raises what SQLAlchemy and Optuna raise."""
         import optuna
         from optuna.trial import TrialState
 
@@ -58,6 +58,7 @@ class Planner:
         )
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             self._study.tell(trial.number, state=TrialState.FAIL)
+        self.settled()  # reads every trial: a file that cannot be understood shows itself here
 
     def demand(self, cell: Cell) -> None:
         """Put a cell in the queue, unless it is there already."""

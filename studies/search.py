@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeline.errors import UserError
-from pipeline.layout import StudyFolder, TrialRecord, write_atomic
+from pipeline.layout import StudyFolder, TrialRecord, read_sealed, sealed, write_atomic
 from studies.arms import BASELINE
 from studies.checks import CONFIRM
 from studies.schema import Study
@@ -108,20 +106,16 @@ def save(study: Study, folder: StudyFolder, trials: Sequence[Tried], confirmed: 
         "importance": dict(importance),
         "importance_n": len(used) if importance else 0,
     }
-    write_atomic(folder.search_file, json.dumps(content, indent=2, allow_nan=False) + "\n")
+    write_atomic(folder.search_file, sealed(content))
 
 
 def load(study: Study, folder: StudyFolder) -> dict[str, Any] | None:
-    """The file as last written, or None when there is none of this search. Raises `UserError` for a damaged one."""
-    path = folder.search_file
-    if not path.exists():
+    """The file as last written, or None when there is none of this search. Raises `Damaged`."""
+    if not folder.search_file.exists():
         return None
-    try:
-        content: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        same = all(content[key] == value for key, value in _identity(study).items())
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: damaged file ({error}); remove it and run the study again: it is made from the records") from None
-    return content if same else None
+    with folder.naming_remedy():
+        content = read_sealed(folder.search_file)
+    return content if all(content.get(key) == value for key, value in _identity(study).items()) else None
 
 
 def confirmation(study: Study, folder: StudyFolder) -> Study:

@@ -13,7 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pipeline.artifacts import file_of
 from pipeline.config import TrialConfig, flatten
+from pipeline.errors import Gone
 from pipeline.layout import Layout, StudyFolder, TrialRecord
 from pipeline.mlflow_sink import MlflowSink, prepare_store, tag_experiment, tracking_uri
 from studies import describe
@@ -86,15 +88,17 @@ class StudySinks:
         tags[NOTE] = describe.of_record(self._study, self._folder, record, found)
         fallen = {_key("falsifier/", one.name): float(one.outcome == "FALSIFIED") for one in found if one.outcome != "NOT TESTED"}
         summary = {**record.summary, **fallen}
-        folders = {name: self._layout.root / stage.path for name, stage in record.stages.items()}
-        metrics = folders["ppo"] / "metrics.jsonl" if "ppo" in folders else None
+        metrics = file_of(self._folder, record, "ppo", "metrics.jsonl") if "ppo" in record.stages else None
         if sink.knows(metrics, record.status, summary, tags):
             return True
         if self._warn_once.told or not self._ready():
             return False
         sink.parent_run_id = self._parent_id
         files = [("", self._folder.trial_file(record.arm, record.seed))]
-        files += [(name, folders[name] / file) for name, file in _FILES if name in folders]
+        for stage, name in _FILES:
+            if stage in record.stages:
+                with suppress(Gone):  # an imported trial has no samples
+                    files.append((stage, file_of(self._folder, record, stage, name)))
         before = sink.metrics_sent
         done = sink.finish(metrics, record.status, summary, tags, files, record.steps)
         self.metrics_sent += sink.metrics_sent - before

@@ -104,7 +104,7 @@ class Tuner:
         own = {key: base[key.partition(".")[0]][key.partition(".")[2]] for key in self._search.space}
         chosen = choose(self.trials, objectives(self._study), self._search.confirm.top, own)
         save(self._study, self._folder, self.trials, chosen, importance(self.trials, objectives(self._study), self._space))
-        if self._news:
+        if self._news or not self._folder.optuna_file.exists():
             self._publish(f"{self._study.name}-search")
         return chosen
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pipeline.artifacts import file_of
+from pipeline.errors import Gone
 from pipeline.layout import StudyFolder, TrialRecord
 from studies.design import Planned
 from studies.falsifiers import Verdict, evaluate, untested
@@ -11,29 +13,28 @@ from studies.schema import Falsifier, Study
 from studies.search import SEARCH
 
 
-def verdicts(study: Study, folder: StudyFolder, plan: Sequence[Planned]) -> list[Verdict]:
+def verdicts(study: Study, folder: StudyFolder, plan: Sequence[Planned], *, missing_ok: bool = False) -> list[Verdict]:
     """One verdict per falsifier, arm it speaks of, and seed, in that order.
 
     A record of another configuration than the cell's (an edited study, other ``--set`` values) is no evidence.
+    Raises `Damaged` for a record or a series that is not what was written, and `Gone` for a series that is no longer in
+    the store; with `missing_ok` the latter is NOT TESTED.
     """
     result = []
     for falsifier in study.falsifiers:
         for arm in study.arm_overrides():
             if falsifier.applies_to(arm):
-                result += [_verdict(falsifier, folder, cell) for cell in plan if cell.arm == arm]
+                result += [_verdict(falsifier, folder, cell, missing_ok) for cell in plan if cell.arm == arm]
     return result
 
 
 def read_series(folder: StudyFolder, record: TrialRecord, metric: str) -> list[tuple[int, float]]:
-    """A recorded series as ``(gradient step, value)``; empty when the trial left none."""
+    """A recorded series as ``(gradient step, value)``; empty when the trial left none. Raises `Damaged`, or `Gone` without its artifact."""
     import pyarrow.parquet as pq
 
     if "ppo" not in record.stages:
         return []
-    path = folder.root / record.stages["ppo"].path / "metrics.parquet"
-    if not path.exists():
-        return []
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(file_of(folder, record, "ppo", "metrics.parquet")) as file:
         if metric not in file.schema_arrow.names:
             return []
         table = file.read(["step", metric], use_threads=False)
@@ -54,13 +55,18 @@ def claims_on(study: Study, arm: str) -> list[Falsifier]:
     return [falsifier for falsifier in study.falsifiers if falsifier.applies_to(arm)]
 
 
-def _verdict(falsifier: Falsifier, folder: StudyFolder, cell: Planned) -> Verdict:
+def _verdict(falsifier: Falsifier, folder: StudyFolder, cell: Planned, missing_ok: bool) -> Verdict:
     record = folder.record(cell.arm, cell.seed)
     if record is None:
         return untested(falsifier, cell.arm, cell.seed, "no record; the trial has not run")
     if record.config_digest != cell.digest:
         return untested(falsifier, cell.arm, cell.seed, "the record is of another configuration; run the study again")
-    return _of_record(falsifier, folder, record)
+    try:
+        return _of_record(falsifier, folder, record)
+    except Gone as error:
+        if not missing_ok:
+            raise
+        return untested(falsifier, cell.arm, cell.seed, str(error))
 
 
 def _of_record(falsifier: Falsifier, folder: StudyFolder, record: TrialRecord) -> Verdict:

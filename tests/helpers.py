@@ -7,12 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline.artifacts import write_manifest
 from pipeline.config import TrialConfig, load_config
 
 
 def smoke(**overrides: Any) -> TrialConfig:
     """The smoke profile with changes; double underscores stand for dots."""
     return load_config("smoke", {key.replace("__", ".", 1): value for key, value in overrides.items()})
+
+
+def publish(folder: Path) -> None:
+    """Give an artifact the manifest of what it holds now: what a test wrote there then counts as what a stage wrote."""
+    write_manifest(folder, folder.parent.name, folder.name, {}, {})
 
 
 def mind_interrupts() -> None:

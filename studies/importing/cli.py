@@ -33,7 +33,11 @@ def import_command(
     from studies.importing.sync import send
 
     layout, console = Layout.at(out), terminal()
-    done = import_folder(folder, name, layout, map_file, steps_per_update)
+
+    def warn(message: str) -> None:
+        console.print(Text(message, "yellow"), soft_wrap=True)
+
+    done = import_folder(folder, name, layout, map_file, steps_per_update, warn)
     lines = grouped(done.problems)
     for line in lines[:SHOWN]:
         console.print(Text(line, "yellow"), soft_wrap=True)
@@ -44,4 +48,4 @@ def import_command(
         console.print(Text(f"not imported, as no metric is named so: {', '.join(done.unused)}"), soft_wrap=True)
     for line in done.lines:
         console.print(Text(line), soft_wrap=True)
-    send(done, layout, lambda message: console.print(Text(message, "yellow"), soft_wrap=True))
+    send(done, layout, warn)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +12,7 @@ from typing import Any
 
 from pipeline.artifacts import Artifact, Store, file_digest
 from pipeline.config import canonical_json
-from pipeline.layout import StageRef, StudyFolder, TrialRecord, write_atomic, write_json
+from pipeline.layout import StageRef, StudyFolder, TrialRecord, record_text, sealed, write_atomic, write_json
 from pipeline.tracking import MetricsLog, to_parquet
 from studies.design import Foreign
 from studies.importing import mapping as mappings
@@ -87,7 +86,7 @@ def record_of(
         status="diverged" if trial.found.diverged else "complete",
         reason=trial.found.diverged,
         steps=trial.found.steps,
-        stages={"ppo": StageRef(key=artifact.key, path=artifact.path.relative_to(root).as_posix())},
+        stages={"ppo": StageRef(key=artifact.key, path=artifact.path.relative_to(root).as_posix(), digest=artifact.digest)},
         summary=trial.found.summary,
         cost={},
         environment=mapping.environment or {"environment": "not stated by the imported records"},
@@ -126,9 +125,9 @@ def commit(folder: StudyFolder, records: Sequence[TrialRecord], started: Mapping
         shutil.rmtree(new, ignore_errors=True)
         for cell, record in after.items():
             kept = before[cell] if cell in same else record
-            write_atomic(new / folder.trial_file(*cell).name, kept.model_dump_json(indent=2) + "\n")
+            write_atomic(new / folder.trial_file(*cell).name, record_text(kept))
         _swap(trials, new, old)
-    write_atomic(folder.study_file, json.dumps(started, indent=2, allow_nan=False) + "\n")  # the order of keys is that of the arms
+    write_atomic(folder.study_file, sealed(started))  # the order of keys is that of the arms
     _write_problems(folder, problems)
     return change
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from studies.importing.problems import Problem
 from studies.importing.records import Change, Trial, commit, publish, record_of
 from studies.importing.rows import read_log
 from studies.importing.trajectory import trajectory
+from studies.repair import repair
 from studies.schema import IMPORTED, Study, load_study, study_names
 
 OBJECTIVES = (
@@ -59,11 +60,18 @@ class Imported:
         ]
 
 
-def import_folder(folder: Path, name: str, layout: Layout, map_file: Path | None = None, steps_per_update: int | None = None) -> Imported:
+def import_folder(
+    folder: Path,
+    name: str,
+    layout: Layout,
+    map_file: Path | None = None,
+    steps_per_update: int | None = None,
+    tell: Callable[[str], None] = lambda message: None,
+) -> Imported:
     """Bring the logs below `folder` into the store as the study `name`, a YAML file here or at that path.
 
     Where there is no such file, one is written that lists the arms and seeds that were found. Raises
-    `UserError` and changes nothing when a file cannot be understood.
+    `UserError` and changes nothing when a file cannot be understood; `tell` hears of damaged files that are set aside.
     """
     mapping = load_mapping(map_file, steps_per_update)
     file = _study_file(name)
@@ -78,8 +86,10 @@ def import_folder(folder: Path, name: str, layout: Layout, map_file: Path | None
     study = study or Study.model_validate({"name": file.stem, "source": str(file), **yaml.safe_load(str(text))})
     writable(layout.root)
     target = layout.study(study.name, IMPORTED)
+    store = Store(layout.store, tell)
     with only_driver(target, study.name):
-        records = [_record(study, trial, mapping, layout) for trial in trials]
+        repair(target, tell)
+        records = [_record(study, trial, mapping, layout, store) for trial in trials]
         problems = tuple(problem for trial in trials for problem in trial.problems)
         change = commit(target, records, _started(study), problems)
         if text:
@@ -109,8 +119,8 @@ def _read(source: Source, mapping: Mapping, study: Study | None) -> Trial:
     return Trial(source, replace(found, problems=()), tuple(problems))
 
 
-def _record(study: Study, trial: Trial, mapping: Mapping, layout: Layout) -> TrialRecord:
-    artifact = publish(Store(layout.store), trial, mapping)
+def _record(study: Study, trial: Trial, mapping: Mapping, layout: Layout, store: Store) -> TrialRecord:
+    artifact = publish(store, trial, mapping)
     settings = study.arm_overrides()[trial.source.arm]
     return record_of(study.name, trial, artifact, settings, mapping, layout.root)
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from helpers import publish
 
 from pipeline.layout import Layout, StageRef, StudyFolder, TrialRecord, write_json
 from reports.estimates import Findings, analyse
@@ -233,6 +234,7 @@ class _Writer:
             if stage == "reward":
                 write_json(path / "summary.json", {"accuracy": 0.79, "accuracy_gold": 0.88})
                 scored_samples(path)
+            publish(path)
         return refs
 
     def trial(self, cell: Cell, status: str, steps: int, *, evaluated: bool, digest: str | None) -> None:
@@ -243,12 +245,14 @@ class _Writer:
         if status == "diverged":
             table.loc[table.index[-1], "policy/entropy"] = np.inf
         table.to_parquet(path / "metrics.parquet", index=False)
+        publish(path)
         summary: dict[str, float] = {}
         if evaluated:
             path, refs["evaluate"] = self.stage("evaluate", key)
             prompts = prompt_table(cell.config.ppo.kl_coef, cell.seed, self.prompts, self.first)
             prompts.to_parquet(path / "prompts.parquet", index=False)
             prompts.head(16).to_parquet(path / "samples.parquet", index=False)
+            publish(path)
             summary = summary_of(prompts) if self.prompts else {}
         reasons = {"budget": "wall clock: 2.5 h reached", "diverged": "non-finite loss at a gradient step", "failed": "killed"}
         record = TrialRecord(

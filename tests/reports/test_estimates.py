@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 import pytest
+from helpers import publish
 
 from pipeline.layout import write_json
 from reports import stats
@@ -111,6 +112,7 @@ def test_constant_rate_gets_a_wilson_interval(build: Builder, tmp_path: Path) ->
     assert record is not None
     path = built.folder.root / record.stages["evaluate"].path / "prompts.parquet"
     pd.read_parquet(path).assign(win=1.0, tie=0.0).to_parquet(path, index=False)
+    publish(path.parent)
     estimate = analyse(load_records(built.folder, built.study)).arm("beta_0.05").estimates["eval/win_rate"]
     assert (estimate.value, estimate.method) == (1.0, "wilson")
     assert estimate.low == pytest.approx(stats.wilson(20, 20).low)
@@ -149,6 +151,7 @@ def test_parts_of_a_composite_reward_are_estimated_prompt_by_prompt(build: Build
             if stage in record.stages:
                 path = built.folder.root / record.stages[stage].path / name
                 pd.read_parquet(path).assign(**{column: value}).to_parquet(path, index=False)
+                publish(path.parent)
         changed = record.model_copy(update={"summary": record.summary | ({"eval/reward/kind": 0.5} if record.summary else {})})
         write_json(built.folder.trial_file(record.arm, record.seed), changed.model_dump(mode="json"))
     records = load_records(built.folder, built.study)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 import pytest
+from helpers import publish
 
-from pipeline.errors import UserError
+from pipeline.errors import Damaged, UserError
 from pipeline.layout import Layout
 from reports.load import find_study, load_records
 
@@ -83,7 +85,7 @@ def test_damaged_record_is_one_line_with_its_file(build: Builder, tmp_path: Path
     built = build(tmp_path, seeds=(0,), prompts=4, steps=64)
     path = built.folder.trial_file("beta_0.05", 0)
     path.write_text(content)
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(Damaged) as caught:
         load_records(built.folder, built.study)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -94,7 +96,7 @@ def test_damaged_table_is_one_line_with_its_file(build: Builder, tmp_path: Path,
     built = build(tmp_path, seeds=(0,), prompts=4, steps=64)
     path = first_artifact(built, stage, name)
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(Damaged) as caught:
         load_records(built.folder, built.study)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -107,13 +109,14 @@ def test_impossible_values_are_refused(build: Builder, tmp_path: Path, column: s
     table = pd.read_parquet(path)
     table.loc[0, column] = value
     table.to_parquet(path, index=False)
-    with pytest.raises(UserError, match=words):
+    publish(path.parent)
+    with pytest.raises(Damaged, match=words):
         load_records(built.folder, built.study)
 
 
 def test_missing_artifact_is_a_note(build: Builder, tmp_path: Path) -> None:
     built = build(tmp_path, seeds=(0,), prompts=4, steps=64)
-    first_artifact(built, "ppo", "metrics.parquet").unlink()
+    shutil.rmtree(first_artifact(built, "ppo", "metrics.parquet").parent)
     records = load_records(built.folder, built.study)
     assert any("beta_0.05 seed 0" in note and "ppo/metrics.parquet" in note for note in records.notes)
 
@@ -149,7 +152,7 @@ def test_record_that_points_outside_is_refused(build: Builder, tmp_path: Path) -
     record = json.loads(path.read_text())
     record["stages"]["ppo"]["path"] = "../../../etc"
     path.write_text(json.dumps(record))
-    with pytest.raises(UserError, match="leaves the output folder"):
+    with pytest.raises(Damaged, match="leaves the output folder"):
         load_records(built.folder, built.study)
 
 
@@ -167,6 +170,7 @@ def test_prompts_that_only_some_trials_answered_are_not_shared(build: Builder, t
     built = build(tmp_path, seeds=(0, 1), prompts=6, steps=64)
     path = first_artifact(built, "evaluate", "prompts.parquet")
     pd.read_parquet(path).iloc[[5, 1, 2]].to_parquet(path, index=False)
+    publish(path.parent)
     records = load_records(built.folder, built.study)
     assert records.shared_prompts([("beta_0.05", 0), ("beta_0.05", 1)]).tolist() == [1, 2, 5]
     assert np.isnan(records.answers("beta_0.05", "kl", [0], pd.Index([0, 1]))).tolist() == [[True, False]]
@@ -185,7 +189,8 @@ def test_tables_of_another_shape_are_one_line_with_their_file(
     built = build(tmp_path, seeds=(0,), prompts=4, steps=64)
     path = first_artifact(built, stage, name)
     change(pd.read_parquet(path)).to_parquet(path, index=False)
-    with pytest.raises(UserError, match=words) as caught:
+    publish(path.parent)
+    with pytest.raises(Damaged, match=words) as caught:
         load_records(built.folder, built.study)
     assert str(path) in str(caught.value)
 
@@ -195,6 +200,7 @@ def test_of_two_rows_at_one_step_the_last_counts(build: Builder, tmp_path: Path)
     path = first_artifact(built, "ppo", "metrics.parquet")
     table = pd.read_parquet(path)
     pd.concat([table, table.tail(1).assign(**{"policy/entropy": 9.0})]).iloc[::-1].to_parquet(path, index=False)
+    publish(path.parent)
     curve = load_records(built.folder, built.study).curves
     mine = curve[curve["arm"] == "beta_0.05"]
     assert mine["step"].tolist() == table["step"].tolist()

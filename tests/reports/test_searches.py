@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import UserError
+from pipeline.errors import Damaged
 from pipeline.layout import Layout, StudyFolder
 from reports.searches import load_search
 from studies.schema import Study, load_study
@@ -84,12 +84,12 @@ def test_an_unfinished_search_has_no_importance(folder: StudyFolder, study: Stud
 @pytest.mark.parametrize("text", ["{", "[]", "{}", "null"])
 def test_a_damaged_file_is_named(folder: StudyFolder, study: Study, text: str) -> None:
     (folder.path / "search.json").write_text(text, encoding="utf-8")
-    with pytest.raises(UserError, match=r"search\.json: damaged file .*run the study again"):
+    with pytest.raises(Damaged, match=r"search\.json is damaged: .*; run study 'hunt' .*again"):
         load_search(folder, study)
 
 
 @pytest.mark.parametrize("change", [{"trials": 3}, {"trials": [{}]}, {"pareto": ["x"]}, {"confirmed": [{"arm": "confirm-1"}]}])
 def test_a_damaged_part_is_named(folder: StudyFolder, study: Study, change: dict[str, Any]) -> None:
     (folder.path / "search.json").write_text(json.dumps({**content(study), **change}), encoding="utf-8")
-    with pytest.raises(UserError, match=r"search\.json: damaged file"):
+    with pytest.raises(Damaged, match=r"search\.json is damaged: "):
         load_search(folder, study)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from pipeline.config import TrialConfig
-from pipeline.errors import UserError
+from pipeline.errors import Damaged, UserError
 from pipeline.layout import Layout
 from studies import executors, sinks
 from studies.design import cells
@@ -145,8 +145,11 @@ def test_a_lost_file_is_made_again_from_the_records(whole: Whole, tmp_path: Path
     assert file.read_text() == before
     assert len(fake_trial.calls(layout)) == 14 + 6
     file.write_text("{")
-    with pytest.raises(UserError, match=r"search\.json: damaged file"):
-        go(study, layout)
+    with pytest.raises(Damaged, match=r"search\.json is damaged: it is not JSON"):
+        load(study, layout.study(study.name, "tiny"))
+    _, text = go(study, layout)
+    assert "search.json is damaged" in text
+    assert file.read_text() == before
 
 
 def test_a_crash_is_tried_once_more_and_then_the_search_goes_on(write_study: Callable[..., Study], layout: Layout, whole: Whole) -> None:

@@ -1,0 +1,62 @@
+"""Sets aside what of a study's folder is damaged; the run that follows makes it again, from the store or by training."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import Damaged
+from pipeline.layout import StudyFolder, read_sealed, set_aside
+
+_BESIDE = ("-journal", "-wal", "-shm")
+"""What SQLite keeps beside a database: left there, it would be applied to the one that takes the place of a damaged one."""
+
+
+def repair(folder: StudyFolder, tell: Callable[[str], None]) -> None:
+    """Move every damaged file of a study to ``.damaged/``, one line for each."""
+    for path, check, then in _checks(folder):
+        try:
+            check(path)
+        except Damaged as error:
+            aside = set_database_aside(path) if path == folder.optuna_file else set_aside(path)
+            tell(f"{path} is damaged: {error.why}; set aside as {aside}; {then}")
+
+
+def _checks(folder: StudyFolder) -> Iterator[tuple[Path, Callable[[Path], Any], str]]:
+    """Every file with what reads it and what becomes of it."""
+    for path in folder.trial_files():
+        yield path, folder.read, "the trial is recorded again from the store, or runs again"
+    if folder.study_file.exists():
+        yield folder.study_file, lambda _: folder.started(), "written again"
+    if folder.search_file.exists():
+        yield folder.search_file, read_sealed, "made again from the records"
+    if folder.optuna_file.exists():
+        yield folder.optuna_file, check_database, "made again from the records"
+
+
+def check_database(path: Path) -> None:
+    """Let SQLite look over a database. Raises `Damaged`."""
+    if not path.is_file():
+        raise Damaged(path, "it is a folder")
+    try:
+        with closing(
+            sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)
+        ) as database:  # rw: SQLite rolls back what a kill left
+            found = str(database.execute("PRAGMA quick_check(1)").fetchone()[0])
+    except sqlite3.DatabaseError as error:
+        if "locked" in str(error):
+            return
+        raise Damaged(path, str(error)) from None
+    if found != "ok":
+        raise Damaged(path, found.splitlines()[-1])
+
+
+def set_database_aside(path: Path) -> Path:
+    """`set_aside` of a database together with its journal."""
+    for beside in (path.with_name(path.name + suffix) for suffix in _BESIDE):
+        if beside.exists():
+            set_aside(beside)
+    return set_aside(path)
