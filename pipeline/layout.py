@@ -92,7 +92,11 @@ class Layout:
 
     @property
     def mlflow_uri(self) -> str:
-        return f"sqlite:///{self.root / 'mlflow.db'}"
+        return f"sqlite:///{self.mlflow_file}"
+
+    @property
+    def mlflow_file(self) -> Path:
+        return self.root / "mlflow.db"
 
     @property
     def mlflow_artifacts(self) -> Path:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import Damaged
-from pipeline.layout import StudyFolder, read_sealed, set_aside
+from pipeline.errors import Damaged, Fault
+from pipeline.layout import Layout, StudyFolder, read_json, read_sealed, set_aside
 
 _BESIDE = ("-journal", "-wal", "-shm")
 """What SQLite keeps beside a database: left there, it would be applied to the one that takes the place of a damaged one."""
+
+_HEADER = b"SQLite format 3\0"
 
 
 def repair(folder: StudyFolder, tell: Callable[[str], None]) -> None:
@@ -35,6 +37,26 @@ def _checks(folder: StudyFolder) -> Iterator[tuple[Path, Callable[[Path], Any], 
         yield folder.search_file, read_sealed, "made again from the records"
     if folder.optuna_file.exists():
         yield folder.optuna_file, check_database, "made again from the records"
+
+
+def repair_store(layout: Layout, tell: Callable[[str], None]) -> None:
+    """Set a garbled MLflow database aside, and forget what a database that has gone was told: a new one has to be told everything."""
+    database = layout.mlflow_file
+    if database.exists() and not is_database(database):
+        tell(f"{database} is damaged: it is no SQLite database; set aside as {set_database_aside(database)}; all is sent to a new one")
+    if not database.exists():
+        for state in (layout.root / "studies").glob("*/*/mlflow/*.json"):
+            with suppress(Fault):
+                if read_json(state).get("uri") == layout.mlflow_uri:
+                    state.unlink()
+
+
+def is_database(path: Path) -> bool:
+    """Whether a file begins as SQLite's do; an empty one is a database without tables."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_HEADER)) in (_HEADER, b"")
 
 
 def check_database(path: Path) -> None:

@@ -11,9 +11,10 @@ import time
 from contextlib import suppress
 from types import FrameType
 
-from pipeline.errors import UserError
+from pipeline.errors import Damaged, UserError
 from pipeline.layout import Layout, writable
 from pipeline.mlflow_sink import experiments, prepare_store, tag_experiment
+from studies.repair import is_database
 from studies.schema import IMPORTED
 from studies.view import PAGE, experiment_tags
 
@@ -31,6 +32,8 @@ def serve(layout: Layout, port: int) -> None:
     """Serve the output root's runs until Ctrl-C or SIGTERM. Raises `UserError` when the port is taken."""
     _check_free(port)
     writable(layout.root)
+    if layout.mlflow_file.exists() and not is_database(layout.mlflow_file):
+        raise Damaged(layout.mlflow_file, "it is no SQLite database", "ablate sync STUDY sets it aside and sends everything again")
     prepare_store(layout)
     links = _links(layout, port)
     command = [

@@ -121,3 +121,20 @@ def test_another_profile_is_another_experiment(write_study: Callable[..., Study]
     folder = layout.study(study.name, "smoke")
     assert StudySinks(study, "smoke", layout, folder, {}, print).experiment == "small (smoke)"
     assert sinks_of(study, layout).experiment == "small"
+
+
+@pytest.mark.parametrize("harm", ["garbled", "gone"])
+def test_a_store_that_is_lost_is_told_everything_again(write_study: Callable[..., Study], layout: Layout, harm: str) -> None:
+    """All trials, and not only the one that is told before the new database is there."""
+    result, _ = go(write_study(), layout)
+    garbage = b"no database" * 100
+    layout.mlflow_file.write_bytes(garbage) if harm == "garbled" else layout.mlflow_file.unlink()
+    told: list[str] = []
+    sinks = StudySinks(write_study(), "tiny", layout, layout.study("small", "tiny"), {}, told.append)
+    assert sinks.sync(result.records)
+    sinks.close("complete")
+    assert len(runs(layout, "small")) == 5
+    if harm == "garbled":
+        assert (layout.root / ".damaged" / "mlflow.db-1").read_bytes() == garbage
+        assert "it is no SQLite database; set aside" in told[0]
+    assert len(told) == (harm == "garbled")
