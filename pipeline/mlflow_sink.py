@@ -96,7 +96,7 @@ def _client(uri: str) -> Any:
         logging.getLogger(name).setLevel(logging.WARNING)
     from mlflow.tracking import MlflowClient
 
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs, with its SQL, what it raises as well
     return MlflowClient(uri)
 
 

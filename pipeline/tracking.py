@@ -64,8 +64,10 @@ class MetricsLog:
     def close(self) -> None:
         """Flush and close."""
         if not self._file.closed:
-            self.flush()
-            self._file.close()
+            try:
+                self.flush()
+            finally:
+                self._file.close()
 
     def __enter__(self) -> Self:
         return self

@@ -12,6 +12,7 @@ import jinja2
 from filelock import FileLock
 
 from pipeline.errors import UserError
+from pipeline.faults import is_disk_full
 from reports.tabular import Table, markdown, write
 from reports.words import number
 
@@ -86,6 +87,8 @@ def replace_folder(folder: Path, build: Callable[[Path], None]) -> None:
             new.replace(folder)
             shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
+        if is_disk_full(error):
+            raise
         raise UserError(f"the report cannot be written to {folder}: {error.strerror or error}") from None
 
 

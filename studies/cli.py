@@ -228,11 +228,15 @@ def _draw(chosen: Study, folder: StudyFolder, console: Console) -> Path | None:
 
     from rich.text import Text
 
+    from pipeline.faults import is_disk_full
+
     if _report is None or not chosen.source:
         return None
     try:
         return _report(chosen, folder)
     except Exception as error:
+        if is_disk_full(error):
+            raise
         log = folder.path / "log" / "report.txt"
         log.parent.mkdir(exist_ok=True)
         log.write_text(traceback.format_exc(), encoding="utf-8")

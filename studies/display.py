@@ -104,7 +104,8 @@ class Display:
             self._finished(row, event)
         elif isinstance(event, Crashed):
             self._close(row, "failed")
-            self.line(f"{row.job.label}: {event.reason}", "red")
+            if not event.disk_full:  # which ends the whole study, with one line for all trials
+                self.line(f"{row.job.label}: {event.reason}", "red")
         else:
             self._message(row, event)
 

@@ -22,8 +22,8 @@ from rich.console import Console
 
 from pipeline.dag import StagePlan
 from pipeline.data.files import check_source
-from pipeline.errors import UserError
-from pipeline.faults import in_words, is_disk_full
+from pipeline.errors import Fault, UserError
+from pipeline.faults import DiskFull, in_words, is_disk_full
 from pipeline.layout import Layout, StageRef, Status, StudyFolder, TrialRecord, record_text, sealed, writable, write_atomic
 from studies.design import Cell, cautions, cells
 from studies.display import Display
@@ -317,10 +317,12 @@ def _build_shared(run: _Run, missing: Sequence[Cell]) -> None:
             if isinstance(event, Finished):
                 queue.clear()
                 shown.update(one.key for one in event.outcome.artifacts.values())
+            elif isinstance(event, Crashed) and event.disk_full:
+                raise DiskFull(event.reason)
             elif isinstance(event, Crashed) and event.user_error:
                 raise UserError(event.reason)
             elif isinstance(event, Crashed) and not queue:
-                raise UserError(f"{event.job.label} failed: {event.reason}{_details(event.job)}")
+                raise Fault(f"{event.job.label} failed: {event.reason}{_details(event.job)}")
 
         run.executor.run(lambda queue=queue: queue.pop() if queue else None, 1, on_event)  # type: ignore[misc]
 
@@ -365,6 +367,8 @@ def _tell(run: _Run, plan: Plan, ticket: Ticket, record: TrialRecord | None) -> 
 
 def _on_crash(run: _Run, plan: Plan, ticket: Ticket, event: Crashed) -> None:
     cell = ticket.cell
+    if event.disk_full:  # the plan could not write down that this trial failed, and needs not: the next call goes on with it
+        raise DiskFull(event.reason)
     plan.tell(ticket, None)
     run.sinks.leave(cell.arm, cell.seed, "failed")
     if event.user_error:

@@ -27,6 +27,7 @@ from pipeline.artifacts import Artifact
 from pipeline.budget.machine import grow_segments, visible_gpus
 from pipeline.config import TrialConfig, nearest
 from pipeline.errors import UserError
+from pipeline.faults import disk_full, in_words, is_disk_full
 from pipeline.layout import Layout
 from pipeline.memory import HUGE_PAGES
 from pipeline.reporter import StageState
@@ -99,6 +100,8 @@ class Crashed:
     reason: str
     user_error: bool = False
     """The user has to put something right; repeating would not help."""
+    disk_full: bool = False
+    """No space was left; no other trial would fare better."""
 
 
 Event = Message | Finished | Crashed
@@ -161,9 +164,9 @@ class Inline:
         except UserError as error:
             return Crashed(job, str(error), user_error=True)
         except Exception as error:
-            with _open_log(job.log) as file:
+            with suppress(OSError), _open_log(job.log) as file:
                 traceback.print_exc(file=file)
-            return Crashed(job, _in_words(error))
+            return Crashed(job, *_crash(job, error))
 
 
 class Processes:
@@ -270,10 +273,11 @@ def _work(pipe: Connection, job: Job, gpus: list[str]) -> None:
         try:
             result: tuple[str, tuple[Any, ...]] = ("finished", (_call(job, Relay(send)),))
         except UserError as error:
-            result = ("crashed", (str(error), True))
+            result = ("crashed", (str(error), True, False))
         except BaseException as error:
-            traceback.print_exc()
-            result = ("crashed", (_in_words(error), False))
+            with suppress(OSError):
+                traceback.print_exc()
+            result = ("crashed", _crash(job, error))
         send(*result)
         pipe.close()
 
@@ -333,9 +337,11 @@ def _end(processes: list[BaseProcess]) -> None:
             process.join()
 
 
-def _in_words(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+def _crash(job: Job, error: BaseException) -> tuple[str, bool, bool]:
+    """Reason, whether the user can put it right, and whether a disk is full (`Crashed`)."""
+    if is_disk_full(error):
+        return str(disk_full(error, job.layout.root)), False, True
+    return in_words(error), False, False
 
 
 def _exit_in_words(code: int | None) -> str:
@@ -365,5 +371,6 @@ def _output_to(path: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            with suppress(OSError):  # the disk of the log may be full
+                sys.stdout.flush()
+                sys.stderr.flush()

@@ -36,12 +36,16 @@ def save(folder: Path, update: int, state: dict[str, Any]) -> int:
     """Write ``update_<n>.<sha256>.pt`` in one step, then delete all but the newest two. Returns the bytes written."""
     folder.mkdir(parents=True, exist_ok=True)
     beside = folder / ".writing"
-    with beside.open("wb") as file:
-        hashing = _Hashing(file)
-        torch.save(state, cast(Any, hashing))
-        file.flush()
-        os.fsync(file.fileno())
-        size = file.tell()
+    try:
+        with beside.open("wb") as file:
+            hashing = _Hashing(file)
+            torch.save(state, cast(Any, hashing))
+            file.flush()
+            os.fsync(file.fileno())
+            size = file.tell()
+    except BaseException:
+        beside.unlink(missing_ok=True)  # on a full disk, half a checkpoint only takes space
+        raise
     os.replace(beside, folder / f"update_{update:08d}.{hashing.digest}.pt")
     for old in checkpoints(folder)[:-KEPT]:
         old.unlink()

@@ -17,7 +17,7 @@ from filelock import FileLock
 from helpers import mind_interrupts
 from rich.console import Console
 
-from pipeline.errors import UserError
+from pipeline.errors import Fault, UserError
 from pipeline.layout import Layout
 from studies import executors
 from studies.design import cells
@@ -137,7 +137,7 @@ def test_a_users_mistake_stops_the_study(write_study: Callable[..., Study], layo
 def test_a_fault_before_ppo_is_told_with_its_log(write_study: Callable[..., Study], layout: Layout) -> None:
     layout.root.mkdir(parents=True)
     fake_trial.control(layout, upstream_crash=True)
-    with pytest.raises(UserError, match=r"the reward model exploded; details: .*\.txt"):
+    with pytest.raises(Fault, match=r"the reward model exploded; details: .*\.txt"):
         go(write_study(), layout, "processes")
     assert fake_trial.calls(layout, "reward") == ["-", "-"]
     assert fake_trial.calls(layout) == []

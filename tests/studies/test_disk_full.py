@@ -1,0 +1,183 @@
+"""A full disk ends a command with one line, loses nothing that was finished, and the same command then continues exactly."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fake_trial
+import pytest
+import tinytrial
+import torch
+from rich.console import Console
+from safetensors import SafetensorError
+from typer.testing import CliRunner
+
+from ablate import app
+from pipeline.faults import DiskFull, chain, disk_full, explained, is_disk_full
+from pipeline.layout import Layout
+from pipeline.ppo import checkpoint
+from studies import driver, executors, sinks
+from studies.driver import StudyResult, run_study
+from studies.schema import Study
+
+STUDY = "question: q\nhypothesis: h\nrefuted_if: r\nprofile: smoke\nbaseline: base\nseeds: [0]\narms: {base: {}}\n"
+FAULT = 4
+KIB = 1024
+
+
+def full(name: str | None = None) -> OSError:
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+
+
+def after(error: Exception, cause: Exception) -> Exception:
+    error.__context__ = cause
+    return error
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        full(),
+        OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
+        OSError(28, "Error writing bytes to file. Detail: [errno 28] No space left on device"),  # pyarrow
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        Exception("No space left on device (os error 28)"),  # tokenizers
+        after(RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598"), full()),  # torch.save
+        caused(ValueError("invalid data in the commit"), Exception("(sqlite3.OperationalError) database or disk is full")),  # Optuna
+        RuntimeError("process 1 of 2 ended with 1:\nOSError: [Errno 28] No space left on device"),
+    ],
+)
+def test_a_full_disk_is_known_by_what_each_library_raises(error: Exception) -> None:
+    assert is_disk_full(error)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EACCES, "Permission denied"), RuntimeError("unexpected pos 704 vs 598"), ValueError("28")])
+def test_other_faults_are_not_taken_for_it(error: Exception) -> None:
+    assert not is_disk_full(error)
+
+
+def test_an_exception_that_refers_to_itself_is_walked_once() -> None:
+    first, second = ValueError("a"), ValueError("b")
+    first.__context__, second.__context__ = second, first
+    assert list(chain(first)) == [first, second]
+
+
+def test_the_line_names_the_disk_of_the_file_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(total=8 * 2**20, free=12 * KIB))
+    monkeypatch.setattr(Path, "is_mount", lambda self: self == tmp_path)
+    said = str(explained(full(str(tmp_path / "deep" / "file")), Path("/elsewhere")))
+    assert said.startswith(f"the disk mounted at {tmp_path} is full (12 KiB of 8 MiB free)")
+    assert "are kept" in said
+    assert "run the same command again" in said
+    assert not (tmp_path / "log").exists(), "no log is written to a full disk"
+
+
+def test_a_used_up_quota_is_not_called_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2**40))
+    assert "a quota is used up" in str(disk_full(full(), tmp_path))
+
+
+def go(study: Study, layout: Layout) -> StudyResult:
+    layout.root.mkdir(parents=True, exist_ok=True)
+    with Path(os.devnull).open("w") as nowhere:
+        return run_study(study, layout, None, {"ppo.steps": 64}, executors.Inline(), 1, Console(file=nowhere), trials="fake_trial")
+
+
+def nth(function: Callable[..., Any], n: int) -> Callable[..., Any]:
+    """The function, whose n-th call finds the disk full."""
+    calls = iter(range(1, 10**6))
+
+    def call(*arguments: Any, **more: Any) -> Any:
+        if next(calls) == n:
+            raise full()
+        return function(*arguments, **more)
+
+    return call
+
+
+@pytest.mark.usefixtures("no_mlflow")
+@pytest.mark.parametrize(
+    ("module", "name", "n"), [(fake_trial, "to_parquet", 2), (fake_trial, "write_json", 2), (driver, "write_atomic", 3)]
+)
+def test_a_study_stops_at_once_and_the_same_command_ends_it(
+    write_study: Callable[..., Study], layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, n: int
+) -> None:
+    whole = go(write_study(), Layout(tmp_path / "whole"))
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, nth(getattr(module, name), n))
+        with pytest.raises((DiskFull, OSError)) as stopped:
+            go(write_study(), layout)
+    assert is_disk_full(stopped.value) or "is full" in str(stopped.value) or "quota" in str(stopped.value)
+    trained = fake_trial.calls(layout)
+    assert len(trained) == len(set(trained)), "no trial is tried again on a full disk"
+    done = go(write_study(), layout)
+    digests = [{stage: ref.digest for stage, ref in record.stages.items()} for record in done.records]
+    assert digests == [{stage: ref.digest for stage, ref in record.stages.items()} for record in whole.records]
+    assert {record.status for record in done.records} == {"complete"}
+
+
+def test_half_a_checkpoint_is_removed_and_the_trial_goes_on_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, rows, weights = tinytrial.run(tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.torch, "save", nth(torch.save, 3))
+        with pytest.raises(OSError, match="No space left"):
+            tinytrial.run(tmp_path / "full")
+    kept = [path.name for path in (tmp_path / "full" / "checkpoints").iterdir()]
+    assert len(kept) == 2
+    assert all(name.startswith("update_") for name in kept)
+    _, again, same = tinytrial.run(tmp_path / "full")
+    assert again == rows
+    assert all(torch.equal(weights[name], same[name]) for name in weights)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with 8 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)], capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a file system")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("free", [40, 160, 420])
+def test_a_disk_that_is_really_full(
+    small_disk: Path, smoke_layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int
+) -> None:
+    """With 40 KiB not even the plan can be written, with 160 the first checkpoints can, with 420 nearly all of the trial."""
+    monkeypatch.setattr(sinks.StudySinks, "_ready", lambda self: False)
+    monkeypatch.setattr(sinks.StudySinks, "open", lambda self: None)
+    out, study = small_disk / "out", tmp_path / "study.yaml"
+    study.write_text(STUDY)
+    for stage in ("prompts", "sft", "reward"):
+        shutil.copytree(smoke_layout.store / stage, out / "store" / stage)
+    left = shutil.disk_usage(small_disk).free - free * KIB
+    (small_disk / "ballast").write_bytes(bytes(left))
+    command = ["study", str(study), "--out", str(out), "--executor", "inline"]
+    stopped = CliRunner().invoke(app, command)
+    assert stopped.exit_code == FAULT, (stopped.output, stopped.exception)
+    (line,) = stopped.stderr.splitlines()
+    assert line.startswith(f"ablate: the disk mounted at {small_disk} is full (")
+    assert "Traceback" not in stopped.output
+    (small_disk / "ballast").unlink()
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, (done.output, done.exception)
+    for stage in ("ppo", "evaluate"):
+        (ours,) = (path for path in (out / "store" / stage).iterdir() if not path.name.startswith("."))
+        for file in (path for path in ours.rglob("*") if path.is_file() and path.name != "manifest.json" and path.parent.name != "log"):
+            assert file.read_bytes() == (smoke_layout.store / stage / ours.name / file.relative_to(ours)).read_bytes()
