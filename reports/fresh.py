@@ -10,12 +10,13 @@ import hashlib
 import json
 import platform
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import UserError
-from pipeline.layout import StudyFolder, write_json
+from pipeline.errors import Fault, UserError
+from pipeline.layout import StudyFolder, read_json, write_json
 from studies.schema import Study
 
 CODE = ("reports", "studies", "pipeline")
@@ -99,11 +100,9 @@ def _digest(path: Path) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     """A JSON object; an empty one where there is none, or nothing that can be understood."""
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    with suppress(Fault):
+        return read_json(path)
+    return {}
 
 
 def _version(name: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +22,7 @@ from rich.console import Console
 
 from pipeline.dag import StagePlan
 from pipeline.data.files import check_source
-from pipeline.errors import Fault, UserError
+from pipeline.errors import Damaged, Fault, UserError
 from pipeline.faults import DiskFull, in_words, is_disk_full
 from pipeline.layout import Layout, StageRef, Status, StudyFolder, TrialRecord, record_text, sealed, writable, write_atomic
 from studies.design import Cell, cautions, cells
@@ -127,8 +127,7 @@ def run_study(
     writable(layout.root)
     folder = layout.study(study.name, chosen)
     module = importlib.import_module(trials)
-    recorded = {(record.arm, record.seed) for record in current_records(folder, plan)}
-    _check_budget([cell for cell in plan if (cell.arm, cell.seed) not in recorded], module)
+    _check_budget([cell for cell in plan if not _is_recorded(folder, cell)], module)
     folder.path.mkdir(parents=True, exist_ok=True)
     with only_driver(folder, study.name):
         environment: dict[str, str] = module.environment()
@@ -208,6 +207,14 @@ def current_records(folder: StudyFolder, plan: Sequence[Cell]) -> list[TrialReco
     """Records of these cells in their order; those of other configurations are left out."""
     found = ((cell, folder.record(cell.arm, cell.seed)) for cell in plan)
     return [record for cell, record in found if record is not None and record.config_digest == cell.config.digest()]
+
+
+def _is_recorded(folder: StudyFolder, cell: Cell) -> bool:
+    """Whether a cell has a sound record of its configuration; nothing has set damaged ones aside yet."""
+    with suppress(Damaged):
+        record = folder.record(cell.arm, cell.seed)
+        return record is not None and record.config_digest == cell.config.digest()
+    return False
 
 
 def _finished_record(run: _Run, cell: Cell) -> TrialRecord | None:
