@@ -38,9 +38,9 @@ def read_series(folder: StudyFolder, record: TrialRecord, metric: str) -> list[t
         if metric not in file.schema_arrow.names:
             return []
         table = file.read(["step", metric], use_threads=False)
-    steps, values = (table[key].to_numpy().astype(float) for key in ("step", metric))
-    recorded = values == values  # what a step did not record is NaN here
-    return list(zip(steps[recorded].astype(int).tolist(), values[recorded].tolist(), strict=True))
+    # As lists: pyarrow imports pandas to make an array. What a step did not record is NaN here.
+    steps, values = (table[key].to_pylist() for key in ("step", metric))
+    return [(int(step), float(value)) for step, value in zip(steps, values, strict=True) if value is not None and value == value]
 
 
 def of_record(study: Study, folder: StudyFolder, record: TrialRecord) -> list[Verdict]:

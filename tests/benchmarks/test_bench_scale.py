@@ -6,11 +6,7 @@ on processor seconds, which other work on the machine does not lengthen as it do
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from benchmarks.cost import measured
 
 from pipeline.artifacts import Store
 from pipeline.layout import Layout, StageRef, TrialRecord, write_json
@@ -37,17 +34,6 @@ MAX_SECONDS, MAX_GIB = 30.0, 2.0
 FRONT_DOOR = Path(__file__).parents[2] / "ablate.py"
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What a command took."""
-
-    wall: float
-    cpu: float
-    """Seconds of all threads."""
-    gib: float
-    """Peak resident memory of the process."""
-
-
 def test_report_of_a_large_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(ROLLOUT) + len(STEPWISE) == 20
     source = write_study(tmp_path)
@@ -58,16 +44,6 @@ def test_report_of_a_large_study(tmp_path: Path, capsys: pytest.CaptureFixture[s
         print(f"peak {spent.gib:.2f} GiB (at most {MAX_GIB:g})")
     assert spent.cpu < MAX_SECONDS
     assert spent.gib < MAX_GIB
-
-
-def measured(command: list[str]) -> Cost:
-    """Run a command in a process of its own."""
-    start = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
-    return Cost(time.perf_counter() - start, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 2**20)
 
 
 def write_study(root: Path) -> Path:

@@ -1,0 +1,76 @@
+"""A study with nothing to do: all is recorded, told and drawn, so nothing that trains, plans, sends or draws is even imported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from recorded import record_study
+
+from pipeline.layout import Layout
+from studies.schema import load_study
+
+STUDY = """
+question: Does a rerun do nothing?
+hypothesis: It does.
+refuted_if: Something is imported that it does not need.
+profile: smoke
+baseline: weak
+seeds: [0]
+objective: {metric: eval/win_rate, direction: maximize}
+arms: {weak: {ppo.kl_coef: 0.01}, strong: {ppo.kl_coef: 0.2}}
+falsifiers:
+  - {name: drift, claim: the policy stays near, metric: objective/kl_per_token, op: ">", threshold: 0.5, before_step: 2000}
+figures: []
+"""
+HEAVY = ("torch", "transformers", "datasets", "mlflow", "optuna", "pandas", "matplotlib", "scipy", "seaborn", "jinja2")
+SCRIPT = """
+import json, sys
+import ablate
+from pipeline import mlflow_sink
+mlflow_sink.MlflowSink.knows = lambda *_: True  # all has been sent
+sys.argv = {arguments!r}
+try:
+    ablate.main()
+except SystemExit as end:
+    code = end.code or 0
+else:
+    code = 0
+print(json.dumps([code, sorted(set({heavy!r}) & set(sys.modules))]))
+"""
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    source = tmp_path / "idle.yaml"
+    source.write_text(STUDY)
+    record_study(load_study(source), Layout.at(tmp_path / "out"), steps=32, prompts=4)
+    return source
+
+
+def command(*arguments: str) -> tuple[int, list[str], str]:
+    script = SCRIPT.format(arguments=["ablate", *arguments], heavy=HEAVY)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    *said, last = done.stdout.splitlines()
+    code, modules = json.loads(last)
+    return code, modules, "\n".join(said)
+
+
+def test_a_rerun_with_nothing_to_do_imports_nothing_that_works(recorded: Path) -> None:
+    out = ("--out", str(recorded.parent / "out"))
+    code, modules, said = command("study", str(recorded), *out)
+    assert (code, "optuna" in modules) == (0, True), said  # the plan had not been told yet
+    report = recorded.parent / "out" / "studies" / "idle" / "smoke" / "report" / "index.html"
+    made = report.stat().st_mtime_ns
+
+    assert command("study", str(recorded), *out)[:2] == (0, [])
+    assert report.stat().st_mtime_ns == made
+    assert command("report", str(recorded), *out)[:2] == (0, [])
+    assert command("falsify", str(recorded), *out)[:2] == (3, [])  # too few steps to test the claim
+
+    (recorded.parent / "out" / "studies" / "idle" / "smoke" / "optuna.db").unlink()
+    assert "optuna" in command("study", str(recorded), *out)[1]
