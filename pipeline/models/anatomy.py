@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from pipeline.models.loading import CausalLM
+CausalLM = Any
+"""A transformers model with a language-modelling head; transformers carries no usable static types."""
 
 
 def trunk(model: CausalLM) -> Any:
@@ -29,8 +30,3 @@ def block_lists(modules: Iterable[nn.Module], config: Any) -> list[nn.ModuleList
     """Those of some modules that can be the blocks of a network: lists of one module a layer."""
     count = getattr(config, "num_hidden_layers", 0)
     return [module for module in modules if isinstance(module, nn.ModuleList) and len(module) == count]
-
-
-def recomputes(block: Any) -> bool:
-    """Whether a block computes its activations a second time for the backward; transformers ties that to its training mode."""
-    return bool(getattr(block, "gradient_checkpointing", False) and block.training)

@@ -11,12 +11,11 @@ from torch import nn
 
 from pipeline.config import ModelConfig
 from pipeline.errors import UserError
+from pipeline.models.anatomy import CausalLM as CausalLM
 from pipeline.models.packing import ARCHITECTURES, packed_attention
 from pipeline.models.precision import ATTENTION, DTYPES, mixed_precision
 from pipeline.models.seeding import seed_of
-
-CausalLM = Any
-"""A transformers model with a language-modelling head; transformers carries no usable static types."""
+from pipeline.models.soundness import check_network, check_repeats
 
 
 def device_of(name: str) -> torch.device:
@@ -68,7 +67,8 @@ def pretrained_model(base: str, revision: str | None) -> CausalLM:
         )
     except (OSError, ValueError) as error:
         raise UserError(_cannot_load("model.base", base, revision, error)) from None
-    return without_dropout(packing(model))
+    check_network(prepared(model), f"model.base = '{base}'")
+    return model
 
 
 def pretrained_tokenizer(base: str, revision: str | None) -> Any:
@@ -117,13 +117,14 @@ def _cannot_load(key: str, base: str, revision: str | None, error: Exception) ->
 
 
 def load_snapshot(path: Path, device: torch.device) -> CausalLM:
-    """One of our own `save_pretrained` folders: fp32, dropout off."""
+    """One of our own `save_pretrained` folders, in fp32."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
         path, dtype=torch.float32, use_safetensors=True, local_files_only=True, attn_implementation=ATTENTION
     )
-    return without_dropout(packing(model.to(device)))
+    check_network(prepared(model.to(device)), str(path))
+    return model
 
 
 def load_quantized(path: Path, device: torch.device) -> CausalLM:
@@ -145,7 +146,14 @@ def load_quantized(path: Path, device: torch.device) -> CausalLM:
         local_files_only=True,
         attn_implementation=ATTENTION,
     )
-    return without_dropout(packing(model))
+    # Its logits were checked when the base was loaded in fp32.
+    check_repeats(prepared(model), str(path))
+    return model
+
+
+def prepared(model: CausalLM) -> CausalLM:
+    """The network as every stage uses it: packed rows where they are possible, and evaluation mode for good."""
+    return packing(model).eval()
 
 
 def packing(model: CausalLM) -> CausalLM:
@@ -153,16 +161,6 @@ def packing(model: CausalLM) -> CausalLM:
     if model.config.model_type in ARCHITECTURES:
         model.set_attn_implementation(packed_attention())
     return model
-
-
-def without_dropout(model: CausalLM) -> CausalLM:
-    """No dropout in any mode: gradient checkpointing needs the training mode, and rollouts and losses must see one network."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
-    return model.eval()
 
 
 def load_tokenizer(path: Path) -> Any:

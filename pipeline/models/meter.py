@@ -14,10 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeline.budget.roofline import BYTES_BACKWARD, BYTES_CACHE, BYTES_GRADIENT, BYTES_LOGIT, BYTES_READ_CAST, BYTES_READ_HALF
+from pipeline.budget.roofline import (
+    BYTES_BACKWARD,
+    BYTES_CACHE,
+    BYTES_GRADIENT,
+    BYTES_LOGIT,
+    BYTES_READ_CAST,
+    BYTES_READ_HALF,
+)
 from pipeline.models.adapters import adapter_layers
-from pipeline.models.anatomy import blocks_of, recomputes, trunk
-from pipeline.models.loading import CausalLM
+from pipeline.models.anatomy import CausalLM, blocks_of, trunk
+from pipeline.models.recompute import recomputes
 
 Tally = Callable[[float, float], None]
 """Takes FLOPs and bytes."""

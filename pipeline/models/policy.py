@@ -7,8 +7,7 @@ valid tokens only: padding reaches neither the heads nor any average.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from pipeline.budget.chunking import CPU_BUCKET
 from pipeline.budget.room import Room
-from pipeline.models.loading import CausalLM
+from pipeline.models.anatomy import CausalLM
 from pipeline.models.states import states
 
 
@@ -179,24 +178,6 @@ class ActorCritic(nn.Module):
         """Log-probabilities (N, V) and values (N,) at the valid response tokens, both fp32."""
         hidden, values = self.hidden_and_values(episodes)
         return log_probs(self.lm, hidden, temperature), values
-
-
-@contextmanager
-def recomputing(networks: Sequence[CausalLM], checkpointing: bool) -> Iterator[None]:
-    """Forwards of this block keep no activations where `checkpointing`; transformers ties that to its training mode.
-
-    The mode changes nothing else: dropout is 0 in every network (`pipeline.models.loading.without_dropout`).
-    """
-    chosen = networks if checkpointing else []
-    for network in chosen:
-        if not network.is_gradient_checkpointing:
-            network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        network.train()
-    try:
-        yield
-    finally:
-        for network in chosen:
-            network.eval()
 
 
 def zero_head(width: int) -> nn.Linear:

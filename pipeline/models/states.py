@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.anatomy import blocks_of, recomputes, trunk
-from pipeline.models.loading import CausalLM
+from pipeline.models.anatomy import CausalLM, blocks_of, trunk
 from pipeline.models.packing import ARCHITECTURES, PACKED, Packing, put, take
+from pipeline.models.recompute import recomputes
 
 
 def states(model: CausalLM, tokens: Tensor, lengths: Tensor, row: Tensor, column: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from pipeline.budget.room import Room
 from pipeline.models.loading import CausalLM
-from pipeline.models.policy import recomputing
 from pipeline.models.precision import GradientSteps, Precision
+from pipeline.models.recompute import recomputing
 
 MAX_GRAD_NORM = 1.0
 ShareOfLoss = Callable[[slice], Tensor]

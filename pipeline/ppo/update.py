@@ -11,8 +11,9 @@ from torch import Tensor
 
 from pipeline.budget.room import Room
 from pipeline.config import PpoConfig
-from pipeline.models.policy import ActorCritic, Episodes, recomputing
+from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.precision import GradientSteps, Precision
+from pipeline.models.recompute import recomputing
 from pipeline.models.seeding import permutation
 from pipeline.ppo.controllers import LrGuard, hinge, lr_schedule, out_of_reach
 from pipeline.ppo.head import head_backward

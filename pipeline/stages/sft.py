@@ -89,7 +89,7 @@ def collate(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor
 def nats(model: CausalLM, rows: list[list[int]], device: torch.device) -> tuple[Tensor, int]:
     """Summed cross-entropy of all tokens but the first of each row, and their number."""
     ids, mask, labels = collate(rows, device)
-    logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1].float()
+    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
     targets = labels[:, 1:]
     loss = functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=IGNORED, reduction="sum")
     return loss, int((targets != IGNORED).sum())

@@ -13,8 +13,9 @@ from tinytrial import BASE, model, run, trainer
 from pipeline.config import PpoConfig
 from pipeline.errors import UserError
 from pipeline.models.adapters import WithoutAdapter, adapter_layers, adapter_off, blocks, choose_trained, merged
-from pipeline.models.loading import load_quantized, without_dropout
-from pipeline.models.policy import Episodes, log_probs, recomputing, response_hidden
+from pipeline.models.loading import load_quantized, prepared
+from pipeline.models.policy import Episodes, log_probs, response_hidden
+from pipeline.models.recompute import recomputing
 
 LORA = PpoConfig(**{**BASE, "adapter": "lora", "lora_rank": 4})
 
@@ -31,7 +32,7 @@ def network(architecture: str) -> Any:
         made = LlamaForCausalLM(LlamaConfig(**wide, **common))
     else:
         made = Qwen2ForCausalLM(Qwen2Config(**wide, tie_word_embeddings=True, **common))
-    return without_dropout(made)
+    return prepared(made)
 
 
 def episodes() -> Episodes:

@@ -1,0 +1,115 @@
+"""What is checked of every network that is loaded: its logits are those of its head, and nothing in it is random."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tinynets import UNEVEN, network
+from torch import Tensor, nn
+
+from pipeline.errors import UserError
+from pipeline.models.loading import load_snapshot, prepared, pretrained_model
+from pipeline.models.packing import ARCHITECTURES
+from pipeline.models.policy import response_hidden
+from pipeline.models.recompute import recomputes, recomputing
+from pipeline.models.soundness import check_network, check_repeats
+
+PADDED = ("bloom", "biogpt", "ctrl", "gpt_bigcode", "helium", "mixtral", "mpt", "nemotron", "olmo", "openai-gpt", "opt", "persimmon")
+CHANGED: dict[str, dict[str, Any]] = {
+    "granite": {"logits_scaling": 8.0},
+    "granitemoe": {"logits_scaling": 8.0},
+    "cohere": {"logit_scale": 0.0625},
+    "cohere2": {"logit_scale": 0.0625},
+    "gemma2": {"final_logit_softcapping": 30.0},
+}
+"""Architectures that change what comes out of their head, and by what."""
+RANDOM: dict[str, dict[str, float]] = {
+    "starcoder2": {"attention_dropout": 0.5, "residual_dropout": 0.5, "embedding_dropout": 0.5},
+    "opt": {"dropout": 0.5, "attention_dropout": 0.5, "layerdrop": 0.5},
+    "gpt2": {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5},
+    "bloom": {"hidden_dropout": 0.5, "attention_dropout": 0.5},
+    "mixtral": {"router_jitter_noise": 0.5, "attention_dropout": 0.5},
+}
+"""Architectures that are random in training mode: by modules, by functions, by dropped layers, by noise on a router."""
+
+
+def build(architecture: str, **changes: Any) -> Any:
+    return network(architecture, "" if architecture in ARCHITECTURES else "eager", **changes)
+
+
+@pytest.mark.parametrize("architecture", [*sorted(ARCHITECTURES), *PADDED])
+def test_a_sound_network_passes(architecture: str) -> None:
+    check_network(prepared(build(architecture)), "model.base = 'x'")
+
+
+@pytest.mark.parametrize("architecture", CHANGED)
+def test_logits_that_are_changed_after_the_head_are_refused(architecture: str) -> None:
+    with pytest.raises(UserError, match=rf"^model\.base = 'x': .*architecture {architecture} changes its logits .* up to \d.* nats"):
+        check_network(prepared(build(architecture, **CHANGED[architecture])), "model.base = 'x'")
+
+
+def test_a_scale_of_1_is_none() -> None:
+    check_network(prepared(build("granite", logits_scaling=1.0)), "x")
+
+
+def test_a_base_and_a_snapshot_are_checked_when_they_are_loaded(tmp_path: Path) -> None:
+    build("granite", logits_scaling=8.0).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"^model\.base = '.*': .*granite changes its logits"):
+        pretrained_model(str(tmp_path), None)
+    with pytest.raises(UserError, match="granite changes its logits"):
+        load_snapshot(tmp_path, torch.device("cpu"))
+
+
+def test_the_network_is_as_it_was_after_the_checks() -> None:
+    model, inputs = prepared(build("qwen2")), torch.randn(3, 32)
+    before = model.lm_head(inputs)
+    check_network(model, "x")
+    assert torch.equal(model.lm_head(inputs), before)
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("architecture", RANDOM)
+def test_nothing_is_random_while_a_network_is_trained(architecture: str) -> None:
+    """States and gradients repeat bit for bit, recomputing changes them by rounding at most, and no random number is drawn."""
+    model = prepared(build(architecture, **RANDOM[architecture]))
+    check_network(model, "x")
+    found: list[list[Tensor]] = []
+    generator = torch.get_rng_state()
+    for again in (False, True, True):
+        model.zero_grad()
+        with recomputing([model], again):
+            assert recomputes(model.get_submodule(block_name(model))) == again
+            hidden = response_hidden(model, UNEVEN)
+        hidden.square().sum().backward()
+        found.append([hidden.detach(), *(one.grad for one in model.parameters() if one.grad is not None)])
+    assert all(torch.equal(a, b) for a, b in zip(found[1], found[2], strict=True))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)  # the last block works on other positions there
+    assert torch.equal(generator, torch.get_rng_state())
+    assert not any(module.training for module in model.modules())
+
+
+def block_name(model: Any) -> str:
+    return next(f"{name}.0" for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module) == 3)
+
+
+def test_a_network_that_is_random_in_evaluation_mode_is_refused() -> None:
+    model = prepared(build("qwen2"))
+    model.model.layers[1].mlp.register_forward_hook(lambda _, __, out: nn.functional.dropout(out, 0.1))
+    with pytest.raises(UserError, match=r"^x: .* qwen2 is random even in evaluation mode"):
+        check_repeats(model, "x")
+
+
+def test_a_random_number_is_noticed_even_where_it_changes_nothing() -> None:
+    """A layer that is dropped once in a thousand passes: two equal passes would prove nothing."""
+    model = prepared(build("qwen2"))
+
+    def rarely(_: nn.Module, __: Any, out: Tensor) -> Tensor:
+        return out * 0 if torch.rand(()) < 1e-9 else out
+
+    model.model.layers[1].mlp.register_forward_hook(rarely)
+    with pytest.raises(UserError, match="random even in evaluation mode"):
+        check_repeats(model, "x")
