@@ -41,7 +41,7 @@ def _sft(trial: Trial) -> list[tuple[Parts, Parts]]:
     logits = positions * shape.vocab * (22.0 if trial.on_card else 20.0)
     train = {
         "activations": positions * _kept(trial),
-        "logits": logits + head * (6.0 if trial.on_card else 4.0),
+        "logits": logits + head * 4.0,
         "half-precision copies": 2.0 * (shape.maps + head) * trial.on_card,
     }
     fitted = {"policy": 4.0 * shape.parameters, "gradients": 4.0 * shape.parameters, "optimiser": 8.0 * shape.parameters}
@@ -125,7 +125,8 @@ def _training(trial: Trial, trained: Trained) -> Parts:
     head, entries = shape.vocab * shape.hidden, chunk_tokens(shape.vocab, trial.on_card) * shape.vocab
     return {
         "activations": rows * length * _kept(trial) * upper * trunks,
-        "logits": entries * (16.0 if trial.on_card else 12.0) + head * (6.0 if trial.on_card else 4.0) * trained.head,
+        # fp32 logits, their log-softmax and softmax; on a card the gradient in half precision, too; and that of the head's weight.
+        "logits": entries * (14.0 if trial.on_card else 12.0) + head * 4.0 * trained.head,
         "half-precision copies": _copies(trial),
     }
 

@@ -21,12 +21,14 @@ BYTES_BACKWARD = 2
 """Per parameter: the half-precision copy again, for the gradient of the input."""
 BYTES_GRADIENT = 12
 """Per trained parameter and backward: a gradient written in half precision, read, and added to the fp32 one."""
+BYTES_HEAD_GRADIENT = 16
+"""The same for the language-modelling head, whose gradient is written in fp32."""
 BYTES_STEP = 40
 """Per trained parameter and optimiser step: norm and scale of the gradient (12), then Adam (28)."""
 BYTES_CACHE = 11
 """Per cached number and sampled token: all is copied to make room for one position more, keys are fp32 and cast, values half precision."""
 BYTES_LOGIT = 28
-"""Per logit of a forward: half precision, fp32, log-softmax and what is summed of it; twice that with its backward."""
+"""Per logit of a forward: written in fp32, then log-softmax and what is summed of it; twice that with its backward."""
 
 
 def t4_seconds(phase: str, flops: float, bytes_: float) -> float:

@@ -104,7 +104,6 @@ def inverse_cdf(logits: Tensor, noise: Tensor, temperature: float = 1.0) -> Tens
 
 
 def _softmax(logits: Tensor, temperature: float) -> Tensor:
-    logits = logits.float()
     return torch.softmax(logits if temperature == 1 else logits / temperature, dim=-1)
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from pipeline.config import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.anatomy import CausalLM as CausalLM
+from pipeline.models.heads import fp32_logits
 from pipeline.models.packing import ARCHITECTURES, packed_attention
 from pipeline.models.precision import ATTENTION, DTYPES, mixed_precision
 from pipeline.models.seeding import seed_of
@@ -54,7 +55,7 @@ def scratch_model(cfg: ModelConfig, vocab_size: int, pad_id: int, eos_id: int, m
     config = scratch_config(cfg, vocab_size, pad_id, eos_id, max_tokens)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, "scratch model"))
-        return Qwen2ForCausalLM(config).eval()
+        return fp32_logits(Qwen2ForCausalLM(config).eval())
 
 
 def pretrained_model(base: str, revision: str | None) -> CausalLM:
@@ -152,8 +153,8 @@ def load_quantized(path: Path, device: torch.device) -> CausalLM:
 
 
 def prepared(model: CausalLM) -> CausalLM:
-    """The network as every stage uses it: packed rows where they are possible, and evaluation mode for good."""
-    return packing(model).eval()
+    """The network as every stage uses it: packed rows where they are possible, logits in fp32, and evaluation mode for good."""
+    return fp32_logits(packing(model)).eval()
 
 
 def packing(model: CausalLM) -> CausalLM:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pipeline.budget.chunking import CPU_BUCKET
 from pipeline.budget.room import Room
 from pipeline.models.anatomy import CausalLM
+from pipeline.models.heads import scalar
 from pipeline.models.states import states
 
 
@@ -134,7 +135,7 @@ def response_hidden(model: CausalLM, episodes: Episodes) -> Tensor:
 
 def log_probs(model: CausalLM, hidden: Tensor, temperature: float) -> Tensor:
     """Normalised log-probabilities (N, V) in fp32, of logits / temperature."""
-    logits = model.get_output_embeddings()(hidden).float()
+    logits: Tensor = model.get_output_embeddings()(hidden)
     return torch.log_softmax(logits if temperature == 1 else logits / temperature, dim=-1)
 
 
@@ -166,8 +167,7 @@ class ActorCritic(nn.Module):
         """
         hidden = response_hidden(self.lm, episodes)
         state = hidden if self.critic_trunk is None else response_hidden(self.critic_trunk, episodes)
-        values: Tensor = self.value_head(state).squeeze(-1).float()
-        return hidden, values
+        return hidden, scalar(self.value_head, state)
 
     @property
     def networks(self) -> list[CausalLM]:

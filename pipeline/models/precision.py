@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from pipeline.device import PRECISION as CHOICE
 from pipeline.errors import UserError
@@ -99,6 +100,8 @@ class GradientSteps:
         """Take the step whose gradients have been clipped."""
         self.scaler.step(self.optimiser)
         self.scaler.update()
+        # A fused optimiser does not count its step as a change of the weights; copies in half precision go by that count.
+        increment_version([one for group in self.optimiser.param_groups for one in group["params"]])
 
     def state(self) -> dict[str, Any]:
         return {"optimiser": self.optimiser.state_dict(), "scaler": self.scaler.state_dict()}

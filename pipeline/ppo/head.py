@@ -52,7 +52,7 @@ def head_backward(lm: CausalLM, hidden: Tensor, labels: Tensor, temperature: flo
         leaf = hidden[rows].detach().requires_grad_()
         logits = lm.get_output_embeddings()(leaf)
         with torch.no_grad():
-            tempered = logits.float() if temperature == 1 else logits.float() / temperature
+            tempered = logits.detach() if temperature == 1 else logits / temperature
             # Not log_pi.exp(): the softmax has a faster exponential.
             log_pi, pi = torch.log_softmax(tempered, dim=-1), torch.softmax(tempered, dim=-1)
             picked = labels[rows].unsqueeze(1)
@@ -64,7 +64,7 @@ def head_backward(lm: CausalLM, hidden: Tensor, labels: Tensor, temperature: flo
             else:
                 gradient = log_pi.add_(entropy.unsqueeze(1)).mul_(by_entropy).add_(by_logprob).mul_(pi).neg_()
             gradient.scatter_add_(1, picked, by_logprob)
-        logits.backward(gradient.to(logits.dtype))
+        logits.backward(gradient)
         logprobs.append(logprob)
         entropies.append(entropy)
         gradients.append(torch.as_tensor(leaf.grad))

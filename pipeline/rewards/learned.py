@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pipeline.budget.chunking import pair_rows
 from pipeline.budget.room import Room, no_warning
 from pipeline.config import RewardConfig
+from pipeline.models.heads import scalar
 from pipeline.models.loading import CausalLM, freeze, load_head, load_snapshot, save_head
 from pipeline.models.policy import Episodes, flush_left
 from pipeline.models.precision import Precision
@@ -39,8 +40,7 @@ class RewardModel(nn.Module):
         tokens, starts = flush_left(episodes)
         lengths = starts + episodes.lengths
         last = states(self.lm, tokens, lengths, torch.arange(len(lengths), device=lengths.device), lengths - 1)
-        scores: Tensor = self.head(last).squeeze(-1).float()
-        return scores
+        return scalar(self.head, last)
 
     def save(self, folder: Path) -> None:
         self.lm.save_pretrained(folder / TRUNK)

@@ -20,6 +20,7 @@ from pipeline.budget.subject import Trained, Trial
 from pipeline.config import CapsConfig, PpoConfig, RewardConfig, RuntimeConfig, load_config
 from pipeline.models.adapters import WithoutAdapter, choose_trained
 from pipeline.models.anatomy import trunk
+from pipeline.models.heads import fp32_logits
 from pipeline.models.loading import freeze, prepared
 from pipeline.models.meter import meter
 from pipeline.models.policy import ActorCritic, Episodes
@@ -45,7 +46,7 @@ def network(architecture: str) -> Any:
         made: Any = GPT2LMHeadModel(GPT2Config(n_embd=WIDTH, n_layer=LAYERS, n_head=4, n_positions=64, **common))
     elif architecture == "llama":  # grouped keys, a head of its own
         made = LlamaForCausalLM(LlamaConfig(**wide, num_key_value_heads=2, tie_word_embeddings=False, **common))
-        return made.eval()
+        return fp32_logits(made).eval()
     else:
         made = Qwen2ForCausalLM(Qwen2Config(**wide, num_key_value_heads=4, tie_word_embeddings=True, **common))
     return prepared(made)
