@@ -134,6 +134,9 @@ class PpoConfig(Section):
     lr_schedule: Literal["linear", "constant"] = Field("linear", description="linear falls to 0 at the last step")
     adam_eps: StrictlyPositive = Field(1e-5, description="of Adam")
     max_grad_norm: StrictlyPositive = Field(1.0, description="gradients are scaled down to this global norm")
+    clip_norms: Literal["apart", "together"] = Field(
+        "apart", description="of a separate critic; apart: max_grad_norm holds for policy and critic each; together: for both as one"
+    )
     cliprange: StrictlyPositive = Field(0.2, description="epsilon")
     dual_clip: Annotated[float, Field(gt=1.0, allow_inf_nan=False)] | None = Field(
         None, description="bound c on the loss of a negative advantage, at c times its size; none: no bound"
@@ -144,7 +147,9 @@ class PpoConfig(Section):
     gamma: Fraction = Field(1.0, description="discount per token")
     gae_lambda: Fraction = Field(0.95, description="lambda")
     kl_coef: NonNegative = Field(0.05, description="beta; the starting value when kl_control is not fixed")
-    vf_coef: NonNegative = Field(0.1, description="c1")
+    vf_coef: NonNegative = Field(
+        0.1, description="c1, of half the squared error: where a recipe's c1 multiplies the squared error itself, give twice its value"
+    )
     ent_coef: NonNegative = Field(0.0, description="entropy bonus in the loss")
     whiten_rewards: bool = Field(False, description="scale the rewards of a rollout to variance 1; their mean stays")
     whiten_advantages: bool = Field(True, description="scale the advantages of a rollout to mean 0 and variance 1")

@@ -115,6 +115,7 @@ ACTS: dict[str, tuple[Condition, ...]] = {
     "ppo.critic": (A_CRITIC_THAT_SPEAKS,),
     "ppo.critic_init": (SEPARATE,),
     "ppo.critic_lr": (SEPARATE, above_zero("ppo.vf_coef")),
+    "ppo.clip_norms": (SEPARATE, above_zero("ppo.vf_coef")),
     "ppo.missing_eos_penalty": (setting("ppo.missing_eos", "replace", "subtract"),),
     "ppo.kl_coef": (A_BEGINNING,),
     "ppo.kl_in": (PENALTY,),

@@ -68,11 +68,17 @@ _ALL = (
     Metric("policy/kl_loss", "1", "masked mean of kl_coef times the KL estimator, where the penalty is in the loss", 0.0),
     Metric("policy/kl_hinge", "1", "what the KL hinge multiplies the learning rate by", 0.0, 1.0),
     Metric("policy/update_steps", "gradient steps", "steps of one update until the target-KL stop", 1.0),
-    Metric("policy/grad_norm", "1", "global gradient norm before clipping", 0.0),
+    Metric(
+        "policy/grad_norm",
+        "1",
+        "gradient norm before clipping; of the policy alone where a critic is clipped apart",
+        0.0,
+    ),
     Metric("policy/lr", "1", "learning rate of the step", 0.0),
     Metric("policy/lr_factor", "1", "what the KL guard multiplies the learning rate by", 0.0, 1.0),
     Metric("value/vf_loss", "squared score", "half the clipped squared error, masked mean", 0.0),
     Metric("value/vf_clipfrac", "fraction", "valid tokens on which the clipped value error is the active one", 0.0, 1.0),
+    Metric("value/grad_norm", "1", "gradient norm before clipping of a separate critic that is clipped apart", 0.0),
     Metric("value/explained_variance", "1", "1 - Var(returns - values) / Var(returns) on valid tokens of the rollout", high=1.0),
     Metric(
         "eval/win_rate",

@@ -182,9 +182,18 @@ def apply(learner: Learner, position: int, metrics: dict[str, float]) -> dict[st
 
 
 def clip(learner: Learner) -> dict[str, float]:
-    """Unscale the gradient and hold its global norm to ``max_grad_norm``; the norm before that."""
-    norms = learner.steps.clip([learner.actor.parameters()], learner.cfg.max_grad_norm)
-    return {"policy/grad_norm": float(norms[0])}
+    """Unscale the gradient and hold its norms to ``max_grad_norm``; the norms before that.
+
+    With a common norm the error of a separate critic, which can be of any size, would shrink the step of a policy that it shares
+    no weight with.
+    """
+    actor = learner.actor
+    groups = {"policy/grad_norm": list(actor.parameters())}
+    if actor.critic_trunk is not None and learner.cfg.clip_norms == "apart":
+        critic = [*actor.critic_trunk.parameters(), *actor.value_head.parameters()]
+        groups = {"policy/grad_norm": list(actor.lm.parameters()), "value/grad_norm": critic}
+    norms = learner.steps.clip(groups.values(), learner.cfg.max_grad_norm)
+    return {name: float(norm) for name, norm in zip(groups, norms, strict=True)}
 
 
 def check_finite(values: dict[str, float]) -> None:

@@ -37,6 +37,8 @@ def settings(**changes: Any) -> PpoConfig:
         "lr": 3e-3,
         "lr_schedule": "constant",
         "max_grad_norm": 1e9,
+        "critic": "separate",
+        "clip_norms": "together",
         "kl_coef": 0.1,
         "cliprange": 0.02,
         "cliprange_value": 0.01,

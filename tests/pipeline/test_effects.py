@@ -51,6 +51,7 @@ KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
     "ppo.critic": ("separate", NO_CRITIC, {**NO_CRITIC, "ppo.critic_init": "reward"}),
     "ppo.critic_init": ("reward", {}, SEPARATE),
     "ppo.critic_lr": (0.1, {**SEPARATE, "ppo.critic_init": "reward", **NO_CRITIC}, SEPARATE),
+    "ppo.clip_norms": ("together", {}, SEPARATE),
     "ppo.missing_eos_penalty": (2.0, {"ppo.missing_eos": "none"}, {}),
     "ppo.kl_coef": (0.3, FROM_THE_START, LATER),
     "ppo.kl_in": ("loss", NO_PENALTY, {}),

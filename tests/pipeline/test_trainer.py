@@ -98,6 +98,35 @@ def test_the_std_that_whitening_divides_by_is_measured(tmp_path: Path) -> None:
     assert abs(std - 1) > 0.05
 
 
+def first_step(folder: Path, **knobs: Any) -> tuple[dict[str, float], float, float]:
+    """Metrics of the first step, and the norms of what clipping leaves of the gradients of policy and critic."""
+    one = trainer(folder, critic="separate", max_grad_norm=0.1, **knobs)
+    rows = torch.arange(8)
+    rollout = collect(one.world, Prompts(one.queries[rows], one.query_mask[rows], rows.tolist()), 0, one.cfg.kl_coef)
+    metrics = accumulate(rollout, torch.arange(4), one.learner)
+    metrics |= clip(one.learner)
+    assert one.actor.critic_trunk is not None
+    critic = [*one.actor.critic_trunk.parameters(), *one.actor.value_head.parameters()]
+    norms = [
+        float(torch.stack([parameter.grad.norm() for parameter in part if parameter.grad is not None]).norm())
+        for part in (one.actor.lm.parameters(), critic)
+    ]
+    return metrics, norms[0], norms[1]
+
+
+def test_a_separate_critic_does_not_shrink_the_step_of_the_policy(tmp_path: Path) -> None:
+    """Both gradients are longer than the bound. Clipped apart, each ends at the bound, however large the value error."""
+    for c1 in (1.0, 100.0):
+        metrics, policy, critic = first_step(tmp_path / f"apart {c1}", vf_coef=c1)
+        assert min(metrics["policy/grad_norm"], metrics["value/grad_norm"]) > 0.1
+        assert policy == pytest.approx(0.1, rel=1e-3)
+        assert critic == pytest.approx(0.1, rel=1e-3)
+    metrics, policy, critic = first_step(tmp_path / "together", vf_coef=100.0, clip_norms="together")
+    assert "value/grad_norm" not in metrics
+    assert (policy**2 + critic**2) ** 0.5 == pytest.approx(0.1, rel=1e-3)
+    assert policy < 0.05
+
+
 # --- liveness ----------------------------------------------------------------------------------------------
 
 COLD = {"temperature": 0.2, "response_length": 25, "min_entropy": 0.0}
@@ -115,6 +144,7 @@ PERTURBED: dict[str, dict[str, Any]] = {
     "lr_schedule": {"lr_schedule": "constant"},
     "adam_eps": {"adam_eps": 1e-3},
     "max_grad_norm": {"max_grad_norm": 1e-3},
+    "clip_norms": {"critic": "separate", "clip_norms": "together"},
     "cliprange": {"cliprange": 0.01},
     "cliprange_value": {"cliprange_value": 0.01},
     "gamma": {"gamma": 0.5},
@@ -169,7 +199,7 @@ AGAINST = {
     "kl_target": "adaptive", "kl_horizon": "adaptive", "kl_coef_end": "linear", "kl_coef_stages": "stages",
     "lr_guard_kl": "guard", "lr_guard_factor": "guard", "lr_guard_steps": "guard", "kl_loss_estimator": "in the loss",
     "lora_rank": "lora", "lora_alpha": "lora",
-    "critic_init": "separate", "critic_lr": "separate", "dual_clip": "fast", "max_repetition": "cold",
+    "critic_init": "separate", "critic_lr": "separate", "clip_norms": "separate", "dual_clip": "fast", "max_repetition": "cold",
 }  # fmt: skip
 
 
