@@ -26,10 +26,10 @@ from typing import Any, Literal, Protocol
 from pipeline.artifacts import Artifact
 from pipeline.budget.machine import grow_segments, visible_gpus
 from pipeline.config import TrialConfig, nearest
+from pipeline.cpu import HUGE_PAGES
 from pipeline.errors import UserError
 from pipeline.faults import disk_full, in_words, is_disk_full
 from pipeline.layout import Layout
-from pipeline.memory import HUGE_PAGES
 from pipeline.reporter import StageState
 
 PRELOAD = ["studies.executors", "pipeline.trial", "pipeline.ppo.trainer", "accelerate", "transformers.models.qwen2.modeling_qwen2"]
@@ -174,8 +174,6 @@ class Processes:
 
     def __init__(self) -> None:
         grow_segments()  # before any process of ours imports torch
-        for name, value in HUGE_PAGES.items():
-            os.environ.setdefault(name, value)
         method = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
         self._gpus: Counter[str] | None = None
         self._context: Any = get_context(method)
@@ -231,6 +229,9 @@ class Processes:
         return taken
 
     def _start(self, job: Job, gpus: list[str]) -> tuple[Connection, BaseProcess]:
+        if job.config.runtime.device == "cpu":
+            for name, value in HUGE_PAGES.items():  # read when a process begins, and inherited from this one
+                os.environ.setdefault(name, value)
         ours, theirs = self._context.Pipe(duplex=False)
         process = self._context.Process(target=_work, args=(theirs, job, gpus), name=job.label, daemon=True)
         process.start()

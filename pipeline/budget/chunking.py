@@ -12,8 +12,6 @@ its memory for eight times as long as with its arithmetic, with 512 for three ti
 them afresh."""
 CARD_POSITIONS, CPU_POSITIONS = 2**11, 2**13
 """Tokens of both sides of preference pairs whose activations are kept at once: on a card enough to be busy with arithmetic."""
-CPU_BUCKET = 16
-"""Episodes that go through a network together on a CPU where no gradient is wanted: so few that they stay in a core's cache."""
 
 
 def chunk_tokens(vocab: int, on_card: bool = False) -> int:

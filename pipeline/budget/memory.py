@@ -6,7 +6,8 @@ networks of 10 M to 56 M parameters agree with measured peaks within 15 % (tests
 
 from __future__ import annotations
 
-from pipeline.budget.chunking import CPU_BUCKET, chunk_tokens, pair_rows, text_rows
+from pipeline import cpu
+from pipeline.budget.chunking import chunk_tokens, pair_rows, text_rows
 from pipeline.budget.machine import GIB
 from pipeline.budget.subject import Trained, Trial
 
@@ -139,7 +140,7 @@ def _unlearned(trial: Trial, copies: float = 0.0) -> list[Parts]:
     entries = chunk_tokens(shape.vocab, half) * shape.vocab
     sampled = min(runtime.rollout_batch_size, cfg.batch_size)
     cache = sampled * length * shape.kv * (3.0 if half else 4.0) * (1 + 1 / shape.layers)
-    shelf = sampled if half else min(sampled, CPU_BUCKET)
+    shelf = sampled if half else min(sampled, cpu.BUCKET)
     classifiers = [
         {"activations": runtime.rollout_batch_size * length * one.block_bytes, "half-precision copies": copies} for one in trial.scorers
     ]

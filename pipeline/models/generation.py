@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline import cpu
 from pipeline.budget.room import Room
 from pipeline.models.anatomy import trunk
 from pipeline.models.loading import CausalLM
@@ -22,8 +23,6 @@ BLOCK = 256
 """Tokens that are summed up first where a token is drawn from a large vocabulary."""
 SMALL = 1024
 """A vocabulary up to this size is summed up token by token."""
-CHUNK = 1 << 18
-"""Logits worked on at once on a CPU: what the cache of a core holds."""
 KEEP = 0.9
 """Rows that have ended leave the batch when at most this fraction of it is left."""
 
@@ -92,7 +91,7 @@ def inverse_cdf(logits: Tensor, noise: Tensor, temperature: float = 1.0) -> Tens
     noise = noise.double().unsqueeze(1)
     if vocab <= SMALL:
         return _find(_cumulative(_softmax(logits, temperature)), noise).squeeze(1)
-    rows = max(1, CHUNK // vocab) if logits.device.type == "cpu" else len(logits)
+    rows = max(1, cpu.LOGITS // vocab) if logits.device.type == "cpu" else len(logits)
     masses = torch.cat([_block_masses(part, temperature) for part in torch.split(logits, rows)])
     cumulative = _cumulative(masses)
     block = _find(cumulative, noise)

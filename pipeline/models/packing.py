@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline import cpu
+
 ARCHITECTURES = frozenset(
     ["gemma", "gpt2", "gpt_neox", "granite", "llama", "mistral", "olmo2", "phi", "phi3", "qwen2", "qwen3", "smollm3", "starcoder2"]
 )
 """Those that hand a packing down to their attention, and whose last block adds `mlp`, a map of each position by itself, at its end."""
 PACKED = "packed sdpa"
 """Name of our attention among those of transformers."""
-SHORT = 128
-"""Rows up to this many tokens have the attention for short ones."""
 
 
 @dataclass(frozen=True)
@@ -127,34 +127,8 @@ def attend(
     if packing is None:
         out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
         return out, None
-    grids = [packing.grid(one) for one in (query, key, value)]
-    if query.device.type == "cpu" and not torch.is_autocast_enabled("cpu") and query.shape == key.shape and packing.width <= SHORT:
-        scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
-        return packing.pack(_ShortAttention.apply(*grids, scale)), None  # type: ignore[no-untyped-call]
-    out, _ = sdpa_attention_forward(module, *grids, attention_mask=None, **{**kwargs, "is_causal": True})
+    query, key, value = (packing.grid(one) for one in (query, key, value))
+    if query.device.type == "cpu" and cpu.is_short(query, key):
+        return packing.pack(cpu.short_attention(query, key, value, kwargs.get("scaling") or query.shape[-1] ** -0.5)), None
+    out, _ = sdpa_attention_forward(module, query, key, value, attention_mask=None, **{**kwargs, "is_causal": True})
     return packing.pack(out), None
-
-
-class _ShortAttention(torch.autograd.Function):
-    """Causal attention (B, h, L, d) to (B, L, h, d) by plain matrix products.
-
-    For short rows on a CPU, where torch's fused kernel, made for long ones, takes 1.3 to 1.5 times as long.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        width = query.shape[2]
-        q, k, v = (one.flatten(0, 1) for one in (query, key, value))
-        future = query.new_full((width, width), -torch.inf).triu(1)
-        p = torch.softmax(torch.baddbmm(future, q, k.transpose(1, 2), alpha=scale), dim=-1)
-        ctx.save_for_backward(q, k, v, p)
-        ctx.scale, ctx.shape = scale, query.shape
-        return torch.bmm(p, v).view(query.shape).transpose(1, 2).contiguous()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        q, k, v, p = ctx.saved_tensors
-        out = gradients[0].transpose(1, 2).flatten(0, 1)
-        scores = torch._softmax_backward_data(torch.bmm(out, v.transpose(1, 2)), p, -1, p.dtype)
-        by_q, by_k = torch.bmm(scores, k).mul_(ctx.scale), torch.bmm(scores.transpose(1, 2), q).mul_(ctx.scale)
-        return by_q.view(ctx.shape), by_k.view(ctx.shape), torch.bmm(p.transpose(1, 2), out).view(ctx.shape), None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from pipeline.budget.chunking import CPU_BUCKET
+from pipeline import cpu
 from pipeline.budget.room import Room
 from pipeline.models.anatomy import CausalLM
 from pipeline.models.heads import scalar
@@ -66,7 +66,7 @@ class Episodes:
 
     def shelves(self, most: int) -> list[Tensor]:
         """Buckets of all rows for a pass without gradients, at most `most` rows each; on a CPU so few that they stay in a core's cache."""
-        return self.buckets(min(most, CPU_BUCKET) if self.ended.device.type == "cpu" else most)
+        return self.buckets(min(most, cpu.BUCKET) if self.ended.device.type == "cpu" else most)
 
     def by_length(self, room: Room, work: Callable[[Tensor, Episodes], None]) -> None:
         """`work` on all rows without gradients, shelf by shelf (their indices and the episodes), each as large as `room` allows.
@@ -74,7 +74,7 @@ class Episodes:
         Raises `MemoryFull`.
         """
         (order,) = self.buckets(len(self.ended))
-        most = CPU_BUCKET if self.ended.device.type == "cpu" else None
+        most = cpu.BUCKET if self.ended.device.type == "cpu" else None
         room.over(len(order), lambda part: work(order[part], self.take(order[part])), most)
 
     def take(self, rows: Tensor | slice) -> Episodes:

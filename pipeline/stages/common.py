@@ -11,13 +11,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from pipeline import cpu
 from pipeline.artifacts import Artifact
 from pipeline.budget.machine import grow_segments
 from pipeline.budget.room import Room
 from pipeline.config import RuntimeConfig
 from pipeline.config_rewards import JudgeConfig, PartConfig, part_key
 from pipeline.errors import UserError
-from pipeline.memory import keep_freed_memory
 from pipeline.models.generation import tokenize_prompts
 from pipeline.models.loading import device_of, load_tokenizer
 from pipeline.rewards.base import Calibrated, Reward
@@ -114,7 +114,8 @@ def settle(runtime: RuntimeConfig) -> None:
     import transformers
 
     grow_segments()
-    keep_freed_memory()
+    if device_of(runtime.device).type == "cpu":
+        cpu.keep_freed_memory()
     torch.set_num_threads(runtime.threads)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

@@ -11,6 +11,7 @@ import torch
 from tinynets import EVEN, UNEVEN, network
 from torch import Tensor
 
+from pipeline import cpu
 from pipeline.models import packing
 from pipeline.models.packing import ARCHITECTURES, Packing
 from pipeline.models.policy import Episodes, response_hidden
@@ -48,7 +49,7 @@ def test_packed_rows_give_the_states_and_gradients_of_padded_ones(architecture: 
 @pytest.mark.parametrize("changes", [{"num_key_value_heads": 2}, {"_short": 0}], ids=["grouped heads", "long rows"])
 def test_the_fused_attention_of_torch_gives_the_same(changes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     if changes.pop("_short", None) is not None:
-        monkeypatch.setattr(packing, "SHORT", 0)
+        monkeypatch.setattr(cpu, "SHORT", 0)
     assert close(*both(network("qwen2", **changes), UNEVEN))
 
 
@@ -59,7 +60,7 @@ def test_short_attention_has_the_gradient_of_its_definition() -> None:
     def plainly() -> Tensor:
         return (torch.softmax((q @ k.mT * 0.3).masked_fill(future, -torch.inf), -1) @ v).transpose(1, 2)
 
-    ours = packing._ShortAttention.apply(q, k, v, 0.3)
+    ours = cpu.short_attention(q, k, v, 0.3)
     weights = torch.randn_like(ours)
     for a, b in zip(torch.autograd.grad(ours, (q, k, v), weights), torch.autograd.grad(plainly(), (q, k, v), weights), strict=True):
         assert torch.allclose(a, b)

@@ -1,0 +1,91 @@
+"""What only a CPU gains from: harmless where the C library lacks it, and never entered by a run on a card."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers import smoke
+from tinynets import UNEVEN
+
+from pipeline import cpu
+from pipeline.models.generation import inverse_cdf
+from pipeline.models.packing import Packing, attend
+from pipeline.models.policy import Episodes
+from pipeline.stages import common
+from studies import executors
+
+
+def test_windows_has_no_handle_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    def windows(name: Any) -> None:
+        raise TypeError("bad argument type for built-in operation")
+
+    monkeypatch.setattr(ctypes, "CDLL", windows)
+    common.settle(smoke().runtime)
+
+
+def test_another_c_library_has_no_mallopt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
+    cpu.keep_freed_memory()
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing in the file can be used."""
+
+    class Closed:
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError(f"entered: {name}")
+
+    for module in ("models.generation", "models.packing", "models.policy", "stages.common"):
+        monkeypatch.setattr(f"pipeline.{module}.cpu", Closed())
+
+
+META = torch.device("meta")
+"""Tensors without numbers, on a device that is not the CPU: the stand-in for a card."""
+
+
+@pytest.mark.usefixtures("closed")
+def test_a_run_on_a_card_does_not_enter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    common.settle(smoke(runtime__device="cuda").runtime)
+    logits = torch.empty(4, 5000, device=META)
+    assert inverse_cdf(logits, torch.empty(4, device=META)).shape == (4,)
+    query = torch.empty(1, 2, 6, 8, device=META)
+    places = Packing(2, 3, torch.empty(6, dtype=torch.long, device=META), torch.empty(0, dtype=torch.long, device=META))
+    out, _ = attend(torch.nn.Identity(), query, query, query, None, packing=places)
+    assert out.shape == (1, 6, 2, 8)
+    card = Episodes(UNEVEN.query_responses, UNEVEN.query_mask, UNEVEN.response_mask, UNEVEN.ended.to(META))
+    assert [len(rows) for rows in card.shelves(4)] == [4, 1]
+
+
+@pytest.mark.usefixtures("closed")
+def test_a_run_on_a_cpu_does() -> None:
+    for enter in (lambda: common.settle(smoke().runtime), lambda: UNEVEN.shelves(4)):
+        with pytest.raises(AssertionError, match="entered"):
+            enter()
+
+
+@pytest.mark.parametrize(("device", "pages"), [("cpu", True), ("cuda", False)])
+def test_only_trials_on_a_cpu_are_started_with_huge_pages(monkeypatch: pytest.MonkeyPatch, device: str, pages: bool) -> None:
+    monkeypatch.setenv("GLIBC_TUNABLES", "")  # so that it is put back afterwards
+    monkeypatch.delenv("GLIBC_TUNABLES")
+    seen: list[bool] = []
+
+    started = SimpleNamespace(start=lambda: seen.append("GLIBC_TUNABLES" in os.environ), close=lambda: None)
+    context = SimpleNamespace(Pipe=lambda duplex: (started, started), Process=lambda **_: started)
+    one = executors.Processes()
+    one._context = context
+    one._start(executors.Job(0, "x", smoke(runtime__device=device), None, "", None), [])  # type: ignore[arg-type]
+    assert seen == [pages]
+
+
+def test_reading_the_file_does_not_import_torch() -> None:
+    code = "import sys, pipeline.cpu; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=common.__file__.rpartition("/pipeline/")[0]).returncode == 0
