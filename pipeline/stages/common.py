@@ -19,7 +19,8 @@ from pipeline.config import RuntimeConfig
 from pipeline.config_rewards import JudgeConfig, PartConfig, part_key
 from pipeline.errors import UserError
 from pipeline.models.generation import tokenize_prompts
-from pipeline.models.loading import device_of, load_tokenizer
+from pipeline.models.loading import device_of
+from pipeline.models.tokenizers import load_tokenizer
 from pipeline.rewards.base import Calibrated, Reward
 from pipeline.rewards.classifier import load_classifier
 from pipeline.rewards.composite import Proxy

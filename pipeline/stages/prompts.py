@@ -19,7 +19,7 @@ from pipeline.data.labels import pair_labels
 from pipeline.data.prompts import make_prompts
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.layout import write_json
-from pipeline.models.loading import pretrained_tokenizer
+from pipeline.models.tokenizers import pretrained_tokenizer
 from pipeline.reporter import Reporter
 
 

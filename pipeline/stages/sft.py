@@ -20,10 +20,11 @@ from pipeline.budget.chunking import text_rows
 from pipeline.budget.room import Room
 from pipeline.config import SftConfig, TrialConfig
 from pipeline.layout import write_json
-from pipeline.models.loading import CausalLM, device_of, load_tokenizer, pretrained_model, scratch_model
+from pipeline.models.loading import CausalLM, device_of, pretrained_model, scratch_model
 from pipeline.models.precision import Precision
 from pipeline.models.room import check_room
 from pipeline.models.seeding import permutation
+from pipeline.models.tokenizers import load_tokenizer
 from pipeline.ppo.supervised import Supervised
 from pipeline.reporter import Reporter
 from pipeline.stages.spending import spending

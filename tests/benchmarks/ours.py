@@ -11,13 +11,8 @@ from benchmarks.meter import Meter
 from benchmarks.sizes import EOS, PAD, Size, reward
 
 from pipeline.budget.ledger import Ledger
-<<<<<<< HEAD
 from pipeline.config import CapsConfig, RuntimeConfig
-from pipeline.memory import keep_freed_memory
-=======
-from pipeline.config import RuntimeConfig
 from pipeline.cpu import keep_freed_memory
->>>>>>> 5f03aa6 (Keep what only a CPU gains from in one file that a card never enters)
 from pipeline.models import precision as precision_module
 from pipeline.models.anatomy import trunk
 from pipeline.models.loading import freeze

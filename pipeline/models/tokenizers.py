@@ -1,0 +1,61 @@
+"""Tokenizers that come with networks; loading one loads no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import UserError
+
+
+def pretrained_tokenizer(base: str, revision: str | None) -> Any:
+    """The tokenizer of a base model, with a pad token (its EOS when it has none of its own)."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(base, revision=revision, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise UserError(cannot_load("model.base (tokenizer)", base, revision, error)) from None
+    if not tokenizer("A film", add_special_tokens=False)["input_ids"]:  # what transformers makes of a folder without its files
+        raise UserError(f"model.base = '{base}': its tokenizer knows no words; the files of a tokenizer must lie beside the network")
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"model.base = '{base}': its tokenizer has no EOS token, so a response could not end")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    _check_vocabulary(base, revision, tokenizer)
+    return tokenizer
+
+
+def _check_vocabulary(base: str, revision: str | None, tokenizer: Any) -> None:
+    """Refuse a tokenizer with tokens that the network has no embedding for; places without a token are common, and harmless."""
+    from transformers import AutoConfig
+
+    try:
+        places = int(AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=False).vocab_size)
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(cannot_load("model.base", base, revision, error)) from None
+    token, highest = max(tokenizer.get_vocab().items(), key=lambda one: one[1])
+    if highest >= places:
+        raise UserError(
+            f"model.base = '{base}': its tokenizer has a token {token!r} with number {highest}, its network embeddings for {places} "
+            "(0 and up); use the tokenizer that belongs to it"
+        )
+
+
+def load_tokenizer(path: Path) -> Any:
+    """One of our own tokenizer folders."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path, local_files_only=True)
+
+
+def cannot_load(key: str, base: str, revision: str | None, error: Exception) -> str:
+    """Why the base that `key` names could not be loaded, and what to do."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    first = str(error).strip().splitlines()[0][:200]
+    at = f" at revision {revision}" if revision else ""
+    return (
+        f"{key} = '{base}'{at} could not be loaded ({first}); searched the network and the cache {HF_HUB_CACHE}. "
+        f"Without a network, set model.base to a local folder that holds config.json, *.safetensors and the tokenizer"
+    )
