@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from tinynets import UNEVEN, network
 from torch import Tensor, nn
 
+from pipeline.budget.room import Room
 from pipeline.models.generation import sample
 from pipeline.models.heads import LmHead, fp32_logits, scalar
 from pipeline.models.loading import prepared
@@ -69,7 +70,7 @@ def refused(seeds: range, plain: bool = False) -> int:
 
         with pytest.MonkeyPatch.context() as patch, HALF.autocast():
             patch.setattr(selfcheck, "masked_hidden", elsewhere)
-            episodes = sample(model, queries, mask, uniforms(5, 7, seed), eos_id=1, pad_id=0, temperature=1.0, batch=8)
+            episodes = sample(model, queries, mask, uniforms(5, 7, seed), eos_id=1, pad_id=0, temperature=1.0, room=Room("rows", 8))
             try:
                 selfcheck.check_padding(episodes, ActorCritic(model), 1.0, HALF.tolerance)
             except selfcheck.SelfCheckFailed:
