@@ -178,7 +178,12 @@ def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = No
     with only_driver(folder, chosen.name):
         environment = records[0].environment
         sinks = StudySinks(
-            chosen, profile or chosen.profile, layout, folder, environment, lambda message: console.print(Text(message, "yellow"))
+            chosen,
+            profile or chosen.profile,
+            layout,
+            folder,
+            environment,
+            lambda message: console.print(Text(message, "yellow"), soft_wrap=True),
         )
         complete = sinks.sync(records)
         sinks.close("complete", verdicts(compared, folder, plan))
