@@ -52,22 +52,33 @@ class ReferenceScores:
     """(M,) std of reference samples; of completions that the proxy was not trained on."""
     proxy_gold: Array
     """(M,) judge points of the same completions."""
+    gold_prompts: NDArray[np.intp]
+    """(N,) numbers of the prompts that `gold` is about: samples of one prompt are no independent evidence."""
+    proxy_prompts: NDArray[np.intp]
+    """(M,) the same for `proxy`."""
 
 
-def tilted(weighing: Array, shown: Array | None = None) -> Path:
+def tilted(weighing: Array, shown: Array | None = None, groups: NDArray[np.intp] | None = None) -> Path:
     """The path of ``ref * exp(b * weighing)`` and the mean of `shown` on it; by default of `weighing` itself: then it is the bound.
 
     ``KL(b) = b E_b[r] - log E_ref[exp(b r)]``. Samples of all prompts are pooled; that also lets the bound shift
     weight between prompts, which no policy can, so that it is never too low for that. The path ends where fewer than
-    `LEAST_EFFECTIVE` samples count. Interval: delta method; of the bound at fixed KL it is that of ``log E_ref[exp(b r)] / b``.
-    Shapes: (N,) both. Raises `ValueError` without samples or for scores that do not vary.
+    `LEAST_EFFECTIVE` samples count. Interval: delta method, over `groups` of samples that are independent of each other (the
+    prompts; by default every sample is one); of the bound at fixed KL it is that of ``log E_ref[exp(b r)] / b``.
+    Shapes: (N,) all. Raises `ValueError` without samples or for scores that do not vary.
     """
     n = len(weighing)
+    codes = np.arange(n) if groups is None else groups
+
+    def error_of(influence: Array) -> float:
+        """Standard error of a sum of independent groups, from what every sample moves it by (N,)."""
+        return float(np.sqrt((np.bincount(codes, influence) ** 2).sum()))
+
     spread = float(weighing.std()) if n else 0.0
     if not spread > 0:
         raise ValueError("scores of at least two samples that differ are needed")
     values = weighing if shown is None else shown
-    rows = [(0.0, 0.0, float(values.mean()), float(values.std()) / n**0.5, float(n))]
+    rows = [(0.0, 0.0, float(values.mean()), error_of((values - values.mean()) / n), float(n))]
     for b in _STRENGTHS / spread:
         tilt = b * (weighing - weighing.max())
         weights = np.exp(tilt)
@@ -78,7 +89,7 @@ def tilted(weighing: Array, shown: Array | None = None) -> Path:
             break
         mean = float(weights @ values)
         kl = float(weights @ tilt) - float(np.log(total / n))
-        error = (1 / effective - 1 / n) ** 0.5 / b if shown is None else float(weights**2 @ (values - mean) ** 2) ** 0.5
+        error = error_of(weights - 1 / n) / b if shown is None else error_of(weights * (values - mean))
         rows.append((float(b), max(0.0, kl), mean, error, effective))
     strength, kls, means, errors, effectives = (np.array(column) for column in zip(*rows, strict=True))
     return Path(strength, kls, means, means - _Z * errors, means + _Z * errors, effectives)
@@ -128,13 +139,14 @@ def reference_scores(records: StudyRecords) -> ReferenceScores | None:
     if samples is None:
         return None
     proxy, own = samples["proxy"].to_numpy(dtype=np.float64), samples["gold"].to_numpy(dtype=np.float64)
-    gold = [own]
+    gold, prompts = [own], [samples["prompt"]]
     if (pairs := _table(records, where, "pairs.parquet")) is not None:
         again = pairs["heldout"].to_numpy(dtype=bool) if "source" in samples.columns else np.zeros(len(pairs), dtype=bool)
         gold += [pairs[column].to_numpy(dtype=np.float64)[~again] for column in ("gold_first", "gold_second")]
-    whole = np.concatenate(gold)
-    finite = np.isfinite(proxy) & np.isfinite(own)
-    return ReferenceScores(whole[np.isfinite(whole)], proxy[finite], own[finite])
+        prompts += [pairs["prompt"][~again]] * 2
+    whole, numbers = np.concatenate(gold), pd.factorize(pd.concat(prompts))[0]
+    known, finite = np.isfinite(whole), np.isfinite(proxy) & np.isfinite(own)
+    return ReferenceScores(whole[known], proxy[finite], own[finite], numbers[known], numbers[: len(own)][finite])
 
 
 def _table(records: StudyRecords, where: str, name: str) -> pd.DataFrame | None:

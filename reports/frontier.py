@@ -112,7 +112,7 @@ def _gold_bounds(
     """Draw what the reference's samples tell, nothing where their scores do not vary; whether some arm's own optimum is within reach."""
     frames, marked = [], False
     if len(scores.gold) > 1 and scores.gold.std() > 0:
-        path = tilted(scores.gold)
+        path = tilted(scores.gold, groups=scores.gold_prompts)
         axes.plot(path.kl, path.value, color=MUTED, lw=1.4, zorder=1)
         axes.fill_between(path.kl, path.low, path.high, color=MUTED, alpha=0.15, lw=0, zorder=1)
         frames.append(_frame("best possible", path))
@@ -122,7 +122,7 @@ def _gold_bounds(
             np.array([best_of(n, scores.gold) for n in BEST_OF if best_of(n)[0] <= path.kl[-1]]),
         )
     if len(scores.proxy) > 1 and scores.proxy.std() > 0:
-        path = tilted(scores.proxy, scores.proxy_gold)
+        path = tilted(scores.proxy, scores.proxy_gold, scores.proxy_prompts)
         axes.plot(path.kl, path.value, color=MUTED, lw=1.0, linestyle=_OPTIMUM_DASHES, zorder=1)
         frames.append(_frame("optimum of the proxy", path))
         for result, beta in optima:

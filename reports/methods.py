@@ -229,8 +229,8 @@ def _bounds(records: StudyRecords) -> Iterator[str]:
         yield (
             f"For the gold reward the bound is estimated by importance weights on {len(scores.gold):,} reference samples of training "
             f"prompts, pooled over prompts (which can only raise it), as far as {LEAST_EFFECTIVE:.0f} effective samples remain; its "
-            "interval is by the delta method. The same weights by exp(proxy/β) give what an exact optimiser of the training objective "
-            "would reach."
+            "interval is by the delta method over prompts. The same weights by exp(proxy/β) give what an exact optimiser of the training "
+            "objective would reach."
         )
 
 

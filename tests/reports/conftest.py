@@ -206,12 +206,13 @@ def scored_samples(path: Path) -> None:
     rng = np.random.default_rng(5)
     pairs = pd.DataFrame(
         {"gold_first": rng.normal(0.4, 1, 2000), "gold_second": rng.normal(0.4, 1, 2000), "heldout": np.arange(2000) >= 1500}
-    )
+    ).assign(prompt=[f"prompt {index}" for index in range(2000)])
     pairs.to_parquet(path / "pairs.parquet", index=False)
     kept = pairs[pairs["heldout"]]
     gold = np.concatenate([rng.normal(0.4, 1, 300), kept["gold_first"], kept["gold_second"]])
     source = ["calibration"] * 300 + ["pair"] * 1000
-    samples = pd.DataFrame({"proxy": 0.8 * (gold - 0.4) + 0.6 * rng.normal(size=1300), "gold": gold, "source": source})
+    prompt = [*pairs["prompt"][:300], *kept["prompt"], *kept["prompt"]]
+    samples = pd.DataFrame({"prompt": prompt, "proxy": 0.8 * (gold - 0.4) + 0.6 * rng.normal(size=1300), "gold": gold, "source": source})
     samples.to_parquet(path / "reference_samples.parquet", index=False)
 
 

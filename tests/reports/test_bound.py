@@ -32,6 +32,25 @@ def test_interval_covers_the_bound_at_its_kl() -> None:
     assert 0.9 <= np.mean(inside) <= 0.99
 
 
+@pytest.mark.parametrize("by_proxy", [False, True])
+def test_interval_counts_samples_of_one_prompt_as_one_piece_of_evidence(by_proxy: bool) -> None:
+    """Four samples of each of 500 prompts, half of whose variance lies between prompts."""
+    rng = np.random.default_rng(5)
+    prompts = np.repeat(np.arange(500), 4)
+    inside: dict[bool, list[bool]] = {True: [], False: []}
+    truth = 0.5 if by_proxy else 1.0  # at b = 1, what the tilt adds: the covariance with what weighs, or the variance
+    for _ in range(200):
+        gold = rng.normal(size=500)[prompts] * 0.5**0.5 + rng.normal(size=2000) * 0.5**0.5
+        weighing = 0.5 * gold + 0.75**0.5 * rng.normal(size=500)[prompts] if by_proxy else gold
+        for grouped in inside:
+            path = tilted(weighing, gold if by_proxy else None, prompts if grouped else None)
+            at, along = (1.0, path.strength) if by_proxy else (0.5, path.kl)
+            low, high = (float(np.interp(at, along, side)) for side in (path.low, path.high))
+            inside[grouped].append(low <= truth <= high)
+    assert 0.9 <= np.mean(inside[True]) <= 0.99
+    assert np.mean(inside[False]) < 0.88
+
+
 def test_two_outcomes_have_the_exact_answer() -> None:
     """A coin under the reference: the tilt by b has P = e^b / (1 + e^b)."""
     path = tilted(np.array([0.0, 1.0] * 500))
@@ -83,4 +102,7 @@ def test_scores_are_read_from_the_store_once_each(records: StudyRecords, demo: B
     assert found is not None
     assert len(found.gold) == 300 + 4000
     assert len(found.proxy) == len(found.proxy_gold) == 1300
+    assert (len(found.gold_prompts), len(found.proxy_prompts)) == (4300, 1300)
+    assert len(set(found.gold_prompts)) == 2000  # two answers to each prompt, and one more to the first 300
+    assert len(set(found.proxy_prompts)) == 300 + 500
     assert np.corrcoef(found.proxy, found.proxy_gold)[0, 1] == pytest.approx(0.8, abs=0.05)
