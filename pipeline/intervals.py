@@ -39,7 +39,8 @@ def grouped(successes: Sequence[float] | NDArray[np.float64], sizes: Sequence[in
     n is at most the number of observations, as if they were independent; where all agree it is that of the groups.
 
     `successes` s (G,): sums of values in [0, 1], ties count half; `sizes` m (G,): observations of each group, 1 or more.
-    In simulation a 95 % interval covers 91 to 99 %, the least where the rate is within 2 points of 0 or 1. With one group, (0, 1).
+    In simulation, over 20 groups or more, a 95 % interval covers 92 to 98 % where the rate is 0.5 to 0.8 and 89 to 99 % where it is
+    within 5 points of 0 or 1, the least with 20 to 64 groups of 8 that are much alike. With one group, (0, 1).
 
     >>> [round(one, 3) for one in grouped([4, 2, 3, 0, 4], [4, 4, 4, 4, 4])]
     [0.65, 0.224, 0.923]
