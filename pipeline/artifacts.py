@@ -33,6 +33,8 @@ from pipeline.layout import StudyFolder, TrialRecord, read_sealed, sealed, set_a
 MANIFEST = "manifest.json"
 VOLATILE = "log/"
 """Files below this folder (timings, cost) are kept and verified, but are no part of an artifact's identity."""
+WEIGHTS = ".safetensors"
+"""Files that only training, sampling and `export` read; those of a study can be tens of gigabytes."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class Manifest:
     meta: dict[str, Any]
     finished: str | None
     """UTC, ISO 8601: when it was built; None in artifacts that are older than this field."""
+    weights: Mapping[str, Any]
+    """Size and time of each file of weights as it was published; empty in artifacts that are older than this field."""
 
 
 class Store:
@@ -69,11 +73,15 @@ class Store:
         self.root = root
         self.warn = warn
 
-    def find(self, stage: str, key: str) -> Artifact | None:
-        """The verified artifact, or None. Changes nothing; raises `Damaged` when its files are not those of its manifest."""
+    def find(self, stage: str, key: str, *, weights: bool = True) -> Artifact | None:
+        """The verified artifact, or None. Raises `Damaged` when its files are not those of its manifest.
+
+        With ``weights=False``, for a caller that will not read them, weights count as intact while their size and time are
+        those with which they were published. Who reads them verifies them.
+        """
         for path in (self.root / stage / key, self._replaced(stage, key)):
             if path.exists():
-                return _read(stage, key, path)
+                return _read(stage, key, path, weights)
         return None
 
     def build(
@@ -178,7 +186,8 @@ def write_manifest(path: Path, stage: str, key: str, identity: Mapping[str, Any]
     files = dict(_hash_files(path))
     finished = datetime.now(UTC).isoformat(timespec="seconds")
     content = {"stage": stage, "key": key, "identity": dict(identity), "files": files, "digest": _digest(files, meta), "meta": dict(meta)}
-    write_atomic(path / MANIFEST, sealed({**content, "finished": finished}))
+    weights = {name: _state(path / name) for name in files if name.endswith(WEIGHTS)}
+    write_atomic(path / MANIFEST, sealed({**content, "finished": finished, "weights": weights}))
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -220,13 +229,18 @@ def artifact_of(folder: StudyFolder, where: str, digest: str | None = None) -> t
 
 
 def checked(path: Path, name: str, manifest: Manifest) -> Path:
-    """The file `name` of an artifact, after its content was compared with the manifest. Raises `Damaged`."""
+    """The file `name` of an artifact, after its content was compared with the manifest.
+
+    Raises `Damaged`; the file's time is then made new, so that a rerun that trusts times verifies it as well.
+    """
     file = path / name
     if name not in manifest.files:
         raise Damaged(file, "it is not in the manifest") if file.exists() else Gone(file, "no such file")
     if not file.is_file():
         raise Damaged(file, "it is a folder" if file.is_dir() else "the manifest lists it, and it is not there")
     if file_digest(file) != manifest.files[name]:
+        with suppress(OSError):
+            os.utime(file)
         raise Damaged(file, "its content is not that of the manifest")
     return file
 
@@ -239,22 +253,23 @@ def inside(root: Path, relative: str) -> Path:
     return path
 
 
-def _read(stage: str, key: str, path: Path) -> Artifact:
+def _read(stage: str, key: str, path: Path, weights: bool) -> Artifact:
     manifest = read_manifest(path)
     for name in sorted({*manifest.files, *(name for name, _ in _files(path))}):
-        checked(path, name, manifest)
+        if weights or not _as_published(path / name, manifest.weights.get(name)):
+            checked(path, name, manifest)
     return Artifact(stage, key, path, manifest.digest, manifest.meta, manifest.finished)
 
 
 @lru_cache(maxsize=4096)
 def _manifest(file: Path, modified_ns: int, size: int, inode: int) -> Manifest:
     content = read_sealed(file)
-    files, digest, meta, finished = (content.get(key) for key in ("files", "digest", "meta", "finished"))
+    files, digest, meta, finished, weights = (content.get(key) for key in ("files", "digest", "meta", "finished", "weights"))
     if not (isinstance(files, dict) and isinstance(meta, dict) and all(isinstance(one, str) for one in files.values())):
         raise Damaged(file, "it lists no files")
     if _digest(files, meta) != digest:
         raise Damaged(file, "its digest is not that of its files")
-    return Manifest(files, str(digest), meta, None if finished is None else str(finished))
+    return Manifest(files, str(digest), meta, None if finished is None else str(finished), weights if isinstance(weights, dict) else {})
 
 
 def _files(root: Path) -> Iterator[tuple[str, Path]]:
@@ -262,6 +277,16 @@ def _files(root: Path) -> Iterator[tuple[str, Path]]:
         name = path.relative_to(root).as_posix()
         if path.is_file() and name != MANIFEST:
             yield name, path
+
+
+def _state(path: Path) -> list[int]:
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns]
+
+
+def _as_published(path: Path, state: Any) -> bool:
+    """Whether a file has this size and time."""
+    return path.is_file() and _state(path) == state
 
 
 def _hash_files(root: Path) -> Iterator[tuple[str, str]]:

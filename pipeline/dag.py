@@ -163,7 +163,7 @@ def plan(stages: Sequence[Stage], config: BaseModel, store: Store, known: Known 
 def _look_up(stage: str, key: str, identity: Mapping[str, Any], store: Store, known: bool) -> tuple[Artifact | None, str]:
     """The artifact, if it is there, and why the stage would be built or not."""
     try:
-        if found := store.find(stage, key):
+        if found := store.find(stage, key, weights=False):  # a plan reads none
             return found, "same configuration, inputs and code"
     except Damaged as error:
         return None, f"damaged: {error.path.name}: {error.why}"

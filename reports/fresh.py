@@ -15,13 +15,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from pipeline.artifacts import WEIGHTS
 from pipeline.errors import Fault, UserError
 from pipeline.layout import StudyFolder, read_json, write_json
 from studies.schema import Study
 
 CODE = ("reports", "studies", "pipeline")
 LIBRARIES = ("fonttools", "Jinja2", "matplotlib", "numpy", "pandas", "pillow", "pyarrow", "scipy", "seaborn")
-WEIGHTS = ".safetensors"
 STAMP = ".drawn.json"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pipeline import artifacts
 from pipeline.artifacts import MANIFEST, Store
 from pipeline.errors import Damaged
 
@@ -85,6 +86,54 @@ def test_damage_is_reported_set_aside_and_rebuilt(tmp_path: Path, harm: str) -> 
     assert "damaged" in told[0]
     assert (tmp_path / "sft" / ".damaged" / "k-1").is_dir()
     assert store.find("sft", "k") is not None
+
+
+def flip(path: Path, *, restore_time: bool) -> None:
+    state, data = path.stat(), bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    if restore_time:
+        os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    artifacts._file_digest.cache_clear()  # as in another process
+
+
+def with_weights(out: Path) -> dict[str, Any]:
+    (out / "policy").mkdir()
+    (out / "policy" / "model.safetensors").write_bytes(b"weights")
+    return dict(fill()(out))
+
+
+def test_weights_that_nobody_reads_are_known_by_size_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path)
+    found = store.build("ppo", "k", {}, with_weights, resumable=False)
+    weights, read = found.path / "policy" / "model.safetensors", []
+    artifacts._file_digest.cache_clear()
+    with monkeypatch.context() as watched:
+        watched.setattr(artifacts, "file_digest", lambda path, digest=artifacts.file_digest: read.append(path.name) or digest(path))
+        assert store.find("ppo", "k", weights=False) == found
+        assert "data.txt" in read
+        assert weights.name not in read
+        assert store.find("ppo", "k") == found
+        assert weights.name in read
+
+    flip(weights, restore_time=True)
+    assert store.find("ppo", "k", weights=False) == found
+    with pytest.raises(Damaged, match=r"model\.safetensors"):
+        store.find("ppo", "k")
+    with pytest.raises(Damaged, match=r"model\.safetensors"):  # found by one who read them, it is no secret any more
+        store.find("ppo", "k", weights=False)
+
+
+def test_everything_but_weights_is_read_in_any_case(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    path = store.build("ppo", "k", {}, with_weights, resumable=False).path
+    flip(path / "data.txt", restore_time=True)
+    with pytest.raises(Damaged, match=r"data\.txt"):
+        store.find("ppo", "k", weights=False)
+    flip(path / "data.txt", restore_time=True)
+    flip(path / "policy" / "model.safetensors", restore_time=False)
+    with pytest.raises(Damaged, match="safetensors"):
+        store.find("ppo", "k", weights=False)
 
 
 def test_a_resumable_stage_finds_its_work_and_another_starts_clean(tmp_path: Path) -> None:
