@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from filelock import FileLock, Timeout
 from rich.console import Console
 
+from pipeline.artifacts import Artifact
 from pipeline.dag import StagePlan
 from pipeline.data.files import check_source
 from pipeline.errors import Damaged, Fault, UserError
@@ -410,8 +411,14 @@ def _record(run: _Run, cell: Cell, outcome: TrialOutcome | None, reason: str | N
         summary=dict(outcome.summary) if outcome else {},
         cost=dict(outcome.cost) if outcome else {},
         environment={**run.module.environment(), **(outcome.execution if outcome else {})},
-        finished=max((one.finished for one in artifacts.values() if one.finished), default=datetime.now(UTC).isoformat(timespec="seconds")),
+        finished=_finished(list(artifacts.values())),
     )
+
+
+def _finished(artifacts: Sequence[Artifact]) -> str:
+    """When a trial ended: when its last stage was built, so that a record that is written again has the same bytes."""
+    last = artifacts[-1].finished if artifacts else None
+    return last or datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _write_record(run: _Run, record: TrialRecord) -> None:

@@ -110,6 +110,7 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sinks.StudySinks, "_ready", lambda self: True)
     monkeypatch.setattr(sinks.MlflowSink, "finish", lambda self, *_: True)
     monkeypatch.setattr(sinks.MlflowSink, "start", lambda self: "1")
+    monkeypatch.setattr(sinks.MlflowSink, "follow", lambda self, path: None)
 
 
 @pytest.fixture(scope="module")
