@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from helpers import smoke
 
+from pipeline import intervals
 from pipeline.intervals import grouped
 from pipeline.models.generation import inverse_cdf
 from pipeline.models.policy import Episodes
@@ -111,3 +113,9 @@ def test_an_interval_over_groups_never_claims_more_than_it_saw() -> None:
     assert alike[2] - alike[1] == pytest.approx(2 * 1.96 * (0.25 / 200) ** 0.5, abs=0.01)  # as of 200 independent draws
     one, other = grouped([1, 0, 1, 0] * 20, [1] * 80), grouped([2, 0, 2, 0] * 20, [2] * 80)
     assert one == pytest.approx(other)  # two draws that always agree are worth one
+
+
+@pytest.mark.parametrize("module", [intervals, heldout])
+def test_the_examples_of_the_statistics_hold(module: Any) -> None:
+    found = doctest.testmod(module)
+    assert (found.failed, found.attempted > 0) == (0, True)
