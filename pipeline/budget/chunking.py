@@ -7,8 +7,8 @@ from __future__ import annotations
 
 CHUNK_ELEMENTS, CHUNK_TOKENS, CARD_TOKENS = 2**22, 128, 512
 """A chunk at the language-modelling head: at most so many (tokens, vocabulary) entries, 16 MiB in fp32, but at least so many
-tokens. Each chunk moves the whole head and its gradient once, 26 bytes a weight: with 128 tokens a T4 would be busy with
-its memory for eight times as long as with its arithmetic, with 512 for three times. On a CPU, larger ones are no faster: the allocator maps
+tokens. Each chunk moves the whole head and its gradient once, 20 bytes a weight: with 128 tokens a T4 would be busy with
+its memory for seven times as long as with its arithmetic, with 512 for three times. On a CPU, larger ones are no faster: the allocator maps
 them afresh."""
 CARD_POSITIONS, CPU_POSITIONS = 2**11, 2**13
 """Tokens of both sides of preference pairs whose activations are kept at once: on a card enough to be busy with arithmetic."""

@@ -114,7 +114,7 @@ def work_of_shared(trial: Trial) -> dict[str, tuple[float, float]]:
     head, micro = shape.vocab * shape.hidden, text_rows(sft.batch_size, sft.max_tokens, shape.vocab, trial.on_card)
     positions = sft.steps * sft.batch_size * sft.max_tokens
     one = BYTES_READ_CAST + BYTES_BACKWARD + BYTES_GRADIENT
-    weights = shape.blocks * one + head * (one - BYTES_GRADIENT + BYTES_HEAD_GRADIENT)
+    weights = shape.blocks * one + head * (BYTES_READ_HALF + BYTES_BACKWARD + BYTES_HEAD_GRADIENT)
     passes = (4 if trial.config.runtime.gradient_checkpointing else 3) * 2.0
     fitted = (
         positions * (passes * shape.maps + 3 * 2.0 * head),
@@ -163,7 +163,7 @@ def work_of_update(trial: Trial, trained: Trained) -> dict[str, tuple[float, flo
     micros = -(-rows // min(runtime.micro_batch_size, cfg.mini_batch_size))
     moved = 1.0 * shape.blocks * (BYTES_READ_CAST + BYTES_BACKWARD) * (1 + separate)
     moved += (trained.maps + separate * shape.maps) * BYTES_GRADIENT
-    head_bytes = head * (BYTES_READ_CAST + BYTES_BACKWARD + BYTES_HEAD_GRADIENT * trained.head)
+    head_bytes = head * ((BYTES_READ_HALF if trained.head else BYTES_READ_CAST) + BYTES_BACKWARD + BYTES_HEAD_GRADIENT * trained.head)
     steps = cfg.num_mini_batches * (trained.parameters + separate * shape.trunk) * BYTES_STEP
     epoch = (
         passes + critic + 2.0 * rows * response * head * (2 + trained.head),

@@ -13,10 +13,10 @@ EFFICIENCY = {"generate": 0.5, "score": 0.35, "selfcheck": 0.35, "train": 0.35}
 """Fraction of the roofline assumed for each phase; assumed, not measured on a T4."""
 
 BYTES_READ_HALF = 2
-"""Per parameter that autocast keeps as a half-precision copy: trained weights, while a rollout is sampled and measured."""
+"""Per parameter whose half-precision copy is kept: trained weights while a rollout is sampled and measured, a trained head always."""
 BYTES_READ_CAST = 8
 """Per parameter that autocast casts at every call: read in fp32, written and read in half precision. Frozen weights, and every
-forward of a training step."""
+forward of a training step but that of a trained head."""
 BYTES_BACKWARD = 2
 """Per parameter: the half-precision copy again, for the gradient of the input."""
 BYTES_GRADIENT = 12

@@ -147,7 +147,7 @@ def _backward(maps: list[LinearMap], lowest: int) -> int:
 
 def _head_hook(trained: bool, tally: Tally) -> Callable[[Any, tuple[Any, ...]], None]:
     reads = BYTES_READ_HALF if trained else BYTES_READ_CAST
-    goes_back = BYTES_READ_CAST + BYTES_BACKWARD + BYTES_HEAD_GRADIENT * trained
+    goes_back = reads + BYTES_BACKWARD + BYTES_HEAD_GRADIENT * trained
 
     def on_call(head: Any, args: tuple[Any, ...]) -> None:
         backward = torch.is_grad_enabled() and args[0].requires_grad
