@@ -55,8 +55,8 @@ def network(architecture: str) -> Any:
 class Counted(Ledger):
     """Counts every phase a second time, by torch."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __post_init__(self, on_card: bool) -> None:
+        super().__post_init__(on_card)
         self.seen: dict[str, float] = {}
 
     @contextmanager
