@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -54,19 +55,19 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
     "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
 }
 FILES = {
-    "record": ("studies/*/smoke/trials/*.json", {"falsify", "report", "export", "sync", "plan"}),
-    "study.json": ("studies/*/smoke/study.json", {"falsify", "report", "sync"}),
-    "optuna.db": ("studies/*/smoke/optuna.db", set()),
-    "series": ("store/ppo/*/metrics.parquet", {"falsify", "report", "sync"}),
-    "rows": ("store/ppo/*/metrics.jsonl", {"sync"}),
-    "weights": ("store/ppo/*/policy/model.safetensors", {"export"}),
-    "ppo manifest": ("store/ppo/*/manifest.json", {"falsify", "report", "export", "sync"}),
-    "evaluation": ("store/evaluate/*/prompts.parquet", {"report", "export"}),
-    "samples": ("store/evaluate/*/samples.parquet", {"report", "sync"}),
-    "evaluate manifest": ("store/evaluate/*/manifest.json", {"report", "export", "sync"}),
-    "tokenizer": ("store/prompts/*/tokenizer/tokenizer.json", {"export"}),
-    "reference samples": ("store/reward/*/reference_samples.parquet", {"report"}),
-    "sft summary": ("store/sft/*/summary.json", {"report"}),
+    "record": ("studies/moves/smoke/trials/*.json", {"falsify", "report", "export", "sync", "plan"}),
+    "study.json": ("studies/moves/smoke/study.json", {"falsify", "report", "sync"}),
+    "optuna.db": ("studies/moves/smoke/optuna.db", set()),
+    "series": ("store/ppo/KEY/metrics.parquet", {"falsify", "report", "sync"}),
+    "rows": ("store/ppo/KEY/metrics.jsonl", {"sync"}),
+    "weights": ("store/ppo/KEY/policy/model.safetensors", {"export"}),
+    "ppo manifest": ("store/ppo/KEY/manifest.json", {"falsify", "report", "export", "sync"}),
+    "evaluation": ("store/evaluate/KEY/prompts.parquet", {"report", "export"}),
+    "samples": ("store/evaluate/KEY/samples.parquet", {"report", "sync"}),
+    "evaluate manifest": ("store/evaluate/KEY/manifest.json", {"report", "export", "sync"}),
+    "tokenizer": ("store/prompts/KEY/tokenizer/tokenizer.json", {"export"}),
+    "reference samples": ("store/reward/KEY/reference_samples.parquet", {"report"}),
+    "sft summary": ("store/sft/KEY/summary.json", {"report"}),
 }
 """What is damaged, and who reads it."""
 SAMPLE = [
@@ -91,8 +92,19 @@ class Finished:
         return self.run("study", "--executor", "inline")
 
     def file(self, name: str) -> Path:
-        (found,) = self.out.glob(FILES[name][0])
+        """The one that the study's trial refers to; the store of the session may hold artifacts of other tests."""
+        pattern = FILES[name][0]
+        if pattern.startswith("store/"):
+            pattern = pattern.replace("KEY", self.keys[pattern.split("/")[1]])
+        (found,) = self.out.glob(pattern)
         return found
+
+    @cached_property
+    def keys(self) -> dict[str, str]:
+        """The artifacts of the trial by stage."""
+        record = Layout(self.out).study("moves", "smoke").record("base", 0)
+        assert record is not None
+        return {stage: ref.key for stage, ref in record.stages.items()}
 
     def contents(self) -> dict[str, bytes]:
         """Everything that has to come back as it was: not what tells times, and not Optuna's file, which keeps them too."""
@@ -117,7 +129,7 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
 def pristine(smoke_layout: Layout, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     root = tmp_path_factory.mktemp("pristine")
     finished = Finished(root, root / "moves.yaml")
-    shutil.copytree(smoke_layout.root, finished.out)
+    shutil.copytree(smoke_layout.store, finished.out / "store")
     finished.study_file.write_text(STUDY)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sinks.StudySinks, "open", lambda self: None)
