@@ -52,7 +52,7 @@ def report(name: OptionalStudy = None, versions: DiffOption = None, profile: cli
         page, text = reports.diff(*versions, study=name, profile=profile, out=out)
         print(f"{text}\nPage: {page}")
     elif name:
-        print(f"Report: {reports.report(name, profile, out)}")
+        print(f"Report: {reports.report(name, profile, out, second=True)}")
     else:
         raise UserError("report: name a study, or two versions of one with --diff OLD NEW")
 
@@ -117,7 +117,7 @@ def _draw(study: Study, folder: StudyFolder) -> Path | None:
     """Draw the report of a study that has just ended."""
     from reports.fresh import current_report
 
-    return current_report(folder, study)
+    return current_report(folder, study, second=True)
 
 
 def main() -> None:

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def report(study: str, profile: str | None = None, out: str | Path | None = None) -> Path:
+def report(study: str, profile: str | None = None, out: str | Path | None = None, *, second: bool = False) -> Path:
     """Render the report of a study, given by name or YAML path, and return the path of its page.
 
-    `profile` replaces the study's own; `out` is the output root, `Layout.at` of it. Raises `UserError`.
+    `profile` replaces the study's own; `out` is the output root, `Layout.at` of it; for `second` see `reports.render.render_report`.
+    Raises `UserError`.
     """
     from pipeline.layout import Layout
     from reports.find import find_study
     from reports.fresh import current_report
 
-    return current_report(*find_study(Layout.at(out), study, profile))
+    return current_report(*find_study(Layout.at(out), study, profile), second=second)
 
 
 def compare(studies: Sequence[str], profile: str | None = None, out: str | Path | None = None) -> tuple[Path, str]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from reports import costs, crossings, curves, frontier, overoptimisation, points, tuning
 from reports.estimates import Findings
+from reports.helper import Helper
 from reports.load import MISSING, STALE, StudyRecords
 from reports.style import Drawn, Provenance, house_style, save
 
@@ -36,28 +38,60 @@ def chosen_figures(records: StudyRecords) -> list[str]:
 SUFFIXES = (".svg", ".png", ".pdf", ".csv")
 
 
+@dataclass(frozen=True)
+class Words:
+    """What a page says of a figure."""
+
+    title: str
+    caption: str
+    alt: str
+    wide: bool
+
+
+@dataclass(frozen=True)
+class Painter:
+    """Draws figures of one study into the files of `folder`."""
+
+    records: StudyRecords
+    findings: Findings
+    folder: Path
+    earlier: Mapping[str, Path]
+    """Files of an earlier report, by their name, that are known to be drawn from the same records: they are taken over."""
+
+    def __call__(self, name: str) -> Words | None:
+        """Draw and write one figure; None where the records hold nothing for it."""
+        with house_style():
+            drawn = FIGURES[name](self.records, self.findings)
+            if drawn is None:
+                return None
+            files = [f"{name}{suffix}" for suffix in SUFFIXES]
+            if all(file in self.earlier for file in files):
+                for file in files:
+                    shutil.copyfile(self.earlier[file], self.folder / file)
+            else:
+                save(drawn.figure, self.folder / name, drawn.title, provenance(self.records))
+                drawn.data.to_csv(self.folder / f"{name}.csv", index=False, lineterminator="\n")
+        return Words(drawn.title, drawn.caption, drawn.alt, drawn.wide)
+
+
 def draw(
-    records: StudyRecords, findings: Findings, folder: Path, earlier: Mapping[str, Path] | None = None
-) -> Iterator[tuple[str, Drawn | None]]:
-    """Draw and write every chosen figure into `folder`; its files in `earlier`, drawn from the same records, are taken over.
+    records: StudyRecords,
+    findings: Findings,
+    folder: Path,
+    earlier: Mapping[str, Path] | None = None,
+    helper: Helper | None = None,
+) -> Iterator[tuple[str, Words | None]]:
+    """Draw and write every chosen figure into `folder`, some of them by `helper`. The files do not depend on who drew them.
 
     None for a figure that the study's file names and the records hold nothing for; one that was not asked for by
     name is then left out.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    origin = provenance(records)
-    with house_style():
-        for name in chosen_figures(records):
-            drawn = FIGURES[name](records, findings)
-            files = [f"{name}{suffix}" for suffix in SUFFIXES]
-            if drawn is not None and earlier and all(file in earlier for file in files):
-                for file in files:
-                    shutil.copyfile(earlier[file], folder / file)
-            elif drawn is not None:
-                save(drawn.figure, folder / name, drawn.title, origin)
-                drawn.data.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
-            if drawn is not None or records.study.figures is not None:
-                yield name, drawn
+    names, paint = chosen_figures(records), Painter(records, findings, folder, earlier or {})
+    found = helper.draw(names, paint) if helper else {name: paint(name) for name in names}
+    for name in names:
+        if found[name] is not None or records.study.figures is not None:
+            yield name, found[name]
 
 
 def provenance(records: StudyRecords) -> Provenance:

@@ -25,10 +25,10 @@ LIBRARIES = ("fonttools", "Jinja2", "matplotlib", "numpy", "pandas", "pillow", "
 STAMP = ".drawn.json"
 
 
-def current_report(folder: StudyFolder, study: Study) -> Path:
+def current_report(folder: StudyFolder, study: Study, *, second: bool = False) -> Path:
     """The page of a study's report, drawn where it is not there as its records give it; figures that are there are kept.
 
-    Raises `UserError` as `reports.render.render_report`.
+    For `second`, and what is raised, see `reports.render.render_report`.
     """
     origin = made_from(folder, study)
     stamp = _read(folder.path / STAMP)
@@ -38,7 +38,7 @@ def current_report(folder: StudyFolder, study: Study) -> Path:
         return page
     from reports.render import render_report
 
-    page = render_report(folder, study, intact)
+    page = render_report(folder, study, intact, second=second)
     write_json(folder.path / STAMP, {"made_from": origin, "files": {name: _digest(path) for name, path in _files(folder.report)}})
     return page
 

@@ -17,11 +17,12 @@ from pipeline.metrics import METRICS
 from reports import foreign
 from reports.answer import Answer, answer, claim_sentence
 from reports.estimates import Findings, analyse
-from reports.figures import draw
+from reports.figures import Words, draw
+from reports.helper import Helper, helper
 from reports.load import StudyRecords, load_records
 from reports.methods import methods
 from reports.page import environment, replace_folder, write_text
-from reports.style import Drawn, inline_svg
+from reports.style import inline_svg
 from reports.tables import all_tables
 from reports.tabular import Table, markdown, write
 from studies.design import Cell
@@ -61,20 +62,21 @@ class Sample:
     completions: tuple[Completion, ...]
 
 
-def render_report(folder: StudyFolder, study: Study, intact: Collection[str] = ()) -> Path:
+def render_report(folder: StudyFolder, study: Study, intact: Collection[str] = (), *, second: bool = False) -> Path:
     """Write the report of a study from its records and return the page's path.
 
+    `second`: draw in a second process as well, where there is a core for it. The caller's main module must be safe to import.
     `intact`: files of the report that stands, by their path in it, which are known to be drawn from the same; its figures are taken over.
 
     Everything is made in a folder beside, which then takes the old one's place: a render that is interrupted
     leaves the old report whole. Raises `UserError` when the study was never run, a record is damaged, or the
     folder cannot be written.
     """
-    with _seldom_collecting():
+    with _seldom_collecting(), helper(second and not intact) as beside:
         records = load_records(folder, study)
         findings = analyse(records)
         earlier = {Path(name).name: folder.report / name for name in intact if name.startswith("figures/")}
-        replace_folder(folder.report, lambda new: build(records, findings, new, earlier))
+        replace_folder(folder.report, lambda new: build(records, findings, new, earlier, beside))
     return folder.report / "index.html"
 
 
@@ -89,14 +91,20 @@ def _seldom_collecting() -> Iterator[None]:
         gc.set_threshold(*usual)
 
 
-def build(records: StudyRecords, findings: Findings, folder: Path, earlier: Mapping[str, Path] | None = None) -> None:
+def build(
+    records: StudyRecords,
+    findings: Findings,
+    folder: Path,
+    earlier: Mapping[str, Path] | None = None,
+    beside: Helper | None = None,
+) -> None:
     """Write every file of the report into an empty or absent `folder`; figures in `earlier` are taken over as they are."""
     folder.mkdir(parents=True, exist_ok=True)
     tables = all_tables(records, findings)
     write(tables, folder / "tables")
     samples = records.samples.sort_values(["prompt_id", "arm", "seed"], kind="stable")
     samples.to_csv(folder / "tables" / "samples.csv", index=False, lineterminator="\n")
-    drawn = list(draw(records, findings, folder / "figures", earlier))
+    drawn = list(draw(records, findings, folder / "figures", earlier, beside))
     figures = [_shown(name, figure, folder / "figures") for name, figure in drawn]
     found = answer(records, findings)
     page = environment().get_template("report.html.j2").render(**_context(records, findings, found, tables, figures))
@@ -126,7 +134,7 @@ def _context(records: StudyRecords, findings: Findings, found: Answer, tables: l
     }
 
 
-def _shown(name: str, drawn: Drawn | None, folder: Path) -> Shown:
+def _shown(name: str, drawn: Words | None, folder: Path) -> Shown:
     if drawn is None:
         title = name.replace("_", " ").capitalize()
         return Shown(name, title, "The study asks for this figure, but its records hold nothing to draw in it.", "", False, Markup())
