@@ -13,6 +13,7 @@ from pipeline.budget.estimate import Estimate, estimate
 from pipeline.budget.machine import GIB
 from pipeline.budget.subject import Device, Trial
 from pipeline.config import TrialConfig
+from pipeline.device import gpu_visible
 from pipeline.errors import UserError
 from pipeline.sizes import scorer_shapes, shape_of
 
@@ -45,10 +46,8 @@ def predict(config: TrialConfig) -> Estimate | None:
 
 def device_of(config: TrialConfig) -> Device:
     """Where the trial would run."""
-    import torch
-
     if config.runtime.device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return "cuda" if gpu_visible() else "cpu"
     return config.runtime.device
 
 

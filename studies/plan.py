@@ -15,6 +15,7 @@ from rich.text import Text
 
 from pipeline.config import TrialConfig
 from pipeline.dag import Known, StagePlan
+from pipeline.device import gpu_visible
 from pipeline.errors import UserError
 from pipeline.layout import Layout
 from studies.design import Cell, cautions, cells
@@ -41,14 +42,15 @@ def print_plan(
     folder.records()  # a damaged one is named before anything else is said
     compared = confirmation(study, folder)
     plan = cells(compared, profile, overrides)
-    module = importlib.import_module(trials)
+    module, work = importlib.import_module(trials), None
     try:
         records = all_records(layout)
         planned = _stages(plan, module, layout, known_artifacts(layout, records))
         ended = len((load(study, folder) or {}).get("trials", [])) if study.search else 0
         total = trial_count(study)
         work = Work(planned, total, total - len(plan) - ended)
-        console.print(Text(f"{work.headline}{_time(work, measured(layout, records, chosen, _machine(module, plan)), chosen)}", "bold"))
+        time = "" if work.idle else _time(work, measured(layout, records, chosen, _machine(module, plan)), chosen)
+        console.print(Text(f"{work.headline}{time}", "bold"))
         if study.search is not None:
             console.print(Text(search_line(study, ended)), soft_wrap=True)
         for caution in [*cautions(plan), *untestable(compared, plan)]:
@@ -56,7 +58,8 @@ def print_plan(
         console.print()
         console.print(stage_table(planned))
     finally:
-        _print_budget(console, study, compared, plan, chosen)
+        if work is None or not work.idle or any(_on_gpu(cell.config, chosen) for cell in plan):
+            _print_budget(console, study, compared, plan, chosen)
 
 
 def _stages(plan: Sequence[Cell], module: Any, layout: Layout, known: Known) -> list[tuple[Cell, list[StagePlan]]]:
@@ -96,11 +99,16 @@ class Work:
         return [(stage, cell) for (stage, _, _), cell in found.items()]
 
     @property
+    def idle(self) -> bool:
+        """Whether nothing will run."""
+        return not (self.cells or self.shared or self.unknown)
+
+    @property
     def headline(self) -> str:
         """How many trials will run."""
         n = len(self.cells) + self.unknown
         again = " and ".join(dict.fromkeys(stage for stage, _ in self.shared))
-        if not n and not again:
+        if self.idle:
             return f"Nothing will run: all {self.total} trials are cached"
         line = f"{n} of {self.total} trials will run"
         return line if n else f"{line}, but {again} will be built again"
@@ -110,8 +118,6 @@ def _time(work: Work, found: Measured | None, profile: str) -> str:
     """How long that takes: by earlier trials of the profile on this machine, else by the forecast for a T4."""
     from studies.cli import default_jobs
 
-    if not work.cells and not work.shared and not work.unknown:
-        return ""
     plan = [cell for cell, _ in work.planned]
     if found is None:
         missing = f"no trial of profile {profile} has been measured on this machine"
@@ -159,7 +165,8 @@ def stage_table(planned: Sequence[tuple[Cell, Sequence[StagePlan]]]) -> Table:
 
 def _print_budget(console: Console, study: Study, compared: Study, plan: Sequence[Cell], profile: str) -> None:
     """What each arm is predicted to take on a T4, and the whole study; only for a GPU, or where something does not fit."""
-    if not any(_matters(cell.config, profile) for cell in plan):
+    by_arm = {cell.arm: cell.config for cell in plan}  # seeds differ in nothing that costs
+    if not any(_matters(config, profile) for config in by_arm.values()):
         return
     console.print()
     lines: dict[tuple[str, ...], list[str]] = {}
@@ -174,12 +181,18 @@ def _print_budget(console: Console, study: Study, compared: Study, plan: Sequenc
 
 def _matters(config: TrialConfig, profile: str) -> bool:
     """Whether the T4's budget is of interest: for a profile of that card, on a GPU, and where a trial does not fit."""
-    from pipeline.preflight import device_of, predict
-
-    if profile.startswith("t4") or device_of(config) == "cuda":
+    if _on_gpu(config, profile):
         return True
+    from pipeline.preflight import predict
+
     found = predict(config)
     return found is not None and not found.fits
+
+
+def _on_gpu(config: TrialConfig, profile: str) -> bool:
+    """Whether the profile is made for the T4, or a trial would run on a GPU."""
+    device = config.runtime.device
+    return profile.startswith("t4") or device == "cuda" or (device == "auto" and gpu_visible())
 
 
 def duration(seconds: float) -> str:

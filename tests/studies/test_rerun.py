@@ -70,6 +70,9 @@ def test_a_rerun_with_nothing_to_do_imports_nothing_that_works(recorded: Path) -
     assert command("study", str(recorded), *out)[:2] == (0, [])
     assert report.stat().st_mtime_ns == made
     assert command("report", str(recorded), *out)[:2] == (0, [])
+    code, modules, said = command("plan", str(recorded), *out)
+    assert (code, modules) == (0, [])
+    assert "Nothing will run: all 2 trials are cached" in said
     assert command("falsify", str(recorded), *out)[:2] == (3, [])  # too few steps to test the claim
 
     (recorded.parent / "out" / "studies" / "idle" / "smoke" / "optuna.db").unlink()
