@@ -12,6 +12,10 @@ ONLY_WITH: dict[str, tuple[str, Callable[[TrialConfig], bool]]] = {
     "policy/dual_clipfrac": ("ppo.dual_clip", lambda config: config.ppo.dual_clip is not None),
     "policy/kl_loss": ("ppo.kl_in: loss", lambda config: config.ppo.kl_in == "loss"),
     "policy/kl_hinge": ("ppo.kl_hinge", lambda config: config.ppo.kl_hinge is not None),
+    "value/grad_norm": (
+        "ppo.critic: separate and ppo.clip_norms: apart",
+        lambda config: config.ppo.critic == "separate" and config.ppo.clip_norms == "apart",
+    ),
     "policy/update_steps": ("ppo.target_kl", lambda config: config.ppo.target_kl is not None),
 }
 """Series that only some configurations record: the key that they need, and whether a configuration has it."""
