@@ -54,7 +54,7 @@ def test_metrics_are_the_declared_ones_and_within_their_bounds(outcome: TrialOut
     frame = pd.read_parquet(outcome.artifacts["ppo"].path / "metrics.parquet")
     assert frame["step"].tolist() == list(range(33))
     assert set(frame.columns) - {"step"} <= METRICS.keys()
-    only_when_asked_for = {"policy/kl_loss", "policy/kl_hinge", "policy/dual_clipfrac", "policy/update_steps"}
+    only_when_asked_for = {"policy/kl_loss", "policy/kl_hinge", "policy/dual_clipfrac", "policy/update_steps", "value/grad_norm"}
     wanted = {key for key in METRICS if key.startswith(("objective/", "policy/", "value/"))} - only_when_asked_for
     assert wanted == set(frame.columns) - {"step"}
     for key in wanted:

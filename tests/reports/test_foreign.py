@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pandas as pd
 import pytest
 import trl_logs
 
-from pipeline.errors import UserError
+from pipeline.errors import Damaged, UserError
 from pipeline.layout import Layout, StudyFolder
 from reports import figures, foreign
 from reports.answer import answer
@@ -115,7 +116,13 @@ def test_a_study_that_was_never_imported(tmp_path: Path) -> None:
 
 
 def test_damaged_details_are_one_line(imported: tuple[StudyFolder, Study], tmp_path: Path) -> None:
-    (tmp_path / "import.json").write_text(json.dumps({"problems": [{"kind": "range"}]}))
-    with pytest.raises(UserError, match=r"import\.json: damaged file .TypeError.; import the records again"):
-        foreign.read_problems(tmp_path)
-    assert foreign.read_problems(tmp_path / "none") == []
+    shutil.copytree(imported[0].root, tmp_path / "out")
+    folder = StudyFolder(tmp_path / "out", tmp_path / "out" / imported[0].path.relative_to(imported[0].root))
+    record = next(one for one in folder.records() if (one.arm, one.seed) == ("beta_0.05", 1))
+    assert foreign.read_problems(folder, record)
+    details = folder.root / record.stages["ppo"].path / "import.json"
+    details.write_text(json.dumps({"problems": []}))
+    with pytest.raises(Damaged, match=r"import\.json"):
+        foreign.read_problems(folder, record)
+    shutil.rmtree(details.parent)
+    assert foreign.read_problems(folder, record) == []

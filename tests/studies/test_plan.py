@@ -20,6 +20,7 @@ from pipeline.errors import UserError
 from pipeline.layout import Layout
 from pipeline.metrics import METRICS
 from pipeline.reporter import Silent
+from pipeline.trial import plan_trial
 from studies import cli, executors
 from studies.design import cells
 from studies.driver import run_study
@@ -176,7 +177,8 @@ def test_a_warning_names_the_arms_that_it_is_about(write_study: Callable[..., St
 def test_series_are_recorded_as_the_warnings_say(smoke_layout: Layout) -> None:
     import pyarrow.parquet as pq
 
-    (table,) = smoke_layout.store.glob("ppo/*/metrics.parquet")
+    keys = {one.stage: one.key for one in plan_trial(smoke(), smoke_layout)}
+    table = smoke_layout.store / "ppo" / str(keys["ppo"]) / "metrics.parquet"
     series = {key for key in METRICS if not key.startswith("eval/")}
     assert {key for key in series if needs(key, smoke()) is None} == series & set(pq.read_schema(table).names)
 
