@@ -75,7 +75,10 @@ def config(home: Path, **changes: Any) -> TrialConfig:
         "reward__calibration_samples": 32,
         "ppo__steps": 8,
     }
-    return smoke(**{**base, **changes})
+    # What cannot act with these changes is refused.
+    idle = ["data__vocab_size"] * ("model__base" in changes)
+    idle += ["reward__pairs", "reward__heldout_pairs"] * (changes.get("reward__kind") == "lexicon")
+    return smoke(**{key: value for key, value in {**base, **changes}.items() if key not in idle})
 
 
 def composite(home: Path, **changes: Any) -> TrialConfig:
@@ -106,7 +109,7 @@ def test_every_part_is_calibrated_logged_and_kept_by_prompt(outcome: TrialOutcom
     samples = pd.read_parquet(reward.path / "reference_samples.parquet")
     names = ["reward/helpful", "reward/harmless"]
     for name in ("proxy", *names):
-        assert samples[name].mean() == pytest.approx(0.0, abs=1e-4)
+        assert samples[name].mean() == pytest.approx(0.0, abs=5e-4)  # of scores that differ little, in fp32
         assert samples[name].std(ddof=0) == pytest.approx(1.0, abs=1e-3)
     total = samples[names[0]] - 0.5 * samples[names[1]]
     assert samples["proxy"].to_numpy() == pytest.approx(((total - total.mean()) / total.std(ddof=0)).to_numpy(), abs=1e-3)
@@ -141,7 +144,7 @@ def test_what_a_judge_or_a_part_is_made_of_is_part_of_the_keys(home: Path, outco
     def keys(config: TrialConfig) -> list[bool]:
         return [stage.cached for stage in plan_trial(config, layout)]
 
-    assert keys(composite(home)) == [True] * 5
+    assert keys(composite(home)) == [True] * 6
     lighter = {name: part.model_dump() for name, part in composite(home).reward.parts.items()}
     lighter["harmless"]["weight"] = -0.25
     assert keys(composite(home, reward__parts=lighter))[:3] == [True, True, False]
@@ -152,7 +155,7 @@ def test_what_a_judge_or_a_part_is_made_of_is_part_of_the_keys(home: Path, outco
         assert keys(composite(home))[:3] == [True, True, False]
     finally:
         path.write_text(content)
-    assert keys(composite(home)) == [True] * 5
+    assert keys(composite(home)) == [True] * 6
 
 
 def test_a_reward_learned_from_a_file_on_a_base_of_another_architecture(home: Path, tmp_path: Path) -> None:
