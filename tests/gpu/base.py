@@ -7,24 +7,16 @@ from typing import Any
 
 import torch
 
+from pipeline.budget.shape import PUBLISHED
 from pipeline.config import DataConfig, TrialConfig, load_config
 from pipeline.data.corpus import load_corpus
 from pipeline.data.tokenizer import train_tokenizer
 
-QWEN: dict[str, Any] = {
-    "model_type": "qwen2",
-    "vocab_size": 151_936,
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "max_position_embeddings": 32_768,
+QWEN: dict[str, Any] = PUBLISHED["Qwen/Qwen1.5-0.5B"] | {
     "rope_theta": 1_000_000.0,
     "rms_norm_eps": 1e-6,
     "hidden_act": "silu",
     "initializer_range": 0.02,
-    "tie_word_embeddings": True,
 }
 """config.json of Qwen/Qwen1.5-0.5B, as far as it says something of shapes."""
 MEDIUM = {**QWEN, "vocab_size": 8192, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 8}
