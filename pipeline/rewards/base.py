@@ -54,17 +54,29 @@ class Calibrated:
     std: float
 
     def __call__(self, completions: Completions) -> Tensor:
-        return (self.raw(completions) - self.mean) / self.std
+        return standardised(self.raw(completions), self.mean, self.std)
 
 
 def calibration(scores: Tensor, key: str = "reward") -> tuple[float, float]:
-    """Mean and standard deviation of reference scores (n,). Raises `UserError` where they are not finite or do not vary."""
+    """Mean and standard deviation of reference scores (n,), summed in fp64.
+
+    Raises `UserError` where they are not finite or do not vary.
+    """
     if not bool(scores.isfinite().all()):
         raise UserError(f"{key}: {int((~scores.isfinite()).sum())} of {len(scores)} reference samples have no finite reward; use another")
-    std = float(scores.std(correction=0))
+    exact = scores.double()
+    std = float(exact.std(correction=0))
     if not std > 0:
         raise UserError(f"{key}: all {len(scores)} reference samples have the same reward, so nothing can be learned from it; use another")
-    return float(scores.mean()), std
+    return float(exact.mean()), std
+
+
+def standardised(scores: Tensor, mean: float, std: float) -> Tensor:
+    """(scores - mean) / std, in fp32 like `scores` (B,), but computed in fp64.
+
+    Scores that lie close together compared with their mean would lose most of their digits in an fp32 difference.
+    """
+    return ((scores.double() - mean) / std).float()
 
 
 def as_scores(values: Sequence[float]) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.rewards.base import Calibrated, Completions
+from pipeline.rewards.base import Calibrated, Completions, standardised
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Proxy:
     def explained(self, completions: Completions) -> tuple[Tensor, dict[str, Tensor]]:
         """The calibrated sum (B,) and, of more than one part, each calibrated part by name."""
         scores = {name: part(completions) for name, part in self.parts.items()}
-        return (self.weigh(scores) - self.mean) / self.std, scores if len(scores) > 1 else {}
+        return standardised(self.weigh(scores), self.mean, self.std), scores if len(scores) > 1 else {}
 
     @property
     def networks(self) -> list[Any]:

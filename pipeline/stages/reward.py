@@ -28,7 +28,7 @@ from pipeline.models.precision import Precision
 from pipeline.models.room import check_room
 from pipeline.models.seeding import uniforms
 from pipeline.reporter import Reporter
-from pipeline.rewards.base import Calibrated, Completions, Reward, calibration
+from pipeline.rewards.base import Calibrated, Completions, Reward, calibration, standardised
 from pipeline.rewards.composite import Proxy
 from pipeline.rewards.learned import LearnedReward, new_reward_model, train_reward_model
 from pipeline.stages.common import PromptSet, judge_of, part_folder, rollout_room, scorer_of
@@ -86,12 +86,12 @@ def _reward(cfg: TrialConfig, out: Path, reporter: Reporter, prompts: Artifact, 
     samples = bench.answers(torch.arange(cfg.reward.calibration_samples) % len(data.texts), "calibration")
     scores = {name: part(samples) for name, part in raw.items()}
     scales = {name: calibration(one, part_key(name, composite)) for name, one in scores.items()}
-    calibrated = {name: (one - scales[name][0]) / scales[name][1] for name, one in scores.items()}
+    calibrated = {name: standardised(one, *scales[name]) for name, one in scores.items()}
     specs = cfg.reward.scorers()
     proxy = Proxy({name: Calibrated(raw[name], *scales[name]) for name in raw}, {name: spec.weight for name, spec in specs.items()})
     mean, std = calibration(proxy.weigh(calibrated), "reward") if composite else (0.0, 1.0)
     proxy = replace(proxy, mean=mean, std=std)
-    total, gold = (proxy.weigh(calibrated) - mean) / std, bench.gold(samples)
+    total, gold = standardised(proxy.weigh(calibrated), mean, std), bench.gold(samples)
     summary |= _measured(total, calibrated if composite else {}, gold, scales, composite)
     tables = [_scored("calibration", samples, total, calibrated if composite else {}, gold)]
     tables += [_scored("pair", one, *proxy.explained(one), judged) for one, judged in unseen]

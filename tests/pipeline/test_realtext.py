@@ -109,8 +109,8 @@ def test_every_part_is_calibrated_logged_and_kept_by_prompt(outcome: TrialOutcom
     samples = pd.read_parquet(reward.path / "reference_samples.parquet")
     names = ["reward/helpful", "reward/harmless"]
     for name in ("proxy", *names):
-        assert samples[name].mean() == pytest.approx(0.0, abs=5e-4)  # of scores that differ little, in fp32
-        assert samples[name].std(ddof=0) == pytest.approx(1.0, abs=1e-3)
+        assert samples[name].mean() == pytest.approx(0.0, abs=1e-6)
+        assert samples[name].std(ddof=0) == pytest.approx(1.0, abs=1e-6)
     total = samples[names[0]] - 0.5 * samples[names[1]]
     assert samples["proxy"].to_numpy() == pytest.approx(((total - total.mean()) / total.std(ddof=0)).to_numpy(), abs=1e-3)
     assert reward.meta["helpful/train_pairs"] == 32
