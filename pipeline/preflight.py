@@ -87,12 +87,14 @@ def check_disk(configs: Sequence[TrialConfig], jobs: int, root: Path) -> str | N
     one, whole = needed
     free = shutil.disk_usage(root).free / GIB
     if one > free:
-        raise UserError(
-            f"a trial needs {one:.1f} GiB of disk (checkpoints and the policy), {root} has {free:.1f} GiB free; use another --out"
-        )
+        raise UserError(f"a trial needs {_gib(one)} of disk (checkpoints and the policy), {root} has {_gib(free)} free; use another --out")
     if whole > free:
-        return f"{len(configs)} trials need up to {whole:.1f} GiB of disk, {root} has {free:.1f} GiB free"
+        return f"{len(configs)} trials need up to {_gib(whole)} of disk, {root} has {_gib(free)} free"
     return None
+
+
+def _gib(size: float) -> str:
+    return f"{size:.1f} GiB" if size >= 1 else f"{size:.2g} GiB"
 
 
 def excess(found: Estimate) -> str:

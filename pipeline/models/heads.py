@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 
-class LmHead(nn.Linear):
-    """A language-modelling head: (..., H) to logits (..., V). Under autocast its operands are rounded, and its output is not."""
+class Fp32Head(nn.Linear):
+    """A head of a language model or of a classifier: (..., H) to logits (..., V). Autocast rounds its operands, not its output."""
 
     _copy: tuple[tuple[Any, ...], Tensor] | None = None
 
@@ -70,11 +70,22 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def fp32_logits(model: Any) -> Any:
-    """Have the language-modelling head of `model` be an `LmHead`, in place: weights, ties and names stay. Returns the model."""
-    head = model.get_output_embeddings()
-    if type(head) is nn.Linear:
-        head.__class__ = LmHead
+    """Have the language-modelling head of `model` be an `Fp32Head`, in place: weights, ties and names stay. Returns the model."""
+    _widen(model.get_output_embeddings())
     return model
+
+
+def fp32_classes(model: Any) -> Any:
+    """The same for the head of a classifier: its linear map to as many numbers as there are labels."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and module.out_features == model.config.num_labels:
+            _widen(module)
+    return model
+
+
+def _widen(head: Any) -> None:
+    if type(head) is nn.Linear:
+        head.__class__ = Fp32Head
 
 
 def scalar(head: nn.Linear, states: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from pipeline.budget.room import Room
 from pipeline.errors import UserError
 from pipeline.hub import in_words
+from pipeline.models.heads import fp32_classes
 from pipeline.models.loading import freeze
 from pipeline.models.precision import Precision
 from pipeline.rewards.base import Completions
@@ -87,7 +88,7 @@ def load_classifier(
         raise UserError(f"{key} = '{name}' is no sequence classifier: its files lack {', '.join(absent[:3])}")
     index = label_index(model.config.id2label, label, key.rpartition(".")[0] + ".label")
     _prepare(model, tokenizer)
-    return ClassifierReward(freeze(model).to(device), tokenizer, index, output, room)
+    return ClassifierReward(fp32_classes(freeze(model)).to(device), tokenizer, index, output, room)
 
 
 def _prepare(model: Any, tokenizer: Any) -> None:

@@ -80,6 +80,14 @@ def test_every_architecture_scores_a_text_as_it_would_alone(tmp_path: Path, kind
     assert torch.allclose(load(folder, output="logit")(completions(TEXTS)), logits[:, 1], atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "qwen2", "gpt2"])
+def test_half_precision_does_not_round_a_score(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ABLATE_PRECISION", "bf16")
+    scores = load(save(network(kind), tmp_path), output="logit")(completions(TEXTS))
+    assert scores.dtype == torch.float32
+    assert not torch.equal(scores, scores.bfloat16().float())
+
+
 @pytest.mark.parametrize("kind", ["bert", "roberta", "qwen2"])
 def test_of_a_text_that_is_too_long_the_end_is_kept(tmp_path: Path, kind: str) -> None:
     reward = load(save(network(kind), tmp_path))

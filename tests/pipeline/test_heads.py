@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pipeline.budget.room import Room
 from pipeline.models.generation import sample
-from pipeline.models.heads import LmHead, fp32_logits, scalar
+from pipeline.models.heads import Fp32Head, fp32_logits, scalar
 from pipeline.models.loading import prepared
 from pipeline.models.policy import ActorCritic, gather, log_probs, response_hidden
 from pipeline.models.precision import GradientSteps, Precision
@@ -86,7 +86,7 @@ def test_sound_rollouts_of_such_a_network_are_accepted() -> None:
 @pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
 def test_sampling_measuring_training_and_fine_tuning_ask_the_same_head(precision: str) -> None:
     model = prepared(network("qwen2"))
-    assert isinstance(model.get_output_embeddings(), LmHead)
+    assert isinstance(model.get_output_embeddings(), Fp32Head)
     with Precision(CPU, precision).autocast():
         hidden = response_hidden(model, UNEVEN)
         wanted = gather(log_probs(model, hidden, 1.0), UNEVEN.labels)
