@@ -16,7 +16,7 @@ WORKERS := $(if $(JOBS),--jobs $(JOBS)) $(if $(EXECUTOR),--executor $(EXECUTOR))
 # The machine's own Python, when it is named; else .venv, where there is one. Nothing is installed.
 CARD_PYTHON := $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))
 
-.PHONY: help setup study run ui report compare falsify plan new-study sync test lint format bench gpu clean
+.PHONY: help setup study run ui report compare falsify plan new-study sync test test-slow lint format bench gpu clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -62,9 +62,12 @@ ui: $(VENV)/.stamp  ## browse the runs in MLflow on 127.0.0.1
 sync: $(VENV)/.stamp  ## send to MLflow what it missed
 	@$(ABLATE) sync $(OPTIONS)
 
-test: $(VENV)/.stamp-dev  ## lint, types, layers and all tests
+test: $(VENV)/.stamp-dev  ## lint, types, layers and the tests, but for those marked slow
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/pytest -n $(or $(JOBS),2) --dist worksteal
+	$(BIN)/pytest -n $(or $(JOBS),2) --dist worksteal -m "not slow"
+
+test-slow: $(VENV)/.stamp-dev  ## the tests marked slow: whole trials that are killed, searched, measured, or run by two processes
+	$(BIN)/pytest -n $(or $(JOBS),2) --dist worksteal -m slow
 
 lint: $(VENV)/.stamp-dev  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

@@ -56,6 +56,7 @@ def test_never_reached(): pass
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("crash", "limit", "said"), [("os._exit(9)", 120, "exit code 9"), ("time.sleep(600)", 12, "not finished after 12 s")]
 )

@@ -103,7 +103,10 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("architecture", "knobs"), [("qwen2", way) for way in WAYS.values()] + [("gpt2", way) for way in WAYS.values()] + [("llama", {})]
+    ("architecture", "knobs"),
+    [("qwen2", way) for way in WAYS.values()]
+    + [pytest.param("gpt2", way, marks=pytest.mark.slow) for way in WAYS.values()]
+    + [pytest.param("llama", {}, marks=pytest.mark.slow)],
 )
 def test_work_agrees_with_torchs_counter_in_every_phase(tmp_path: Path, architecture: str, knobs: dict[str, Any]) -> None:
     ledger = spend(tmp_path, architecture, **knobs)

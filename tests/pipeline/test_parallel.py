@@ -54,6 +54,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_mistakes_of_the_user_come_back_as_such(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^ppo.batch_size: too small$"):
@@ -61,6 +62,7 @@ def test_mistakes_of_the_user_come_back_as_such(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_when_one_process_breaks_all_end(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"process 1 of 2 ended with 1:(.|\n)*the second one broke"):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,18 +14,32 @@ from helpers import Recorder
 from tinytrial import CONTROLS, Killed, Killer, run, trainer
 
 from pipeline.ppo import checkpoint
+from pipeline.ppo.trainer import Outcome
 
 
-@pytest.mark.parametrize("after", [1, 2, 3, 5])
+@pytest.fixture(scope="module")
+def wholes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Outcome, dict[str, torch.Tensor]]]:
+    """Folder, outcome and final weights of a trial that was left alone; made once for each controller."""
+
+    @cache
+    def whole(control: str) -> tuple[Path, Outcome, dict[str, torch.Tensor]]:
+        folder = tmp_path_factory.mktemp("whole")
+        outcome, _, state = run(folder, **CONTROLS[control])
+        return folder, outcome, state
+
+    return whole
+
+
+@pytest.mark.parametrize("after", [pytest.param(1, marks=pytest.mark.slow), 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 5))])
 @pytest.mark.parametrize("control", CONTROLS)
-def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path, control: str, after: int) -> None:
+def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path, control: str, after: int, wholes: Any) -> None:
     knobs = CONTROLS[control]
-    whole, _, state = run(tmp_path / "whole", **knobs)
+    folder, whole, state = wholes(control)
     victim = trainer(tmp_path / "cut", reporter=Killer(after), **knobs)
     with pytest.raises(Killed):
         victim.run()
     again, _, resumed = run(tmp_path / "cut", **knobs)
-    assert (tmp_path / "cut" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+    assert (tmp_path / "cut" / "metrics.jsonl").read_bytes() == (folder / "metrics.jsonl").read_bytes()
     assert all(torch.equal(state[name], resumed[name]) for name in state)
     assert again == whole
 

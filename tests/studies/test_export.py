@@ -60,6 +60,7 @@ def recorded(layout: Layout, study: str = "demo", profile: str = "smoke", **chan
     return record
 
 
+@pytest.mark.slow
 def test_a_clean_process_loads_it_without_this_package(smoke_layout: Layout, tmp_path: Path) -> None:
     record = recorded(smoke_layout)
     target = export("demo/base/0", tmp_path / "policy", smoke_layout)

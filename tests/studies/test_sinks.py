@@ -127,6 +127,7 @@ def test_another_profile_is_another_experiment(write_study: Callable[..., Study]
     assert sinks_of(study, layout).experiment == "small"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["garbled", "gone"])
 def test_a_store_that_is_lost_is_told_everything_again(write_study: Callable[..., Study], layout: Layout, harm: str) -> None:
     """All trials, and not only the one that is told before the new database is there."""
