@@ -87,8 +87,9 @@ def tilted(weighing: Array, shown: Array | None = None, groups: NDArray[np.intp]
         effective = 1.0 / float((weights**2).sum())
         if effective < LEAST_EFFECTIVE:
             break
-        mean = float(weights @ values)
-        kl = float(weights @ tilt) - float(np.log(total / n))
+        # Not `weights @ values`: BLAS sums in another order with another number of threads, and reports are equal to the byte.
+        mean = float((weights * values).sum())
+        kl = float((weights * tilt).sum()) - float(np.log(total / n))
         error = error_of(weights - 1 / n) / b if shown is None else error_of(weights * (values - mean))
         rows.append((float(b), max(0.0, kl), mean, error, effective))
     strength, kls, means, errors, effectives = (np.array(column) for column in zip(*rows, strict=True))
@@ -126,7 +127,7 @@ def best_of(n: int, scores: Array | None = None) -> tuple[float, float]:
     if scores is None:
         return kl, n / (n + 1)
     rank = np.arange(len(scores) + 1) / len(scores)
-    return kl, float(np.diff(rank**n) @ np.sort(scores))
+    return kl, float((np.diff(rank**n) * np.sort(scores)).sum())
 
 
 def reference_scores(records: StudyRecords) -> ReferenceScores | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -106,3 +109,24 @@ def test_scores_are_read_from_the_store_once_each(records: StudyRecords, demo: B
     assert len(set(found.gold_prompts)) == 2000  # two answers to each prompt, and one more to the first 300
     assert len(set(found.proxy_prompts)) == 300 + 500
     assert np.corrcoef(found.proxy, found.proxy_gold)[0, 1] == pytest.approx(0.8, abs=0.05)
+
+
+SUMMED = """
+import numpy as np
+from reports.bound import best_of, tilted
+rng = np.random.default_rng(0)
+weighing, shown = rng.normal(size=(2, 20_000))
+print([one.tobytes().hex() for one in vars(tilted(weighing, shown)).values()], best_of(4, weighing))
+"""
+
+
+def test_a_bound_has_the_same_bytes_however_many_threads_sum_it() -> None:
+    """A study draws its report with other numbers of threads than the command `report` does; sums of 20,000 terms would tell."""
+    places = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", SUMMED], env=os.environ | places | {"OPENBLAS_NUM_THREADS": threads}, capture_output=True, check=True
+        ).stdout
+        for threads in ("1", "2")
+    ]
+    assert said[0] == said[1] != b""
