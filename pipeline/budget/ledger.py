@@ -110,14 +110,15 @@ class Ledger:
             "t4_s": self.t4_seconds(),
         }
 
-    def mark(self) -> None:
-        """Take down the high-water mark of memory."""
-        self.peak_gib = max(self.peak_gib, peak_gib(self._on_card))
+    def mark(self) -> float:
+        """Take down the high-water mark of memory, and return that of this process: a resumed trial may need less than it did before."""
+        peak = peak_gib(self._on_card)
+        self.peak_gib = max(self.peak_gib, peak)
+        return peak
 
     def exceeded(self, caps: CapsConfig) -> Reached | None:
         """The cap that has been reached, or None."""
-        self.mark()
-        hours, memory = self.wall_s / 3600, self.peak_gib
+        memory, hours = self.mark(), self.wall_s / 3600
         if hours >= caps.wall_clock_h:
             return Reached("wall_clock_h", hours, f"wall clock {hours:.2f} h reached caps.wall_clock_h = {caps.wall_clock_h:g}")
         if (tokens := self.generated_tokens) >= caps.generated_tokens:

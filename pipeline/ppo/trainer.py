@@ -70,7 +70,7 @@ class Outcome:
     episodes: int
     tokens: int
     cap: dict[str, Any] | None
-    """Of a trial that a cap has ended: which one, and how much was spent of it."""
+    """Of a trial that a cap has ended: which one, how much was spent of it, and the step of the newest checkpoint."""
     samples: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -133,7 +133,7 @@ class Trainer:
         finally:
             self.log.close()
         episodes = self.update * self.cfg.batch_size
-        cap = None if self.cap is None else {"key": self.cap.key, "spent": self.cap.spent}
+        cap = None if self.cap is None else {"key": self.cap.key, "spent": self.cap.spent, "step": self.saved.taken}
         return Outcome(status, reason, self.taken, self.update, episodes, self.ledger.generated_tokens, cap, self.samples)
 
     def _train(self) -> tuple[str, str | None]:
@@ -154,8 +154,7 @@ class Trainer:
             self.ledger.mark()
             return "diverged", f"{error} in the update after step {self.taken}; the policy kept is that of step {kept}"
         except MemoryFull as error:
-            if self.ranks.count > 1 and not isinstance(error, MemoryFullSomewhere):
-                raise  # the other processes wait for this one, and are ended by whoever started them
+            self._check_shared(error)
             self.taken = max(self.taken, self.reached)
             self.ledger.mark()
             self.cap = Reached("memory_gib", self.caps.memory_gib, str(error))
@@ -339,10 +338,17 @@ class Trainer:
         try:
             while self.update < self.healthy.update:
                 self._learn(self._rollout(), lambda step, values: None)
-        except Diverged:  # on a card, sums need not be rounded alike twice; the checkpoint's own weights are healthy ones
+        except (Diverged, MemoryFull) as error:
+            # On a card, sums need not be rounded alike twice, nor is as much memory free; the checkpoint's own weights are healthy ones.
+            self._check_shared(error)
             self._load_learner(state)
         kept, self.update, self.taken = self.taken, ended.update, ended.taken
         return kept
+
+    def _check_shared(self, error: Exception) -> None:
+        """Raise a lack of memory that this process alone has seen: the others wait for it, and are ended by whoever started them."""
+        if self.ranks.count > 1 and isinstance(error, MemoryFull) and not isinstance(error, MemoryFullSomewhere):
+            raise error
 
     def _trained(self) -> Iterator[tuple[str, Tensor]]:
         """What training moves; all else is as the trial found it, and in no checkpoint."""

@@ -36,7 +36,7 @@ from pipeline.rewards.base import Completions
 from pipeline.rewards.learned import RewardModel
 from pipeline.stages.common import PromptSet, judge_of, reward_of, rollout_room
 from pipeline.stages.launch import launch
-from pipeline.stages.pausing import KEPT
+from pipeline.stages.pausing import KEPT, ended
 from pipeline.tracking import MetricsLog, to_parquet
 
 
@@ -112,7 +112,8 @@ def _write(cfg: TrialConfig, out: Path, outcome: Outcome, actor: ActorCritic, sf
     to_parquet(out / "metrics.jsonl", out / "metrics.parquet")
     columns = ["step", "prompt", "completion", "proxy", "gold"]
     pd.DataFrame(outcome.samples, columns=columns).to_parquet(out / "samples.parquet", index=False)
-    write_json(out / "status.json", {key: value for key, value in vars(outcome).items() if key != "samples"})
+    status = {key: value for key, value in vars(outcome).items() if key != "samples"}
+    write_json(out / "status.json", status if outcome.cap is None else {**status, "cap": ended(cfg, outcome.cap)})
 
 
 def new_actor(cfg: PpoConfig, sft: Artifact, reward: Artifact, device: torch.device) -> ActorCritic:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from helpers import Recorder, smoke
 from tinytrial import CONTROLS, run, trainer
 
 from pipeline.artifacts import Artifact, Store
+from pipeline.budget import ledger
 from pipeline.config import CapsConfig, load_config
 from pipeline.dag import StagePlan
 from pipeline.errors import UserError
 from pipeline.layout import Layout
-from pipeline.stages.pausing import raised_cap
+from pipeline.stages.pausing import ended, raised_cap
 from pipeline.trial import TrialOutcome, plan_trial, run_trial
 
 
@@ -25,7 +27,7 @@ def test_a_trial_that_a_cap_ended_goes_on_as_if_the_cap_had_been_larger_from_the
     whole, _, state = run(tmp_path / "whole", **CONTROLS[control])
     capped, _, _ = run(tmp_path / "cut", caps={"generated_tokens": 100}, **CONTROLS[control])
     assert (capped.status, 0 < capped.steps < whole.steps) == ("budget", True)
-    assert capped.cap == {"key": "generated_tokens", "spent": capped.tokens}
+    assert capped.cap == {"key": "generated_tokens", "spent": capped.tokens, "step": capped.steps}
     for older in sorted((tmp_path / "cut" / "checkpoints").glob("*.pt"))[:-1]:
         older.unlink()  # the newest is enough
     again, _, resumed = run(tmp_path / "cut", **CONTROLS[control])
@@ -44,11 +46,44 @@ def test_a_cap_does_not_hide_that_the_last_step_broke_the_policy(tmp_path: Path)
 
 
 def test_a_trial_without_memory_for_a_single_row_goes_on_with_more_memory() -> None:
-    meta = {"cap": {"key": "memory_gib", "spent": 14.6}, "steps": 12}
-    artifact = Artifact("ppo", "key", Path(), "digest", meta)
+    cap = ended(smoke(), {"key": "memory_gib", "spent": 14.6, "step": 12})
+    artifact = Artifact("ppo", "key", Path(), "digest", {"cap": cap, "steps": 13})
     assert raised_cap(load_config("smoke"), artifact) is None
     assert raised_cap(smoke(caps__memory_gib=20.0), artifact) == "caps.memory_gib is 20 now: continues from step 12"
+    assert raised_cap(smoke(runtime__threads=2, runtime__hang_minutes=5), artifact) is None
+    said = raised_cap(smoke(runtime__gradient_checkpointing=True, runtime__micro_batch_size=4), artifact)
+    assert said == (
+        "runtime.micro_batch_size is 4 now, and was 8, runtime.gradient_checkpointing is True now, and was False: continues from step 12"
+    )
     assert raised_cap(smoke(caps__memory_gib=20.0), Artifact("ppo", "key", Path(), "digest", {"cap": None, "steps": 12})) is None
+
+
+def test_a_trial_that_memory_ended_goes_on_in_a_process_that_takes_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its high-water mark stays on record, and does not end it again."""
+    whole, _, state = run(tmp_path / "whole")
+    peak = [1.0]
+    monkeypatch.setattr(ledger, "peak_gib", lambda on_card: peak[0])
+    one = trainer(tmp_path / "cut", Watched(lambda steps: peak.__setitem__(0, 20.0 if steps == 3 else 1.0)))
+    capped = one.run()
+    assert capped.cap == {"key": "memory_gib", "spent": 20.0, "step": capped.steps}
+    assert 0 < capped.steps < whole.steps
+    peak[0] = 2.0
+    other = trainer(tmp_path / "cut")
+    assert other.run() == whole
+    assert other.ledger.peak_gib == 20.0
+    assert all(torch.equal(state[name], tensor) for name, tensor in other.actor.state_dict().items())
+
+
+class Watched(Recorder):
+    """Calls back after each update with the number of updates so far."""
+
+    def __init__(self, back: Callable[[int], None]) -> None:
+        super().__init__()
+        self.back = back
+
+    def metrics(self, step: int, values: Any) -> None:
+        super().metrics(step, values)
+        self.back(len(self.steps))
 
 
 def test_caps_are_no_part_of_what_a_trial_is() -> None:

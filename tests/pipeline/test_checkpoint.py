@@ -82,6 +82,26 @@ def test_the_weights_kept_after_a_divergence_are_those_of_the_last_healthy_rollo
     assert max(rows) == outcome.steps
 
 
+def test_weights_that_cannot_be_trained_again_for_lack_of_memory_are_those_of_the_checkpoint(tmp_path: Path) -> None:
+    one = trainer(tmp_path, runtime={"checkpoint_share": 1e-9}, **COLLAPSING)
+    start = {name: tensor.clone() for name, tensor in one.actor.state_dict().items()}
+    rewind = one._rewind
+
+    def short_of_memory() -> int:
+        one.world.room.rows = 1
+        one._rollout = lambda: one.world.room.fit(full)  # type: ignore[method-assign]
+        return rewind()
+
+    def full(rows: int) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    one._rewind = short_of_memory  # type: ignore[method-assign]
+    outcome = one.run()
+    assert outcome.status == "diverged"
+    assert str(outcome.reason).endswith("the policy kept is that of step 0")
+    assert all(torch.equal(start[name], tensor) for name, tensor in one.actor.state_dict().items())
+
+
 def test_a_trial_killed_after_its_checkpoint_diverges_to_the_same_weights(tmp_path: Path) -> None:
     knobs = {**COLLAPSING, "runtime": {"checkpoint_updates": 1}}
     whole, _, state = run(tmp_path / "whole", **knobs)
