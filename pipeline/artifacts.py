@@ -224,7 +224,7 @@ def artifact_of(folder: StudyFolder, where: str, digest: str | None = None) -> t
         path = inside(folder.root, where)
         manifest = read_manifest(path)
         if digest is not None and manifest.digest != digest:
-            raise Damaged(path / MANIFEST, "it is of another artifact than the record names")
+            raise Damaged(path / MANIFEST, "it describes another artifact than the one in the trial's record")
         return path, manifest
 
 
@@ -241,7 +241,7 @@ def checked(path: Path, name: str, manifest: Manifest) -> Path:
     if file_digest(file) != manifest.files[name]:
         with suppress(OSError):
             os.utime(file)
-        raise Damaged(file, "its content is not that of the manifest")
+        raise Damaged(file, "its content has changed since it was written (checksum differs)")
     return file
 
 

@@ -14,8 +14,8 @@ from pipeline.yaml_files import Where
 M = TypeVar("M", bound=BaseModel)
 
 PLAIN = {
-    "tuple_type": "must be a list, written [a, b]",
-    "list_type": "must be a list, written [a, b]",
+    "tuple_type": "must be a list, such as [1, 2]",
+    "list_type": "must be a list, such as [1, 2]",
     "dict_type": "must be a mapping of keys to values, for example {ppo.kl_coef: 0.1}",
     "model_type": "must be a mapping of keys to values",
     "model_attributes_type": "must be a mapping of keys to values",

@@ -41,7 +41,8 @@ WORDS: dict[str, tuple[str, ...]] = {
 }
 """Words by which papers and other libraries know a knob, lower case, and the keys that may be meant."""
 
-SYMBOLS = "beta = ppo.kl_coef, lambda = ppo.gae_lambda, epsilon = ppo.cliprange, c1 = ppo.vf_coef"
+HALF = "of half the squared error: give twice a recipe's c1"
+SYMBOLS = f"beta = ppo.kl_coef, lambda = ppo.gae_lambda, epsilon = ppo.cliprange, c1 = ppo.vf_coef ({HALF})"
 """The four that every paper on PPO uses, for help texts and templates."""
 
 
@@ -69,7 +70,8 @@ def meant_key(key: str, known: Sequence[str]) -> str:
     if same := meant(name, of_section) if section else meant(name, known):
         return f"; did you mean {either(same)}?"
     if words := [one for one in WORDS.get(name.lower(), ()) if one in known]:
-        return f"; {name} is the key {either([one for one in words if one in of_section] or words)}"
+        remark = f" ({HALF})" if name.lower() == "c1" else ""
+        return f"; {name} is the key {either([one for one in words if one in of_section] or words)}{remark}"
     if same := meant(name, known):
         return f"; did you mean {either(same)}?"
     return nearest(key, known) if section else _nearest_name(name, known)

@@ -144,8 +144,8 @@ class StudyFolder:
         """What makes a damaged file of this study anew, in words."""
         name, profile = self.path.parent.name, self.path.name
         if profile == "imported":
-            return f"import the logs of '{name}' again (ablate import): that sets it aside and writes it again"
-        return f"run study '{name}' on profile {profile} again: that sets it aside and builds it again"
+            return f"import the logs of '{name}' again (ablate import) to rebuild it"
+        return f"run study '{name}' on profile {profile} again to rebuild it"
 
     def records(self) -> list[TrialRecord]:
         """All records, ordered by arm and seed. Raises `Damaged` for one that is not what was written."""
@@ -155,7 +155,7 @@ class StudyFolder:
     def record(self, arm: str, seed: int) -> TrialRecord | None:
         """The record of one cell, None if it has not ended. Raises `Damaged`."""
         path = self.trial_file(arm, seed)
-        return self.read(path) if path.exists() else None
+        return self.read(path) if os.path.lexists(path) else None  # a link to nothing is damaged
 
     def trial_files(self) -> list[Path]:
         """Files of all records."""
@@ -218,7 +218,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
     content = read_json(path)
     digest = content.pop(SEAL, None)
     if digest is not None and digest != _seal(content):
-        raise Damaged(path, "its content is not that of its digest")
+        raise Damaged(path, "its content has changed since it was written (checksum differs)")
     return content
 
 
@@ -235,7 +235,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise Damaged(path, f"byte {error.start} is not UTF-8") from None
     except (ValueError, RecursionError) as error:
-        raise Damaged(path, f"it is not JSON ({error})") from None
+        raise Damaged(path, f"it is not valid JSON{f' (line {error.lineno})' if isinstance(error, json.JSONDecodeError) else ''}") from None
     if not isinstance(content, dict):
         raise Damaged(path, "it holds no mapping")
     return content

@@ -15,7 +15,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,12 @@ from filelock import FileLock
 from pydantic import BaseModel, ConfigDict
 
 from pipeline.config import canonical_json
-from pipeline.layout import Layout, write_json
+from pipeline.errors import Damaged
+from pipeline.layout import Layout, read_sealed, sealed, write_atomic
 
+SQLITE = "sqlite:///"
+IDENTITY = "identity"
+"""Tag of what a run is about."""
 MAX_METRICS = 1000
 MAX_PARAMS = 100
 MAX_VALUE = 6000
@@ -105,6 +108,7 @@ class SinkState(BaseModel):
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True)
     uri: str
+    """The store, as `store_mark` names it."""
     identity: str
     experiment: str
     run_id: str | None = None
@@ -194,15 +198,19 @@ class MlflowSink:
             self._guarded(lambda: self._terminate(status))
 
     def _load(self, identity: str) -> SinkState:
-        fresh = SinkState(uri=_public(self._uri), identity=identity, experiment=self._experiment)
-        with suppress(OSError, ValueError):
-            state = SinkState.model_validate_json(self._state_file.read_text("utf-8"))
-            if (state.uri, state.identity, state.experiment) == (fresh.uri, fresh.identity, fresh.experiment) and not _lost(self._uri):
-                return state
-        return fresh
+        fresh = self._fresh(identity)
+        try:
+            state = SinkState.model_validate(read_sealed(self._state_file))
+        except (Damaged, ValueError):  # none, one that `studies.repair` has yet to set aside, or that of another version
+            return fresh
+        same = (state.uri, state.identity, state.experiment) == (fresh.uri, fresh.identity, fresh.experiment)
+        return state if same and not _lost(self._uri) else fresh
+
+    def _fresh(self, identity: str) -> SinkState:
+        return SinkState(uri=store_mark(self._uri, self._state_file), identity=identity, experiment=self._experiment)
 
     def _save(self) -> None:
-        write_json(self._state_file, self.state.model_dump())
+        write_atomic(self._state_file, sealed(self.state.model_dump()))
 
     def _guarded(self, action: Callable[[], None]) -> bool:
         with self._lock:
@@ -233,17 +241,29 @@ class MlflowSink:
             return
         client = _client(self._uri)
         if self.state.run_id and not _exists(client, self.state.run_id):
-            self.state = SinkState(uri=_public(self._uri), identity=self.state.identity, experiment=self._experiment)
+            self.state = self._fresh(self.state.identity)
         if self.state.run_id is None:
             parent = {"mlflow.parentRunId": self.parent_run_id} if self.parent_run_id else {}
-            tags = {"mlflow.source.name": "ablate", **self._tags, **parent}
-            self.state.run_id = client.create_run(self._experiment_id(client), run_name=self._run_name, tags=tags).info.run_id
+            tags = {"mlflow.source.name": "ablate", IDENTITY: self.state.identity, **self._tags, **parent}
+            experiment = self._experiment_id(client)
+            self._delete_forgotten(client, experiment)
+            self.state.run_id = client.create_run(experiment, run_name=self._run_name, tags=tags).info.run_id
             self._save()
         else:
             client.update_run(self.state.run_id, status="RUNNING")
         if not self.state.described:
             self._describe(client)
         self._client = client
+
+    def _delete_forgotten(self, client: Any, experiment: str) -> None:
+        """Delete the run of which a lost state file knew: beside the new one, every mean over seeds would count the seed twice.
+
+        Only in a store of our own. On a server the same run may be that of another output root.
+        """
+        if self._uri.startswith(SQLITE):
+            query = f"attributes.run_name = '{self._run_name}' AND tags.{IDENTITY} = '{self.state.identity}'"
+            for run in client.search_runs([experiment], query):
+                client.delete_run(run.info.run_id)
 
     def _experiment_id(self, client: Any) -> str:
         with MlflowSink._experiments:
@@ -359,8 +379,13 @@ def _ending(status: str, summary: Mapping[str, float], tags: Mapping[str, str]) 
     return hashlib.sha256(canonical_json(content).encode()).hexdigest()[:16]
 
 
-def _public(uri: str) -> str:
-    """An address without the user's name and password in it."""
+def store_mark(uri: str, state_file: Path) -> str:
+    """How a state file names its store: a database by its place relative to the file, which outlives a move or a copy of both.
+
+    A server by its address, without the user's name and password in it.
+    """
+    if uri.startswith(SQLITE):
+        return Path(os.path.relpath(uri.removeprefix(SQLITE), state_file.parent)).as_posix()
     scheme, separator, rest = uri.partition("://")
     host, slash, path = rest.partition("/")
     return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"
@@ -368,7 +393,7 @@ def _public(uri: str) -> str:
 
 def _lost(uri: str) -> bool:
     """A local store that was deleted: everything has to be told again."""
-    return uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists()
+    return uri.startswith(SQLITE) and not Path(uri.removeprefix(SQLITE)).exists()
 
 
 def _exists(client: Any, run_id: str) -> bool:

@@ -7,7 +7,7 @@ allowed. Unknown keys come first: a misspelt knob explains many a fault behind i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,12 @@ def check_names(content: Mapping[str, Any]) -> list[Fault]:
     for index, claim in enumerate(claims if isinstance(claims, list) else []):
         name = _mapping(claim).get("metric")
         found += _metric(name, ("falsifiers", index, "metric"), False) if isinstance(name, str) else []
+    arms = list(map(str, _mapping(content.get("arms"))))
+    if arms:
+        found += _baseline(str(content["baseline"]), arms) if "baseline" in content else []
+        for index, claim in enumerate(claims if isinstance(claims, list) else []):
+            patterns = _mapping(claim).get("arms")
+            found += _patterns(index, [one for one in patterns if isinstance(one, str)] if isinstance(patterns, list) else [], arms)
     return found
 
 
@@ -103,9 +109,9 @@ def built(
             found.setdefault((where, fault.text), []).append(arm)
     faults = [*_of_all_arms(study, profile, below, found), *_idle_everywhere(study, profile, below, configs)]
     for (where, text), arms in found.items():
-        more = f" (and in {len(arms) - 1} more arms)" if len(arms) > 1 else ""
+        more = f" (and in {len(arms) - 1} more arm{'s' * (len(arms) > 2)})" if len(arms) > 1 else ""
         if study.kind == "grid" and IDLE in text:
-            more += "; a grid has every combination, so list those that are meant under arms instead"
+            more += "; a grid runs every combination: list the ones you want under arms instead"
         faults.append(Fault(where, f"{study.kind}.{arms[0]}{' with --set' if below else ''}: {text}{more}"))
     return configs, faults
 
@@ -184,9 +190,8 @@ def _names(study: Study) -> Iterator[Fault]:
     arms = list(study.arm_overrides())
     if study.kind in ("factors", "search") and study.baseline != BASELINE:
         yield Fault(("baseline",), f"baseline '{study.baseline}': with {study.kind} it is the profile itself; leave the key out")
-    elif study.baseline not in arms:
-        given = nearest(study.baseline, arms) if "baseline" in study.model_fields_set else "; say which one is, with `baseline: NAME`"
-        yield Fault(("baseline",), f"baseline '{study.baseline}' is not an arm{given}; arms: {', '.join(arms)}")
+    else:
+        yield from _baseline(study.baseline, arms, "baseline" in study.model_fields_set)
     folded: dict[str, str] = {}
     for arm in arms:
         try:
@@ -263,6 +268,20 @@ def _metric(name: str, where: Where, evaluated: bool | None) -> Iterator[Fault]:
         yield Fault(where, f"{key}: '{name}' is measured once, after training; name a series that has steps")
 
 
+def _baseline(name: str, arms: Sequence[str], given: bool = True) -> Iterator[Fault]:
+    if name not in arms:
+        hint = nearest(name, arms) if given else "; say which one is, with `baseline: NAME`"
+        yield Fault(("baseline",), f"baseline '{name}' is not an arm{hint}; arms: {', '.join(arms)}")
+
+
+def _patterns(index: int, patterns: Iterable[str], arms: Sequence[str]) -> Iterator[Fault]:
+    """Of a falsifier: names and patterns of arms that are there."""
+    for pattern in patterns:
+        if not any(fnmatchcase(arm, pattern) for arm in arms):
+            hint = f"no arm is named '{pattern}'{nearest(pattern, arms)}; arms: {', '.join(arms)}"
+            yield Fault(("falsifiers", index, "arms"), f"falsifiers.{index}.arms: {hint}")
+
+
 def _claims(study: Study) -> Iterator[Fault]:
     """Falsifiers and figures."""
     arms = arm_names(study)
@@ -272,10 +291,7 @@ def _claims(study: Study) -> Iterator[Fault]:
         if falsifier.name in names[:index]:
             yield Fault(("falsifiers", index, "name"), f"{where}.name: '{falsifier.name}' is the name of two falsifiers")
         yield from _metric(falsifier.metric, ("falsifiers", index, "metric"), False)
-        for pattern in falsifier.arms:
-            if not any(fnmatchcase(arm, pattern) for arm in arms):
-                hint = f"no arm is named '{pattern}'{nearest(pattern, arms)}; arms: {', '.join(arms)}"
-                yield Fault(("falsifiers", index, "arms"), f"{where}.arms: {hint}")
+        yield from _patterns(index, falsifier.arms, arms)
     for index, name in enumerate(study.figures or ()):
         if name not in FIGURES:
             hint = nearest(name, FIGURES)

@@ -93,7 +93,7 @@ class Display:
         """Count trials that need not run."""
         self._ended += n
         if n:
-            self.line(f"{n} of {of} {what} are recorded already", "dim")
+            self.line(f"already recorded: {n} of {of} {what}", "dim")
 
     def handle(self, event: Event) -> None:
         """Show an event."""

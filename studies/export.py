@@ -81,10 +81,12 @@ def find_run(run: str, layout: Layout, profile: str | None = None) -> TrialRecor
 
 def _folder(layout: Layout, study: str, profile: str | None) -> StudyFolder:
     root = layout.root / "studies"
-    run_on = sorted(path.parent.name for path in (root / safe(study)).glob("*/study.json"))
+    run_on = sorted(path.parent.name for path in (root / safe(study)).glob("*/trials"))
     if not run_on:
-        known = sorted({path.parent.parent.name for path in root.glob("*/*/study.json")})
-        raise UserError(f"study '{study}' has not been run in {layout.root}{nearest(study, known)}; run: {', '.join(known) or 'none'}")
+        known = sorted({path.parent.parent.name for path in root.glob("*/*/trials")})
+        raise UserError(
+            f"study '{study}' has not been run in {layout.root}{nearest(study, known)}; studies there: {', '.join(known) or 'none'}"
+        )
     if profile is None and len(run_on) > 1:
         raise UserError(f"study '{study}' has been run on {', '.join(run_on)}; choose one with --profile")
     if profile is not None and profile not in run_on:

@@ -67,6 +67,9 @@ def evaluate(
     closest = _closest(falsifier, records)
     if steps_taken < falsifier.before_step:
         return verdict("NOT TESTED", closest, f"the run took {steps_taken} of {falsifier.before_step} gradient steps")
+    if len(records) < falsifier.consecutive:
+        few = f"{len(records)} records before step {falsifier.before_step}, fewer than the {falsifier.consecutive} in a row"
+        return verdict("NOT TESTED", None, f"{few} that would refute the claim")
     if closest is not None and math.isnan(closest):
         return verdict("NOT TESTED", None, f"the mean of {falsifier.metric} is not a number")
     if falsifier.aggregation == "mean" and closest is not None and OPERATORS[falsifier.op](closest, falsifier.threshold):

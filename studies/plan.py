@@ -39,7 +39,8 @@ def print_plan(
     """
     chosen = profile or study.profile
     folder = layout.study(study.name, chosen)
-    folder.records()  # a damaged one is named before anything else is said
+    folder.started()
+    folder.records()  # a damaged file is named before anything else is said
     compared = confirmation(study, folder)
     plan = cells(compared, profile, overrides)
     module, work = importlib.import_module(trials), None

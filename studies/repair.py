@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.errors import Damaged, Fault
 from pipeline.layout import Layout, StudyFolder, read_json, read_sealed, set_aside
+from pipeline.mlflow_sink import store_mark
 
 _BESIDE = ("-journal", "-wal", "-shm")
 """What SQLite keeps beside a database: left there, it would be applied to the one that takes the place of a damaged one."""
@@ -47,8 +48,17 @@ def repair_store(layout: Layout, tell: Callable[[str], None]) -> None:
     if not database.exists():
         for state in (layout.root / "studies").glob("*/*/mlflow/*.json"):
             with suppress(Fault):
-                if read_json(state).get("uri") == layout.mlflow_uri:
+                if read_json(state).get("uri") == store_mark(layout.mlflow_uri, state):
                     state.unlink()
+
+
+def repair_states(folder: StudyFolder, tell: Callable[[str], None]) -> None:
+    """Set aside what of a study's knowledge of its MLflow runs is damaged: those runs are made again."""
+    for state in sorted((folder.path / "mlflow").glob("*.json")):
+        try:
+            read_sealed(state)
+        except Damaged as error:
+            tell(f"{state} is damaged: {error.why}; set aside as {set_aside(state)}; its run is sent to MLflow again")
 
 
 def is_database(path: Path) -> bool:

@@ -20,7 +20,7 @@ from pipeline.layout import Layout, StudyFolder, TrialRecord
 from pipeline.mlflow_sink import MlflowSink, prepare_store, tag_experiment, tracking_uri
 from studies import describe
 from studies.falsifiers import Verdict, overall, tally
-from studies.repair import repair_store
+from studies.repair import repair_states, repair_store
 from studies.schema import IMPORTED, Study
 from studies.search import SEARCH, violations
 from studies.verdicts import of_record
@@ -54,6 +54,7 @@ class StudySinks:
         self._running: dict[tuple[str, int], MlflowSink] = {}
         if tracking_uri(layout) == layout.mlflow_uri:
             repair_store(layout, warn)
+        repair_states(folder, warn)
         self._parent = self._sink(folder.path / "mlflow" / "study.json", f"study {study.name}", None, self._parent_tags(), {}, "study")
 
     @property

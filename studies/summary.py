@@ -74,7 +74,7 @@ def print_study(console: Console, study: Study, plan: Sequence[Cell], records: S
     console.print(study_table(study, plan, records))
     console.print(
         Text(
-            "Intervals: of one trial over its prompts, mean over seeds; those of the report are over seeds and prompts.",
+            "These intervals cover the prompts of a trial only (mean over seeds); those of the report cover seeds and prompts.",
             style="dim",
         )
     )

@@ -45,8 +45,20 @@ def _of_claim(claim: Falsifier, cells: Sequence[Cell]) -> list[str]:
     if short:
         fate = "be tested" if claim.aggregation == "mean" else "survive"
         steps = " or ".join(f"{step:,}" for step in sorted({cell.steps for cell in short}))
-        lines.append(f"claim {claim.name} cannot {fate}{_on(short, cells)}: before_step is {claim.before_step:,}, but ppo.steps is {steps}")
+        covers = f"it covers the first {claim.before_step:,} gradient steps, but ppo.steps is {steps}"
+        lines.append(f"claim {claim.name} cannot {fate}{_on(short, cells)}: {covers}")
+    few = [cell for cell in cells if records_before(claim, cell.config) < claim.consecutive and cell not in silent]
+    if few:
+        most = max(records_before(claim, cell.config) for cell in few)
+        needed = f"{claim.consecutive} records in a row would refute it, and at most {most} come before step {claim.before_step:,}"
+        lines.append(f"claim {claim.name} cannot be tested{_on(few, cells)}: {needed}")
     return lines
+
+
+def records_before(claim: Falsifier, config: TrialConfig) -> int:
+    """How many records of its series a claim can count on at most: of a rollout one an update, of the losses one a gradient step."""
+    steps = min(claim.before_step, config.ppo.steps)
+    return -(-steps // config.ppo.steps_per_update) if claim.metric.startswith(("objective/", "reward/")) else steps
 
 
 def _on(concerned: Sequence[Cell], cells: Sequence[Cell]) -> str:

@@ -110,7 +110,7 @@ def test_dotted_keys_cover_every_section() -> None:
         ("ppo.beta", "beta is the key 'ppo.kl_coef'"),
         ("lambda", "lambda is the key 'ppo.gae_lambda'"),
         ("epsilon", "epsilon is the key 'ppo.cliprange'"),
-        ("c1", "c1 is the key 'ppo.vf_coef'"),
+        ("c1", "c1 is the key 'ppo.vf_coef' (of half the squared error: give twice a recipe's c1)"),
         ("learning_rate", "learning_rate is the key 'ppo.lr', 'sft.lr' or 'reward.lr'"),
         ("sft.learning_rate", "learning_rate is the key 'sft.lr'"),
         ("kl_coef", "did you mean 'ppo.kl_coef'?"),
@@ -131,7 +131,7 @@ def test_words_and_old_names_lead_to_keys_that_exist() -> None:
     assert keys.isdisjoint(RENAMED)
     assert keys.issuperset(RENAMED.values())
     assert keys.issuperset(key for meant in WORDS.values() for key in meant)
-    assert all(part.split(" = ")[1] == WORDS[part.split(" = ")[0]][0] for part in SYMBOLS.split(", "))
+    assert all(part.split(" = ")[1].partition(" ")[0] == WORDS[part.split(" = ")[0]][0] for part in SYMBOLS.split(", "))
 
 
 def test_a_renamed_key_is_answered_with_its_new_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_all_faults_of_several_settings_come_at_once() -> None:
         load_config("tiny", {"beta": 1, "ppo.kl_coef": -1, "ppo.critic": "seperate", "data.prompt_length": 3})
     assert str(error.value).splitlines() == [
         "--set: unknown key 'beta'; beta is the key 'ppo.kl_coef'",
-        "--set: data.prompt_length = 3: must be a list, written [a, b]",
+        "--set: data.prompt_length = 3: must be a list, such as [1, 2]",
         "--set: ppo.kl_coef = -1: must be greater than or equal to 0",
         "--set: ppo.critic = 'seperate': must be 'shared' or 'separate'; did you mean 'separate'?",
     ]

@@ -208,6 +208,29 @@ def test_another_identity_or_a_deleted_store_starts_afresh(layout: Layout, clien
     assert not sink(layout, identity="key2").knows(log, "complete", {}, {})
 
 
+def test_a_store_that_has_moved_with_its_state_files_is_told_nothing_again(layout: Layout, log: Path, tmp_path: Path) -> None:
+    write(log, range(5))
+    first = sink(layout)
+    assert first.finish(log, "complete", {}, {})
+    shutil.copytree(layout.root, tmp_path / "elsewhere" / "out")
+    assert sink(Layout(tmp_path / "elsewhere" / "out")).knows(log, "complete", {}, {})
+
+
+@pytest.mark.parametrize("harm", ["gone", "garbage"])
+def test_the_run_of_a_lost_state_file_is_replaced(layout: Layout, client: Client, log: Path, harm: str) -> None:
+    write(log, range(5))
+    different: list[dict[str, Any]] = [{"identity": "key2"}, {"run_name": "weak seed 1"}]
+    others = [sink(layout, state_file=layout.root / f"{number}.json", **one) for number, one in enumerate(different)]
+    assert all(one.finish(log, "complete", {}, {}) for one in [sink(layout), *others])
+    state = layout.root / "state.json"
+    state.unlink() if harm == "gone" else state.write_text("garbage")
+    again = sink(layout)
+    assert again.finish(log, "complete", {}, {})
+    experiment = client.get_experiment_by_name("small").experiment_id
+    shown = {run.info.run_id for run in client.search_runs([experiment])}
+    assert shown == {again.state.run_id, *(one.state.run_id for one in others)}
+
+
 def test_a_run_that_mlflow_no_longer_has_is_made_again(layout: Layout, client: Client, log: Path) -> None:
     write(log, range(5))
     first = sink(layout)

@@ -127,7 +127,7 @@ def test_damaged_records_are_named(versions: tuple[Built, Built], tmp_path: Path
     folder = Layout.at(tmp_path).study("kl_demo", "tiny")
     (folder.path / "trials").mkdir(parents=True)
     folder.study_file.write_text("{")
-    with pytest.raises(Damaged, match=r"study\.json is damaged: it is not JSON"):
+    with pytest.raises(Damaged, match=r"study\.json is damaged: it is not valid JSON"):
         read_version(folder)
     folder.study_file.write_text('{"study": {}}')
     with pytest.raises(UserError, match="no trial has ended yet"):

@@ -56,7 +56,7 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
 }
 FILES = {
     "record": ("studies/moves/smoke/trials/*.json", {"falsify", "report", "export", "sync", "plan"}),
-    "study.json": ("studies/moves/smoke/study.json", {"falsify", "report", "sync"}),
+    "study.json": ("studies/moves/smoke/study.json", {"falsify", "report", "sync", "plan"}),
     "optuna.db": ("studies/moves/smoke/optuna.db", set()),
     "series": ("store/ppo/KEY/metrics.parquet", {"falsify", "report", "sync"}),
     "rows": ("store/ppo/KEY/metrics.jsonl", {"sync"}),

@@ -43,7 +43,7 @@ def test_without_a_terminal_progress_is_rare_and_ends_are_told(layout: Layout) -
         display.handle(Finished(one, done("diverged", "entropy 0")))
     lines = text.getvalue().splitlines()
     assert len(lines) == 6
-    assert lines[0] == "1 of 4 trials are recorded already"
+    assert lines[0] == "already recorded: 1 of 4 trials"
     assert lines[1].startswith("weak seed 0: ppo 0/64  KL/token 0.0123")
     assert lines[-1].startswith("weak seed 0: diverged: entropy 0 in ")
     assert lines[-1].endswith("(2 of 4 trials, about 1m04s left)")  # one took 32 s of the clock, two are left

@@ -63,7 +63,7 @@ def test_a_study_runs_once_and_is_then_all_cached(write_study: Callable[..., Stu
     again, text = go(write_study(), layout, executor)
     assert again.records == result.records
     assert len(fake_trial.calls(layout)) == 4
-    assert "4 of 4 trials are recorded already" in text
+    assert "already recorded: 4 of 4 trials" in text
     assert sorted(told(layout)) == sorted(("COMPLETE", arm, seed, 0.6) for arm, seed in CELLS)
 
 

@@ -161,7 +161,6 @@ def test_edges(series: list[tuple[int, float]], steps: int, outcome: str) -> Non
     [
         ([0.1, 0.3, 0.4, 0.2, 0.9], "5 records to step 4; longest run beyond 0.25: 2 of 3 records", 0.2),
         ([0.1, 0.2, 0.15, 0.05], "4 records to step 3; longest run beyond 0.25: 0 of 3 records", 0.1),
-        ([0.9, 0.9], "2 records to step 1; longest run beyond 0.25: 2 of 3 records", None),
     ],
 )
 def test_what_survives_by_a_row_of_records_tells_the_longest_run(values: list[float], reason: str, value: float | None) -> None:
@@ -215,3 +214,10 @@ def test_overall(outcomes: list[Outcome], expected: Outcome, code: int) -> None:
 def test_arm_patterns_are_those_of_a_shell() -> None:
     one = falsifier().model_copy(update={"arms": ("beta_*", "fixed")})
     assert [one.applies_to(arm) for arm in ("beta_0", "fixed", "Beta_0", "fixed_2")] == [True, True, False, False]
+
+
+def test_fewer_records_than_would_refute_a_claim_do_not_test_it() -> None:
+    verdict = evaluate(falsifier({"consecutive": 4}), [(step, 9.0) for step in range(3)], BEFORE)
+    assert verdict.outcome == "NOT TESTED"
+    assert verdict.reason == f"3 records before step {BEFORE}, fewer than the 4 in a row that would refute the claim"
+    assert evaluate(falsifier({"consecutive": 4}), [(step, 0.0) for step in range(4)], BEFORE).outcome == "SURVIVED"

@@ -144,11 +144,16 @@ def claims(write_study: Callable[..., Study], line: str) -> Study:
     ("line", "says"),
     [
         ("metric: objective/kl, before_step: 64", None),
-        ("metric: objective/kl, before_step: 65", "claim claim cannot survive: before_step is 65, but ppo.steps is 64"),
+        ("metric: objective/kl, before_step: 65", "claim claim cannot survive: it covers the first 65 gradient steps, but ppo.steps is 64"),
         (
             "metric: objective/kl, before_step: 2000, aggregation: mean",
-            "claim claim cannot be tested: before_step is 2,000, but ppo.steps is 64",
+            "claim claim cannot be tested: it covers the first 2,000 gradient steps, but ppo.steps is 64",
         ),
+        (
+            "metric: objective/kl, before_step: 64, aggregation: {consecutive: 5}",
+            "claim claim cannot be tested: 5 records in a row would refute it, and at most 4 come before step 64",
+        ),
+        ("metric: policy/ratio, before_step: 64, aggregation: {consecutive: 64}", None),
         ("metric: policy/kl_loss, before_step: 64", "claim claim cannot be tested: policy/kl_loss is recorded only with ppo.kl_in: loss"),
         (
             "metric: reward/helpful, before_step: 64",

@@ -97,6 +97,7 @@ def test_all_faults_of_a_file_come_at_once_and_unknown_keys_before_the_baseline(
     assert [line.split("small.yaml, ")[1] for line in misshapen] == [
         "line 8: arms.weak: unknown key 'steps'; did you mean 'ppo.steps' or 'sft.steps'?",
         "line 11: falsifiers.0.metric: no metric 'objective/kl_pertoken'; did you mean 'objective/kl_per_token'?",
+        "line 5: baseline 'week' is not an arm; did you mean 'weak'?; arms: weak, strong",
         "line 6: seeds: 2 is a single number; give a list of seeds, for example seeds: [0, 1]",
     ]
 
@@ -109,7 +110,7 @@ def test_settings_that_cannot_act_are_refused_with_the_arms_name(write_study: Ca
     head = FACTORS + "baseline: kl_coef=0+kl_in=reward\n"
     (crossed,) = faults(write_study, head + "grid: {ppo.kl_coef: [0, 0.1], ppo.kl_in: [reward, loss]}\n")
     assert "grid.kl_coef=0+kl_in=loss: ppo.kl_in = loss has no effect while ppo.kl_coef is 0.0" in crossed
-    assert crossed.endswith("so list those that are meant under arms instead")
+    assert crossed.endswith("list the ones you want under arms instead")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,7 @@ def test_a_fault_of_many_arms_is_told_once(write_study: Callable[..., Study]) ->
     said = faults(write_study, text + "grid: {ppo.klcoef: [0.1, 0.2], ppo.cliprange: [0.1, -1]}\n")
     assert [line.split("small.yaml, ")[1] for line in said] == [
         "line 7: grid.klcoef=0.1+cliprange=0.1: unknown key 'ppo.klcoef'; did you mean 'ppo.kl_coef'? (and in 3 more arms)",
-        "line 7: grid.klcoef=0.1+cliprange=-1: ppo.cliprange = -1: must be greater than 0 (and in 1 more arms)",
+        "line 7: grid.klcoef=0.1+cliprange=-1: ppo.cliprange = -1: must be greater than 0 (and in 1 more arm)",
     ]
 
 

@@ -122,8 +122,8 @@ def test_again_nothing_runs_and_everything_is_as_before(whole: Whole) -> None:
     _, text = go(study, layout)
     assert len(fake_trial.calls(layout)) == 14 + 6
     assert layout.study(study.name, "tiny").search_file.read_text() == before
-    assert "14 of 14 trials of the search are recorded already" in text
-    assert "6 of 6 trials of the confirmation are recorded already" in text
+    assert "already recorded: 14 of 14 trials of the search" in text
+    assert "already recorded: 6 of 6 trials of the confirmation" in text
 
 
 def test_an_interrupted_search_goes_on_to_the_same_end(write_study: Callable[..., Study], tmp_path: Path, whole: Whole) -> None:
@@ -145,7 +145,7 @@ def test_a_lost_file_is_made_again_from_the_records(whole: Whole, tmp_path: Path
     assert file.read_text() == before
     assert len(fake_trial.calls(layout)) == 14 + 6
     file.write_text("{")
-    with pytest.raises(Damaged, match=r"search\.json is damaged: it is not JSON"):
+    with pytest.raises(Damaged, match=r"search\.json is damaged: it is not valid JSON"):
         load(study, layout.study(study.name, "tiny"))
     _, text = go(study, layout)
     assert "search.json is damaged" in text

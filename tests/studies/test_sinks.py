@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -99,6 +100,28 @@ def test_a_study_in_mlflow(write_study: Callable[..., Study], layout: Layout) ->
     assert [run.data.tags["falsifier.drift_ 10 _"] for run in weak] == ["FALSIFIED: 0.1455 at step 16"], "an edited claim is told again"
     refuted = runs(layout, "small", "tags.arm != '' AND tags.verdict = 'FALSIFIED'")
     assert sorted(run.info.run_name for run in refuted) == ["weak seed 0", "weak seed 1"]
+
+
+@pytest.mark.parametrize("harm", ["garbage", "folder", "flipped bit"])
+def test_a_damaged_state_file_is_set_aside_and_its_run_made_again(write_study: Callable[..., Study], layout: Layout, harm: str) -> None:
+    study = write_study()
+    result, _ = go(study, layout)
+    state = layout.study("small", "tiny").mlflow_file("weak", 0)
+    content = state.read_text()
+    if harm == "folder":
+        state.unlink()
+        state.mkdir()
+    else:
+        state.write_text("garbage" if harm == "garbage" else content.replace('"finished": true', '"finished": false'))
+    said: list[str] = []
+    sinks = StudySinks(study, "tiny", layout, layout.study("small", "tiny"), {}, said.append)
+    assert sinks.sync(result.records)
+    sinks.close("complete")
+    assert [line.endswith("its run is sent to MLflow again") for line in said] == [True], said
+    assert str(state) in said[0]
+    assert len(list((state.parent / ".damaged").iterdir())) == 1
+    assert sorted(run.info.run_name for run in runs(layout, "small", "tags.arm = 'weak'")) == ["weak seed 0", "weak seed 1"]
+    assert json.loads(state.read_text())["sent_bytes"] == json.loads(content)["sent_bytes"]
 
 
 def test_a_study_survives_mlflow_being_away_and_sync_catches_up(
