@@ -3,10 +3,12 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from helpers import Recorder, smoke
 
 from pipeline.budget.chunking import CARD_TOKENS, CHUNK_TOKENS, chunk_tokens
 from pipeline.budget.estimate import estimate
@@ -15,8 +17,11 @@ from pipeline.budget.machine import ALLOCATOR_SETTINGS, GIB, fresh_marks, grow_s
 from pipeline.budget.roofline import t4_seconds
 from pipeline.budget.subject import Trial
 from pipeline.config import load_config
+from pipeline.layout import Layout
 from pipeline.sizes import measured, shape_of
-from pipeline.trial import prepare
+from pipeline.stages.common import settle
+from pipeline.trial import prepare, run_trial
+from studies.executors import Processes
 
 
 def trial(profile: str = "t4", **changes: object) -> Trial:
@@ -101,6 +106,27 @@ def test_a_trial_on_the_cpu_touches_no_card(monkeypatch: pytest.MonkeyPatch) -> 
     ledger = Ledger()
     ledger.mark()
     assert ledger.peak_gib == pytest.approx(peak_gib(), abs=0.1)
+
+
+def test_a_whole_trial_on_the_cpu_opens_no_context_of_a_card(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    def touched(*args: object, **kwargs: object) -> None:
+        raise AssertionError("this would open a CUDA context")
+
+    monkeypatch.setattr(torch.cuda, "_lazy_init", touched)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    prepare(smoke())
+    assert run_trial(smoke(sft__steps=4, ppo__steps=8, evaluate__prompts=16), layout, Recorder()).status == "complete"
+
+
+@pytest.mark.parametrize("starts", [lambda: settle(smoke().runtime), Processes])
+def test_every_process_that_may_use_a_card_is_told_to_grow_segments(starts: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    for name in ALLOCATOR_SETTINGS:
+        monkeypatch.setenv(name, "")  # so that it is put back afterwards
+        monkeypatch.delenv(name)
+    starts()
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
 
 
 @pytest.mark.parametrize("own", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", None])

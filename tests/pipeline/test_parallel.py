@@ -18,7 +18,7 @@ from pipeline.models.loading import load_snapshot
 from pipeline.stages.common import check_devices
 from pipeline.stages.launch import launch
 from pipeline.tracking import merged
-from pipeline.trial import execution, run_trial
+from pipeline.trial import execution, prepare, run_trial
 
 
 @pytest.mark.slow
@@ -121,6 +121,8 @@ def test_each_process_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     assert check_devices(RuntimeConfig(device="cpu", processes=8)).type == "cpu"
     with pytest.raises(UserError, match=r"^runtime.processes = 4: each process needs a GPU of its own, 2 visible; at most 2$"):
         execution(smoke(runtime__device="cuda", runtime__processes=4))
+    with pytest.raises(UserError, match=r"^runtime.processes = 4: "):
+        prepare(smoke(runtime__device="cuda", runtime__processes=4))
 
 
 def test_a_mini_batch_must_divide_by_the_processes() -> None:

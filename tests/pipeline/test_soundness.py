@@ -11,6 +11,7 @@ from tinynets import UNEVEN, network
 from torch import Tensor, nn
 
 from pipeline.errors import UserError
+from pipeline.models import soundness
 from pipeline.models.loading import load_snapshot, prepared, pretrained_model
 from pipeline.models.packing import ARCHITECTURES
 from pipeline.models.policy import response_hidden
@@ -90,6 +91,19 @@ def test_nothing_is_random_while_a_network_is_trained(architecture: str) -> None
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)  # the last block works on other positions there
     assert torch.equal(generator, torch.get_rng_state())
     assert not any(module.training for module in model.modules())
+
+
+def test_what_is_random_only_where_it_is_computed_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = prepared(build("gpt2"))
+    block = model.get_submodule(block_name(model))
+    plain = soundness._states
+
+    def noisy(network: Any, tokens: Tensor) -> Tensor:
+        return plain(network, tokens) + (torch.rand(()) if recomputes(block) else 0)
+
+    monkeypatch.setattr(soundness, "_states", noisy)
+    with pytest.raises(UserError, match="is random even in evaluation mode"):
+        check_repeats(model, "x")
 
 
 def block_name(model: Any) -> str:
