@@ -41,8 +41,10 @@ WORDS: dict[str, tuple[str, ...]] = {
 }
 """Words by which papers and other libraries know a knob, lower case, and the keys that may be meant."""
 
-HALF = "of half the squared error: give twice a recipe's c1"
-SYMBOLS = f"beta = ppo.kl_coef, lambda = ppo.gae_lambda, epsilon = ppo.cliprange, c1 = ppo.vf_coef ({HALF})"
+REMARKS: dict[str, str] = {"c1": " (of half the squared error: give twice a recipe's c1)"}
+"""What to say of a word whose key does not mean quite the same."""
+
+SYMBOLS = f"beta = ppo.kl_coef, lambda = ppo.gae_lambda, epsilon = ppo.cliprange, c1 = ppo.vf_coef{REMARKS['c1']}"
 """The four that every paper on PPO uses, for help texts and templates."""
 
 
@@ -70,8 +72,7 @@ def meant_key(key: str, known: Sequence[str]) -> str:
     if same := meant(name, of_section) if section else meant(name, known):
         return f"; did you mean {either(same)}?"
     if words := [one for one in WORDS.get(name.lower(), ()) if one in known]:
-        remark = f" ({HALF})" if name.lower() == "c1" else ""
-        return f"; {name} is the key {either([one for one in words if one in of_section] or words)}{remark}"
+        return f"; {name} is the key {either([one for one in words if one in of_section] or words)}{REMARKS.get(name.lower(), '')}"
     if same := meant(name, known):
         return f"; did you mean {either(same)}?"
     return nearest(key, known) if section else _nearest_name(name, known)

@@ -21,11 +21,15 @@ _HEADER = b"SQLite format 3\0"
 def repair(folder: StudyFolder, tell: Callable[[str], None]) -> None:
     """Move every damaged file of a study to ``.damaged/``, one line for each."""
     for path, check, then in _checks(folder):
-        try:
-            check(path)
-        except Damaged as error:
-            aside = set_database_aside(path) if path == folder.optuna_file else set_aside(path)
-            tell(f"{path} is damaged: {error.why}; set aside as {aside}; {then}")
+        _repair(path, check, set_database_aside if path == folder.optuna_file else set_aside, then, tell)
+
+
+def _repair(path: Path, check: Callable[[Path], Any], aside: Callable[[Path], Path], then: str, tell: Callable[[str], None]) -> None:
+    """Move a file that `check` finds damaged out of the way, and say what becomes of it."""
+    try:
+        check(path)
+    except Damaged as error:
+        tell(f"{path} is damaged: {error.why}; set aside as {aside(path)}; {then}")
 
 
 def _checks(folder: StudyFolder) -> Iterator[tuple[Path, Callable[[Path], Any], str]]:
@@ -53,12 +57,9 @@ def repair_store(layout: Layout, tell: Callable[[str], None]) -> None:
 
 
 def repair_states(folder: StudyFolder, tell: Callable[[str], None]) -> None:
-    """Set aside what of a study's knowledge of its MLflow runs is damaged: those runs are made again."""
+    """Move damaged state files of a study's MLflow runs to ``.damaged/``; those runs are made again."""
     for state in sorted((folder.path / "mlflow").glob("*.json")):
-        try:
-            read_sealed(state)
-        except Damaged as error:
-            tell(f"{state} is damaged: {error.why}; set aside as {set_aside(state)}; its run is sent to MLflow again")
+        _repair(state, read_sealed, set_aside, "its run is sent to MLflow again", tell)
 
 
 def is_database(path: Path) -> bool:
