@@ -87,9 +87,11 @@ def check_disk(configs: Sequence[TrialConfig], jobs: int, root: Path) -> str | N
     one, whole = needed
     free = shutil.disk_usage(root).free / GIB
     if one > free:
-        raise UserError(f"a trial needs {_gib(one)} of disk (checkpoints and the policy), {root} has {_gib(free)} free; use another --out")
+        raise UserError(
+            f"a trial needs {_gib(one)} of disk for checkpoints and the policy, but {root} has only {_gib(free)} free; use another --out"
+        )
     if whole > free:
-        return f"{len(configs)} trials need up to {_gib(whole)} of disk, {root} has {_gib(free)} free"
+        return f"{len(configs)} trials need up to {_gib(whole)} of disk, but {root} has only {_gib(free)} free"
     return None
 
 
