@@ -57,6 +57,8 @@ class Painter:
     folder: Path
     earlier: Mapping[str, Path]
     """Files of an earlier report, by their name, that are known to be drawn from the same records: they are taken over."""
+    origin: Provenance
+    """What every figure states it was drawn from."""
 
     def __call__(self, name: str) -> Words | None:
         """Draw and write one figure; None where the records hold nothing for it."""
@@ -69,7 +71,7 @@ class Painter:
                 for file in files:
                     shutil.copyfile(self.earlier[file], self.folder / file)
             else:
-                save(drawn.figure, self.folder / name, drawn.title, provenance(self.records))
+                save(drawn.figure, self.folder / name, drawn.title, self.origin)
                 drawn.data.to_csv(self.folder / f"{name}.csv", index=False, lineterminator="\n")
         return Words(drawn.title, drawn.caption, drawn.alt, drawn.wide)
 
@@ -87,7 +89,7 @@ def draw(
     name is then left out.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    names, paint = chosen_figures(records), Painter(records, findings, folder, earlier or {})
+    names, paint = chosen_figures(records), Painter(records, findings, folder, earlier or {}, provenance(records))
     found = helper.draw(names, paint) if helper else {name: paint(name) for name in names}
     for name in names:
         if found[name] is not None or records.study.figures is not None:
