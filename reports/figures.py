@@ -6,28 +6,43 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING
 
-from reports import costs, crossings, curves, frontier, overoptimisation, points, tuning
 from reports.estimates import Findings
 from reports.helper import Helper
-from reports.load import MISSING, STALE, StudyRecords
-from reports.style import Drawn, Provenance, house_style, save
+from reports.load import StudyRecords
+from reports.provenance import Provenance, provenance
 
-FIGURES: dict[str, Callable[[StudyRecords, Findings], Drawn | None]] = {
-    "frontier": frontier.frontier,
-    "overoptimisation": overoptimisation.overoptimisation,
-    "win_rate": points.win_rate,
-    "effects": points.effects,
-    "matched_kl": overoptimisation.matched,
-    "interactions": crossings.interactions,
-    "kl": curves.kl,
-    "entropy": curves.entropy,
-    "training": curves.training,
-    "pareto": tuning.pareto,
-    "importance": tuning.importance,
-    "cost": costs.cost,
+if TYPE_CHECKING:
+    from reports.style import Drawn
+
+FIGURES = {
+    "frontier": "reports.frontier:frontier",
+    "overoptimisation": "reports.overoptimisation:overoptimisation",
+    "win_rate": "reports.points:win_rate",
+    "effects": "reports.points:effects",
+    "matched_kl": "reports.overoptimisation:matched",
+    "interactions": "reports.crossings:interactions",
+    "kl": "reports.curves:kl",
+    "entropy": "reports.curves:entropy",
+    "training": "reports.curves:training",
+    "pareto": "reports.tuning:pareto",
+    "importance": "reports.tuning:importance",
+    "cost": "reports.costs:cost",
 }
-"""In the order of the page, by the names in `studies.schema.FIGURES`. Each gives None where the records hold nothing for it to draw."""
+"""Where each figure is made, in the order of the page, by the names in `studies.schema.FIGURES`.
+
+Imported only where something is drawn: matplotlib takes as long to import as a study to analyse.
+"""
+SLOWEST_FIRST = ("training", "overoptimisation", "matched_kl", "effects", "frontier")
+"""Drawn before the others, so that two processes end at about the same time."""
+
+
+def figure(name: str) -> Callable[[StudyRecords, Findings], Drawn | None]:
+    """What draws the figure of this name; it gives None where the records hold nothing for it to draw."""
+    found: Callable[[StudyRecords, Findings], Drawn | None] = resolve_name(FIGURES[name])
+    return found
 
 
 def chosen_figures(records: StudyRecords) -> list[str]:
@@ -62,8 +77,10 @@ class Painter:
 
     def __call__(self, name: str) -> Words | None:
         """Draw and write one figure; None where the records hold nothing for it."""
+        from reports.style import house_style, save
+
         with house_style():
-            drawn = FIGURES[name](self.records, self.findings)
+            drawn = figure(name)(self.records, self.findings)
             if drawn is None:
                 return None
             files = [f"{name}{suffix}" for suffix in SUFFIXES]
@@ -90,19 +107,8 @@ def draw(
     """
     folder.mkdir(parents=True, exist_ok=True)
     names, paint = chosen_figures(records), Painter(records, findings, folder, earlier or {}, provenance(records))
-    found = helper.draw(names, paint) if helper else {name: paint(name) for name in names}
+    ordered = sorted(names, key=lambda name: SLOWEST_FIRST.index(name) if name in SLOWEST_FIRST else len(SLOWEST_FIRST))
+    found = helper.draw(ordered, paint) if helper else {name: paint(name) for name in names}
     for name in names:
         if found[name] is not None or records.study.figures is not None:
             yield name, found[name]
-
-
-def provenance(records: StudyRecords) -> Provenance:
-    """What a figure was drawn from: the design, the code, and every run that counted."""
-    ran = records.trials[~records.trials["status"].isin([MISSING, STALE])]
-    used = [records.records[str(arm), int(seed)] for arm, seed in zip(ran["arm"], ran["seed"], strict=True)]
-    commits = dict.fromkeys(record.environment.get("git_commit", "") for record in used)
-    return Provenance(
-        subject=f"study {records.study.name}, profile {records.profile}, design {records.digest}",
-        commit=", ".join(commit for commit in commits if commit) or "unknown",
-        runs=tuple(f"{r.arm} seed {r.seed}: {r.stages['ppo'].key}" for r in used if "ppo" in r.stages),
-    )

@@ -6,11 +6,12 @@ but weights, our code, versions of libraries) and the digest of each file that w
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import platform
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 from pipeline.artifacts import WEIGHTS
 from pipeline.errors import Fault, UserError
 from pipeline.layout import StudyFolder, read_json, write_json
+from reports.helper import IdleCores, helper
 from studies.schema import Study
 
 CODE = ("reports", "studies", "pipeline")
@@ -28,19 +30,33 @@ STAMP = ".drawn.json"
 def current_report(folder: StudyFolder, study: Study, *, second: bool = False) -> Path:
     """The page of a study's report, drawn where it is not there as its records give it; figures that are there are kept.
 
-    For `second`, and what is raised, see `reports.render.render_report`.
+    `second`: draw in a second process as well, where a core is idle. The caller's main module must be safe to import.
+    Raises what `reports.render.render_report` does.
     """
+    idle = IdleCores()
     origin = made_from(folder, study)
     stamp = _read(folder.path / STAMP)
     intact = intact_files(folder.report, stamp) if stamp.get("made_from") == origin else set()
     page = folder.report / "index.html"
     if intact and intact == set(stamp["files"]) == {name for name, _ in _files(folder.report)}:
         return page
-    from reports.render import render_report
+    with seldom_collecting(), helper(second and not intact and idle.beside_this_process() > 0.5) as beside:
+        from reports.render import render_report  # takes as long as the helper's start
 
-    page = render_report(folder, study, intact, second=second)
+        page = render_report(folder, study, intact, beside)
     write_json(folder.path / STAMP, {"made_from": origin, "files": {name: _digest(path) for name, path in _files(folder.report)}})
     return page
+
+
+@contextmanager
+def seldom_collecting() -> Iterator[None]:
+    """What a report imports and makes, it needs to its end: to look for garbage after every 700 new objects takes a tenth of its time."""
+    usual = gc.get_threshold()
+    gc.set_threshold(50_000, *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
 
 
 def intact_files(folder: Path, stamp: Mapping[str, Any]) -> set[str]:

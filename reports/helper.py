@@ -6,18 +6,21 @@ ends. What it fails to draw is drawn by the first process, which then says why.
 
 from __future__ import annotations
 
+import gc
+import importlib
 import multiprocessing
 import os
 import signal
-from collections import deque
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-AHEAD = 2
-"""Figures that are handed over at a time, so that the helper need not wait while the first process draws."""
-
+WARM = ("reports.figures", "reports.overoptimisation", "reports.costs", "reports.frontier", "reports.style")
+"""Modules that drawing needs."""
+PATIENCE = 5.0
+"""Seconds."""
 Paint = Callable[[str], Any]
 """Draws the figure of that name into its files, and returns what the page says of it."""
 
@@ -28,28 +31,21 @@ class Helper:
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, there = context.Pipe()
-        self._process = context.Process(target=_serve, args=(there,), daemon=True)
+        self._taken = context.Value("i", 0)
+        self._process = context.Process(target=_serve, args=(there, self._taken), daemon=True)
         self._process.start()
         there.close()
 
     def draw(self, names: Sequence[str], paint: Paint) -> dict[str, Any]:
-        """What `paint` gives for every name, wherever it was called; `paint` is sent to the helper."""
-        waiting, sent, done = deque(names), list[str](), dict[str, Any]()
-        helping = _done(self._pipe.send, paint)
-        while waiting or sent:
-            while helping and waiting and len(sent) < AHEAD:
-                sent.append(waiting.pop())
-                helping = _done(self._pipe.send, sent[-1])
-            while helping and sent and (not waiting or self._pipe.poll()):
-                helping = _done(self._receive, done)
-                sent = [name for name in sent if name not in done]
-            if not helping:
-                waiting.extend(sent)
-                sent.clear()
-            if waiting:
-                name = waiting.popleft()
-                done[name] = paint(name)
-        return done
+        """What `paint` gives for every name, wherever it was called; `paint` is sent to the helper.
+
+        Either process takes the next name when it is free: with the slowest first, both end at about the same time.
+        """
+        helping = _done(self._pipe.send, (names, paint))
+        done = {name: paint(name) for name in _next(names, self._taken)}
+        while helping and len(done) < len(names):
+            helping = _done(self._receive, done)
+        return done | {name: paint(name) for name in names if name not in done}
 
     def _receive(self, done: dict[str, Any]) -> None:
         name, words = self._pipe.recv()
@@ -64,9 +60,9 @@ class Helper:
 
 @contextmanager
 def helper(wanted: bool) -> Iterator[Helper | None]:
-    """A helper where it is wanted, a core is idle, and the system lets it start; else None."""
+    """A helper where it is wanted and the system lets it start; else None."""
     found = None
-    if wanted and idle_cores() > 0.5:
+    if wanted:
         with suppress(OSError):
             found = Helper()
     try:
@@ -76,13 +72,25 @@ def helper(wanted: bool) -> Iterator[Helper | None]:
             found.close()
 
 
-def idle_cores() -> float:
-    """How many cores, beside the one that this process runs on, nobody uses at the moment."""
-    import psutil
+class IdleCores:
+    """How many of the cores that this process may use nobody has used since this object was made."""
 
-    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    used = psutil.cpu_percent(interval=0.1) / 100 * (psutil.cpu_count() or 1)
-    return own - 1 - used
+    def __init__(self) -> None:
+        self._start = self._look()
+
+    def beside_this_process(self) -> float:
+        """Mean number of idle cores, without the one that this process runs on. Waits until 0.1 s have passed."""
+        time.sleep(max(0.0, self._start[0] + 0.1 - time.monotonic()))
+        elapsed, idle, own = (now - then for now, then in zip(self._look(), self._start, strict=True))
+        allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return min(allowed - 1.0, (idle + own) / elapsed - 1.0)
+
+    @staticmethod
+    def _look() -> tuple[float, float, float]:
+        """The time, the seconds that all cores together have been idle, and those that this process has used."""
+        import psutil
+
+        return time.monotonic(), psutil.cpu_times().idle, time.process_time()
 
 
 def _done(action: Callable[[Any], None], argument: object) -> bool:
@@ -94,17 +102,25 @@ def _done(action: Callable[[Any], None], argument: object) -> bool:
     return True
 
 
-def _serve(pipe: Connection) -> None:
-    """The second process: draw what is asked for until nobody asks any more. A figure that fails ends it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the first process, which ends this one
-    import reports.figures  # noqa: F401  # while the first process still reads its records
+def _next(names: Sequence[str], taken: Any) -> Iterator[str]:
+    """The names that the other process has not taken. `taken` counts those that either has."""
+    while True:
+        free = taken.get_lock().acquire(timeout=PATIENCE)  # not forever: a process may be killed while it holds the lock
+        place, taken.value = taken.value, taken.value + 1
+        if free:
+            taken.get_lock().release()
+        if place >= len(names):
+            return
+        yield names[place]
 
-    with suppress(OSError, EOFError):
-        paint: Paint = pipe.recv()
-        while True:
-            name = pipe.recv()
-            try:
-                words = paint(name)
-            except Exception:
-                return
-            pipe.send((name, words))
+
+def _serve(pipe: Connection, taken: Any) -> None:
+    """The second process: draw until all is drawn, or nobody is there to ask for it. A figure that fails ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the first process, which ends this one
+    gc.disable()  # nothing that it makes is thrown away
+    for module in WARM:  # while the first process still reads its records
+        importlib.import_module(module)
+    with suppress(Exception):
+        names, paint = pipe.recv()
+        for name in _next(names, taken):
+            pipe.send((name, paint(name)))

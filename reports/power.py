@@ -12,6 +12,8 @@ from reports import stats
 Array = NDArray[np.float64]
 POWER = 0.8
 MOST_SEEDS = 1_000
+_TOLERANCE = 1e-6
+"""Of the noncentrality: no table shows so many digits."""
 _QUANTILES = (np.arange(1_000) + 0.5) / 1_000
 
 
@@ -31,7 +33,6 @@ def detectable(se: float, df: float, alpha: float = stats.ALPHA, power: float = 
     Solves ``P(|T| > t(1 - alpha / 2, df)) = power`` for the noncentrality of T (Cohen 1988, 2.4). A difference of
     n values with standard deviation s has se = s / sqrt(n), df = n - 1. 0 for se = 0.
     """
-    from scipy.optimize import brentq
     from scipy.special import chdtri, ndtr, stdtrit
 
     if se == 0.0:
@@ -40,10 +41,12 @@ def detectable(se: float, df: float, alpha: float = stats.ALPHA, power: float = 
     # T is (Z + shift) / w: averaged over quantiles of w, where scipy's noncentral t gives NaN for large shifts.
     barrier = critical * np.sqrt(chdtri(df, 1 - _QUANTILES) / df)
 
-    def short(shift: float) -> float:
-        return float(np.mean(ndtr(shift - barrier) + ndtr(-shift - barrier))) - power
-
-    return float(brentq(short, 0.0, 3 * critical + 10, xtol=1e-6)) * se
+    low, high = 0.0, 3 * critical + 10
+    while high - low > _TOLERANCE:  # the probability rises with the shift
+        shift = (low + high) / 2
+        found = float(np.mean(ndtr(shift - barrier) + ndtr(-shift - barrier)))
+        low, high = (shift, high) if found < power else (low, shift)
+    return (low + high) / 2 * se
 
 
 def seeds_needed(table: Array, target: float, alpha: float = stats.ALPHA, power: float = POWER) -> Need | None:

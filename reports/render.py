@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +16,11 @@ from reports import foreign
 from reports.answer import Answer, answer, claim_sentence
 from reports.estimates import Findings, analyse
 from reports.figures import Words, draw
-from reports.helper import Helper, helper
+from reports.helper import Helper
+from reports.inline import inline_svg
 from reports.load import StudyRecords, load_records
 from reports.methods import methods
 from reports.page import environment, replace_folder, write_text
-from reports.style import inline_svg
 from reports.tables import all_tables
 from reports.tabular import Table, markdown, write
 from studies.design import Cell
@@ -62,33 +60,21 @@ class Sample:
     completions: tuple[Completion, ...]
 
 
-def render_report(folder: StudyFolder, study: Study, intact: Collection[str] = (), *, second: bool = False) -> Path:
+def render_report(folder: StudyFolder, study: Study, intact: Collection[str] = (), beside: Helper | None = None) -> Path:
     """Write the report of a study from its records and return the page's path.
 
-    `second`: draw in a second process as well, where there is a core for it. The caller's main module must be safe to import.
     `intact`: files of the report that stands, by their path in it, which are known to be drawn from the same; its figures are taken over.
+    `beside`: a second process that draws some of the figures.
 
     Everything is made in a folder beside, which then takes the old one's place: a render that is interrupted
     leaves the old report whole. Raises `UserError` when the study was never run, a record is damaged, or the
     folder cannot be written.
     """
-    with _seldom_collecting(), helper(second and not intact) as beside:
-        records = load_records(folder, study)
-        findings = analyse(records)
-        earlier = {Path(name).name: folder.report / name for name in intact if name.startswith("figures/")}
-        replace_folder(folder.report, lambda new: build(records, findings, new, earlier, beside))
+    records = load_records(folder, study)
+    findings = analyse(records)
+    earlier = {Path(name).name: folder.report / name for name in intact if name.startswith("figures/")}
+    replace_folder(folder.report, lambda new: build(records, findings, new, earlier, beside))
     return folder.report / "index.html"
-
-
-@contextmanager
-def _seldom_collecting() -> Iterator[None]:
-    """What a report makes, it needs to its end: to look for garbage after every 700 new objects takes a tenth of a large one's time."""
-    usual = gc.get_threshold()
-    gc.set_threshold(50_000, *usual[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*usual)
 
 
 def build(

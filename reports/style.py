@@ -7,7 +7,6 @@ when it is used up, colours repeat with other line styles and markers.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter
 
+from reports.provenance import Provenance
 from reports.replay import draw_once
 from studies.schema import Study
 
@@ -168,7 +168,8 @@ def label_ends(axes: Axes, ends: list[tuple[float, str, str]]) -> None:
     if not ends:
         return
     transform = axes.transData
-    axes.figure.draw_without_rendering()  # type: ignore[union-attr]
+    figure = axes.get_figure(root=True)
+    figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]
     box = axes.get_window_extent()
     line_height = 9.5 * axes.figure.dpi / 72
     wanted = sorted(((float(transform.transform((0, y))[1]), text, color) for y, text, color in ends), key=lambda end: (end[0], end[1]))
@@ -218,17 +219,6 @@ def _spread(wanted: list[float], gap: float, low: float, high: float) -> list[fl
     return placed
 
 
-@dataclass(frozen=True)
-class Provenance:
-    """Where a figure comes from; written into its files."""
-
-    subject: str
-    """Study, profile and digest of the design's configurations."""
-    commit: str
-    runs: tuple[str, ...]
-    """Arm, seed and the key of the run's artifact in the store, in words."""
-
-
 def save(figure: Figure, stem: Path, title: str, origin: Provenance) -> None:
     """Write ``stem.svg``, ``.png`` (200 dpi) and ``.pdf``; equal figures give equal bytes."""
     about, runs = f"{origin.subject}, commit {origin.commit}", "; ".join(origin.runs)
@@ -267,17 +257,3 @@ def _glyphs_only() -> Iterator[None]:
         yield
     finally:
         subset.load_font = load
-
-
-def inline_svg(path: Path, prefix: str) -> str:
-    """The SVG element for a page: no XML head or metadata, and identifiers that cannot clash with another figure's."""
-    text = path.read_text("utf-8")
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r"<title>.*?</title>", "", text, count=1, flags=re.DOTALL)
-    text = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', text)
-    text = re.sub(r'(xlink:href|href)="#([^"]+)"', rf'\1="#{prefix}-\2"', text)
-    text = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", text)
-    box = re.search(r'viewBox="[^"]+"', text)
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {box.group() if box else ""}'
-    return head + ' aria-hidden="true" focusable="false">' + text[text.index(">") + 1 :]

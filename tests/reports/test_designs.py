@@ -10,7 +10,7 @@ import pytest
 
 from reports.crossings import crossings, departure
 from reports.estimates import Findings, analyse
-from reports.figures import FIGURES
+from reports.figures import figure
 from reports.load import StudyRecords, load_records
 from reports.render import render_report
 from reports.searches import search_of
@@ -67,7 +67,7 @@ def test_departure_is_what_the_sum_of_both_effects_misses(crossed: tuple[Built, 
 def test_heat_map_names_values_and_draws_every_cell(crossed: tuple[Built, StudyRecords]) -> None:
     records = crossed[1]
     with house_style():
-        drawn = FIGURES["interactions"](records, analyse(records))
+        drawn = figure("interactions")(records, analyse(records))
     assert drawn is not None
     assert len(drawn.data) == 4
     left, right = drawn.figure.axes
@@ -107,7 +107,7 @@ def searched(build: Builder, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 def test_importance_is_drawn_as_it_was_computed(searched: tuple[StudyRecords, Findings]) -> None:
     with house_style():
-        drawn = FIGURES["importance"](*searched)
+        drawn = figure("importance")(*searched)
     assert drawn is not None
     assert drawn.data.set_index("key")["importance"].to_dict() == {BETA: 0.75, LAM: 0.25}
     assert "n = 3 trials" in drawn.caption
@@ -115,7 +115,7 @@ def test_importance_is_drawn_as_it_was_computed(searched: tuple[StudyRecords, Fi
 
 def test_front_confirmed_and_infeasible_are_told_apart(searched: tuple[StudyRecords, Findings]) -> None:
     with house_style():
-        drawn = FIGURES["pareto"](*searched)
+        drawn = figure("pareto")(*searched)
     assert drawn is not None
     axes = drawn.figure.axes[0]
     assert axes.get_xlabel() == "KL per sequence [nats per sequence]"
@@ -130,14 +130,14 @@ def test_front_confirmed_and_infeasible_are_told_apart(searched: tuple[StudyReco
 
 
 def test_no_search_no_figure(searched: tuple[StudyRecords, Findings]) -> None:
-    assert [FIGURES[name](searched[0], replace(searched[1], search=None)) for name in ("pareto", "importance")] == [None, None]
+    assert [figure(name)(searched[0], replace(searched[1], search=None)) for name in ("pareto", "importance")] == [None, None]
 
 
 def test_of_several_aims_the_front_is_the_searchs_own(searched: tuple[StudyRecords, Findings], monkeypatch: pytest.MonkeyPatch) -> None:
     aims = (Objective(), Objective(metric="eval/kl_per_sequence", direction="minimize"))
     monkeypatch.setattr("reports.tuning.objectives", lambda study: aims)
     with house_style():
-        drawn = FIGURES["pareto"](*searched)
+        drawn = figure("pareto")(*searched)
     assert drawn is not None
     assert drawn.data.set_index("number")["front"].tolist() == [True, False, False, False]
 

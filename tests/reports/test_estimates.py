@@ -15,7 +15,7 @@ from pipeline.layout import write_json
 from reports import stats
 from reports.answer import answer
 from reports.estimates import Findings, analyse
-from reports.figures import FIGURES
+from reports.figures import figure
 from reports.load import StudyRecords, load_records
 from reports.pairs import Pair
 from reports.style import house_style
@@ -161,7 +161,7 @@ def test_parts_of_a_composite_reward_are_estimated_prompt_by_prompt(build: Build
     table = next(table for table in all_tables(records, found) if table.name == "parts")
     assert table.heads[2].text == "kind"
     with house_style():
-        drawn = FIGURES["training"](records, found)
+        drawn = figure("training")(records, found)
     assert drawn is not None
     assert set(drawn.data.loc[drawn.data["metric"] == "reward/kind", "mean"].dropna()) == {0.5}
     assert "part kind" in [axes.get_title(loc="left") for axes in drawn.figure.axes]

@@ -16,11 +16,12 @@ import pytest
 from reports.curves import arm_curves
 from reports.emphasis import emphasis
 from reports.estimates import ArmResult, Findings, analyse
-from reports.figures import FIGURES, draw, provenance
+from reports.figures import FIGURES, draw, figure, provenance
+from reports.inline import inline_svg
 from reports.load import StudyRecords, load_records
 from reports.overoptimisation import _panels as panels
 from reports.stats import Estimate
-from reports.style import INK, arm_styles, house_style, inline_svg, save
+from reports.style import INK, arm_styles, house_style, save
 from reports.style import _round as round_tick
 from reports.style import _spread as spread
 from reports.trajectories import ArmAlarm
@@ -74,7 +75,7 @@ OF_OTHER_DESIGNS = {"interactions", "importance", "pareto"}
 @pytest.mark.parametrize("name", [name for name in FIGURES if name not in OF_OTHER_DESIGNS])
 def test_caption_says_n_and_alt_is_there(records: StudyRecords, findings: Findings, name: str) -> None:
     with house_style():
-        drawn = FIGURES[name](records, findings)
+        drawn = figure(name)(records, findings)
     assert drawn is not None
     assert re.search(r"\bn = \d+|seeds:|seeds × prompts|Small marks: seeds|small marks: seeds", drawn.caption)
     assert len(drawn.alt) > 40
@@ -83,7 +84,7 @@ def test_caption_says_n_and_alt_is_there(records: StudyRecords, findings: Findin
 
 def test_threshold_of_the_falsifier_is_drawn_and_explained(records: StudyRecords, findings: Findings) -> None:
     with house_style():
-        drawn = FIGURES["kl"](records, findings)
+        drawn = figure("kl")(records, findings)
     assert drawn is not None
     assert any(np.allclose(line.get_ydata(), 0.025) for line in drawn.figure.axes[0].lines if len(line.get_ydata()) == 2)
     assert "before step 2000" in drawn.caption
@@ -93,7 +94,7 @@ def test_same_records_same_bytes(records: StudyRecords, findings: Findings, tmp_
     for run in ("a", "b"):
         (tmp_path / run).mkdir()
         with house_style():
-            drawn = FIGURES["win_rate"](records, findings)
+            drawn = figure("win_rate")(records, findings)
             assert drawn is not None
             save(drawn.figure, tmp_path / run / "f", "Title", provenance(records))
     for suffix in (".svg", ".png", ".pdf"):
@@ -118,7 +119,7 @@ def test_drawn_twice_is_equal_to_the_byte(records: StudyRecords, findings: Findi
     svgs = []
     for _ in range(2):
         with house_style():
-            drawn = FIGURES[name](records, findings)
+            drawn = figure(name)(records, findings)
             assert drawn is not None
             svg = BytesIO()
             drawn.figure.savefig(svg, format="svg", metadata={"Date": None})
@@ -128,7 +129,7 @@ def test_drawn_twice_is_equal_to_the_byte(records: StudyRecords, findings: Findi
 
 def test_forest_shows_every_evaluated_arm(records: StudyRecords, findings: Findings) -> None:
     with house_style():
-        drawn = FIGURES["win_rate"](records, findings)
+        drawn = figure("win_rate")(records, findings)
     assert drawn is not None
     means = drawn.data[drawn.data["seed"].isna()].set_index("arm")["value"]
     assert means["beta_0.05"] == findings.arm("beta_0.05").estimates["eval/win_rate"].value
@@ -156,7 +157,7 @@ def test_empty_study_has_nothing_to_draw(build: Builder, tmp_path: Path) -> None
     built = build(tmp_path, seeds=(0,), missing=tuple((arm, 0) for arm in arms), diverged=(), budget=())
     empty = load_records(built.folder, built.study)
     found = analyse(empty)
-    assert [FIGURES[name](empty, found) for name in FIGURES] == [None] * len(FIGURES)
+    assert [figure(name)(empty, found) for name in FIGURES] == [None] * len(FIGURES)
     assert isinstance(empty.curves, pd.DataFrame)
 
 
@@ -218,7 +219,7 @@ def test_of_many_arms_the_baseline_and_both_ends_stand_out(records: StudyRecords
 
 def test_of_many_arms_only_the_farthest_comparison_is_drawn(records: StudyRecords, findings: Findings) -> None:
     with house_style():
-        few, many = (FIGURES["matched_kl"](records, replace(findings, matched=findings.matched * n)) for n in (1, 10))
+        few, many = (figure("matched_kl")(records, replace(findings, matched=findings.matched * n)) for n in (1, 10))
     assert few is not None
     assert many is not None
     assert "half the distance" in few.caption
@@ -228,7 +229,7 @@ def test_of_many_arms_only_the_farthest_comparison_is_drawn(records: StudyRecord
 
 def test_cost_is_held_against_the_caps(records: StudyRecords, findings: Findings) -> None:
     with house_style():
-        drawn = FIGURES["cost"](records, findings)
+        drawn = figure("cost")(records, findings)
     assert drawn is not None
     wall = drawn.data[(drawn.data["cap"] == "wall clock") & (drawn.data["arm"] == "beta_0.05")]
     assert wall["share"].tolist() == pytest.approx([48.0 / (2.5 * 3600)] * 3)
