@@ -28,7 +28,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter
 
 from reports.provenance import Provenance
-from reports.replay import draw_once
+from reports.replay import DPI, draw_once
 from studies.schema import Study
 
 INK = "#1c2127"
@@ -38,6 +38,7 @@ ALARM = "#b42318"
 SINGLE = 4.8
 """Width in inches of a figure for one column; text of 8 pt stays readable when a phone shows it at 3.6."""
 DOUBLE = 7.2
+PNG_DPI = 200.0
 _DASHES: tuple[Any, ...] = ((0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (3, 1)), (0, (8, 2)), (0, (4, 1, 1, 1, 1, 1)))
 _PALETTE = ("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#949494", "#56b4e9")
 """Seaborn's palette "colorblind" without its two pale colours; written out, since importing seaborn takes longer than drawing a figure."""
@@ -169,7 +170,9 @@ def label_ends(axes: Axes, ends: list[tuple[float, str, str]]) -> None:
         return
     transform = axes.transData
     figure = axes.get_figure(root=True)
-    figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]
+    engine = figure.get_layout_engine() if figure is not None else None
+    if engine is not None:
+        engine.execute(figure)  # type: ignore[arg-type]
     box = axes.get_window_extent()
     line_height = 9.5 * axes.figure.dpi / 72
     wanted = sorted(((float(transform.transform((0, y))[1]), text, color) for y, text, color in ends), key=lambda end: (end[0], end[1]))
@@ -227,16 +230,14 @@ def save(figure: Figure, stem: Path, title: str, origin: Provenance) -> None:
     svg = {"Title": title, "Description": about, "Source": runs or None, **nothing}
     nothing = {"CreationDate": None, "ModDate": None, "Creator": None, "Producer": None}
     pdf = {"Title": title, "Subject": about, "Keywords": runs, **nothing}
+    png = {"Title": title, "Description": about, "Source": runs, "Software": None}
     with _glyphs_only():
         draw_once(
             figure,
             lambda: FigureCanvasSVG(figure).print_svg(stem.with_suffix(".svg"), metadata=svg),  # type: ignore[no-untyped-call]
-            lambda: FigureCanvasPdf(figure).print_pdf(stem.with_suffix(".pdf"), metadata=pdf),  # type: ignore[no-untyped-call]
+            (lambda: FigureCanvasPdf(figure).print_pdf(stem.with_suffix(".pdf"), metadata=pdf), DPI),  # type: ignore[no-untyped-call]
+            (lambda: FigureCanvasAgg(figure).print_png(stem.with_suffix(".png"), metadata=png), PNG_DPI),  # type: ignore[no-untyped-call]
         )
-    figure.set_layout_engine("none")  # the places found for the first format hold for the others
-    figure.dpi = 200
-    png = {"Title": title, "Description": about, "Source": runs}
-    FigureCanvasAgg(figure).print_png(stem.with_suffix(".png"), metadata={**png, "Software": None})  # type: ignore[no-untyped-call]
     path = stem.with_suffix(".svg")
     path.write_text(path.read_text("utf-8").replace("'DejaVu Sans'", _FALLBACK_FONTS), encoding="utf-8")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reports import figures
+from reports import style
 from reports.cli import compare, diff
 from reports.page import TEMPLATES
 from reports.render import render_report
@@ -53,7 +53,7 @@ class Elements(HTMLParser):
 def pages(build: Builder, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     built: Built = build(tmp_path_factory.mktemp("pages"), seeds=(0, 1), steps=64, prompts=8, budget=(), missing=())
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(figures, "save", _svg)
+        patched.setattr(style, "save", _svg)
         report = render_report(built.folder, built.study)
     root = built.layout.root
     found = {"report": report, "compare": compare([built.study.source], out=root)[0], "diff": diff(str(root), str(root), out=root)[0]}

@@ -143,7 +143,7 @@ def test_of_several_aims_the_front_is_the_searchs_own(searched: tuple[StudyRecor
 
 
 def test_arms_that_change_a_mapping_are_reported(build: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reports.figures.save", lambda *_: None)
+    monkeypatch.setattr("reports.style.save", lambda *_: None)
     monkeypatch.setattr("reports.render.inline_svg", lambda *_: "")
     parts = {"a": {"kind": "learned"}, "b": {"kind": "lexicon"}}
     arms = {

@@ -6,12 +6,24 @@ import math
 
 import numpy as np
 import pytest
+from scipy.optimize import isotonic_regression
 
-from reports.drift import KLCurve, alarm, common_range, fit_law, kl_curve, running_mean
+from reports.drift import KLCurve, alarm, common_range, fit_law, isotonic, kl_curve, running_mean
 
 
 def law(d: np.ndarray, a: float, b: float) -> np.ndarray:
     return d * (a - b * np.log(np.maximum(d, 1e-300)))
+
+
+def test_the_isotonic_fit_is_that_of_scipy_to_the_bit() -> None:
+    rng = np.random.default_rng(0)
+    for trial in range(300):
+        values = rng.normal(size=rng.integers(1, 60)) + rng.choice([-0.1, 0.0, 0.1]) * np.arange(1.0)
+        values = np.round(values, 1) if trial % 3 == 0 else np.cumsum(values)
+        wanted = isotonic_regression(values)
+        levels, weights = isotonic(values)
+        np.testing.assert_array_equal(levels, wanted.x[wanted.blocks[:-1]])
+        np.testing.assert_array_equal(weights, np.diff(wanted.blocks))
 
 
 def test_a_monotone_trajectory_is_its_own_curve() -> None:

@@ -164,7 +164,7 @@ def test_empty_study_has_nothing_to_draw(build: Builder, tmp_path: Path) -> None
 def test_only_figures_that_apply_are_drawn_unless_asked_for_by_name(
     build: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reports.figures.save", lambda *_: None)
+    monkeypatch.setattr("reports.style.save", lambda *_: None)
     built = build(tmp_path, seeds=(0,), prompts=4, steps=64)
     whole = load_records(built.folder, built.study)
     found = analyse(whole)

@@ -14,7 +14,7 @@ import trl_logs
 
 from pipeline.errors import Damaged, UserError
 from pipeline.layout import Layout, StudyFolder
-from reports import figures, foreign
+from reports import foreign, style
 from reports.answer import answer
 from reports.estimates import analyse
 from reports.load import find_study, load_records
@@ -70,7 +70,7 @@ def test_the_page_says_what_is_not_there(imported: tuple[StudyFolder, Study], mo
     def svg_only(figure: object, stem: Path, title: str, origin: object) -> None:
         figure.savefig(stem.with_suffix(".svg"), metadata={"Date": None})  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(figures, "save", svg_only)
+    monkeypatch.setattr(style, "save", svg_only)
     folder = render_report(*imported).parent
     page = (folder / "index.html").read_text()
     assert "No held-out evaluation was imported, so there is no win rate against the reference" in page

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pipeline.layout import StudyFolder
-from reports import figures, fresh
+from reports import fresh, style
 from reports.fresh import current_report
 from reports.render import render_report
 from studies.schema import Study, load_study
@@ -26,13 +26,13 @@ FEW = "figures: [win_rate, kl]\n"
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the figures that are drawn from here on."""
     names: list[str] = []
-    save = figures.save
+    save = style.save
 
     def note(figure: object, stem: Path, title: str, origin: object) -> None:
         names.append(stem.name)
         save(figure, stem, title, origin)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(figures, "save", note)
+    monkeypatch.setattr(style, "save", note)
     return names
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reports import helper
-from reports.helper import Helper
+from reports import fresh, helper
+from reports.helper import Helper, IdleCores
 from reports.render import render_report
 
 if TYPE_CHECKING:
@@ -23,14 +26,27 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+def politely(take: Callable[..., Iterator[str]]) -> Callable[..., Iterator[str]]:
+    """Take names in this process once the other has taken one."""
+
+    def wait(names: Sequence[str], taken: Any) -> Iterator[str]:
+        end = time.monotonic() + 60
+        while not taken.value and time.monotonic() < end:
+            time.sleep(0.01)
+        return take(names, taken)
+
+    return wait
+
+
 def test_two_processes_write_the_bytes_of_one(build: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = build(tmp_path, seeds=(0,), prompts=4, steps=64, diverged=(), budget=(), missing=(), extra="figures: [win_rate, kl, cost]\n")
     alone = contents(render_report(built.folder, built.study).parent)
-    monkeypatch.setattr(helper, "idle_cores", lambda: 1.0)
     helped: list[str] = []
     receive = Helper._receive
     monkeypatch.setattr(Helper, "_receive", lambda self, done: (receive(self, done), helped.extend(done))[0])
-    assert contents(render_report(built.folder, built.study, second=True).parent) == alone
+    monkeypatch.setattr(helper, "_next", politely(helper._next))
+    with helper.helper(wanted=True) as beside:
+        assert contents(render_report(built.folder, built.study, beside=beside).parent) == alone
     assert helped, "the second process drew nothing"
 
 
@@ -47,9 +63,35 @@ def test_a_helper_that_is_killed_or_fails_is_made_up_for() -> None:
     assert not failing._process.is_alive()
 
 
-def test_no_helper_where_no_core_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(helper, "idle_cores", lambda: 0.4)
-    with helper.helper(wanted=True) as found:
-        assert found is None
+def test_no_helper_where_no_core_is_idle(build: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = build(tmp_path, seeds=(0,), prompts=4, steps=64, diverged=(), budget=(), missing=(), extra="figures: [win_rate]\n")
+    wanted: list[bool] = []
+
+    @contextmanager
+    def note(asked: bool) -> Iterator[None]:
+        wanted.append(asked)
+        yield None
+
+    monkeypatch.setattr(fresh, "helper", note)
+    for idle in (0.4, 1.0):
+        monkeypatch.setattr(IdleCores, "beside_this_process", lambda self, idle=idle: idle)
+        fresh.current_report(built.folder, built.study, second=True)
+        (built.folder.path / fresh.STAMP).unlink()
+    assert wanted == [False, True]
     with helper.helper(wanted=False) as found:
         assert found is None
+
+
+def test_idle_cores_are_those_that_nobody_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three cores, this process uses one, and others half a core."""
+    looks = iter([(0.0, 100.0, 5.0), (10.0, 115.0, 15.0)])
+    monkeypatch.setattr(IdleCores, "_look", staticmethod(lambda: next(looks)))
+    monkeypatch.setattr(helper.os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+    assert IdleCores().beside_this_process() == pytest.approx(1.5)
+
+
+def test_this_process_alone_leaves_no_more_cores_than_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([(0.0, 100.0, 5.0), (10.0, 175.0, 10.0)])
+    monkeypatch.setattr(IdleCores, "_look", staticmethod(lambda: next(looks)))
+    monkeypatch.setattr(helper.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    assert IdleCores().beside_this_process() == 1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from reports import stats
 from reports.power import MOST_SEEDS, detectable, seeds_needed
@@ -58,3 +59,11 @@ def test_prompts_can_stand_in_the_way() -> None:
 
 def test_one_seed_knows_nothing_of_seeds() -> None:
     assert seeds_needed(np.ones((1, 10)), 0.1) is None
+
+
+@pytest.mark.parametrize("df", [1.5, 5.0, 400.0])
+def test_the_shift_is_where_the_noncentral_t_test_has_its_power(df: float) -> None:
+    shift = detectable(1.0, df, alpha=0.05, power=0.8)
+    critical = scipy.stats.t.ppf(0.975, df)
+    power = scipy.stats.nct.sf(critical, df, shift) + scipy.stats.nct.cdf(-critical, df, shift)
+    assert power == pytest.approx(0.8, abs=2e-4)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pipeline.errors import UserError
-from reports import figures, render
+from reports import figures, render, style
 from reports.cli import report
 from reports.estimates import Findings
 from reports.load import StudyRecords
@@ -85,7 +85,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     def svg_only(figure: object, stem: Path, title: str, origin: object) -> None:
         figure.savefig(stem.with_suffix(".svg"), metadata={"Date": None})  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(figures, "save", svg_only)
+    monkeypatch.setattr(style, "save", svg_only)
 
 
 @pytest.fixture(scope="module")

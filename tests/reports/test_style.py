@@ -12,12 +12,13 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 import seaborn as sns
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from reports import style
-from reports.replay import draw_once
+from reports.replay import DPI, draw_once
 from reports.style import Provenance, house_style, new_figure, save
 
 PALE = {"#ece133", "#fbafe4"}
@@ -57,7 +58,8 @@ def both(figure: Figure, folder: Path) -> None:
     draw_once(
         figure,
         lambda: FigureCanvasSVG(figure).print_svg(folder / "once.svg", metadata={"Date": None}),
-        lambda: FigureCanvasPdf(figure).print_pdf(folder / "once.pdf", metadata={"CreationDate": None}),
+        (lambda: FigureCanvasPdf(figure).print_pdf(folder / "once.pdf", metadata={"CreationDate": None}), DPI),
+        (lambda: FigureCanvasAgg(figure).print_png(folder / "once.png"), 200.0),
     )
 
 
@@ -85,11 +87,26 @@ def test_texts_stand_where_a_drawing_for_pdf_alone_puts_them(tmp_path: Path) -> 
     np.testing.assert_allclose(*(np.array(number.findall(text), dtype=float) for text in (once, alone)), atol=0.2)
 
 
+@pytest.mark.parametrize(("text", "share"), [(False, 0.001), (True, 0.02)])
+def test_pixels_are_those_of_a_drawing_for_png_alone(tmp_path: Path, text: bool, share: float) -> None:
+    """But for the edges of glyphs, which stand up to half a pixel of the SVG elsewhere."""
+    with house_style():
+        both(picture(text), tmp_path)
+        figure = picture(text)
+        FigureCanvasSVG(figure).print_svg(tmp_path / "alone.svg")  # finds the places
+        figure.set_layout_engine("none")
+        figure.dpi = 200.0
+        FigureCanvasAgg(figure).print_png(tmp_path / "alone.png")
+    once, alone = (mpl.image.imread(tmp_path / f"{name}.png") for name in ("once", "alone"))
+    assert once.shape == alone.shape == (600, 960, 4)
+    assert (np.abs(once - alone).max(-1) > 0.2).mean() < share
+
+
 def test_an_image_is_refused() -> None:
     figure = Figure()
     figure.subplots().imshow(np.zeros((2, 2)))
     with pytest.raises(NotImplementedError, match="image"):
-        draw_once(figure, lambda: FigureCanvasSVG(figure).print_svg(Path("/dev/null")), lambda: None)
+        draw_once(figure, lambda: FigureCanvasSVG(figure).print_svg(Path("/dev/null")), (lambda: None, DPI))
     assert figure.draw.__func__ is Figure.draw
 
 
