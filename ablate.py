@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import gc
 import os
 import sys
 import traceback
@@ -122,6 +124,7 @@ def _draw(study: Study, folder: StudyFolder) -> Path | None:
 
 def main() -> None:
     """Run a command and exit with its code."""
+    atexit.register(gc.freeze)  # to look for cycles among all that ends with the process takes half a second
     cli.draw_reports_with(_draw)
     try:
         app()
