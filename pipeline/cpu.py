@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.optim import Optimizer
 
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 """Environment of processes whose tensors shall lie on pages of 2 MiB, which most kernels give to those who ask.
@@ -25,6 +26,13 @@ LOGITS = 2**18
 """Logits that a token is drawn from at once: what the cache of a core holds."""
 SHORT = 128
 """Rows up to this many tokens have the attention for short ones."""
+
+
+def ask_no_card(optimiser: Optimizer) -> None:
+    """Keep an optimiser of weights on the CPU from asking a card whether it captures a graph: that alone would open a CUDA context."""
+    for name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check"):  # torch 2.13, and 2.11
+        if hasattr(optimiser, name):
+            setattr(optimiser, name, lambda: None)
 
 
 def keep_freed_memory() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 PRECISION = "ABLATE_PRECISION"
 """Environment variable that overrides the precision: ``fp32``, ``fp16`` or ``bf16``. Part of every stage's key, as any precision."""
@@ -23,22 +23,33 @@ def gpu_visible() -> bool:
     return torch.cuda.is_available()
 
 
+def built_for_cards() -> bool:
+    """Whether the installed torch can use a GPU, of whatever make; True where it does not say."""
+    build = _build()
+    return build is None or any(getattr(build, make, None) is not None for make in ("cuda", "hip"))
+
+
 @lru_cache(maxsize=1)
 def _gpu_possible() -> bool:
-    found = find_spec("torch")
-    if found is None or found.origin is None:
+    if find_spec("torch") is None or not built_for_cards():
         return False
-    spec = spec_from_file_location("_torch_version", Path(found.origin).with_name("version.py"))
+    return getattr(_build(), "cuda", None) is None or _loads(_DRIVERS.get(sys.platform))
+
+
+@lru_cache(maxsize=1)
+def _build() -> ModuleType | None:
+    """What torch says of its build; None where it has no file that says so, and must be asked itself."""
+    found = find_spec("torch")
+    path = Path(found.origin).with_name("version.py") if found is not None and found.origin is not None else None
+    spec = spec_from_file_location("_torch_version", path) if path is not None else None
     if spec is None or spec.loader is None:
-        return True
+        return None
     build = module_from_spec(spec)
-    with suppress(OSError):  # a torch without this file has to be asked
+    try:
         spec.loader.exec_module(build)
-        if getattr(build, "cuda", None) is None and getattr(build, "hip", None) is None:
-            return False
-        if getattr(build, "cuda", None) is not None:
-            return _loads(_DRIVERS.get(sys.platform))
-    return True
+    except OSError:
+        return None
+    return build
 
 
 def _loads(library: str | None) -> bool:

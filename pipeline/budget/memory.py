@@ -10,9 +10,11 @@ from pipeline import cpu
 from pipeline.budget.chunking import chunk_tokens, pair_rows, text_rows
 from pipeline.budget.machine import GIB
 from pipeline.budget.subject import Trained, Trial
+from pipeline.device import built_for_cards
 
-INTERPRETER_GIB, ADAPTER_LIBRARY_GIB = 0.40, 0.20
-"""Resident set of a worker with its libraries but no network, and what importing peft adds: measured on Linux, CPU build of torch."""
+INTERPRETER_GIB, CARD_LIBRARIES_GIB, ADAPTER_LIBRARY_GIB = 0.40, 0.20, 0.20
+"""Resident set of a worker with its libraries but no network; what a torch that was built for GPUs adds on a machine without one; and
+what importing peft adds. Measured on Linux."""
 NF4_BYTES = 0.516
 """Per weight in 4 bits: half a byte, and the scales of blocks of 64, themselves in 8 bits (Dettmers 2023)."""
 
@@ -30,7 +32,7 @@ def memory_by_stage(trial: Trial, trained: Trained) -> dict[str, Parts]:
 
 
 def _whole(on_card: bool, lasting: Parts, passing: Parts) -> Parts:
-    libraries = 0.0 if on_card else INTERPRETER_GIB * GIB
+    libraries = 0.0 if on_card else (INTERPRETER_GIB + CARD_LIBRARIES_GIB * built_for_cards()) * GIB
     return {"interpreter and libraries": libraries, **lasting, **passing}
 
 

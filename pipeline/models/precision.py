@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
+from pipeline import cpu
 from pipeline.device import PRECISION as CHOICE
 from pipeline.errors import UserError
 
@@ -75,6 +76,8 @@ class GradientSteps:
 
     def __init__(self, optimiser: torch.optim.Optimizer, precision: Precision) -> None:
         self.optimiser = optimiser
+        if precision.device.type == "cpu":
+            cpu.ask_no_card(optimiser)
         self.scaler = torch.amp.GradScaler(precision.device.type, enabled=precision.name == "fp16")
 
     def clear(self) -> None:

@@ -113,6 +113,8 @@ def test_a_whole_trial_on_the_cpu_opens_no_context_of_a_card(layout: Layout, mon
         raise AssertionError("this would open a CUDA context")
 
     monkeypatch.setattr(torch.cuda, "_lazy_init", touched)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_stream", touched)  # what optimisers ask for, where there is a card
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     prepare(smoke())
