@@ -26,7 +26,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from pipeline.config import canonical_json
+from pipeline.config.trial import canonical_json
 from pipeline.errors import Damaged, Fault, Gone
 from pipeline.layout import StudyFolder, TrialRecord, read_sealed, sealed, set_aside, write_atomic
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Config = Any
-"""A `pipeline.config.TrialConfig`, which is made in the layer above."""
+"""A `pipeline.config.trial.TrialConfig`, which is made in the layer above."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from pipeline.artifacts import Artifact, Store
-from pipeline.config import canonical_json, flatten
+from pipeline.config.trial import canonical_json, flatten
 from pipeline.errors import Damaged, UserError
 from pipeline.reporter import Reporter
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from pipeline.config import COMMIT
+from pipeline.config.data import COMMIT
 from pipeline.errors import UserError
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")

@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pipeline.config import canonical_json
+from pipeline.config.trial import canonical_json
 from pipeline.errors import Damaged, Fault, Gone, UserError
 
 Status = Literal["complete", "budget", "diverged", "pruned", "failed"]

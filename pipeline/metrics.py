@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from pipeline.config import nearest
+from pipeline.config.names import nearest
 from pipeline.errors import UserError
 
 

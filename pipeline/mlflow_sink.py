@@ -22,7 +22,7 @@ from typing import Any
 from filelock import FileLock
 from pydantic import BaseModel, ConfigDict
 
-from pipeline.config import canonical_json
+from pipeline.config.trial import canonical_json
 from pipeline.errors import Damaged
 from pipeline.layout import Layout, read_sealed, sealed, write_atomic
 

@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.budget.estimate import Estimate, estimate
 from pipeline.budget.machine import GIB
 from pipeline.budget.subject import Device, Trial
-from pipeline.config import TrialConfig
+from pipeline.config.trial import TrialConfig
 from pipeline.device import gpu_visible
 from pipeline.errors import UserError
 from pipeline.sizes import scorer_shapes, shape_of

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pipeline.budget.shape import BASE_CLASSIFIER, PUBLISHED, ScorerShape, Shape
-from pipeline.config import TrialConfig, canonical_json
+from pipeline.config.trial import TrialConfig, canonical_json
 from pipeline.models.anatomy import blocks_of, trunk
 from pipeline.models.loading import CausalLM, scratch_config
 from pipeline.models.meter import attention_width, cached_numbers, linear_maps, map_sizes

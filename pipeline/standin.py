@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import DataConfig
+from pipeline.config.data import DataConfig
 from pipeline.data.corpus import load_corpus
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError

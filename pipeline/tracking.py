@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from pipeline.config import canonical_json
+from pipeline.config.trial import canonical_json
 from pipeline.metrics import METRICS, check_keys
 
 

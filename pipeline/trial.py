@@ -18,7 +18,7 @@ from typing import Any
 from pipeline import dag
 from pipeline.artifacts import Artifact, Store
 from pipeline.budget.machine import hold_allocator
-from pipeline.config import TrialConfig
+from pipeline.config.trial import TrialConfig
 from pipeline.data.files import check_source
 from pipeline.layout import Layout
 from pipeline.reporter import Reporter

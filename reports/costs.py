@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from pipeline.config import TrialConfig
+from pipeline.config.trial import TrialConfig
 from reports.estimates import Findings
 from reports.load import StudyRecords
 from reports.points import rows_axis, side

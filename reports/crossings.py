@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from pipeline.config import flatten
+from pipeline.config.trial import flatten
 from pipeline.metrics import METRICS
 from reports import stats
 from reports.curves import seed_counts

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.artifacts import file_of
-from pipeline.config import flatten
+from pipeline.config.trial import flatten
 from pipeline.errors import Gone
 from pipeline.layout import StudyFolder, TrialRecord, read_json
 from reports.artifacts import Series

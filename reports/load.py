@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.artifacts import file_in
-from pipeline.config import flatten
+from pipeline.config.trial import flatten
 from pipeline.errors import Gone, UserError
 from pipeline.layout import StudyFolder, TrialRecord, read_json
 from pipeline.metrics import known

@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from pipeline.config import TrialConfig, flatten
+from pipeline.config.trial import TrialConfig, flatten
 from pipeline.layout import StudyFolder
 from pipeline.metrics import METRICS
 from reports import foreign

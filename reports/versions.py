@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from pipeline.artifacts import file_of
-from pipeline.config import flatten
+from pipeline.config.trial import flatten
 from pipeline.errors import Gone, UserError
 from pipeline.layout import Layout, StudyFolder, TrialRecord
 from studies.falsifiers import Verdict, evaluate

@@ -12,7 +12,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import Fault, TrialConfig, check_key, inert, nearest, profile_names, read_config, value_at
+from pipeline.config.effects import inert, value_at
+from pipeline.config.loading import check_key, profile_names, read_config
+from pipeline.config.messages import Fault
+from pipeline.config.names import nearest
+from pipeline.config.trial import TrialConfig
 from pipeline.config_words import meant
 from pipeline.errors import UserError
 from pipeline.layout import safe

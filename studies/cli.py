@@ -14,7 +14,7 @@ from studies.hints import command
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pipeline.config import TrialConfig
+    from pipeline.config.trial import TrialConfig
     from pipeline.layout import Layout, StudyFolder
     from studies.schema import Study
 
@@ -48,7 +48,7 @@ def study(
     out: OutOption = None,
 ) -> None:
     """Run a study; run it again and it continues, or is all cached."""
-    from pipeline.config import parse_set
+    from pipeline.config.loading import parse_set
     from pipeline.layout import Layout
     from studies.schema import load_study
 
@@ -63,7 +63,7 @@ def run(
     out: OutOption = None,
 ) -> None:
     """Run one trial, recorded as study `single`."""
-    from pipeline.config import parse_set
+    from pipeline.config.loading import parse_set
     from pipeline.layout import Layout
     from studies.schema import single
 
@@ -72,7 +72,7 @@ def run(
 
 def plan(name: StudyArgument, profile: ProfileOption = None, settings: SetOption = None, out: OutOption = None) -> None:
     """Show what would run, what is cached and why, and whether it fits the budget."""
-    from pipeline.config import parse_set
+    from pipeline.config.loading import parse_set
     from pipeline.layout import Layout
     from studies.plan import print_plan
     from studies.schema import load_study
@@ -105,7 +105,7 @@ def falsify(
 
     from rich.text import Text
 
-    from pipeline.config import parse_set
+    from pipeline.config.loading import parse_set
     from pipeline.layout import Layout
     from studies.design import planned
     from studies.falsifiers import EXIT_CODES, overall

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.config import flatten
+from pipeline.config.trial import flatten
 from pipeline.layout import StudyFolder, TrialRecord
 from studies.falsifiers import Verdict
 from studies.schema import Study

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config import TrialConfig, canonical_json
+from pipeline.config.trial import TrialConfig, canonical_json
 from pipeline.errors import UserError
 from studies.checks import built, check_overrides, told
 from studies.schema import IMPORTED, STOP_KEY, Study

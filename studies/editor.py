@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import MAPPINGS, Section, TrialConfig, load_config, profile_names
+from pipeline.config.base import Section
+from pipeline.config.loading import MAPPINGS, load_config, profile_names
+from pipeline.config.trial import TrialConfig
 from pipeline.config_effects import needs
 from pipeline.config_rewards import RewardConfig
 from pipeline.layout import SAFE_NAME

@@ -25,7 +25,8 @@ from typing import Any, Literal, Protocol
 
 from pipeline.artifacts import Artifact
 from pipeline.budget.machine import grow_segments, visible_gpus
-from pipeline.config import TrialConfig, nearest
+from pipeline.config.names import nearest
+from pipeline.config.trial import TrialConfig
 from pipeline.cpu import HUGE_PAGES
 from pipeline.errors import UserError
 from pipeline.faults import disk_full, in_words, is_disk_full

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts import artifact_of, checked, file_digest, file_of
-from pipeline.config import TrialConfig, flatten, nearest
+from pipeline.config.names import nearest
+from pipeline.config.trial import TrialConfig, flatten
 from pipeline.errors import Damaged, UserError
 from pipeline.faults import disk_full, is_disk_full
 from pipeline.intervals import student

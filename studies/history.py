@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts import MANIFEST
-from pipeline.config import TrialConfig
+from pipeline.config.trial import TrialConfig
 from pipeline.dag import Known
 from pipeline.errors import Damaged, Fault
 from pipeline.layout import Layout, TrialRecord, read_json

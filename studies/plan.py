@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.config import TrialConfig
+from pipeline.config.trial import TrialConfig
 from pipeline.dag import Known, StagePlan
 from pipeline.device import gpu_visible
 from pipeline.errors import UserError

@@ -13,7 +13,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline.config import Fault, Positive, Section, StopRule, dotted_keys, load_config, nearest, read_yaml, validated
+from pipeline.config.algorithm import StopRule
+from pipeline.config.base import Positive, Section
+from pipeline.config.loading import dotted_keys, load_config
+from pipeline.config.messages import Fault, validated
+from pipeline.config.names import nearest
+from pipeline.config.yaml_files import read_yaml
 from pipeline.config_words import WORDS, meant, meant_key
 from pipeline.errors import UserError
 from pipeline.layout import SAFE_NAME, safe

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts import file_of
-from pipeline.config import TrialConfig, flatten
+from pipeline.config.trial import TrialConfig, flatten
 from pipeline.errors import Gone
 from pipeline.layout import Layout, StudyFolder, TrialRecord
 from pipeline.mlflow_sink import MlflowSink, prepare_store, tag_experiment, tracking_uri

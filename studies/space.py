@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from pipeline.config import Positive, Section, StopRule
+from pipeline.config.algorithm import StopRule
+from pipeline.config.base import Positive, Section
 
 Seed = Annotated[int, Field(ge=0, strict=True)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]

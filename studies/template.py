@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.config import nearest
+from pipeline.config.names import nearest
 from pipeline.config_words import SYMBOLS
 from pipeline.errors import UserError
 from pipeline.layout import safe

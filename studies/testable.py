@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pipeline.config import TrialConfig
+from pipeline.config.trial import TrialConfig
 from studies.design import Cell
 from studies.schema import Falsifier, Study
 

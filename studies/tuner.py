@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config import load_config
+from pipeline.config.loading import load_config
 from pipeline.layout import StudyFolder, TrialRecord
 from studies.design import Cell
 from studies.planner import Ticket, objective_value

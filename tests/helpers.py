@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts import write_manifest
-from pipeline.config import TrialConfig, load_config
+from pipeline.config.loading import load_config
+from pipeline.config.trial import TrialConfig
 
 
 def smoke(**overrides: Any) -> TrialConfig:

@@ -58,7 +58,7 @@ def trial(control: str, root: Path, until: str | None = None) -> None:
     """Run the trial of a control to its end, in this process."""
     from helpers import Recorder
 
-    from pipeline.config import load_config
+    from pipeline.config.loading import load_config
     from pipeline.layout import Layout
     from pipeline.trial import run_trial
 

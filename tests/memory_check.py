@@ -13,7 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import TrialConfig, load_config
+from pipeline.config.loading import load_config
+from pipeline.config.trial import TrialConfig
 from pipeline.preflight import predict
 
 COMMON = {
@@ -65,7 +66,7 @@ def base(folder: Path, sizes: dict[str, Any]) -> Path:
     """A random network in the hub's layout; its tokenizer knows fewer words than its vocabulary has places."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from pipeline.config import DataConfig
+    from pipeline.config.data import DataConfig
     from pipeline.data.corpus import load_corpus
     from pipeline.data.tokenizer import train_tokenizer
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts import Artifact
-from pipeline.config import TrialConfig
+from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
 from pipeline.reporter import Reporter
 

@@ -10,7 +10,9 @@ import torch
 from helpers import Recorder
 
 from pipeline.budget.ledger import Ledger
-from pipeline.config import CapsConfig, ModelConfig, PpoConfig, RuntimeConfig
+from pipeline.config.algorithm import PpoConfig
+from pipeline.config.model import ModelConfig
+from pipeline.config.runtime import CapsConfig, RuntimeConfig
 from pipeline.models.adapters import WithoutAdapter, choose_trained
 from pipeline.models.anatomy import trunk
 from pipeline.models.critic import calibrated_head

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM, Qwen2ForSequ
 from transformers.trainer_callback import PrinterCallback
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 
-from pipeline.config import PpoConfig
+from pipeline.config.algorithm import PpoConfig
 
 TokenReward = Callable[[Tensor], Tensor]
 """Token ids (B, L) to the reward of every prefix (B, L)."""

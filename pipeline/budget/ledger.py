@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.budget.machine import GIB, peak_gib
 from pipeline.budget.roofline import EFFICIENCY, t4_seconds
-from pipeline.config import CapsConfig
+from pipeline.config.runtime import CapsConfig
 
 
 @dataclass(frozen=True)

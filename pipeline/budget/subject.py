@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.budget.shape import ScorerShape, Shape
-from pipeline.config import PpoConfig, TrialConfig
+from pipeline.config.algorithm import PpoConfig
+from pipeline.config.trial import TrialConfig
 
 Device = Literal["cpu", "cuda"]
 TOKENS_PER_WORD = 1.5

@@ -9,7 +9,7 @@ from typing import Any, assert_never
 
 import numpy as np
 
-from pipeline.config import DataConfig
+from pipeline.config.data import DataConfig
 from pipeline.data.cleaning import clean
 from pipeline.data.files import HELDOUT_SHARE, TEXT_COLUMNS, read_splits
 from pipeline.data.hubdata import hub_splits

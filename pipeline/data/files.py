@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts import file_digest
-from pipeline.config import DataConfig, nearest
+from pipeline.config.data import DataConfig
+from pipeline.config.names import nearest
 from pipeline.errors import UserError
 
 FORMATS = ("parquet", "csv", "jsonl")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import DataConfig
+from pipeline.config.data import DataConfig
 from pipeline.data.files import TEXT_COLUMNS, require
 from pipeline.data.labels import UNLABELLED, polarity
 from pipeline.errors import UserError

@@ -7,7 +7,7 @@ from typing import Any, Literal, assert_never
 
 import numpy as np
 
-from pipeline.config import DataConfig
+from pipeline.config.data import DataConfig
 from pipeline.errors import UserError
 
 CHARACTERS_A_TOKEN = 64

@@ -12,7 +12,7 @@ from typing import Any, assert_never
 import torch
 from torch import nn
 
-from pipeline.config import PpoConfig
+from pipeline.config.algorithm import PpoConfig
 from pipeline.errors import UserError
 from pipeline.models.anatomy import block_lists, trunk
 from pipeline.models.loading import CausalLM

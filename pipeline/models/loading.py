@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from pipeline.config import ModelConfig
+from pipeline.config.model import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.anatomy import CausalLM as CausalLM
 from pipeline.models.heads import fp32_logits

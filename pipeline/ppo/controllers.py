@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import assert_never
 
-from pipeline.config import KL_ERROR_CLIP, PpoConfig
+from pipeline.config.algorithm import KL_ERROR_CLIP, PpoConfig
 
 STOP_FACTOR = 1.5
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from pipeline.config import PpoConfig
+from pipeline.config.algorithm import PpoConfig
 
 NOISE = 5.0
 """Standard errors by which a sampled mean may miss its expectation before it is no longer noise."""

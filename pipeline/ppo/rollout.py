@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pipeline.budget.room import Room
-from pipeline.config import PpoConfig
+from pipeline.config.algorithm import PpoConfig
 from pipeline.models.generation import sample
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import ActorCritic, Episodes, response_hidden, to_grid

@@ -17,7 +17,8 @@ from torch import Tensor
 from pipeline.budget.ledger import Ledger, Reached
 from pipeline.budget.roofline import BYTES_STEP
 from pipeline.budget.room import MemoryFull, MemoryFullSomewhere, Room
-from pipeline.config import CapsConfig, PpoConfig, RuntimeConfig
+from pipeline.config.algorithm import PpoConfig
+from pipeline.config.runtime import CapsConfig, RuntimeConfig
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.precision import GradientSteps, Precision

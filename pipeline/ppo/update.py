@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pipeline.budget.room import Room
-from pipeline.config import PpoConfig
+from pipeline.config.algorithm import PpoConfig
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.precision import GradientSteps, Precision
 from pipeline.models.recompute import recomputing

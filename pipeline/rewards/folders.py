@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pipeline.config import nearest
+from pipeline.config.names import nearest
 from pipeline.errors import UserError
 
 

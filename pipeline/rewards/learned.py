@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pipeline.budget.chunking import pair_rows
 from pipeline.budget.room import Room, no_warning
-from pipeline.config import RewardConfig
+from pipeline.config.rewards import RewardConfig
 from pipeline.models.heads import scalar
 from pipeline.models.loading import CausalLM, freeze, load_head, load_snapshot, save_head
 from pipeline.models.policy import Episodes, flush_left

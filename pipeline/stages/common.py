@@ -15,7 +15,7 @@ from pipeline import cpu
 from pipeline.artifacts import Artifact
 from pipeline.budget.machine import grow_segments
 from pipeline.budget.room import Room
-from pipeline.config import RuntimeConfig
+from pipeline.config.runtime import RuntimeConfig
 from pipeline.config_rewards import JudgeConfig, PartConfig, part_key
 from pipeline.errors import UserError
 from pipeline.models.generation import tokenize_prompts

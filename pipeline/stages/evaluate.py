@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pipeline.artifacts import Artifact
 from pipeline.budget.room import Room
-from pipeline.config import TrialConfig
+from pipeline.config.trial import TrialConfig
 from pipeline.intervals import grouped
 from pipeline.layout import write_json
 from pipeline.metrics import check_keys

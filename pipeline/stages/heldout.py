@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pipeline.artifacts import Artifact
 from pipeline.budget.room import Room
-from pipeline.config import TrialConfig
+from pipeline.config.trial import TrialConfig
 from pipeline.models.generation import sample
 from pipeline.models.loading import CausalLM
 from pipeline.models.precision import Precision

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from pipeline.artifacts import Artifact
-from pipeline.config import TrialConfig
+from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
 from pipeline.models.loading import device_of
 from pipeline.reporter import Reporter, Silent

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.artifacts import Artifact
-from pipeline.config import TrialConfig
+from pipeline.config.trial import TrialConfig
 
 KEPT = "checkpoints"
 """Where the checkpoints of a trial lie, and beside them the metrics of one that a cap has ended."""

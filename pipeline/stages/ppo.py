@@ -19,7 +19,8 @@ import torch
 from pipeline.artifacts import Artifact
 from pipeline.budget.ledger import Ledger
 from pipeline.budget.machine import fresh_marks, hold_allocator
-from pipeline.config import PpoConfig, TrialConfig
+from pipeline.config.algorithm import PpoConfig
+from pipeline.config.trial import TrialConfig
 from pipeline.layout import write_json
 from pipeline.models.adapters import WithoutAdapter, choose_trained, merged
 from pipeline.models.anatomy import trunk

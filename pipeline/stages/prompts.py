@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.config import TrialConfig
+from pipeline.config.trial import TrialConfig
 from pipeline.data.corpus import load_corpus
 from pipeline.data.labels import pair_labels
 from pipeline.data.prompts import make_prompts

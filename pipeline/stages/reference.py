@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 
 from pipeline.artifacts import Artifact
-from pipeline.config import TrialConfig
+from pipeline.config.trial import TrialConfig
 from pipeline.intervals import student
 from pipeline.layout import write_json
 from pipeline.models.loading import device_of, freeze, load_snapshot

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pipeline.artifacts import Artifact
 from pipeline.budget.room import Room
-from pipeline.config import TrialConfig
+from pipeline.config.trial import TrialConfig
 from pipeline.config_rewards import PartConfig, part_key
 from pipeline.layout import write_json
 from pipeline.models.generation import sample

@@ -18,7 +18,8 @@ from torch.nn import functional
 from pipeline.artifacts import Artifact
 from pipeline.budget.chunking import text_rows
 from pipeline.budget.room import Room
-from pipeline.config import SftConfig, TrialConfig
+from pipeline.config.model import SftConfig
+from pipeline.config.trial import TrialConfig
 from pipeline.layout import write_json
 from pipeline.models.loading import CausalLM, device_of, pretrained_model, scratch_model
 from pipeline.models.precision import Precision

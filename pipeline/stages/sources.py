@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from pipeline.artifacts import file_digest
-from pipeline.config import TrialConfig
+from pipeline.config.trial import TrialConfig
 from pipeline.config_rewards import PREFERENCES, PartConfig, part_key
 from pipeline.data.files import PAIR_COLUMNS, check_columns, digests, fingerprint
 from pipeline.device import PRECISION, gpu_visible

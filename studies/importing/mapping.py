@@ -20,7 +20,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline.config import Positive, Section, StrictlyPositive, nearest, read_yaml, validate
+from pipeline.config.base import Positive, Section, StrictlyPositive
+from pipeline.config.messages import validate
+from pipeline.config.names import nearest
+from pipeline.config.yaml_files import read_yaml
 from pipeline.errors import UserError
 from pipeline.metrics import METRICS, Metric, metric
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts import Artifact, Store, file_digest
-from pipeline.config import canonical_json
+from pipeline.config.trial import canonical_json
 from pipeline.layout import StageRef, StudyFolder, TrialRecord, record_text, sealed, write_atomic, write_json
 from pipeline.tracking import MetricsLog, to_parquet
 from studies.design import Foreign

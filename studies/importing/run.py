@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from pipeline.artifacts import Store
-from pipeline.config import nearest
+from pipeline.config.names import nearest
 from pipeline.errors import UserError
 from pipeline.layout import Layout, StudyFolder, TrialRecord, safe, writable, write_atomic
 from studies.driver import only_driver

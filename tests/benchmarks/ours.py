@@ -11,7 +11,7 @@ from benchmarks.meter import Meter
 from benchmarks.sizes import EOS, PAD, Size, reward
 
 from pipeline.budget.ledger import Ledger
-from pipeline.config import CapsConfig, RuntimeConfig
+from pipeline.config.runtime import CapsConfig, RuntimeConfig
 from pipeline.cpu import keep_freed_memory
 from pipeline.models import precision as precision_module
 from pipeline.models.anatomy import trunk

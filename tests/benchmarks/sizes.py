@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from transformers import Qwen2ForCausalLM
 
-from pipeline.config import ModelConfig, PpoConfig, load_config
+from pipeline.config.algorithm import PpoConfig
+from pipeline.config.loading import load_config
+from pipeline.config.model import ModelConfig
 from pipeline.models.loading import scratch_model
 from pipeline.models.seeding import stream
 

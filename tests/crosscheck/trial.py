@@ -16,7 +16,8 @@ from transformers import Qwen2ForCausalLM, Qwen2ForSequenceClassification
 from trl.experimental.ppo import ppo_trainer as trl_ppo
 from trl_peer import Witness, critic_of, ppo_trainer, tokenizer
 
-from pipeline.config import ModelConfig, PpoConfig
+from pipeline.config.algorithm import PpoConfig
+from pipeline.config.model import ModelConfig
 from pipeline.models.loading import scratch_model
 from pipeline.models.policy import Episodes, response_mask
 from pipeline.models.seeding import permutation, stream

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from pipeline.budget.shape import PUBLISHED
-from pipeline.config import DataConfig, TrialConfig, load_config
+from pipeline.config.data import DataConfig
+from pipeline.config.loading import load_config
+from pipeline.config.trial import TrialConfig
 from pipeline.data.corpus import load_corpus
 from pipeline.data.tokenizer import train_tokenizer
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers import Recorder, smoke
 
-from pipeline.config import TrialConfig
+from pipeline.config.trial import TrialConfig
 from pipeline.layout import Layout
 from pipeline.models.precision import CHOICE
 from pipeline.trial import TrialOutcome, run_trial

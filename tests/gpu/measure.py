@@ -29,7 +29,7 @@ from torch import Tensor
 
 from pipeline.budget.ledger import Ledger
 from pipeline.budget.roofline import t4_seconds
-from pipeline.config import TrialConfig
+from pipeline.config.trial import TrialConfig
 from pipeline.layout import Layout
 from pipeline.ppo import trainer as trainer_module
 from pipeline.ppo import update as update_module

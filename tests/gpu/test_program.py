@@ -14,7 +14,7 @@ from gpu.measure import fitted, seconds_by_phase
 from gpu.page import render
 from gpu.sections import SECTIONS, Section, run
 
-from pipeline.config import load_config
+from pipeline.config.loading import load_config
 from pipeline.preflight import predict
 from pipeline.sizes import shape_of
 

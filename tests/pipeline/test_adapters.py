@@ -10,7 +10,7 @@ import pytest
 import torch
 from tinytrial import BASE, model, run, trainer
 
-from pipeline.config import PpoConfig
+from pipeline.config.algorithm import PpoConfig
 from pipeline.errors import UserError
 from pipeline.models.adapters import WithoutAdapter, adapter_layers, adapter_off, blocks, choose_trained, merged
 from pipeline.models.loading import load_quantized, prepared

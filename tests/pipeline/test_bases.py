@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.config import DataConfig
+from pipeline.config.data import DataConfig
 from pipeline.data.corpus import load_corpus
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError

@@ -16,7 +16,7 @@ from pipeline.budget.ledger import Ledger
 from pipeline.budget.machine import ALLOCATOR_SETTINGS, GIB, fresh_marks, grow_segments, peak_gib
 from pipeline.budget.roofline import t4_seconds
 from pipeline.budget.subject import Trial
-from pipeline.config import load_config
+from pipeline.config.loading import load_config
 from pipeline.layout import Layout
 from pipeline.sizes import measured, shape_of
 from pipeline.stages.common import settle

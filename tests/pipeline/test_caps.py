@@ -14,7 +14,8 @@ from tinytrial import CONTROLS, run, trainer
 
 from pipeline.artifacts import Artifact, Store
 from pipeline.budget import ledger
-from pipeline.config import CapsConfig, load_config
+from pipeline.config.loading import load_config
+from pipeline.config.runtime import CapsConfig
 from pipeline.dag import StagePlan
 from pipeline.errors import UserError
 from pipeline.layout import Layout

@@ -13,7 +13,7 @@ from pipeline.budget.estimate import estimate
 from pipeline.budget.ledger import Ledger
 from pipeline.budget.machine import GIB
 from pipeline.budget.subject import Trial
-from pipeline.config import load_config
+from pipeline.config.loading import load_config
 from pipeline.errors import UserError
 from pipeline.ppo import checkpoint
 from pipeline.preflight import check_disk, predict

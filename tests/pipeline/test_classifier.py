@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pipeline.budget.room import Room
-from pipeline.config import load_config
+from pipeline.config.loading import load_config
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
 from pipeline.models.policy import Episodes

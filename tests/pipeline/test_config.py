@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import TrialConfig, dotted_keys, load_config, parse_set, profile_names, read_yaml
+from pipeline.config.loading import dotted_keys, load_config, parse_set, profile_names
+from pipeline.config.trial import TrialConfig
+from pipeline.config.yaml_files import read_yaml
 from pipeline.config_words import RENAMED, SYMBOLS, WORDS
 from pipeline.errors import UserError
 from pipeline.yaml_files import line_of

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.config import DataConfig
+from pipeline.config.data import DataConfig
 from pipeline.data.corpus import load_corpus
 from pipeline.data.files import check_source
 from pipeline.data.prompts import make_prompts, tokens_of

@@ -15,7 +15,8 @@ from helpers import Recorder
 
 from pipeline import dag
 from pipeline.artifacts import Artifact, Store
-from pipeline.config import TrialConfig, load_config
+from pipeline.config.loading import load_config
+from pipeline.config.trial import TrialConfig
 from pipeline.dag import Stage
 from pipeline.errors import UserError
 from pipeline.layout import Layout

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.config import DataConfig, PpoConfig
+from pipeline.config.algorithm import PpoConfig
+from pipeline.config.data import DataConfig
 from pipeline.config_rewards import JudgeConfig, PartConfig
 from pipeline.data.corpus import load_corpus
 from pipeline.data.prompts import cut_at

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import dotted_keys, load_config
+from pipeline.config.loading import dotted_keys, load_config
 from pipeline.config_effects import ACTS, needs
 from pipeline.errors import UserError
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pipeline.budget.room import Room
-from pipeline.config import ModelConfig
+from pipeline.config.model import ModelConfig
 from pipeline.models import generation, policy
 from pipeline.models.generation import inverse_cdf, sample
 from pipeline.models.loading import scratch_model

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tinytrial import actor, trainer
 
-from pipeline.config import PpoConfig
+from pipeline.config.algorithm import PpoConfig
 from pipeline.models.policy import positions, response_mask
 from pipeline.ppo.health import Diverged, check_collapse, negative_kl, repetition
 from pipeline.ppo.rollout import Rollout, collect

@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers import Recorder, smoke
 
-from pipeline.config import DataConfig
+from pipeline.config.data import DataConfig
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
 from pipeline.hub import check_model

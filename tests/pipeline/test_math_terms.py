@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from naive import drawn, prefix
 from torch import Tensor
 
-from pipeline.config import PpoConfig
+from pipeline.config.algorithm import PpoConfig
 from pipeline.models.policy import Episodes, to_grid
 from pipeline.ppo import head as head_module
 from pipeline.ppo.masking import masked_var, masked_whiten

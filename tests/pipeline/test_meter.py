@@ -17,7 +17,10 @@ from pipeline.budget.estimate import work_of_update
 from pipeline.budget.ledger import Ledger
 from pipeline.budget.room import Room
 from pipeline.budget.subject import Trained, Trial
-from pipeline.config import CapsConfig, PpoConfig, RewardConfig, RuntimeConfig, load_config
+from pipeline.config.algorithm import PpoConfig
+from pipeline.config.loading import load_config
+from pipeline.config.rewards import RewardConfig
+from pipeline.config.runtime import CapsConfig, RuntimeConfig
 from pipeline.models.adapters import WithoutAdapter, choose_trained
 from pipeline.models.anatomy import trunk
 from pipeline.models.heads import fp32_logits

@@ -11,7 +11,7 @@ import torch
 from helpers import Recorder, smoke
 
 from pipeline.artifacts import Artifact
-from pipeline.config import RuntimeConfig
+from pipeline.config.runtime import RuntimeConfig
 from pipeline.errors import UserError
 from pipeline.layout import Layout
 from pipeline.models.loading import load_snapshot

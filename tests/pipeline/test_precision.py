@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from tinytrial import CONTROLS, VOCAB, Killed, Killer, model, run, trainer
 
 from pipeline.budget.room import MemoryFull, Room
-from pipeline.config import RewardConfig, SftConfig
+from pipeline.config.model import SftConfig
+from pipeline.config.rewards import RewardConfig
 from pipeline.errors import UserError
 from pipeline.layout import Layout
 from pipeline.models import precision

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import TrialConfig, load_config
+from pipeline.config.loading import load_config
+from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
 from pipeline.preflight import changed, check_budget, knobs, predict, variants
 from pipeline.sizes import assumed_scorers

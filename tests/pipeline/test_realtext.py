@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers import Recorder, smoke
 
-from pipeline.config import TrialConfig
+from pipeline.config.trial import TrialConfig
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
 from pipeline.layout import Layout

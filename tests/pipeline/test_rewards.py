@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from pipeline.budget.room import Room
-from pipeline.config import ModelConfig, RewardConfig
+from pipeline.config.model import ModelConfig
+from pipeline.config.rewards import RewardConfig
 from pipeline.errors import UserError
 from pipeline.models.loading import scratch_model
 from pipeline.models.policy import Episodes, response_mask

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tinytrial import Killed, Killer, run, trainer
 
-from pipeline.config import StopRule
+from pipeline.config.algorithm import StopRule
 from pipeline.stopping import Watcher, counted, first_break
 from pipeline.tracking import merged
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tinytrial import CONTROLS, Killed, Killer, model, run, trainer
 
-from pipeline.config import PpoConfig
+from pipeline.config.algorithm import PpoConfig
 from pipeline.ppo.rollout import Prompts, Scores, collect
 from pipeline.ppo.update import accumulate, clip
 from pipeline.tracking import merged

@@ -17,7 +17,7 @@ from typing import Any
 
 from pipeline import dag
 from pipeline.artifacts import Artifact, Store
-from pipeline.config import TrialConfig
+from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
 from pipeline.layout import Layout, write_json
 from pipeline.reporter import Reporter

@@ -130,7 +130,7 @@ def test_falsify_does_not_import_torch(tmp_path: Path) -> None:
 def test_default_jobs_divide_the_gpus(monkeypatch: pytest.MonkeyPatch, processes: int, jobs: int) -> None:
     import torch
 
-    from pipeline.config import load_config
+    from pipeline.config.loading import load_config
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
@@ -142,7 +142,7 @@ def test_default_jobs_divide_the_gpus(monkeypatch: pytest.MonkeyPatch, processes
 
 
 def test_default_jobs_divide_the_cores() -> None:
-    from pipeline.config import load_config
+    from pipeline.config.loading import load_config
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     assert cli.default_jobs(load_config("tiny", {"runtime.threads": 1})) == cores

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from scipy.stats import binomtest
 
-from pipeline.config import load_config
+from pipeline.config.loading import load_config
 from pipeline.intervals import wilson
 from pipeline.layout import Layout
 from studies.display import Display, _duration

@@ -10,7 +10,7 @@ from typing import Any
 import fake_trial
 import pytest
 
-from pipeline.config import load_config
+from pipeline.config.loading import load_config
 from pipeline.errors import UserError
 from pipeline.layout import Layout
 from studies import executors

@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers import Recorder, smoke
 
-from pipeline.config import PpoConfig
+from pipeline.config.algorithm import PpoConfig
 from pipeline.config_rewards import JudgeConfig
 from pipeline.errors import UserError
 from pipeline.layout import Layout, StageRef, TrialRecord, write_json

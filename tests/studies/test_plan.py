@@ -15,7 +15,7 @@ import pytest
 from helpers import smoke
 from rich.console import Console
 
-from pipeline.config import load_config
+from pipeline.config.loading import load_config
 from pipeline.errors import UserError
 from pipeline.layout import Layout
 from pipeline.metrics import METRICS

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from pipeline.config import TrialConfig
+from pipeline.config.trial import TrialConfig
 from pipeline.errors import Damaged, UserError
 from pipeline.layout import Layout
 from studies import executors, sinks

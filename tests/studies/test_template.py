@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.config import dotted_keys, profile_names
+from pipeline.config.loading import dotted_keys, profile_names
 from pipeline.config_words import SYMBOLS
 from pipeline.errors import UserError
 from pipeline.metrics import METRICS

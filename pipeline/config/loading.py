@@ -1,0 +1,139 @@
+"""From YAML and ``--set`` to a configuration, or to every fault in them at once.
+
+A profile (``pipeline/profiles/*.yaml``) is a complete `TrialConfig`; studies and ``--set`` change single dotted keys of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.config.base import Section
+from pipeline.config.effects import inert, value_at
+from pipeline.config.messages import Fault, unknown_key, validated
+from pipeline.config.names import nearest
+from pipeline.config.trial import TrialConfig
+from pipeline.config.yaml_files import read_yaml
+from pipeline.errors import UserError
+
+PROFILES = Path(__file__).parents[1] / "profiles"
+MAPPINGS = ("reward.parts",)
+"""Keys whose values are mappings with names of the user's: single entries of them can be changed too."""
+
+
+def profile_names() -> list[str]:
+    """Names of the shipped profiles."""
+    return sorted(path.stem for path in PROFILES.glob("*.yaml"))
+
+
+def dotted_keys() -> list[str]:
+    """Every key that ``--set`` and a study's arms can name."""
+    return [
+        f"{section}.{name}"
+        for section, info in TrialConfig.model_fields.items()
+        if isinstance(info.annotation, type) and issubclass(info.annotation, Section)
+        for name in info.annotation.model_fields
+    ]
+
+
+def load_config(
+    profile: str, overrides: Mapping[str, Any] | None = None, origin: str = "--set", below: Mapping[str, Any] | None = None
+) -> TrialConfig:
+    """Read a profile and change single keys of it.
+
+    `overrides` maps dotted keys (``ppo.kl_coef``) to values; those of `below` are changed first. Raises `UserError` with
+    one line per fault: the key, the value, what is allowed and the nearest right name; `origin` says in these lines
+    where the overrides stood.
+    """
+    config, faults = read_config(profile, overrides or {}, below or {})
+    if config is None:
+        where = origin if overrides or below else str(PROFILES / f"{profile}.yaml")
+        raise UserError("\n".join(f"{where}: {fault.text}" for fault in faults))
+    return config
+
+
+def read_config(profile: str, overrides: Mapping[str, Any], below: Mapping[str, Any]) -> tuple[TrialConfig | None, list[Fault]]:
+    """As `load_config`, but gives all faults, each with the key of the override that has it. Raises `UserError` for an unknown profile."""
+    names = profile_names()
+    if profile not in names:
+        raise UserError(f"no profile '{profile}'{nearest(profile, names)}; there are: {', '.join(names)}")
+    path = PROFILES / f"{profile}.yaml"
+    content: dict[str, Any] = {"profile": profile, **_read_profile(path, path.stat().st_mtime_ns)}
+    under, faults = _changed(content, below)
+    content, wrong = _changed(under, overrides)
+    config, refused = validated(TrialConfig, content)
+    faults += [*wrong, *(Fault(_override(fault, {**below, **overrides}), fault.text) for fault in refused)]
+    if config is not None:
+        faults += _inert(config, under, overrides)
+    return (None if faults else config), faults
+
+
+def _changed(content: dict[str, Any], changes: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
+    """The sections with dotted keys changed, and a fault for each key that cannot be."""
+    found, faults = dict(content), []
+    for key, value in changes.items():
+        try:
+            check_key(key)
+            section, name, *inner = key.split(".")
+            found[section] = {**found.get(section, {}), name: _with(found.get(section, {}).get(name), inner, value, key)}
+        except UserError as error:
+            faults.append(Fault((key,), str(error)))
+    return found, faults
+
+
+def _inert(config: TrialConfig, under: dict[str, Any], overrides: Mapping[str, Any]) -> list[Fault]:
+    """Overrides that have no effect in `config`; those that repeat what is under them are none."""
+    idle = {key: why for key in overrides if (why := inert(config, key))}
+    base = validated(TrialConfig, under)[0] if idle else None
+    return [Fault((key,), why) for key, why in idle.items() if base is None or value_at(base, key) != value_at(config, key)]
+
+
+def check_key(key: str) -> None:
+    """Refuse a key that no configuration has. Below a mapping (``reward.parts.<name>.weight``) it may go on."""
+    known = dotted_keys()
+    if key not in known and not any(key.startswith(f"{name}.") for name in MAPPINGS):
+        raise UserError(unknown_key(key, known))
+
+
+def _override(fault: Fault, changes: Mapping[str, Any]) -> tuple[str, ...]:
+    """The override whose value is at fault; nothing where it is a whole section, or the profile."""
+    ways = (".".join(map(str, fault.where[:depth])) for depth in range(len(fault.where), 1, -1))
+    return next(((way,) for way in ways if way in changes), ())
+
+
+def _with(old: Any, inner: list[str], value: Any, key: str) -> Any:
+    """`old` with the entry at `inner` replaced; `value` itself where `inner` is empty."""
+    if not inner:
+        return value
+    name, *deeper = inner
+    if not isinstance(old, Mapping) or (deeper and name not in old):
+        found = list(old) if isinstance(old, Mapping) else []
+        raise UserError(f"{key}: there is no '{name}' to change{nearest(name, found)}; there are: {', '.join(found) or 'none'}")
+    return {**old, name: _with(old.get(name), deeper, value, key)}
+
+
+@lru_cache(maxsize=16)
+def _read_profile(path: Path, modified_ns: int) -> dict[str, Any]:
+    """A profile's content, read once: a large study asks for it once for every cell. Not to be changed by the caller."""
+    return read_yaml(path)
+
+
+def parse_set(assignments: list[str]) -> dict[str, Any]:
+    """Turn ``["ppo.kl_coef=0.1"]`` into ``{"ppo.kl_coef": 0.1}``; values are read as YAML.
+
+    >>> parse_set(["ppo.kl_coef=0.1", "data.prompt_length=[3, 5]"])
+    {'ppo.kl_coef': 0.1, 'data.prompt_length': [3, 5]}
+    """
+    result: dict[str, Any] = {}
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise UserError(f"--set '{text}': write it as section.key=value, for example ppo.kl_coef=0.1")
+        try:
+            result[key.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise UserError(f"--set '{text}': '{value}' is not a YAML value") from None
+    return result
