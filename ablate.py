@@ -19,7 +19,7 @@ from studies import cli
 from studies.importing.cli import import_command
 
 if TYPE_CHECKING:
-    from pipeline.layout import StudyFolder
+    from pipeline.run.layout import StudyFolder
     from studies.schema import Study
 
 TRACEBACK = "ABLATE_TRACEBACK"
@@ -88,7 +88,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             _end(error, FAULT)
         except Exception as error:
             from pipeline.faults import explained
-            from pipeline.layout import Layout
+            from pipeline.run.layout import Layout
 
             _end(explained(error, Layout.at(arguments.get("out")).root), FAULT, error)
 

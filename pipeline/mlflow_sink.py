@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pipeline.config.trial import canonical_json
 from pipeline.errors import Damaged
-from pipeline.layout import Layout, read_sealed, sealed, write_atomic
+from pipeline.run.layout import Layout, read_sealed, sealed, write_atomic
 
 SQLITE = "sqlite:///"
 IDENTITY = "identity"

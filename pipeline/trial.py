@@ -15,13 +15,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pipeline import dag
-from pipeline.artifacts import Artifact, Store
-from pipeline.budget.machine import hold_allocator
 from pipeline.config.trial import TrialConfig
 from pipeline.data.files import check_source
-from pipeline.layout import Layout
-from pipeline.reporter import Reporter
+from pipeline.resources.machine import hold_allocator
+from pipeline.run import dag
+from pipeline.run.layout import Layout
+from pipeline.run.progress import Reporter
+from pipeline.run.store import Artifact, Store
 from pipeline.stages import STAGES
 from pipeline.stages.sources import check_sources
 
@@ -79,14 +79,14 @@ def prepare(config: TrialConfig) -> None:
 
 def check_budget(config: TrialConfig, label: str) -> None:
     """Raise `UserError` for a trial that cannot fit, with the knobs that make it fit; `label` names the trial."""
-    from pipeline.preflight import check_budget as check
+    from pipeline.forecast.advice import check_budget as check
 
     check(config, label)
 
 
 def check_disk(configs: Sequence[TrialConfig], jobs: int, root: Path) -> str | None:
     """A warning where the disk may not hold all trials, `jobs` at a time. Raises `UserError` where it cannot hold one."""
-    from pipeline.preflight import check_disk as check
+    from pipeline.forecast.advice import check_disk as check
 
     return check(configs, jobs, root)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.metrics import METRICS
+from pipeline.run.metrics import METRICS
 from reports.estimates import ArmResult, Claim, Effect, Findings, once
 from reports.load import StudyRecords
 from reports.searches import Search

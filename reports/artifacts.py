@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipeline.artifacts import file_of
 from pipeline.errors import Damaged, Gone
-from pipeline.layout import StudyFolder, TrialRecord
-from pipeline.metrics import known
+from pipeline.run.layout import StudyFolder, TrialRecord
+from pipeline.run.metrics import known
+from pipeline.run.store import file_of
 
 PROMPT_COLUMNS = (
     "prompt_id", "prompt", "policy_completion", "policy_gold", "policy_proxy", "policy_length", "policy_eos", "win", "tie",

@@ -14,8 +14,8 @@ import pandas as pd
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipeline.artifacts import file_in
 from pipeline.errors import Gone
+from pipeline.run.store import file_in
 from reports.load import StudyRecords
 
 Array = NDArray[np.float64]

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from pipeline.metrics import METRICS
+from pipeline.run.metrics import METRICS
 from reports import stats
 from reports.pairs import PER_PROMPT
 from reports.stats import Array, Estimate

@@ -13,7 +13,7 @@ def report(study: str, profile: str | None = None, out: str | Path | None = None
     `profile` replaces the study's own; `out` is the output root, `Layout.at` of it; for `second` see `reports.render.render_report`.
     Raises `UserError`.
     """
-    from pipeline.layout import Layout
+    from pipeline.run.layout import Layout
     from reports.find import find_study
     from reports.fresh import current_report
 
@@ -26,7 +26,7 @@ def compare(studies: Sequence[str], profile: str | None = None, out: str | Path 
     Raises `UserError`, also for a study that is given twice.
     """
     from pipeline.errors import UserError
-    from pipeline.layout import Layout
+    from pipeline.run.layout import Layout
     from reports.compare import Compared, comparison, folder_name
     from reports.estimates import analyse
     from reports.find import find_study
@@ -51,7 +51,7 @@ def diff(first: str, second: str, study: str | None = None, profile: str | None 
     A version is a study's folder, its report, an output root (`study` and `profile` choose where it holds several), or a
     study's name or YAML path, of which the records under `out` are taken. Raises `UserError`.
     """
-    from pipeline.layout import Layout
+    from pipeline.run.layout import Layout
     from reports.diff import changes
     from reports.page import markdown_page, write_page
     from reports.versions import find_version

@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.layout import SAFE_NAME
-from pipeline.metrics import METRICS
+from pipeline.run.layout import SAFE_NAME
+from pipeline.run.metrics import METRICS
 from reports.answer import answer
 from reports.cells import DASH, columns, sample, shown, size
 from reports.estimates import ArmResult, Findings

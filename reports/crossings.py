@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from pipeline.config.trial import flatten
-from pipeline.metrics import METRICS
+from pipeline.run.metrics import METRICS
 from reports import stats
 from reports.curves import seed_counts
 from reports.estimates import Findings

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from pipeline.metrics import METRICS
+from pipeline.run.metrics import METRICS
 from reports.emphasis import Emphasis, background, emphasis
 from reports.estimates import Findings
 from reports.load import StudyRecords

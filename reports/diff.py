@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.layout import TrialRecord
-from pipeline.metrics import METRICS
+from pipeline.run.layout import TrialRecord
+from pipeline.run.metrics import METRICS
 from reports.cells import DASH, columns, sample, shown, shown_difference, size
 from reports.changes import COMPARED, Change, changes_of
 from reports.page import Page, Part

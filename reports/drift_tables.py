@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.metrics import METRICS
+from pipeline.run.metrics import METRICS
 from reports.cells import DASH, columns, sample, shown, shown_difference
 from reports.estimates import Findings
 from reports.load import StudyRecords

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.metrics import METRICS
+from pipeline.run.metrics import METRICS
 from reports import power, stats, trajectories
 from reports.load import StudyRecords
 from reports.pairs import PER_PROMPT, pair_of, parts, per_prompt

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.errors import UserError
-from pipeline.layout import Layout, StudyFolder
+from pipeline.run.layout import Layout, StudyFolder
 from studies.hints import command
 from studies.schema import IMPORTED, Study, load_study
 

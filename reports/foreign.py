@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import pandas as pd
 
-from pipeline.artifacts import file_of
 from pipeline.config.trial import flatten
 from pipeline.errors import Gone
-from pipeline.layout import StudyFolder, TrialRecord, read_json
+from pipeline.run.layout import StudyFolder, TrialRecord, read_json
+from pipeline.run.store import file_of
 from reports.artifacts import Series
 from studies.importing.problems import DETAILS, Problem, grouped
 from studies.schema import Study

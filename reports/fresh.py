@@ -16,9 +16,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts import WEIGHTS
 from pipeline.errors import Fault, UserError
-from pipeline.layout import StudyFolder, read_json, write_json
+from pipeline.run.layout import StudyFolder, read_json, write_json
+from pipeline.run.store import WEIGHTS
 from reports.helper import IdleCores, helper
 from studies.schema import Study
 

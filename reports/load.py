@@ -13,11 +13,11 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.artifacts import file_in
 from pipeline.config.trial import flatten
 from pipeline.errors import Gone, UserError
-from pipeline.layout import StudyFolder, TrialRecord, read_json
-from pipeline.metrics import known
+from pipeline.run.layout import StudyFolder, TrialRecord, read_json
+from pipeline.run.metrics import known
+from pipeline.run.store import file_in
 from reports import foreign
 from reports.artifacts import ANSWER_COLUMNS, PROMPT_COLUMNS, Stacked, read_answers, read_curves, read_samples, together
 from reports.find import find_study as find_study
@@ -51,7 +51,7 @@ class StudyRecords:
     config_digest, eval/*, cost/*; of imported trials also where each series ended (`reports.foreign`).
     A stale record is of another configuration than the design gives now; it is counted, never averaged."""
     curves: pd.DataFrame
-    """arm, seed, step and one column per metric of pipeline/metrics.py that was recorded; non-finite values are NaN."""
+    """arm, seed, step and one column per metric of pipeline/run/metrics.py that was recorded; non-finite values are NaN."""
     prompts: pd.DataFrame
     """arm, seed, `ANSWER_COLUMNS` and the parts of the reward of every prompt; `win` and `tie` are shares of the reference's draws."""
     samples: pd.DataFrame

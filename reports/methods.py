@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from pipeline.config_rewards import JudgeConfig, PartConfig, RewardConfig
+from pipeline.config.rewards import JudgeConfig, PartConfig, RewardConfig
 from reports import stats
 from reports.bound import LEAST_EFFECTIVE, reference_scores
 from reports.drift import SMOOTH

@@ -7,7 +7,7 @@ import math
 import pandas as pd
 from matplotlib.axes import Axes
 
-from pipeline.metrics import METRICS
+from pipeline.run.metrics import METRICS
 from reports.estimates import ArmResult, Effect, Findings
 from reports.load import StudyRecords
 from reports.stats import Estimate

@@ -10,8 +10,8 @@ from typing import Any
 from markupsafe import Markup
 
 from pipeline.config.trial import TrialConfig, flatten
-from pipeline.layout import StudyFolder
-from pipeline.metrics import METRICS
+from pipeline.run.layout import StudyFolder
+from pipeline.run.metrics import METRICS
 from reports import foreign
 from reports.answer import Answer, answer, claim_sentence
 from reports.estimates import Findings, analyse

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.metrics import METRICS
+from pipeline.run.metrics import METRICS
 from reports.searches import Search
 from reports.tabular import Cell, Head, Table
 from reports.words import name, number, setting

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import Damaged
-from pipeline.layout import StudyFolder, read_sealed
+from pipeline.run.layout import StudyFolder, read_sealed
 from studies.schema import Study
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.metrics import METRICS
+from pipeline.run.metrics import METRICS
 from reports import stats
 from reports.cells import DASH, columns, sample, shown, shown_difference, size
 from reports.drift_tables import alarm_table, law_table, matched_table

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from pipeline.metrics import METRICS
+from pipeline.run.metrics import METRICS
 from reports.estimates import Findings
 from reports.load import StudyRecords
 from reports.points import rows_axis, side

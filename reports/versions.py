@@ -14,10 +14,10 @@ import pandas as pd
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from pipeline.artifacts import file_of
 from pipeline.config.trial import flatten
 from pipeline.errors import Gone, UserError
-from pipeline.layout import Layout, StudyFolder, TrialRecord
+from pipeline.run.layout import Layout, StudyFolder, TrialRecord
+from pipeline.run.store import file_of
 from studies.falsifiers import Verdict, evaluate
 from studies.schema import Falsifier, load_study
 from studies.search import SEARCH

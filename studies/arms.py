@@ -37,7 +37,7 @@ def of_factors(factors: Mapping[str, Sequence[Any]], interactions: Iterable[Sequ
 
 
 def arm_name(overrides: Mapping[str, Any], labels: Mapping[str, str]) -> str:
-    """``kl_coef=0.05+cliprange=0.1``; what cannot stand in a file name is refused later by `pipeline.layout.safe`."""
+    """``kl_coef=0.05+cliprange=0.1``; what cannot stand in a file name is refused later by `pipeline.run.layout.safe`."""
     return "+".join(f"{labels[key]}={word(value)}" for key, value in overrides.items())
 
 

@@ -15,13 +15,12 @@ from typing import Any
 from pipeline.config.effects import inert, value_at
 from pipeline.config.loading import check_key, profile_names, read_config
 from pipeline.config.messages import Fault
-from pipeline.config.names import nearest
+from pipeline.config.names import meant, nearest
 from pipeline.config.trial import TrialConfig
-from pipeline.config_words import meant
+from pipeline.config.yaml_files import Where, line_of
 from pipeline.errors import UserError
-from pipeline.layout import safe
-from pipeline.metrics import METRICS, known, metric
-from pipeline.yaml_files import Where, line_of
+from pipeline.run.layout import safe
+from pipeline.run.metrics import METRICS, known, metric
 from studies.arms import BASELINE
 from studies.schema import FIGURES, IMPORTED, SEED_KEY, STOP_KEY, Study
 

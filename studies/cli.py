@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.config_words import SYMBOLS
+from pipeline.config.names import SYMBOLS
 from studies.hints import command
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from pipeline.config.trial import TrialConfig
-    from pipeline.layout import Layout, StudyFolder
+    from pipeline.run.layout import Layout, StudyFolder
     from studies.schema import Study
 
 StudyArgument = Annotated[str, typer.Argument(metavar="STUDY", help="A study's name, or the path of a YAML file.", show_default=False)]
@@ -49,7 +49,7 @@ def study(
 ) -> None:
     """Run a study; run it again and it continues, or is all cached."""
     from pipeline.config.loading import parse_set
-    from pipeline.layout import Layout
+    from pipeline.run.layout import Layout
     from studies.schema import load_study
 
     _run(load_study(name), Layout.at(out), profile, parse_set(settings or []), jobs, executor)
@@ -64,7 +64,7 @@ def run(
 ) -> None:
     """Run one trial, recorded as study `single`."""
     from pipeline.config.loading import parse_set
-    from pipeline.layout import Layout
+    from pipeline.run.layout import Layout
     from studies.schema import single
 
     _run(single(profile, parse_set(settings or []), seed), Layout.at(out), profile, {}, 1, executor)
@@ -73,7 +73,7 @@ def run(
 def plan(name: StudyArgument, profile: ProfileOption = None, settings: SetOption = None, out: OutOption = None) -> None:
     """Show what would run, what is cached and why, and whether it fits the budget."""
     from pipeline.config.loading import parse_set
-    from pipeline.layout import Layout
+    from pipeline.run.layout import Layout
     from studies.plan import print_plan
     from studies.schema import load_study
 
@@ -106,7 +106,7 @@ def falsify(
     from rich.text import Text
 
     from pipeline.config.loading import parse_set
-    from pipeline.layout import Layout
+    from pipeline.run.layout import Layout
     from studies.design import planned
     from studies.falsifiers import EXIT_CODES, overall
     from studies.schema import load_study
@@ -138,7 +138,7 @@ def export(
     out: OutOption = None,
 ) -> None:
     """Write the policy of one run as a plain folder: safetensors, tokenizer, generation settings, model card."""
-    from pipeline.layout import Layout
+    from pipeline.run.layout import Layout
     from studies.export import export as write
 
     print(f"Exported: {write(run, folder, Layout.at(out), profile)}")
@@ -149,7 +149,7 @@ def ui(
     out: OutOption = None,
 ) -> None:
     """Browse the runs in MLflow on this machine; Ctrl-C ends it."""
-    from pipeline.layout import Layout
+    from pipeline.run.layout import Layout
     from studies.ui import serve
 
     serve(Layout.at(out), port)
@@ -160,7 +160,7 @@ def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = No
     from rich.text import Text
 
     from pipeline.errors import FAULT, UserError
-    from pipeline.layout import Layout
+    from pipeline.run.layout import Layout
     from studies.design import planned
     from studies.driver import only_driver
     from studies.schema import load_study
@@ -276,7 +276,7 @@ def default_jobs(config: TrialConfig) -> int:
     """Trials at once: one for each share of the usable cores, or of the visible GPUs where trials use them."""
     import os
 
-    from pipeline.budget.machine import visible_gpus
+    from pipeline.resources.machine import visible_gpus
 
     if config.runtime.device != "cpu" and (gpus := len(visible_gpus())):
         return max(1, gpus // config.runtime.processes)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.config.trial import flatten
-from pipeline.layout import StudyFolder, TrialRecord
+from pipeline.run.layout import StudyFolder, TrialRecord
 from studies.falsifiers import Verdict
 from studies.schema import Study
 

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.reporter import RESUMED
+from pipeline.run.progress import RESUMED
 from studies.executors import Crashed, Event, Finished, Job, Message
 from studies.falsifiers import Verdict
 

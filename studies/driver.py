@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from filelock import FileLock, Timeout
 from rich.console import Console
 
-from pipeline.artifacts import Artifact
-from pipeline.dag import StagePlan
 from pipeline.data.files import check_source
 from pipeline.errors import Damaged, Fault, UserError
 from pipeline.faults import DiskFull, in_words, is_disk_full
-from pipeline.layout import Layout, StageRef, Status, StudyFolder, TrialRecord, record_text, sealed, writable, write_atomic
+from pipeline.run.dag import StagePlan
+from pipeline.run.layout import Layout, StageRef, Status, StudyFolder, TrialRecord, record_text, sealed, writable, write_atomic
+from pipeline.run.store import Artifact
 from studies.design import Cell, cautions, cells
 from studies.display import Display
 from studies.executors import Crashed, Event, Executor, Finished, Job, Message, TrialOutcome

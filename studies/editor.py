@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.base import Section
+from pipeline.config.effects import needs
 from pipeline.config.loading import MAPPINGS, load_config, profile_names
+from pipeline.config.rewards import RewardConfig
 from pipeline.config.trial import TrialConfig
-from pipeline.config_effects import needs
-from pipeline.config_rewards import RewardConfig
-from pipeline.layout import SAFE_NAME
-from pipeline.metrics import FAMILIES, METRICS
+from pipeline.run.layout import SAFE_NAME
+from pipeline.run.metrics import FAMILIES, METRICS
 from studies.schema import KINDS, SEED_KEY, STOP_KEY, STUDIES, Study
 
 SCHEMA = STUDIES / "study.schema.json"

@@ -23,15 +23,15 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from pipeline.artifacts import Artifact
-from pipeline.budget.machine import grow_segments, visible_gpus
 from pipeline.config.names import nearest
 from pipeline.config.trial import TrialConfig
-from pipeline.cpu import HUGE_PAGES
 from pipeline.errors import UserError
 from pipeline.faults import disk_full, in_words, is_disk_full
-from pipeline.layout import Layout
-from pipeline.reporter import StageState
+from pipeline.models.cpu import HUGE_PAGES
+from pipeline.resources.machine import grow_segments, visible_gpus
+from pipeline.run.layout import Layout
+from pipeline.run.progress import StageState
+from pipeline.run.store import Artifact
 
 PRELOAD = ["studies.executors", "pipeline.trial", "pipeline.ppo.trainer", "accelerate", "transformers.models.qwen2.modeling_qwen2"]
 """Imported once by the server that workers are forked from, so that a worker starts in milliseconds."""

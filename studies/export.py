@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts import artifact_of, checked, file_digest, file_of
 from pipeline.config.names import nearest
 from pipeline.config.trial import TrialConfig, flatten
 from pipeline.errors import Damaged, UserError
 from pipeline.faults import disk_full, is_disk_full
 from pipeline.intervals import student
-from pipeline.layout import Layout, StudyFolder, TrialRecord, safe
-from pipeline.metrics import METRICS
+from pipeline.run.layout import Layout, StudyFolder, TrialRecord, safe
+from pipeline.run.metrics import METRICS
+from pipeline.run.store import artifact_of, checked, file_digest, file_of
 
 PER_PROMPT = {
     "eval/gold": "policy_gold",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from pipeline.stopping import OPERATORS, Record, counted, first_break
+from pipeline.run.stopping import OPERATORS, Record, counted, first_break
 from studies.schema import Falsifier
 
 Outcome = Literal["SURVIVED", "FALSIFIED", "NOT TESTED"]

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts import MANIFEST
 from pipeline.config.trial import TrialConfig
-from pipeline.dag import Known
 from pipeline.errors import Damaged, Fault
-from pipeline.layout import Layout, TrialRecord, read_json
+from pipeline.run.dag import Known
+from pipeline.run.layout import Layout, TrialRecord, read_json
+from pipeline.run.store import MANIFEST
 
 
 def all_records(layout: Layout) -> list[TrialRecord]:

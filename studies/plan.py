@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.config.trial import TrialConfig
-from pipeline.dag import Known, StagePlan
-from pipeline.device import gpu_visible
 from pipeline.errors import UserError
-from pipeline.layout import Layout
+from pipeline.resources.device import gpu_visible
+from pipeline.run.dag import Known, StagePlan
+from pipeline.run.layout import Layout
 from studies.design import Cell, cautions, cells
 from studies.driver import TRIALS, trial_count
 from studies.history import Measured, all_records, known_artifacts, measured
@@ -136,7 +136,7 @@ def _time(work: Work, found: Measured | None, profile: str) -> str:
 
 def _t4_hours(plan: Sequence[Cell], unknown: int) -> float | None:
     """Hours of these trials on a T4, one after another; None where the sizes of the base are not known."""
-    from pipeline.preflight import predict
+    from pipeline.forecast.advice import predict
 
     known = [one.t4_hours for cell in plan if (one := predict(cell.config)) is not None]
     if not known or len(known) < len(plan):
@@ -184,7 +184,7 @@ def _matters(config: TrialConfig, profile: str) -> bool:
     """Whether the T4's budget is of interest: where `caps.card` or the profile asks for it, on a GPU, where a trial does not fit."""
     if config.caps.card == "t4" or _on_gpu(config, profile):
         return True
-    from pipeline.preflight import predict
+    from pipeline.forecast.advice import predict
 
     found = predict(config)
     return found is not None and not found.fits
@@ -217,7 +217,7 @@ def search_line(study: Study, ended: int) -> str:
 
 def total_line(study: Study, plan: Sequence[Cell]) -> str:
     """T4-hours of the whole study if nothing of it were cached; a trial that a search has yet to propose counts as its baseline does."""
-    from pipeline.preflight import hours
+    from pipeline.forecast.advice import hours
 
     n = trial_count(study)
     expected = _t4_hours(plan, n - len(plan))
@@ -226,8 +226,8 @@ def total_line(study: Study, plan: Sequence[Cell]) -> str:
 
 def budget_lines(config: TrialConfig) -> Iterator[str]:
     """What one trial would need on a T4, in words: whether it fits, of what its memory consists, and what makes it fit."""
-    from pipeline.preflight import device_of, hours, predict, remedy
-    from pipeline.sizes import assumed_scorers
+    from pipeline.forecast.advice import device_of, hours, predict, remedy
+    from pipeline.forecast.policy_shape import assumed_scorers
 
     found = predict(config)
     if found is None:
@@ -261,7 +261,7 @@ def budget_lines(config: TrialConfig) -> Iterator[str]:
 
 def variant_table(config: TrialConfig) -> Table:
     """What each way to train would take of this trial's budget."""
-    from pipeline.preflight import hours, variants
+    from pipeline.forecast.advice import hours, variants
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("training", "PPO stage", "all stages", "time on a T4", "trained", ""):

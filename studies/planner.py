@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.layout import write_json
-from pipeline.metrics import METRICS
+from pipeline.run.layout import write_json
+from pipeline.run.metrics import METRICS
 from studies.design import Cell, design_digest
 from studies.schema import Study
 from studies.space import Objective
 
 if TYPE_CHECKING:
-    from pipeline.layout import StudyFolder, TrialRecord
+    from pipeline.run.layout import StudyFolder, TrialRecord
 
 
 SETTLED = ".settled.json"

@@ -17,11 +17,10 @@ from pipeline.config.algorithm import StopRule
 from pipeline.config.base import Positive, Section
 from pipeline.config.loading import dotted_keys, load_config
 from pipeline.config.messages import Fault, validated
-from pipeline.config.names import nearest
+from pipeline.config.names import WORDS, meant, meant_key, nearest
 from pipeline.config.yaml_files import read_yaml
-from pipeline.config_words import WORDS, meant, meant_key
 from pipeline.errors import UserError
-from pipeline.layout import SAFE_NAME, safe
+from pipeline.run.layout import SAFE_NAME, safe
 from studies.arms import BASELINE, arm_name, of_factors, of_grid, short_names
 from studies.space import Finite, Objective, Search, Seed, several
 

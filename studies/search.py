@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeline.layout import StudyFolder, TrialRecord, read_sealed, sealed, write_atomic
+from pipeline.run.layout import StudyFolder, TrialRecord, read_sealed, sealed, write_atomic
 from studies.arms import BASELINE
 from studies.checks import CONFIRM
 from studies.schema import Study

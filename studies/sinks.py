@@ -13,11 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts import file_of
 from pipeline.config.trial import TrialConfig, flatten
 from pipeline.errors import Gone
-from pipeline.layout import Layout, StudyFolder, TrialRecord
 from pipeline.mlflow_sink import MlflowSink, prepare_store, tag_experiment, tracking_uri
+from pipeline.run.layout import Layout, StudyFolder, TrialRecord
+from pipeline.run.store import file_of
 from studies import describe
 from studies.falsifiers import Verdict, overall, tally
 from studies.repair import repair_states, repair_store

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.layout import TrialRecord
+from pipeline.run.layout import TrialRecord
 from studies.design import Cell
 from studies.falsifiers import Verdict, overall
 from studies.schema import Study

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.config.names import nearest
-from pipeline.config_words import SYMBOLS
+from pipeline.config.names import SYMBOLS, nearest
 from pipeline.errors import UserError
-from pipeline.layout import safe
+from pipeline.run.layout import safe
 from studies.editor import header
 from studies.schema import study_names
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.loading import load_config
-from pipeline.layout import StudyFolder, TrialRecord
+from pipeline.run.layout import StudyFolder, TrialRecord
 from studies.design import Cell
 from studies.planner import Ticket, objective_value
 from studies.schema import SEED_KEY, STOP_KEY, Study

@@ -12,8 +12,8 @@ from contextlib import suppress
 from types import FrameType
 
 from pipeline.errors import Damaged, UserError
-from pipeline.layout import Layout, writable
 from pipeline.mlflow_sink import experiments, prepare_store, tag_experiment
+from pipeline.run.layout import Layout, writable
 from studies.repair import is_database
 from studies.schema import IMPORTED
 from studies.view import PAGE, experiment_tags

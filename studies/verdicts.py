@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.artifacts import file_of
 from pipeline.errors import Gone
-from pipeline.layout import StudyFolder, TrialRecord
+from pipeline.run.layout import StudyFolder, TrialRecord
+from pipeline.run.store import file_of
 from studies.design import Planned
 from studies.falsifiers import Verdict, evaluate, untested
 from studies.schema import Falsifier, Study

@@ -15,7 +15,7 @@ import pytest
 from helpers import Recorder, smoke
 from hypothesis import settings
 
-from pipeline.layout import Layout
+from pipeline.run.layout import Layout
 
 # The same examples in every run: a red build means a change of ours, not of luck.
 settings.register_profile("repeatable", derandomize=True, database=None, deadline=None, max_examples=50)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts import write_manifest
 from pipeline.config.loading import load_config
 from pipeline.config.trial import TrialConfig
+from pipeline.run.store import write_manifest
 
 
 def smoke(**overrides: Any) -> TrialConfig:

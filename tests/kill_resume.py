@@ -59,7 +59,7 @@ def trial(control: str, root: Path, until: str | None = None) -> None:
     from helpers import Recorder
 
     from pipeline.config.loading import load_config
-    from pipeline.layout import Layout
+    from pipeline.run.layout import Layout
     from pipeline.trial import run_trial
 
     run_trial(load_config("smoke", {**BASE, **CONTROLS[control]}), Layout(root), Recorder(), until=until)

@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline.config.loading import load_config
 from pipeline.config.trial import TrialConfig
-from pipeline.preflight import predict
+from pipeline.forecast.advice import predict
 
 COMMON = {
     "data.sft_texts": 2000,

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts import Artifact
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
-from pipeline.reporter import Reporter
+from pipeline.run.progress import Reporter
+from pipeline.run.store import Artifact
 
 
 def refuses(cfg: TrialConfig, out: Path, reporter: Reporter) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pipeline import dag
-from pipeline.artifacts import Artifact, Store
-from pipeline.layout import Layout, StageRef, TrialRecord, write_json
+from pipeline.run import dag
+from pipeline.run.layout import Layout, StageRef, TrialRecord, write_json
+from pipeline.run.store import Artifact, Store
 from pipeline.stages import STAGES
 from studies.design import Cell, cells
 from studies.schema import Study

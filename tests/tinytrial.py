@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from helpers import Recorder
 
-from pipeline.budget.ledger import Ledger
 from pipeline.config.algorithm import PpoConfig
 from pipeline.config.model import ModelConfig
 from pipeline.config.runtime import CapsConfig, RuntimeConfig
@@ -21,7 +20,8 @@ from pipeline.models.meter import meter
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.ppo.rollout import Scores
 from pipeline.ppo.trainer import Outcome, Trainer
-from pipeline.tracking import MetricsLog, merged
+from pipeline.resources.ledger import Ledger
+from pipeline.run.metrics_log import MetricsLog, merged
 
 VOCAB, PAD, EOS = 31, 0, 1
 SIZES = ModelConfig(hidden_size=16, layers=2, heads=2, intermediate_size=32)

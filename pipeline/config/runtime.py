@@ -12,7 +12,7 @@ from pipeline.config.base import Positive, Section, StrictlyPositive
 class RuntimeConfig(Section):
     """How a trial runs: changes no result and is part of no stage's identity.
 
-    The exception is the numeric precision, which follows from the device and is part of the identity by itself (`pipeline.dag`).
+    The exception is the numeric precision, which follows from the device and is part of the identity by itself (`pipeline.run.dag`).
     """
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where there is one")

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts import file_digest
 from pipeline.config.data import DataConfig
 from pipeline.config.names import nearest
 from pipeline.errors import UserError
+from pipeline.run.store import file_digest
 
 FORMATS = ("parquet", "csv", "jsonl")
 TEXT_COLUMNS = ("text", "label")

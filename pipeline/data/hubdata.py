@@ -9,7 +9,7 @@ from pipeline.config.data import DataConfig
 from pipeline.data.files import TEXT_COLUMNS, require
 from pipeline.data.labels import UNLABELLED, polarity
 from pipeline.errors import UserError
-from pipeline.hub import absent, cause_of_absence, in_words
+from pipeline.run.hub import absent, cause_of_absence, in_words
 
 TABLES = ("Parquet", "Csv", "Json", "Arrow", "Cache")
 """Builders of `datasets` that read tables and nothing else."""

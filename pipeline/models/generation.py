@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline import cpu
-from pipeline.budget.room import Room
+from pipeline.models import cpu
 from pipeline.models.anatomy import trunk
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import Episodes, positions, response_mask
+from pipeline.resources.out_of_memory import Room
 
 BLOCK = 256
 """Tokens that are summed up first where a token is drawn from a large vocabulary."""

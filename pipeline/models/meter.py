@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeline.budget.roofline import (
+from pipeline.forecast.roofline import (
     BYTES_BACKWARD,
     BYTES_CACHE,
     BYTES_GRADIENT,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline import cpu
+from pipeline.models import cpu
 
 ARCHITECTURES = frozenset(
     ["gemma", "gpt2", "gpt_neox", "granite", "llama", "mistral", "olmo2", "phi", "phi3", "qwen2", "qwen3", "smollm3", "starcoder2"]

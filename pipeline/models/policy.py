@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from pipeline import cpu
-from pipeline.budget.room import Room
+from pipeline.models import cpu
 from pipeline.models.anatomy import CausalLM
 from pipeline.models.heads import scalar
 from pipeline.models.states import states
+from pipeline.resources.out_of_memory import Room
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
-from pipeline import cpu
-from pipeline.device import PRECISION as CHOICE
 from pipeline.errors import UserError
+from pipeline.models import cpu
+from pipeline.resources.device import PRECISION as CHOICE
 
 DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 TOLERANCE = {"no": 1e-3, "bf16": 1e-1, "fp16": 3e-2}

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.budget.chunking import chunk_tokens
 from pipeline.models.loading import CausalLM
 from pipeline.ppo.kl import expectation
+from pipeline.resources.chunking import chunk_tokens
 
 TokenLoss = Callable[[slice, Tensor, Tensor], Tensor]
 """From a slice of the N tokens and their new log-probs and entropies (n,) to the sum of their losses."""
@@ -33,7 +33,7 @@ class HeadPass:
 
 
 def chunks(labels: Tensor, vocab: int) -> Iterator[slice]:
-    """Slices of the labels (N,) whose (n, vocab) tensors are small (`pipeline.budget.chunking.chunk_tokens`)."""
+    """Slices of the labels (N,) whose (n, vocab) tensors are small (`pipeline.resources.chunking.chunk_tokens`)."""
     size, tokens = chunk_tokens(vocab, labels.device.type == "cuda"), len(labels)
     for start in range(0, tokens, size):
         yield slice(start, min(start + size, tokens))

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from pipeline.budget.room import MemoryFull, MemoryFullSomewhere
+from pipeline.resources.out_of_memory import MemoryFull, MemoryFullSomewhere
 
 X = TypeVar("X")
 

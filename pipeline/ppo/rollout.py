@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.budget.room import Room
 from pipeline.config.algorithm import PpoConfig
 from pipeline.models.generation import sample
 from pipeline.models.loading import CausalLM
@@ -23,6 +22,7 @@ from pipeline.ppo.masking import masked_mean, masked_var, masked_whiten
 from pipeline.ppo.measure import token_stats
 from pipeline.ppo.parallel import Ranks
 from pipeline.ppo.shaping import beta_in_reward, handle_missing_eos, non_score_reward, token_rewards
+from pipeline.resources.out_of_memory import Room
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def measure(actor: ActorCritic, reference: CausalLM, episodes: Episodes, tempera
 
 
 def drift_metrics(measured: Measured, mask: Tensor) -> dict[str, float]:
-    """KL to the reference by every estimator, and sampled entropy; definitions in pipeline/metrics.py."""
+    """KL to the reference by every estimator, and sampled entropy; definitions in pipeline/run/metrics.py."""
     d = measured.logprobs - measured.ref_logprobs
     return {
         "objective/kl": float(d.sum(1).mean()),

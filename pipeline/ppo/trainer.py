@@ -14,11 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pipeline.budget.ledger import Ledger, Reached
-from pipeline.budget.roofline import BYTES_STEP
-from pipeline.budget.room import MemoryFull, MemoryFullSomewhere, Room
 from pipeline.config.algorithm import PpoConfig
 from pipeline.config.runtime import CapsConfig, RuntimeConfig
+from pipeline.forecast.roofline import BYTES_STEP
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.precision import GradientSteps, Precision
@@ -31,8 +29,10 @@ from pipeline.ppo.parallel import Mute, Ranks
 from pipeline.ppo.rollout import Prompts, Rollout, ScoreFn, World, collect
 from pipeline.ppo.selfcheck import check_rollout
 from pipeline.ppo.update import Learner, OnStep, train_on
-from pipeline.reporter import RESUMED
-from pipeline.stopping import Watcher
+from pipeline.resources.ledger import Ledger, Reached
+from pipeline.resources.out_of_memory import MemoryFull, MemoryFullSomewhere, Room
+from pipeline.run.progress import RESUMED
+from pipeline.run.stopping import Watcher
 
 SAMPLE_TABLES = 8
 SAMPLE_ROWS = 8

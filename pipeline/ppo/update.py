@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.budget.room import Room
 from pipeline.config.algorithm import PpoConfig
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.precision import GradientSteps, Precision
@@ -23,6 +22,7 @@ from pipeline.ppo.losses import dual_clip, kl_loss, policy_loss, value_loss
 from pipeline.ppo.parallel import Ranks
 from pipeline.ppo.rollout import Rollout
 from pipeline.ppo.selfcheck import OFF_POLICY, check_first_step
+from pipeline.resources.out_of_memory import Room
 
 OnStep = Callable[[int, dict[str, float]], None]
 

@@ -8,14 +8,14 @@ from typing import Any, Literal, assert_never
 import torch
 from torch import Tensor
 
-from pipeline.budget.room import Room
 from pipeline.errors import UserError
-from pipeline.hub import in_words
 from pipeline.models.heads import fp32_classes
 from pipeline.models.loading import freeze
 from pipeline.models.precision import Precision
+from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Completions
 from pipeline.rewards.folders import label_index
+from pipeline.run.hub import in_words
 
 Output = Literal["log_odds", "logit"]
 UNBOUNDED = 10**6

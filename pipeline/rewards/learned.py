@@ -8,8 +8,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from pipeline.budget.chunking import pair_rows
-from pipeline.budget.room import Room, no_warning
 from pipeline.config.rewards import RewardConfig
 from pipeline.models.heads import scalar
 from pipeline.models.loading import CausalLM, freeze, load_head, load_snapshot, save_head
@@ -18,6 +16,8 @@ from pipeline.models.precision import Precision
 from pipeline.models.seeding import permutation, seed_of
 from pipeline.models.states import states
 from pipeline.ppo.supervised import Supervised
+from pipeline.resources.chunking import pair_rows
+from pipeline.resources.out_of_memory import Room, no_warning
 from pipeline.rewards.base import Completions
 
 TRUNK, HEAD = "trunk", "head.safetensors"

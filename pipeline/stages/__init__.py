@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from pipeline.dag import Stage, code_digest
+from pipeline.run.dag import Stage, code_digest
 from pipeline.stages import pausing, sources
 
 JUDGE = ("pipeline.data.semantics", "pipeline.data.grammar", "pipeline.data.lexicon")
 """The gold judge's meaning; the rest of pipeline.data only makes texts, and these are inputs."""
 SUPERVISED = (
     "pipeline.ppo.supervised",
-    "pipeline.budget.room",
+    "pipeline.resources.out_of_memory",
     "pipeline.stages.spending",
-    "pipeline.budget.chunking",
-    "pipeline.budget.machine",
+    "pipeline.resources.chunking",
+    "pipeline.resources.machine",
 )
 """Gradient steps outside of PPO."""
 HELDOUT = ("evaluate.prompts", "evaluate.first_prompt", "evaluate.temperature", "evaluate.seed")
@@ -36,7 +36,7 @@ STAGES = (
         "sft",
         "pipeline.stages.sft:sft",
         ("sft", "model"),
-        ("pipeline.stages.sft", "pipeline.models", "pipeline.cpu", *SUPERVISED),
+        ("pipeline.stages.sft", "pipeline.models", "pipeline.models.cpu", *SUPERVISED),
         outside=sources.base,
         precision=sources.precision,
     ),
@@ -48,7 +48,7 @@ STAGES = (
             "pipeline.stages.reward",
             "pipeline.stages.pairs",
             "pipeline.stages.common",
-            "pipeline.cpu",
+            "pipeline.models.cpu",
             "pipeline.intervals",
             "pipeline.rewards",
             "pipeline.models",
@@ -69,7 +69,7 @@ STAGES = (
             "pipeline.stages.reference",
             "pipeline.stages.heldout",
             "pipeline.stages.common",
-            "pipeline.cpu",
+            "pipeline.models.cpu",
             "pipeline.intervals",
             "pipeline.rewards",
             "pipeline.models",
@@ -88,15 +88,15 @@ STAGES = (
             "pipeline.stages.launch",
             "pipeline.stages.pausing",
             "pipeline.stages.common",
-            "pipeline.cpu",
+            "pipeline.models.cpu",
             "pipeline.ppo",
             "pipeline.rewards",
             "pipeline.models",
-            "pipeline.budget.chunking",
-            "pipeline.budget.machine",
-            "pipeline.budget.ledger",
-            "pipeline.budget.room",
-            "pipeline.stopping",
+            "pipeline.resources.chunking",
+            "pipeline.resources.machine",
+            "pipeline.resources.ledger",
+            "pipeline.resources.out_of_memory",
+            "pipeline.run.stopping",
             *JUDGE,
         ),
         resumable=True,
@@ -113,7 +113,7 @@ STAGES = (
             "pipeline.stages.evaluate",
             "pipeline.stages.heldout",
             "pipeline.stages.common",
-            "pipeline.cpu",
+            "pipeline.models.cpu",
             "pipeline.intervals",
             "pipeline.ppo.measure",
             "pipeline.ppo.head",

@@ -11,22 +11,22 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from pipeline import cpu
-from pipeline.artifacts import Artifact
-from pipeline.budget.machine import grow_segments
-from pipeline.budget.room import Room
+from pipeline.config.rewards import JudgeConfig, PartConfig, part_key
 from pipeline.config.runtime import RuntimeConfig
-from pipeline.config_rewards import JudgeConfig, PartConfig, part_key
 from pipeline.errors import UserError
+from pipeline.models import cpu
 from pipeline.models.generation import tokenize_prompts
 from pipeline.models.loading import device_of
 from pipeline.models.tokenizers import load_tokenizer
+from pipeline.resources.machine import grow_segments
+from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Calibrated, Reward
 from pipeline.rewards.classifier import load_classifier
 from pipeline.rewards.composite import Proxy
 from pipeline.rewards.grammar import GrammarJudge
 from pipeline.rewards.learned import LearnedReward, RewardModel
 from pipeline.rewards.lexicon import LexiconReward
+from pipeline.run.store import Artifact
 
 
 @dataclass(frozen=True)

@@ -16,17 +16,17 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from pipeline.artifacts import Artifact
-from pipeline.budget.room import Room
 from pipeline.config.trial import TrialConfig
 from pipeline.intervals import grouped
-from pipeline.layout import write_json
-from pipeline.metrics import check_keys
 from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
 from pipeline.models.policy import Episodes, response_hidden, to_grid
 from pipeline.models.precision import Precision
 from pipeline.ppo.measure import token_stats
-from pipeline.reporter import Reporter
+from pipeline.resources.out_of_memory import Room
+from pipeline.run.layout import write_json
+from pipeline.run.metrics import check_keys
+from pipeline.run.progress import Reporter
+from pipeline.run.store import Artifact
 from pipeline.stages.common import PromptSet, judge_of, reward_of, rollout_room
 from pipeline.stages.heldout import Draws, answers, heldout_prompts, shares
 from pipeline.stages.spending import spending
@@ -135,7 +135,7 @@ def drift(policy: CausalLM, reference: CausalLM, episodes: Episodes, temperature
 
 
 def summarise(table: pd.DataFrame, draws: int) -> dict[str, float]:
-    """The ``eval/*`` metrics of one trial, whose policy was compared with `draws` draws a prompt; definitions in pipeline/metrics.py."""
+    """The ``eval/*`` metrics of one trial, whose policy was compared with `draws` draws a prompt; definitions in pipeline/run/metrics.py."""
     tokens = float(table["policy_length"].sum())
     win_rate, low, high = grouped(table["win"].to_numpy() * draws, np.full(len(table), draws))
     words = [completion.split() for completion in table["policy_completion"]]

@@ -15,14 +15,14 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from pipeline.artifacts import Artifact
-from pipeline.budget.room import Room
 from pipeline.config.trial import TrialConfig
 from pipeline.models.generation import sample
 from pipeline.models.loading import CausalLM
 from pipeline.models.precision import Precision
 from pipeline.models.seeding import uniforms
+from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Completions
+from pipeline.run.store import Artifact
 from pipeline.stages.common import PromptSet
 
 DRAWS = "draws.parquet"

@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 
-from pipeline.artifacts import Artifact
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
 from pipeline.models.loading import device_of
-from pipeline.reporter import Reporter, Silent
+from pipeline.run.progress import Reporter, Silent
+from pipeline.run.store import Artifact
 from pipeline.stages.common import settle
 
 USER_ERROR = 2

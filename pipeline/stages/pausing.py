@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.artifacts import Artifact
 from pipeline.config.trial import TrialConfig
+from pipeline.run.store import Artifact
 
 KEPT = "checkpoints"
 """Where the checkpoints of a trial lie, and beside them the metrics of one that a cap has ended."""

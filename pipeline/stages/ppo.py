@@ -16,12 +16,8 @@ from typing import Any
 import pandas as pd
 import torch
 
-from pipeline.artifacts import Artifact
-from pipeline.budget.ledger import Ledger
-from pipeline.budget.machine import fresh_marks, hold_allocator
 from pipeline.config.algorithm import PpoConfig
 from pipeline.config.trial import TrialConfig
-from pipeline.layout import write_json
 from pipeline.models.adapters import WithoutAdapter, choose_trained, merged
 from pipeline.models.anatomy import trunk
 from pipeline.models.critic import calibrated_head, save_critic
@@ -32,13 +28,17 @@ from pipeline.models.precision import execution
 from pipeline.ppo.checkpoint import checkpoints
 from pipeline.ppo.rollout import Scores
 from pipeline.ppo.trainer import Outcome, Trainer
-from pipeline.reporter import Reporter
+from pipeline.resources.ledger import Ledger
+from pipeline.resources.machine import fresh_marks, hold_allocator
 from pipeline.rewards.base import Completions
 from pipeline.rewards.learned import RewardModel
+from pipeline.run.layout import write_json
+from pipeline.run.metrics_log import MetricsLog, to_parquet
+from pipeline.run.progress import Reporter
+from pipeline.run.store import Artifact
 from pipeline.stages.common import PromptSet, judge_of, reward_of, rollout_room
 from pipeline.stages.launch import launch
 from pipeline.stages.pausing import KEPT, ended
-from pipeline.tracking import MetricsLog, to_parquet
 
 
 def ppo(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact, reward: Artifact) -> dict[str, Any]:

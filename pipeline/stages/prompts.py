@@ -18,9 +18,9 @@ from pipeline.data.corpus import load_corpus
 from pipeline.data.labels import pair_labels
 from pipeline.data.prompts import make_prompts
 from pipeline.data.tokenizer import train_tokenizer
-from pipeline.layout import write_json
 from pipeline.models.tokenizers import pretrained_tokenizer
-from pipeline.reporter import Reporter
+from pipeline.run.layout import write_json
+from pipeline.run.progress import Reporter
 
 
 def prompts(cfg: TrialConfig, out: Path, reporter: Reporter) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from typing import Any
 import pandas as pd
 import torch
 
-from pipeline.artifacts import Artifact
 from pipeline.config.trial import TrialConfig
 from pipeline.intervals import student
-from pipeline.layout import write_json
 from pipeline.models.loading import device_of, freeze, load_snapshot
-from pipeline.reporter import Reporter
+from pipeline.run.layout import write_json
+from pipeline.run.progress import Reporter
+from pipeline.run.store import Artifact
 from pipeline.stages.common import judge_of, reward_of, rollout_room
 from pipeline.stages.heldout import DRAWS, Draws, answers, heldout_prompts
 from pipeline.stages.spending import spending

@@ -17,20 +17,20 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from pipeline.artifacts import Artifact
-from pipeline.budget.room import Room
+from pipeline.config.rewards import PartConfig, part_key
 from pipeline.config.trial import TrialConfig
-from pipeline.config_rewards import PartConfig, part_key
-from pipeline.layout import write_json
 from pipeline.models.generation import sample
 from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
 from pipeline.models.precision import Precision
 from pipeline.models.room import check_room
 from pipeline.models.seeding import uniforms
-from pipeline.reporter import Reporter
+from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Calibrated, Completions, Reward, calibration, standardised
 from pipeline.rewards.composite import Proxy
 from pipeline.rewards.learned import LearnedReward, new_reward_model, train_reward_model
+from pipeline.run.layout import write_json
+from pipeline.run.progress import Reporter
+from pipeline.run.store import Artifact
 from pipeline.stages.common import PromptSet, judge_of, part_folder, rollout_room, scorer_of
 from pipeline.stages.pairs import accuracy, given_pairs, judged_pairs
 from pipeline.stages.spending import spending

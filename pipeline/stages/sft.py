@@ -15,19 +15,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipeline.artifacts import Artifact
-from pipeline.budget.chunking import text_rows
-from pipeline.budget.room import Room
 from pipeline.config.model import SftConfig
 from pipeline.config.trial import TrialConfig
-from pipeline.layout import write_json
 from pipeline.models.loading import CausalLM, device_of, pretrained_model, scratch_model
 from pipeline.models.precision import Precision
 from pipeline.models.room import check_room
 from pipeline.models.seeding import permutation
 from pipeline.models.tokenizers import load_tokenizer
 from pipeline.ppo.supervised import Supervised
-from pipeline.reporter import Reporter
+from pipeline.resources.chunking import text_rows
+from pipeline.resources.out_of_memory import Room
+from pipeline.run.layout import write_json
+from pipeline.run.progress import Reporter
+from pipeline.run.store import Artifact
 from pipeline.stages.spending import spending
 
 IGNORED = -100

@@ -6,13 +6,13 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from pipeline.artifacts import file_digest
+from pipeline.config.rewards import PREFERENCES, PartConfig, part_key
 from pipeline.config.trial import TrialConfig
-from pipeline.config_rewards import PREFERENCES, PartConfig, part_key
 from pipeline.data.files import PAIR_COLUMNS, check_columns, digests, fingerprint
-from pipeline.device import PRECISION, gpu_visible
-from pipeline.hub import check_model
+from pipeline.resources.device import PRECISION, gpu_visible
 from pipeline.rewards.folders import check_classifier
+from pipeline.run.hub import check_model
+from pipeline.run.store import file_digest
 
 
 def texts_and_base(config: TrialConfig) -> dict[str, str]:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from pipeline.budget.machine import fresh_marks, peak_gib
-from pipeline.budget.room import MemoryFull
 from pipeline.errors import UserError
-from pipeline.layout import write_json
+from pipeline.resources.machine import fresh_marks, peak_gib
+from pipeline.resources.out_of_memory import MemoryFull
+from pipeline.run.layout import write_json
 
 
 @contextmanager

@@ -26,7 +26,7 @@ def import_command(
     """Bring records of other programs into the store: TRL's logged keys, as JSON, JSON lines or CSV."""
     from rich.text import Text
 
-    from pipeline.layout import Layout
+    from pipeline.run.layout import Layout
     from studies.cli import terminal
     from studies.importing.problems import grouped
     from studies.importing.run import import_folder

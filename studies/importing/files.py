@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import UserError
-from pipeline.layout import safe
+from pipeline.run.layout import safe
 
 SUFFIXES = (".jsonl", ".json", ".csv")
 STATE = "trainer_state.json"

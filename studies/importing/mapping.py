@@ -25,7 +25,7 @@ from pipeline.config.messages import validate
 from pipeline.config.names import nearest
 from pipeline.config.yaml_files import read_yaml
 from pipeline.errors import UserError
-from pipeline.metrics import METRICS, Metric, metric
+from pipeline.run.metrics import METRICS, Metric, metric
 
 Counts = Literal["updates", "episodes", "gradient_steps"]
 TRL = {

@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts import Artifact, Store, file_digest
 from pipeline.config.trial import canonical_json
-from pipeline.layout import StageRef, StudyFolder, TrialRecord, record_text, sealed, write_atomic, write_json
-from pipeline.tracking import MetricsLog, to_parquet
+from pipeline.run.layout import StageRef, StudyFolder, TrialRecord, record_text, sealed, write_atomic, write_json
+from pipeline.run.metrics_log import MetricsLog, to_parquet
+from pipeline.run.store import Artifact, Store, file_digest
 from studies.design import Foreign
 from studies.importing import mapping as mappings
 from studies.importing.files import Source

@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
-from pipeline.artifacts import Store
 from pipeline.config.names import nearest
 from pipeline.errors import UserError
-from pipeline.layout import Layout, StudyFolder, TrialRecord, safe, writable, write_atomic
+from pipeline.run.layout import Layout, StudyFolder, TrialRecord, safe, writable, write_atomic
+from pipeline.run.store import Store
 from studies.driver import only_driver
 from studies.importing.doubts import doubts
 from studies.importing.files import Source, find_sources

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pipeline.layout import Layout
+from pipeline.run.layout import Layout
 from studies.design import planned
 from studies.driver import only_driver
 from studies.importing.run import Imported

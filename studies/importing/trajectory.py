@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import UserError
-from pipeline.metrics import METRICS
+from pipeline.run.metrics import METRICS
 from studies.importing.mapping import AXES, PREFIX, Counts, Mapping, Named, conversion, resolve
 from studies.importing.problems import Problem
 from studies.importing.rows import Row

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.contender import CONTENDERS
 from benchmarks.report import Run, show
 
-from pipeline.cpu import HUGE_PAGES
+from pipeline.models.cpu import HUGE_PAGES
 
 ROOT = Path(__file__).parents[2]
 SIZES = ("tiny", "tiny-eos", "32k", "32k-eos")

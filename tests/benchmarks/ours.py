@@ -10,16 +10,16 @@ import torch
 from benchmarks.meter import Meter
 from benchmarks.sizes import EOS, PAD, Size, reward
 
-from pipeline.budget.ledger import Ledger
 from pipeline.config.runtime import CapsConfig, RuntimeConfig
-from pipeline.cpu import keep_freed_memory
 from pipeline.models import precision as precision_module
 from pipeline.models.anatomy import trunk
+from pipeline.models.cpu import keep_freed_memory
 from pipeline.models.loading import freeze
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.ppo.rollout import Scores
 from pipeline.ppo.trainer import Trainer
-from pipeline.tracking import MetricsLog
+from pipeline.resources.ledger import Ledger
+from pipeline.run.metrics_log import MetricsLog
 
 NEVER = -1
 """As EOS: a token that the network cannot say, so that every response has its full length."""

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.cost import Cost, measured
 from recorded import record_study
 
-from pipeline.layout import Layout
+from pipeline.run.layout import Layout
 from reports.fresh import STAMP
 from studies.schema import load_study
 

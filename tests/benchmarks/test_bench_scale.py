@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from benchmarks.cost import measured
 
-from pipeline.artifacts import Store
-from pipeline.layout import Layout, StageRef, TrialRecord, write_json
+from pipeline.run.layout import Layout, StageRef, TrialRecord, write_json
+from pipeline.run.store import Store
 from studies.design import Cell, cells
 from studies.schema import Study, load_study
 

@@ -19,7 +19,6 @@ import torch
 from crosscheck.trial import BATCH, CONTEXT, EOS, FULL, PAD, RAGGED, Case, reward, run_trl, settings
 from torch import Tensor
 
-from pipeline.budget.room import Room
 from pipeline.models.anatomy import trunk
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.precision import GradientSteps, Precision
@@ -31,6 +30,7 @@ from pipeline.ppo.parallel import Ranks
 from pipeline.ppo.rollout import Prompts, Rollout, Scores, World, collect, measure
 from pipeline.ppo.shaping import non_score_reward, token_rewards
 from pipeline.ppo.update import Learner, train_on
+from pipeline.resources.out_of_memory import Room
 
 RELATIVE = 1e-4
 NAMES = (("value_model.score.", "value_head."), ("value_model.model.", "critic_trunk."), ("policy.", "lm."))

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from pipeline.budget.shape import PUBLISHED
 from pipeline.config.data import DataConfig
 from pipeline.config.loading import load_config
 from pipeline.config.trial import TrialConfig
 from pipeline.data.corpus import load_corpus
 from pipeline.data.tokenizer import train_tokenizer
+from pipeline.forecast.shapes import PUBLISHED
 
 QWEN: dict[str, Any] = PUBLISHED["Qwen/Qwen1.5-0.5B"] | {
     "rope_theta": 1_000_000.0,

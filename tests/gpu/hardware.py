@@ -11,8 +11,8 @@ import torch
 from helpers import Recorder, smoke
 
 from pipeline.config.trial import TrialConfig
-from pipeline.layout import Layout
 from pipeline.models.precision import CHOICE
+from pipeline.run.layout import Layout
 from pipeline.trial import TrialOutcome, run_trial
 
 DEVICE = os.environ.get("GPU_DEVICE", "cuda")

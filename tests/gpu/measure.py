@@ -27,14 +27,14 @@ from gpu.card import GIB, datasheet
 from gpu.page import miss
 from torch import Tensor
 
-from pipeline.budget.ledger import Ledger
-from pipeline.budget.roofline import t4_seconds
 from pipeline.config.trial import TrialConfig
-from pipeline.layout import Layout
+from pipeline.forecast.advice import changed, predict
+from pipeline.forecast.roofline import t4_seconds
 from pipeline.ppo import trainer as trainer_module
 from pipeline.ppo import update as update_module
-from pipeline.preflight import changed, predict
-from pipeline.reporter import Silent
+from pipeline.resources.ledger import Ledger
+from pipeline.run.layout import Layout
+from pipeline.run.progress import Silent
 from pipeline.trial import execution, run_trial
 
 DISK_GIB = {"qwen0.5b": 40.0, "tiny": 0.2}

@@ -10,7 +10,7 @@ import torch
 from gpu.hardware import DEVICE, furthest, trial
 
 from pipeline.models.precision import CHOICE
-from pipeline.tracking import merged
+from pipeline.run.metrics_log import merged
 
 pytestmark = pytest.mark.gpu
 

@@ -19,11 +19,11 @@ from gpu.card import GIB
 from gpu.hardware import DEVICE, needs_allocator, trial
 from helpers import Recorder
 
-from pipeline.budget.machine import hold_allocator
 from pipeline.errors import UserError
 from pipeline.models.precision import CHOICE
+from pipeline.resources.machine import hold_allocator
+from pipeline.run.metrics_log import merged
 from pipeline.stages import STAGES as DECLARED
-from pipeline.tracking import merged
 from pipeline.trial import TrialOutcome
 
 pytestmark = pytest.mark.gpu

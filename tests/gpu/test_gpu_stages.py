@@ -14,7 +14,7 @@ from gpu.hardware import DEVICE, HALVES, choose, config, trial
 from safetensors.torch import load_file
 
 from pipeline.models.precision import CHOICE
-from pipeline.tracking import merged
+from pipeline.run.metrics_log import merged
 from pipeline.trial import TrialOutcome, execution
 
 pytestmark = pytest.mark.gpu

@@ -11,12 +11,12 @@ import torch
 from gpu.hardware import DEVICE, HALVES, choose
 from tinytrial import CONTROLS, trainer
 
-from pipeline.budget.room import Room
 from pipeline.models.policy import Episodes
 from pipeline.models.precision import Precision
 from pipeline.ppo.selfcheck import SelfCheckFailed, check_padding
 from pipeline.ppo.supervised import Supervised
-from pipeline.tracking import merged
+from pipeline.resources.out_of_memory import Room
+from pipeline.run.metrics_log import merged
 
 pytestmark = pytest.mark.gpu
 PRECISIONS = ("fp32", *HALVES)

@@ -9,10 +9,10 @@ from gpu.base import MEDIUM, QWEN
 from gpu.hardware import DEVICE
 from torch import Tensor
 
-from pipeline.budget.room import Room
 from pipeline.models.generation import inverse_cdf, sample
 from pipeline.models.loading import CausalLM
 from pipeline.models.seeding import stream, uniforms
+from pipeline.resources.out_of_memory import Room
 
 ROWS = 24
 EDGE = 1e-5

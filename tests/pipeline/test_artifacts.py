@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from pipeline import artifacts
-from pipeline.artifacts import MANIFEST, Store
 from pipeline.errors import Damaged
+from pipeline.run import store as artifacts
+from pipeline.run.store import MANIFEST, Store
 
 
 def fill(text: str = "hello") -> Any:
@@ -176,7 +176,7 @@ def test_a_kill_while_building_publishes_nothing(tmp_path: Path) -> None:
     code = """
 import sys, time
 from pathlib import Path
-from pipeline.artifacts import Store
+from pipeline.run.store import Store
 def make(out):
     (out / "data.txt").write_text("half")
     print("started", flush=True)

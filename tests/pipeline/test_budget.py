@@ -10,15 +10,15 @@ import pytest
 import torch
 from helpers import Recorder, smoke
 
-from pipeline.budget.chunking import CARD_TOKENS, CHUNK_TOKENS, chunk_tokens
-from pipeline.budget.estimate import estimate
-from pipeline.budget.ledger import Ledger
-from pipeline.budget.machine import ALLOCATOR_SETTINGS, GIB, fresh_marks, grow_segments, peak_gib
-from pipeline.budget.roofline import t4_seconds
-from pipeline.budget.subject import Trial
 from pipeline.config.loading import load_config
-from pipeline.layout import Layout
-from pipeline.sizes import measured, shape_of
+from pipeline.forecast.policy_shape import measured, shape_of
+from pipeline.forecast.roofline import t4_seconds
+from pipeline.forecast.subject import Trial
+from pipeline.forecast.work import estimate
+from pipeline.resources.chunking import CARD_TOKENS, CHUNK_TOKENS, chunk_tokens
+from pipeline.resources.ledger import Ledger
+from pipeline.resources.machine import ALLOCATOR_SETTINGS, GIB, fresh_marks, grow_segments, peak_gib
+from pipeline.run.layout import Layout
 from pipeline.stages.common import settle
 from pipeline.trial import prepare, run_trial
 from studies.executors import Processes

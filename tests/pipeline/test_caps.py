@@ -12,13 +12,13 @@ import torch
 from helpers import Recorder, smoke
 from tinytrial import CONTROLS, run, trainer
 
-from pipeline.artifacts import Artifact, Store
-from pipeline.budget import ledger
 from pipeline.config.loading import load_config
 from pipeline.config.runtime import CapsConfig
-from pipeline.dag import StagePlan
 from pipeline.errors import UserError
-from pipeline.layout import Layout
+from pipeline.resources import ledger
+from pipeline.run.dag import StagePlan
+from pipeline.run.layout import Layout
+from pipeline.run.store import Artifact, Store
 from pipeline.stages.pausing import ended, raised_cap
 from pipeline.trial import TrialOutcome, plan_trial, run_trial
 

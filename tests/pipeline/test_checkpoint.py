@@ -9,15 +9,15 @@ import pytest
 import torch
 from tinytrial import Killed, Killer, run, trainer
 
-from pipeline.budget.estimate import estimate
-from pipeline.budget.ledger import Ledger
-from pipeline.budget.machine import GIB
-from pipeline.budget.subject import Trial
 from pipeline.config.loading import load_config
 from pipeline.errors import UserError
+from pipeline.forecast.advice import check_disk, predict
+from pipeline.forecast.policy_shape import shape_of
+from pipeline.forecast.subject import Trial
+from pipeline.forecast.work import estimate
 from pipeline.ppo import checkpoint
-from pipeline.preflight import check_disk, predict
-from pipeline.sizes import shape_of
+from pipeline.resources.ledger import Ledger
+from pipeline.resources.machine import GIB
 
 COLLAPSING: dict[str, Any] = {"min_entropy": 3.0, "lr": 3e-2}
 

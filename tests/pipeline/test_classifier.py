@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.budget.room import Room
 from pipeline.config.loading import load_config
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
 from pipeline.models.policy import Episodes
+from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Completions
 from pipeline.rewards.classifier import ClassifierReward, load_classifier, log_odds
 from pipeline.rewards.folders import label_index

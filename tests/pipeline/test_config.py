@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.loading import dotted_keys, load_config, parse_set, profile_names
+from pipeline.config.names import RENAMED, SYMBOLS, WORDS
 from pipeline.config.trial import TrialConfig
-from pipeline.config.yaml_files import read_yaml
-from pipeline.config_words import RENAMED, SYMBOLS, WORDS
+from pipeline.config.yaml_files import line_of, read_yaml
 from pipeline.errors import UserError
-from pipeline.yaml_files import line_of
 
 
 @pytest.mark.parametrize("profile", profile_names())

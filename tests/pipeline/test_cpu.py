@@ -14,7 +14,7 @@ import torch
 from helpers import smoke
 from tinynets import UNEVEN
 
-from pipeline import cpu
+from pipeline.models import cpu
 from pipeline.models.generation import inverse_cdf
 from pipeline.models.packing import Packing, attend
 from pipeline.models.policy import Episodes
@@ -87,5 +87,5 @@ def test_only_trials_on_a_cpu_are_started_with_huge_pages(monkeypatch: pytest.Mo
 
 
 def test_reading_the_file_does_not_import_torch() -> None:
-    code = "import sys, pipeline.cpu; sys.exit('torch' in sys.modules)"
+    code = "import sys, pipeline.models.cpu; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=common.__file__.rpartition("/pipeline/")[0]).returncode == 0

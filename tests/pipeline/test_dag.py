@@ -13,13 +13,13 @@ import pytest
 import torch
 from helpers import Recorder
 
-from pipeline import dag
-from pipeline.artifacts import Artifact, Store
 from pipeline.config.loading import load_config
 from pipeline.config.trial import TrialConfig
-from pipeline.dag import Stage
 from pipeline.errors import UserError
-from pipeline.layout import Layout
+from pipeline.run import dag
+from pipeline.run.dag import Stage
+from pipeline.run.layout import Layout
+from pipeline.run.store import Artifact, Store
 from pipeline.stages import STAGES as REAL
 
 CODE = ("pipeline.errors",)
@@ -91,7 +91,7 @@ def test_code_that_is_edited_before_it_is_imported_is_refused(tmp_path: Path, mo
 
 def test_planning_imports_nothing_that_computes(tmp_path: Path) -> None:
     code = (
-        "import sys\nfrom pipeline.config import load_config\nfrom pipeline.layout import Layout\nfrom pipeline.trial import plan_trial\n"
+        "import sys\nfrom pipeline.config import load_config\nfrom pipeline.run.layout import Layout\nfrom pipeline.trial import plan_trial\n"
         f"plan_trial(load_config('smoke', {{'runtime.device': 'auto'}}), Layout.at({str(tmp_path)!r}))\n"
         "print({'torch', 'transformers', 'pandas', 'datasets', 'mlflow', 'optuna'} & set(sys.modules))\n"
     )
@@ -166,10 +166,10 @@ def test_code_counts_but_comments_and_docstrings_do_not(tmp_path: Path, monkeypa
 
 
 HARMLESS = {
-    "pipeline.artifacts", "pipeline.config", "pipeline.config_base", "pipeline.config_rewards", "pipeline.errors",
-    "pipeline.device", "pipeline.hub", "pipeline.layout",
-    "pipeline.metrics", "pipeline.reporter", "pipeline.tracking",
-    "pipeline.budget.roofline",  # what work would cost on a T4: it ends in log/cost.json, which is no part of an artifact's digest
+    "pipeline.run.store", "pipeline.config", "pipeline.config.base", "pipeline.config.rewards", "pipeline.errors",
+    "pipeline.resources.device", "pipeline.run.hub", "pipeline.run.layout",
+    "pipeline.run.metrics", "pipeline.run.progress", "pipeline.run.metrics_log",
+    "pipeline.forecast.roofline",  # what work would cost on a T4: it ends in log/cost.json, which is no part of an artifact's digest
     "pipeline.data", "pipeline.models", "pipeline.ppo", "pipeline.rewards",  # the packages themselves: a docstring each
 }  # fmt: skip
 """Storage, checks and words. A change in them cannot change what a stage writes for the same values of its configuration."""
@@ -205,8 +205,8 @@ def test_the_content_of_the_users_files_counts_and_not_only_their_path(tmp_path:
 
 
 FORECAST = {
-    "pipeline.budget.estimate", "pipeline.budget.memory", "pipeline.budget.roofline", "pipeline.budget.shape", "pipeline.budget.subject",
-    "pipeline.sizes", "pipeline.preflight",
+    "pipeline.forecast.work", "pipeline.forecast.memory", "pipeline.forecast.roofline", "pipeline.forecast.shapes", "pipeline.forecast.subject",
+    "pipeline.forecast.policy_shape", "pipeline.forecast.advice",
 }  # fmt: skip
 """What a trial would take. A change in it must leave every finished artifact valid."""
 
@@ -217,14 +217,14 @@ def source_files(modules: Iterable[str]) -> set[Path]:
 
 def test_what_the_planner_knows_is_in_no_key() -> None:
     """Another model in the table of published sizes, or another card in the roofline, builds nothing again."""
-    assert Path("pipeline/budget/shape.py").resolve() in source_files(FORECAST)
+    assert Path("pipeline/forecast/shapes.py").resolve() in source_files(FORECAST)
     for stage in REAL:
         assert not source_files(stage.modules) & source_files(FORECAST), stage.name
 
 
 def test_a_model_more_in_the_planners_table_leaves_every_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As an editor would add it: the file's text changes, and with it every digest that reads the file."""
-    from pipeline.budget import shape
+    from pipeline.forecast import shapes as shape
 
     table, read = Path(shape.__file__), Path.read_text
 
@@ -236,10 +236,10 @@ def test_a_model_more_in_the_planners_table_leaves_every_key(tmp_path: Path, mon
         dag._tree_digest.cache_clear()
         return [dag.code_digest(stage.modules) for stage in REAL]
 
-    before, planner = digests(), dag.code_digest(("pipeline.budget.shape",))
+    before, planner = digests(), dag.code_digest(("pipeline.forecast.shapes",))
     monkeypatch.setattr(Path, "read_text", edited)
     assert digests() == before
-    assert dag.code_digest(("pipeline.budget.shape",)) != planner
+    assert dag.code_digest(("pipeline.forecast.shapes",)) != planner
     dag._tree_digest.cache_clear()
 
 

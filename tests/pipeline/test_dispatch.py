@@ -13,7 +13,7 @@ import torch
 
 from pipeline.config.algorithm import PpoConfig
 from pipeline.config.data import DataConfig
-from pipeline.config_rewards import JudgeConfig, PartConfig
+from pipeline.config.rewards import JudgeConfig, PartConfig
 from pipeline.data.corpus import load_corpus
 from pipeline.data.prompts import cut_at
 from pipeline.models.adapters import choose_trained

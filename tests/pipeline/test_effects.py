@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from pipeline.config.effects import ACTS, needs
 from pipeline.config.loading import dotted_keys, load_config
-from pipeline.config_effects import ACTS, needs
 from pipeline.errors import UserError
 
 BASE = {"model.base": "some/model"}

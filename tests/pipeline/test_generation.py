@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.budget.room import Room
 from pipeline.config.model import ModelConfig
 from pipeline.models import generation, policy
 from pipeline.models.generation import inverse_cdf, sample
 from pipeline.models.loading import scratch_model
 from pipeline.models.policy import Episodes
 from pipeline.models.seeding import uniforms
+from pipeline.resources.out_of_memory import Room
 
 VOCAB, PAD, EOS, WIDTH = 23, 0, 1, 16
 

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from tinynets import UNEVEN, network
 from torch import Tensor, nn
 
-from pipeline.budget.room import Room
 from pipeline.models.generation import sample
 from pipeline.models.heads import Fp32Head, fp32_logits, scalar
 from pipeline.models.loading import prepared
@@ -20,6 +19,7 @@ from pipeline.models.precision import GradientSteps, Precision
 from pipeline.models.seeding import uniforms
 from pipeline.ppo import selfcheck
 from pipeline.ppo.head import head_backward
+from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.learned import new_reward_model
 
 CPU = torch.device("cpu")

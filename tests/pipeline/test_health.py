@@ -15,7 +15,7 @@ from pipeline.models.policy import positions, response_mask
 from pipeline.ppo.health import Diverged, check_collapse, negative_kl, repetition
 from pipeline.ppo.rollout import Rollout, collect
 from pipeline.ppo.selfcheck import SelfCheckFailed, check_first_step, check_padding, check_rollout
-from pipeline.tracking import merged
+from pipeline.run.metrics_log import merged
 
 
 def test_repetition_by_hand() -> None:

@@ -16,8 +16,8 @@ from helpers import Recorder, smoke
 from pipeline.config.data import DataConfig
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
-from pipeline.hub import check_model
-from pipeline.layout import Layout
+from pipeline.run.hub import check_model
+from pipeline.run.layout import Layout
 from pipeline.stages.sources import check_sources
 from pipeline.trial import plan_trial, run_trial
 
@@ -50,11 +50,11 @@ OTHER = "1" * 40
 CLASSIFIER = """
 import sys
 from pipeline.errors import UserError
-from pipeline.hub import check_model
+from pipeline.run.hub import check_model
 try:
     check_model("judge.model", "some-org/judge", sys.argv[1], pinned=True)
     import torch
-    from pipeline.budget.room import Room
+    from pipeline.resources.out_of_memory import Room
     from pipeline.rewards.classifier import load_classifier
     reward = load_classifier("judge.model", "some-org/judge", sys.argv[1], "YES", "logit", torch.device("cpu"), Room("rows", 4))
     print(round(float(reward._score(["It was good."])), 5))

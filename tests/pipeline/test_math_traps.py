@@ -15,11 +15,11 @@ import torch
 from pydantic import ValidationError
 from tinytrial import EOS, PAD, model, trainer
 
-from pipeline import metrics
-from pipeline.budget.room import Room
 from pipeline.models.generation import sample
 from pipeline.models.loading import pretrained_model
 from pipeline.models.seeding import uniforms
+from pipeline.resources.out_of_memory import Room
+from pipeline.run import metrics
 from studies.space import Prune
 
 TESTS = Path(__file__).parents[1]

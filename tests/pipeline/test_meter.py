@@ -13,14 +13,13 @@ from helpers import Recorder
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from pipeline.budget.estimate import work_of_update
-from pipeline.budget.ledger import Ledger
-from pipeline.budget.room import Room
-from pipeline.budget.subject import Trained, Trial
 from pipeline.config.algorithm import PpoConfig
 from pipeline.config.loading import load_config
 from pipeline.config.rewards import RewardConfig
 from pipeline.config.runtime import CapsConfig, RuntimeConfig
+from pipeline.forecast.policy_shape import measured
+from pipeline.forecast.subject import Trained, Trial
+from pipeline.forecast.work import work_of_update
 from pipeline.models.adapters import WithoutAdapter, choose_trained
 from pipeline.models.anatomy import trunk
 from pipeline.models.heads import fp32_logits
@@ -29,10 +28,11 @@ from pipeline.models.meter import meter
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.ppo.rollout import Scores
 from pipeline.ppo.trainer import Trainer
+from pipeline.resources.ledger import Ledger
+from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Completions
 from pipeline.rewards.learned import LearnedReward, new_reward_model
-from pipeline.sizes import measured
-from pipeline.tracking import MetricsLog
+from pipeline.run.metrics_log import MetricsLog
 
 VOCAB, LAYERS, WIDTH = 257, 6, 64
 KNOBS: dict[str, Any] = {"steps": 2, "batch_size": 8, "num_mini_batches": 2, "num_ppo_epochs": 1, "response_length": 8, "lr": 1e-4}

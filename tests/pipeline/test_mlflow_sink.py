@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.layout import Layout
 from pipeline.mlflow_sink import MAX_METRICS, MlflowSink, experiments, prepare_store
-from pipeline.tracking import MetricsLog
+from pipeline.run.layout import Layout
+from pipeline.run.metrics_log import MetricsLog
 
 Client = Any
 

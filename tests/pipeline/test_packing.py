@@ -11,8 +11,7 @@ import torch
 from tinynets import EVEN, UNEVEN, network
 from torch import Tensor
 
-from pipeline import cpu
-from pipeline.models import packing
+from pipeline.models import cpu, packing
 from pipeline.models.packing import ARCHITECTURES, Packing
 from pipeline.models.policy import Episodes, response_hidden
 from pipeline.models.states import packs

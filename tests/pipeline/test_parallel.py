@@ -10,14 +10,14 @@ import pytest
 import torch
 from helpers import Recorder, smoke
 
-from pipeline.artifacts import Artifact
 from pipeline.config.runtime import RuntimeConfig
 from pipeline.errors import UserError
-from pipeline.layout import Layout
 from pipeline.models.loading import load_snapshot
+from pipeline.run.layout import Layout
+from pipeline.run.metrics_log import merged
+from pipeline.run.store import Artifact
 from pipeline.stages.common import check_devices
 from pipeline.stages.launch import launch
-from pipeline.tracking import merged
 from pipeline.trial import execution, prepare, run_trial
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.budget.room import Room
 from pipeline.config.model import ModelConfig
 from pipeline.models.generation import decode, inverse_cdf, sample, tokenize_prompts
 from pipeline.models.loading import load_head, save_head, scratch_model
 from pipeline.models.policy import ActorCritic, Episodes, gather, log_probs, positions, response_hidden, response_mask, to_grid
 from pipeline.models.seeding import permutation, seed_of, uniforms
+from pipeline.resources.out_of_memory import Room
 
 VOCAB, PAD, EOS = 23, 0, 1
 

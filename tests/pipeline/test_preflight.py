@@ -8,8 +8,8 @@ import pytest
 from pipeline.config.loading import load_config
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
-from pipeline.preflight import changed, check_budget, knobs, predict, variants
-from pipeline.sizes import assumed_scorers
+from pipeline.forecast.advice import changed, check_budget, knobs, predict, variants
+from pipeline.forecast.policy_shape import assumed_scorers
 
 
 def t4(**changes: object) -> TrialConfig:

@@ -15,8 +15,8 @@ from helpers import Recorder, smoke
 from pipeline.config.trial import TrialConfig
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
-from pipeline.layout import Layout
-from pipeline.tracking import merged
+from pipeline.run.layout import Layout
+from pipeline.run.metrics_log import merged
 from pipeline.trial import TrialOutcome, plan_trial, run_trial
 
 GOOD, BAD = ("good", "great", "superb"), ("bad", "awful", "boring")

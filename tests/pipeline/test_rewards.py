@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.budget.room import Room
 from pipeline.config.model import ModelConfig
 from pipeline.config.rewards import RewardConfig
 from pipeline.errors import UserError
 from pipeline.models.loading import scratch_model
 from pipeline.models.policy import Episodes, response_mask
+from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Calibrated, Completions, as_scores, calibration
 from pipeline.rewards.grammar import GrammarJudge
 from pipeline.rewards.learned import LearnedReward, RewardModel, bradley_terry_loss, new_reward_model, train_reward_model

@@ -12,10 +12,10 @@ import torch
 from helpers import Recorder
 from tinytrial import run, trainer
 
-from pipeline.budget.room import MemoryFull, Room
 from pipeline.models.anatomy import trunk
 from pipeline.ppo.trainer import Outcome, Trainer
-from pipeline.tracking import merged
+from pipeline.resources.out_of_memory import MemoryFull, Room
+from pipeline.run.metrics_log import merged
 
 Rows = dict[int, dict[str, float]]
 KNOBS = {"steps": 8, "batch_size": 16, "runtime": {"micro_batch_size": 8, "rollout_batch_size": 16}}

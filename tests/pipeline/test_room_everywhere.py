@@ -12,16 +12,16 @@ import torch
 from helpers import Recorder, smoke
 from tinytrial import EOS, PAD, VOCAB, model
 
-from pipeline.budget.room import MemoryFull, Room, is_out_of_memory
 from pipeline.data.tokenizer import train_tokenizer
-from pipeline.layout import Layout
 from pipeline.models.anatomy import trunk
 from pipeline.models.generation import sample
 from pipeline.models.policy import Episodes
 from pipeline.models.seeding import uniforms
+from pipeline.resources.out_of_memory import MemoryFull, Room, is_out_of_memory
 from pipeline.rewards.base import Completions
 from pipeline.rewards.classifier import ClassifierReward
 from pipeline.rewards.learned import LearnedReward, new_reward_model
+from pipeline.run.layout import Layout
 from pipeline.stages.evaluate import drift
 from pipeline.stages.sft import measure
 from pipeline.trial import run_trial

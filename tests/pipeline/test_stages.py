@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 from helpers import Recorder, smoke
 
-from pipeline.layout import Layout
-from pipeline.metrics import METRICS
+from pipeline.run.layout import Layout
+from pipeline.run.metrics import METRICS
 from pipeline.stages.evaluate import distinct
 from pipeline.stages.heldout import Draws
 from pipeline.trial import TrialOutcome, environment, plan_trial, run_trial

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tinytrial import Killed, Killer, run, trainer
 
 from pipeline.config.algorithm import StopRule
-from pipeline.stopping import Watcher, counted, first_break
-from pipeline.tracking import merged
+from pipeline.run.metrics_log import merged
+from pipeline.run.stopping import Watcher, counted, first_break
 
 KL = "objective/kl_per_token"
 RULE = {"metric": KL, "op": ">", "threshold": 0.002}

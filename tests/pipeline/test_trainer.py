@@ -13,7 +13,7 @@ from tinytrial import CONTROLS, Killed, Killer, model, run, trainer
 from pipeline.config.algorithm import PpoConfig
 from pipeline.ppo.rollout import Prompts, Scores, collect
 from pipeline.ppo.update import accumulate, clip
-from pipeline.tracking import merged
+from pipeline.run.metrics_log import merged
 
 # --- the first update --------------------------------------------------------------------------------------
 

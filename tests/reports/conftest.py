@@ -19,7 +19,7 @@ import pandas as pd
 import pytest
 from helpers import publish
 
-from pipeline.layout import Layout, StageRef, StudyFolder, TrialRecord, write_json
+from pipeline.run.layout import Layout, StageRef, StudyFolder, TrialRecord, write_json
 from reports.estimates import Findings, analyse
 from reports.load import StudyRecords, load_records
 from studies.design import Cell, cells

@@ -12,7 +12,7 @@ from helpers import publish
 
 from ablate import app
 from pipeline.errors import Damaged, UserError
-from pipeline.layout import Layout
+from pipeline.run.layout import Layout
 from reports.changes import changes_of
 from reports.cli import diff
 from reports.diff import changes, code_changes, design_changes

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from helpers import publish
 
-from pipeline.layout import write_json
+from pipeline.run.layout import write_json
 from reports import stats
 from reports.answer import answer
 from reports.estimates import Findings, analyse

@@ -13,7 +13,7 @@ import pytest
 import trl_logs
 
 from pipeline.errors import Damaged, UserError
-from pipeline.layout import Layout, StudyFolder
+from pipeline.run.layout import Layout, StudyFolder
 from reports import foreign, style
 from reports.answer import answer
 from reports.estimates import analyse

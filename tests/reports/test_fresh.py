@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pipeline.layout import StudyFolder
+from pipeline.run.layout import StudyFolder
 from reports import fresh, style
 from reports.fresh import current_report
 from reports.render import render_report

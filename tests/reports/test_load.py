@@ -15,7 +15,7 @@ import pytest
 from helpers import publish
 
 from pipeline.errors import Damaged, UserError
-from pipeline.layout import Layout
+from pipeline.run.layout import Layout
 from reports.load import find_study, load_records
 
 if TYPE_CHECKING:

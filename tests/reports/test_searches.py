@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import Damaged
-from pipeline.layout import Layout, StudyFolder
+from pipeline.run.layout import Layout, StudyFolder
 from reports.searches import load_search
 from studies.schema import Study, load_study
 

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline import dag
-from pipeline.artifacts import Artifact, Store
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
-from pipeline.layout import Layout, write_json
-from pipeline.reporter import Reporter
-from pipeline.stopping import Watcher
-from pipeline.tracking import MetricsLog, to_parquet
+from pipeline.run import dag
+from pipeline.run.layout import Layout, write_json
+from pipeline.run.metrics_log import MetricsLog, to_parquet
+from pipeline.run.progress import Reporter
+from pipeline.run.stopping import Watcher
+from pipeline.run.store import Artifact, Store
 
 STUDY = """
 question: Does it work?

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.errors import UserError
-from pipeline.layout import Layout
+from pipeline.run.layout import Layout
 from studies.design import cautions, cells
 from studies.plan import print_plan
 from studies.schema import single

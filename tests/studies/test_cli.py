@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.layout import Layout
+from pipeline.run.layout import Layout
 from studies import cli, executors
 from studies.driver import run_study
 from studies.hints import command

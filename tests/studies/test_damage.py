@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import reports.render
 from ablate import app
-from pipeline.layout import Layout
+from pipeline.run.layout import Layout
 from studies import sinks
 
 STUDY = """

@@ -10,7 +10,7 @@ from scipy.stats import binomtest
 
 from pipeline.config.loading import load_config
 from pipeline.intervals import wilson
-from pipeline.layout import Layout
+from pipeline.run.layout import Layout
 from studies.display import Display, _duration
 from studies.executors import Crashed, Finished, Job, Message
 from studies.falsifiers import Verdict

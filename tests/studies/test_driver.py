@@ -18,7 +18,7 @@ from helpers import mind_interrupts
 from rich.console import Console
 
 from pipeline.errors import Fault, UserError
-from pipeline.layout import Layout
+from pipeline.run.layout import Layout
 from studies import executors
 from studies.design import cells
 from studies.driver import StudyResult, is_finished, run_study
@@ -188,7 +188,7 @@ import sys
 sys.path[:0] = {path!r}
 from pathlib import Path
 from rich.console import Console
-from pipeline.layout import Layout
+from pipeline.run.layout import Layout
 from studies import executors, sinks
 from studies.driver import run_study
 from studies.schema import load_study

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.config.loading import load_config
 from pipeline.errors import UserError
-from pipeline.layout import Layout
+from pipeline.run.layout import Layout
 from studies import executors
 from studies.executors import Crashed, Event, Finished, Job, Message, Relay
 

@@ -13,10 +13,10 @@ import torch
 from helpers import Recorder, smoke
 
 from pipeline.config.algorithm import PpoConfig
-from pipeline.config_rewards import JudgeConfig
+from pipeline.config.rewards import JudgeConfig
 from pipeline.errors import UserError
-from pipeline.layout import Layout, StageRef, TrialRecord, write_json
 from pipeline.models.loading import load_snapshot
+from pipeline.run.layout import Layout, StageRef, TrialRecord, write_json
 from pipeline.trial import environment, run_trial
 from studies.export import export
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.stopping import OPERATORS
+from pipeline.run.stopping import OPERATORS
 from studies.falsifiers import EXIT_CODES, Outcome, evaluate, overall, untested
 from studies.schema import Falsifier
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from trl_logs import Rows, rows
 
 from pipeline.errors import UserError
-from pipeline.metrics import METRICS
+from pipeline.run.metrics import METRICS
 from studies.importing.doubts import doubts
 from studies.importing.mapping import TRL, Mapping, check_keys_exist, load_mapping, unused
 from studies.importing.problems import Problem, grouped

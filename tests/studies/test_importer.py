@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from ablate import app
 from pipeline.errors import UserError
-from pipeline.layout import Layout
+from pipeline.run.layout import Layout
 from studies.design import Foreign, planned
 from studies.falsifiers import Verdict
 from studies.importing import records

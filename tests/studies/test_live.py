@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_driver import go
 
-from pipeline.layout import Layout
+from pipeline.run.layout import Layout
 from studies.falsifiers import evaluate
 from studies.live import LiveVerdicts
 from studies.schema import Falsifier, Study, load_study

@@ -17,9 +17,9 @@ from rich.console import Console
 
 from pipeline.config.loading import load_config
 from pipeline.errors import UserError
-from pipeline.layout import Layout
-from pipeline.metrics import METRICS
-from pipeline.reporter import Silent
+from pipeline.run.layout import Layout
+from pipeline.run.metrics import METRICS
+from pipeline.run.progress import Silent
 from pipeline.trial import plan_trial
 from studies import cli, executors
 from studies.design import cells

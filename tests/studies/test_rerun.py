@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from recorded import record_study
 
-from pipeline.layout import Layout
+from pipeline.run.layout import Layout
 from studies.schema import load_study
 
 STUDY = """

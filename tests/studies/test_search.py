@@ -18,7 +18,7 @@ from rich.console import Console
 
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import Damaged, UserError
-from pipeline.layout import Layout
+from pipeline.run.layout import Layout
 from studies import executors, sinks
 from studies.design import cells
 from studies.driver import StudyResult, run_study

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pipeline.layout import Layout
+from pipeline.run.layout import Layout
 from reports.render import render_report
 from studies import executors
 from studies.driver import run_study

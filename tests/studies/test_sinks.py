@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from pipeline import mlflow_sink
-from pipeline.layout import Layout
+from pipeline.run.layout import Layout
 from studies import executors
 from studies.design import cells
 from studies.driver import StudyResult, run_study

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from pipeline.config.loading import dotted_keys, profile_names
-from pipeline.config_words import SYMBOLS
+from pipeline.config.names import SYMBOLS
 from pipeline.errors import UserError
-from pipeline.metrics import METRICS
+from pipeline.run.metrics import METRICS
 from studies.design import cells
 from studies.editor import SCHEMA, header, schema_text, study_schema
 from studies.schema import SEED_KEY, STOP_KEY, STUDIES, load_study, study_names

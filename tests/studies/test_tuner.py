@@ -12,7 +12,7 @@ from fake_trial import SEARCH, landscape
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.layout import Layout, StudyFolder, TrialRecord
+from pipeline.run.layout import Layout, StudyFolder, TrialRecord
 from studies.design import Cell
 from studies.planner import Ticket
 from studies.schema import Study

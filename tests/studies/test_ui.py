@@ -22,8 +22,8 @@ from fake_trial import STUDY
 from helpers import mind_interrupts
 from rich.console import Console
 
-from pipeline.layout import Layout
 from pipeline.mlflow_sink import experiments, tag_experiment
+from pipeline.run.layout import Layout
 from studies import executors
 from studies.driver import run_study
 from studies.schema import Study, load_study

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.budget.subject import Trained, Trial
+from pipeline.forecast.subject import Trained, Trial
 
 DISK_BYTES = 200e6
 """Bytes per second that a checkpoint is copied from the card, hashed and written with; assumed of a cloud machine's disk."""

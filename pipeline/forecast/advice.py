@@ -9,13 +9,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from pipeline.budget.estimate import Estimate, estimate
-from pipeline.budget.machine import GIB
-from pipeline.budget.subject import Device, Trial
 from pipeline.config.trial import TrialConfig
-from pipeline.device import gpu_visible
 from pipeline.errors import UserError
-from pipeline.sizes import scorer_shapes, shape_of
+from pipeline.forecast.policy_shape import scorer_shapes, shape_of
+from pipeline.forecast.subject import Device, Trial
+from pipeline.forecast.work import Estimate, estimate
+from pipeline.resources.device import gpu_visible
+from pipeline.resources.machine import GIB
 
 Changes = Mapping[str, Any]
 SHARED: Changes = {"ppo.critic": "shared"}

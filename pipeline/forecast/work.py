@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.budget.chunking import chunk_tokens, pair_rows, text_rows
-from pipeline.budget.disk import checkpoint_hours, disk_by_part, shared_disk
-from pipeline.budget.machine import GIB
-from pipeline.budget.memory import memory_by_stage
-from pipeline.budget.roofline import (
+from pipeline.forecast.disk import checkpoint_hours, disk_by_part, shared_disk
+from pipeline.forecast.memory import memory_by_stage
+from pipeline.forecast.roofline import (
     BYTES_BACKWARD,
     BYTES_CACHE,
     BYTES_GRADIENT,
@@ -23,7 +21,9 @@ from pipeline.budget.roofline import (
     BYTES_STEP,
     t4_seconds,
 )
-from pipeline.budget.subject import Trained, Trial
+from pipeline.forecast.subject import Trained, Trial
+from pipeline.resources.chunking import chunk_tokens, pair_rows, text_rows
+from pipeline.resources.machine import GIB
 
 
 @dataclass(frozen=True)

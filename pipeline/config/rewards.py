@@ -6,8 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.config_base import NonNegative, Positive, Section, StrictlyPositive
-from pipeline.config_words import nearest
+from pipeline.config.base import NonNegative, Positive, Section, StrictlyPositive
+from pipeline.config.names import nearest
 
 PartName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")]
 PREFERENCES = ["judge", "labels"]

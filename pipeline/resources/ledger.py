@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import InitVar, dataclass, field
 from typing import Any
 
-from pipeline.budget.machine import GIB, peak_gib
-from pipeline.budget.roofline import EFFICIENCY, t4_seconds
 from pipeline.config.runtime import CapsConfig
+from pipeline.forecast.roofline import EFFICIENCY, t4_seconds
+from pipeline.resources.machine import GIB, peak_gib
 
 
 @dataclass(frozen=True)

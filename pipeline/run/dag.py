@@ -26,10 +26,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pipeline.artifacts import Artifact, Store
 from pipeline.config.trial import canonical_json, flatten
 from pipeline.errors import Damaged, UserError
-from pipeline.reporter import Reporter
+from pipeline.run.progress import Reporter
+from pipeline.run.store import Artifact, Store
 
 KEY_DIGITS = 20
 FREE_SECTIONS = ("runtime", "caps")

@@ -28,7 +28,7 @@ from filelock import FileLock
 
 from pipeline.config.trial import canonical_json
 from pipeline.errors import Damaged, Fault, Gone
-from pipeline.layout import StudyFolder, TrialRecord, read_sealed, sealed, set_aside, write_atomic
+from pipeline.run.layout import StudyFolder, TrialRecord, read_sealed, sealed, set_aside, write_atomic
 
 MANIFEST = "manifest.json"
 VOLATILE = "log/"

@@ -6,11 +6,11 @@ networks of 10 M to 56 M parameters agree with measured peaks within 15 % (tests
 
 from __future__ import annotations
 
-from pipeline import cpu
-from pipeline.budget.chunking import chunk_tokens, pair_rows, text_rows
-from pipeline.budget.machine import GIB
-from pipeline.budget.subject import Trained, Trial
-from pipeline.device import built_for_cards
+from pipeline.forecast.subject import Trained, Trial
+from pipeline.models import cpu
+from pipeline.resources.chunking import chunk_tokens, pair_rows, text_rows
+from pipeline.resources.device import built_for_cards
+from pipeline.resources.machine import GIB
 
 INTERPRETER_GIB, CARD_LIBRARIES_GIB, ADAPTER_LIBRARY_GIB = 0.40, 0.20, 0.20
 """Resident set of a worker with its libraries but no network; what a torch that was built for GPUs adds on a machine without one; and

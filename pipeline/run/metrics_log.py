@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from pipeline.config.trial import canonical_json
-from pipeline.metrics import METRICS, check_keys
+from pipeline.run.metrics import METRICS, check_keys
 
 
 class MetricsLog:

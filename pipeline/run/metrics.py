@@ -151,4 +151,4 @@ def check_keys(keys: Iterable[str]) -> None:
     """Refuse keys outside the list: a fault of ours, so a `KeyError`."""
     unknown = sorted(key for key in keys if not known(key))
     if unknown:
-        raise KeyError(f"not in pipeline/metrics.py: {', '.join(unknown)}")
+        raise KeyError(f"not in pipeline/run/metrics.py: {', '.join(unknown)}")

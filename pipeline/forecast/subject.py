@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.budget.shape import ScorerShape, Shape
 from pipeline.config.algorithm import PpoConfig
 from pipeline.config.trial import TrialConfig
+from pipeline.forecast.shapes import ScorerShape, Shape
 
 Device = Literal["cpu", "cuda"]
 TOKENS_PER_WORD = 1.5

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from pipeline.config_words import meant_key, nearest
+from pipeline.config.names import meant_key, nearest
+from pipeline.config.yaml_files import Where
 from pipeline.errors import UserError
-from pipeline.yaml_files import Where
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.budget.shape import BASE_CLASSIFIER, PUBLISHED, ScorerShape, Shape
 from pipeline.config.trial import TrialConfig, canonical_json
+from pipeline.forecast.shapes import BASE_CLASSIFIER, PUBLISHED, ScorerShape, Shape
 from pipeline.models.anatomy import blocks_of, trunk
 from pipeline.models.loading import CausalLM, scratch_config
 from pipeline.models.meter import attention_width, cached_numbers, linear_maps, map_sizes

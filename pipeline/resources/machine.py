@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.device import gpu_visible
+from pipeline.resources.device import gpu_visible
 
 GIB = 2**30
 PROC = Path("/proc/self")

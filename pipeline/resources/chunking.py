@@ -1,6 +1,6 @@
 """How many tokens, texts or pairs go through a network at once: bounds on what is in memory together.
 
-Stages work by these numbers, so they are part of their keys; what the planner knows of models is in `pipeline.budget.shape`.
+Stages work by these numbers, so they are part of their keys; what the planner knows of models is in `pipeline.forecast.shapes`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""The configuration of one trial: frozen sections, unknown keys are errors."""

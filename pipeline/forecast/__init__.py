@@ -1,0 +1,1 @@
+"""What a trial would take, before any of it is spent: shapes, work, memory, disk, and advice. No stage imports it."""
