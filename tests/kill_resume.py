@@ -38,7 +38,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "separate": {"ppo.critic": "separate", "ppo.critic_init": "reward"},
     "lora": {"ppo.adapter": "lora", "ppo.lora_rank": 4},
 }
-PRELOAD = ["pipeline.trial", "pipeline.ppo.trainer", "transformers.models.qwen2.modeling_qwen2", "accelerate", "pandas"]
+PRELOAD = ["pipeline.trial", "pipeline.training.trainer", "transformers.models.qwen2.modeling_qwen2", "accelerate", "pandas"]
 
 
 @dataclass(frozen=True)

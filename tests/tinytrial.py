@@ -18,10 +18,10 @@ from pipeline.models.critic import calibrated_head
 from pipeline.models.loading import freeze, scratch_model
 from pipeline.models.meter import meter
 from pipeline.models.policy import ActorCritic, Episodes
-from pipeline.ppo.rollout import Scores
-from pipeline.ppo.trainer import Outcome, Trainer
 from pipeline.resources.ledger import Ledger
 from pipeline.run.metrics_log import MetricsLog, merged
+from pipeline.training.rollout import Scores
+from pipeline.training.trainer import Outcome, Trainer
 
 VOCAB, PAD, EOS = 31, 0, 1
 SIZES = ModelConfig(hidden_size=16, layers=2, heads=2, intermediate_size=32)

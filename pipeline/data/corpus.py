@@ -12,7 +12,7 @@ import numpy as np
 from pipeline.config.data import DataConfig
 from pipeline.data.cleaning import clean
 from pipeline.data.files import HELDOUT_SHARE, TEXT_COLUMNS, read_splits
-from pipeline.data.hubdata import hub_splits
+from pipeline.data.hub_data import hub_splits
 from pipeline.data.labels import polarity
 from pipeline.errors import UserError
 
@@ -61,7 +61,7 @@ def load_corpus(cfg: DataConfig) -> Corpus:
 
 
 def _builtin(cfg: DataConfig) -> Corpus:
-    from pipeline.data.grammar import generate
+    from pipeline.data.reviews import generate
 
     heldout = HELDOUT_TEXTS * cfg.heldout_prompts
     reviews = generate(cfg.sft_texts + heldout, cfg.seed)

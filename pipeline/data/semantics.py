@@ -20,7 +20,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Final, Literal
 
-from pipeline.data import grammar, lexicon
+from pipeline.data import reviews as grammar
+from pipeline.data import vocabulary as lexicon
 
 Note = Literal["", "unparsable", "unfinished", "repeated word", "repetition"]
 

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 from pipeline.forecast.disk import checkpoint_hours, disk_by_part, shared_disk
 from pipeline.forecast.memory import memory_by_stage
-from pipeline.forecast.roofline import (
+from pipeline.forecast.subject import Trained, Trial
+from pipeline.resources.chunking import chunk_tokens, pair_rows, text_rows
+from pipeline.resources.machine import GIB
+from pipeline.resources.roofline import (
     BYTES_BACKWARD,
     BYTES_CACHE,
     BYTES_GRADIENT,
@@ -21,9 +24,6 @@ from pipeline.forecast.roofline import (
     BYTES_STEP,
     t4_seconds,
 )
-from pipeline.forecast.subject import Trained, Trial
-from pipeline.resources.chunking import chunk_tokens, pair_rows, text_rows
-from pipeline.resources.machine import GIB
 
 
 @dataclass(frozen=True)

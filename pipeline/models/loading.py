@@ -12,12 +12,12 @@ from torch import nn
 from pipeline.config.model import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.anatomy import CausalLM as CausalLM
-from pipeline.models.heads import fp32_logits
+from pipeline.models.fp32_heads import fp32_logits
 from pipeline.models.packing import ARCHITECTURES, packed_attention
 from pipeline.models.precision import ATTENTION, DTYPES, mixed_precision
+from pipeline.models.pretrained_tokenizer import cannot_load
 from pipeline.models.seeding import seed_of
 from pipeline.models.soundness import check_network, check_repeats
-from pipeline.models.tokenizers import cannot_load
 
 
 def device_of(name: str) -> torch.device:

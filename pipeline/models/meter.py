@@ -14,7 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeline.forecast.roofline import (
+from pipeline.models.adapters import adapter_layers
+from pipeline.models.anatomy import CausalLM, blocks_of, trunk
+from pipeline.models.recompute import recomputes
+from pipeline.resources.roofline import (
     BYTES_BACKWARD,
     BYTES_CACHE,
     BYTES_GRADIENT,
@@ -23,9 +26,6 @@ from pipeline.forecast.roofline import (
     BYTES_READ_CAST,
     BYTES_READ_HALF,
 )
-from pipeline.models.adapters import adapter_layers
-from pipeline.models.anatomy import CausalLM, blocks_of, trunk
-from pipeline.models.recompute import recomputes
 
 Tally = Callable[[float, float], None]
 """Takes FLOPs and bytes."""
@@ -103,7 +103,7 @@ class TrunkMeter:
         lowest = min((one.block for one in maps if one.trained), default=len(maps))
         below = [one for one in maps if one.block >= lowest]
         self._backward = _backward(maps, lowest)
-        # What is left out of a packed call where nobody reads (`pipeline.models.states`).
+        # What is left out of a packed call where nobody reads (`pipeline.models.hidden_states`).
         ending = [one for one in maps if one.block == maps[-1].block and one.part == "mlp"]
         self._ending, self._ending_backward = sum(one.weights for one in ending), _backward(ending, lowest)
         self._layers_below = len({one.block for one in below})

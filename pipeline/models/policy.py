@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from pipeline.models import cpu
 from pipeline.models.anatomy import CausalLM
-from pipeline.models.heads import scalar
-from pipeline.models.states import states
+from pipeline.models.fp32_heads import scalar
+from pipeline.models.hidden_states import states
 from pipeline.resources.out_of_memory import Room
 
 

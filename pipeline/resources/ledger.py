@@ -9,8 +9,8 @@ from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 from pipeline.config.runtime import CapsConfig
-from pipeline.forecast.roofline import EFFICIENCY, t4_seconds
 from pipeline.resources.machine import GIB, peak_gib
+from pipeline.resources.roofline import EFFICIENCY, t4_seconds
 
 
 @dataclass(frozen=True)

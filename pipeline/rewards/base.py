@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import UserError
-from pipeline.models.generation import decode
 from pipeline.models.policy import Episodes
+from pipeline.models.sampling import decode
 
 
 @dataclass(frozen=True)

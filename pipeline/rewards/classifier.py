@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import UserError
-from pipeline.models.heads import fp32_classes
+from pipeline.models.fp32_heads import fp32_classes
 from pipeline.models.loading import freeze
 from pipeline.models.precision import Precision
 from pipeline.resources.out_of_memory import Room

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.config.rewards import RewardConfig
-from pipeline.models.heads import scalar
+from pipeline.models.fp32_heads import scalar
+from pipeline.models.hidden_states import states
 from pipeline.models.loading import CausalLM, freeze, load_head, load_snapshot, save_head
 from pipeline.models.policy import Episodes, flush_left
 from pipeline.models.precision import Precision
 from pipeline.models.seeding import permutation, seed_of
-from pipeline.models.states import states
-from pipeline.ppo.supervised import Supervised
 from pipeline.resources.chunking import pair_rows
 from pipeline.resources.out_of_memory import Room, no_warning
 from pipeline.rewards.base import Completions
+from pipeline.training.supervised import Supervised
 
 TRUNK, HEAD = "trunk", "head.safetensors"
 WEIGHT_DECAY = 0.01

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pipeline.run.dag import Stage, code_digest
 from pipeline.stages import pausing, sources
 
-JUDGE = ("pipeline.data.semantics", "pipeline.data.grammar", "pipeline.data.lexicon")
+JUDGE = ("pipeline.data.semantics", "pipeline.data.reviews", "pipeline.data.vocabulary")
 """The gold judge's meaning; the rest of pipeline.data only makes texts, and these are inputs."""
 SUPERVISED = (
-    "pipeline.ppo.supervised",
+    "pipeline.training.supervised",
     "pipeline.resources.out_of_memory",
     "pipeline.stages.spending",
     "pipeline.resources.chunking",
@@ -27,7 +27,7 @@ STAGES = (
         (
             "pipeline.stages.prompts",
             "pipeline.data",
-            "pipeline.models.tokenizers",
+            "pipeline.models.pretrained_tokenizer",
             "pipeline.models.seeding",
         ),
         outside=sources.texts_and_base,
@@ -46,7 +46,7 @@ STAGES = (
         ("reward", "gold", "ppo.response_length", "ppo.temperature"),
         (
             "pipeline.stages.reward",
-            "pipeline.stages.pairs",
+            "pipeline.stages.preference_pairs",
             "pipeline.stages.common",
             "pipeline.models.cpu",
             "pipeline.intervals",
@@ -115,9 +115,9 @@ STAGES = (
             "pipeline.stages.common",
             "pipeline.models.cpu",
             "pipeline.intervals",
-            "pipeline.ppo.measure",
-            "pipeline.ppo.head",
-            "pipeline.ppo.kl",
+            "pipeline.training.token_stats",
+            "pipeline.models.lm_head",
+            "pipeline.algorithms.mathematics.kl",
             "pipeline.rewards",
             "pipeline.models",
             *SUPERVISED,

@@ -15,9 +15,9 @@ from pipeline.config.rewards import JudgeConfig, PartConfig, part_key
 from pipeline.config.runtime import RuntimeConfig
 from pipeline.errors import UserError
 from pipeline.models import cpu
-from pipeline.models.generation import tokenize_prompts
 from pipeline.models.loading import device_of
-from pipeline.models.tokenizers import load_tokenizer
+from pipeline.models.pretrained_tokenizer import load_tokenizer
+from pipeline.models.sampling import tokenize_prompts
 from pipeline.resources.machine import grow_segments
 from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Calibrated, Reward

@@ -21,7 +21,6 @@ from pipeline.intervals import grouped
 from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
 from pipeline.models.policy import Episodes, response_hidden, to_grid
 from pipeline.models.precision import Precision
-from pipeline.ppo.measure import token_stats
 from pipeline.resources.out_of_memory import Room
 from pipeline.run.layout import write_json
 from pipeline.run.metrics import check_keys
@@ -30,6 +29,7 @@ from pipeline.run.store import Artifact
 from pipeline.stages.common import PromptSet, judge_of, reward_of, rollout_room
 from pipeline.stages.heldout import Draws, answers, heldout_prompts, shares
 from pipeline.stages.spending import spending
+from pipeline.training.token_stats import token_stats
 
 
 def evaluate(

@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from pipeline.config.trial import TrialConfig
-from pipeline.models.generation import sample
 from pipeline.models.loading import CausalLM
 from pipeline.models.precision import Precision
+from pipeline.models.sampling import sample
 from pipeline.models.seeding import uniforms
 from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Completions

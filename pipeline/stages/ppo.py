@@ -25,9 +25,6 @@ from pipeline.models.loading import CausalLM, device_of, freeze, load_quantized,
 from pipeline.models.meter import meter
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.precision import execution
-from pipeline.ppo.checkpoint import checkpoints
-from pipeline.ppo.rollout import Scores
-from pipeline.ppo.trainer import Outcome, Trainer
 from pipeline.resources.ledger import Ledger
 from pipeline.resources.machine import fresh_marks, hold_allocator
 from pipeline.rewards.base import Completions
@@ -39,6 +36,9 @@ from pipeline.run.store import Artifact
 from pipeline.stages.common import PromptSet, judge_of, reward_of, rollout_room
 from pipeline.stages.launch import launch
 from pipeline.stages.pausing import KEPT, ended
+from pipeline.training.checkpoint import checkpoints
+from pipeline.training.rollout import Scores
+from pipeline.training.trainer import Outcome, Trainer
 
 
 def ppo(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact, reward: Artifact) -> dict[str, Any]:

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from pipeline.config.rewards import PartConfig, part_key
 from pipeline.config.trial import TrialConfig
-from pipeline.models.generation import sample
 from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
+from pipeline.models.positions import check_room
 from pipeline.models.precision import Precision
-from pipeline.models.room import check_room
+from pipeline.models.sampling import sample
 from pipeline.models.seeding import uniforms
 from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Calibrated, Completions, Reward, calibration, standardised
@@ -32,7 +32,7 @@ from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
 from pipeline.stages.common import PromptSet, judge_of, part_folder, rollout_room, scorer_of
-from pipeline.stages.pairs import accuracy, given_pairs, judged_pairs
+from pipeline.stages.preference_pairs import accuracy, given_pairs, judged_pairs
 from pipeline.stages.spending import spending
 
 _Unseen = list[tuple[Completions, Tensor]]

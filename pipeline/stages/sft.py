@@ -18,17 +18,17 @@ from torch.nn import functional
 from pipeline.config.model import SftConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM, device_of, pretrained_model, scratch_model
+from pipeline.models.positions import check_room
 from pipeline.models.precision import Precision
-from pipeline.models.room import check_room
+from pipeline.models.pretrained_tokenizer import load_tokenizer
 from pipeline.models.seeding import permutation
-from pipeline.models.tokenizers import load_tokenizer
-from pipeline.ppo.supervised import Supervised
 from pipeline.resources.chunking import text_rows
 from pipeline.resources.out_of_memory import Room
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
 from pipeline.stages.spending import spending
+from pipeline.training.supervised import Supervised
 
 IGNORED = -100
 FINAL_LR = 0.1

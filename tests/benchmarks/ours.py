@@ -16,10 +16,10 @@ from pipeline.models.anatomy import trunk
 from pipeline.models.cpu import keep_freed_memory
 from pipeline.models.loading import freeze
 from pipeline.models.policy import ActorCritic, Episodes
-from pipeline.ppo.rollout import Scores
-from pipeline.ppo.trainer import Trainer
 from pipeline.resources.ledger import Ledger
 from pipeline.run.metrics_log import MetricsLog
+from pipeline.training.rollout import Scores
+from pipeline.training.trainer import Trainer
 
 NEVER = -1
 """As EOS: a token that the network cannot say, so that every response has its full length."""

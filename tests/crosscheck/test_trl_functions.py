@@ -12,9 +12,9 @@ from trl.experimental.ppo import ppo_trainer as trl_ppo
 from trl.experimental.utils import first_true_indices
 from trl.trainer.utils import entropy_from_logits, selective_log_softmax
 
+from pipeline.algorithms.mathematics.kl import entropy
+from pipeline.algorithms.mathematics.masking import masked_mean, masked_var, masked_whiten
 from pipeline.models.policy import gather, response_mask
-from pipeline.ppo.kl import entropy
-from pipeline.ppo.masking import masked_mean, masked_var, masked_whiten
 
 LENGTHS = torch.tensor([7, 1, 4, 7, 2])
 MASK = response_mask(LENGTHS, 7)

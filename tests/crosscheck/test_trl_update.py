@@ -11,11 +11,11 @@ import torch
 from crosscheck.trial import BATCH, FULL, RAGGED, WIDTH, Case, run_trl, settings
 from torch import Tensor
 
-from pipeline.ppo.advantages import gae
-from pipeline.ppo.kl import k1, k2, k3
-from pipeline.ppo.losses import policy_loss, value_loss
-from pipeline.ppo.masking import masked_mean, masked_whiten
-from pipeline.ppo.shaping import non_score_reward, token_rewards
+from pipeline.algorithms.mathematics.advantages import gae
+from pipeline.algorithms.mathematics.kl import k1, k2, k3
+from pipeline.algorithms.mathematics.losses import policy_loss, value_loss
+from pipeline.algorithms.mathematics.masking import masked_mean, masked_whiten
+from pipeline.algorithms.mathematics.shaping import non_score_reward, token_rewards
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 

@@ -19,18 +19,18 @@ import torch
 from crosscheck.trial import BATCH, CONTEXT, EOS, FULL, PAD, RAGGED, Case, reward, run_trl, settings
 from torch import Tensor
 
+from pipeline.algorithms.mathematics.advantages import gae
+from pipeline.algorithms.mathematics.controllers import LrGuard
+from pipeline.algorithms.mathematics.masking import masked_whiten
+from pipeline.algorithms.mathematics.shaping import non_score_reward, token_rewards
 from pipeline.models.anatomy import trunk
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.precision import GradientSteps, Precision
-from pipeline.ppo import rollout as ours
-from pipeline.ppo.advantages import gae
-from pipeline.ppo.controllers import LrGuard
-from pipeline.ppo.masking import masked_whiten
-from pipeline.ppo.parallel import Ranks
-from pipeline.ppo.rollout import Prompts, Rollout, Scores, World, collect, measure
-from pipeline.ppo.shaping import non_score_reward, token_rewards
-from pipeline.ppo.update import Learner, train_on
 from pipeline.resources.out_of_memory import Room
+from pipeline.training import rollout as ours
+from pipeline.training.processes import Ranks
+from pipeline.training.rollout import Prompts, Rollout, Scores, World, collect, measure
+from pipeline.training.update import Learner, train_on
 
 RELATIVE = 1e-4
 NAMES = (("value_model.score.", "value_head."), ("value_model.model.", "critic_trunk."), ("policy.", "lm."))

@@ -29,12 +29,12 @@ from torch import Tensor
 
 from pipeline.config.trial import TrialConfig
 from pipeline.forecast.advice import changed, predict
-from pipeline.forecast.roofline import t4_seconds
-from pipeline.ppo import trainer as trainer_module
-from pipeline.ppo import update as update_module
 from pipeline.resources.ledger import Ledger
+from pipeline.resources.roofline import t4_seconds
 from pipeline.run.layout import Layout
 from pipeline.run.progress import Silent
+from pipeline.training import trainer as trainer_module
+from pipeline.training import update as update_module
 from pipeline.trial import execution, run_trial
 
 DISK_GIB = {"qwen0.5b": 40.0, "tiny": 0.2}

@@ -8,11 +8,11 @@ from gpu.base import QWEN
 from gpu.hardware import DEVICE, HALVES, choose
 from torch import Tensor
 
+from pipeline.models.lm_head import head_backward
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import log_probs
 from pipeline.models.precision import DTYPES, Precision
 from pipeline.models.seeding import stream
-from pipeline.ppo.head import head_backward
 
 pytestmark = pytest.mark.gpu
 TOKENS, WIDTH = 64, 256

@@ -25,8 +25,8 @@ import torch
 from gpu.hardware import DEVICE, choose, furthest, trial
 from tinytrial import CONTROLS, Killed, Killer, trainer
 
-from pipeline.ppo.trainer import Outcome
 from pipeline.run.metrics_log import merged
+from pipeline.training.trainer import Outcome
 
 pytestmark = pytest.mark.gpu
 APART = {"fp32": 0.01, "fp16": 0.05}

@@ -13,10 +13,10 @@ from tinytrial import CONTROLS, trainer
 
 from pipeline.models.policy import Episodes
 from pipeline.models.precision import Precision
-from pipeline.ppo.selfcheck import SelfCheckFailed, check_padding
-from pipeline.ppo.supervised import Supervised
 from pipeline.resources.out_of_memory import Room
 from pipeline.run.metrics_log import merged
+from pipeline.training.selfcheck import SelfCheckFailed, check_padding
+from pipeline.training.supervised import Supervised
 
 pytestmark = pytest.mark.gpu
 PRECISIONS = ("fp32", *HALVES)

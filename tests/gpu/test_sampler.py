@@ -9,8 +9,8 @@ from gpu.base import MEDIUM, QWEN
 from gpu.hardware import DEVICE
 from torch import Tensor
 
-from pipeline.models.generation import inverse_cdf, sample
 from pipeline.models.loading import CausalLM
+from pipeline.models.sampling import inverse_cdf, sample
 from pipeline.models.seeding import stream, uniforms
 from pipeline.resources.out_of_memory import Room
 

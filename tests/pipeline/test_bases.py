@@ -13,10 +13,10 @@ from pipeline.config.data import DataConfig
 from pipeline.data.corpus import load_corpus
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
-from pipeline.models.generation import decode, tokenize_prompts
 from pipeline.models.loading import pretrained_model
 from pipeline.models.policy import Episodes
-from pipeline.models.tokenizers import pretrained_tokenizer
+from pipeline.models.pretrained_tokenizer import pretrained_tokenizer
+from pipeline.models.sampling import decode, tokenize_prompts
 
 TEXTS = load_corpus(DataConfig(sft_texts=200)).train
 

@@ -12,12 +12,12 @@ from helpers import Recorder, smoke
 
 from pipeline.config.loading import load_config
 from pipeline.forecast.policy_shape import measured, shape_of
-from pipeline.forecast.roofline import t4_seconds
 from pipeline.forecast.subject import Trial
 from pipeline.forecast.work import estimate
 from pipeline.resources.chunking import CARD_TOKENS, CHUNK_TOKENS, chunk_tokens
 from pipeline.resources.ledger import Ledger
 from pipeline.resources.machine import ALLOCATOR_SETTINGS, GIB, fresh_marks, grow_segments, peak_gib
+from pipeline.resources.roofline import t4_seconds
 from pipeline.run.layout import Layout
 from pipeline.stages.common import settle
 from pipeline.trial import prepare, run_trial

@@ -15,9 +15,9 @@ from pipeline.forecast.advice import check_disk, predict
 from pipeline.forecast.policy_shape import shape_of
 from pipeline.forecast.subject import Trial
 from pipeline.forecast.work import estimate
-from pipeline.ppo import checkpoint
 from pipeline.resources.ledger import Ledger
 from pipeline.resources.machine import GIB
+from pipeline.training import checkpoint
 
 COLLAPSING: dict[str, Any] = {"min_entropy": 3.0, "lr": 3e-2}
 

@@ -15,9 +15,9 @@ from helpers import smoke
 from tinynets import UNEVEN
 
 from pipeline.models import cpu
-from pipeline.models.generation import inverse_cdf
 from pipeline.models.packing import Packing, attend
 from pipeline.models.policy import Episodes
+from pipeline.models.sampling import inverse_cdf
 from pipeline.stages import common
 from studies import executors
 

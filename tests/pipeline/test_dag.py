@@ -169,7 +169,7 @@ HARMLESS = {
     "pipeline.run.store", "pipeline.config", "pipeline.config.base", "pipeline.config.rewards", "pipeline.errors",
     "pipeline.resources.device", "pipeline.run.hub", "pipeline.run.layout",
     "pipeline.run.metrics", "pipeline.run.progress", "pipeline.run.metrics_log",
-    "pipeline.forecast.roofline",  # what work would cost on a T4: it ends in log/cost.json, which is no part of an artifact's digest
+    "pipeline.resources.roofline",  # what work would cost on a T4: it ends in log/cost.json, which is no part of an artifact's digest
     "pipeline.data", "pipeline.models", "pipeline.ppo", "pipeline.rewards",  # the packages themselves: a docstring each
 }  # fmt: skip
 """Storage, checks and words. A change in them cannot change what a stage writes for the same values of its configuration."""
@@ -205,7 +205,7 @@ def test_the_content_of_the_users_files_counts_and_not_only_their_path(tmp_path:
 
 
 FORECAST = {
-    "pipeline.forecast.work", "pipeline.forecast.memory", "pipeline.forecast.roofline", "pipeline.forecast.shapes", "pipeline.forecast.subject",
+    "pipeline.forecast.work", "pipeline.forecast.memory", "pipeline.resources.roofline", "pipeline.forecast.shapes", "pipeline.forecast.subject",
     "pipeline.forecast.policy_shape", "pipeline.forecast.advice",
 }  # fmt: skip
 """What a trial would take. A change in it must leave every finished artifact valid."""

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
+from pipeline.algorithms.mathematics.controllers import kl_schedule, lr_schedule
+from pipeline.algorithms.mathematics.losses import kl_loss
+from pipeline.algorithms.mathematics.shaping import beta_in_reward, handle_missing_eos
 from pipeline.config.algorithm import PpoConfig
 from pipeline.config.data import DataConfig
 from pipeline.config.rewards import JudgeConfig, PartConfig
 from pipeline.data.corpus import load_corpus
 from pipeline.data.prompts import cut_at
 from pipeline.models.adapters import choose_trained
-from pipeline.ppo.controllers import kl_schedule, lr_schedule
-from pipeline.ppo.losses import kl_loss
-from pipeline.ppo.shaping import beta_in_reward, handle_missing_eos
 from pipeline.rewards.classifier import ClassifierReward
 from pipeline.stages.common import judge_of, scorer_of
 

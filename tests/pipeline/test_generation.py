@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from pipeline.config.model import ModelConfig
-from pipeline.models import generation, policy
-from pipeline.models.generation import inverse_cdf, sample
+from pipeline.models import policy
+from pipeline.models import sampling as generation
 from pipeline.models.loading import scratch_model
 from pipeline.models.policy import Episodes
+from pipeline.models.sampling import inverse_cdf, sample
 from pipeline.models.seeding import uniforms
 from pipeline.resources.out_of_memory import Room
 

@@ -13,9 +13,11 @@ from itertools import pairwise
 
 import pytest
 
-from pipeline.data import grammar, lexicon, semantics
-from pipeline.data.grammar import Pattern, Review, Table, count_reviews, generate
-from pipeline.data.lexicon import SENTIMENTS, Sentiment
+from pipeline.data import reviews as grammar
+from pipeline.data import semantics
+from pipeline.data import vocabulary as lexicon
+from pipeline.data.reviews import Pattern, Review, Table, count_reviews, generate
+from pipeline.data.vocabulary import SENTIMENTS, Sentiment
 
 
 @cache

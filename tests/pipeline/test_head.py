@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline.ppo import head as head_module
-from pipeline.ppo.head import chunks, head_backward
+from pipeline.models import lm_head as head_module
+from pipeline.models.lm_head import chunks, head_backward
 
 TOKENS, WIDTH, VOCAB = 23, 5, 11
 

@@ -11,16 +11,16 @@ from safetensors.torch import load_file
 from tinynets import UNEVEN, network
 from torch import Tensor, nn
 
-from pipeline.models.generation import sample
-from pipeline.models.heads import Fp32Head, fp32_logits, scalar
+from pipeline.models.fp32_heads import Fp32Head, fp32_logits, scalar
+from pipeline.models.lm_head import head_backward
 from pipeline.models.loading import prepared
 from pipeline.models.policy import ActorCritic, gather, log_probs, response_hidden
 from pipeline.models.precision import GradientSteps, Precision
+from pipeline.models.sampling import sample
 from pipeline.models.seeding import uniforms
-from pipeline.ppo import selfcheck
-from pipeline.ppo.head import head_backward
 from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.learned import new_reward_model
+from pipeline.training import selfcheck
 
 CPU = torch.device("cpu")
 HALF = Precision(CPU, "bf16")

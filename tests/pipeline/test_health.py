@@ -12,10 +12,10 @@ from tinytrial import actor, trainer
 
 from pipeline.config.algorithm import PpoConfig
 from pipeline.models.policy import positions, response_mask
-from pipeline.ppo.health import Diverged, check_collapse, negative_kl, repetition
-from pipeline.ppo.rollout import Rollout, collect
-from pipeline.ppo.selfcheck import SelfCheckFailed, check_first_step, check_padding, check_rollout
 from pipeline.run.metrics_log import merged
+from pipeline.training.health import Diverged, check_collapse, negative_kl, repetition
+from pipeline.training.rollout import Rollout, collect
+from pipeline.training.selfcheck import SelfCheckFailed, check_first_step, check_padding, check_rollout
 
 
 def test_repetition_by_hand() -> None:
@@ -50,7 +50,7 @@ def test_negative_kl_warns_beyond_noise_only() -> None:
 
 def test_a_trial_with_truncated_sampling_is_stopped_at_its_first_rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sampling at half the temperature is what top-k does: the tokens are more likely than the policy says."""
-    from pipeline.ppo import rollout as module
+    from pipeline.training import rollout as module
 
     honest = module.sample
 
@@ -82,7 +82,7 @@ def test_a_policy_that_is_not_its_reference_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fault", ["positions", "mask"])
 def test_a_network_that_sees_padding_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     from pipeline.models import policy
-    from pipeline.ppo import selfcheck
+    from pipeline.training import selfcheck
 
     rollout, _ = first_rollout(tmp_path)
     network = actor({})
@@ -108,7 +108,7 @@ def test_rounding_that_clips_at_a_small_epsilon_is_no_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: float, sound: bool
 ) -> None:
     """Another kernel for another shape: log-probabilities of the rollout that differ in their last digits, and an epsilon below that."""
-    from pipeline.ppo import rollout as module
+    from pipeline.training import rollout as module
 
     honest = module.measure
 

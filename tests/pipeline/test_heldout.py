@@ -12,8 +12,8 @@ from helpers import smoke
 
 from pipeline import intervals
 from pipeline.intervals import grouped
-from pipeline.models.generation import inverse_cdf
 from pipeline.models.policy import Episodes
+from pipeline.models.sampling import inverse_cdf
 from pipeline.stages import heldout
 from pipeline.stages.common import PromptSet
 from pipeline.stages.heldout import answers, shares

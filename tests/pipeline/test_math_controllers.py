@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from pipeline.algorithms.mathematics.controllers import KlController, LrGuard, adapted, hinge, kl_schedule, lr_schedule, out_of_reach
 from pipeline.config.algorithm import PpoConfig
-from pipeline.ppo.controllers import KlController, LrGuard, adapted, hinge, kl_schedule, lr_schedule, out_of_reach
 
 kls, betas, targets = st.floats(-50, 500), st.floats(1e-4, 10), st.floats(0.1, 100)
 fraction = st.floats(0, 1)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from naive import DTYPES, close, drawn, eps, exact, grid, prefix
 from torch import Tensor
 
-from pipeline.ppo.advantages import explained_variance, gae
+from pipeline.algorithms.mathematics.advantages import explained_variance, gae
 
 NAN = float("nan")
 Rows = list[list[tuple[float, float]]]

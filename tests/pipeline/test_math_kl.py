@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from naive import DTYPES, EPS32, close, divergence, drawn, eps, exact
 from torch import Tensor
 
-from pipeline.ppo.kl import entropy, exact_kl, k1, k2, k3
+from pipeline.algorithms.mathematics.kl import entropy, exact_kl, k1, k2, k3
 
 LOG2, LOG3 = math.log(2), math.log(3)
 logits = st.integers(2, 6).flatmap(lambda size: st.tuples(*[st.lists(st.floats(-4, 4), min_size=size, max_size=size)] * 2))

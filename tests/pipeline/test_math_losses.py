@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from naive import DTYPES, close, drawn, eps, exact
 from torch import Tensor
 
-from pipeline.ppo.kl import exact_kl, k1
-from pipeline.ppo.losses import dual_clip, kl_loss, policy_loss, value_loss
+from pipeline.algorithms.mathematics.kl import exact_kl, k1
+from pipeline.algorithms.mathematics.losses import dual_clip, kl_loss, policy_loss, value_loss
 
 log_ratios, scores, clips = st.floats(-2, 2), st.floats(-5, 5), st.floats(0.01, 0.9)
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from naive import DTYPES, close, drawn, eps, exact, grid, mean, prefix, sum_eps, variance
 from torch import Tensor
 
+from pipeline.algorithms.mathematics.masking import EPSILON, masked_mean, masked_sum, masked_var, masked_whiten
 from pipeline.models.policy import response_mask
-from pipeline.ppo.masking import EPSILON, masked_mean, masked_sum, masked_var, masked_whiten
 
 NAN = float("nan")
 numbers = st.lists(st.floats(-100, 100), min_size=2, max_size=12)

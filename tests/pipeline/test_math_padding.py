@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from naive import grid, prefix
 from torch import Tensor
 
+from pipeline.algorithms.mathematics.advantages import explained_variance, gae
+from pipeline.algorithms.mathematics.losses import policy_loss, value_loss
+from pipeline.algorithms.mathematics.masking import masked_mean, masked_sum, masked_var, masked_whiten
+from pipeline.algorithms.mathematics.shaping import non_score_reward, token_rewards
 from pipeline.models.policy import to_grid
-from pipeline.ppo.advantages import explained_variance, gae
-from pipeline.ppo.losses import policy_loss, value_loss
-from pipeline.ppo.masking import masked_mean, masked_sum, masked_var, masked_whiten
-from pipeline.ppo.shaping import non_score_reward, token_rewards
 
 
 @dataclass(frozen=True)

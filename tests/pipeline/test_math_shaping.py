@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from naive import DTYPES, close, drawn, eps, exact, grid, prefix
 from torch import Tensor
 
-from pipeline.ppo.advantages import gae
-from pipeline.ppo.shaping import handle_missing_eos, non_score_reward, token_rewards
+from pipeline.algorithms.mathematics.advantages import gae
+from pipeline.algorithms.mathematics.shaping import handle_missing_eos, non_score_reward, token_rewards
 
 NAN = float("nan")
 ragged = st.lists(st.lists(st.floats(-5, 5), min_size=1, max_size=5), min_size=1, max_size=4)

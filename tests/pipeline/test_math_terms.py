@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from naive import drawn, prefix
 from torch import Tensor
 
+from pipeline.algorithms.mathematics.masking import masked_var, masked_whiten
 from pipeline.config.algorithm import PpoConfig
+from pipeline.models import lm_head as head_module
 from pipeline.models.policy import Episodes, to_grid
-from pipeline.ppo import head as head_module
-from pipeline.ppo.masking import masked_var, masked_whiten
-from pipeline.ppo.measure import token_stats
-from pipeline.ppo.rollout import Measured, Rollout, Scores, drift_metrics, reward_metrics, text_metrics
-from pipeline.ppo.update import Tokens, policy_terms
+from pipeline.training.rollout import Measured, Rollout, Scores, drift_metrics, reward_metrics, text_metrics
+from pipeline.training.token_stats import token_stats
+from pipeline.training.update import Tokens, policy_terms
 
 LOG2 = math.log(2)
 

@@ -15,8 +15,8 @@ import torch
 from pydantic import ValidationError
 from tinytrial import EOS, PAD, model, trainer
 
-from pipeline.models.generation import sample
 from pipeline.models.loading import pretrained_model
+from pipeline.models.sampling import sample
 from pipeline.models.seeding import uniforms
 from pipeline.resources.out_of_memory import Room
 from pipeline.run import metrics

@@ -22,17 +22,17 @@ from pipeline.forecast.subject import Trained, Trial
 from pipeline.forecast.work import work_of_update
 from pipeline.models.adapters import WithoutAdapter, choose_trained
 from pipeline.models.anatomy import trunk
-from pipeline.models.heads import fp32_logits
+from pipeline.models.fp32_heads import fp32_logits
 from pipeline.models.loading import freeze, prepared
 from pipeline.models.meter import meter
 from pipeline.models.policy import ActorCritic, Episodes
-from pipeline.ppo.rollout import Scores
-from pipeline.ppo.trainer import Trainer
 from pipeline.resources.ledger import Ledger
 from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Completions
 from pipeline.rewards.learned import LearnedReward, new_reward_model
 from pipeline.run.metrics_log import MetricsLog
+from pipeline.training.rollout import Scores
+from pipeline.training.trainer import Trainer
 
 VOCAB, LAYERS, WIDTH = 257, 6, 64
 KNOBS: dict[str, Any] = {"steps": 2, "batch_size": 8, "num_mini_batches": 2, "num_ppo_epochs": 1, "response_length": 8, "lr": 1e-4}

@@ -12,9 +12,9 @@ from tinynets import EVEN, UNEVEN, network
 from torch import Tensor
 
 from pipeline.models import cpu, packing
+from pipeline.models.hidden_states import packs
 from pipeline.models.packing import ARCHITECTURES, Packing
 from pipeline.models.policy import Episodes, response_hidden
-from pipeline.models.states import packs
 
 
 def both(model: Any, batch: Episodes) -> tuple[list[Tensor], list[Tensor]]:

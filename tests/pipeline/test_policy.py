@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from pipeline.config.model import ModelConfig
-from pipeline.models.generation import decode, inverse_cdf, sample, tokenize_prompts
 from pipeline.models.loading import load_head, save_head, scratch_model
 from pipeline.models.policy import ActorCritic, Episodes, gather, log_probs, positions, response_hidden, response_mask, to_grid
+from pipeline.models.sampling import decode, inverse_cdf, sample, tokenize_prompts
 from pipeline.models.seeding import permutation, seed_of, uniforms
 from pipeline.resources.out_of_memory import Room
 

@@ -13,18 +13,18 @@ from helpers import Recorder, smoke
 from safetensors.torch import load_file
 from tinytrial import CONTROLS, VOCAB, Killed, Killer, model, run, trainer
 
+from pipeline.algorithms.mathematics.kl import entropy, exact_kl
 from pipeline.config.model import SftConfig
 from pipeline.config.rewards import RewardConfig
 from pipeline.errors import UserError
 from pipeline.models import precision
 from pipeline.models.policy import Episodes
 from pipeline.models.precision import GradientSteps, Precision, execution, mixed_precision
-from pipeline.ppo.kl import entropy, exact_kl
-from pipeline.ppo.supervised import Supervised
 from pipeline.resources.out_of_memory import MemoryFull, Room
 from pipeline.rewards import learned
 from pipeline.rewards.learned import new_reward_model, train_reward_model
 from pipeline.run.layout import Layout
+from pipeline.training.supervised import Supervised
 from pipeline.trial import run_trial
 
 CPU = torch.device("cpu")

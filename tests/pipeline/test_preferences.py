@@ -8,9 +8,9 @@ import torch
 
 from pipeline.data.labels import pair_labels
 from pipeline.data.preferences import read_preferences
+from pipeline.data.text_episodes import text_episodes
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
-from pipeline.rewards.pairs import text_episodes
 
 KEY = "reward.preferences"
 

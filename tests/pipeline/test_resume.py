@@ -13,8 +13,8 @@ import torch
 from helpers import Recorder
 from tinytrial import CONTROLS, Killed, Killer, run, trainer
 
-from pipeline.ppo import checkpoint
-from pipeline.ppo.trainer import Outcome
+from pipeline.training import checkpoint
+from pipeline.training.trainer import Outcome
 
 
 @pytest.fixture(scope="module")

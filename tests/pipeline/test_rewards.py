@@ -16,7 +16,7 @@ from pipeline.rewards.base import Calibrated, Completions, as_scores, calibratio
 from pipeline.rewards.grammar import GrammarJudge
 from pipeline.rewards.learned import LearnedReward, RewardModel, bradley_terry_loss, new_reward_model, train_reward_model
 from pipeline.rewards.lexicon import LexiconReward
-from pipeline.stages.pairs import accuracy, prefer, split_prompts
+from pipeline.stages.preference_pairs import accuracy, prefer, split_prompts
 
 
 def completions(*pairs: tuple[str, str]) -> Completions:

@@ -13,9 +13,9 @@ from helpers import Recorder
 from tinytrial import run, trainer
 
 from pipeline.models.anatomy import trunk
-from pipeline.ppo.trainer import Outcome, Trainer
 from pipeline.resources.out_of_memory import MemoryFull, Room
 from pipeline.run.metrics_log import merged
+from pipeline.training.trainer import Outcome, Trainer
 
 Rows = dict[int, dict[str, float]]
 KNOBS = {"steps": 8, "batch_size": 16, "runtime": {"micro_batch_size": 8, "rollout_batch_size": 16}}

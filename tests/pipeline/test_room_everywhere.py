@@ -14,8 +14,8 @@ from tinytrial import EOS, PAD, VOCAB, model
 
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.models.anatomy import trunk
-from pipeline.models.generation import sample
 from pipeline.models.policy import Episodes
+from pipeline.models.sampling import sample
 from pipeline.models.seeding import uniforms
 from pipeline.resources.out_of_memory import MemoryFull, Room, is_out_of_memory
 from pipeline.rewards.base import Completions

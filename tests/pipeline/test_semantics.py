@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.data import grammar, lexicon, semantics
+from pipeline.data import reviews as grammar
+from pipeline.data import semantics
+from pipeline.data import vocabulary as lexicon
 from pipeline.data.semantics import judge
 
 README = Path(semantics.__file__).parent / "README.md"

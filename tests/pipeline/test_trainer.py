@@ -11,9 +11,9 @@ import torch
 from tinytrial import CONTROLS, Killed, Killer, model, run, trainer
 
 from pipeline.config.algorithm import PpoConfig
-from pipeline.ppo.rollout import Prompts, Scores, collect
-from pipeline.ppo.update import accumulate, clip
 from pipeline.run.metrics_log import merged
+from pipeline.training.rollout import Prompts, Scores, collect
+from pipeline.training.update import accumulate, clip
 
 # --- the first update --------------------------------------------------------------------------------------
 

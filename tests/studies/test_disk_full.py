@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 from ablate import app
 from pipeline.faults import DiskFull, chain, disk_full, explained, is_disk_full
-from pipeline.ppo import checkpoint
 from pipeline.run.layout import Layout
+from pipeline.training import checkpoint
 from studies import driver, executors, sinks
 from studies.driver import StudyResult, run_study
 from studies.schema import Study

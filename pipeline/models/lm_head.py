@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pipeline.algorithms.mathematics.kl import expectation
 from pipeline.models.loading import CausalLM
-from pipeline.ppo.kl import expectation
 from pipeline.resources.chunking import chunk_tokens
 
 TokenLoss = Callable[[slice, Tensor, Tensor], Tensor]

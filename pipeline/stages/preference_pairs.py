@@ -13,11 +13,11 @@ from torch import Tensor
 
 from pipeline.config.rewards import RewardConfig
 from pipeline.data.preferences import read_preferences
+from pipeline.data.text_episodes import text_episodes
 from pipeline.errors import UserError
 from pipeline.intervals import grouped
 from pipeline.models.seeding import permutation, uniforms
 from pipeline.rewards.base import Completions, Reward
-from pipeline.rewards.pairs import text_episodes
 from pipeline.run.store import Artifact
 from pipeline.stages.common import PromptSet
 

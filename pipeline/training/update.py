@@ -9,20 +9,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pipeline.algorithms.mathematics.controllers import LrGuard, hinge, lr_schedule, out_of_reach
+from pipeline.algorithms.mathematics.kl import k2, k3
+from pipeline.algorithms.mathematics.losses import dual_clip, kl_loss, policy_loss, value_loss
 from pipeline.config.algorithm import PpoConfig
+from pipeline.models.lm_head import head_backward
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.precision import GradientSteps, Precision
 from pipeline.models.recompute import recomputing
 from pipeline.models.seeding import permutation
-from pipeline.ppo.controllers import LrGuard, hinge, lr_schedule, out_of_reach
-from pipeline.ppo.head import head_backward
-from pipeline.ppo.health import Diverged
-from pipeline.ppo.kl import k2, k3
-from pipeline.ppo.losses import dual_clip, kl_loss, policy_loss, value_loss
-from pipeline.ppo.parallel import Ranks
-from pipeline.ppo.rollout import Rollout
-from pipeline.ppo.selfcheck import OFF_POLICY, check_first_step
 from pipeline.resources.out_of_memory import Room
+from pipeline.training.health import Diverged
+from pipeline.training.processes import Ranks
+from pipeline.training.rollout import Rollout
+from pipeline.training.selfcheck import OFF_POLICY, check_first_step
 
 OnStep = Callable[[int, dict[str, float]], None]
 

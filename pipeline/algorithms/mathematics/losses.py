@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pipeline.ppo.kl import k2, k3
+from pipeline.algorithms.mathematics.kl import k2, k3
 
 ESTIMATORS = {"k2": k2, "k3": k3}
 

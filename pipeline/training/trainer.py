@@ -14,25 +14,25 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from pipeline.algorithms.mathematics.controllers import KlController, LrGuard
+from pipeline.algorithms.mathematics.masking import masked_mean
 from pipeline.config.algorithm import PpoConfig
 from pipeline.config.runtime import CapsConfig, RuntimeConfig
-from pipeline.forecast.roofline import BYTES_STEP
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.precision import GradientSteps, Precision
 from pipeline.models.seeding import permutation
-from pipeline.ppo import checkpoint
-from pipeline.ppo.controllers import KlController, LrGuard
-from pipeline.ppo.health import Diverged, check_collapse, negative_kl
-from pipeline.ppo.masking import masked_mean
-from pipeline.ppo.parallel import Mute, Ranks
-from pipeline.ppo.rollout import Prompts, Rollout, ScoreFn, World, collect
-from pipeline.ppo.selfcheck import check_rollout
-from pipeline.ppo.update import Learner, OnStep, train_on
 from pipeline.resources.ledger import Ledger, Reached
 from pipeline.resources.out_of_memory import MemoryFull, MemoryFullSomewhere, Room
+from pipeline.resources.roofline import BYTES_STEP
 from pipeline.run.progress import RESUMED
 from pipeline.run.stopping import Watcher
+from pipeline.training import checkpoint
+from pipeline.training.health import Diverged, check_collapse, negative_kl
+from pipeline.training.processes import Mute, Ranks
+from pipeline.training.rollout import Prompts, Rollout, ScoreFn, World, collect
+from pipeline.training.selfcheck import check_rollout
+from pipeline.training.update import Learner, OnStep, train_on
 
 SAMPLE_TABLES = 8
 SAMPLE_ROWS = 8

@@ -16,8 +16,8 @@ from torch import Tensor
 from pipeline.models.anatomy import trunk
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import ActorCritic, Episodes, gather, log_probs, positions
-from pipeline.ppo.health import NOISE
-from pipeline.ppo.rollout import Rollout
+from pipeline.training.health import NOISE
+from pipeline.training.rollout import Rollout
 
 PAD_COLUMNS = 3
 EPISODES = 2

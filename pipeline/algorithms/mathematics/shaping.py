@@ -7,7 +7,7 @@ from typing import Literal, assert_never
 import torch
 from torch import Tensor
 
-from pipeline.ppo.kl import k1
+from pipeline.algorithms.mathematics.kl import k1
 
 
 def handle_missing_eos(scores: Tensor, ended: Tensor, how: Literal["replace", "subtract", "none"], penalty: float) -> Tensor:
@@ -29,7 +29,7 @@ def handle_missing_eos(scores: Tensor, ended: Tensor, how: Literal["replace", "s
 
 
 def beta_in_reward(kl_coef: float, kl_in: Literal["reward", "loss"]) -> float:
-    """The beta of the rewards: all of it, or 0 where the penalty is in the loss (`pipeline.ppo.update.policy_terms`)."""
+    """The beta of the rewards: all of it, or 0 where the penalty is in the loss (`pipeline.training.update.policy_terms`)."""
     match kl_in:
         case "reward":
             return kl_coef

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pipeline.algorithms.mathematics.kl import entropy, exact_kl
+from pipeline.models.lm_head import chunks
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import gather, log_probs
-from pipeline.ppo.head import chunks
-from pipeline.ppo.kl import entropy, exact_kl
 
 
 @dataclass(frozen=True)

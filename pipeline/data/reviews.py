@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import accumulate, islice, product
 from typing import Final, Generic, TypeVar
 
-from pipeline.data import lexicon
-from pipeline.data.lexicon import ADJECTIVES, SENTIMENTS, Form, Sentiment, Sign, Strength
+from pipeline.data import vocabulary as lexicon
+from pipeline.data.vocabulary import ADJECTIVES, SENTIMENTS, Form, Sentiment, Sign, Strength
 
 T = TypeVar("T")
 SIGNS: Final[tuple[Sign, Sign]] = (1, -1)

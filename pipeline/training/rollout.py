@@ -10,19 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline.algorithms.mathematics.advantages import explained_variance, gae
+from pipeline.algorithms.mathematics.kl import k3
+from pipeline.algorithms.mathematics.masking import masked_mean, masked_var, masked_whiten
+from pipeline.algorithms.mathematics.shaping import beta_in_reward, handle_missing_eos, non_score_reward, token_rewards
 from pipeline.config.algorithm import PpoConfig
-from pipeline.models.generation import sample
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import ActorCritic, Episodes, response_hidden, to_grid
+from pipeline.models.sampling import sample
 from pipeline.models.seeding import uniforms
-from pipeline.ppo.advantages import explained_variance, gae
-from pipeline.ppo.health import Diverged, repetition
-from pipeline.ppo.kl import k3
-from pipeline.ppo.masking import masked_mean, masked_var, masked_whiten
-from pipeline.ppo.measure import token_stats
-from pipeline.ppo.parallel import Ranks
-from pipeline.ppo.shaping import beta_in_reward, handle_missing_eos, non_score_reward, token_rewards
 from pipeline.resources.out_of_memory import Room
+from pipeline.training.health import Diverged, repetition
+from pipeline.training.processes import Ranks
+from pipeline.training.token_stats import token_stats
 
 
 @dataclass(frozen=True)

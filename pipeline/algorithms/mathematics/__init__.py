@@ -1,0 +1,1 @@
+"""Pure functions over tensors: KL, masked averages, advantages, losses, shaped rewards, controllers."""

@@ -1,0 +1,1 @@
+"""The loop around the mathematics: rollout, update, checkpoints, checks; in one process or in several."""
