@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from pipeline.errors import BROKEN_PIPE, FAULT, INTERRUPTED, USER_ERROR, Fault, UserError
-from studies import cli
+from studies.console import cli
 from studies.importing.cli import import_command
 
 if TYPE_CHECKING:
     from pipeline.run.layout import StudyFolder
-    from studies.schema import Study
+    from studies.definition.schema import Study
 
 TRACEBACK = "ABLATE_TRACEBACK"
 """Environment variable; where it is set, a fault also prints its traceback."""

@@ -11,7 +11,7 @@ from reports.searches import Search
 from reports.stats import Estimate
 from reports.trajectories import REWARDS
 from reports.words import counted, interval, listed, name, number, setting, signed
-from studies.schema import IMPORTED
+from studies.definition.schema import IMPORTED
 
 _COVERAGE = {2: 86, 3: 92}
 """What `reports.stats.mean` says of itself, in percent by seeds."""

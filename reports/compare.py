@@ -19,8 +19,8 @@ from reports.page import Page, Part
 from reports.tables import effect_word
 from reports.tabular import Cell, Head, Table
 from reports.words import counted, listed, name, number
-from studies.design import Cell as Trial
-from studies.falsifiers import OUTCOMES
+from studies.claims.falsifiers import OUTCOMES
+from studies.definition.design import Cell as Trial
 
 METRICS_SHOWN = ("eval/win_rate", "eval/gold", "eval/kl_per_token", "eval/kl_per_sequence")
 COSTS = {"cost/wall_s": Head("wall clock", "s per trial"), "cost/t4_s": Head("modelled T4", "s per trial")}

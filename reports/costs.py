@@ -16,7 +16,7 @@ from reports.load import StudyRecords
 from reports.points import rows_axis, side
 from reports.style import ALARM, SINGLE, Drawn, arm_styles, legend_columns, new_figure
 from reports.words import counted, number
-from studies.design import Cell
+from studies.definition.design import Cell
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from reports.pairs import PER_PROMPT
 from reports.stats import Estimate
 from reports.style import DOUBLE, MUTED, Drawn, new_figure
 from reports.words import name, number, signed, span
-from studies.design import Cell
+from studies.definition.design import Cell
 
 MOST = 6
 """Pairs of knobs drawn."""

@@ -29,7 +29,7 @@ from reports.style import (
 )
 from reports.trajectories import aligned
 from reports.words import listed
-from studies.schema import Falsifier
+from studies.definition.schema import Falsifier
 
 DIRECT_LABELS = 8
 ORDERS_APART = 12.0

@@ -15,7 +15,7 @@ from reports.page import Page, Part
 from reports.tabular import Cell, Head, Table
 from reports.versions import MISSING, Version
 from reports.words import counted, listed, name, number, p_value, signed
-from studies.falsifiers import OUTCOMES
+from studies.claims.falsifiers import OUTCOMES
 
 TEXTS = ("question", "hypothesis", "refuted_if", "profile", "baseline", "seeds", "objective", "grid", "factors", "interactions", "search")
 SHARED = ("prompts", "sft", "reward", "reference")

@@ -11,10 +11,10 @@ from reports.pairs import PER_PROMPT, pair_of, parts, per_prompt
 from reports.searches import Search, load_search
 from reports.stats import Estimate, Outcome
 from reports.trajectories import ArmAlarm, Curves, MatchedKL, RewardLaw
-from studies.falsifiers import Outcome as FalsifierOutcome
-from studies.falsifiers import Verdict, overall
-from studies.schema import IMPORTED, Falsifier
-from studies.verdicts import verdicts
+from studies.claims.falsifiers import Outcome as FalsifierOutcome
+from studies.claims.falsifiers import Verdict, overall
+from studies.claims.verdicts import verdicts
+from studies.definition.schema import IMPORTED, Falsifier
 
 REPORTED = (
     "eval/win_rate", "eval/tie_rate", "eval/gold", "eval/proxy", "eval/kl_per_token", "eval/kl_per_sequence", "eval/entropy",

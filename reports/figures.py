@@ -31,7 +31,7 @@ FIGURES = {
     "importance": "reports.tuning:importance",
     "cost": "reports.costs:cost",
 }
-"""Where each figure is made, in the order of the page, by the names in `studies.schema.FIGURES`.
+"""Where each figure is made, in the order of the page, by the names in `studies.definition.schema.FIGURES`.
 
 Imported only where something is drawn: matplotlib takes as long to import as a study to analyse.
 """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout, StudyFolder
+from studies.definition.schema import IMPORTED, Study, load_study
 from studies.hints import command
-from studies.schema import IMPORTED, Study, load_study
 
 
 def find_study(layout: Layout, name_or_path: str, profile: str | None = None) -> tuple[StudyFolder, Study]:

@@ -12,8 +12,8 @@ from pipeline.errors import Gone
 from pipeline.run.layout import StudyFolder, TrialRecord, read_json
 from pipeline.run.store import file_of
 from reports.artifacts import Series
+from studies.definition.schema import Study
 from studies.importing.problems import DETAILS, Problem, grouped
-from studies.schema import Study
 
 LAST = 0.1
 REWARDS = ("objective/scores", "objective/rlhf_reward", "objective/non_score_reward")

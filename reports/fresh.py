@@ -20,7 +20,7 @@ from pipeline.errors import Fault, UserError
 from pipeline.run.layout import StudyFolder, read_json, write_json
 from pipeline.run.store import WEIGHTS
 from reports.helper import IdleCores, helper
-from studies.schema import Study
+from studies.definition.schema import Study
 
 CODE = ("reports", "studies", "pipeline")
 LIBRARIES = ("fonttools", "Jinja2", "matplotlib", "numpy", "pandas", "pillow", "pyarrow", "scipy", "seaborn")

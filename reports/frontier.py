@@ -14,7 +14,7 @@ from reports.load import StudyRecords
 from reports.points import INTERVAL_SENTENCE, estimate_rows, whiskers
 from reports.style import MUTED, SINGLE, ArmStyle, Drawn, arm_styles, legend_columns, new_figure, square_root
 from reports.words import number
-from studies.design import Cell
+from studies.definition.design import Cell
 
 X = "eval/kl_per_sequence"
 PANELS = ("eval/gold", "eval/win_rate")

@@ -23,11 +23,11 @@ from reports.artifacts import ANSWER_COLUMNS, PROMPT_COLUMNS, Stacked, read_answ
 from reports.find import find_study as find_study
 from reports.find import require_run
 from reports.words import setting
-from studies.arms import BASELINE, short_names
-from studies.design import Cell, Foreign, Planned, design_digest, planned
+from studies.definition.arms import BASELINE, short_names
+from studies.definition.design import Cell, Foreign, Planned, design_digest, planned
+from studies.definition.schema import IMPORTED, Study
+from studies.definition.search import SEARCH, confirmation
 from studies.importing.problems import Problem
-from studies.schema import IMPORTED, Study
-from studies.search import SEARCH, confirmation
 
 MISSING = "missing"
 STALE = "stale"
@@ -38,7 +38,7 @@ class StudyRecords:
     """One study on one profile, as recorded."""
 
     study: Study
-    """As compared: of a search, its confirmation (`studies.search`)."""
+    """As compared: of a search, its confirmation (`studies.definition.search`)."""
     profile: str
     folder: StudyFolder
     started: dict[str, Any]

@@ -13,7 +13,7 @@ from reports.estimates import Findings, once
 from reports.load import StudyRecords
 from reports.trajectories import kl_source
 from reports.words import counted, listed, name, number
-from studies.design import Cell
+from studies.definition.design import Cell
 
 JUDGES = {
     "grammar": "a parser of the grammar that wrote the texts, which adds up polarity and intensity clause by clause and counts faults",

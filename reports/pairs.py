@@ -10,7 +10,7 @@ from reports import stats
 from reports.artifacts import PART
 from reports.load import StudyRecords
 from reports.stats import Array, Estimate
-from studies.schema import IMPORTED
+from studies.definition.schema import IMPORTED
 
 _PART = "eval/reward/"
 PER_PROMPT: dict[str, tuple[str, str | None]] = {

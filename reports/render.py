@@ -23,8 +23,8 @@ from reports.methods import methods
 from reports.page import environment, replace_folder, write_text
 from reports.tables import all_tables
 from reports.tabular import Table, markdown, write
-from studies.design import Cell
-from studies.schema import Study
+from studies.definition.design import Cell
+from studies.definition.schema import Study
 
 OPEN_SAMPLES = 3
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.errors import Damaged
 from pipeline.run.layout import StudyFolder, read_sealed
-from studies.schema import Study
+from studies.definition.schema import Study
 
 
 @dataclass(frozen=True)

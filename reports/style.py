@@ -29,7 +29,7 @@ from matplotlib.ticker import FuncFormatter
 
 from reports.provenance import Provenance
 from reports.replay import DPI, draw_once
-from studies.schema import Study
+from studies.definition.schema import Study
 
 INK = "#1c2127"
 MUTED = "#6b7280"

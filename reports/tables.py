@@ -18,7 +18,7 @@ from reports.run_tables import cost_table, trial_table, upstream_table
 from reports.search_tables import importance_table, tuning_table
 from reports.tabular import Cell, Head, Table
 from reports.words import counted, listed, name, number, p_value, setting
-from studies.schema import IMPORTED
+from studies.definition.schema import IMPORTED
 
 STATUS_WORDS = {
     "complete": "ran to its last step",

@@ -13,7 +13,7 @@ from reports.points import rows_axis, side
 from reports.searches import Search, SearchTrial
 from reports.style import INK, MUTED, SINGLE, Drawn, new_figure
 from reports.words import counted, name, number
-from studies.search import objectives
+from studies.definition.search import objectives
 
 DRIFT = "eval/kl_per_sequence"
 _BLUE = "#0173b2"

@@ -18,10 +18,10 @@ from pipeline.config.trial import flatten
 from pipeline.errors import Gone, UserError
 from pipeline.run.layout import Layout, StudyFolder, TrialRecord
 from pipeline.run.store import file_of
-from studies.falsifiers import Verdict, evaluate
-from studies.schema import Falsifier, load_study
-from studies.search import SEARCH
-from studies.verdicts import read_series
+from studies.claims.falsifiers import Verdict, evaluate
+from studies.claims.verdicts import read_series
+from studies.definition.schema import Falsifier, load_study
+from studies.definition.search import SEARCH
 
 _WIN = {"policy": 1.0, "tie": 0.5, "reference": 0.0}
 """Of tables of older versions, which compared with one draw of the reference that had the policy's noise."""

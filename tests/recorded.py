@@ -14,8 +14,8 @@ from pipeline.run import dag
 from pipeline.run.layout import Layout, StageRef, TrialRecord, write_json
 from pipeline.run.store import Artifact, Store
 from pipeline.stages import STAGES
-from studies.design import Cell, cells
-from studies.schema import Study
+from studies.definition.design import Cell, cells
+from studies.definition.schema import Study
 
 
 def record_study(study: Study, layout: Layout, steps: int, prompts: int) -> list[TrialRecord]:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import ablate
 from pipeline.errors import BROKEN_PIPE, FAULT, USER_ERROR, Damaged, UserError
-from studies.falsifiers import EXIT_CODES
+from studies.claims.falsifiers import EXIT_CODES
 
 
 def ended(error: BaseException, out: Path) -> Any:
@@ -80,7 +80,7 @@ def test_an_output_root_that_takes_no_log_does_not_hide_the_fault(tmp_path: Path
 
 @pytest.mark.parametrize("write", ["print", "rich"])
 def test_a_closed_pipe_is_no_verdict(monkeypatch: pytest.MonkeyPatch, write: str) -> None:
-    from studies.cli import terminal
+    from studies.console.cli import terminal
 
     reading, writing = os.pipe()
     os.close(reading)

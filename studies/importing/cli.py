@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from studies.cli import OutOption
+from studies.console.cli import OutOption
 
 SHOWN = 40
 
@@ -27,7 +27,7 @@ def import_command(
     from rich.text import Text
 
     from pipeline.run.layout import Layout
-    from studies.cli import terminal
+    from studies.console.cli import terminal
     from studies.importing.problems import grouped
     from studies.importing.run import import_folder
     from studies.importing.sync import send

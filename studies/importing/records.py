@@ -14,12 +14,12 @@ from pipeline.config.trial import canonical_json
 from pipeline.run.layout import StageRef, StudyFolder, TrialRecord, record_text, sealed, write_atomic, write_json
 from pipeline.run.metrics_log import MetricsLog, to_parquet
 from pipeline.run.store import Artifact, Store, file_digest
-from studies.design import Foreign
+from studies.definition.design import Foreign
+from studies.definition.schema import IMPORTED
 from studies.importing import mapping as mappings
 from studies.importing.files import Source
 from studies.importing.problems import DETAILS, Problem
 from studies.importing.trajectory import Trajectory
-from studies.schema import IMPORTED
 
 STAGE = "imported"
 FORMAT = "studies.importing/1"

@@ -13,7 +13,8 @@ from pipeline.config.names import nearest
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout, StudyFolder, TrialRecord, safe, writable, write_atomic
 from pipeline.run.store import Store
-from studies.driver import only_driver
+from studies.definition.schema import IMPORTED, Study, load_study, study_names
+from studies.execution.driver import only_driver
 from studies.importing.doubts import doubts
 from studies.importing.files import Source, find_sources
 from studies.importing.mapping import Mapping, check_keys_exist, load_mapping, unused
@@ -21,8 +22,7 @@ from studies.importing.problems import Problem
 from studies.importing.records import Change, Trial, commit, publish, record_of
 from studies.importing.rows import read_log
 from studies.importing.trajectory import trajectory
-from studies.repair import repair
-from studies.schema import IMPORTED, Study, load_study, study_names
+from studies.tracking.repair import repair
 
 OBJECTIVES = (
     ("eval/win_rate", "maximize"), ("objective/rlhf_reward", "maximize"), ("objective/scores", "maximize"),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pipeline.run.layout import Layout
-from studies.design import planned
-from studies.driver import only_driver
+from studies.claims.verdicts import verdicts
+from studies.definition.design import planned
+from studies.definition.schema import IMPORTED
+from studies.execution.driver import only_driver
 from studies.importing.run import Imported
-from studies.schema import IMPORTED
-from studies.sinks import StudySinks
-from studies.verdicts import verdicts
+from studies.tracking.study_runs import StudySinks
 
 
 def send(done: Imported, layout: Layout, warn: Callable[[str], None]) -> bool:

@@ -18,7 +18,7 @@ from recorded import record_study
 
 from pipeline.run.layout import Layout
 from reports.fresh import STAMP
-from studies.schema import load_study
+from studies.definition.schema import load_study
 
 FRONT_DOOR = str(Path(__file__).parents[2] / "ablate.py")
 ROUNDS = 5

@@ -18,8 +18,8 @@ from benchmarks.cost import measured
 
 from pipeline.run.layout import Layout, StageRef, TrialRecord, write_json
 from pipeline.run.store import Store
-from studies.design import Cell, cells
-from studies.schema import Study, load_study
+from studies.definition.design import Cell, cells
+from studies.definition.schema import Study, load_study
 
 ARMS, SEEDS, STEPS, PROMPTS = 30, 10, 3_000, 512
 ROLLOUT = (

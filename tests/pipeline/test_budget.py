@@ -21,7 +21,7 @@ from pipeline.resources.roofline import t4_seconds
 from pipeline.run.layout import Layout
 from pipeline.stages.common import settle
 from pipeline.trial import prepare, run_trial
-from studies.executors import Processes
+from studies.execution.executors import Processes
 
 
 def trial(profile: str = "t4", **changes: object) -> Trial:

@@ -19,7 +19,7 @@ from pipeline.models.packing import Packing, attend
 from pipeline.models.policy import Episodes
 from pipeline.models.sampling import inverse_cdf
 from pipeline.stages import common
-from studies import executors
+from studies.execution import executors
 
 
 def test_windows_has_no_handle_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:

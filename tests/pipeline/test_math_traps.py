@@ -20,7 +20,7 @@ from pipeline.models.sampling import sample
 from pipeline.models.seeding import uniforms
 from pipeline.resources.out_of_memory import Room
 from pipeline.run import metrics
-from studies.space import Prune
+from studies.definition.space import Prune
 
 TESTS = Path(__file__).parents[1]
 

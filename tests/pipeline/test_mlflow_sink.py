@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.mlflow_sink import MAX_METRICS, MlflowSink, experiments, prepare_store
 from pipeline.run.layout import Layout
 from pipeline.run.metrics_log import MetricsLog
+from studies.tracking.trial_run import MAX_METRICS, MlflowSink, experiments, prepare_store
 
 Client = Any
 

@@ -22,8 +22,8 @@ from helpers import publish
 from pipeline.run.layout import Layout, StageRef, StudyFolder, TrialRecord, write_json
 from reports.estimates import Findings, analyse
 from reports.load import StudyRecords, load_records
-from studies.design import Cell, cells
-from studies.schema import Study, load_study
+from studies.definition.design import Cell, cells
+from studies.definition.schema import Study, load_study
 
 WORDS = [
     "the",

@@ -14,7 +14,7 @@ from reports.estimates import Effect, Findings, analyse
 from reports.load import StudyRecords, load_records
 from reports.searches import Search, SearchTrial
 from reports.stats import Estimate
-from studies.schema import Falsifier
+from studies.definition.schema import Falsifier
 
 if TYPE_CHECKING:
     from tests.reports.conftest import Builder

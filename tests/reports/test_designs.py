@@ -15,7 +15,7 @@ from reports.load import StudyRecords, load_records
 from reports.render import render_report
 from reports.searches import search_of
 from reports.style import house_style
-from studies.space import Objective
+from studies.definition.space import Objective
 
 if TYPE_CHECKING:
     from tests.reports.conftest import Builder, Built

@@ -21,8 +21,8 @@ from reports.pairs import Pair
 from reports.style import house_style
 from reports.tables import all_tables, effect_word
 from reports.tabular import markdown
-from studies.falsifiers import overall
-from studies.verdicts import verdicts
+from studies.claims.falsifiers import overall
+from studies.claims.verdicts import verdicts
 
 if TYPE_CHECKING:
     from tests.reports.conftest import Builder, Built

@@ -25,7 +25,7 @@ from reports.style import INK, arm_styles, house_style, save
 from reports.style import _round as round_tick
 from reports.style import _spread as spread
 from reports.trajectories import ArmAlarm
-from studies.schema import FIGURES as FIGURE_NAMES
+from studies.definition.schema import FIGURES as FIGURE_NAMES
 
 if TYPE_CHECKING:
     from tests.reports.conftest import Builder

@@ -19,8 +19,8 @@ from reports.answer import answer
 from reports.estimates import analyse
 from reports.load import find_study, load_records
 from reports.render import render_report
+from studies.definition.schema import Study, load_study
 from studies.importing.run import import_folder
-from studies.schema import Study, load_study
 
 BETAS = {"beta_0.01": 0.01, "beta_0.05": 0.05, "beta_0.2": 0.2}
 

@@ -14,7 +14,7 @@ from pipeline.run.layout import StudyFolder
 from reports import fresh, style
 from reports.fresh import current_report
 from reports.render import render_report
-from studies.schema import Study, load_study
+from studies.definition.schema import Study, load_study
 
 if TYPE_CHECKING:
     from tests.reports.conftest import Builder, Built

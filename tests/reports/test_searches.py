@@ -11,7 +11,7 @@ import pytest
 from pipeline.errors import Damaged
 from pipeline.run.layout import Layout, StudyFolder
 from reports.searches import load_search
-from studies.schema import Study, load_study
+from studies.definition.schema import Study, load_study
 
 STUDY = """
 question: Which beta?

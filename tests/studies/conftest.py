@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from pipeline.run.layout import Layout
-from studies import executors, sinks
-from studies.schema import Study, load_study
+from studies.definition.schema import Study, load_study
+from studies.execution import executors
+from studies.tracking import study_runs as sinks
 
 HERE = str(Path(__file__).parent)
 if HERE not in sys.path:  # workers inherit the path and find `fake_trial` on it
@@ -19,7 +20,7 @@ if HERE not in sys.path:  # workers inherit the path and find `fake_trial` on it
 @pytest.fixture(autouse=True)
 def _light_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fake trial needs no torch, so neither does the server that workers are forked from."""
-    monkeypatch.setattr(executors, "PRELOAD", ["studies.executors", "pipeline.run.metrics_log"])
+    monkeypatch.setattr(executors, "PRELOAD", ["studies.execution.executors", "pipeline.run.metrics_log"])
 
 
 @pytest.fixture(scope="session", autouse=True)

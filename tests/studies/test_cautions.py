@@ -10,9 +10,9 @@ from rich.console import Console
 
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout
-from studies.design import cautions, cells
-from studies.plan import print_plan
-from studies.schema import single
+from studies.console.plan import print_plan
+from studies.definition.design import cautions, cells
+from studies.definition.schema import single
 
 SAME = "the gold judge (grammar) is also what is trained on (reward): win rates cannot show over-optimisation"
 

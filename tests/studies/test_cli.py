@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from pipeline.run.layout import Layout
-from studies import cli, executors
-from studies.driver import run_study
+from studies.console import cli
+from studies.definition.schema import Study
+from studies.execution import executors
+from studies.execution.driver import run_study
 from studies.hints import command
-from studies.schema import Study
 
 ROOT = Path(__file__).parents[2]
 

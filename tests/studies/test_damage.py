@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import reports.render
 from ablate import app
 from pipeline.run.layout import Layout
-from studies import sinks
+from studies.tracking import study_runs as sinks
 
 STUDY = """
 question: Does it move?

@@ -22,9 +22,10 @@ from ablate import app
 from pipeline.faults import DiskFull, chain, disk_full, explained, is_disk_full
 from pipeline.run.layout import Layout
 from pipeline.training import checkpoint
-from studies import driver, executors, sinks
-from studies.driver import StudyResult, run_study
-from studies.schema import Study
+from studies.definition.schema import Study
+from studies.execution import driver, executors
+from studies.execution.driver import StudyResult, run_study
+from studies.tracking import study_runs as sinks
 
 STUDY = "question: q\nhypothesis: h\nrefuted_if: r\nprofile: smoke\nbaseline: base\nseeds: [0]\narms: {base: {}}\n"
 FAULT = 4

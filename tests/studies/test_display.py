@@ -11,9 +11,9 @@ from scipy.stats import binomtest
 from pipeline.config.loading import load_config
 from pipeline.intervals import wilson
 from pipeline.run.layout import Layout
-from studies.display import Display, _duration
-from studies.executors import Crashed, Finished, Job, Message
-from studies.falsifiers import Verdict
+from studies.claims.falsifiers import Verdict
+from studies.execution.display import Display, _duration
+from studies.execution.executors import Crashed, Finished, Job, Message
 
 
 def job(layout: Layout, number: int = 0, label: str = "weak seed 0", until: str | None = None) -> Job:

@@ -19,10 +19,10 @@ from rich.console import Console
 
 from pipeline.errors import Fault, UserError
 from pipeline.run.layout import Layout
-from studies import executors
-from studies.design import cells
-from studies.driver import StudyResult, is_finished, run_study
-from studies.schema import Study
+from studies.definition.design import cells
+from studies.definition.schema import Study
+from studies.execution import executors
+from studies.execution.driver import StudyResult, is_finished, run_study
 
 SMALL = {"ppo.steps": 64}
 CELLS = {("weak", 0), ("weak", 1), ("strong", 0), ("strong", 1)}
@@ -190,9 +190,9 @@ from pathlib import Path
 from rich.console import Console
 from pipeline.run.layout import Layout
 from studies import executors, sinks
-from studies.driver import run_study
-from studies.schema import load_study
-executors.PRELOAD = ["studies.executors"]
+from studies.execution.driver import run_study
+from studies.definition.schema import load_study
+executors.PRELOAD = ["studies.execution.executors"]
 sinks.StudySinks._ready = lambda self: False
 sinks.StudySinks.open = lambda self: None
 if __name__ == "__main__":

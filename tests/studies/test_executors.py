@@ -13,8 +13,8 @@ import pytest
 from pipeline.config.loading import load_config
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout
-from studies import executors
-from studies.executors import Crashed, Event, Finished, Job, Message, Relay
+from studies.execution import executors
+from studies.execution.executors import Crashed, Event, Finished, Job, Message, Relay
 
 
 def job(layout: Layout, number: int, **changes: Any) -> Job:

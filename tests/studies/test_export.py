@@ -18,7 +18,7 @@ from pipeline.errors import UserError
 from pipeline.models.loading import load_snapshot
 from pipeline.run.layout import Layout, StageRef, TrialRecord, write_json
 from pipeline.trial import environment, run_trial
-from studies.export import export
+from studies.execution.export import export
 
 LOAD = """
 import sys
@@ -99,7 +99,7 @@ def test_the_card_has_the_figures_with_their_intervals_and_the_recipe(smoke_layo
     ],
 )
 def test_the_card_names_the_judge(judge: dict[str, Any], name: str) -> None:
-    from studies.export import _judge
+    from studies.execution.export import _judge
 
     config = smoke()
     assert _judge(config.model_copy(update={"judge": JudgeConfig.model_validate(judge)})) == name

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.run.stopping import OPERATORS
-from studies.falsifiers import EXIT_CODES, Outcome, evaluate, overall, untested
-from studies.schema import Falsifier
+from studies.claims.falsifiers import EXIT_CODES, Outcome, evaluate, overall, untested
+from studies.definition.schema import Falsifier
 
 BEFORE = 100
 VALUES = st.floats(-1, 1) | st.just(math.nan)

@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 from ablate import app
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout
-from studies.design import Foreign, planned
-from studies.falsifiers import Verdict
+from studies.claims.falsifiers import Verdict
+from studies.claims.verdicts import verdicts
+from studies.definition.design import Foreign, planned
+from studies.definition.schema import load_study
 from studies.importing import records
 from studies.importing.run import Imported, import_folder
-from studies.schema import load_study
-from studies.verdicts import verdicts
 
 CLAIM = """
 falsifiers:

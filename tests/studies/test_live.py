@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from test_driver import go
 
 from pipeline.run.layout import Layout
-from studies.falsifiers import evaluate
-from studies.live import LiveVerdicts
-from studies.schema import Falsifier, Study, load_study
+from studies.claims.falsifiers import evaluate
+from studies.claims.live import LiveVerdicts
+from studies.definition.schema import Falsifier, Study, load_study
 
 KL = "objective/kl_per_token"
 STOP = """

@@ -21,13 +21,14 @@ from pipeline.run.layout import Layout
 from pipeline.run.metrics import METRICS
 from pipeline.run.progress import Silent
 from pipeline.trial import plan_trial
-from studies import cli, executors
-from studies.design import cells
-from studies.driver import run_study
-from studies.history import Measured, all_records, known_artifacts, measured
-from studies.plan import duration, print_plan
-from studies.schema import Study
-from studies.testable import needs, untestable
+from studies.console import cli
+from studies.console.plan import duration, print_plan
+from studies.definition.design import cells
+from studies.definition.schema import Study
+from studies.definition.testable import needs, untestable
+from studies.execution import executors
+from studies.execution.driver import run_study
+from studies.execution.history import Measured, all_records, known_artifacts, measured
 
 SMALL = {"ppo.steps": 64}
 

@@ -11,7 +11,7 @@ import pytest
 from recorded import record_study
 
 from pipeline.run.layout import Layout
-from studies.schema import load_study
+from studies.definition.schema import load_study
 
 STUDY = """
 question: Does a rerun do nothing?

@@ -7,8 +7,8 @@ import pytest
 from fake_trial import SEARCH, STUDY
 
 from pipeline.errors import UserError
-from studies.design import cells, design_digest
-from studies.schema import Study, load_study, single, study_names
+from studies.definition.design import cells, design_digest
+from studies.definition.schema import Study, load_study, single, study_names
 
 
 @pytest.mark.parametrize("name", study_names())

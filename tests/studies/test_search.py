@@ -19,14 +19,15 @@ from rich.console import Console
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import Damaged, UserError
 from pipeline.run.layout import Layout
-from studies import executors, sinks
-from studies.design import cells
-from studies.driver import StudyResult, run_study
-from studies.executors import Event, Executor, NextJob
-from studies.schema import Study, load_study
-from studies.search import Tried, arm, choose, confirmation, load, pareto, violations
-from studies.space import Objective
-from studies.verdicts import of_record
+from studies.claims.verdicts import of_record
+from studies.definition.design import cells
+from studies.definition.schema import Study, load_study
+from studies.definition.search import Tried, arm, choose, confirmation, load, pareto, violations
+from studies.definition.space import Objective
+from studies.execution import executors
+from studies.execution.driver import StudyResult, run_study
+from studies.execution.executors import Event, Executor, NextJob
+from studies.tracking import study_runs as sinks
 
 SMALL = {"ppo.steps": 32}
 WIN, KL = Objective(metric="eval/win_rate"), Objective(metric="eval/kl_per_token", direction="minimize")

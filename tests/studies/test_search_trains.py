@@ -15,10 +15,10 @@ from rich.console import Console
 
 from pipeline.run.layout import Layout
 from reports.render import render_report
-from studies import executors
-from studies.driver import run_study
-from studies.schema import load_study
-from studies.search import load
+from studies.definition.schema import load_study
+from studies.definition.search import load
+from studies.execution import executors
+from studies.execution.driver import run_study
 
 ROOT = Path(__file__).parents[2]
 STUDY = """

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pipeline import mlflow_sink
 from pipeline.run.layout import Layout
-from studies import executors
-from studies.design import cells
-from studies.driver import StudyResult, run_study
-from studies.falsifiers import overall
-from studies.schema import Study
-from studies.sinks import StudySinks
-from studies.verdicts import verdicts
+from studies.claims.falsifiers import overall
+from studies.claims.verdicts import verdicts
+from studies.definition.design import cells
+from studies.definition.schema import Study
+from studies.execution import executors
+from studies.execution.driver import StudyResult, run_study
+from studies.tracking import trial_run as mlflow_sink
+from studies.tracking.study_runs import StudySinks
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,10 +15,10 @@ from pipeline.config.loading import dotted_keys, profile_names
 from pipeline.config.names import SYMBOLS
 from pipeline.errors import UserError
 from pipeline.run.metrics import METRICS
-from studies.design import cells
-from studies.editor import SCHEMA, header, schema_text, study_schema
-from studies.schema import SEED_KEY, STOP_KEY, STUDIES, load_study, study_names
-from studies.template import DESIGNS, new_study, template
+from studies.definition.design import cells
+from studies.definition.editor_schema import SCHEMA, header, schema_text, study_schema
+from studies.definition.schema import SEED_KEY, STOP_KEY, STUDIES, load_study, study_names
+from studies.definition.template import DESIGNS, new_study, template
 
 ROOT = Path(__file__).parents[2]
 TYPES: dict[str, Any] = {
@@ -112,7 +112,7 @@ def _object_faults(value: dict[str, Any], schema: dict[str, Any], root: dict[str
 
 
 def test_the_committed_schema_is_current() -> None:
-    assert SCHEMA.read_text("utf-8") == schema_text(), "write it again: python -m studies.editor"
+    assert SCHEMA.read_text("utf-8") == schema_text(), "write it again: python -m studies.definition.editor_schema"
 
 
 @pytest.mark.parametrize("name", study_names())

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.run.layout import Layout, StudyFolder, TrialRecord
-from studies.design import Cell
-from studies.planner import Ticket
-from studies.schema import Study
-from studies.search import arm, load
-from studies.tuner import Tuner, importance, seed_of
+from studies.definition.design import Cell
+from studies.definition.schema import Study
+from studies.definition.search import arm, load
+from studies.execution.planner import Ticket
+from studies.execution.tuner import Tuner, importance, seed_of
 
 FAST = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

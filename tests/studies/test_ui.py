@@ -22,13 +22,13 @@ from fake_trial import STUDY
 from helpers import mind_interrupts
 from rich.console import Console
 
-from pipeline.mlflow_sink import experiments, tag_experiment
 from pipeline.run.layout import Layout
-from studies import executors
-from studies.driver import run_study
-from studies.schema import Study, load_study
-from studies.ui import _links
-from studies.view import CHARTS, IMPORTED_CHARTS, TAG, experiment_tags
+from studies.definition.schema import Study, load_study
+from studies.execution import executors
+from studies.execution.driver import run_study
+from studies.tracking.trial_run import experiments, tag_experiment
+from studies.tracking.ui import _links
+from studies.tracking.view import CHARTS, IMPORTED_CHARTS, TAG, experiment_tags
 
 ROOT = Path(__file__).parents[2]
 ARMS = ("weak", "strong")

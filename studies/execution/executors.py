@@ -33,7 +33,13 @@ from pipeline.run.layout import Layout
 from pipeline.run.progress import StageState
 from pipeline.run.store import Artifact
 
-PRELOAD = ["studies.executors", "pipeline.trial", "pipeline.training.trainer", "accelerate", "transformers.models.qwen2.modeling_qwen2"]
+PRELOAD = [
+    "studies.execution.executors",
+    "pipeline.trial",
+    "pipeline.training.trainer",
+    "accelerate",
+    "transformers.models.qwen2.modeling_qwen2",
+]
 """Imported once by the server that workers are forked from, so that a worker starts in milliseconds."""
 QUIET_SECONDS = 0.25
 """Between two progress messages of a worker; what comes in between is dropped or merged."""

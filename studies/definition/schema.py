@@ -1,6 +1,6 @@
 """What a study is: one YAML file with a question, a design, seeds, a baseline and falsifiers.
 
-Everything that can be wrong in such a file is found when it is read, before anything runs (`studies.checks`).
+Everything that can be wrong in such a file is found when it is read, before anything runs (`studies.definition.checks`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pipeline.config.names import WORDS, meant, meant_key, nearest
 from pipeline.config.yaml_files import read_yaml
 from pipeline.errors import UserError
 from pipeline.run.layout import SAFE_NAME, safe
-from studies.arms import BASELINE, arm_name, of_factors, of_grid, short_names
-from studies.space import Finite, Objective, Search, Seed, several
+from studies.definition.arms import BASELINE, arm_name, of_factors, of_grid, short_names
+from studies.definition.space import Finite, Objective, Search, Seed, several
 
 STUDIES = Path(__file__).parent
 SEED_KEY = "ppo.seed"
@@ -190,7 +190,7 @@ class Study(Section):
     def arm_overrides(self) -> dict[str, dict[str, Any]]:
         """Arm name -> dotted overrides, in the order of the file. Of a search: the baseline of its confirmation.
 
-        The arms that a search has chosen are in `studies.search.confirmation`.
+        The arms that a search has chosen are in `studies.definition.search.confirmation`.
         """
         if self.arms or self.imported:
             return dict(self.arms or self.imported or {})
@@ -210,7 +210,7 @@ def load_study(name_or_path: str | Path) -> Study:
     Every arm's `TrialConfig` is built against the study's own profile, so that a bad key or value is found
     here. Raises `UserError` with one line per fault: the file, the line, the key, the value and what is allowed.
     """
-    from studies.checks import check, check_names, told
+    from studies.definition.checks import check, check_names, told
 
     path = _find(str(name_or_path))
     content = read_yaml(path)

@@ -7,8 +7,8 @@ from typing import Any
 
 from pipeline.config.trial import flatten
 from pipeline.run.layout import StudyFolder, TrialRecord
-from studies.falsifiers import Verdict
-from studies.schema import Study
+from studies.claims.falsifiers import Verdict
+from studies.definition.schema import Study
 
 
 def of_study(study: Study) -> str:

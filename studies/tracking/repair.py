@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import Damaged, Fault
-from pipeline.mlflow_sink import store_mark
 from pipeline.run.layout import Layout, StudyFolder, read_json, read_sealed, set_aside
+from studies.tracking.trial_run import store_mark
 
 _BESIDE = ("-journal", "-wal", "-shm")
 """What SQLite keeps beside a database: left there, it would be applied to the one that takes the place of a damaged one."""

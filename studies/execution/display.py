@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.run.progress import RESUMED
-from studies.executors import Crashed, Event, Finished, Job, Message
-from studies.falsifiers import Verdict
+from studies.claims.falsifiers import Verdict
+from studies.execution.executors import Crashed, Event, Finished, Job, Message
 
 PLAIN_SECONDS = 10.0
 """Between two progress lines of a trial when the output is no terminal."""

@@ -7,8 +7,8 @@ from pathlib import Path
 from pipeline.config.names import SYMBOLS, nearest
 from pipeline.errors import UserError
 from pipeline.run.layout import safe
-from studies.editor import header
-from studies.schema import study_names
+from studies.definition.editor_schema import header
+from studies.definition.schema import study_names
 
 _HEAD = """{header}
 # The knobs are the keys of pipeline/config.py, as section.key; an editor that knows the schema above completes them.

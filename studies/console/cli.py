@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pipeline.config.trial import TrialConfig
     from pipeline.run.layout import Layout, StudyFolder
-    from studies.schema import Study
+    from studies.definition.schema import Study
 
 StudyArgument = Annotated[str, typer.Argument(metavar="STUDY", help="A study's name, or the path of a YAML file.", show_default=False)]
 ProfileOption = Annotated[
@@ -50,7 +50,7 @@ def study(
     """Run a study; run it again and it continues, or is all cached."""
     from pipeline.config.loading import parse_set
     from pipeline.run.layout import Layout
-    from studies.schema import load_study
+    from studies.definition.schema import load_study
 
     _run(load_study(name), Layout.at(out), profile, parse_set(settings or []), jobs, executor)
 
@@ -65,7 +65,7 @@ def run(
     """Run one trial, recorded as study `single`."""
     from pipeline.config.loading import parse_set
     from pipeline.run.layout import Layout
-    from studies.schema import single
+    from studies.definition.schema import single
 
     _run(single(profile, parse_set(settings or []), seed), Layout.at(out), profile, {}, 1, executor)
 
@@ -74,8 +74,8 @@ def plan(name: StudyArgument, profile: ProfileOption = None, settings: SetOption
     """Show what would run, what is cached and why, and whether it fits the budget."""
     from pipeline.config.loading import parse_set
     from pipeline.run.layout import Layout
-    from studies.plan import print_plan
-    from studies.schema import load_study
+    from studies.console.plan import print_plan
+    from studies.definition.schema import load_study
 
     print_plan(terminal(), load_study(name), profile, parse_set(settings or []), Layout.at(out))
 
@@ -86,7 +86,7 @@ def new_study(
     folder: Annotated[Path, typer.Option("--folder", help="Where to write it.")] = Path(),
 ) -> None:
     """Write a commented study to start from, NAME.yaml in the current folder; never overwrites."""
-    from studies.template import new_study as write
+    from studies.definition.template import new_study as write
 
     path = write(name, design, folder.expanduser().absolute())
     print(f"{path}\nEdit it, then: ablate plan {path.stem if path.parent == Path.cwd() else path}")
@@ -107,12 +107,12 @@ def falsify(
 
     from pipeline.config.loading import parse_set
     from pipeline.run.layout import Layout
-    from studies.design import planned
-    from studies.falsifiers import EXIT_CODES, overall
-    from studies.schema import load_study
-    from studies.search import confirmation
-    from studies.summary import print_verdicts
-    from studies.verdicts import verdicts
+    from studies.claims.falsifiers import EXIT_CODES, overall
+    from studies.claims.verdicts import verdicts
+    from studies.console.summary import print_verdicts
+    from studies.definition.design import planned
+    from studies.definition.schema import load_study
+    from studies.definition.search import confirmation
 
     chosen, layout = load_study(name), Layout.at(out)
     folder = layout.study(chosen.name, profile or chosen.profile)
@@ -139,7 +139,7 @@ def export(
 ) -> None:
     """Write the policy of one run as a plain folder: safetensors, tokenizer, generation settings, model card."""
     from pipeline.run.layout import Layout
-    from studies.export import export as write
+    from studies.execution.export import export as write
 
     print(f"Exported: {write(run, folder, Layout.at(out), profile)}")
 
@@ -150,7 +150,7 @@ def ui(
 ) -> None:
     """Browse the runs in MLflow on this machine; Ctrl-C ends it."""
     from pipeline.run.layout import Layout
-    from studies.ui import serve
+    from studies.tracking.ui import serve
 
     serve(Layout.at(out), port)
 
@@ -161,12 +161,12 @@ def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = No
 
     from pipeline.errors import FAULT, UserError
     from pipeline.run.layout import Layout
-    from studies.design import planned
-    from studies.driver import only_driver
-    from studies.schema import load_study
-    from studies.search import confirmation
-    from studies.sinks import StudySinks
-    from studies.verdicts import verdicts
+    from studies.claims.verdicts import verdicts
+    from studies.definition.design import planned
+    from studies.definition.schema import load_study
+    from studies.definition.search import confirmation
+    from studies.execution.driver import only_driver
+    from studies.tracking.study_runs import StudySinks
 
     chosen, layout, console = load_study(name), Layout.at(out), terminal()
     folder = layout.study(chosen.name, profile or chosen.profile)
@@ -198,10 +198,10 @@ def _run(chosen: Study, layout: Layout, profile: str | None, overrides: dict[str
     from rich.text import Text
 
     from pipeline.errors import FAULT
-    from studies import executors
-    from studies.design import cells
-    from studies.driver import run_study
-    from studies.summary import print_study
+    from studies.console.summary import print_study
+    from studies.definition.design import cells
+    from studies.execution import executors
+    from studies.execution.driver import run_study
 
     console = terminal()
     slots = jobs or default_jobs(cells(chosen, profile, overrides)[0].config)

@@ -201,7 +201,7 @@ class MlflowSink:
         fresh = self._fresh(identity)
         try:
             state = SinkState.model_validate(read_sealed(self._state_file))
-        except (Damaged, ValueError):  # none, one that `studies.repair` has yet to set aside, or that of another version
+        except (Damaged, ValueError):  # none, one that `studies.tracking.repair` has yet to set aside, or that of another version
             return fresh
         state.uri = store_mark(state.uri, self._state_file)  # older versions wrote the address of a database whole
         same = (state.uri, state.identity, state.experiment) == (fresh.uri, fresh.identity, fresh.experiment)

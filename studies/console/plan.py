@@ -18,12 +18,12 @@ from pipeline.errors import UserError
 from pipeline.resources.device import gpu_visible
 from pipeline.run.dag import Known, StagePlan
 from pipeline.run.layout import Layout
-from studies.design import Cell, cautions, cells
-from studies.driver import TRIALS, trial_count
-from studies.history import Measured, all_records, known_artifacts, measured
-from studies.schema import Study
-from studies.search import confirmation, load
-from studies.testable import untestable
+from studies.definition.design import Cell, cautions, cells
+from studies.definition.schema import Study
+from studies.definition.search import confirmation, load
+from studies.definition.testable import untestable
+from studies.execution.driver import TRIALS, trial_count
+from studies.execution.history import Measured, all_records, known_artifacts, measured
 
 OWN_STAGES = ("ppo", "evaluate")
 """Stages that every trial has for itself."""
@@ -117,7 +117,7 @@ class Work:
 
 def _time(work: Work, found: Measured | None, profile: str) -> str:
     """How long that takes: by earlier trials of the profile on this machine, else by the forecast for a T4."""
-    from studies.cli import default_jobs
+    from studies.console.cli import default_jobs
 
     plan = [cell for cell, _ in work.planned]
     if found is None:

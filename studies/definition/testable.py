@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pipeline.config.trial import TrialConfig
-from studies.design import Cell
-from studies.schema import Falsifier, Study
+from studies.definition.design import Cell
+from studies.definition.schema import Falsifier, Study
 
 ONLY_WITH: dict[str, tuple[str, Callable[[TrialConfig], bool]]] = {
     "policy/dual_clipfrac": ("ppo.dual_clip", lambda config: config.ppo.dual_clip is not None),

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Literal
 
 from pipeline.run.stopping import OPERATORS, Record, counted, first_break
-from studies.schema import Falsifier
+from studies.definition.schema import Falsifier
 
 Outcome = Literal["SURVIVED", "FALSIFIED", "NOT TESTED"]
 OUTCOMES: tuple[Outcome, ...] = ("FALSIFIED", "SURVIVED", "NOT TESTED")

@@ -26,21 +26,21 @@ from pipeline.faults import DiskFull, in_words, is_disk_full
 from pipeline.run.dag import StagePlan
 from pipeline.run.layout import Layout, StageRef, Status, StudyFolder, TrialRecord, record_text, sealed, writable, write_atomic
 from pipeline.run.store import Artifact
-from studies.design import Cell, cautions, cells
-from studies.display import Display
-from studies.executors import Crashed, Event, Executor, Finished, Job, Message, TrialOutcome
-from studies.falsifiers import Verdict
-from studies.live import LiveVerdicts
-from studies.planner import Planner, Ticket, is_settled, remember_settled
-from studies.repair import repair, set_database_aside
-from studies.schema import Study
-from studies.search import confirmation
-from studies.sinks import StudySinks
-from studies.testable import untestable
-from studies.verdicts import claims_on, of_record, verdicts
+from studies.claims.falsifiers import Verdict
+from studies.claims.live import LiveVerdicts
+from studies.claims.verdicts import claims_on, of_record, verdicts
+from studies.definition.design import Cell, cautions, cells
+from studies.definition.schema import Study
+from studies.definition.search import confirmation
+from studies.definition.testable import untestable
+from studies.execution.display import Display
+from studies.execution.executors import Crashed, Event, Executor, Finished, Job, Message, TrialOutcome
+from studies.execution.planner import Planner, Ticket, is_settled, remember_settled
+from studies.tracking.repair import repair, set_database_aside
+from studies.tracking.study_runs import StudySinks
 
 if TYPE_CHECKING:
-    from studies.tuner import Tuner
+    from studies.execution.tuner import Tuner
 
 TRIALS = "pipeline.trial"
 """The module with `run_trial`, `plan_trial` and `environment`."""
@@ -50,7 +50,7 @@ ATTEMPTS = 2
 
 
 class Plan(Protocol):
-    """Who says what is to be run: `Planner` for cells that are known, `studies.tuner.Tuner` for a search."""
+    """Who says what is to be run: `Planner` for cells that are known, `studies.execution.tuner.Tuner` for a search."""
 
     def ask(self) -> Ticket | None: ...
     def tell(self, ticket: Ticket, record: TrialRecord | None) -> None: ...
@@ -226,7 +226,7 @@ def _finished_record(run: _Run, cell: Cell) -> TrialRecord | None:
 
 def _run_search(run: _Run, jobs: int) -> list[TrialRecord]:
     """Run what is missing of a search, and write what is to be confirmed. Returns the records of its trials."""
-    from studies.tuner import Tuner
+    from studies.execution.tuner import Tuner
 
     tuner = Tuner(run.study, run.profile, run.overrides, run.folder, lambda cell: _finished_record(run, cell))
     first = tuner.ask()

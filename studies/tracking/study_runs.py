@@ -15,16 +15,16 @@ from typing import Any
 
 from pipeline.config.trial import TrialConfig, flatten
 from pipeline.errors import Gone
-from pipeline.mlflow_sink import MlflowSink, prepare_store, tag_experiment, tracking_uri
 from pipeline.run.layout import Layout, StudyFolder, TrialRecord
 from pipeline.run.store import file_of
-from studies import describe
-from studies.falsifiers import Verdict, overall, tally
-from studies.repair import repair_states, repair_store
-from studies.schema import IMPORTED, Study
-from studies.search import SEARCH, violations
-from studies.verdicts import of_record
-from studies.view import experiment_tags
+from studies.claims.falsifiers import Verdict, overall, tally
+from studies.claims.verdicts import of_record
+from studies.definition.schema import IMPORTED, Study
+from studies.definition.search import SEARCH, violations
+from studies.tracking import describe
+from studies.tracking.repair import repair_states, repair_store
+from studies.tracking.trial_run import MlflowSink, prepare_store, tag_experiment, tracking_uri
+from studies.tracking.view import experiment_tags
 
 GIT = "mlflow.source.git.commit"
 NOTE = "mlflow.note.content"

@@ -21,8 +21,8 @@ from pipeline.config.yaml_files import Where, line_of
 from pipeline.errors import UserError
 from pipeline.run.layout import safe
 from pipeline.run.metrics import METRICS, known, metric
-from studies.arms import BASELINE
-from studies.schema import FIGURES, IMPORTED, SEED_KEY, STOP_KEY, Study
+from studies.definition.arms import BASELINE
+from studies.definition.schema import FIGURES, IMPORTED, SEED_KEY, STOP_KEY, Study
 
 CONFIRM = "confirm-"
 """Followed by a rank: the arms of a confirmation."""

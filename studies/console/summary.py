@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.run.layout import TrialRecord
-from studies.design import Cell
-from studies.falsifiers import Verdict, overall
-from studies.schema import Study
+from studies.claims.falsifiers import Verdict, overall
+from studies.definition.design import Cell
+from studies.definition.schema import Study
 
 OUTCOME_STYLES = {"SURVIVED": "green", "FALSIFIED": "red", "NOT TESTED": "yellow"}
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from pipeline.run.layout import write_json
 from pipeline.run.metrics import METRICS
-from studies.design import Cell, design_digest
-from studies.schema import Study
-from studies.space import Objective
+from studies.definition.design import Cell, design_digest
+from studies.definition.schema import Study
+from studies.definition.space import Objective
 
 if TYPE_CHECKING:
     from pipeline.run.layout import StudyFolder, TrialRecord

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pipeline.errors import Gone
 from pipeline.run.layout import StudyFolder, TrialRecord
 from pipeline.run.store import file_of
-from studies.design import Planned
-from studies.falsifiers import Verdict, evaluate, untested
-from studies.schema import Falsifier, Study
-from studies.search import SEARCH
+from studies.claims.falsifiers import Verdict, evaluate, untested
+from studies.definition.design import Planned
+from studies.definition.schema import Falsifier, Study
+from studies.definition.search import SEARCH
 
 
 def verdicts(study: Study, folder: StudyFolder, plan: Sequence[Planned], *, missing_ok: bool = False) -> list[Verdict]:

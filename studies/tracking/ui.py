@@ -12,11 +12,11 @@ from contextlib import suppress
 from types import FrameType
 
 from pipeline.errors import Damaged, UserError
-from pipeline.mlflow_sink import experiments, prepare_store, tag_experiment
 from pipeline.run.layout import Layout, writable
-from studies.repair import is_database
-from studies.schema import IMPORTED
-from studies.view import PAGE, experiment_tags
+from studies.definition.schema import IMPORTED
+from studies.tracking.repair import is_database
+from studies.tracking.trial_run import experiments, prepare_store, tag_experiment
+from studies.tracking.view import PAGE, experiment_tags
 
 HOST = "127.0.0.1"
 QUIET = {

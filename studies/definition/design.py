@@ -9,8 +9,8 @@ from typing import Any
 
 from pipeline.config.trial import TrialConfig, canonical_json
 from pipeline.errors import UserError
-from studies.checks import built, check_overrides, told
-from studies.schema import IMPORTED, STOP_KEY, Study
+from studies.definition.checks import built, check_overrides, told
+from studies.definition.schema import IMPORTED, STOP_KEY, Study
 
 
 @dataclass(frozen=True)

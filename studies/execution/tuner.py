@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config.loading import load_config
 from pipeline.run.layout import StudyFolder, TrialRecord
-from studies.design import Cell
-from studies.planner import Ticket, objective_value
-from studies.schema import SEED_KEY, STOP_KEY, Study
-from studies.search import Tried, arm, choose, load, objectives, pareto, save, tried, violations
-from studies.space import Dimension, Objective
+from studies.definition.design import Cell
+from studies.definition.schema import SEED_KEY, STOP_KEY, Study
+from studies.definition.search import Tried, arm, choose, load, objectives, pareto, save, tried, violations
+from studies.definition.space import Dimension, Objective
+from studies.execution.planner import Ticket, objective_value
 
 if TYPE_CHECKING:
     from optuna import Study as OptunaStudy
@@ -36,7 +36,7 @@ IMPORTANCE_QUANTILE = 0.25
 
 
 class Tuner:
-    """Ask and tell for the trials of a search; the counterpart of `studies.planner.Planner`."""
+    """Ask and tell for the trials of a search; the counterpart of `studies.execution.planner.Planner`."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Verdicts while trials run: which claims have fallen so far, read from the tail of each metrics file.
 
-What is told here is a preview of `studies.verdicts`, by the same function; only a claim that has fallen is told,
+What is told here is a preview of `studies.claims.verdicts`, by the same function; only a claim that has fallen is told,
 since none can be said to have survived before its step is reached.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from studies.falsifiers import Verdict, evaluate
-from studies.schema import Falsifier
+from studies.claims.falsifiers import Verdict, evaluate
+from studies.definition.schema import Falsifier
 
 
 @dataclass

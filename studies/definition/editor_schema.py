@@ -1,7 +1,7 @@
 """The JSON schema of a study file, so that editors complete and check its keys while it is written.
 
 Made from the pydantic models, the trial's configuration and the list of metrics; ``study.schema.json`` beside
-this file is its text. ``python -m studies.editor`` writes it again.
+this file is its text. ``python -m studies.definition.editor_schema`` writes it again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.config.rewards import RewardConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.run.layout import SAFE_NAME
 from pipeline.run.metrics import FAMILIES, METRICS
-from studies.schema import KINDS, SEED_KEY, STOP_KEY, STUDIES, Study
+from studies.definition.schema import KINDS, SEED_KEY, STOP_KEY, STUDIES, Study
 
 SCHEMA = STUDIES / "study.schema.json"
 PROFILES_SHOWN = ("tiny", "t4")

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline.run.layout import StudyFolder, TrialRecord, read_sealed, sealed, write_atomic
-from studies.arms import BASELINE
-from studies.checks import CONFIRM
-from studies.schema import Study
-from studies.space import Objective
+from studies.definition.arms import BASELINE
+from studies.definition.checks import CONFIRM
+from studies.definition.schema import Study
+from studies.definition.space import Objective
 
 SEARCH = "search-"
 """Followed by a number: the arms of a search's trials."""

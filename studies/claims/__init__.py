@@ -1,0 +1,1 @@
+"""What a study claims, and what its records say of it."""
