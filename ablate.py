@@ -48,10 +48,10 @@ DiffOption = Annotated[
 
 def report(name: OptionalStudy = None, versions: DiffOption = None, profile: cli.ProfileOption = None, out: cli.OutOption = None) -> None:
     """Draw tables, figures and the page of a study again, from its records, or compare two versions of it; no training."""
-    from reports import cli as reports
+    from reports import console as reports
 
     if versions:
-        page, text = reports.diff(*versions, study=name, profile=profile, out=out)
+        page, text = reports.pages.diff(*versions, study=name, profile=profile, out=out)
         print(f"{text}\nPage: {page}")
     elif name:
         print(f"Report: {reports.report(name, profile, out, second=True)}")
@@ -61,9 +61,9 @@ def report(name: OptionalStudy = None, versions: DiffOption = None, profile: cli
 
 def compare(names: StudiesArgument, profile: cli.ProfileOption = None, out: cli.OutOption = None) -> None:
     """Set several studies side by side in one table, from their records; no training."""
-    from reports import cli as reports
+    from reports import console as reports
 
-    page, text = reports.compare(names, profile, out)
+    page, text = reports.pages.compare(names, profile, out)
     print(f"{text}\nPage: {page}")
 
 
@@ -117,7 +117,7 @@ app.command("import")(guarded(import_command))
 
 def _draw(study: Study, folder: StudyFolder) -> Path | None:
     """Draw the report of a study that has just ended."""
-    from reports.fresh import current_report
+    from reports.pages.fresh import current_report
 
     return current_report(folder, study, second=True)
 

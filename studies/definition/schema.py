@@ -36,7 +36,7 @@ FIGURES = (
     "frontier", "overoptimisation", "win_rate", "effects", "matched_kl", "interactions", "kl", "entropy", "training",
     "pareto", "importance", "cost",
 )  # fmt: skip
-"""What a study can list under `figures`; `reports.figures` draws them."""
+"""What a study can list under `figures`; `reports.figures.registry` draws them."""
 Text = Annotated[str, Field(min_length=1)]
 
 

@@ -17,7 +17,7 @@ from benchmarks.cost import Cost, measured
 from recorded import record_study
 
 from pipeline.run.layout import Layout
-from reports.fresh import STAMP
+from reports.pages.fresh import STAMP
 from studies.definition.schema import load_study
 
 FRONT_DOOR = str(Path(__file__).parents[2] / "ablate.py")

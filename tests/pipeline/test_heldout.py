@@ -17,7 +17,7 @@ from pipeline.models.sampling import inverse_cdf
 from pipeline.stages import heldout
 from pipeline.stages.common import PromptSet
 from pipeline.stages.heldout import answers, shares
-from reports.bound import best_win_rate
+from reports.findings.bound import best_win_rate
 
 WORDS, PROMPTS, DRAWS = 3_000, 2_000, 4
 CPU = torch.device("cpu")

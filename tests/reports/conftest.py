@@ -20,8 +20,8 @@ import pytest
 from helpers import publish
 
 from pipeline.run.layout import Layout, StageRef, StudyFolder, TrialRecord, write_json
-from reports.estimates import Findings, analyse
-from reports.load import StudyRecords, load_records
+from reports.findings.findings import Findings, analyse
+from reports.records.load import StudyRecords, load_records
 from studies.definition.design import Cell, cells
 from studies.definition.schema import Study, load_study
 

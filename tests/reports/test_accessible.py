@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reports import style
-from reports.cli import compare, diff
-from reports.page import TEMPLATES
-from reports.render import render_report
-from reports.style import legible
+from reports.console import compare, diff
+from reports.figures import style
+from reports.figures.style import legible
+from reports.pages.page import TEMPLATES
+from reports.pages.report import render_report
 
 if TYPE_CHECKING:
     from tests.reports.conftest import Builder, Built

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from reports.answer import Answer, answer, claim_sentence
-from reports.estimates import Effect, Findings, analyse
-from reports.load import StudyRecords, load_records
-from reports.searches import Search, SearchTrial
-from reports.stats import Estimate
+from reports.findings.findings import Effect, Findings, analyse
+from reports.records.load import StudyRecords, load_records
+from reports.records.searches import Search, SearchTrial
+from reports.statistics.two_level import Estimate
+from reports.text.answer import Answer, answer, claim_sentence
 from studies.definition.schema import Falsifier
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from reports.bound import LEAST_EFFECTIVE, best_of, best_win_rate, reference_scores, tilted
-from reports.load import StudyRecords
+from reports.findings.bound import LEAST_EFFECTIVE, best_of, best_win_rate, reference_scores, tilted
+from reports.records.load import StudyRecords
 
 if TYPE_CHECKING:
     from tests.reports.conftest import Built
@@ -113,7 +113,7 @@ def test_scores_are_read_from_the_store_once_each(records: StudyRecords, demo: B
 
 SUMMED = """
 import numpy as np
-from reports.bound import best_of, tilted
+from reports.findings.bound import best_of, tilted
 rng = np.random.default_rng(0)
 weighing, shown = rng.normal(size=(2, 20_000))
 print([one.tobytes().hex() for one in vars(tilted(weighing, shown)).values()], best_of(4, weighing))

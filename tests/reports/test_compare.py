@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pipeline.errors import UserError
-from reports.cli import compare
-from reports.compare import Compared, comparison, comparison_table, folder_name
-from reports.estimates import Findings, analyse
-from reports.load import StudyRecords, load_records
+from reports.console import compare
+from reports.findings.findings import Findings, analyse
+from reports.pages.compare import Compared, comparison, comparison_table, folder_name
+from reports.records.load import StudyRecords, load_records
 
 if TYPE_CHECKING:
     from tests.reports.conftest import Builder, Built

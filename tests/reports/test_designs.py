@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reports.crossings import crossings, departure
-from reports.estimates import Findings, analyse
-from reports.figures import figure
-from reports.load import StudyRecords, load_records
-from reports.render import render_report
-from reports.searches import search_of
-from reports.style import house_style
+from reports.figures.interactions import crossings, departure
+from reports.figures.registry import figure
+from reports.figures.style import house_style
+from reports.findings.findings import Findings, analyse
+from reports.pages.report import render_report
+from reports.records.load import StudyRecords, load_records
+from reports.records.searches import search_of
 from studies.definition.space import Objective
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def test_no_search_no_figure(searched: tuple[StudyRecords, Findings]) -> None:
 
 def test_of_several_aims_the_front_is_the_searchs_own(searched: tuple[StudyRecords, Findings], monkeypatch: pytest.MonkeyPatch) -> None:
     aims = (Objective(), Objective(metric="eval/kl_per_sequence", direction="minimize"))
-    monkeypatch.setattr("reports.tuning.objectives", lambda study: aims)
+    monkeypatch.setattr("reports.figures.tuning.objectives", lambda study: aims)
     with house_style():
         drawn = figure("pareto")(*searched)
     assert drawn is not None
@@ -143,8 +143,8 @@ def test_of_several_aims_the_front_is_the_searchs_own(searched: tuple[StudyRecor
 
 
 def test_arms_that_change_a_mapping_are_reported(build: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reports.style.save", lambda *_: None)
-    monkeypatch.setattr("reports.render.inline_svg", lambda *_: "")
+    monkeypatch.setattr("reports.figures.style.save", lambda *_: None)
+    monkeypatch.setattr("reports.pages.report.inline_svg", lambda *_: "")
     parts = {"a": {"kind": "learned"}, "b": {"kind": "lexicon"}}
     arms = {
         f"b_{weight:g}": {"reward.kind": "composite", "reward.parts": {**parts, "b": {"kind": "lexicon", "weight": weight}}}

@@ -13,11 +13,11 @@ from helpers import publish
 from ablate import app
 from pipeline.errors import Damaged, UserError
 from pipeline.run.layout import Layout
-from reports.changes import changes_of
-from reports.cli import diff
-from reports.diff import changes, code_changes, design_changes
-from reports.page import markdown_page
-from reports.versions import find_version, read_version
+from reports.console import diff
+from reports.findings.changes import changes_of
+from reports.pages.diff import changes, code_changes, design_changes
+from reports.pages.page import markdown_page
+from reports.records.versions import find_version, read_version
 
 if TYPE_CHECKING:
     from tests.reports.conftest import Builder, Built

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import isotonic_regression
 
-from reports.drift import KLCurve, alarm, common_range, fit_law, isotonic, kl_curve, running_mean
+from reports.statistics.drift import KLCurve, alarm, common_range, fit_law, isotonic, kl_curve, running_mean
 
 
 def law(d: np.ndarray, a: float, b: float) -> np.ndarray:

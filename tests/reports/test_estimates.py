@@ -12,15 +12,15 @@ import pytest
 from helpers import publish
 
 from pipeline.run.layout import write_json
-from reports import stats
-from reports.answer import answer
-from reports.estimates import Findings, analyse
-from reports.figures import figure
-from reports.load import StudyRecords, load_records
-from reports.pairs import Pair
-from reports.style import house_style
-from reports.tables import all_tables, effect_word
-from reports.tabular import markdown
+from reports.figures.registry import figure
+from reports.figures.style import house_style
+from reports.findings.findings import Findings, analyse
+from reports.findings.pairs import Pair
+from reports.records.load import StudyRecords, load_records
+from reports.statistics import two_level as stats
+from reports.tables.results import all_tables, effect_word
+from reports.tables.table import markdown
+from reports.text.answer import answer
 from studies.claims.falsifiers import overall
 from studies.claims.verdicts import verdicts
 

@@ -13,18 +13,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from reports.curves import arm_curves
-from reports.emphasis import emphasis
-from reports.estimates import ArmResult, Findings, analyse
-from reports.figures import FIGURES, draw, figure, provenance
-from reports.inline import inline_svg
-from reports.load import StudyRecords, load_records
-from reports.overoptimisation import _panels as panels
-from reports.stats import Estimate
-from reports.style import INK, arm_styles, house_style, save
-from reports.style import _round as round_tick
-from reports.style import _spread as spread
-from reports.trajectories import ArmAlarm
+from reports.figures.curves import arm_curves
+from reports.figures.emphasis import emphasis
+from reports.figures.overoptimisation import _panels as panels
+from reports.figures.registry import FIGURES, draw, figure, provenance
+from reports.figures.style import INK, arm_styles, house_style, save
+from reports.figures.style import _round as round_tick
+from reports.figures.style import _spread as spread
+from reports.findings.findings import ArmResult, Findings, analyse
+from reports.findings.trajectories import ArmAlarm
+from reports.pages.inline import inline_svg
+from reports.records.load import StudyRecords, load_records
+from reports.statistics.two_level import Estimate
 from studies.definition.schema import FIGURES as FIGURE_NAMES
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def test_empty_study_has_nothing_to_draw(build: Builder, tmp_path: Path) -> None
 def test_only_figures_that_apply_are_drawn_unless_asked_for_by_name(
     build: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reports.style.save", lambda *_: None)
+    monkeypatch.setattr("reports.figures.style.save", lambda *_: None)
     built = build(tmp_path, seeds=(0,), prompts=4, steps=64)
     whole = load_records(built.folder, built.study)
     found = analyse(whole)

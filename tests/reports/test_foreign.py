@@ -14,11 +14,12 @@ import trl_logs
 
 from pipeline.errors import Damaged, UserError
 from pipeline.run.layout import Layout, StudyFolder
-from reports import foreign, style
-from reports.answer import answer
-from reports.estimates import analyse
-from reports.load import find_study, load_records
-from reports.render import render_report
+from reports.figures import style
+from reports.findings.findings import analyse
+from reports.pages.report import render_report
+from reports.records import imported as foreign
+from reports.records.load import find_study, load_records
+from reports.text.answer import answer
 from studies.definition.schema import Study, load_study
 from studies.importing.run import import_folder
 

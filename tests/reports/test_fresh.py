@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pipeline.run.layout import StudyFolder
-from reports import fresh, style
-from reports.fresh import current_report
-from reports.render import render_report
+from reports.figures import style
+from reports.pages import fresh
+from reports.pages.fresh import current_report
+from reports.pages.report import render_report
 from studies.definition.schema import Study, load_study
 
 if TYPE_CHECKING:

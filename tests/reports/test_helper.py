@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reports import fresh, helper
-from reports.helper import Helper, IdleCores
-from reports.render import render_report
+from reports.figures import second_process as helper
+from reports.figures.second_process import Helper, IdleCores
+from reports.pages import fresh
+from reports.pages.report import render_report
 
 if TYPE_CHECKING:
     from tests.reports.conftest import Builder

@@ -16,7 +16,7 @@ from helpers import publish
 
 from pipeline.errors import Damaged, UserError
 from pipeline.run.layout import Layout
-from reports.load import find_study, load_records
+from reports.records.load import find_study, load_records
 
 if TYPE_CHECKING:
     from tests.reports.conftest import Builder, Built

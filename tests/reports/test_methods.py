@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reports.estimates import Findings, analyse
-from reports.load import StudyRecords, load_records
-from reports.methods import methods
+from reports.findings.findings import Findings, analyse
+from reports.records.load import StudyRecords, load_records
+from reports.text.methods import methods
 
 if TYPE_CHECKING:
     from tests.reports.conftest import Builder

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from reports import stats
-from reports.power import MOST_SEEDS, detectable, seeds_needed
+from reports.statistics import two_level as stats
+from reports.statistics.power import MOST_SEEDS, detectable, seeds_needed
 
 
 @pytest.mark.parametrize(("effect", "n"), [(0.2, 199), (0.5, 34), (0.8, 15)])

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pipeline.errors import UserError
-from reports import figures, render, style
-from reports.cli import report
-from reports.estimates import Findings
-from reports.load import StudyRecords
-from reports.render import render_report
+from reports.console import report
+from reports.figures import registry as figures
+from reports.figures import style
+from reports.findings.findings import Findings
+from reports.pages import report as render
+from reports.pages.report import render_report
+from reports.records.load import StudyRecords
 
 if TYPE_CHECKING:
     from tests.reports.conftest import Builder, Built
@@ -221,5 +223,5 @@ def test_command_renders_by_path_and_names_what_was_never_run(build: Builder, tm
 
 
 def test_reports_never_import_torch() -> None:
-    code = "import reports.render, reports.cli, sys; assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    code = "import reports.pages.report, reports.console, sys; assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(render.__file__).parents[1], timeout=60)

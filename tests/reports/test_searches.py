@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.errors import Damaged
 from pipeline.run.layout import Layout, StudyFolder
-from reports.searches import load_search
+from reports.records.searches import load_search
 from studies.definition.schema import Study, load_study
 
 STUDY = """

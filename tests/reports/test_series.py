@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reports.series import align, grid_of
+from reports.statistics.series import align, grid_of
 
 
 def test_equal_steps_stay_as_they_are() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from reports import stats
+from reports.statistics import two_level as stats
 
 
 def crossed(rng: np.random.Generator, seeds: int, prompts: int, between_seeds: float, between_prompts: float, noise: float) -> np.ndarray:

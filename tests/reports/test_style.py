@@ -17,9 +17,9 @@ from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from reports import style
-from reports.replay import DPI, draw_once
-from reports.style import Provenance, house_style, new_figure, save
+from reports.figures import style
+from reports.figures.replay import DPI, draw_once
+from reports.figures.style import Provenance, house_style, new_figure, save
 
 PALE = {"#ece133", "#fbafe4"}
 ORIGIN = Provenance("study s, profile tiny, design 0", "0123abc", ("a seed 0: k",))

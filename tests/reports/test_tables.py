@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from reports import stats
-from reports.estimates import Findings, analyse
-from reports.load import StudyRecords, load_records
-from reports.searches import Search, SearchTrial
-from reports.tables import all_tables, arm_table
-from reports.tabular import Table
+from reports.findings.findings import Findings, analyse
+from reports.records.load import StudyRecords, load_records
+from reports.records.searches import Search, SearchTrial
+from reports.statistics import two_level as stats
+from reports.tables.results import all_tables, arm_table
+from reports.tables.table import Table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +56,7 @@ def test_improvement_is_the_share_of_won_prompts(records: StudyRecords, findings
 
 
 def test_power_uses_the_error_of_the_effect(findings: Findings) -> None:
-    from reports.power import detectable
+    from reports.statistics.power import detectable
 
     for one in findings.power:
         effect = next(effect for effect in findings.effects_on(one.metric) if effect.arm == one.arm)

@@ -7,7 +7,7 @@ import re
 import pandas as pd
 import pytest
 
-from reports.tabular import Cell, Head, Table, latex, markdown
+from reports.tables.table import Cell, Head, Table, latex, markdown
 
 NASTY = (
     "a--b",
@@ -82,7 +82,7 @@ def test_latex_survives_anything_in_a_cell(text: str) -> None:
 
 
 def test_latex_of_every_table_of_a_study(findings: object, records: object) -> None:
-    from reports.tables import all_tables
+    from reports.tables.results import all_tables
 
     for table in all_tables(records, findings):  # type: ignore[arg-type]
         assert len(check_tabular(latex(table), len(table.heads))) == len(table.rows), table.name

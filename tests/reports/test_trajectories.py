@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from reports import stats
-from reports.estimates import Findings
-from reports.load import StudyRecords
-from reports.trajectories import POOLED, alarms, aligned, curves, laws, matched
+from reports.findings.findings import Findings
+from reports.findings.trajectories import POOLED, alarms, aligned, curves, laws, matched
+from reports.records.load import StudyRecords
+from reports.statistics import two_level as stats
 
 if TYPE_CHECKING:
     from tests.reports.conftest import Builder, Built
@@ -106,7 +106,7 @@ def test_without_kl_or_rewards_there_is_nothing_to_match(records: StudyRecords, 
 def test_failed_trials_have_no_trajectory(build: Builder, tmp_path: object) -> None:
     from pathlib import Path
 
-    from reports.load import load_records
+    from reports.records.load import load_records
 
     shape = {"seeds": (0,), "steps": 1600, "prompts": 4, "diverged": (), "budget": (), "missing": ()}
     built: Built = build(Path(str(tmp_path)), **shape, failed=(("beta_0", 0),))

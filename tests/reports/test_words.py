@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from reports.page import visible
-from reports.stats import Estimate
-from reports.tabular import Cell, Head, Table, latex, markdown
-from reports.words import counted, interval, listed, number, signed
+from reports.pages.page import visible
+from reports.statistics.two_level import Estimate
+from reports.tables.table import Cell, Head, Table, latex, markdown
+from reports.text.words import counted, interval, listed, number, signed
 
 
 def estimate(value: float, low: float | None, high: float | None) -> Estimate:

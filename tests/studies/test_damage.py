@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import reports.render
+import reports.pages.report
 from ablate import app
 from pipeline.run.layout import Layout
 from studies.tracking import study_runs as sinks
@@ -117,7 +117,7 @@ class Finished:
 @pytest.fixture(autouse=True)
 def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """No figures, whose drawing takes seconds, and an MLflow that takes everything."""
-    monkeypatch.setattr(reports.render, "draw", lambda *_: iter(()))
+    monkeypatch.setattr(reports.pages.report, "draw", lambda *_: iter(()))
     monkeypatch.setattr(sinks.StudySinks, "open", lambda self: None)
     monkeypatch.setattr(sinks.StudySinks, "_ready", lambda self: True)
     monkeypatch.setattr(sinks.MlflowSink, "finish", lambda self, *_: True)

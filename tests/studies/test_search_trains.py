@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.run.layout import Layout
-from reports.render import render_report
+from reports.pages.report import render_report
 from studies.definition.schema import load_study
 from studies.definition.search import load
 from studies.execution import executors

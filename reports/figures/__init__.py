@@ -1,0 +1,1 @@
+"""The figures, each from findings to a picture; none reads files."""

@@ -1,0 +1,163 @@
+"""The reward-KL frontier: what every arm gained for its drift, below the best that any policy could have gained."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from reports.figures.curves import handles, seed_counts
+from reports.figures.forest import INTERVAL_SENTENCE, estimate_rows, whiskers
+from reports.figures.style import MUTED, SINGLE, ArmStyle, Drawn, arm_styles, legend_columns, new_figure, square_root
+from reports.findings.bound import Path, ReferenceScores, best_of, best_win_rate, reference_scores, tilted
+from reports.findings.findings import ArmResult, Findings
+from reports.records.load import StudyRecords
+from reports.text.words import number
+from studies.definition.design import Cell
+
+X = "eval/kl_per_sequence"
+PANELS = ("eval/gold", "eval/win_rate")
+BEST_OF = (2, 4, 16, 64)
+_BEST_OF_DASHES = (0, (1, 1.5))
+_OPTIMUM_DASHES = (0, (6, 1.5, 1.2, 1.5))
+
+
+def frontier(records: StudyRecords, findings: Findings) -> Drawn | None:
+    """Gold reward and win rate against exact KL per sequence, one point per arm, with the bounds."""
+    arms = [result for result in findings.arms if X in result.estimates]
+    if not arms:
+        return None
+    styles = arm_styles(records.study)
+    farthest = max(max(*result.per_seed[X].values(), result.estimates[X].high or 0.0) for result in arms)
+    columns = min(3, legend_columns([*styles, "optimum of the proxy"], SINGLE))
+    figure = new_figure(SINGLE, 5.2 + 0.17 * -(-(len(arms) + 4) // columns))
+    top, bottom = figure.subplots(2, 1, sharex=True)
+    for axes, key in ((top, PANELS[0]), (bottom, PANELS[1])):
+        for result in arms:
+            _point(axes, result, key, styles[result.arm])
+    for axes, at in ((top, records.reference_gold()[0]), (bottom, 0.5)):
+        axes.plot([0], [at], marker="o", mfc="white", mec=MUTED, ms=5, clip_on=False, zorder=5)
+    scores = reference_scores(records)
+    data = [estimate_rows(result, (X, *PANELS)) for result in arms]
+    data += [_win_rate_bound(bottom, farthest)]
+    marked = False
+    if scores is not None:
+        bounds, marked = _gold_bounds(top, scores, _fixed_betas(records, arms), styles)
+        data += bounds
+    square_root(bottom.xaxis, farthest)
+    top.set_ylabel("gold reward [judge points]")
+    bottom.set_ylabel("win rate [fraction]")
+    bottom.set_ylim(0, 1.02)
+    bottom.set_xlabel("exact KL to the reference [nats per sequence], square-root scale")
+    shown = [handle for handle in handles(styles) if handle.get_label() in {result.arm for result in arms}]
+    for handle in shown:
+        handle.set_linestyle("")
+    figure.legend(handles=shown + _legend(scores), loc="outside upper left", ncols=columns, handlelength=2.2)
+    alt = "Scatter of gold reward and of win rate against KL: " + "; ".join(
+        f"{r.arm} KL {number(r.estimates[X].value)}, gold {number(r.estimates[PANELS[0]].value)}" for r in arms
+    )
+    return Drawn(figure, pd.concat(data, ignore_index=True), "Reward-KL frontier", _caption(arms, scores, marked), alt + ".")
+
+
+def _caption(arms: list[ArmResult], scores: ReferenceScores | None, marked: bool) -> str:
+    text = (
+        "What each arm gained and how far it drifted. Large points: means; small points: single seeds "
+        f"({seed_counts({result.arm: len(result.seeds) for result in arms})}; {_prompts(arms)} prompts each). {INTERVAL_SENTENCE}. "
+        f"Solid grey: no policy lies above it. Dotted: best of n reference samples by the judge (dots: n = {', '.join(map(str, BEST_OF))})."
+    )
+    if scores is None:
+        return text + " No bound on the gold reward: the scores of reference samples are not in the store."
+    text += f" The bound on gold has a 95 % band (n = {len(scores.gold):,} samples) and ends where they do not reach."
+    if len(scores.proxy):
+        text += f" Dash-dotted: the exact optimum of the proxy for every β (n = {len(scores.proxy):,} samples)"
+        text += "; thin lines lead from an arm to the optimum at its own β." if marked else "."
+    return text
+
+
+def _legend(scores: ReferenceScores | None) -> list[Line2D]:
+    entries = [
+        Line2D([], [], marker="o", mfc="white", mec=MUTED, ms=5, linestyle="", label="reference"),
+        Line2D([], [], color=MUTED, lw=1.4, label="best possible"),
+        Line2D([], [], color=MUTED, lw=0.9, linestyle=_BEST_OF_DASHES, marker=".", ms=4, label="best of n"),
+    ]
+    if scores is not None and len(scores.proxy):
+        entries.append(Line2D([], [], color=MUTED, lw=1.0, linestyle=_OPTIMUM_DASHES, label="optimum of the proxy"))
+    return entries
+
+
+def _point(axes: Axes, result: ArmResult, key: str, style: ArmStyle) -> None:
+    if key not in result.estimates:
+        return
+    x, y = result.estimates[X], result.estimates[key]
+    seeds = [seed for seed in result.seeds if seed in result.per_seed[X] and seed in result.per_seed.get(key, {})]
+    xs, ys = [result.per_seed[X][seed] for seed in seeds], [result.per_seed[key][seed] for seed in seeds]
+    axes.plot(xs, ys, linestyle="", marker=style.marker, ms=3, mfc="none", mec=style.color, mew=0.8, alpha=0.9, zorder=3)
+    axes.errorbar(
+        [x.value], [y.value], xerr=whiskers(x), yerr=whiskers(y), fmt=style.marker, color=style.color,
+        ms=6.5, mec="white", mew=0.7, elinewidth=1.3, capsize=0, zorder=4,
+    )  # fmt: skip
+
+
+def _win_rate_bound(axes: Axes, farthest: float) -> pd.DataFrame:
+    kl, rate = best_win_rate(farthest * 1.3)
+    axes.plot(kl, rate, color=MUTED, lw=1.4, zorder=1)
+    _best_of_line(axes, np.array([best_of(n) for n in _counts(farthest)]), np.array([best_of(n) for n in BEST_OF]))
+    return pd.DataFrame({"part": "best possible", "metric": "eval/win_rate", "kl": kl, "value": rate})
+
+
+def _gold_bounds(
+    axes: Axes, scores: ReferenceScores, optima: list[tuple[ArmResult, float]], styles: dict[str, ArmStyle]
+) -> tuple[list[pd.DataFrame], bool]:
+    """Draw what the reference's samples tell, nothing where their scores do not vary; whether some arm's own optimum is within reach."""
+    frames, marked = [], False
+    if len(scores.gold) > 1 and scores.gold.std() > 0:
+        path = tilted(scores.gold, groups=scores.gold_prompts)
+        axes.plot(path.kl, path.value, color=MUTED, lw=1.4, zorder=1)
+        axes.fill_between(path.kl, path.low, path.high, color=MUTED, alpha=0.15, lw=0, zorder=1)
+        frames.append(_frame("best possible", path))
+        _best_of_line(
+            axes,
+            np.array([best_of(n, scores.gold) for n in _counts(float(path.kl[-1]))]),
+            np.array([best_of(n, scores.gold) for n in BEST_OF if best_of(n)[0] <= path.kl[-1]]),
+        )
+    if len(scores.proxy) > 1 and scores.proxy.std() > 0:
+        path = tilted(scores.proxy, scores.proxy_gold, scores.proxy_prompts)
+        axes.plot(path.kl, path.value, color=MUTED, lw=1.0, linestyle=_OPTIMUM_DASHES, zorder=1)
+        frames.append(_frame("optimum of the proxy", path))
+        for result, beta in optima:
+            if beta * path.strength[-1] >= 1:
+                marked = True
+                x, y = (float(np.interp(1 / beta, path.strength, values)) for values in (path.kl, path.value))
+                color, reached = styles[result.arm].color, result.estimates
+                axes.plot([reached[X].value, x], [reached["eval/gold"].value, y], color=color, lw=0.7, zorder=2)
+                axes.plot([x], [y], marker=".", ms=4, color=color, zorder=2)
+    return frames, marked
+
+
+def _frame(part: str, path: Path) -> pd.DataFrame:
+    columns = {"kl": path.kl, "value": path.value, "low": path.low, "high": path.high, "strength": path.strength}
+    return pd.DataFrame({"part": part, "metric": "eval/gold", **columns, "effective_samples": path.effective})
+
+
+def _best_of_line(axes: Axes, line: np.ndarray, dots: np.ndarray) -> None:
+    axes.plot(line[:, 0], line[:, 1], color=MUTED, lw=0.9, linestyle=_BEST_OF_DASHES, zorder=1)
+    if len(dots):
+        axes.plot(dots[:, 0], dots[:, 1], color=MUTED, linestyle="", marker=".", ms=4, zorder=1)
+
+
+def _counts(most: float) -> list[int]:
+    """Best of which n to draw a line through, from 1 to where its KL passes `most`, at most 10,000."""
+    return sorted({round(n) for n in np.geomspace(1.0, min(np.exp(most + 1.0), 10_000.0), 60)})
+
+
+def _fixed_betas(records: StudyRecords, arms: list[ArmResult]) -> list[tuple[ArmResult, float]]:
+    """The arms whose beta is fixed and positive, with it."""
+    settings = {cell.arm: cell.config.ppo for cell in records.plan if isinstance(cell, Cell) and cell.config.ppo.kl_control == "fixed"}
+    fixed = [result for result in arms if result.arm in settings and "eval/gold" in result.estimates]
+    return [(result, settings[result.arm].kl_coef) for result in fixed if settings[result.arm].kl_coef > 0]
+
+
+def _prompts(arms: list[ArmResult]) -> str:
+    found = sorted({result.estimates[X].prompts for result in arms})
+    return str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}"

@@ -1,0 +1,1 @@
+"""From records to what was found: estimates of every arm, effects, drift, verdicts."""

@@ -1,0 +1,323 @@
+"""From records to findings: what each arm reached, how it differs from the baseline, and what fell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.run.metrics import METRICS
+from reports.findings import trajectories
+from reports.findings.pairs import PER_PROMPT, pair_of, parts, per_prompt
+from reports.findings.trajectories import ArmAlarm, Curves, MatchedKL, RewardLaw
+from reports.records.load import StudyRecords
+from reports.records.searches import Search, load_search
+from reports.statistics import power
+from reports.statistics import two_level as stats
+from reports.statistics.two_level import Estimate, Outcome
+from studies.claims.falsifiers import Outcome as FalsifierOutcome
+from studies.claims.falsifiers import Verdict, overall
+from studies.claims.verdicts import verdicts
+from studies.definition.schema import IMPORTED, Falsifier
+
+REPORTED = (
+    "eval/win_rate", "eval/tie_rate", "eval/gold", "eval/proxy", "eval/kl_per_token", "eval/kl_per_sequence", "eval/entropy",
+    "eval/length", "eval/eos_rate", "eval/distinct_1", "eval/distinct_2", "eval/ppl_reference",
+)  # fmt: skip
+SMALLEST = {"eval/win_rate": 0.05}
+"""Differences worth finding: five points of win rate."""
+SMALL_EFFECT = 0.2
+"""Of other metrics, in standard deviations over prompts: what Cohen (1988) calls a small effect."""
+RANKED = ("eval/win_rate", "eval/gold")
+"""Metrics of which more is better whatever the study asks: their best arm is marked."""
+COMPARED = ("eval/win_rate", "eval/gold", "eval/proxy", "eval/kl_per_sequence")
+ENDS = (
+    "objective/rlhf_reward", "objective/scores", "objective/gold", "objective/kl", "objective/kl_per_token", "objective/entropy",
+    "policy/entropy",
+)  # fmt: skip
+"""Reported and compared of imported trials, which have no evaluation: where their training ended (`reports.records.imported`)."""
+_MINIMIZE = {"eval/kl_per_token", "eval/kl_per_sequence", "eval/ppl_reference", "objective/kl", "objective/kl_per_token"}
+_RATES = {"eval/win_rate", "eval/tie_rate", "eval/eos_rate"}
+ROBUST = ("eval/gold", "eval/proxy", "eval/kl_per_sequence")
+"""Metrics whose interquartile mean stands beside the mean; of a rate it says nothing."""
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """One arm: its trials by status and its estimates."""
+
+    arm: str
+    counts: dict[str, int]
+    seeds: tuple[int, ...]
+    """Seeds that were evaluated."""
+    estimates: dict[str, Estimate]
+    per_seed: dict[str, dict[int, float]]
+    """Metric -> seed -> value of that trial."""
+    divergence: Estimate | None
+    """Share of ended trials that diverged."""
+    divergence_difference: Estimate | None
+    """The same, minus the baseline's; None of the baseline itself."""
+    planned: int
+    """Seeds that the design gives."""
+    iqm: dict[str, Estimate]
+    """Interquartile means of `ROBUST`."""
+
+
+@dataclass(frozen=True)
+class Effect:
+    """One arm against the baseline on one metric, paired by seed and prompt."""
+
+    metric: str
+    arm: str
+    estimate: Estimate | None
+    per_seed: dict[int, float]
+    p: float | None
+    """Of the sign-flip permutation test: new prompts, these seeds; of a metric that exists once per trial, of flipping the seeds."""
+    p_holm: float | None
+    """The larger of `p` and `p_seeds` (`Pair.deciding`), corrected over the arms of this metric."""
+    maximize: bool
+    outcome: Outcome
+    p_seeds: float | None
+    """Of the two-level test: new seeds and new prompts."""
+
+
+@dataclass(frozen=True)
+class Improvement:
+    """How often an arm beats the baseline on the same seed and prompt, ties counting half."""
+
+    arm: str
+    metric: str
+    """What is compared: the objective where it is a number per prompt, else the gold score."""
+    estimate: Estimate
+
+
+@dataclass(frozen=True)
+class Power:
+    """What difference on the objective this design would have found in one arm, had it been there."""
+
+    arm: str
+    metric: str
+    detectable: float
+    """Found with 80 % power at Holm's strictest step."""
+    target: float | None
+    """The smallest difference worth finding: `SMALLEST` or a fifth of the baseline's spread over prompts."""
+    seeds: int
+    seeds_needed: int | None
+    """Seeds that find `target` on as many prompts; None where it is unknown (one seed) or no number is enough."""
+    more_prompts: bool
+    """No number of seeds finds `target` on so few prompts."""
+
+    @property
+    def suffices(self) -> bool | None:
+        """Whether the seeds there are find `target`."""
+        return None if self.target is None else self.detectable <= self.target
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A falsifier, its verdict on every trial it speaks of, and on the study."""
+
+    falsifier: Falsifier
+    verdicts: tuple[Verdict, ...]
+    outcome: FalsifierOutcome
+
+    def by_arm(self) -> dict[str, tuple[Verdict, ...]]:
+        arms = dict.fromkeys(verdict.arm for verdict in self.verdicts)
+        return {arm: tuple(v for v in self.verdicts if v.arm == arm) for arm in arms}
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Everything the page says that had to be computed."""
+
+    arms: tuple[ArmResult, ...]
+    effects: tuple[Effect, ...]
+    claims: tuple[Claim, ...]
+    improvements: tuple[Improvement, ...]
+    power: tuple[Power, ...]
+    best: dict[str, str]
+    """Metric -> the arm that is better than every other one, where one is (`_best`)."""
+    curves: Curves
+    """(arm, seed) -> rewards over KL."""
+    matched: tuple[MatchedKL, ...]
+    laws: tuple[RewardLaw, ...]
+    alarms: tuple[ArmAlarm, ...]
+    search: Search | None
+    """What a search tried, apart from what was confirmed."""
+
+    def arm(self, name: str) -> ArmResult:
+        return next(result for result in self.arms if result.arm == name)
+
+    def effects_on(self, metric: str) -> list[Effect]:
+        return [effect for effect in self.effects if effect.metric == metric]
+
+
+def analyse(records: StudyRecords) -> Findings:
+    """Estimates of every arm, effects against the baseline with Holm's correction per metric, drift, and verdicts."""
+    objective = records.study.objective.metric
+    imported = records.study.kind == IMPORTED
+    compared = dict.fromkeys((objective, *([key for key in ENDS if key in records.trials.columns] if imported else COMPARED)))
+    curves = trajectories.curves(records)
+    return Findings(
+        arms=tuple(_arm(records, arm) for arm in records.arms),
+        effects=tuple(effect for metric in compared for effect in _effects(records, metric)),
+        claims=_claims(records),
+        improvements=_improvements(records),
+        power=_power(records),
+        best={metric: arm for metric in dict.fromkeys((objective, *RANKED)) if (arm := _best(records, metric)) is not None},
+        curves=curves,
+        matched=trajectories.matched(records, curves),
+        laws=trajectories.laws(records, curves),
+        alarms=trajectories.alarms(records),
+        search=load_search(records.folder, records.study),
+    )
+
+
+def _arm(records: StudyRecords, arm: str) -> ArmResult:
+    seeds = records.evaluated(arm)
+    reported = dict.fromkeys(
+        (*REPORTED, *parts(records), *(ENDS if records.study.kind == IMPORTED else ()), records.study.objective.metric)
+    )
+    per_seed = {metric: records.recorded(arm, metric) for metric in reported}
+    counts = records.counts(arm)
+    fell, ended = _diverged(records, arm)
+    base_fell, base_ended = _diverged(records, records.study.baseline)
+    comparable = ended and base_ended and arm != records.study.baseline
+    return ArmResult(
+        arm=arm,
+        counts=counts,
+        seeds=tuple(seeds),
+        estimates={metric: found for metric in reported if (found := _estimate(records, arm, metric, seeds, per_seed)) is not None},
+        per_seed={metric: values for metric, values in per_seed.items() if values},
+        divergence=stats.wilson(fell, ended) if ended else None,
+        divergence_difference=stats.rate_difference(fell, ended, base_fell, base_ended) if comparable else None,
+        planned=sum(cell.arm == arm for cell in records.plan),
+        iqm={metric: found for metric in ROBUST if (found := _iqm(records, arm, metric, seeds)) is not None},
+    )
+
+
+def _diverged(records: StudyRecords, arm: str) -> tuple[int, int]:
+    """Trials that diverged, and that ended by themselves or by a cap: a failed or pruned one says nothing of divergence."""
+    counts = records.counts(arm)
+    return counts.get("diverged", 0), sum(counts.get(status, 0) for status in ("complete", "budget", "diverged"))
+
+
+def _iqm(records: StudyRecords, arm: str, metric: str, seeds: list[int]) -> Estimate | None:
+    prompts = records.shared_prompts([(arm, seed) for seed in seeds])
+    if not seeds or not len(prompts):
+        return None
+    return stats.iqm(records.answers(arm, PER_PROMPT[metric][0], seeds, prompts)).clipped(METRICS[metric].low, METRICS[metric].high)
+
+
+def _estimate(records: StudyRecords, arm: str, metric: str, seeds: list[int], per_seed: dict[str, dict[int, float]]) -> Estimate | None:
+    if not seeds:
+        return None
+    bounds = METRICS[metric].low, METRICS[metric].high
+    columns = per_prompt(records, metric)
+    if columns is None:
+        values = list(per_seed.get(metric, {}).values())
+        return stats.over_seeds(values).clipped(*bounds) if values else None
+    top, bottom = columns
+    prompts = records.shared_prompts([(arm, seed) for seed in seeds])
+    if not len(prompts):
+        return None
+    numerator = records.answers(arm, top, seeds, prompts)
+    denominator = records.answers(arm, bottom, seeds, prompts) if bottom else None
+    return stats.rate(numerator) if metric in _RATES else stats.mean(numerator, denominator).clipped(*bounds)
+
+
+def once(records: StudyRecords, metric: str) -> bool:
+    """Whether a metric exists once per trial, so that only seeds can tell arms apart."""
+    return per_prompt(records, metric) is None
+
+
+def maximized(records: StudyRecords, metric: str) -> bool:
+    """Whether more of a metric is better."""
+    objective = records.study.objective
+    return objective.direction == "maximize" if metric == objective.metric else metric not in _MINIMIZE
+
+
+def _others(records: StudyRecords) -> list[str]:
+    return [arm for arm in records.arms if arm != records.study.baseline]
+
+
+def _effects(records: StudyRecords, metric: str) -> list[Effect]:
+    maximize = maximized(records, metric)
+    pairs = [(arm, pair_of(records, metric, arm, records.study.baseline)) for arm in _others(records)]
+    raw = [(arm, pair, pair.difference() if pair else None, pair.p() if pair else None) for arm, pair in pairs]
+    seeds_p = [stats.two_level_p(estimate) if estimate else None for _, _, estimate, _ in raw]
+    larger = [pair.deciding(p, q, len(raw)) if pair else None for (_, pair, _, p), q in zip(raw, seeds_p, strict=True)]
+    tested = [index for index, p in enumerate(larger) if p is not None]
+    corrected = dict(zip(tested, stats.holm([p for p in larger if p is not None]), strict=True))
+    result = []
+    for index, (arm, pair, estimate, p) in enumerate(raw):
+        per_seed = dict(zip(pair.seeds, map(float, pair.linear().mean(1)), strict=True)) if pair else {}
+        outcome = stats.verdict(estimate, corrected.get(index), maximize)
+        result.append(Effect(metric, arm, estimate, per_seed, p, corrected.get(index), maximize, outcome, seeds_p[index]))
+    return result
+
+
+def _improvements(records: StudyRecords) -> tuple[Improvement, ...]:
+    """Completions of the arm against the baseline's, prompt by prompt."""
+    if records.study.kind == IMPORTED:
+        return ()
+    objective = records.study.objective.metric
+    whole = objective in PER_PROMPT and PER_PROMPT[objective][1] is None and objective not in _RATES
+    metric = objective if whole else "eval/gold"
+    pairs = [(arm, pair_of(records, metric, arm, records.study.baseline)) for arm in _others(records)]
+    maximize = maximized(records, metric)
+    return tuple(Improvement(arm, metric, stats.improvement(pair.first, pair.second, maximize)) for arm, pair in pairs if pair)
+
+
+def _power(records: StudyRecords) -> tuple[Power, ...]:
+    """The minimum detectable effect of each arm on the objective."""
+    metric = records.study.objective.metric
+    pairs = [(arm, pair) for arm in _others(records) if (pair := pair_of(records, metric, arm, records.study.baseline))]
+    found = []
+    for arm, pair in pairs:
+        table = pair.linear()
+        se, df = stats.standard_error(table)
+        if se == 0.0:
+            continue
+        alpha = stats.ALPHA / len(pairs)
+        target = SMALLEST.get(metric)
+        if target is None and not pair.once:
+            target = SMALL_EFFECT * float(stats.linear(pair.second, pair.second_denominator).std(axis=1, ddof=1).mean()) or None
+        need = power.seeds_needed(table, target, alpha) if target else None
+        needed = need.seeds if need else None
+        found.append(
+            Power(arm, metric, power.detectable(se, df, alpha), target, len(pair.seeds), needed, need is not None and needed is None)
+        )
+    return tuple(found)
+
+
+def _best(records: StudyRecords, metric: str) -> str | None:
+    """The arm whose paired difference to every other evaluated arm excludes 0 in its favour, at Bonferroni's level; None without one.
+
+    With k arms each difference gets the interval of level 1 - 0.05 / (k - 1): an arm that is not the best in truth
+    is named with a probability of at most 0.025, as it would have to beat the true best. An arm of which no trial
+    was evaluated is not compared; one that lost seeds is compared on those it has.
+    """
+    values = {arm: found.value for arm in records.arms if (found := _estimate_of(records, arm, metric)) is not None}
+    if len(values) < 2:
+        return None
+    maximize = maximized(records, metric)
+    best = (max if maximize else min)(values, key=lambda arm: values[arm])
+    level = 1 - stats.ALPHA / (len(values) - 1)
+    for other in values:
+        pair = pair_of(records, metric, best, other) if other != best else None
+        effect = pair.difference(level) if pair else None
+        if other != best and (effect is None or not effect.excludes_zero or (effect.value > 0) != maximize):
+            return None
+    return best
+
+
+def _estimate_of(records: StudyRecords, arm: str, metric: str) -> Estimate | None:
+    return _estimate(records, arm, metric, records.evaluated(arm), {metric: records.recorded(arm, metric)})
+
+
+def _claims(records: StudyRecords) -> tuple[Claim, ...]:
+    """The verdicts that `falsify` gives, grouped by claim."""
+    found = verdicts(records.study, records.folder, records.plan, missing_ok=True)
+    grouped = {
+        falsifier.name: tuple(verdict for verdict in found if verdict.name == falsifier.name) for falsifier in records.study.falsifiers
+    }
+    return tuple(Claim(falsifier, grouped[falsifier.name], overall(grouped[falsifier.name])) for falsifier in records.study.falsifiers)

@@ -1,0 +1,1 @@
+"""From findings, figures and tables to pages."""

@@ -1,0 +1,1 @@
+"""What a study left behind, read, checked and tidied."""

@@ -1,0 +1,295 @@
+"""Everything that a study left behind, as tidy frames. What is missing or went wrong is kept and counted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipeline.config.trial import flatten
+from pipeline.errors import Gone, UserError
+from pipeline.run.layout import StudyFolder, TrialRecord, read_json
+from pipeline.run.metrics import known
+from pipeline.run.store import file_in
+from reports.records import imported as foreign
+from reports.records.find import find_study as find_study
+from reports.records.find import require_run
+from reports.records.trial_tables import ANSWER_COLUMNS, PROMPT_COLUMNS, Stacked, read_answers, read_curves, read_samples, together
+from reports.text.words import setting
+from studies.definition.arms import BASELINE, short_names
+from studies.definition.design import Cell, Foreign, Planned, design_digest, planned
+from studies.definition.schema import IMPORTED, Study
+from studies.definition.search import SEARCH, confirmation
+from studies.importing.problems import Problem
+
+MISSING = "missing"
+STALE = "stale"
+
+
+@dataclass(frozen=True)
+class StudyRecords:
+    """One study on one profile, as recorded."""
+
+    study: Study
+    """As compared: of a search, its confirmation (`studies.definition.search`)."""
+    profile: str
+    folder: StudyFolder
+    started: dict[str, Any]
+    """study.json as the driver wrote it."""
+    plan: tuple[Planned, ...]
+    """What the design gives now, seed by seed."""
+    records: dict[tuple[str, int], TrialRecord]
+    trials: pd.DataFrame
+    """One row per planned cell: arm, seed, status (a record's, or `missing` or `stale`), reason, steps, planned_steps, evaluated, finished,
+    config_digest, eval/*, cost/*; of imported trials also where each series ended (`reports.records.imported`).
+    A stale record is of another configuration than the design gives now; it is counted, never averaged."""
+    curves: pd.DataFrame
+    """arm, seed, step and one column per metric of pipeline/run/metrics.py that was recorded; non-finite values are NaN."""
+    prompts: pd.DataFrame
+    """arm, seed, `ANSWER_COLUMNS` and the parts of the reward of every prompt; `win` and `tie` are shares of the reference's draws."""
+    samples: pd.DataFrame
+    """The fixed sample table of every evaluated trial: arm, seed and `PROMPT_COLUMNS`."""
+    upstream: tuple[dict[str, Any], ...]
+    """stage, key, path, trials that used it, and its summary."""
+    notes: tuple[str, ...]
+    """What a reader has to know before trusting the page."""
+
+    @property
+    def arms(self) -> list[str]:
+        return list(self.study.arm_overrides())
+
+    @property
+    def baseline(self) -> str:
+        """What every arm is held against, in words: by its name, or where that says nothing by its values of what the others change."""
+        values = ", ".join(f"{key} {setting(value)}" for key, value in self.baseline_values.items())
+        return f"the baseline ({values})" if values else f"the baseline {self.study.baseline}".removesuffix(f" {BASELINE}")
+
+    @cached_property
+    def baseline_values(self) -> dict[str, Any]:
+        """Short name -> value of every knob that the other arms change, of a baseline without a name of its own; else empty."""
+        cell = next(cell for cell in self.plan if cell.arm == self.study.baseline)
+        if self.study.baseline != BASELINE or not isinstance(cell, Cell):
+            return {}
+        labels = short_names(dict.fromkeys(key for changed in self.study.arm_overrides().values() for key, _ in flatten(changed)))
+        own = dict(flatten(cell.config.model_dump(mode="json")))
+        return {label: own[key] for key, label in labels.items() if key in own}
+
+    @property
+    def seeds(self) -> list[int]:
+        return list(self.study.seeds)
+
+    @property
+    def digest(self) -> str:
+        """Of the design: arms, seeds and every configuration."""
+        return design_digest(self.plan)
+
+    def counts(self, arm: str | None = None) -> dict[str, int]:
+        """Trials by status, `missing` included, in the order of first appearance of the list below."""
+        chosen = self.trials if arm is None else self.trials[self.trials["arm"] == arm]
+        order = ["complete", "budget", "diverged", "pruned", "failed", STALE, MISSING]
+        return {status: n for status in order if (n := int((chosen["status"] == status).sum()))}
+
+    def evaluated(self, arm: str) -> list[int]:
+        """Seeds of an arm that have per-prompt results; of an imported one, those that ended soundly."""
+        return [int(seed) for seed in self._recorded[arm]["seed"]] if arm in self._recorded else []
+
+    def recorded(self, arm: str, metric: str) -> dict[int, float]:
+        """What the evaluation of each trial of an arm recorded, by seed."""
+        if metric not in self.trials.columns:
+            return {}
+        rows = self._recorded.get(arm)
+        pairs = [] if rows is None else zip(rows["seed"], rows[metric], strict=True)
+        return {int(seed): float(value) for seed, value in pairs if pd.notna(value)}
+
+    def series(self, arm: str, metric: str) -> dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        """Seed -> gradient steps and finite values of a metric, in the order of the seeds; trials that did not record it are left out."""
+        if metric not in self.curves.columns:
+            return {}
+        steps, values = (self.curves[key].to_numpy(dtype=np.float64) for key in ("step", metric))
+        found = {}
+        for seed in self.seeds:
+            rows = self._rows.get((arm, seed), np.zeros(0, dtype=np.intp))
+            known = rows[np.isfinite(values[rows])]
+            if len(known):
+                found[seed] = steps[known], values[known]
+        return found
+
+    @cached_property
+    def update_length(self) -> int:
+        """The most common number of gradient steps between two rollouts; 1 where that cannot be seen."""
+        if "objective/kl" not in self.curves.columns:
+            return 1
+        steps = np.unique(self.curves.loc[self.curves["objective/kl"].notna(), "step"].to_numpy(dtype=np.int64))
+        gaps = np.diff(steps)
+        return int(np.bincount(gaps).argmax()) if len(gaps) else 1
+
+    def answers(self, arm: str, column: str, seeds: Sequence[int], prompt_ids: pd.Index) -> NDArray[np.float64]:
+        """One per-prompt column of an arm as (seeds, prompts), both in the order given; NaN where a trial lacks a prompt."""
+        rows = []
+        for seed in seeds:
+            own = self._by_trial[arm, seed]
+            own = own if own.index.equals(prompt_ids) else own.reindex(prompt_ids)
+            rows.append(own[column].to_numpy(dtype=np.float64))
+        return np.stack(rows)
+
+    def reference_gold(self) -> tuple[float, float]:
+        """Mean and standard deviation of the judge's score over single answers of the reference, judge points."""
+        rows = self.prompts.drop_duplicates("prompt_id")
+        means, within = (rows[column].to_numpy(dtype=np.float64) for column in ("reference_gold", "reference_gold_std"))
+        return float(means.mean()), math.sqrt(float(means.var() + (within**2).mean()))
+
+    def shared_prompts(self, trials: Sequence[tuple[str, int]]) -> pd.Index:
+        """Prompts that all these trials answered, ascending; the same for all trials unless configurations were mixed."""
+        found = [self._by_trial[trial].index for trial in trials if trial in self._by_trial]
+        if len(found) < len(trials) or not found:
+            return pd.Index([], dtype=np.int64)
+        shared: pd.Index = found[0]
+        for index in found[1:]:
+            shared = shared if index.equals(shared) else shared.intersection(index)
+        return shared.sort_values()
+
+    @cached_property
+    def _recorded(self) -> dict[str, pd.DataFrame]:
+        """The evaluated trials of each arm."""
+        groups = self.trials[self.trials["evaluated"].astype(bool)].groupby("arm", sort=False)
+        return {str(arm): rows for arm, rows in groups}
+
+    @cached_property
+    def _rows(self) -> dict[tuple[str, int], NDArray[np.intp]]:
+        """Where the curves of each trial stand in `curves`: looked for once, since every figure asks for every arm."""
+        groups: Mapping[Any, Any] = self.curves.groupby(["arm", "seed"], sort=False).indices
+        return {(str(arm), int(seed)): np.asarray(rows, dtype=np.intp) for (arm, seed), rows in groups.items()}
+
+    @cached_property
+    def _by_trial(self) -> dict[tuple[str, int], pd.DataFrame]:
+        """The rows of each trial under its prompts: grouped once, since every estimate asks for some of them."""
+        groups: Iterable[tuple[Any, pd.DataFrame]] = self.prompts.groupby(["arm", "seed"], sort=False)
+        return {(str(arm), int(seed)): rows.set_index("prompt_id") for (arm, seed), rows in groups}
+
+
+@dataclass
+class _Gathered:
+    notes: list[str] = field(default_factory=list)
+    curves: Stacked = field(default_factory=Stacked)
+    prompts: list[pa.Table] = field(default_factory=list)
+    samples: list[pa.Table] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    stages: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+
+
+def load_records(folder: StudyFolder, study: Study) -> StudyRecords:
+    """Read study.json, all trial records and the tables of their artifacts.
+
+    Raises `UserError` when the study was never run, and `Damaged` for a file that is not what was written.
+    """
+    require_run(folder, study)
+    started = folder.started()
+    study = confirmation(study, folder)
+    profile = str(started.get("profile") or folder.path.name)
+    plan = planned(study, profile, started.get("overrides") or {})
+    gathered = _Gathered()
+    records = _read_records(folder, plan, gathered.notes)
+    rows = [_trial(folder, cell, records.get((cell.arm, cell.seed)), gathered) for cell in _by_arm(study, plan)]
+    _refuse_all_stale(folder, rows)
+    for stage, where in (started.get("upstream") or {}).items():
+        gathered.stages.setdefault((str(stage), str(where["key"])), {"path": str(where["path"]), "trials": 0})
+    prompts = together(gathered.prompts, ANSWER_COLUMNS)
+    trials = pd.DataFrame(rows)
+    if study.kind == IMPORTED:
+        gathered.notes += foreign.caveats(records, trials, gathered.problems)
+    return StudyRecords(
+        study=study,
+        profile=profile,
+        folder=folder,
+        started=started,
+        plan=tuple(plan),
+        records=records,
+        trials=trials,
+        curves=gathered.curves.frame(),
+        prompts=prompts,
+        samples=together(gathered.samples, PROMPT_COLUMNS),
+        upstream=tuple(_stages(folder, gathered)),
+        notes=tuple(gathered.notes),
+    )
+
+
+def _read_records(folder: StudyFolder, plan: Iterable[Planned], notes: list[str]) -> dict[tuple[str, int], TrialRecord]:
+    expected = {(cell.arm, cell.seed) for cell in plan}
+    found: dict[tuple[str, int], TrialRecord] = {}
+    for record in folder.records():
+        if (record.arm, record.seed) in expected:
+            found[record.arm, record.seed] = record
+        elif not record.arm.startswith(SEARCH):  # the page speaks of a search from its own file
+            notes.append(f"Arm {record.arm} seed {record.seed} is recorded but no longer part of the study; it is left out.")
+    return found
+
+
+def _by_arm(study: Study, plan: Iterable[Planned]) -> list[Planned]:
+    order = {arm: index for index, arm in enumerate(study.arm_overrides())}
+    return sorted(plan, key=lambda cell: (order[cell.arm], study.seeds.index(cell.seed)))
+
+
+def _trial(folder: StudyFolder, cell: Planned, record: TrialRecord | None, gathered: _Gathered) -> dict[str, Any]:
+    row: dict[str, Any] = {"arm": cell.arm, "seed": cell.seed, "status": MISSING, "reason": None, "steps": 0}
+    row |= {"planned_steps": cell.steps, "evaluated": False, "finished": None, "config_digest": None}
+    if record is None:
+        return row
+    row |= {"status": record.status, "reason": record.reason, "steps": record.steps, "finished": record.finished}
+    row |= {"config_digest": record.config_digest}
+    row |= {f"cost/{key}": value for key, value in record.cost.items() if math.isfinite(value)}
+    if record.config_digest != cell.digest:
+        gathered.notes.append(f"Arm {cell.arm} seed {cell.seed} was run with another configuration; it is left out until it has run again.")
+        return row | {"status": STALE}
+    for stage, where in record.stages.items():
+        entry = gathered.stages.setdefault((stage, where.key), {"path": where.path, "trials": 0})
+        entry["trials"] += 1
+    curves = read_curves(folder, record, gathered.notes)
+    if curves is not None:
+        gathered.curves.trials.append((cell.arm, cell.seed, curves))
+    if isinstance(cell, Foreign):
+        if "ppo" in record.stages:
+            gathered.problems += foreign.read_problems(folder, record)
+        row |= {"planned_steps": record.steps, "evaluated": curves is not None and record.status != "diverged"}
+        row |= foreign.ends(curves) if curves is not None else {}
+    # A failed trial is going to be retried, so whatever it left is no result.
+    answers = read_answers(folder, record, gathered.notes) if record.status != "failed" else None
+    if answers is not None:
+        gathered.prompts.append(answers)
+        samples = read_samples(folder, record, gathered.notes)
+        if samples is not None:
+            gathered.samples.append(samples)
+        row |= {"evaluated": True}
+    return row | {key: value for key, value in record.summary.items() if known(key) and math.isfinite(value)}
+
+
+def _stages(folder: StudyFolder, gathered: _Gathered) -> Iterable[dict[str, Any]]:
+    order = {"prompts": 0, "sft": 1, "reward": 2, "reference": 3, "ppo": 4, "evaluate": 5}
+    for (stage, key), entry in sorted(gathered.stages.items(), key=lambda item: (order.get(item[0][0], 9), item[0])):
+        shared = stage not in ("ppo", "evaluate")
+        yield {"stage": stage, "key": key, **entry, "summary": _summary(folder, entry["path"]) if shared else {}}
+
+
+def _summary(folder: StudyFolder, where: str) -> dict[str, float]:
+    """Numbers that a stage stated of itself; none where it states none, or is no longer in the store."""
+    try:
+        content = read_json(file_in(folder, where, "summary.json"))
+    except Gone:
+        return {}
+    return {key: float(value) for key, value in content.items() if isinstance(value, int | float) and math.isfinite(value)}
+
+
+def _refuse_all_stale(folder: StudyFolder, rows: list[dict[str, Any]]) -> None:
+    """A page without a single number would replace one that had them, so this is an error and not a note."""
+    recorded = [row for row in rows if row["status"] != MISSING]
+    if recorded and all(row["status"] == STALE for row in recorded):
+        raise UserError(
+            f"{folder.path / 'trials'}: all {len(recorded)} records were run with another configuration than the study gives now; "
+            "run the study again, or restore its file and profile"
+        )

@@ -1,0 +1,1 @@
+"""Estimates, intervals, tests and fits. Pure functions over arrays."""

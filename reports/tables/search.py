@@ -1,0 +1,62 @@
+"""Tables of a search: what was tried while tuning. What was confirmed stands in the tables of the arms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from pipeline.run.metrics import METRICS
+from reports.records.searches import Search
+from reports.tables.table import Cell, Head, Table
+from reports.text.words import name, number, setting
+
+
+def tuning_table(search: Search) -> Table:
+    """Every trial of the search."""
+    heads = (
+        Head("trial"), *[Head(key) for key in search.knobs], Head("status", numeric=False), Head("steps", "gradient steps"),
+        *[Head(name(key), METRICS[key].unit.removeprefix("1") if key in METRICS else "") for key in search.metrics],
+        Head("constraints", numeric=False), Head("front", numeric=False), Head("confirmed as", numeric=False),
+    )  # fmt: skip
+    arms = {number: arm for arm, number in search.confirmed.items()}
+    rows, data = [], []
+    for trial in search.trials:
+        front = trial.number in search.pareto
+        rows.append(
+            (
+                Cell(str(trial.number)),
+                *[Cell(setting(trial.overrides[key]) if key in trial.overrides else "–") for key in search.knobs],
+                Cell(trial.status),
+                Cell(f"{trial.steps:,}"),
+                *[Cell(number(trial.values.get(key), key)) for key in search.metrics],
+                Cell("kept" if trial.feasible else "broken", tone="" if trial.feasible else "bad"),
+                Cell("on it" if front else "–"),
+                Cell(arms.get(trial.number, "–")),
+            )
+        )
+        record: dict[str, Any] = {"number": trial.number, "arm": trial.arm, "status": trial.status, "steps": trial.steps}
+        record |= {"feasible": trial.feasible, "pareto": front, "confirmed_as": arms.get(trial.number)}
+        record |= {f"knob/{key}": trial.overrides.get(key) for key in search.knobs}
+        data.append(record | {key: trial.values.get(key) for key in search.metrics})
+    note = (
+        f"{len(search.trials)} trials of the search on one seed each: no interval, and the best of many is flattered by its luck. "
+        "No finding of this page rests on them; what was chosen ran again on fresh seeds, and the tables of the arms speak of that alone. "
+        "Front: no other trial that kept the constraints is better on every objective."
+    )
+    return Table("tuning", "What the search tried", note, heads, tuple(rows), pd.DataFrame(data))
+
+
+def importance_table(search: Search) -> Table:
+    """How much each knob mattered."""
+    heads = Head("knob", numeric=False), Head("importance", "fraction"), Head("n", "trials")
+    ranked = sorted(search.importance.items(), key=lambda item: (-item[1], item[0]))
+    rows = tuple((Cell(key), Cell(f"{value:.3f}"), Cell(str(search.importance_n))) for key, value in ranked)
+    data = [{"knob": key, "importance": value, "trials": search.importance_n} for key, value in ranked]
+    note = (
+        "PED-ANOVA (Watanabe et al. 2023) over the trials of the search: the share of each knob in what tells the better trials from "
+        "the rest, within the ranges searched. A description of these trials, without an interval."
+    )
+    return Table(
+        "importance", "What mattered in the search", note, heads, rows, pd.DataFrame(data, columns=["knob", "importance", "trials"])
+    )

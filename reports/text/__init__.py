@@ -1,0 +1,1 @@
+"""Every sentence that a reader of a report sees."""

@@ -1,0 +1,117 @@
+"""Numbers and findings in words: the same rounding everywhere, and sentences that claim no more than was found."""
+
+from __future__ import annotations
+
+import math
+
+from reports.statistics.two_level import Estimate
+
+_THREE_DECIMALS = {"eval/win_rate", "eval/tie_rate", "eval/eos_rate", "eval/distinct_1", "eval/distinct_2"}
+
+_NAMES = {
+    "eval/win_rate": "win rate", "eval/tie_rate": "tie rate",
+    "eval/gold": "gold reward", "eval/gold_reference": "gold reward of the reference",
+    "eval/proxy": "proxy reward", "eval/proxy_reference": "proxy reward of the reference", "eval/kl_per_token": "KL per token",
+    "eval/kl_per_sequence": "KL per sequence", "eval/entropy": "entropy", "eval/distinct_1": "distinct-1", "eval/distinct_2": "distinct-2",
+    "objective/gold": "gold reward in training", "objective/scores": "proxy reward in training",
+    "objective/rlhf_reward": "reward less KL penalty in training", "objective/kl": "KL per sequence in training",
+    "objective/kl_per_token": "KL per token in training", "objective/entropy": "entropy per sequence in training",
+    "policy/entropy": "entropy per token in training",
+    "eval/length": "length", "eval/eos_rate": "EOS rate", "eval/ppl_reference": "reference perplexity",
+}  # fmt: skip
+
+
+def name(key: str) -> str:
+    """What a metric of the evaluation is called in running text."""
+    return _NAMES.get(key) or key.removeprefix("eval/reward/")
+
+
+def number(value: float | None, key: str = "") -> str:
+    """Three decimals for rates, else three significant digits without an exponent where that stays readable; a dash for none.
+
+    >>> number(0.7134, "eval/win_rate"), number(123.4), number(0.00012), number(-1.5)
+    ('0.713', '123', '1.2e-04', '−1.50')
+    """
+    if value is None or not math.isfinite(value):
+        return "–"
+    if key in _THREE_DECIMALS:
+        return f"{value:.3f}".replace("-", "−")
+    size = abs(value)
+    if size != 0 and (size < 1e-3 or size >= 1e6):
+        mantissa = f"{value:.1e}"
+    else:
+        places = 2 if size == 0 else max(0, 2 - math.floor(math.log10(size)))
+        mantissa = f"{value:.{places}f}"
+    return ("−" + mantissa[1:]) if mantissa.startswith("-") else mantissa
+
+
+def span(estimate: Estimate, key: str = "") -> str:
+    """The interval alone, or what there is in its place."""
+    if estimate.low is None or estimate.high is None:
+        return "no interval"
+    places = _places(estimate, key)
+    return f"[{_fixed(estimate.low, places)}, {_fixed(estimate.high, places)}]"
+
+
+def interval(estimate: Estimate, key: str = "") -> str:
+    """``value [low, high]`` with equal decimals."""
+    return f"{_fixed(estimate.value, _places(estimate, key))} {span(estimate, key)}"
+
+
+def signed(estimate: Estimate, key: str = "") -> str:
+    """``+value [low, high]`` of a difference, all three with their sign."""
+    places = _places(estimate, key)
+    if estimate.low is None or estimate.high is None:
+        return f"{_fixed(estimate.value, places, plus=True)} (no interval)"
+    low, high = _fixed(estimate.low, places, plus=True), _fixed(estimate.high, places, plus=True)
+    return f"{_fixed(estimate.value, places, plus=True)} [{low}, {high}]"
+
+
+def setting(value: object) -> str:
+    """The value of a knob: floats with four significant digits.
+
+    >>> setting(0.0312345678), setting(True), setting([1, 2])
+    ('0.03123', 'true', '1, 2')
+    """
+    if isinstance(value, bool) or value is None:
+        return "none" if value is None else str(value).lower()
+    if isinstance(value, list | tuple):
+        return ", ".join(map(setting, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def p_value(p: float | None) -> str:
+    """Three decimals, or ``< 0.001``.
+
+    >>> p_value(0.0004), p_value(0.0312), p_value(None)
+    ('< 0.001', '0.031', '–')
+    """
+    if p is None:
+        return "–"
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def listed(items: list[str]) -> str:
+    """``a, b and c``."""
+    return " and ".join(items) if len(items) < 3 else f"{', '.join(items[:-1])} and {items[-1]}"
+
+
+def counted(n: int, noun: str, plural: str | None = None) -> str:
+    """``1 trial``, ``3 trials``, ``2,048 steps``."""
+    return f"{n:,} {noun if n == 1 else plural or noun + 's'}"
+
+
+def _places(estimate: Estimate, key: str) -> int:
+    """Decimals that show the interval's width with two digits; three for rates."""
+    if key in _THREE_DECIMALS:
+        return 3
+    width = (estimate.high - estimate.low) if estimate.low is not None and estimate.high is not None else 0.0
+    scale = width if width > 1e-9 * max(1.0, abs(estimate.value)) else abs(estimate.value) / 10
+    return min(6, max(0, 1 - math.floor(math.log10(scale)))) if scale > 0 else 2
+
+
+def _fixed(value: float, places: int, *, plus: bool = False) -> str:
+    text = f"{value:+.{places}f}" if plus else f"{value:.{places}f}"
+    if float(text) == 0:
+        text = f"{0:.{places}f}"
+    return text.replace("-", "−")
