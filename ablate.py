@@ -48,22 +48,22 @@ DiffOption = Annotated[
 
 def report(name: OptionalStudy = None, versions: DiffOption = None, profile: cli.ProfileOption = None, out: cli.OutOption = None) -> None:
     """Draw tables, figures and the page of a study again, from its records, or compare two versions of it; no training."""
-    from reports import console as reports
+    from reports import console
 
     if versions:
-        page, text = reports.pages.diff(*versions, study=name, profile=profile, out=out)
+        page, text = console.diff(*versions, study=name, profile=profile, out=out)
         print(f"{text}\nPage: {page}")
     elif name:
-        print(f"Report: {reports.report(name, profile, out, second=True)}")
+        print(f"Report: {console.report(name, profile, out, second=True)}")
     else:
         raise UserError("report: name a study, or two versions of one with --diff OLD NEW")
 
 
 def compare(names: StudiesArgument, profile: cli.ProfileOption = None, out: cli.OutOption = None) -> None:
     """Set several studies side by side in one table, from their records; no training."""
-    from reports import console as reports
+    from reports import console
 
-    page, text = reports.pages.compare(names, profile, out)
+    page, text = console.compare(names, profile, out)
     print(f"{text}\nPage: {page}")
 
 

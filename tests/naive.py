@@ -1,6 +1,6 @@
 """The mathematics once more, as plainly as it can be said: loops over Python numbers, no tensors.
 
-Tests hold `pipeline.ppo` against these. Each takes another road than the code does: cases instead of max and clamp,
+Tests hold `pipeline.algorithms.mathematics` against these. Each takes another road than the code does: cases instead of max and clamp,
 sums instead of recursions, probabilities instead of log-probabilities. Numbers may be floats or Fractions, so that a
 reference can be free of rounding.
 """

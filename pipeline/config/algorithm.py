@@ -24,7 +24,7 @@ class StopRule(Section):
 
 
 class PpoConfig(Section):
-    """Proximal policy optimisation. Field names are those of the field (see PPO references in pipeline/ppo)."""
+    """Proximal policy optimisation. Field names are those of the field (see PPO references in pipeline/algorithms)."""
 
     seed: int = Field(0, description="of initialisation, prompt order and sampling; studies set it")
     steps: Positive = Field(2_048, description="gradient steps in all; a whole number of updates")

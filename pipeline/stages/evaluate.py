@@ -135,7 +135,7 @@ def drift(policy: CausalLM, reference: CausalLM, episodes: Episodes, temperature
 
 
 def summarise(table: pd.DataFrame, draws: int) -> dict[str, float]:
-    """The ``eval/*`` metrics of one trial, whose policy was compared with `draws` draws a prompt; definitions in pipeline/run/metrics.py."""
+    """The ``eval/*`` metrics of one trial, whose policy was compared with `draws` draws a prompt; see pipeline/run/metrics.py."""
     tokens = float(table["policy_length"].sum())
     win_rate, low, high = grouped(table["win"].to_numpy() * draws, np.full(len(table), draws))
     words = [completion.split() for completion in table["policy_completion"]]

@@ -1,6 +1,6 @@
 """The loop around the mathematics: rollout, update, metrics, controllers, checkpoint; resumable at any moment.
 
-The steps are numbered as in pipeline/ppo/README.md; 1 to 5 are in `rollout`, 6 in `update`.
+The steps are numbered as in pipeline/algorithms/README.md; 1 to 5 are in `rollout`, 6 in `update`.
 """
 
 from __future__ import annotations

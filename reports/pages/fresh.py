@@ -76,7 +76,7 @@ def made_from(folder: StudyFolder, study: Study) -> str:
 def _parts(folder: StudyFolder, study: Study) -> Iterator[bytes]:
     yield study.model_dump_json().encode()
     yield json.dumps({"python": platform.python_version(), **{name: _version(name) for name in LIBRARIES}}).encode()
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     for path in sorted(path for package in CODE for path in (root / package).rglob("*") if path.suffix in (".py", ".j2")):
         yield from _named(path, root)
     records = sorted((folder.path / "trials").glob("*.json"))

@@ -24,7 +24,7 @@ from pipeline.run.layout import SAFE_NAME, safe
 from studies.definition.arms import BASELINE, arm_name, of_factors, of_grid, short_names
 from studies.definition.space import Finite, Objective, Search, Seed, several
 
-STUDIES = Path(__file__).parent
+STUDIES = Path(__file__).parents[1]
 SEED_KEY = "ppo.seed"
 STOP_KEY = "ppo.stop"
 

@@ -11,7 +11,7 @@ from studies.definition.editor_schema import header
 from studies.definition.schema import study_names
 
 _HEAD = """{header}
-# The knobs are the keys of pipeline/config.py, as section.key; an editor that knows the schema above completes them.
+# The knobs are the keys of pipeline/config, as section.key; an editor that knows the schema above completes them.
 # {symbols}.
 # Try it first: ablate plan {name}     Run it: ablate study {name}     Smaller: --set ppo.steps=512
 

@@ -35,7 +35,7 @@ configs:
 """
 PROGRAM = """
 import sys
-from pipeline.config import DataConfig
+from pipeline.config.data import DataConfig
 from pipeline.data.corpus import load_corpus
 from pipeline.errors import UserError
 try:

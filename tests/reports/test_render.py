@@ -224,4 +224,4 @@ def test_command_renders_by_path_and_names_what_was_never_run(build: Builder, tm
 
 def test_reports_never_import_torch() -> None:
     code = "import reports.pages.report, reports.console, sys; assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(render.__file__).parents[1], timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(render.__file__).parents[2], timeout=60)
