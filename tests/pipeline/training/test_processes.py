@@ -51,7 +51,7 @@ def test_two_processes_give_the_losses_of_one(smoke_layout: Layout, tmp_path: Pa
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
 
 @pytest.mark.slow

@@ -169,7 +169,8 @@ def test_code_counts_but_comments_and_docstrings_do_not(tmp_path: Path, monkeypa
 HARMLESS = {
     "pipeline.run.store", "pipeline.run", "pipeline.errors", "pipeline.resources.device", "pipeline.resources", "pipeline.run.hub",
     "pipeline.config", "pipeline.config.base", "pipeline.config.data", "pipeline.config.model", "pipeline.config.algorithm",
-    "pipeline.config.rewards", "pipeline.config.runtime", "pipeline.config.trial", "pipeline.run.layout",
+    "pipeline.config.rewards", "pipeline.config.runtime", "pipeline.config.names", "pipeline.config.messages",
+    "pipeline.config.trial", "pipeline.run.layout",
     "pipeline.run.metrics", "pipeline.run.progress", "pipeline.run.metrics_log",
     "pipeline.resources.roofline",  # what work would cost on a T4: it ends in log/cost.json, which is no part of an artifact's digest
     "pipeline.data", "pipeline.models", "pipeline.training", "pipeline.algorithms",

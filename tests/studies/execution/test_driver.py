@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -15,27 +14,17 @@ import fake_trial
 import pytest
 from filelock import FileLock
 from helpers import mind_interrupts
-from rich.console import Console
+from light_study import SMALL, go
 
 from pipeline.errors import Fault, UserError
 from pipeline.run.layout import Layout
 from studies.definition.design import cells
 from studies.definition.schema import Study
-from studies.execution import executors
-from studies.execution.driver import StudyResult, is_finished, run_study
+from studies.execution.driver import is_finished
 
-SMALL = {"ppo.steps": 64}
 CELLS = {("weak", 0), ("weak", 1), ("strong", 0), ("strong", 1)}
 
 pytestmark = pytest.mark.usefixtures("no_mlflow")
-
-
-def go(study: Study, layout: Layout, executor: str = "inline", jobs: int = 2, **overrides: object) -> tuple[StudyResult, str]:
-    text = io.StringIO()
-    console = Console(file=text, width=200)
-    layout.root.mkdir(parents=True, exist_ok=True)
-    result = run_study(study, layout, None, {**SMALL, **overrides}, executors.executor(executor), jobs, console, trials="fake_trial")
-    return result, text.getvalue()
 
 
 def told(layout: Layout) -> list[tuple[str, str, int, float | None]]:
@@ -206,7 +195,7 @@ if __name__ == "__main__":
 
 def start_driver(study: Study, layout: Layout, tmp_path: Path) -> subprocess.Popen[bytes]:
     script = tmp_path / "drive.py"
-    path = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+    path = [str(Path(__file__).parents[1]), str(Path(__file__).parents[3])]
     script.write_text(SCRIPT.format(path=path, study=study.source, root=str(layout.root), small=SMALL))
     command = [sys.executable, str(script)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, preexec_fn=mind_interrupts)

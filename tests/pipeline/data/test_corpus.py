@@ -211,7 +211,7 @@ def test_the_tokenizer_is_total_reproducible_and_keeps_pad_apart() -> None:
         assert one.decode(one(text)["input_ids"]) == text
 
 
-REAL = Path(os.environ.get("ABLATE_REAL_REVIEWS", Path(__file__).parents[3] / "shared" / "data" / "imdb"))
+REAL = Path(os.environ.get("ABLATE_REAL_REVIEWS", Path(__file__).parents[4] / "shared" / "data" / "imdb"))
 
 
 @pytest.mark.skipif(

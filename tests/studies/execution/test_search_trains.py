@@ -20,7 +20,7 @@ from studies.definition.search import load
 from studies.execution import executors
 from studies.execution.driver import run_study
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 STUDY = """
 question: Which beta wins most often within a limit on the drift?
 hypothesis: A small one.

@@ -18,7 +18,7 @@ from studies.execution import executors
 from studies.execution.driver import run_study
 from studies.hints import command
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def ablate(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -67,7 +67,7 @@ def test_shared_stages_carry_their_measurements(demo: Built) -> None:
 
 def test_study_never_run(demo: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = demo.study.source
-    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.chdir(Path(__file__).parents[3])
     with pytest.raises(UserError, match=rf"has not been run on profile 'tiny'.*make study STUDY={source}$"):
         find_study(Layout.at(tmp_path), source)
     with pytest.raises(UserError, match=f"it has been run on: tiny; run it first: make study STUDY={source} PROFILE=smoke"):

@@ -8,7 +8,7 @@ import fake_trial
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_driver import go
+from light_study import go
 
 from pipeline.run.layout import Layout
 from studies.claims.falsifiers import evaluate

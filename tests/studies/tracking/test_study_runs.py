@@ -21,7 +21,7 @@ from studies.execution.driver import StudyResult, run_study
 from studies.tracking import trial_run as mlflow_sink
 from studies.tracking.study_runs import StudySinks
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def go(study: Study, layout: Layout, profile: str | None = None) -> tuple[StudyResult, str]:

@@ -30,7 +30,7 @@ from studies.tracking.trial_run import experiments, tag_experiment
 from studies.tracking.ui import _links
 from studies.tracking.view import CHARTS, IMPORTED_CHARTS, TAG, experiment_tags
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ARMS = ("weak", "strong")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

@@ -146,5 +146,5 @@ def test_the_look_is_seaborns() -> None:
 
 
 def test_figures_import_no_seaborn() -> None:
-    code = "import sys; from reports import figures, style\nwith style.house_style(): pass\nassert 'seaborn' not in sys.modules"
+    code = "import sys; from reports.figures import registry, style\nwith style.house_style(): pass\nassert 'seaborn' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(style.__file__).parents[2], timeout=60)

@@ -20,7 +20,7 @@ from studies.definition.editor_schema import SCHEMA, header, schema_text, study_
 from studies.definition.schema import SEED_KEY, STOP_KEY, STUDIES, load_study, study_names
 from studies.definition.template import DESIGNS, new_study, template
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TYPES: dict[str, Any] = {
     "object": dict,
     "array": list,

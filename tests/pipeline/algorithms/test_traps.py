@@ -1,0 +1,184 @@
+"""Every trap that other implementations of PPO fell into, and the test that would notice it here.
+
+The table is checked: a test that is renamed or removed must be replaced in it. A trap whose test had no home yet
+stands below the table.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from tinytrial import EOS, PAD, model, trainer
+
+from pipeline.models.loading import pretrained_model
+from pipeline.models.sampling import sample
+from pipeline.models.seeding import uniforms
+from pipeline.resources.out_of_memory import Room
+from pipeline.run import metrics
+from studies.definition.space import Prune
+
+TESTS = Path(__file__).parents[2]
+
+TRAPS: dict[str, list[str]] = {
+    "padding in metrics": [
+        "pipeline/algorithms/mathematics/test_padding.py::test_pad_columns_change_no_grid",
+        "pipeline/algorithms/mathematics/test_padding.py::test_pad_columns_change_no_number",
+        "pipeline/training/test_terms.py::test_pad_columns_move_no_metric_of_a_rollout",
+        "pipeline/training/test_terms.py::test_pad_columns_reach_no_loss",
+        "pipeline/models/test_policy.py::test_padding_changes_nothing",
+        "pipeline/training/test_health.py::test_a_network_that_sees_padding_is_found",
+    ],
+    "entropy below 0 from padding sentinels": ["pipeline/training/test_trainer.py::test_entropy_and_divergences_are_never_negative"],
+    "mean of means over micro-batches": [
+        "pipeline/algorithms/mathematics/test_losses.py::test_a_mean_of_micro_batch_means_would_be_another_loss",
+        "pipeline/algorithms/mathematics/test_masking.py::test_the_mean_is_over_tokens_and_not_over_rows",
+        "pipeline/training/test_terms.py::test_micro_batches_add_up_and_metrics_carry_no_gradient",
+        "pipeline/training/test_trainer.py::test_memory_settings_change_nothing",
+        "pipeline/training/test_trainer.py::test_the_gradient_is_that_of_the_mean_over_the_mini_batch_tokens",
+    ],
+    "whitening without the mask": [
+        "pipeline/algorithms/mathematics/test_masking.py::test_whitening_by_hand",
+        "pipeline/algorithms/mathematics/test_masking.py::test_whitening_against_plain_loops",
+    ],
+    "whitening with the mean added back": [
+        "pipeline/algorithms/mathematics/test_masking.py::test_whitened_means_nothing_and_varies_by_one",
+        "pipeline/algorithms/mathematics/test_masking.py::test_rewards_keep_their_mean_and_advantages_lose_it_by_the_same_step",
+    ],
+    "behaviour log-probs taken from generation": [
+        "pipeline/training/test_trainer.py::test_the_first_step_sees_the_behaviour_policy_itself",
+        "pipeline/training/test_trainer.py::test_the_first_step_is_the_behaviour_policy_whatever_the_settings",
+        "pipeline/training/test_health.py::test_a_first_step_that_is_off_policy_is_found",
+    ],
+    "a truncated distribution makes KL negative": [
+        "pipeline/training/test_health.py::test_a_trial_with_truncated_sampling_is_stopped_at_its_first_rollout",
+        "pipeline/training/test_health.py::test_negative_kl_warns_beyond_noise_only",
+    ],
+    "position ids that differ between rollout and loss": [
+        "pipeline/training/test_trainer.py::test_without_a_learning_rate_nothing_moves",
+        "pipeline/models/test_policy.py::test_positions_ignore_left_padding",
+        "pipeline/models/test_policy.py::test_a_sampled_token_is_the_inverse_cdf_of_the_training_distribution",
+    ],
+    "reward on the pad after EOS": [
+        "pipeline/algorithms/mathematics/test_shaping.py::test_the_score_on_the_last_token_and_not_behind_it",
+        "pipeline/algorithms/mathematics/test_shaping.py::test_score_by_hand_on_the_last_valid_token",
+        "pipeline/algorithms/mathematics/test_advantages.py::test_the_episode_ends_where_the_mask_does",
+    ],
+    "EOS looked for in the prompt": ["pipeline/algorithms/test_traps.py::test_eos_in_the_prompt_ends_no_response"],
+    "masks made from the pad token": ["pipeline/models/test_policy.py::test_pad_may_equal_eos"],
+    "a knob that is accepted and ignored": [
+        "pipeline/training/test_trainer.py::test_every_declared_knob_is_covered_below",
+        "pipeline/training/test_trainer.py::test_every_knob_changes_the_trajectory",
+    ],
+    "beta, guard, optimiser or sampler position lost on resume": [
+        "pipeline/training/test_resume.py::test_killed_and_resumed_equals_uninterrupted",
+        "pipeline/algorithms/mathematics/test_controllers.py::test_controllers_survive_a_checkpoint",
+    ],
+    "the loss scaler lost on resume": ["pipeline/algorithms/test_traps.py::test_the_loss_scaler_survives_a_resume"],
+    "an adaptive beta that turns negative": [
+        "pipeline/algorithms/mathematics/test_controllers.py::test_a_horizon_that_would_turn_beta_negative_is_refused"
+    ],
+    "the last mini-batch logged as the update's value": [
+        "pipeline/training/test_trainer.py::test_the_first_step_sees_the_behaviour_policy_itself",  # one row a step, each its own
+        "pipeline/training/test_terms.py::test_rollout_metrics_by_hand",
+        "reports/figures/test_registry.py::test_long_series_are_binned",
+    ],
+    "one name for two definitions": [
+        "pipeline/algorithms/test_traps.py::test_every_metric_has_one_definition_and_a_unit",
+        "pipeline/run/test_metrics_log.py::test_only_metrics_on_the_list",
+        "pipeline/stages/test_stages.py::test_metrics_are_the_declared_ones_and_within_their_bounds",
+    ],
+    "k1 in the loss, whose gradient is nothing": [
+        "pipeline/algorithms/mathematics/test_losses.py::test_gradients_of_the_estimators_in_expectation",
+        "pipeline/training/test_trainer.py::test_a_penalty_in_the_loss_holds_the_policy_back_too",
+    ],
+    "trials unseeded": [
+        "pipeline/training/test_trainer.py::test_same_seed_same_bytes",
+        "studies/definition/test_schema.py::test_cells_pair_seeds_and_put_overrides_below_arms",
+    ],
+    "trials pruned on one noisy curve": ["pipeline/algorithms/test_traps.py::test_only_a_ceiling_on_the_divergence_prunes"],
+    "tuned winners that do not reproduce": [
+        "studies/execution/test_search.py::test_a_search_runs_its_trials_and_confirms_the_best_on_fresh_seeds",
+        "studies/execution/test_search.py::test_faults_are_told",  # confirmation seeds that the search has seen
+    ],
+    "fp16 weights in the optimiser": ["pipeline/algorithms/test_traps.py::test_weights_stored_in_fp16_are_trained_in_fp32"],
+    "an objective that is NaN makes a trial vanish": [
+        "studies/execution/test_driver.py::test_a_diverged_trial_is_the_worst_and_never_dropped",
+        "studies/execution/test_search.py::test_what_makes_a_trial_infeasible",
+        "pipeline/training/test_trainer.py::test_numbers_that_are_not_finite_end_the_trial_as_diverged",
+    ],
+}
+
+
+@cache
+def names(path: str) -> set[str]:
+    tree = ast.parse((TESTS / path).read_text(encoding="utf-8"))
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_every_trap_has_its_test(trap: str) -> None:
+    for test in TRAPS[trap]:
+        path, _, name = test.partition("::")
+        assert name in names(path), f"{trap}: {test} is gone; name the test that notices this trap now"
+
+
+def test_eos_in_the_prompt_ends_no_response() -> None:
+    """Templates of chat models put it there; some prompts here are nothing else."""
+    queries = torch.tensor([[EOS, 5, 6], [EOS, EOS, EOS], [PAD, EOS, 7], [9, 8, EOS]]).repeat(4, 1)
+    episodes = sample(
+        model(), queries, queries != PAD, uniforms(16, 20, "prompt"), eos_id=EOS, pad_id=PAD, temperature=1.0, room=Room("rows", 16)
+    )
+    rows = episodes.responses.tolist()
+    assert episodes.lengths.tolist() == [row.index(EOS) + 1 if EOS in row else 20 for row in rows]
+    assert episodes.ended.tolist() == [EOS in row for row in rows]
+    assert len(set(episodes.ended.tolist())) == 2  # both kinds were seen
+
+
+def test_the_loss_scaler_survives_a_resume(tmp_path: Path) -> None:
+    """Without its state, fp16 training after a resume starts again at the largest scale and skips steps."""
+    before, after = trainer(tmp_path), trainer(tmp_path)
+    for one, scale in ((before, 8.0), (after, 2.0)):
+        one.steps.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    before.log = before.open_log(0)
+    before._checkpoint()
+    after._resume()
+    assert after.steps.scaler.get_scale() == 8.0
+    before.log.close()
+    after.log.close()
+
+
+def test_only_a_ceiling_on_the_divergence_prunes() -> None:
+    kl_alone = {"objective/kl", "objective/kl_per_token", "objective/kl_exact_per_token", "objective/kl_k3_per_token"}
+    for key in metrics.METRICS:
+        if key in kl_alone:
+            assert Prune(metric=key, above=1.0).rule.op == ">"  # type: ignore[arg-type]
+        else:
+            with pytest.raises(ValidationError, match="Input should be"):
+                Prune(metric=key, above=1.0)  # type: ignore[arg-type]
+
+
+def test_every_metric_has_one_definition_and_a_unit() -> None:
+    keys = [metric.key for metric in metrics._ALL]
+    assert len(keys) == len(set(keys)) == len(metrics.METRICS)
+    assert all(metric.unit.strip() and metric.formula.strip() for metric in metrics._ALL)
+    for metric in metrics._ALL:
+        for words in ("per_token", "per_sequence"):
+            assert words not in metric.key or metric.unit == f"nats {words.replace('_', ' ')}", metric.key
+
+
+def test_weights_stored_in_fp16_are_trained_in_fp32(tmp_path: Path) -> None:
+    """A step of 1e-5 on a weight of 1 is nothing in fp16, and Adam's squares underflow to 0."""
+    model().half().save_pretrained(tmp_path / "half")
+    loaded = pretrained_model(str(tmp_path / "half"), None)
+    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
+    one = trainer(tmp_path / "trial", critic="separate")
+    trained = [parameter for group in one.steps.optimiser.param_groups for parameter in group["params"]]
+    assert {parameter.dtype for parameter in trained} == {torch.float32}
+    one.run()
+    states = [value for state in one.steps.optimiser.state.values() for name, value in state.items() if name != "step"]
+    assert {value.dtype for value in states} == {torch.float32}
