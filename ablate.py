@@ -1,4 +1,5 @@
-"""The front door: one command that mounts the commands of the studies and of the reports, and the last place for an exception."""
+"""The front door: one command that mounts the commands of the studies and of the reports, and the last place for an
+exception."""
 
 from __future__ import annotations
 
@@ -27,8 +28,10 @@ TRACEBACK = "ABLATE_TRACEBACK"
 
 app = typer.Typer(
     help="Ablation studies of PPO-based RLHF on small language models.",
-    epilog="Exit codes: 0 done, or SURVIVED; 1 FALSIFIED; 2 wrong usage; 3 NOT TESTED; 4 a fault of data, disk or program, or a failed "
-    f"trial; {INTERRUPTED} interrupted. {TRACEBACK}=1 shows the traceback of a fault.",
+    epilog=(
+        "Exit codes: 0 done, or SURVIVED; 1 FALSIFIED; 2 wrong usage; 3 NOT TESTED; 4 a fault of data, disk or"
+        f" program, or a failed trial; {INTERRUPTED} interrupted. {TRACEBACK}=1 shows the traceback of a fault."
+    ),
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -36,18 +39,31 @@ app = typer.Typer(
 )
 
 
-StudiesArgument = Annotated[list[str], typer.Argument(metavar="STUDY...", help="Names or YAML paths of studies.", show_default=False)]
+StudiesArgument = Annotated[
+    list[str], typer.Argument(metavar="STUDY...", help="Names or YAML paths of studies.", show_default=False)
+]
 OptionalStudy = Annotated[
-    str | None, typer.Argument(metavar="[STUDY]", help="A study's name, or the path of a YAML file.", show_default=False)
+    str | None,
+    typer.Argument(metavar="[STUDY]", help="A study's name, or the path of a YAML file.", show_default=False),
 ]
 DiffOption = Annotated[
     tuple[str, str] | None,
-    typer.Option("--diff", metavar="OLD NEW", help="Compare two versions: study folders, output roots (STUDY chooses), or studies."),
+    typer.Option(
+        "--diff",
+        metavar="OLD NEW",
+        help="Compare two versions: study folders, output roots (STUDY chooses), or studies.",
+    ),
 ]
 
 
-def report(name: OptionalStudy = None, versions: DiffOption = None, profile: cli.ProfileOption = None, out: cli.OutOption = None) -> None:
-    """Draw tables, figures and the page of a study again, from its records, or compare two versions of it; no training."""
+def report(
+    name: OptionalStudy = None,
+    versions: DiffOption = None,
+    profile: cli.ProfileOption = None,
+    out: cli.OutOption = None,
+) -> None:
+    """Draw tables, figures and the page of a study again, from its records, or compare two versions of it; no
+    training."""
     from reports import console
 
     if versions:
@@ -76,7 +92,8 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             try:
                 command(**arguments)
             finally:
-                sys.stdout.flush()  # a closed pipe or a full disk raises here, and not after the exit code has been chosen
+                # a closed pipe or a full disk raises here, and not after the exit code has been chosen
+                sys.stdout.flush()
         except (typer.Exit, KeyboardInterrupt):
             raise
         except BrokenPipeError:  # `ablate ... | head` has seen enough
@@ -110,7 +127,18 @@ def _write_to_nowhere() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-for command in (cli.study, cli.run, cli.plan, cli.new_study, cli.falsify, report, compare, cli.ui, cli.sync, cli.export):
+for command in (
+    cli.study,
+    cli.run,
+    cli.plan,
+    cli.new_study,
+    cli.falsify,
+    report,
+    compare,
+    cli.ui,
+    cli.sync,
+    cli.export,
+):
     app.command()(guarded(command))
 app.command("import")(guarded(import_command))
 

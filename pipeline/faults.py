@@ -1,4 +1,5 @@
-"""Puts an unexpected exception into one line: a full disk as such, and everything else with a log that holds the traceback."""
+"""Puts an unexpected exception into one line: a full disk as such, and everything else with a log that holds the
+traceback."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def is_disk_full(error: BaseException) -> bool:
 
     `torch.save` and SQLAlchemy raise an exception of their own after it, and that one blames something else.
     """
-    return any(getattr(one, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or _FULL.search(str(one)) for one in chain(error))
+    return any(
+        getattr(one, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or _FULL.search(str(one)) for one in chain(error)
+    )
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
@@ -47,8 +50,11 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def disk_full(error: BaseException, root: Path) -> DiskFull:
-    """Which disk is full, what was kept, and what to do. `root` is the output root, where the exception names no file."""
-    named = [Path(name) for one in chain(error) if isinstance(name := getattr(one, "filename", None), str | os.PathLike)]
+    """Which disk is full, what was kept, and what to do. `root` is the output root, where the exception names no
+    file."""
+    named = [
+        Path(name) for one in chain(error) if isinstance(name := getattr(one, "filename", None), str | os.PathLike)
+    ]
     places = [_existing(path) for path in (*named[:1], root, Path(tempfile.gettempdir()))]
     place = places[0] if named else min(places, key=lambda path: shutil.disk_usage(path).free)
     usage = shutil.disk_usage(place)
@@ -56,7 +62,8 @@ def disk_full(error: BaseException, root: Path) -> DiskFull:
     if usage.free > AMPLE:
         where = f"a disk is full or a quota is used up ({in_words(error)})"
     return DiskFull(
-        f"{where}; finished trials, finished stages and checkpoints are kept. Free some space and run the same command again: it continues"
+        f"{where}; finished trials, finished stages and checkpoints are kept. Free some space and run the same command"
+        " again: it continues"
     )
 
 

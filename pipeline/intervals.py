@@ -14,7 +14,8 @@ Interval = tuple[float, float, float]
 
 
 def wilson(rate: float, n: float, level: float = 0.95) -> tuple[float, float]:
-    """Score interval of a proportion observed in `n` independent trials (Wilson 1927); ties may make ``rate * n`` fractional.
+    """Score interval of a proportion observed in `n` independent trials (Wilson 1927); ties may make ``rate * n``
+    fractional.
 
     Never empty, not even at 0 or 1; (0, 1) when nothing was observed.
 
@@ -31,16 +32,20 @@ def wilson(rate: float, n: float, level: float = 0.95) -> tuple[float, float]:
     return (0.0 if rate == 0 else max(0.0, centre - half)), (1.0 if rate == 1 else min(1.0, centre + half))
 
 
-def grouped(successes: Sequence[float] | NDArray[np.float64], sizes: Sequence[int] | NDArray[np.int64], level: float = 0.95) -> Interval:
-    """Rate of observations that come in independent groups (the draws of one prompt, the pairs of one prompt), and its interval.
+def grouped(
+    successes: Sequence[float] | NDArray[np.float64], sizes: Sequence[int] | NDArray[np.int64], level: float = 0.95
+) -> Interval:
+    """Rate of observations that come in independent groups (the draws of one prompt, the pairs of one prompt), and its
+    interval.
 
     rate = sum_g s_g / sum_g m_g, interval: Wilson's with the effective number of observations (Korn and Graubard 1998)
     n = rate (1 - rate) / V, V = G/(G-1) sum_g (s_g - rate m_g)^2 / (sum_g m_g)^2, times (z / t_{G-1})^2.
     n is at most the number of observations, as if they were independent; where all agree it is that of the groups.
 
-    `successes` s (G,): sums of values in [0, 1], ties count half; `sizes` m (G,): observations of each group, 1 or more.
-    In simulation, over 20 groups or more, a 95 % interval covers 92 to 98 % where the rate is 0.5 to 0.8 and 89 to 99 % where it is
-    within 5 points of 0 or 1, the least with 20 to 64 groups of 8 that are much alike. With one group, (0, 1).
+    `successes` s (G,): sums of values in [0, 1], ties count half; `sizes` m (G,): observations of each group, 1 or
+    more. In simulation, over 20 groups or more, a 95 % interval covers 92 to 98 % where the rate is 0.5 to 0.8 and 89
+    to 99 % where it is within 5 points of 0 or 1, the least with 20 to 64 groups of 8 that are much alike. With one
+    group, (0, 1).
 
     >>> [round(one, 3) for one in grouped([4, 2, 3, 0, 4], [4, 4, 4, 4, 4])]
     [0.65, 0.208, 0.929]
@@ -59,7 +64,8 @@ def grouped(successes: Sequence[float] | NDArray[np.float64], sizes: Sequence[in
 
 
 def student(values: Sequence[float] | NDArray[np.float64], level: float = 0.95) -> Interval:
-    """Mean of independent `values` and its interval by Student's t, n - 1 degrees of freedom; of one value, an infinite one.
+    """Mean of independent `values` and its interval by Student's t, n - 1 degrees of freedom; of one value, an infinite
+    one.
 
     >>> [round(one, 3) for one in student([1.0, 2.0, 3.0, 4.0])]
     [2.5, 0.446, 4.554]

@@ -1,6 +1,7 @@
 """A stand-in for a base of the hub: a small random network with a tokenizer of its own, in a folder of the same layout.
 
-python -m pipeline.standin FOLDER --texts REVIEWS [--architecture gpt2|qwen2|llama] [--width 128] [--layers 4] [--vocab 2000]
+python -m pipeline.standin FOLDER --texts REVIEWS [--architecture gpt2|qwen2|llama] [--width 128] [--layers 4] [--vocab
+2000]
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ def build(folder: Path, texts: list[str], architecture: str, width: int, layers:
     if width % 32:
         raise UserError(f"--width {width}: must be a multiple of 32")
     tokenizer = train_tokenizer(texts, vocab)
-    sizes: dict[str, Any] = {"vocab_size": len(tokenizer), "max_position_embeddings": POSITIONS, "tie_word_embeddings": True}
+    sizes: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": POSITIONS,
+        "tie_word_embeddings": True,
+    }
     sizes |= {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": width // 32}
     if architecture != "gpt2":
         sizes |= {"intermediate_size": 8 * width // 3, "num_key_value_heads": width // 32}
@@ -42,7 +47,9 @@ def build(folder: Path, texts: list[str], architecture: str, width: int, layers:
 
 def main() -> None:
     """Read the arguments, build, and say what was built."""
-    parser = argparse.ArgumentParser(prog="python -m pipeline.standin", description="A small random base in the hub's layout.")
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline.standin", description="A small random base in the hub's layout."
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--texts", required=True, help="file or folder with columns text,label, as data.path")
     parser.add_argument("--architecture", choices=["gpt2", "qwen2", "llama"], default="gpt2")
@@ -55,7 +62,9 @@ def main() -> None:
         count = build(given.folder, texts, given.architecture, given.width, given.layers, given.vocab)
     except UserError as error:
         sys.exit(f"error: {error}")
-    print(f"{given.folder}: {given.architecture}, {count / 1e6:.2f} M parameters, its tokenizer from {len(texts)} texts")
+    print(
+        f"{given.folder}: {given.architecture}, {count / 1e6:.2f} M parameters, its tokenizer from {len(texts)} texts"
+    )
 
 
 if __name__ == "__main__":

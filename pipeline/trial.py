@@ -52,7 +52,10 @@ def run_trial(config: TrialConfig, layout: Layout, reporter: Reporter, *, until:
         return TrialOutcome(artifacts, "incomplete", None, 0, {}, {}, {})
     meta = artifacts["ppo"].meta
     summary = artifacts["evaluate"].meta["summary"] if "evaluate" in artifacts else {}
-    cost, execution = (json.loads((artifacts["ppo"].path / "log" / name).read_text("utf-8")) for name in ("cost.json", "execution.json"))
+    cost, execution = (
+        json.loads((artifacts["ppo"].path / "log" / name).read_text("utf-8"))
+        for name in ("cost.json", "execution.json")
+    )
     return TrialOutcome(artifacts, meta["status"], meta["reason"], meta["steps"], summary, cost, execution)
 
 
@@ -68,7 +71,8 @@ def plan_trial(config: TrialConfig, layout: Layout, known: dag.Known | None = No
 
 
 def prepare(config: TrialConfig) -> None:
-    """Settings of the process that a trial relies on; harmless to repeat. Raises `UserError` for GPUs that are not there."""
+    """Settings of the process that a trial relies on; harmless to repeat. Raises `UserError` for GPUs that are not
+    there."""
     from pipeline.stages.common import check_devices, settle
 
     check_source(config.data)
@@ -85,7 +89,8 @@ def check_budget(config: TrialConfig, label: str) -> None:
 
 
 def check_disk(configs: Sequence[TrialConfig], jobs: int, root: Path) -> str | None:
-    """A warning where the disk may not hold all trials, `jobs` at a time. Raises `UserError` where it cannot hold one."""
+    """A warning where the disk may not hold all trials, `jobs` at a time. Raises `UserError` where it cannot hold
+    one."""
     from pipeline.forecast.advice import check_disk as check
 
     return check(configs, jobs, root)
@@ -102,7 +107,11 @@ def execution(config: TrialConfig) -> dict[str, str]:
 @lru_cache(maxsize=1)
 def environment() -> dict[str, str]:
     """Versions, platform and commit: what a reader needs to run the same again."""
-    found = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}", "git_commit": _commit()}
+    found = {
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "git_commit": _commit(),
+    }
     for name in LIBRARIES:
         try:
             found[name] = version(name)
@@ -115,7 +124,9 @@ def _commit() -> str:
     git: list[Any] = ["git", "-C", Path(__file__).parent]
     try:
         commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout.strip()
+        changed = subprocess.run(
+            [*git, "status", "--porcelain"], capture_output=True, text=True, check=True
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return f"{commit}{' with changes' if changed else ''}"

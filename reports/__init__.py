@@ -2,5 +2,6 @@
 
 import os
 
-# Thousands of small products: threads would spend ten times the work waiting for each other. Takes effect where numpy comes later.
+# Thousands of small products: threads would spend ten times the work waiting for each other. Takes effect where numpy
+# comes later.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -10,8 +10,8 @@ from pathlib import Path
 def report(study: str, profile: str | None = None, out: str | Path | None = None, *, second: bool = False) -> Path:
     """Render the report of a study, given by name or YAML path, and return the path of its page.
 
-    `profile` replaces the study's own; `out` is the output root, `Layout.at` of it; for `second` see `reports.pages.report.render_report`.
-    Raises `UserError`.
+    `profile` replaces the study's own; `out` is the output root, `Layout.at` of it; for `second` see
+    `reports.pages.report.render_report`. Raises `UserError`.
     """
     from pipeline.run.layout import Layout
     from reports.pages.fresh import current_report
@@ -40,16 +40,20 @@ def compare(studies: Sequence[str], profile: str | None = None, out: str | Path 
     for index, path in enumerate(paths):
         if path in paths[:index]:
             raise UserError(f"compare: the study '{studies[index]}' is given twice; name different ones")
-    compared = [Compared(records, analyse(records)) for records in (load_records(folder, study) for folder, study in found)]
+    compared = [
+        Compared(records, analyse(records)) for records in (load_records(folder, study) for folder, study in found)
+    ]
     page = comparison(compared)
     return write_page(page, layout.root / "compare" / folder_name(compared)), _plain(markdown(page.parts[0].tables[0]))
 
 
-def diff(first: str, second: str, study: str | None = None, profile: str | None = None, out: str | Path | None = None) -> tuple[Path, str]:
+def diff(
+    first: str, second: str, study: str | None = None, profile: str | None = None, out: str | Path | None = None
+) -> tuple[Path, str]:
     """Compare two versions of a study; returns the path of the page and what changed, as text.
 
-    A version is a study's folder, its report, an output root (`study` and `profile` choose where it holds several), or a
-    study's name or YAML path, of which the records under `out` are taken. Raises `UserError`.
+    A version is a study's folder, its report, an output root (`study` and `profile` choose where it holds several), or
+    a study's name or YAML path, of which the records under `out` are taken. Raises `UserError`.
     """
     from pipeline.run.layout import Layout
     from reports.pages.diff import changes

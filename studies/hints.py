@@ -8,7 +8,9 @@ from pathlib import Path
 def command(name: str, study: str | None = None, profile: str | None = None) -> str:
     """What to type for a command, on a study and on another profile than its own."""
     if _makefile():
-        return " ".join([f"make {name}", *([f"STUDY={study}"] if study else []), *([f"PROFILE={profile}"] if profile else [])])
+        return " ".join(
+            [f"make {name}", *([f"STUDY={study}"] if study else []), *([f"PROFILE={profile}"] if profile else [])]
+        )
     return " ".join([f"ablate {name}", *([study] if study else []), *([f"--profile {profile}"] if profile else [])])
 
 

@@ -7,7 +7,9 @@ import os
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # its warning on import would be an error here
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers of pytest-xdist share the cores; two threads each would fight over them
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # workers of pytest-xdist share the cores; two threads each would fight over them
 
 from pathlib import Path
 

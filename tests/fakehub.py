@@ -1,4 +1,5 @@
-"""A hub on 127.0.0.1 that serves one folder as one repository at one commit, so that the real client can be tested offline."""
+"""A hub on 127.0.0.1 that serves one folder as one repository at one commit, so that the real client can be tested
+offline."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def _handler(kind: str, name: str, files: dict[str, bytes], log: list[str]) -> t
             api = f"api/{kind}s/{name}"
             if path in (f"{api}/revision/{COMMIT}", api):
                 siblings = [{"rfilename": file} for file in files]
-                self.send_json({"id": name, "sha": COMMIT, "siblings": siblings, "private": False, "tags": [], "downloads": 0})
+                self.send_json(
+                    {"id": name, "sha": COMMIT, "siblings": siblings, "private": False, "tags": [], "downloads": 0}
+                )
             elif path.startswith(f"{api}/tree/{COMMIT}"):
                 self.send_json(_children(files, path.removeprefix(f"{api}/tree/{COMMIT}").strip("/")))
             elif path.startswith(f"{where}/resolve/{COMMIT}/") and (file := path.split(f"{COMMIT}/", 1)[1]) in files:
@@ -61,7 +64,11 @@ def _children(files: dict[str, bytes], folder: str) -> list[dict[str, Any]]:
     folders = dict.fromkeys(file.split("/")[0] for file in inside if "/" in file)
     return [
         *({"type": "directory", "path": prefix + one, "oid": "0" * 40, "size": 0} for one in folders),
-        *({"type": "file", "path": prefix + one, "oid": _oid(body), "size": len(body)} for one, body in inside.items() if "/" not in one),
+        *(
+            {"type": "file", "path": prefix + one, "oid": _oid(body), "size": len(body)}
+            for one, body in inside.items()
+            if "/" not in one
+        ),
     ]
 
 
@@ -72,7 +79,9 @@ def _oid(body: bytes) -> str:
 @contextmanager
 def serve(kind: str, name: str, folder: Path) -> Iterator[tuple[str, list[str]]]:
     """The address of the hub, and what it was asked so far."""
-    files = {file.relative_to(folder).as_posix(): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+    files = {
+        file.relative_to(folder).as_posix(): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()
+    }
     log: list[str] = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(kind, name, files, log))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)

@@ -38,7 +38,13 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "separate": {"ppo.critic": "separate", "ppo.critic_init": "reward"},
     "lora": {"ppo.adapter": "lora", "ppo.lora_rank": 4},
 }
-PRELOAD = ["pipeline.trial", "pipeline.training.trainer", "transformers.models.qwen2.modeling_qwen2", "accelerate", "pandas"]
+PRELOAD = [
+    "pipeline.trial",
+    "pipeline.training.trainer",
+    "transformers.models.qwen2.modeling_qwen2",
+    "accelerate",
+    "pandas",
+]
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,8 @@ class Tally:
     files: int
     different: tuple[str, ...]
     where: dict[str, int]
-    """What was on disk when the trial was killed: nothing of ppo, only the first checkpoint, a later one, a finished ppo."""
+    """What was on disk when the trial was killed: nothing of ppo, only the first checkpoint, a later one, a finished
+    ppo."""
 
 
 def trial(control: str, root: Path, until: str | None = None) -> None:
@@ -75,7 +82,8 @@ def start(control: str, root: Path, until: str | None = None) -> BaseProcess:
 
 
 def fingerprint(root: Path) -> dict[str, str]:
-    """Digest of every file that ppo and evaluation left, but for what speaks of time (``log/``) and the manifest, which lists it."""
+    """Digest of every file that ppo and evaluation left, but for what speaks of time (``log/``) and the manifest, which
+    lists it."""
     found = {}
     for stage in ("ppo", "evaluate"):
         for path in sorted((root / "store" / stage).rglob("*")):
@@ -109,7 +117,12 @@ def round_of_kills(control: str, kills: int, folder: Path, dice: random.Random, 
         raise SystemExit(f"{control}: the uninterrupted trial failed")
     seconds = time.monotonic() - before
     wanted = fingerprint(whole)
-    done, trials, different, where = 0, 0, set(), dict.fromkeys(("before ppo", "first checkpoint", "later checkpoint", "after ppo"), 0)
+    done, trials, different, where = (
+        0,
+        0,
+        set(),
+        dict.fromkeys(("before ppo", "first checkpoint", "later checkpoint", "after ppo"), 0),
+    )
     while done < kills:
         root = fresh(f"cut{trials}")
         trials += 1

@@ -40,8 +40,22 @@ COMMON = {
     "runtime.rollout_batch_size": 32,
 }
 WIDE = {"model_type": "qwen2", "vocab_size": 32_000, "tie_word_embeddings": True, "max_position_embeddings": 512}
-SMALL = {**WIDE, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 704}
-LARGE = {**WIDE, "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 1408}
+SMALL = {
+    **WIDE,
+    "hidden_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 704,
+}
+LARGE = {
+    **WIDE,
+    "hidden_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "intermediate_size": 1408,
+}
 GPT2 = {
     "model_type": "gpt2",
     "vocab_size": 50_257,
@@ -94,7 +108,10 @@ def measure(name: str, root: Path) -> dict[str, tuple[float, float]]:
     assert done.returncode == 0, done.stdout + done.stderr
     found = predict(configured(name, folder))
     assert found is not None
-    costs = {stage: json.loads(next((root / "out" / "store" / stage).glob("*/log/cost.json")).read_text()) for stage in found.stages}
+    costs = {
+        stage: json.loads(next((root / "out" / "store" / stage).glob("*/log/cost.json")).read_text())
+        for stage in found.stages
+    }
     return {stage: (found.stage_gib(stage), costs[stage]["peak_memory_gib"]) for stage in found.stages}
 
 
@@ -105,5 +122,12 @@ if __name__ == "__main__":
             parts = predict(configured(one, Path(place) / "base"))
             for stage, (predicted, peak) in peaks.items():
                 percent = 100 * (predicted / peak - 1)
-                print(f"{one:16s} {stage:9s} predicted {predicted:.2f} GiB, measured {peak:.2f} GiB, {percent:+.0f} %", flush=True)
-                print("   ", {key: round(size, 2) for key, size in parts.stages[stage].items()} if parts else "", flush=True)
+                print(
+                    f"{one:16s} {stage:9s} predicted {predicted:.2f} GiB, measured {peak:.2f} GiB, {percent:+.0f} %",
+                    flush=True,
+                )
+                print(
+                    "   ",
+                    {key: round(size, 2) for key, size in parts.stages[stage].items()} if parts else "",
+                    flush=True,
+                )

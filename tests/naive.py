@@ -1,8 +1,8 @@
 """The mathematics once more, as plainly as it can be said: loops over Python numbers, no tensors.
 
-Tests hold `pipeline.algorithms.mathematics` against these. Each takes another road than the code does: cases instead of max and clamp,
-sums instead of recursions, probabilities instead of log-probabilities. Numbers may be floats or Fractions, so that a
-reference can be free of rounding.
+Tests hold `pipeline.algorithms.mathematics` against these. Each takes another road than the code does: cases instead of
+max and clamp, sums instead of recursions, probabilities instead of log-probabilities. Numbers may be floats or
+Fractions, so that a reference can be free of rounding.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def exact(x: Tensor) -> list[Fraction]:
     return [Fraction(value) for value in x.double().tolist()]
 
 
-def grid(rows: Sequence[Sequence[float]], pad: int = 0, junk: float = float("nan"), dtype: torch.dtype = torch.float64) -> Tensor:
+def grid(
+    rows: Sequence[Sequence[float]], pad: int = 0, junk: float = float("nan"), dtype: torch.dtype = torch.float64
+) -> Tensor:
     """Rows of different lengths as (B, T), `junk` behind them, `pad` columns more than the longest needs."""
     width = max(len(row) for row in rows) + pad
     return torch.tensor([[*row, *[junk] * (width - len(row))] for row in rows], dtype=dtype)
@@ -68,7 +70,8 @@ def gae(rewards: Sequence[Number], values: Sequence[Number], gamma: Number, lam:
 
 
 def surrogate(ratio: float, advantage: float, clip: float) -> tuple[float, bool]:
-    """Loss of one token, and whether the clip decides it: gains end at 1 + clip for good tokens, at 1 - clip for bad ones."""
+    """Loss of one token, and whether the clip decides it: gains end at 1 + clip for good tokens, at 1 - clip for bad
+    ones."""
     if advantage > 0 and ratio > 1 + clip:
         return -advantage * (1 + clip), True
     if advantage < 0 and ratio < 1 - clip:
@@ -77,7 +80,8 @@ def surrogate(ratio: float, advantage: float, clip: float) -> tuple[float, bool]
 
 
 def value_loss(vpred: float, value: float, target: float, clip: float) -> tuple[float, bool]:
-    """Loss of one token, and whether the clip decides it: a step beyond `clip` counts as `clip` where that looks worse."""
+    """Loss of one token, and whether the clip decides it: a step beyond `clip` counts as `clip` where that looks
+    worse."""
     allowed = value + math.copysign(min(abs(vpred - value), clip), vpred - value)
     near, far = abs(vpred - target), abs(allowed - target)
     return 0.5 * max(near, far) ** 2, far > near

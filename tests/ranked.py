@@ -33,7 +33,8 @@ def speaks(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact
 
 
 def short_of_memory(cfg: TrialConfig, out: Path, reporter: Reporter, **artifacts: Artifact) -> None:
-    """The PPO stage, where the second process has memory for as many episodes as ROOM_FOR says, in training or in rollouts (ROOM_IN)."""
+    """The PPO stage, where the second process has memory for as many episodes as ROOM_FOR says, in training or in
+    rollouts (ROOM_IN)."""
     import torch
 
     from pipeline.models.policy import ActorCritic, Episodes

@@ -1,4 +1,5 @@
-"""A study whose trials have all been run, as far as any command can tell: real keys and a real store, made-up numbers."""
+"""A study whose trials have all been run, as far as any command can tell: real keys and a real store, made-up
+numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from studies.definition.schema import Study
 
 
 def record_study(study: Study, layout: Layout, steps: int, prompts: int) -> list[TrialRecord]:
-    """Write artifacts and records of every cell; `steps` of training, and an evaluation on so many prompts, are recorded of each."""
+    """Write artifacts and records of every cell; `steps` of training, and an evaluation on so many prompts, are
+    recorded of each."""
     numbers, store, made = _numbers(), Store(layout.store), []
     for cell in cells(study):
         artifacts: dict[str, Artifact] = {}
@@ -37,7 +39,10 @@ def record_study(study: Study, layout: Layout, steps: int, prompts: int) -> list
             config_digest=cell.config.digest(),
             status="complete",
             steps=steps,
-            stages={name: StageRef(key=one.key, path=one.path.relative_to(layout.root).as_posix()) for name, one in artifacts.items()},
+            stages={
+                name: StageRef(key=one.key, path=one.path.relative_to(layout.root).as_posix())
+                for name, one in artifacts.items()
+            },
             summary=numbers.summary_of(table),
             cost=numbers.COST,
             environment=numbers.ENVIRONMENT,
@@ -53,14 +58,20 @@ def _writer(numbers: ModuleType, stage: str, cell: Cell, steps: int, prompts: in
     def write(out: Path) -> dict[str, Any]:
         beta, seed = cell.config.ppo.kl_coef, cell.seed
         if stage == "sft":
-            write_json(out / "summary.json", {"perplexity": 8.31, "nats_per_token": 2.117, "entropy_floor_nats_per_token": 2.09})
+            write_json(
+                out / "summary.json",
+                {"perplexity": 8.31, "nats_per_token": 2.117, "entropy_floor_nats_per_token": 2.09},
+            )
         elif stage == "reward":
             write_json(out / "summary.json", {"accuracy": 0.79, "accuracy_gold": 0.88})
             numbers.scored_samples(out)
         elif stage == "ppo":
             table = numbers.curves(beta, seed, steps, cell.config.ppo.steps)
             table.to_parquet(out / "metrics.parquet", index=False)
-            lines = [json.dumps({key: value for key, value in row.items() if value == value}) for row in table.to_dict("records")]
+            lines = [
+                json.dumps({key: value for key, value in row.items() if value == value})
+                for row in table.to_dict("records")
+            ]
             (out / "metrics.jsonl").write_text("\n".join([*lines, ""]))
             (out / "model.safetensors").write_bytes(f"{beta} {seed}".encode())
         elif stage == "evaluate":

@@ -42,7 +42,11 @@ def test_time_goes_to_the_innermost_phase(monkeypatch: pytest.MonkeyPatch) -> No
     clock.work(0.5)
     meter.end_update()
     (update,) = meter.result()["updates"]
-    assert {phase: seconds for phase, seconds in update["wall"].items() if seconds} == {"train": 5, "log": 1, "rest": 0.5}
+    assert {phase: seconds for phase, seconds in update["wall"].items() if seconds} == {
+        "train": 5,
+        "log": 1,
+        "rest": 0.5,
+    }
     assert update["cpu"]["train"] == 2.5
 
 
@@ -84,9 +88,19 @@ def fake(name: str, seconds: float, memory: float, log: float = 0.001) -> Run:
 
 
 def test_ratios_are_taken_within_a_round() -> None:
-    rounds = [("ours-shared", 1, 0.4), ("trl", 4, 1), ("ours-shared", 1, 0.4), ("trl", 3.5, 1), ("ours-shared", 1, 0.5), ("trl", 3.1, 1)]
+    rounds = [
+        ("ours-shared", 1, 0.4),
+        ("trl", 4, 1),
+        ("ours-shared", 1, 0.4),
+        ("trl", 3.5, 1),
+        ("ours-shared", 1, 0.5),
+        ("trl", 3.1, 1),
+    ]
     lines = goals([fake(*one) for one in rounds])
-    assert lines[0] == "met          32k: ours-shared at least 3 x TRL's episodes/s: 3.5 (3.1 to 4); by CPU time 3.5 (3.1 to 4)"
+    assert (
+        lines[0]
+        == "met          32k: ours-shared at least 3 x TRL's episodes/s: 3.5 (3.1 to 4); by CPU time 3.5 (3.1 to 4)"
+    )
     assert lines[1] == "met          32k: ours-shared at most 0.5 x TRL's peak memory: 0.4 (0.4 to 0.5)"
 
 

@@ -59,7 +59,9 @@ def test_an_exception_ends_as_one_line(tmp_path: Path, error: Exception, code: i
     assert done.stdout == ""
 
 
-def test_the_traceback_of_the_unexpected_lies_in_a_log_under_the_output_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_traceback_of_the_unexpected_lies_in_a_log_under_the_output_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = ended(RuntimeError("boom"), tmp_path)
     found = re.search(r"details: (\S+)", done.stderr)
     assert found is not None

@@ -44,7 +44,9 @@ def episodes(queries: list[int], lengths: list[int]) -> Episodes:
     rows, context, width = len(queries), max(queries), max(lengths)
     tokens = torch.randint(2, 50, (rows, context + width), generator=torch.Generator().manual_seed(1))
     query_mask = torch.arange(context) >= context - torch.tensor(queries)[:, None]
-    return Episodes(tokens, query_mask, response_mask(torch.tensor(lengths), width), torch.zeros(rows, dtype=torch.bool))
+    return Episodes(
+        tokens, query_mask, response_mask(torch.tensor(lengths), width), torch.zeros(rows, dtype=torch.bool)
+    )
 
 
 UNEVEN = episodes([6, 3, 1, 4, 2], [7, 1, 3, 7, 5])

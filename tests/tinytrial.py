@@ -79,7 +79,9 @@ def trainer(
     queries = torch.randint(2, VOCAB, (20, 4), generator=generator)
     mask = torch.arange(4) >= torch.randint(0, 4, (20, 1), generator=generator)
     actor_critic = actor(knobs).to(device)
-    reference = freeze(model().to(device)) if knobs.get("adapter", "none") == "none" else WithoutAdapter(actor_critic.lm)
+    reference = (
+        freeze(model().to(device)) if knobs.get("adapter", "none") == "none" else WithoutAdapter(actor_critic.lm)
+    )
     ledger = Ledger()
     meter([*actor_critic.networks, *([] if isinstance(reference, WithoutAdapter) else [reference])], ledger.work)
     return Trainer(

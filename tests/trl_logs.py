@@ -55,13 +55,20 @@ def write(path: Path, content: Rows, *, state: bool = False) -> Path:
     elif path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in content), encoding="utf-8")
     else:
-        whole: Any = {"best_metric": None, "note": '"log_history": [1]', "log_history": content, "max_steps": 12} if state else content
+        whole: Any = (
+            {"best_metric": None, "note": '"log_history": [1]', "log_history": content, "max_steps": 12}
+            if state
+            else content
+        )
         path.write_text(json.dumps(whole, indent=2), encoding="utf-8")
     return path
 
 
 def folder(
-    root: Path, betas: Mapping[str, float] | None = None, seeds: tuple[int, ...] = (0, 1), **changes: Callable[[Rows], Rows]
+    root: Path,
+    betas: Mapping[str, float] | None = None,
+    seeds: tuple[int, ...] = (0, 1),
+    **changes: Callable[[Rows], Rows],
 ) -> Path:
     """``ARM/seed_N.jsonl`` for every arm and seed; `changes` edit the rows of a trial, by ``ARM__SEED``."""
     for arm, beta in (betas or {"beta_0.05": 0.05, "beta_0.2": 0.2}).items():

@@ -77,10 +77,11 @@ def ppo_trainer(
     folder: Path,
     **changes: Any,
 ) -> PPOTrainer:
-    """TRL's trainer on these networks and prompts (n, P), its settings read from `cfg`; it takes what it has a name for.
+    """TRL's trainer on these networks and prompts (n, P), its settings read from `cfg`; it takes what it has a name
+    for.
 
-    Each of its ``num_mini_batches`` is one optimiser step only with ``gradient_accumulation_steps=1``, so that is what it gets.
-    `changes` are settings of TRL that win. Logs go nowhere.
+    Each of its ``num_mini_batches`` is one optimiser step only with ``gradient_accumulation_steps=1``, so that is what
+    it gets. `changes` are settings of TRL that win. Logs go nowhere.
     """
     settings: dict[str, Any] = {
         "output_dir": str(folder),
@@ -145,7 +146,9 @@ class Witness:
     def _on_backward(self, loss: Tensor, **options: Any) -> None:
         self.steps.append(_tensors(sys._getframe(1).f_locals))
         self._backward(loss, **options)
-        self.gradients.append({name: p.grad.clone() for name, p in self.trainer.model.named_parameters() if p.grad is not None})
+        self.gradients.append(
+            {name: p.grad.clone() for name, p in self.trainer.model.named_parameters() if p.grad is not None}
+        )
 
     def _on_log(self, metrics: dict[str, float], *_: Any) -> None:
         self.update = _tensors(sys._getframe(1).f_locals) | {"metrics": dict(metrics)}

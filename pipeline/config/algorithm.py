@@ -34,12 +34,17 @@ class PpoConfig(Section):
     response_length: Positive = Field(32, description="most tokens in a response")
     temperature: StrictlyPositive = Field(1.0, description="of sampling; all log-probabilities are at it")
     lr: NonNegative = Field(1e-4, description="learning rate of the policy's trunk")
-    value_head_lr: NonNegative | None = Field(None, description="learning rate of the value head, on the same schedule; none: lr")
+    value_head_lr: NonNegative | None = Field(
+        None, description="learning rate of the value head, on the same schedule; none: lr"
+    )
     lr_schedule: Literal["linear", "constant"] = Field("linear", description="linear falls to 0 at the last step")
     adam_eps: StrictlyPositive = Field(1e-5, description="of Adam")
     max_grad_norm: StrictlyPositive = Field(1.0, description="gradients are scaled down to this global norm")
     clip_norms: Literal["apart", "together"] = Field(
-        "apart", description="of a separate critic; apart: max_grad_norm holds for policy and critic each; together: for both as one"
+        "apart",
+        description=(
+            "of a separate critic; apart: max_grad_norm holds for policy and critic each; together: for both as one"
+        ),
     )
     cliprange: StrictlyPositive = Field(0.2, description="epsilon")
     dual_clip: Annotated[float, Field(gt=1.0, allow_inf_nan=False)] | None = Field(
@@ -52,7 +57,11 @@ class PpoConfig(Section):
     gae_lambda: Fraction = Field(0.95, description="lambda")
     kl_coef: NonNegative = Field(0.05, description="beta; the starting value when kl_control is not fixed")
     vf_coef: NonNegative = Field(
-        0.1, description="c1, of half the squared error: where a recipe's c1 multiplies the squared error itself, give twice its value"
+        0.1,
+        description=(
+            "c1, of half the squared error: where a recipe's c1 multiplies the squared error itself, give twice its"
+            " value"
+        ),
     )
     ent_coef: NonNegative = Field(0.0, description="entropy bonus in the loss")
     whiten_rewards: bool = Field(False, description="scale the rewards of a rollout to variance 1; their mean stays")
@@ -60,15 +69,22 @@ class PpoConfig(Section):
     missing_eos: Literal["replace", "subtract", "none"] = Field(
         "replace", description="what a response without EOS gets instead of its score"
     )
-    missing_eos_penalty: NonNegative = Field(1.0, description="replace: score is minus this; subtract: this is subtracted")
+    missing_eos_penalty: NonNegative = Field(
+        1.0, description="replace: score is minus this; subtract: this is subtracted"
+    )
     kl_in: Literal["reward", "loss"] = Field(
         "reward",
-        description="where the KL penalty acts: on every token's reward, or in the loss; "
-        "whitening divides a beta in the reward by objective/advantage_std, and a beta in the loss by nothing",
+        description=(
+            "where the KL penalty acts: on every token's reward, or in the loss; "
+            "whitening divides a beta in the reward by objective/advantage_std, and a beta in the loss by nothing"
+        ),
     )
-    kl_loss_estimator: Literal["k2", "k3"] = Field("k2", description="estimator of the penalty in the loss; k1 has no gradient on average")
+    kl_loss_estimator: Literal["k2", "k3"] = Field(
+        "k2", description="estimator of the penalty in the loss; k1 has no gradient on average"
+    )
     kl_control: Literal["fixed", "adaptive", "linear", "cosine", "piecewise"] = Field(
-        "fixed", description="adaptive follows kl_target; linear and cosine go to kl_coef_end; piecewise follows kl_coef_stages"
+        "fixed",
+        description="adaptive follows kl_target; linear and cosine go to kl_coef_end; piecewise follows kl_coef_stages",
     )
     kl_coef_end: NonNegative = Field(0.0, description="linear and cosine: beta of the last update")
     kl_coef_stages: tuple[tuple[Fraction, NonNegative], ...] = Field(
@@ -81,7 +97,10 @@ class PpoConfig(Section):
     lr_guard_factor: Fraction = Field(0.5, description="what a cut multiplies the learning rate by")
     lr_guard_steps: Positive = Field(100, description="gradient steps that a cut lasts")
     kl_hinge: StrictlyPositive | None = Field(
-        None, description="nats per token: while a mini-batch's KL to the reference is above it, its step shrinks to kl_hinge / KL"
+        None,
+        description=(
+            "nats per token: while a mini-batch's KL to the reference is above it, its step shrinks to kl_hinge / KL"
+        ),
     )
     target_kl: StrictlyPositive | None = Field(
         None, description="nats per token: the epochs end before a step whose approxkl is above 1.5 times this"
@@ -90,15 +109,29 @@ class PpoConfig(Section):
         "shared", description="shared: value head on the policy's trunk; separate: a trunk of its own"
     )
     critic_init: Literal["reference", "reward"] = Field("reference", description="what a separate critic starts as")
-    critic_lr: NonNegative | None = Field(None, description="learning rate of a separate critic's trunk, on the same schedule; none: lr")
-    adapter: Literal["none", "lora"] = Field("none", description="lora: train a low-rank adapter; the reference is then the same network")
+    critic_lr: NonNegative | None = Field(
+        None, description="learning rate of a separate critic's trunk, on the same schedule; none: lr"
+    )
+    adapter: Literal["none", "lora"] = Field(
+        "none", description="lora: train a low-rank adapter; the reference is then the same network"
+    )
     lora_rank: Positive = Field(16, description="width of the adapter")
     lora_alpha: StrictlyPositive = Field(32.0, description="the adapter counts alpha / rank times")
-    quantize: Literal["none", "4bit"] = Field("none", description="4bit: hold the frozen weights in NF4; needs adapter: lora and a GPU")
-    frozen_layers: Annotated[int, Field(ge=0)] = Field(0, description="lowest blocks that are not trained, embeddings included")
-    min_entropy: NonNegative = Field(0.01, description="nats per token: a rollout below it has collapsed, and the trial ends as diverged")
-    max_repetition: Fraction = Field(0.8, description="share of repeated token pairs in a response: a rollout above it has collapsed too")
-    stop: tuple[StopRule, ...] = Field((), description="what ends the trial early; set by a study's falsifiers and its search")
+    quantize: Literal["none", "4bit"] = Field(
+        "none", description="4bit: hold the frozen weights in NF4; needs adapter: lora and a GPU"
+    )
+    frozen_layers: Annotated[int, Field(ge=0)] = Field(
+        0, description="lowest blocks that are not trained, embeddings included"
+    )
+    min_entropy: NonNegative = Field(
+        0.01, description="nats per token: a rollout below it has collapsed, and the trial ends as diverged"
+    )
+    max_repetition: Fraction = Field(
+        0.8, description="share of repeated token pairs in a response: a rollout above it has collapsed too"
+    )
+    stop: tuple[StopRule, ...] = Field(
+        (), description="what ends the trial early; set by a study's falsifiers and its search"
+    )
 
     @property
     def mini_batch_size(self) -> int:
@@ -122,24 +155,33 @@ class PpoConfig(Section):
         if self.steps % self.steps_per_update:
             below = self.steps // self.steps_per_update * self.steps_per_update
             raise ValueError(
-                f"steps {self.steps} is no whole number of updates of {self.steps_per_update} gradient steps "
-                f"(num_ppo_epochs x num_mini_batches); nearest: {max(below, self.steps_per_update)} or {below + self.steps_per_update}"
+                f"steps {self.steps} is no whole number of updates of {self.steps_per_update} gradient steps"
+                f" (num_ppo_epochs x num_mini_batches); nearest: {max(below, self.steps_per_update)} or"
+                f" {below + self.steps_per_update}"
             )
         if self.quantize != "none" and self.adapter != "lora":
-            raise ValueError("quantize '4bit' holds frozen weights, and without an adapter none is frozen; set adapter: lora")
+            raise ValueError(
+                "quantize '4bit' holds frozen weights, and without an adapter none is frozen; set adapter: lora"
+            )
         if self.adapter == "lora" and self.frozen_layers:
-            raise ValueError("frozen_layers and adapter: lora exclude each other; an adapter freezes every layer already")
+            raise ValueError(
+                "frozen_layers and adapter: lora exclude each other; an adapter freezes every layer already"
+            )
         self._check_stages()
         least = KL_ERROR_CLIP * self.batch_size
         if self.kl_control == "adaptive" and self.kl_horizon <= least:
-            raise ValueError(f"kl_horizon {self.kl_horizon:g} lets one rollout take beta to 0 or below; above 0.2 x batch_size = {least:g}")
+            raise ValueError(
+                f"kl_horizon {self.kl_horizon:g} lets one rollout take beta to 0 or below; above 0.2 x batch_size ="
+                f" {least:g}"
+            )
         return self
 
     def _check_stages(self) -> None:
         starts = [start for start, _ in self.kl_coef_stages]
         if bool(starts) != (self.kl_control == "piecewise"):
             raise ValueError(
-                "kl_coef_stages and kl_control: piecewise need each other; for example kl_coef_stages: [[0.25, 0.1], [0.5, 0.05]]"
+                "kl_coef_stages and kl_control: piecewise need each other; for example kl_coef_stages: [[0.25, 0.1],"
+                " [0.5, 0.05]]"
             )
         if any(late <= early for early, late in itertools.pairwise(starts)):
             raise ValueError(f"kl_coef_stages: the fractions {starts} must rise")

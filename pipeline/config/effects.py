@@ -73,9 +73,15 @@ def _learned(config: Config) -> list[str]:
     return [part.preferences for part in config.reward.scorers().values() if part.kind == "learned"]
 
 
-PENALTY = Condition("a KL penalty: ppo.kl_coef above 0, or a schedule that goes above 0", lambda config: any(_betas(config)), "ppo.kl_coef")
+PENALTY = Condition(
+    "a KL penalty: ppo.kl_coef above 0, or a schedule that goes above 0",
+    lambda config: any(_betas(config)),
+    "ppo.kl_coef",
+)
 LEARNED = Condition("a learned reward", lambda config: bool(_learned(config)), "reward.kind")
-JUDGED = Condition("a learned reward with preferences: judge", lambda config: "judge" in _learned(config), "reward.kind")
+JUDGED = Condition(
+    "a learned reward with preferences: judge", lambda config: "judge" in _learned(config), "reward.kind"
+)
 GIVEN_PAIRS = Condition(
     "a learned reward with preferences: labels or a file",
     lambda config: any(source != "judge" for source in _learned(config)),
@@ -107,7 +113,9 @@ ACTS: dict[str, tuple[Condition, ...]] = {
     **dict.fromkeys(("model.hidden_size", "model.layers", "model.heads", "model.intermediate_size"), (SCRATCH,)),
     **dict.fromkeys(("sft.batch_size", "sft.lr", "sft.warmup", "sft.weight_decay"), (SFT,)),
     "sft.seed": (TRAINED_OR_SCRATCH,),
-    **dict.fromkeys(("reward.pairs", "reward.heldout_pairs", "reward.epochs", "reward.batch_size", "reward.lr"), (LEARNED,)),
+    **dict.fromkeys(
+        ("reward.pairs", "reward.heldout_pairs", "reward.epochs", "reward.batch_size", "reward.lr"), (LEARNED,)
+    ),
     "reward.label_noise": (JUDGED,),
     "reward.max_tokens": (GIVEN_PAIRS,),
     "ppo.value_head_lr": (above_zero("ppo.vf_coef"),),
@@ -128,7 +136,8 @@ ACTS: dict[str, tuple[Condition, ...]] = {
     "ppo.lora_rank": (setting("ppo.adapter", "lora"),),
     "ppo.lora_alpha": (setting("ppo.adapter", "lora"),),
 }
-"""Knobs that act only under conditions, all of which must hold. What is not listed always acts, or is refused by itself."""
+"""Knobs that act only under conditions, all of which must hold. What is not listed always acts, or is refused by
+itself."""
 
 
 def inert(config: Config, key: str) -> str | None:

@@ -1,6 +1,7 @@
 """From YAML and ``--set`` to a configuration, or to every fault in them at once.
 
-A profile (``pipeline/profiles/*.yaml``) is a complete `TrialConfig`; studies and ``--set`` change single dotted keys of it."""
+A profile (``pipeline/profiles/*.yaml``) is a complete `TrialConfig`; studies and ``--set`` change single dotted keys of
+it."""
 
 from __future__ import annotations
 
@@ -40,13 +41,16 @@ def dotted_keys() -> list[str]:
 
 
 def load_config(
-    profile: str, overrides: Mapping[str, Any] | None = None, origin: str = "--set", below: Mapping[str, Any] | None = None
+    profile: str,
+    overrides: Mapping[str, Any] | None = None,
+    origin: str = "--set",
+    below: Mapping[str, Any] | None = None,
 ) -> TrialConfig:
     """Read a profile and change single keys of it.
 
-    `overrides` maps dotted keys (``ppo.kl_coef``) to values; those of `below` are changed first. Raises `UserError` with
-    one line per fault: the key, the value, what is allowed and the nearest right name; `origin` says in these lines
-    where the overrides stood.
+    `overrides` maps dotted keys (``ppo.kl_coef``) to values; those of `below` are changed first. Raises `UserError`
+    with one line per fault: the key, the value, what is allowed and the nearest right name; `origin` says in these
+    lines where the overrides stood.
     """
     config, faults = read_config(profile, overrides or {}, below or {})
     if config is None:
@@ -55,8 +59,11 @@ def load_config(
     return config
 
 
-def read_config(profile: str, overrides: Mapping[str, Any], below: Mapping[str, Any]) -> tuple[TrialConfig | None, list[Fault]]:
-    """As `load_config`, but gives all faults, each with the key of the override that has it. Raises `UserError` for an unknown profile."""
+def read_config(
+    profile: str, overrides: Mapping[str, Any], below: Mapping[str, Any]
+) -> tuple[TrialConfig | None, list[Fault]]:
+    """As `load_config`, but gives all faults, each with the key of the override that has it. Raises `UserError` for an
+    unknown profile."""
     names = profile_names()
     if profile not in names:
         raise UserError(f"no profile '{profile}'{nearest(profile, names)}; there are: {', '.join(names)}")
@@ -78,7 +85,10 @@ def _changed(content: dict[str, Any], changes: Mapping[str, Any]) -> tuple[dict[
         try:
             check_key(key)
             section, name, *inner = key.split(".")
-            found[section] = {**found.get(section, {}), name: _with(found.get(section, {}).get(name), inner, value, key)}
+            found[section] = {
+                **found.get(section, {}),
+                name: _with(found.get(section, {}).get(name), inner, value, key),
+            }
         except UserError as error:
             faults.append(Fault((key,), str(error)))
     return found, faults
@@ -88,7 +98,9 @@ def _inert(config: TrialConfig, under: dict[str, Any], overrides: Mapping[str, A
     """Overrides that have no effect in `config`; those that repeat what is under them are none."""
     idle = {key: why for key in overrides if (why := inert(config, key))}
     base = validated(TrialConfig, under)[0] if idle else None
-    return [Fault((key,), why) for key, why in idle.items() if base is None or value_at(base, key) != value_at(config, key)]
+    return [
+        Fault((key,), why) for key, why in idle.items() if base is None or value_at(base, key) != value_at(config, key)
+    ]
 
 
 def check_key(key: str) -> None:
@@ -111,13 +123,16 @@ def _with(old: Any, inner: list[str], value: Any, key: str) -> Any:
     name, *deeper = inner
     if not isinstance(old, Mapping) or (deeper and name not in old):
         found = list(old) if isinstance(old, Mapping) else []
-        raise UserError(f"{key}: there is no '{name}' to change{nearest(name, found)}; there are: {', '.join(found) or 'none'}")
+        raise UserError(
+            f"{key}: there is no '{name}' to change{nearest(name, found)}; there are: {', '.join(found) or 'none'}"
+        )
     return {**old, name: _with(old.get(name), deeper, value, key)}
 
 
 @lru_cache(maxsize=16)
 def _read_profile(path: Path, modified_ns: int) -> dict[str, Any]:
-    """A profile's content, read once: a large study asks for it once for every cell. Not to be changed by the caller."""
+    """A profile's content, read once: a large study asks for it once for every cell. Not to be changed by the
+    caller."""
     return read_yaml(path)
 
 

@@ -71,7 +71,10 @@ def _explain(model: type[BaseModel], fault: Any) -> str:
     if fault["type"] == "missing":
         return f"key '{key}' is missing"
     if fault["type"] == "too_short":
-        return f"{key}: needs at least {context['min_length']} {'entry' if context['min_length'] == 1 else 'entries'}, has none"
+        return (
+            f"{key}: needs at least {context['min_length']} {'entry' if context['min_length'] == 1 else 'entries'}, has"
+            " none"
+        )
     message = PLAIN.get(fault["type"]) or str(fault["msg"]).removeprefix("Value error, ")
     message = message[0].lower() + message[1:].replace("nput should be", "nput must be", 1)
     if fault["type"] == "literal_error":
@@ -86,7 +89,9 @@ def _explain(model: type[BaseModel], fault: Any) -> str:
 
 def _yaml(value: Any) -> str:
     """A value as it stands in YAML, where that differs from Python."""
-    return {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else repr(value)
+    return (
+        {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else repr(value)
+    )
 
 
 def _quoted(expected: str) -> list[str]:

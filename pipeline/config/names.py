@@ -1,4 +1,5 @@
-"""What to answer to a name that is unknown: the key that is meant, be it renamed, misspelt, or known by a word of the field.
+"""What to answer to a name that is unknown: the key that is meant, be it renamed, misspelt, or known by a word of the
+field.
 
 Imports nothing outside the standard library, so that ``--help`` can name the words without loading the configuration.
 """
@@ -13,7 +14,8 @@ RENAMED: dict[str, str] = {
     "ppo.max_generated_tokens": "caps.generated_tokens",
     "ppo.max_memory_gib": "caps.memory_gib",
 }
-"""Keys that older versions had, and what each is called now. Add a line whenever a key moves; nothing is accepted silently."""
+"""Keys that older versions had, and what each is called now. Add a line whenever a key moves; nothing is accepted
+silently."""
 
 WORDS: dict[str, tuple[str, ...]] = {
     "beta": ("ppo.kl_coef",),
@@ -68,18 +70,25 @@ def meant_key(key: str, known: Sequence[str]) -> str:
     section, _, name = key.rpartition(".")
     of_section = [one for one in known if one.startswith(f"{section}.")]
     if any(one.startswith(f"{key}.") for one in known):
-        return f"; '{key}' is a section: name its keys with a dot, for example '{next(one for one in known if one.startswith(f'{key}.'))}'"
+        return (
+            f"; '{key}' is a section: name its keys with a dot, for example"
+            f" '{next(one for one in known if one.startswith(f'{key}.'))}'"
+        )
     if same := meant(name, of_section) if section else meant(name, known):
         return f"; did you mean {either(same)}?"
     if words := [one for one in WORDS.get(name.lower(), ()) if one in known]:
-        return f"; {name} is the key {either([one for one in words if one in of_section] or words)}{REMARKS.get(name.lower(), '')}"
+        return (
+            f"; {name} is the key"
+            f" {either([one for one in words if one in of_section] or words)}{REMARKS.get(name.lower(), '')}"
+        )
     if same := meant(name, known):
         return f"; did you mean {either(same)}?"
     return nearest(key, known) if section else _nearest_name(name, known)
 
 
 def meant(name: str, known: Iterable[str], mark: str = ".") -> list[str]:
-    """The known names whose last part, after `mark`, is `name`; those of the section ``ppo``, which studies are about, first."""
+    """The known names whose last part, after `mark`, is `name`; those of the section ``ppo``, which studies are about,
+    first."""
     return sorted((one for one in known if one.rpartition(mark)[2] == name), key=lambda one: not one.startswith("ppo."))
 
 

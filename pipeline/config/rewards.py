@@ -16,17 +16,25 @@ PREFERENCES = ["judge", "labels"]
 class Scorer(Section):
     """The model of the kind `classifier`, and which of its outputs is the score."""
 
-    model: str | None = Field(None, description="hub id or local folder of a sequence-classification model with its tokenizer")
+    model: str | None = Field(
+        None, description="hub id or local folder of a sequence-classification model with its tokenizer"
+    )
     revision: str | None = Field(None, description="commit of a hub id, 40 hexadecimal digits")
     label: str | None = Field(None, description="the model's name of the output that is wanted; none: its only one")
     output: Literal["log_odds", "logit"] = Field("log_odds", description="log-odds of the label, or its logit as it is")
 
     def _check_model(self, kind: str) -> None:
         if (kind == "classifier") != (self.model is not None):
-            raise ValueError("kind: classifier and model need each other; set model to a hub id or a local folder, or change kind")
-        idle = [name for name in ("revision", "label", "output") if getattr(self, name) != Scorer.model_fields[name].default]
+            raise ValueError(
+                "kind: classifier and model need each other; set model to a hub id or a local folder, or change kind"
+            )
+        idle = [
+            name for name in ("revision", "label", "output") if getattr(self, name) != Scorer.model_fields[name].default
+        ]
         if idle and kind != "classifier":
-            raise ValueError(f"{idle[0]} '{getattr(self, idle[0])}' is for kind: classifier, kind is '{kind}'; leave {idle[0]} out")
+            raise ValueError(
+                f"{idle[0]} '{getattr(self, idle[0])}' is for kind: classifier, kind is '{kind}'; leave {idle[0]} out"
+            )
 
 
 class PartConfig(Scorer):
@@ -49,23 +57,35 @@ class RewardConfig(Scorer):
     """The training signal (proxy)."""
 
     kind: Literal["learned", "lexicon", "classifier", "grammar", "composite"] = Field(
-        "learned", description="a Bradley-Terry model, VADER, a ready classifier, the grammar's judge, or a weighted sum of parts"
+        "learned",
+        description="a Bradley-Terry model, VADER, a ready classifier, the grammar's judge, or a weighted sum of parts",
     )
-    parts: dict[PartName, PartConfig] = Field({}, description="composite: its parts by name; each is calibrated, then weighed and added")
+    parts: dict[PartName, PartConfig] = Field(
+        {}, description="composite: its parts by name; each is calibrated, then weighed and added"
+    )
     preferences: str = Field(
         "judge",
-        description="learned: pairs sampled from the reference and judged with noise (judge), positive against negative reviews (labels), "
-        "or a file or folder of parquet or JSONL with `prompt,chosen,rejected`",
+        description=(
+            "learned: pairs sampled from the reference and judged with noise (judge), positive against negative reviews"
+            " (labels), or a file or folder of parquet or JSONL with `prompt,chosen,rejected`"
+        ),
     )
     pairs: Positive = Field(4_096, description="preference pairs to train on; of labels and files, at most")
     heldout_pairs: Positive = Field(
         512, description="pairs kept back to measure accuracy, on prompts of their own; of labels and files, at most"
     )
-    max_tokens: Annotated[int, Field(ge=2)] = Field(256, description="texts of labels and files are cut to this many tokens")
-    label_noise: NonNegative = Field(
-        0.35, description="temperature of P(a over b) = sigmoid((gold_a - gold_b) / (this x std of gold)); 0 = the judge himself"
+    max_tokens: Annotated[int, Field(ge=2)] = Field(
+        256, description="texts of labels and files are cut to this many tokens"
     )
-    calibration_samples: Annotated[int, Field(ge=2)] = Field(512, description="reference samples that set mean 0 and std 1 of the proxy")
+    label_noise: NonNegative = Field(
+        0.35,
+        description=(
+            "temperature of P(a over b) = sigmoid((gold_a - gold_b) / (this x std of gold)); 0 = the judge himself"
+        ),
+    )
+    calibration_samples: Annotated[int, Field(ge=2)] = Field(
+        512, description="reference samples that set mean 0 and std 1 of the proxy"
+    )
     epochs: Positive = Field(2, description="passes over the pairs")
     batch_size: Positive = Field(64, description="pairs in one step")
     lr: StrictlyPositive = Field(1e-3, description="peak learning rate")
@@ -76,7 +96,10 @@ class RewardConfig(Scorer):
         self._check_model(self.kind)
         check_preferences(self.kind, self.preferences)
         if (self.kind == "composite") != bool(self.parts):
-            raise ValueError("kind: composite and parts need each other; for example parts: {helpful: {kind: learned}, short: {kind: ...}}")
+            raise ValueError(
+                "kind: composite and parts need each other; for example parts: {helpful: {kind: learned}, short: {kind:"
+                " ...}}"
+            )
         if self.parts and not any(part.weight for part in self.parts.values()):
             raise ValueError("parts: every weight is 0, so there is nothing to learn")
         return self
@@ -100,14 +123,17 @@ def check_preferences(kind: str, preferences: str) -> None:
         raise ValueError(f"preferences '{preferences}' are for kind: learned, kind is '{kind}'")
     if not preferences or ("/" not in preferences and "." not in preferences and preferences not in PREFERENCES):
         raise ValueError(
-            f"preferences '{preferences}' must be judge, labels, or the path of a parquet or JSONL file{nearest(preferences, PREFERENCES)}"
+            f"preferences '{preferences}' must be judge, labels, or the path of a parquet or JSONL"
+            f" file{nearest(preferences, PREFERENCES)}"
         )
 
 
 class JudgeConfig(Scorer):
     """The gold judge: what decides wins and is never trained on."""
 
-    kind: Literal["auto", "grammar", "lexicon", "classifier"] = Field("auto", description="auto: grammar on built-in reviews, else VADER")
+    kind: Literal["auto", "grammar", "lexicon", "classifier"] = Field(
+        "auto", description="auto: grammar on built-in reviews, else VADER"
+    )
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:

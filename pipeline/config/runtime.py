@@ -12,30 +12,44 @@ from pipeline.config.base import Positive, Section, StrictlyPositive
 class RuntimeConfig(Section):
     """How a trial runs: changes no result and is part of no stage's identity.
 
-    The exception is the numeric precision, which follows from the device and is part of the identity by itself (`pipeline.run.dag`).
+    The exception is the numeric precision, which follows from the device and is part of the identity by itself
+    (`pipeline.run.dag`).
     """
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where there is one")
     threads: Positive = Field(1, description="CPU threads of one process of a trial")
-    processes: Positive = Field(1, description="processes that share the work of one PPO trial, each with its own GPU where there are any")
+    processes: Positive = Field(
+        1, description="processes that share the work of one PPO trial, each with its own GPU where there are any"
+    )
     micro_batch_size: Positive = Field(64, description="episodes in memory at once during training")
     rollout_batch_size: Positive = Field(512, description="episodes in memory at once during generation and scoring")
-    hang_minutes: StrictlyPositive = Field(30.0, description="a trial in a process of its own that says nothing for so long is ended")
+    hang_minutes: StrictlyPositive = Field(
+        30.0, description="a trial in a process of its own that says nothing for so long is ended"
+    )
     checkpoint_updates: Positive = Field(16, description="fewest updates between two checkpoints")
     checkpoint_share: Annotated[float, Field(gt=0.0, le=1.0)] | None = Field(
-        0.02, description="most of a trial's time that checkpoints take: they are rarer on a slow disk; none: by checkpoint_updates alone"
+        0.02,
+        description=(
+            "most of a trial's time that checkpoints take: they are rarer on a slow disk; none: by checkpoint_updates"
+            " alone"
+        ),
     )
     gradient_checkpointing: bool = Field(False, description="compute activations twice instead of keeping them")
 
 
 class CapsConfig(Section):
-    """What one trial may spend; a trial that reaches a cap ends as `budget`. Part of no stage's identity: a larger cap continues it."""
+    """What one trial may spend; a trial that reaches a cap ends as `budget`. Part of no stage's identity: a larger cap
+    continues it."""
 
     wall_clock_h: StrictlyPositive = Field(2.5, description="hours of the PPO stage")
     generated_tokens: Positive = Field(50_000_000, description="tokens sampled in rollouts")
-    memory_gib: StrictlyPositive = Field(14.6, description="peak memory: RSS on a CPU, allocator on a GPU, which enforces it")
+    memory_gib: StrictlyPositive = Field(
+        14.6, description="peak memory: RSS on a CPU, allocator on a GPU, which enforces it"
+    )
     card: Literal["auto", "t4"] = Field(
         "auto",
-        description="whose roofline is held against wall_clock_h before a trial starts: t4 on any machine; "
-        "auto: a T4's, unless another GPU is visible",
+        description=(
+            "whose roofline is held against wall_clock_h before a trial starts: t4 on any machine; "
+            "auto: a T4's, unless another GPU is visible"
+        ),
     )

@@ -1,8 +1,8 @@
 """The configuration of one trial, all of it.
 
-Every key that can change a result is part of some stage's identity (`pipeline.run.dag`); what cannot (device, micro-batches, cadence
-of checkpoints) lives in ``runtime`` and is part of none. ``caps`` end a trial early and are part of none either: a trial that has
-reached one goes on when it is raised."""
+Every key that can change a result is part of some stage's identity (`pipeline.run.dag`); what cannot (device,
+micro-batches, cadence of checkpoints) lives in ``runtime`` and is part of none. ``caps`` end a trial early and are part
+of none either: a trial that has reached one goes on when it is raised."""
 
 from __future__ import annotations
 
@@ -28,15 +28,24 @@ class EvaluateConfig(Section):
 
     prompts: Positive = Field(512, description="held-out prompts that are answered")
     first_prompt: Annotated[int, Field(ge=0)] = Field(
-        0, description="held-out prompts before the first one that is answered; the confirmation of a search passes over those it used"
+        0,
+        description=(
+            "held-out prompts before the first one that is answered; the confirmation of a search passes over those it"
+            " used"
+        ),
     )
-    # Measured on `tiny` (512 prompts, beta 0.05, 512 steps): with k = 1, 2, 4, 8, 16 the standard error of the win rate is 2.0, 1.7, 1.5,
-    # 1.4, 1.3 points (1.3 is what the prompts and the policy's own draws leave), that of the reference's gold score 0.114, 0.083, 0.059,
-    # 0.044, 0.033 points. A draw costs a quarter of what a policy's evaluation costs, and all trials share it.
-    reference_draws: Positive = Field(8, description="answers of the reference to each prompt, drawn once for all trials")
+    # Measured on `tiny` (512 prompts, beta 0.05, 512 steps): with k = 1, 2, 4, 8, 16 the standard error of the win rate
+    # is 2.0, 1.7, 1.5, 1.4, 1.3 points (1.3 is what the prompts and the policy's own draws leave), that of the
+    # reference's gold score 0.114, 0.083, 0.059, 0.044, 0.033 points. A draw costs a quarter of what a policy's
+    # evaluation costs, and all trials share it.
+    reference_draws: Positive = Field(
+        8, description="answers of the reference to each prompt, drawn once for all trials"
+    )
     temperature: StrictlyPositive = Field(1.0, description="of sampling, for both networks")
     sample_rows: Positive = Field(16, description="prompts in the fixed sample table")
-    seed: int = Field(0, description="of the sampling noise, which differs between policy and reference and is the same for every arm")
+    seed: int = Field(
+        0, description="of the sampling noise, which differs between policy and reference and is the same for every arm"
+    )
 
 
 class TrialConfig(Section):
@@ -67,10 +76,18 @@ class TrialConfig(Section):
 
     def cautions(self) -> list[str]:
         """What is allowed and yet likely to mislead, one line each."""
-        same = [name for name, part in self.reward.scorers().items() if (part.kind, part.model) == (self.gold.kind, self.gold.model)]
+        same = [
+            name
+            for name, part in self.reward.scorers().items()
+            if (part.kind, part.model) == (self.gold.kind, self.gold.model)
+        ]
         what = f"'{self.gold.model}'" if self.gold.model else self.gold.kind
         where = ", ".join(f"reward.parts.{name}" for name in same) if self.reward.parts else "reward"
-        return [f"the gold judge ({what}) is also what is trained on ({where}): win rates cannot show over-optimisation"] if same else []
+        return (
+            [f"the gold judge ({what}) is also what is trained on ({where}): win rates cannot show over-optimisation"]
+            if same
+            else []
+        )
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
@@ -78,24 +95,36 @@ class TrialConfig(Section):
         if last > self.data.heldout_prompts:
             asked = f"evaluate.first_prompt {self.evaluate.first_prompt} + " * bool(self.evaluate.first_prompt)
             raise ValueError(
-                f"{asked}evaluate.prompts {self.evaluate.prompts} is more than data.heldout_prompts {self.data.heldout_prompts}; "
-                f"raise the latter to at least {last}"
+                f"{asked}evaluate.prompts {self.evaluate.prompts} is more than data.heldout_prompts"
+                f" {self.data.heldout_prompts}; raise the latter to at least {last}"
             )
         if self.ppo.mini_batch_size % self.runtime.processes:
             raise ValueError(
-                f"runtime.processes {self.runtime.processes} does not divide a mini-batch of {self.ppo.mini_batch_size} episodes "
-                "(ppo.batch_size / ppo.num_mini_batches)"
+                f"runtime.processes {self.runtime.processes} does not divide a mini-batch of {self.ppo.mini_batch_size}"
+                " episodes (ppo.batch_size / ppo.num_mini_batches)"
             )
         grammar = [name for name, part in self.reward.scorers().items() if part.kind == "grammar"]
         if (self.gold.kind == "grammar" or grammar) and self.data.source != "builtin":
-            key = f"reward.parts.{grammar[0]}" if grammar and self.reward.parts else "reward.kind" if grammar else "judge.kind"
+            key = (
+                f"reward.parts.{grammar[0]}"
+                if grammar and self.reward.parts
+                else "reward.kind"
+                if grammar
+                else "judge.kind"
+            )
             raise ValueError(
-                f"{key} 'grammar' understands only built-in reviews, data.source is '{self.data.source}'; use lexicon or classifier"
+                f"{key} 'grammar' understands only built-in reviews, data.source is '{self.data.source}'; use lexicon"
+                " or classifier"
             )
         if self.needs_labels and self.data.source == "builtin":
-            raise ValueError("preferences 'labels' need labelled texts, data.source is 'builtin'; use judge, or texts of your own")
+            raise ValueError(
+                "preferences 'labels' need labelled texts, data.source is 'builtin'; use judge, or texts of your own"
+            )
         if self.ppo.critic == "separate" and self.ppo.critic_init == "reward" and self.reward.kind != "learned":
-            raise ValueError(f"ppo.critic_init 'reward' needs a reward that is a network, reward.kind is '{self.reward.kind}'; use learned")
+            raise ValueError(
+                f"ppo.critic_init 'reward' needs a reward that is a network, reward.kind is '{self.reward.kind}'; use"
+                " learned"
+            )
         return self
 
     def digest(self) -> str:

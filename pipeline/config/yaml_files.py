@@ -12,7 +12,9 @@ from pipeline.errors import UserError
 PLAIN = {
     "'\\t'": "a tab stands where YAML wants spaces; indent with spaces",
     "<block end>": "the indentation does not fit the lines above",
-    "mapping values are not allowed here": "a colon stands where none can: indent the line as its neighbours are, or quote the text",
+    "mapping values are not allowed here": (
+        "a colon stands where none can: indent the line as its neighbours are, or quote the text"
+    ),
     "found another document": "a second document begins ('---'); a file has one",
 }
 """The parser's complaints that people meet most, in other words."""

@@ -1,4 +1,5 @@
-"""Texts from wherever they come, cleaned and split into training and held-out ones; the only file that knows sources."""
+"""Texts from wherever they come, cleaned and split into training and held-out ones; the only file that knows
+sources."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from pipeline.data.labels import polarity
 from pipeline.errors import UserError
 
 HELDOUT_TEXTS = 16
-"""Built-in reviews held out per prompt wanted: most of their openings are training prompts as well and cannot be used."""
+"""Built-in reviews held out per prompt wanted: most of their openings are training prompts as well and cannot be
+used."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,9 @@ class Corpus:
             positive, negative = labels.count(1), labels.count(0)
             if not positive or not negative:
                 raise UserError(
-                    f"data: reward preferences 'labels' need both classes, and the {len(labels)} {name} texts are {positive} positive and "
-                    f"{negative} negative (labels must be 0 or 1, negative or positive); use other texts, or preferences: judge"
+                    f"data: reward preferences 'labels' need both classes, and the {len(labels)} {name} texts are"
+                    f" {positive} positive and {negative} negative (labels must be 0 or 1, negative or positive); use"
+                    " other texts, or preferences: judge"
                 )
 
 
@@ -76,7 +79,8 @@ def _split(splits: Mapping[str, Any], cfg: DataConfig) -> Corpus:
     texts = {name: _distinct(frame, counts) for name, frame in splits.items()}
     train, heldout = texts["train"], texts.get("test", {})
     if "test" in texts:
-        # Left out of the held-out texts and not of the others: a ready classifier may have been trained on all of the training split.
+        # Left out of the held-out texts and not of the others: a ready classifier may have been trained on all of the
+        # training split.
         both = train.keys() & heldout.keys()
         counts["in_both_splits"] = len(both)
         heldout = {text: label for text, label in heldout.items() if text not in both}
@@ -86,8 +90,8 @@ def _split(splits: Mapping[str, Any], cfg: DataConfig) -> Corpus:
         train = {text: label for text, label in train.items() if text not in kept}
     if not train or not heldout:
         raise UserError(
-            f"data: {counts['rows']} rows leave {len(train)} training and {len(heldout)} held-out texts after cleaning; "
-            "more texts are needed"
+            f"data: {counts['rows']} rows leave {len(train)} training and {len(heldout)} held-out texts after cleaning;"
+            " more texts are needed"
         )
     train, heldout = _shuffled(train, cfg.seed, 0), _shuffled(heldout, cfg.seed, 1)
     counts |= {"train_texts": len(train), "heldout_texts": len(heldout)}

@@ -57,7 +57,8 @@ def fingerprint(cfg: DataConfig) -> dict[str, str]:
 
 
 def read_splits(path: Path, key: str, columns: Sequence[str]) -> dict[str, Any]:
-    """The named columns by split, as data frames. Raises `UserError` with the file for what cannot be read or lacks a column."""
+    """The named columns by split, as data frames. Raises `UserError` with the file for what cannot be read or lacks a
+    column."""
     import pandas as pd
 
     splits = split_files(path, key).items()
@@ -79,7 +80,9 @@ def require(columns: Sequence[str], found: Sequence[object], origin: str) -> Non
     for column in columns:
         if column not in names:
             its = f"its columns are {', '.join(names)}" if names else "it has no columns"
-            raise UserError(f"{origin}: no column '{column}'{nearest(column, names)}; {its}; needed are {', '.join(columns)}")
+            raise UserError(
+                f"{origin}: no column '{column}'{nearest(column, names)}; {its}; needed are {', '.join(columns)}"
+            )
 
 
 def _read(path: Path, columns: Sequence[str]) -> Any:
@@ -92,13 +95,16 @@ def _read(path: Path, columns: Sequence[str]) -> Any:
             # As strings, and nothing is "missing": a review may consist of the word NA.
             frame = pd.read_csv(path, encoding=_encoding(path), dtype=str, keep_default_na=False)
         else:
-            frame = pd.DataFrame(list(_json_lines(path)), dtype=object)  # as they are: a string type would refuse half a surrogate pair
+            frame = pd.DataFrame(
+                list(_json_lines(path)), dtype=object
+            )  # as they are: a string type would refuse half a surrogate pair
     require(columns, list(frame.columns), str(path))
     return frame[list(columns)]
 
 
 def _header(path: Path, columns: Sequence[str]) -> list[str]:
-    """The columns of a table. JSONL has those of all its rows together; no more rows are read than show all of `columns`."""
+    """The columns of a table. JSONL has those of all its rows together; no more rows are read than show all of
+    `columns`."""
     if path.suffix == ".parquet":
         import pyarrow.parquet as pq
 
@@ -121,7 +127,8 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{path}: is not UTF-8 (byte 0x{error.object[error.start]:02x}); convert it, for example with: iconv -f latin1 -t utf-8"
+            f"{path}: is not UTF-8 (byte 0x{error.object[error.start]:02x}); convert it, for example with: iconv -f"
+            " latin1 -t utf-8"
         ) from None
     except (ValueError, OSError, csv.Error) as error:
         raise UserError(f"{path}: cannot be read as {path.suffix[1:]}: {str(error).splitlines()[0]}") from None

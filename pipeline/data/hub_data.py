@@ -24,7 +24,8 @@ def check_reachable(cfg: DataConfig) -> None:
 
 
 def hub_splits(cfg: DataConfig) -> dict[str, Any]:
-    """Text and label by split, as data frames, from the cache or the network. Raises `UserError` for what cannot be had."""
+    """Text and label by split, as data frames, from the cache or the network. Raises `UserError` for what cannot be
+    had."""
     import datasets
 
     check_reachable(cfg)
@@ -52,8 +53,8 @@ def _builder(cfg: DataConfig) -> Any:
 
     name, cached = cfg.name or "", _cached(cfg)
     if len(cached) == 1:
-        # By its commit: left to itself, `datasets` asks the network first, for half a minute where there is none, and then
-        # takes the newest copy of its cache, whichever commit was asked for.
+        # By its commit: left to itself, `datasets` asks the network first, for half a minute where there is none, and
+        # then takes the newest copy of its cache, whichever commit was asked for.
         config, version, commit = cached[0].parts[-3:]
         return Cache(repo_id=name, dataset_name=name.split("/")[-1], config_name=config, version=version, hash=commit)
     builder = load_dataset_builder(name, revision=cfg.revision)
@@ -61,7 +62,8 @@ def _builder(cfg: DataConfig) -> Any:
         raise _absent(cfg, f"the newest copy in the cache is of revision {Path(builder.cache_dir).name}")
     if not any(one.__name__ in TABLES for one in type(builder).__mro__):
         raise UserError(
-            f"data.name = '{name}': its files are no parquet, CSV or JSON but for {type(builder).__name__}; use another data set"
+            f"data.name = '{name}': its files are no parquet, CSV or JSON but for {type(builder).__name__}; use another"
+            " data set"
         )
     return builder
 

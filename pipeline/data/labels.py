@@ -24,8 +24,11 @@ def polarity(label: object) -> int:
     return POLARITY.get(name, UNLABELLED)
 
 
-def pair_labels(train: tuple[Sequence[str], Sequence[int]], heldout: tuple[Sequence[str], Sequence[int]], seed: int) -> pd.DataFrame:
-    """Each positive text chosen over a negative one, at random and each text once: prompt (empty), chosen, rejected, heldout."""
+def pair_labels(
+    train: tuple[Sequence[str], Sequence[int]], heldout: tuple[Sequence[str], Sequence[int]], seed: int
+) -> pd.DataFrame:
+    """Each positive text chosen over a negative one, at random and each text once: prompt (empty), chosen, rejected,
+    heldout."""
     import pandas as pd
 
     parts = []

@@ -29,10 +29,16 @@ def read_preferences(path: Path, key: str) -> tuple[pd.DataFrame, str]:
         kept = groups.isin(set(groups.drop_duplicates().iloc[::HELDOUT_SHARE]))
         train, heldout = frames["train"][~kept], frames["train"][kept]
     if train.empty or heldout.empty:
-        raise UserError(f"{key} = '{path}': {rows} rows leave {len(train)} pairs to train on and {len(heldout)} held out; more are needed")
+        raise UserError(
+            f"{key} = '{path}': {rows} rows leave {len(train)} pairs to train on and {len(heldout)} held out; more are"
+            " needed"
+        )
     pairs = pd.concat([train.assign(heldout=False), heldout.assign(heldout=True)], ignore_index=True)
     left_out = rows - len(pairs)
-    return pairs.drop(columns="_group"), f"{rows} rows read, {left_out} left out (empty, equal sides, repeated, or in both splits)"
+    return (
+        pairs.drop(columns="_group"),
+        f"{rows} rows read, {left_out} left out (empty, equal sides, repeated, or in both splits)",
+    )
 
 
 def _clean(frame: Any) -> pd.DataFrame:

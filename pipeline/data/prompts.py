@@ -31,13 +31,19 @@ def make_prompts(
     found: dict[str, None] = {}
     for text in texts:
         prompt = cut(text, int(rng.integers(low, high + 1)))
-        if prompt and prompt not in taken and prompt not in found and _tokens(tokenizer, prompt) <= cfg.max_prompt_tokens:
+        if (
+            prompt
+            and prompt not in taken
+            and prompt not in found
+            and _tokens(tokenizer, prompt) <= cfg.max_prompt_tokens
+        ):
             found[prompt] = None
             if len(found) == n:
                 return list(found)
     raise UserError(
-        f"data: {len(texts)} texts give only {len(found)} distinct prompts of {low} to {high} {cfg.prompt_unit} (at most "
-        f"{cfg.max_prompt_tokens} tokens), {n} are asked for; lower data.train_prompts or data.heldout_prompts, or widen data.prompt_length"
+        f"data: {len(texts)} texts give only {len(found)} distinct prompts of {low} to {high} {cfg.prompt_unit} (at"
+        f" most {cfg.max_prompt_tokens} tokens), {n} are asked for; lower data.train_prompts or data.heldout_prompts,"
+        " or widen data.prompt_length"
     )
 
 

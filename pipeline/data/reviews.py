@@ -38,7 +38,8 @@ class Review:
 
 @dataclass(frozen=True)
 class Pattern:
-    """A clause without its full stop; in clauses on an aspect, `{noun}` and `{be}` stand for the aspect and was/were."""
+    """A clause without its full stop; in clauses on an aspect, `{noun}` and `{be}` stand for the aspect and
+    was/were."""
 
     text: str
     value: float
@@ -62,7 +63,10 @@ class Table(Generic[T]):
 
 
 def _phrases(
-    forms: tuple[Form, ...], words: dict[tuple[Strength, Sign], tuple[T, ...]], sign: Sign, realise: Callable[[str, str, T], str]
+    forms: tuple[Form, ...],
+    words: dict[tuple[Strength, Sign], tuple[T, ...]],
+    sign: Sign,
+    realise: Callable[[str, str, T], str],
 ) -> list[tuple[Pattern, float]]:
     """All patterns of the forms whose meaning has this sign; each form's weight is shared by its words."""
     found = []
@@ -113,7 +117,8 @@ def _verdicts(sign: Sign) -> Table[Pattern]:
 
 
 def _recommendations(sign: Sign) -> Table[Pattern]:
-    # Nothing is the opposite of `recommend`, so favourable clauses take the plain forms and the others the negated ones.
+    # Nothing is the opposite of `recommend`, so favourable clauses take the plain forms and the others the negated
+    # ones.
     forms = tuple(form for form in lexicon.RECOMMEND_FORMS if lexicon.NEGATION[form[1]] * sign > 0)
     recommend: list[tuple[Pattern, float]] = []
     for target in lexicon.OBJECTS:
@@ -136,19 +141,26 @@ ASPECTS: Final[tuple[tuple[str, str], ...]] = tuple((noun, "was") for noun in le
 )
 """Noun and its verb."""
 REMARKS: Final[dict[str, Table[Pattern]]] = {
-    kind: Table((Pattern(_join(*choice), 0.0), 1.0) for choice in product(*columns)) for kind, columns in lexicon.NEUTRAL.items()
+    kind: Table((Pattern(_join(*choice), 0.0), 1.0) for choice in product(*columns))
+    for kind, columns in lexicon.NEUTRAL.items()
 }
 ASPECT_CLAUSES: Final = {sign: _aspects(sign) for sign in SIGNS}
 COPULAS: Final = {sign: Table(_phrases(lexicon.COPULA_FORMS, ADJECTIVES, sign, _copula)) for sign in SIGNS}
 """The halves of a contrast; they have opposite signs."""
-CLOSING: Final = {"verdict": {sign: _verdicts(sign) for sign in SIGNS}, "recommendation": {sign: _recommendations(sign) for sign in SIGNS}}
+CLOSING: Final = {
+    "verdict": {sign: _verdicts(sign) for sign in SIGNS},
+    "recommendation": {sign: _recommendations(sign) for sign in SIGNS},
+}
 PLANS: Final[dict[Sentiment, Table[tuple[str, ...]]]] = {
-    sentiment: Table((tuple(plan.split()), mixed if sentiment == "mixed" else clear) for plan, clear, mixed in lexicon.PLANS)
+    sentiment: Table(
+        (tuple(plan.split()), mixed if sentiment == "mixed" else clear) for plan, clear, mixed in lexicon.PLANS
+    )
     for sentiment in SENTIMENTS
 }
 _SENTIMENT: Final = Table((sentiment, lexicon.SENTIMENT_PROBABILITY[sentiment]) for sentiment in SENTIMENTS)
 _LOG_PLAN: Final = {
-    sentiment: {plan: math.log(p) for plan, p in zip(table.items, table.probabilities, strict=True)} for sentiment, table in PLANS.items()
+    sentiment: {plan: math.log(p) for plan, p in zip(table.items, table.probabilities, strict=True)}
+    for sentiment, table in PLANS.items()
 }
 
 

@@ -33,7 +33,8 @@ class Clause:
     text: str
     """With normal white space, without the full stop."""
     topics: tuple[str, ...]
-    """What it speaks of and what may be spoken of once in a review: aspects, or the kind of a remark, verdict or recommendation."""
+    """What it speaks of and what may be spoken of once in a review: aspects, or the kind of a remark, verdict or
+    recommendation."""
     value: float
     """Points; 0 in a faulty clause."""
     faults: int = 0
@@ -111,21 +112,28 @@ def _unsound(text: str) -> Clause:
 
 
 def _cost(words: list[str]) -> int:
-    """Faults of a clause outside the grammar; a word longer than any real one counts as several, so that omitting spaces does not pay."""
+    """Faults of a clause outside the grammar; a word longer than any real one counts as several, so that omitting
+    spaces does not pay."""
     length = sum(-(-len(word) // _LONGEST_WORD) for word in words)
     return max(1, -(-length // lexicon.WORDS_PER_FAULT))
 
 
 def _aspect_clauses(tables: dict[lexicon.Sign, grammar.Table[grammar.Pattern]]) -> dict[str, Clause]:
     patterns = [pattern for table in tables.values() for pattern in table.items]
-    clauses = [Clause(grammar.fill(pattern, aspect), (aspect[0],), pattern.value) for pattern in patterns for aspect in grammar.ASPECTS]
+    clauses = [
+        Clause(grammar.fill(pattern, aspect), (aspect[0],), pattern.value)
+        for pattern in patterns
+        for aspect in grammar.ASPECTS
+    ]
     return {clause.text: clause for clause in clauses}
 
 
 def _other_clauses() -> dict[str, Clause]:
     tables = [(kind, table) for kind, table in grammar.REMARKS.items()]
     tables += [(kind, table) for kind, signed in grammar.CLOSING.items() for table in signed.values()]
-    return {pattern.text: Clause(pattern.text, (kind,), pattern.value) for kind, table in tables for pattern in table.items}
+    return {
+        pattern.text: Clause(pattern.text, (kind,), pattern.value) for kind, table in tables for pattern in table.items
+    }
 
 
 SENTENCES: Final[dict[str, Clause]] = _aspect_clauses(grammar.ASPECT_CLAUSES) | _other_clauses()
@@ -135,5 +143,6 @@ COPULAS: Final[dict[str, Clause]] = _aspect_clauses(grammar.COPULAS)
 CLAIMS: Final[dict[str, Clause]] = {text[0].lower() + text[1:]: clause for text, clause in COPULAS.items()}
 """What can stand after `but`."""
 _LONGEST_WORD: Final = max(len(word) for text in SENTENCES for word in text.split())
-# Longer texts are no clauses; they are kept out of the cache, whose size in bytes is thereby bounded. One more for a space in front.
+# Longer texts are no clauses; they are kept out of the cache, whose size in bytes is thereby bounded. One more for a
+# space in front.
 _LONGEST_CLAUSE: Final = max(max(map(len, SENTENCES)), 2 * max(map(len, COPULAS)) + len(", but ")) + 1

@@ -10,7 +10,9 @@ import torch
 from pipeline.models.policy import Episodes, response_mask
 
 
-def text_episodes(tokenizer: Any, prompts: Sequence[str], completions: Sequence[str], max_tokens: int, device: torch.device) -> Episodes:
+def text_episodes(
+    tokenizer: Any, prompts: Sequence[str], completions: Sequence[str], max_tokens: int, device: torch.device
+) -> Episodes:
     """Prompts and completions as tokens, EOS at the end unless cut at `max_tokens` in all.
 
     An empty prompt takes the completion's first token; of a prompt that leaves no room only the end is kept, half

@@ -1,4 +1,5 @@
-"""The words of the built-in reviews, what they mean and how often they occur: the one source of the generator and of the judge.
+"""The words of the built-in reviews, what they mean and how often they occur: the one source of the generator and of
+the judge.
 
 Every number that decides a meaning is a dyadic fraction, so that scores are exact in floating point.
 A *form* is how a judging word is put: negator, adverb and weight. Weights are relative within their table.
@@ -122,7 +123,11 @@ OCCASION: Final = (
     ("at home", "at the cinema", "on a plane", "with friends", "with my sister", "with my parents"),
     ("", "last week", "last night", "on Friday", "on Sunday", "on Monday"),
 )
-RUNTIME: Final = (("It runs for",), ("about", "nearly", "over", "under"), ("ninety minutes", "two hours", "three hours"))
+RUNTIME: Final = (
+    ("It runs for",),
+    ("about", "nearly", "over", "under"),
+    ("ninety minutes", "two hours", "three hours"),
+)
 PREMISE: Final = (
     ("It follows a",),
     ("young", "lonely", "retired", "famous"),
@@ -132,8 +137,14 @@ PREMISE: Final = (
 )
 ORIGIN: Final = (("It is based on a",), ("", "famous", "French", "Russian"), ("novel", "play", "poem", "memoir"))
 
-NEUTRAL: Final[dict[str, tuple[tuple[str, ...], ...]]] = {"occasion": OCCASION, "runtime": RUNTIME, "premise": PREMISE, "origin": ORIGIN}
-"""Kinds of remark that judge nothing: one choice from every column, all alike in probability; an empty choice is left out."""
+NEUTRAL: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
+    "occasion": OCCASION,
+    "runtime": RUNTIME,
+    "premise": PREMISE,
+    "origin": ORIGIN,
+}
+"""Kinds of remark that judge nothing: one choice from every column, all alike in probability; an empty choice is left
+out."""
 
 PLANS: Final[tuple[tuple[str, float, float], ...]] = (
     ("occasion aspect aspect verdict", 11, 4),

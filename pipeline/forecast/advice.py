@@ -41,7 +41,11 @@ class Knob:
 def predict(config: TrialConfig) -> Estimate | None:
     """Peak memory of every stage and T4-hours; None where the sizes of the base cannot be had."""
     shape = shape_of(config)
-    return None if shape is None else estimate(Trial(config, shape, device_of(config), scorer_shapes(config), t4_judges(config)))
+    return (
+        None
+        if shape is None
+        else estimate(Trial(config, shape, device_of(config), scorer_shapes(config), t4_judges(config)))
+    )
 
 
 def device_of(config: TrialConfig) -> Device:
@@ -52,7 +56,8 @@ def device_of(config: TrialConfig) -> Device:
 
 
 def t4_judges(config: TrialConfig) -> bool:
-    """Whether a T4's roofline is held against the cap on the wall clock: where `caps.card` asks for it, or no other GPU is in use."""
+    """Whether a T4's roofline is held against the cap on the wall clock: where `caps.card` asks for it, or no other GPU
+    is in use."""
     import torch
 
     if config.caps.card == "t4" or device_of(config) == "cpu" or not torch.cuda.is_available():
@@ -69,7 +74,8 @@ def check_budget(config: TrialConfig, label: str) -> None:
 
 
 def disk_needed(configs: Sequence[TrialConfig], jobs: int) -> tuple[float, float] | None:
-    """GiB on disk that one trial needs while it trains, and that all of them need, `jobs` at a time; None where sizes are unknown."""
+    """GiB on disk that one trial needs while it trains, and that all of them need, `jobs` at a time; None where sizes
+    are unknown."""
     found = [predict(config) for config in configs]
     known = [one for one in found if one is not None]
     if not known or len(known) < len(found):
@@ -80,7 +86,8 @@ def disk_needed(configs: Sequence[TrialConfig], jobs: int) -> tuple[float, float
 
 
 def check_disk(configs: Sequence[TrialConfig], jobs: int, root: Path) -> str | None:
-    """A warning where the disk of `root` may not hold all trials. Raises `UserError` where it cannot hold a single one."""
+    """A warning where the disk of `root` may not hold all trials. Raises `UserError` where it cannot hold a single
+    one."""
     needed = disk_needed(configs, jobs)
     if needed is None:
         return None
@@ -88,7 +95,8 @@ def check_disk(configs: Sequence[TrialConfig], jobs: int, root: Path) -> str | N
     free = shutil.disk_usage(root).free / GIB
     if one > free:
         raise UserError(
-            f"a trial needs {_gib(one)} of disk for checkpoints and the policy, but {root} has only {_gib(free)} free; use another --out"
+            f"a trial needs {_gib(one)} of disk for checkpoints and the policy, but {root} has only {_gib(free)} free;"
+            " use another --out"
         )
     if whole > free:
         return f"{len(configs)} trials need up to {_gib(whole)} of disk, but {root} has only {_gib(free)} free"
@@ -105,7 +113,10 @@ def excess(found: Estimate) -> str:
     said = []
     if found.total_gib > found.cap_gib:
         most = ", ".join(f"{name} {size:.1f}" for name, size in parts)
-        said.append(f"{found.total_gib:.1f} GiB predicted in stage {found.stage} ({most}, ...), caps.memory_gib = {found.cap_gib:g}")
+        said.append(
+            f"{found.total_gib:.1f} GiB predicted in stage {found.stage} ({most}, ...), caps.memory_gib ="
+            f" {found.cap_gib:g}"
+        )
     if found.timed and found.t4_hours > found.cap_hours:
         said.append(f"{hours(found.t4_hours)} predicted on a T4, caps.wall_clock_h = {found.cap_hours:g}")
     return "; ".join(said)
@@ -121,13 +132,16 @@ def remedy(config: TrialConfig) -> str:
 
 
 def knobs(config: TrialConfig) -> list[Knob]:
-    """Single changes that make a trial fit, those that change no result first; where none does, as few together as are needed."""
+    """Single changes that make a trial fit, those that change no result first; where none does, as few together as are
+    needed."""
     lengths = [_largest(config, "ppo.response_length", 1), _largest(config, "ppo.steps", config.ppo.steps_per_update)]
     single = [_first(config, ladder) for ladder in _ladders(config)] + lengths
     if found := [knob for knob in single if knob is not None]:
         return found
     # Batch sizes come last: small ones cost time.
-    switches, batches = ([ladder[-1] for ladder in _ladders(config) if (len(ladder) > 1) == sizes] for sizes in (False, True))
+    switches, batches = (
+        [ladder[-1] for ladder in _ladders(config) if (len(ladder) > 1) == sizes] for sizes in (False, True)
+    )
     shorter: Changes = {"ppo.response_length": max(config.ppo.response_length // 4, 1)}
     together = _first(config, accumulate([*switches, shorter, *batches], lambda one, two: {**one, **two}))
     return [together] if together else []
@@ -176,7 +190,8 @@ def _first(config: TrialConfig, ladder: Iterable[Changes]) -> Knob | None:
 
 
 def _largest(config: TrialConfig, key: str, unit: int) -> Knob | None:
-    """The largest multiple of `unit` with which the trial fits, by bisection: less never takes more. None for less than a quarter."""
+    """The largest multiple of `unit` with which the trial fits, by bisection: less never takes more. None for less than
+    a quarter."""
     section, name = key.split(".")
     now = getattr(getattr(config, section), name) // unit
     best, low, high = None, max(now // 4, 1), now

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pipeline.forecast.subject import Trained, Trial
 
 DISK_BYTES = 200e6
-"""Bytes per second that a checkpoint is copied from the card, hashed and written with; assumed of a cloud machine's disk."""
+"""Bytes per second that a checkpoint is copied from the card, hashed and written with; assumed of a cloud machine's
+disk."""
 KEPT = 3
 """Checkpoints on disk at once: two that are kept, and the one being written."""
 
@@ -17,7 +18,8 @@ def checkpoint_bytes(trial: Trial, trained: Trained) -> float:
 
 
 def checkpoint_hours(trial: Trial, trained: Trained, hours: float) -> float:
-    """Hours that checkpoints add to a trial of `hours`: as many as their cadence asks for, at most their share of the time."""
+    """Hours that checkpoints add to a trial of `hours`: as many as their cadence asks for, at most their share of the
+    time."""
     runtime, cfg = trial.config.runtime, trial.config.ppo
     each = checkpoint_bytes(trial, trained) / DISK_BYTES / 3600
     wanted = cfg.updates // runtime.checkpoint_updates * each
@@ -27,7 +29,11 @@ def checkpoint_hours(trial: Trial, trained: Trained, hours: float) -> float:
 def disk_by_part(trial: Trial, trained: Trained) -> dict[str, float]:
     """Bytes at the peak of a trial's PPO stage, the stages before it left out."""
     own = 4.0 * trial.shape.trunk if trial.config.ppo.critic == "separate" else 0.0
-    return {"checkpoints": KEPT * checkpoint_bytes(trial, trained), "policy": 4.0 * trial.shape.parameters, "critic": own}
+    return {
+        "checkpoints": KEPT * checkpoint_bytes(trial, trained),
+        "policy": 4.0 * trial.shape.parameters,
+        "critic": own,
+    }
 
 
 def shared_disk(trial: Trial) -> float:

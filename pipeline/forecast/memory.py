@@ -1,7 +1,7 @@
 """Peak memory of every stage that holds networks, by component: arithmetic on shapes.
 
-Assumed: texts and responses of full length, the longest prompt. What an allocator loses between blocks is not counted: on a CPU,
-networks of 10 M to 56 M parameters agree with measured peaks within 15 % (tests/memory_check.py).
+Assumed: texts and responses of full length, the longest prompt. What an allocator loses between blocks is not counted:
+on a CPU, networks of 10 M to 56 M parameters agree with measured peaks within 15 % (tests/memory_check.py).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pipeline.resources.device import built_for_cards
 from pipeline.resources.machine import GIB
 
 INTERPRETER_GIB, CARD_LIBRARIES_GIB, ADAPTER_LIBRARY_GIB = 0.40, 0.20, 0.20
-"""Resident set of a worker with its libraries but no network; what a torch that was built for GPUs adds on a machine without one; and
-what importing peft adds. Measured on Linux."""
+"""Resident set of a worker with its libraries but no network; what a torch that was built for GPUs adds on a machine
+without one; and what importing peft adds. Measured on Linux."""
 NF4_BYTES = 0.516
 """Per weight in 4 bits: half a byte, and the scales of blocks of 64, themselves in 8 bits (Dettmers 2023)."""
 
@@ -27,7 +27,8 @@ def memory_by_stage(trial: Trial, trained: Trained) -> dict[str, Parts]:
     """Bytes at the peak of each stage. What a phase needs for a while is that of the phase that needs most."""
     phases = {"sft": _sft(trial), "reward": _reward(trial), "ppo": _ppo(trial, trained), "evaluate": _evaluate(trial)}
     return {
-        stage: max((_whole(trial.on_card, *one) for one in found), key=lambda parts: sum(parts.values())) for stage, found in phases.items()
+        stage: max((_whole(trial.on_card, *one) for one in found), key=lambda parts: sum(parts.values()))
+        for stage, found in phases.items()
     }
 
 
@@ -47,7 +48,11 @@ def _sft(trial: Trial) -> list[tuple[Parts, Parts]]:
         "logits": logits + head * 4.0,
         "half-precision copies": 2.0 * (shape.maps + head) * trial.on_card,
     }
-    fitted = {"policy": 4.0 * shape.parameters, "gradients": 4.0 * shape.parameters, "optimiser": 8.0 * shape.parameters}
+    fitted = {
+        "policy": 4.0 * shape.parameters,
+        "gradients": 4.0 * shape.parameters,
+        "optimiser": 8.0 * shape.parameters,
+    }
     measure = {
         "activations": positions * _kept(trial) / shape.layers,
         "logits": logits / 2,
@@ -63,17 +68,29 @@ def _reward(trial: Trial) -> list[tuple[Parts, Parts]]:
     found = [(lasting, passing) for passing in _unlearned(trial)]
     for part in cfg.scorers().values():
         if part.kind == "learned":
-            episode = trial.mean_prompt + trial.config.ppo.response_length  # sorted by length: little of them is padding
+            episode = (
+                trial.mean_prompt + trial.config.ppo.response_length
+            )  # sorted by length: little of them is padding
             tokens = int(episode) if part.preferences == "judge" else cfg.max_tokens
             rows = 2 * pair_rows(cfg.batch_size, tokens, trial.on_card)
             fitted = {**lasting, "gradients": 4.0 * shape.trunk, "optimiser": 8.0 * shape.trunk}
-            found.append((fitted, {"activations": rows * tokens * _kept(trial), "half-precision copies": 2.0 * shape.maps * trial.on_card}))
+            found.append(
+                (
+                    fitted,
+                    {
+                        "activations": rows * tokens * _kept(trial),
+                        "half-precision copies": 2.0 * shape.maps * trial.on_card,
+                    },
+                )
+            )
     return found
 
 
 def _evaluate(trial: Trial) -> list[tuple[Parts, Parts]]:
     weights = 4.0 * trial.shape.parameters
-    return [({"policy": weights, "reference": weights, "reward": _rewards(trial)}, passing) for passing in _unlearned(trial)]
+    return [
+        ({"policy": weights, "reference": weights, "reward": _rewards(trial)}, passing) for passing in _unlearned(trial)
+    ]
 
 
 def _ppo(trial: Trial, trained: Trained) -> list[tuple[Parts, Parts]]:
@@ -91,7 +108,10 @@ def _ppo(trial: Trial, trained: Trained) -> list[tuple[Parts, Parts]]:
         "critic": 4.0 * own,
         "reward": _rewards(trial),
     }
-    return [(lasting, passing) for passing in [_training(trial, trained), *_unlearned(trial, _copies(trial) if trained.head else 0.0)]]
+    return [
+        (lasting, passing)
+        for passing in [_training(trial, trained), *_unlearned(trial, _copies(trial) if trained.head else 0.0)]
+    ]
 
 
 def _rewards(trial: Trial) -> float:
@@ -103,14 +123,16 @@ def _kept(trial: Trial) -> float:
     """Bytes per position that a forward keeps for its backward where every weight is trained."""
     shape = trial.shape
     kept = shape.kept_half if trial.on_card else shape.kept_fp32
-    return 4.0 * shape.hidden * shape.layers + kept / shape.layers if trial.config.runtime.gradient_checkpointing else kept
+    return (
+        4.0 * shape.hidden * shape.layers + kept / shape.layers if trial.config.runtime.gradient_checkpointing else kept
+    )
 
 
 def _copies(trial: Trial) -> float:
     """Half-precision copies of the weights that PPO trains and of those that it goes back through.
 
-    Those of trained ones are kept as long as autocast lasts, those of frozen ones until the backward of their block, which may
-    come at once.
+    Those of trained ones are kept as long as autocast lasts, those of frozen ones until the backward of their block,
+    which may come at once.
     """
     shape, cfg = trial.shape, trial.config.ppo
     once = cfg.quantize == "4bit" or (cfg.adapter == "lora" and trial.config.runtime.gradient_checkpointing)
@@ -128,7 +150,8 @@ def _training(trial: Trial, trained: Trained) -> Parts:
     head, entries = shape.vocab * shape.hidden, chunk_tokens(shape.vocab, trial.on_card) * shape.vocab
     return {
         "activations": rows * length * _kept(trial) * upper * trunks,
-        # fp32 logits, their log-softmax and softmax; on a card the gradient in half precision, too; and that of the head's weight.
+        # fp32 logits, their log-softmax and softmax; on a card the gradient in half precision, too; and that of the
+        # head's weight.
         "logits": entries * (14.0 if trial.on_card else 12.0) + head * 4.0 * trained.head,
         "half-precision copies": _copies(trial),
     }
@@ -144,7 +167,8 @@ def _unlearned(trial: Trial, copies: float = 0.0) -> list[Parts]:
     cache = sampled * length * shape.kv * (3.0 if half else 4.0) * (1 + 1 / shape.layers)
     shelf = sampled if half else min(sampled, cpu.BUCKET)
     classifiers = [
-        {"activations": runtime.rollout_batch_size * length * one.block_bytes, "half-precision copies": copies} for one in trial.scorers
+        {"activations": runtime.rollout_batch_size * length * one.block_bytes, "half-precision copies": copies}
+        for one in trial.scorers
     ]
     return [
         {"cache": cache, "logits": sampled * shape.vocab * 12.0, "half-precision copies": copies},

@@ -20,7 +20,8 @@ PROBE = "sizes probe"
 
 
 def shape_of(config: TrialConfig) -> Shape | None:
-    """The policy's shape; None where its sizes cannot be had: a base that is no folder, not in `PUBLISHED`, not on the hub."""
+    """The policy's shape; None where its sizes cannot be had: a base that is no folder, not in `PUBLISHED`, not on the
+    hub."""
     model = config.model
     if model.base is None:
         return measured(canonical_json(scratch_config(model, config.data.vocab_size, 0, 1, 1024).to_diff_dict()))
@@ -43,7 +44,11 @@ def assumed_scorers(config: TrialConfig) -> list[str]:
 
 
 def _scorers(config: TrialConfig) -> list[tuple[str, str | None]]:
-    return [(part.model, part.revision) for part in (config.gold, *config.reward.scorers().values()) if part.model is not None]
+    return [
+        (part.model, part.revision)
+        for part in (config.gold, *config.reward.scorers().values())
+        if part.model is not None
+    ]
 
 
 @lru_cache(maxsize=16)
@@ -152,7 +157,9 @@ class _Attention(torch.autograd.Function):
         raise NotImplementedError("sizes are measured forward only")
 
 
-def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **_: Any) -> tuple[Tensor, None]:
+def _attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **_: Any
+) -> tuple[Tensor, None]:
     tensors = [query, key, value]
     if torch.is_autocast_enabled("cpu"):
         tensors = [one.to(torch.get_autocast_dtype("cpu")) for one in tensors]

@@ -93,4 +93,5 @@ class ScorerShape:
 
 
 BASE_CLASSIFIER = ScorerShape(parameters=125_000_000, maps=85_000_000, block_bytes=4.0 * (4 * 768 + 2 * 3072))
-"""What is assumed of a classifier whose configuration cannot be had: twelve layers of width 768, with a vocabulary of 50,000."""
+"""What is assumed of a classifier whose configuration cannot be had: twelve layers of width 768, with a vocabulary of
+50,000."""

@@ -1,4 +1,5 @@
-"""What an estimate of a trial depends on: its configuration, the shapes of its networks, how much of the policy is trained."""
+"""What an estimate of a trial depends on: its configuration, the shapes of its networks, how much of the policy is
+trained."""
 
 from __future__ import annotations
 
@@ -71,4 +72,6 @@ class Trained:
         upper = 1 - cfg.frozen_layers / shape.layers
         head = not (cfg.frozen_layers and shape.head == 0)
         outside = 0 if cfg.frozen_layers else shape.outside
-        return cls(round(shape.blocks * upper) + outside + shape.head, shape.maps * upper, shape.maps * upper, shape.maps, head)
+        return cls(
+            round(shape.blocks * upper) + outside + shape.head, shape.maps * upper, shape.maps * upper, shape.maps, head
+        )

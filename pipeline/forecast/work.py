@@ -88,10 +88,15 @@ def estimate(trial: Trial) -> Estimate:
     """Predict memory and time."""
     cfg = trial.config.ppo
     trained = Trained.of(trial.shape, cfg)
-    hours = {phase: cfg.updates * t4_seconds(phase, *work) / 3600 for phase, work in work_of_update(trial, trained).items()}
+    hours = {
+        phase: cfg.updates * t4_seconds(phase, *work) / 3600 for phase, work in work_of_update(trial, trained).items()
+    }
     hours["checkpoint"] = checkpoint_hours(trial, trained, sum(hours.values()))
     shared = {stage: t4_seconds("train", *work) / 3600 for stage, work in work_of_shared(trial).items()}
-    memory = {stage: {name: size / GIB for name, size in parts.items() if size} for stage, parts in memory_by_stage(trial, trained).items()}
+    memory = {
+        stage: {name: size / GIB for name, size in parts.items() if size}
+        for stage, parts in memory_by_stage(trial, trained).items()
+    }
     disk = {name: size / GIB for name, size in disk_by_part(trial, trained).items() if size}
     return Estimate(
         trial.shape.parameters,
@@ -118,7 +123,8 @@ def work_of_shared(trial: Trial) -> dict[str, tuple[float, float]]:
     passes = (4 if trial.config.runtime.gradient_checkpointing else 3) * 2.0
     fitted = (
         positions * (passes * shape.maps + 3 * 2.0 * head),
-        sft.steps * (-(-sft.batch_size // micro) * weights + shape.parameters * BYTES_STEP) + 2 * positions * shape.vocab * BYTES_LOGIT,
+        sft.steps * (-(-sft.batch_size // micro) * weights + shape.parameters * BYTES_STEP)
+        + 2 * positions * shape.vocab * BYTES_LOGIT,
     )
     found: dict[str, tuple[float, float]] = {"sft": fitted}
     for part in reward.scorers().values():
@@ -143,8 +149,11 @@ def work_of_update(trial: Trial, trained: Trained) -> dict[str, tuple[float, flo
     calls = -(-rows // runtime.rollout_batch_size) * response
     mean_keys = prompt + response / 2
     generate = (
-        2.0 * tokens * trained.forward + pairs * rows * (prompt**2 + response * mean_keys) + 2.0 * rows * response * head,
-        calls * (shape.blocks + head) * read + rows * response * (mean_keys * shape.kv * BYTES_CACHE + shape.vocab * BYTES_LOGIT),
+        2.0 * tokens * trained.forward
+        + pairs * rows * (prompt**2 + response * mean_keys)
+        + 2.0 * rows * response * head,
+        calls * (shape.blocks + head) * read
+        + rows * response * (mean_keys * shape.kv * BYTES_CACHE + shape.vocab * BYTES_LOGIT),
     )
     separate = cfg.critic == "separate"
     networks, scorers = 2 + trial.learned + separate, sum(one.maps for one in trial.scorers)
@@ -163,10 +172,16 @@ def work_of_update(trial: Trial, trained: Trained) -> dict[str, tuple[float, flo
     micros = -(-rows // min(runtime.micro_batch_size, cfg.mini_batch_size))
     moved = 1.0 * shape.blocks * (BYTES_READ_CAST + BYTES_BACKWARD) * (1 + separate)
     moved += (trained.maps + separate * shape.maps) * BYTES_GRADIENT
-    head_bytes = head * ((BYTES_READ_HALF if trained.head else BYTES_READ_CAST) + BYTES_BACKWARD + BYTES_HEAD_GRADIENT * trained.head)
+    head_bytes = head * (
+        (BYTES_READ_HALF if trained.head else BYTES_READ_CAST) + BYTES_BACKWARD + BYTES_HEAD_GRADIENT * trained.head
+    )
     steps = cfg.num_mini_batches * (trained.parameters + separate * shape.trunk) * BYTES_STEP
     epoch = (
         passes + critic + 2.0 * rows * response * head * (2 + trained.head),
         micros * moved + chunks * head_bytes + 2 * rows * response * shape.vocab * BYTES_LOGIT + steps,
     )
-    return {"generate": generate, "score": score, "train": (cfg.num_ppo_epochs * epoch[0], cfg.num_ppo_epochs * epoch[1])}
+    return {
+        "generate": generate,
+        "score": score,
+        "train": (cfg.num_ppo_epochs * epoch[0], cfg.num_ppo_epochs * epoch[1]),
+    }

@@ -39,7 +39,11 @@ def _add_lora(lm: CausalLM, cfg: PpoConfig) -> None:
 
     transposed = any(isinstance(module, Conv1D) for module in lm.modules())
     config = LoraConfig(
-        r=cfg.lora_rank, lora_alpha=cfg.lora_alpha, lora_dropout=0.0, target_modules="all-linear", fan_in_fan_out=transposed
+        r=cfg.lora_rank,
+        lora_alpha=cfg.lora_alpha,
+        lora_dropout=0.0,
+        target_modules="all-linear",
+        fan_in_fan_out=transposed,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(cfg.seed, "adapter"))
@@ -50,7 +54,9 @@ def _freeze_lower(lm: CausalLM, count: int) -> None:
     """No gradient for the embeddings (and a head that is tied to them) and for the lowest `count` blocks."""
     layers = blocks(lm)
     if count >= len(layers):
-        raise UserError(f"ppo.frozen_layers = {count}: the policy has {len(layers)} layers; leave at least one to train")
+        raise UserError(
+            f"ppo.frozen_layers = {count}: the policy has {len(layers)} layers; leave at least one to train"
+        )
     # A position embedding left to train would send every gradient through all that is frozen.
     embeddings = [module for module in trunk(lm).children() if isinstance(module, nn.Embedding)]
     for module in (lm.get_input_embeddings(), *embeddings, *layers[:count]):
@@ -61,7 +67,9 @@ def blocks(lm: CausalLM) -> nn.ModuleList:
     """The network's blocks, lowest first; every decoder-only architecture keeps them in one list."""
     found = block_lists(trunk(lm).children(), lm.config)
     if len(found) != 1:
-        raise UserError(f"ppo.frozen_layers: cannot tell the blocks of a {type(lm).__name__} apart; use 0, or a LoRA adapter")
+        raise UserError(
+            f"ppo.frozen_layers: cannot tell the blocks of a {type(lm).__name__} apart; use 0, or a LoRA adapter"
+        )
     return found[0]
 
 
@@ -91,7 +99,8 @@ def adapter_off(lm: CausalLM) -> Iterator[None]:
 
 
 class WithoutAdapter:
-    """A policy's network seen without its adapter: the reference, at no memory of its own. Measures; is never sampled from."""
+    """A policy's network seen without its adapter: the reference, at no memory of its own. Measures; is never sampled
+    from."""
 
     base_model_prefix = "trunk"
 

@@ -19,7 +19,8 @@ HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 Fewer pages are looked up faster: some 5 to 10 % of a trial's time.
 """
 LARGE, KEPT_BYTES = 2**22, 2**26
-"""From this size on a tensor has pages of its own: the holes of large ones would fragment the heap. And how much free memory is kept."""
+"""From this size on a tensor has pages of its own: the holes of large ones would fragment the heap. And how much free
+memory is kept."""
 BUCKET = 16
 """Episodes that go through a network together where no gradient is wanted: so few that they stay in a core's cache."""
 LOGITS = 2**18
@@ -29,14 +30,16 @@ SHORT = 128
 
 
 def ask_no_card(optimiser: Optimizer) -> None:
-    """Keep an optimiser of weights on the CPU from asking a card whether it captures a graph: that alone would open a CUDA context."""
+    """Keep an optimiser of weights on the CPU from asking a card whether it captures a graph: that alone would open a
+    CUDA context."""
     for name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check"):  # torch 2.13, and 2.11
         if hasattr(optimiser, name):
             setattr(optimiser, name, lambda: None)
 
 
 def keep_freed_memory() -> None:
-    """Have this process reuse the memory of freed tensors, where glibc would hand it back and fault in fresh pages for the next.
+    """Have this process reuse the memory of freed tensors, where glibc would hand it back and fault in fresh pages for
+    the next.
 
     Does nothing with another C library.
     """

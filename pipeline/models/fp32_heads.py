@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 
 class Fp32Head(nn.Linear):
-    """A head of a language model or of a classifier: (..., H) to logits (..., V). Autocast rounds its operands, not its output."""
+    """A head of a language model or of a classifier: (..., H) to logits (..., V). Autocast rounds its operands, not its
+    output."""
 
     _copy: tuple[tuple[Any, ...], Tensor] | None = None
 
@@ -28,7 +29,8 @@ class Fp32Head(nn.Linear):
         return logits.view(*input.shape[:-1], -1)
 
     def _half(self, dtype: torch.dtype) -> Tensor:
-        """The weight in half precision. That of a trained head is kept until the weight changes, as autocast would keep it."""
+        """The weight in half precision. That of a trained head is kept until the weight changes, as autocast would keep
+        it."""
         if not self.weight.requires_grad:
             return self.weight.to(dtype)
         made_of = (self.weight._version, self.weight.data_ptr(), dtype)
@@ -70,7 +72,8 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def fp32_logits(model: Any) -> Any:
-    """Have the language-modelling head of `model` be an `Fp32Head`, in place: weights, ties and names stay. Returns the model."""
+    """Have the language-modelling head of `model` be an `Fp32Head`, in place: weights, ties and names stay. Returns the
+    model."""
     _widen(model.get_output_embeddings())
     return model
 

@@ -14,7 +14,8 @@ from pipeline.models.recompute import recomputes
 
 
 def states(model: CausalLM, tokens: Tensor, lengths: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """Hidden states (N, H) at (row, column), each (N,) and in reading order, of rows (B, L) that begin in column 0; lengths (B,).
+    """Hidden states (N, H) at (row, column), each (N,) and in reading order, of rows (B, L) that begin in column 0;
+    lengths (B,).
 
     No mask is needed: the network is causal, so nothing before the end of a row sees what stands behind it.
     """
@@ -27,15 +28,22 @@ def states(model: CausalLM, tokens: Tensor, lengths: Tensor, row: Tensor, column
     # A mask of four dimensions is passed on as it is, and our attention does not look at it.
     unused = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=tokens.device)
     with _last_block_works_on(packing.read, model):
-        output = trunk(model)(input_ids=ids[None], position_ids=places[None], attention_mask=unused, use_cache=False, packing=packing)
+        output = trunk(model)(
+            input_ids=ids[None], position_ids=places[None], attention_mask=unused, use_cache=False, packing=packing
+        )
     return take(output.last_hidden_state.squeeze(0), packing.read)
 
 
 def packs(model: CausalLM, width: int) -> bool:
-    """Whether rows of up to `width` tokens can be packed: an architecture that is known, and no window on what a token sees."""
+    """Whether rows of up to `width` tokens can be packed: an architecture that is known, and no window on what a token
+    sees."""
     config = model.config
     window = getattr(config, "sliding_window", None)
-    return config._attn_implementation == PACKED and config.model_type in ARCHITECTURES and (window is None or width <= window)
+    return (
+        config._attn_implementation == PACKED
+        and config.model_type in ARCHITECTURES
+        and (window is None or width <= window)
+    )
 
 
 def _last_block_works_on(read: Tensor, model: CausalLM) -> AbstractContextManager[Any]:

@@ -39,7 +39,9 @@ def chunks(labels: Tensor, vocab: int) -> Iterator[slice]:
         yield slice(start, min(start + size, tokens))
 
 
-def head_backward(lm: CausalLM, hidden: Tensor, labels: Tensor, temperature: float, token_loss: TokenLoss, scale: Tensor) -> HeadPass:
+def head_backward(
+    lm: CausalLM, hidden: Tensor, labels: Tensor, temperature: float, token_loss: TokenLoss, scale: Tensor
+) -> HeadPass:
     """Forward and backward of ``scale * sum of token_loss`` through the head of `lm`.
 
     hidden (N, H), labels (N,), scale (): accumulates the gradients of the head's parameters and returns that of
@@ -71,8 +73,11 @@ def head_backward(lm: CausalLM, hidden: Tensor, labels: Tensor, temperature: flo
     return HeadPass(torch.cat(logprobs), torch.cat(entropies), torch.cat(gradients))
 
 
-def _token_gradients(token_loss: TokenLoss, rows: slice, logprobs: Tensor, entropy: Tensor, scale: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Derivatives of the scaled loss by each token's log-prob and entropy, (n, 1); the latter None where it has no part in it."""
+def _token_gradients(
+    token_loss: TokenLoss, rows: slice, logprobs: Tensor, entropy: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Derivatives of the scaled loss by each token's log-prob and entropy, (n, 1); the latter None where it has no part
+    in it."""
     logprobs, entropy = logprobs.detach().requires_grad_(), entropy.detach().requires_grad_()
     loss = token_loss(rows, logprobs, entropy)
     by_logprob, by_entropy = torch.autograd.grad(loss, (logprobs, entropy), allow_unused=True)

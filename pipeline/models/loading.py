@@ -65,7 +65,12 @@ def pretrained_model(base: str, revision: str | None) -> CausalLM:
 
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            base, revision=revision, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, attn_implementation=ATTENTION
+            base,
+            revision=revision,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=False,
+            attn_implementation=ATTENTION,
         )
     except (OSError, ValueError) as error:
         raise UserError(cannot_load("model.base", base, revision, error)) from None
@@ -85,16 +90,23 @@ def load_snapshot(path: Path, device: torch.device) -> CausalLM:
 
 
 def load_quantized(path: Path, device: torch.device) -> CausalLM:
-    """The same with its linear maps in 4 bits (NF4, Dettmers 2023, arXiv 2305.14314), frozen. Raises `UserError` without a GPU."""
+    """The same with its linear maps in 4 bits (NF4, Dettmers 2023, arXiv 2305.14314), frozen. Raises `UserError`
+    without a GPU."""
     from importlib.util import find_spec
 
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     if device.type != "cuda" or find_spec("bitsandbytes") is None:
-        lacking = "no CUDA device is in use" if device.type != "cuda" else "the package bitsandbytes is not installed (extra `quantize`)"
+        lacking = (
+            "no CUDA device is in use"
+            if device.type != "cuda"
+            else "the package bitsandbytes is not installed (extra `quantize`)"
+        )
         raise UserError(f"ppo.quantize = '4bit': {lacking}; use none")
     half = DTYPES[mixed_precision(device)]
-    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=half, bnb_4bit_use_double_quant=True)
+    config = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=half, bnb_4bit_use_double_quant=True
+    )
     model = AutoModelForCausalLM.from_pretrained(
         path,
         quantization_config=config,
@@ -109,7 +121,8 @@ def load_quantized(path: Path, device: torch.device) -> CausalLM:
 
 
 def prepared(model: CausalLM) -> CausalLM:
-    """The network as every stage uses it: packed rows where they are possible, logits in fp32, and evaluation mode for good."""
+    """The network as every stage uses it: packed rows where they are possible, logits in fp32, and evaluation mode for
+    good."""
     return fp32_logits(packing(model)).eval()
 
 

@@ -122,7 +122,10 @@ class TrunkMeter:
         rows, new = ids.shape
         mask, packing = kwargs.get("attention_mask"), kwargs.get("packing")
         keys = mask.shape[-1] if isinstance(mask, Tensor) and packing is None else new
-        tokens, pairs = rows * new, 4.0 * self._attention * (rows * new * keys if packing is None else packing.rows * packing.width**2)
+        tokens, pairs = (
+            rows * new,
+            4.0 * self._attention * (rows * new * keys if packing is None else packing.rows * packing.width**2),
+        )
         bare = bool(self._adapters) and self._adapters[0].disable_adapters
         again = recomputes(self._block)
         unread = 0 if packing is None or again else tokens - len(packing.read)

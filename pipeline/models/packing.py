@@ -15,9 +15,24 @@ from torch import Tensor
 from pipeline.models import cpu
 
 ARCHITECTURES = frozenset(
-    ["gemma", "gpt2", "gpt_neox", "granite", "llama", "mistral", "olmo2", "phi", "phi3", "qwen2", "qwen3", "smollm3", "starcoder2"]
+    [
+        "gemma",
+        "gpt2",
+        "gpt_neox",
+        "granite",
+        "llama",
+        "mistral",
+        "olmo2",
+        "phi",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "smollm3",
+        "starcoder2",
+    ]
 )
-"""Those that hand a packing down to their attention, and whose last block adds `mlp`, a map of each position by itself, at its end."""
+"""Those that hand a packing down to their attention, and whose last block adds `mlp`, a map of each position by itself,
+at its end."""
 PACKED = "packed sdpa"
 """Name of our attention among those of transformers."""
 
@@ -63,7 +78,8 @@ class Packing:
 
 
 class _Take(torch.autograd.Function):
-    """Rows at ascending places; its gradient is put back there, which autograd's own, for places named twice, adds up one by one."""
+    """Rows at ascending places; its gradient is put back there, which autograd's own, for places named twice, adds up
+    one by one."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, places: Tensor) -> Tensor:
@@ -109,7 +125,8 @@ def put(rows: Tensor, places: Tensor, count: int) -> Tensor:
 
 @cache
 def packed_attention() -> str:
-    """The name under which transformers knows `attend` from here on; with a mask instead of a packing it is torch's fused attention."""
+    """The name under which transformers knows `attend` from here on; with a mask instead of a packing it is torch's
+    fused attention."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -119,7 +136,14 @@ def packed_attention() -> str:
 
 
 def attend(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *, packing: Packing | None = None, **kwargs: Any
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packing: Packing | None = None,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention of each row of a packing by itself: (1, h, M, d) to (1, M, h, d)."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -129,6 +153,8 @@ def attend(
         return out, None
     query, key, value = (packing.grid(one) for one in (query, key, value))
     if query.device.type == "cpu" and cpu.is_short(query, key):
-        return packing.pack(cpu.short_attention(query, key, value, kwargs.get("scaling") or query.shape[-1] ** -0.5)), None
+        return packing.pack(
+            cpu.short_attention(query, key, value, kwargs.get("scaling") or query.shape[-1] ** -0.5)
+        ), None
     out, _ = sdpa_attention_forward(module, query, key, value, attention_mask=None, **{**kwargs, "is_causal": True})
     return packing.pack(out), None

@@ -65,11 +65,13 @@ class Episodes:
         return list(torch.split(rows[lengths[rows].argsort(stable=True)], size))
 
     def shelves(self, most: int) -> list[Tensor]:
-        """Buckets of all rows for a pass without gradients, at most `most` rows each; on a CPU so few that they stay in a core's cache."""
+        """Buckets of all rows for a pass without gradients, at most `most` rows each; on a CPU so few that they stay in
+        a core's cache."""
         return self.buckets(min(most, cpu.BUCKET) if self.ended.device.type == "cpu" else most)
 
     def by_length(self, room: Room, work: Callable[[Tensor, Episodes], None]) -> None:
-        """`work` on all rows without gradients, shelf by shelf (their indices and the episodes), each as large as `room` allows.
+        """`work` on all rows without gradients, shelf by shelf (their indices and the episodes), each as large as
+        `room` allows.
 
         Raises `MemoryFull`.
         """
@@ -115,7 +117,8 @@ def flush_left(episodes: Episodes) -> tuple[Tensor, Tensor]:
 
     >>> padded = torch.tensor([[0, 0, 5, 6, 7], [1, 2, 3, 4, 0]])
     >>> query_mask = torch.tensor([[False, False, True], [True, True, True]])
-    >>> tokens, starts = flush_left(Episodes(padded, query_mask, response_mask(torch.tensor([2, 1]), 2), torch.ones(2).bool()))
+    >>> mask = response_mask(torch.tensor([2, 1]), 2)
+    >>> tokens, starts = flush_left(Episodes(padded, query_mask, mask, torch.ones(2).bool()))
     >>> tokens[0, :3].tolist(), tokens[1].tolist(), starts.tolist()
     ([5, 6, 7], [1, 2, 3, 4], [1, 3])
     """

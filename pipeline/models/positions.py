@@ -12,5 +12,6 @@ def check_room(model: CausalLM, key: str, tokens: int, beside: int = 0) -> None:
     if positions is not None and tokens + beside > positions:
         prompt = f" with prompts of up to {beside} tokens" if beside else ""
         raise UserError(
-            f"{key} = {tokens}:{prompt} this goes beyond the model's {positions} positions; at most {max(positions - beside, 0)}"
+            f"{key} = {tokens}:{prompt} this goes beyond the model's {positions} positions; at most"
+            f" {max(positions - beside, 0)}"
         )

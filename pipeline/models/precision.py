@@ -30,9 +30,11 @@ NAMES = {"fp32": "no", "fp16": "fp16", "bf16": "bf16"}
 
 
 def mixed_precision(device: torch.device) -> str:
-    """The precision asked for by `CHOICE`, else what the card can do: bf16 from compute capability 8.0, fp16 below, ``no`` on a CPU.
+    """The precision asked for by `CHOICE`, else what the card can do: bf16 from compute capability 8.0, fp16 below,
+    ``no`` on a CPU.
 
-    A T4 has capability 7.5 and emulates bf16, which is slow. Raises `UserError` for an unknown name and for bf16 below 8.0.
+    A T4 has capability 7.5 and emulates bf16, which is slow. Raises `UserError` for an unknown name and for bf16 below
+    8.0.
     """
     chosen = os.environ.get(CHOICE)
     native = device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
@@ -70,8 +72,8 @@ class Precision:
 class GradientSteps:
     """An optimiser and the loss scaling that fp16 needs: `scale` the loss, backward, `clip`, `step`.
 
-    A scaled gradient may be thrown away at any time before `clip`, which unscales it; after `clip` comes `step`, since a
-    scaler unscales once a step.
+    A scaled gradient may be thrown away at any time before `clip`, which unscales it; after `clip` comes `step`, since
+    a scaler unscales once a step.
     """
 
     def __init__(self, optimiser: torch.optim.Optimizer, precision: Precision) -> None:
@@ -90,7 +92,8 @@ class GradientSteps:
         return scaled
 
     def clip(self, groups: Iterable[Iterable[nn.Parameter]], max_norm: float) -> list[Tensor]:
-        """Unscale all gradients, hold those of each group to the global norm `max_norm`; returns the norms before that, one () a group."""
+        """Unscale all gradients, hold those of each group to the global norm `max_norm`; returns the norms before that,
+        one () a group."""
         self.scaler.unscale_(self.optimiser)
         return [nn.utils.clip_grad_norm_(group, max_norm) for group in groups]
 
@@ -103,7 +106,8 @@ class GradientSteps:
         """Take the step whose gradients have been clipped."""
         self.scaler.step(self.optimiser)
         self.scaler.update()
-        # A fused optimiser does not count its step as a change of the weights; copies in half precision go by that count.
+        # A fused optimiser does not count its step as a change of the weights; copies in half precision go by that
+        # count.
         increment_version([one for group in self.optimiser.param_groups for one in group["params"]])
 
     def state(self) -> dict[str, Any]:

@@ -16,8 +16,12 @@ def pretrained_tokenizer(base: str, revision: str | None) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(base, revision=revision, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UserError(cannot_load("model.base (tokenizer)", base, revision, error)) from None
-    if not tokenizer("A film", add_special_tokens=False)["input_ids"]:  # what transformers makes of a folder without its files
-        raise UserError(f"model.base = '{base}': its tokenizer knows no words; the files of a tokenizer must lie beside the network")
+    if not tokenizer("A film", add_special_tokens=False)[
+        "input_ids"
+    ]:  # what transformers makes of a folder without its files
+        raise UserError(
+            f"model.base = '{base}': its tokenizer knows no words; the files of a tokenizer must lie beside the network"
+        )
     if tokenizer.eos_token_id is None:
         raise UserError(f"model.base = '{base}': its tokenizer has no EOS token, so a response could not end")
     if tokenizer.pad_token_id is None:
@@ -27,7 +31,8 @@ def pretrained_tokenizer(base: str, revision: str | None) -> Any:
 
 
 def _check_vocabulary(base: str, revision: str | None, tokenizer: Any) -> None:
-    """Refuse a tokenizer with tokens that the network has no embedding for; places without a token are common, and harmless."""
+    """Refuse a tokenizer with tokens that the network has no embedding for; places without a token are common, and
+    harmless."""
     from transformers import AutoConfig
 
     try:
@@ -37,8 +42,8 @@ def _check_vocabulary(base: str, revision: str | None, tokenizer: Any) -> None:
     token, highest = max(tokenizer.get_vocab().items(), key=lambda one: one[1])
     if highest >= places:
         raise UserError(
-            f"model.base = '{base}': its tokenizer has a token {token!r} with number {highest}, its network embeddings for {places} "
-            "(0 and up); use the tokenizer that belongs to it"
+            f"model.base = '{base}': its tokenizer has a token {token!r} with number {highest}, its network embeddings"
+            f" for {places} (0 and up); use the tokenizer that belongs to it"
         )
 
 
@@ -57,5 +62,5 @@ def cannot_load(key: str, base: str, revision: str | None, error: Exception) -> 
     at = f" at revision {revision}" if revision else ""
     return (
         f"{key} = '{base}'{at} could not be loaded ({first}); searched the network and the cache {HF_HUB_CACHE}. "
-        f"Without a network, set model.base to a local folder that holds config.json, *.safetensors and the tokenizer"
+        "Without a network, set model.base to a local folder that holds config.json, *.safetensors and the tokenizer"
     )

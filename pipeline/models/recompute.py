@@ -18,7 +18,8 @@ from pipeline.models.anatomy import CausalLM, blocks_of
 
 @contextmanager
 def recomputing(networks: Sequence[CausalLM], chosen: bool) -> Iterator[None]:
-    """Forwards of these networks within the block keep no activations where `chosen`; they must not fill a cache of keys."""
+    """Forwards of these networks within the block keep no activations where `chosen`; they must not fill a cache of
+    keys."""
     blocks: list[Any] = [block for network in networks for block in blocks_of(network)] if chosen else []
     before = [vars(block).get("forward") for block in blocks]  # none, but where a library has put a forward of its own
     for block in blocks:

@@ -28,14 +28,25 @@ KEEP = 0.9
 
 
 def sample(
-    model: CausalLM, queries: Tensor, query_mask: Tensor, noise: Tensor, *, eos_id: int, pad_id: int, temperature: float, room: Room
+    model: CausalLM,
+    queries: Tensor,
+    query_mask: Tensor,
+    noise: Tensor,
+    *,
+    eos_id: int,
+    pad_id: int,
+    temperature: float,
+    room: Room,
 ) -> Episodes:
     """Sample one response per prompt, at most T tokens, as many rows at a time as `room` has. Raises `MemoryFull`.
 
     queries (B, P) int64 left-padded, query_mask (B, P) bool, noise (B, T) in [0, 1). The distribution is
     the whole softmax of logits / temperature: nothing truncates it, or the KL could come out negative.
     """
-    parts = room.over(len(queries), lambda rows: _sample(model, queries[rows], query_mask[rows], noise[rows], eos_id, pad_id, temperature))
+    parts = room.over(
+        len(queries),
+        lambda rows: _sample(model, queries[rows], query_mask[rows], noise[rows], eos_id, pad_id, temperature),
+    )
     responses = torch.cat([tokens for tokens, _ in parts])
     lengths = torch.cat([length for _, length in parts])
     mask = response_mask(lengths, noise.shape[1])
@@ -61,7 +72,13 @@ def _sample(
     # Which rows are in the batch, and which of these have not ended.
     live, open_ = torch.arange(rows, device=queries.device), torch.ones(rows, dtype=torch.bool, device=queries.device)
     for t in range(width):
-        output = body(input_ids=tokens, attention_mask=mask[:, : seen + t], position_ids=place, past_key_values=cache, use_cache=True)
+        output = body(
+            input_ids=tokens,
+            attention_mask=mask[:, : seen + t],
+            position_ids=place,
+            past_key_values=cache,
+            use_cache=True,
+        )
         chosen = inverse_cdf(head(output.last_hidden_state[:, -1]), noise[:, t], temperature)
         responses[live, t] = torch.where(open_, chosen, pad_id)
         lengths[live] += open_
@@ -78,7 +95,8 @@ def _sample(
 
 
 def inverse_cdf(logits: Tensor, noise: Tensor, temperature: float = 1.0) -> Tensor:
-    """Sample from softmax(logits / temperature) by one uniform number a row; logits (B, V), noise (B,), returns (B,) int64.
+    """Sample from softmax(logits / temperature) by one uniform number a row; logits (B, V), noise (B,), returns (B,)
+    int64.
 
     Of a large vocabulary a block is drawn first, by the masses of the blocks, and then a token of that block.
     All cumulative sums are in float64: summed in fp32, the tail of a vocabulary of 150,000 falls below the
@@ -95,7 +113,9 @@ def inverse_cdf(logits: Tensor, noise: Tensor, temperature: float = 1.0) -> Tens
     masses = torch.cat([_block_masses(part, temperature) for part in torch.split(logits, rows)])
     cumulative = _cumulative(masses)
     block = _find(cumulative, noise)
-    within = 1 - (cumulative.gather(1, block) - noise * cumulative[:, -1:]) / masses.gather(1, block)  # how far into its block
+    within = 1 - (cumulative.gather(1, block) - noise * cumulative[:, -1:]) / masses.gather(
+        1, block
+    )  # how far into its block
     tokens = block * BLOCK + torch.arange(BLOCK, device=logits.device)
     inside = tokens.clamp(max=vocab - 1)
     few = logits.gather(1, inside).masked_fill(tokens >= vocab, -torch.inf)
@@ -120,7 +140,8 @@ def _cumulative(masses: Tensor) -> Tensor:
 
 def _find(cumulative: Tensor, noise: Tensor) -> Tensor:
     """The part of (B, n) into which the uniform number (B, 1) of each row falls; (B, 1)."""
-    # Scaled by the last entry, so that the rounding of the sum leaves no gap at the end; past it only where logits are not finite.
+    # Scaled by the last entry, so that the rounding of the sum leaves no gap at the end; past it only where logits are
+    # not finite.
     return torch.searchsorted(cumulative, noise * cumulative[:, -1:], right=True).clamp(max=cumulative.shape[1] - 1)
 
 
@@ -136,7 +157,8 @@ def tokenize_prompts(tokenizer: Any, prompts: list[str]) -> tuple[Tensor, Tensor
 
 
 def decode(tokenizer: Any, episodes: Episodes) -> list[str]:
-    """Completions as text, cut at their recorded lengths, special tokens left out: what they add to the text of their prompts.
+    """Completions as text, cut at their recorded lengths, special tokens left out: what they add to the text of their
+    prompts.
 
     Not the text of the responses by themselves: some tokenizers drop the space before the first word of a text.
     """
@@ -147,7 +169,8 @@ def decode(tokenizer: Any, episodes: Episodes) -> list[str]:
         prompts.append(row[start : episodes.context_length])
         wholes.append(row[start:end])
     openings, texts = (
-        tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False) for rows in (prompts, wholes)
+        tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        for rows in (prompts, wholes)
     )
     return [_added(opening, text) for opening, text in zip(openings, texts, strict=True)]
 

@@ -14,7 +14,8 @@ TOKENS = 8
 TOLERANCE = 1e-2
 """Nats: rounding in fp32 stays far below it."""
 LARGE = 30.0
-"""Logits are scaled up to this size for the comparison, so that a cap shows on a network that has learned nothing yet as well."""
+"""Logits are scaled up to this size for the comparison, so that a cap shows on a network that has learned nothing yet
+as well."""
 
 
 def check_network(model: CausalLM, origin: str) -> None:
@@ -30,8 +31,8 @@ def check_network(model: CausalLM, origin: str) -> None:
 def check_logits(model: CausalLM, origin: str) -> None:
     """The model's own logits are those of its head on the states that PPO computes. Raises `UserError`.
 
-    Granite divides its logits, Cohere multiplies them, Gemma 2 caps them: fine-tuning would train another distribution than
-    the one that is sampled.
+    Granite divides its logits, Cohere multiplies them, Gemma 2 caps them: fine-tuning would train another distribution
+    than the one that is sampled.
     """
     tokens, head = _row(model), model.get_output_embeddings()
     plain: Tensor = head(_states(model, tokens))
@@ -45,9 +46,10 @@ def check_logits(model: CausalLM, origin: str) -> None:
     apart = float((torch.log_softmax(own.float(), -1) - torch.log_softmax(ours.float(), -1)).abs().max())
     if not apart <= TOLERANCE:
         raise UserError(
-            f"{origin}: a network of the architecture {model.config.model_type} changes its logits after its language-modelling head "
-            f"(log-probabilities differ by up to {apart:.3g} nats), which is not supported: the policy that is sampled would not be "
-            "the one that was fine-tuned. Use a base whose logits are the output of its head, such as Qwen2, Llama or GPT-2"
+            f"{origin}: a network of the architecture {model.config.model_type} changes its logits after its"
+            f" language-modelling head (log-probabilities differ by up to {apart:.3g} nats), which is not supported:"
+            " the policy that is sampled would not be the one that was fine-tuned. Use a base whose logits are the"
+            " output of its head, such as Qwen2, Llama or GPT-2"
         )
 
 
@@ -58,11 +60,13 @@ def check_repeats(model: CausalLM, origin: str) -> None:
     for again in (False, True):
         with recomputing([model], again), torch.enable_grad():
             first, second = (_states(model, tokens).detach() for _ in range(2))
-        drawn = [old for old, new in zip(generators, _generators(tokens.device), strict=True) if not torch.equal(old, new)]
+        drawn = [
+            old for old, new in zip(generators, _generators(tokens.device), strict=True) if not torch.equal(old, new)
+        ]
         if drawn or not torch.equal(first, second):
             raise UserError(
-                f"{origin}: a network of the architecture {model.config.model_type} is random even in evaluation mode, so rollouts and "
-                "losses would not see the same policy; use another base"
+                f"{origin}: a network of the architecture {model.config.model_type} is random even in evaluation mode,"
+                " so rollouts and losses would not see the same policy; use another base"
             )
 
 

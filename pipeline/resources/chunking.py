@@ -1,17 +1,19 @@
 """How many tokens, texts or pairs go through a network at once: bounds on what is in memory together.
 
-Stages work by these numbers, so they are part of their keys; what the planner knows of models is in `pipeline.forecast.shapes`.
+Stages work by these numbers, so they are part of their keys; what the planner knows of models is in
+`pipeline.forecast.shapes`.
 """
 
 from __future__ import annotations
 
 CHUNK_ELEMENTS, CHUNK_TOKENS, CARD_TOKENS = 2**22, 128, 512
-"""A chunk at the language-modelling head: at most so many (tokens, vocabulary) entries, 16 MiB in fp32, but at least so many
-tokens. Each chunk moves the whole head and its gradient once, 20 bytes a weight: with 128 tokens a T4 would be busy with
-its memory for seven times as long as with its arithmetic, with 512 for three times. On a CPU, larger ones are no faster: the allocator maps
-them afresh."""
+"""A chunk at the language-modelling head: at most so many (tokens, vocabulary) entries, 16 MiB in fp32, but at least so
+many tokens. Each chunk moves the whole head and its gradient once, 20 bytes a weight: with 128 tokens a T4 would be
+busy with its memory for seven times as long as with its arithmetic, with 512 for three times. On a CPU, larger ones are
+no faster: the allocator maps them afresh."""
 CARD_POSITIONS, CPU_POSITIONS = 2**11, 2**13
-"""Tokens of both sides of preference pairs whose activations are kept at once: on a card enough to be busy with arithmetic."""
+"""Tokens of both sides of preference pairs whose activations are kept at once: on a card enough to be busy with
+arithmetic."""
 
 
 def chunk_tokens(vocab: int, on_card: bool = False) -> int:
@@ -20,7 +22,8 @@ def chunk_tokens(vocab: int, on_card: bool = False) -> int:
 
 
 def text_rows(rows: int, tokens: int, vocab: int, on_card: bool = False) -> int:
-    """Texts of `tokens` tokens that a batch of `rows` goes through a language-modelling head by: no more logits than one chunk of PPO's."""
+    """Texts of `tokens` tokens that a batch of `rows` goes through a language-modelling head by: no more logits than
+    one chunk of PPO's."""
     return min(rows, max(chunk_tokens(vocab, on_card) // tokens, 1))
 
 

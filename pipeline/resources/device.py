@@ -1,4 +1,5 @@
-"""What can be said of this machine's GPU without torch, whose import takes longer than a command with nothing to do should."""
+"""What can be said of this machine's GPU without torch, whose import takes longer than a command with nothing to do
+should."""
 
 from __future__ import annotations
 
@@ -10,12 +11,14 @@ from pathlib import Path
 from types import ModuleType
 
 PRECISION = "ABLATE_PRECISION"
-"""Environment variable that overrides the precision: ``fp32``, ``fp16`` or ``bf16``. Part of every stage's key, as any precision."""
+"""Environment variable that overrides the precision: ``fp32``, ``fp16`` or ``bf16``. Part of every stage's key, as any
+precision."""
 _DRIVERS = {"linux": "libcuda.so.1", "win32": "nvcuda.dll"}
 
 
 def gpu_visible() -> bool:
-    """Whether torch sees a CUDA device. Torch is asked only where it may: it was built for GPUs, and there is a driver."""
+    """Whether torch sees a CUDA device. Torch is asked only where it may: it was built for GPUs, and there is a
+    driver."""
     if "torch" not in sys.modules and not _gpu_possible():
         return False
     import torch

@@ -111,7 +111,8 @@ class Ledger:
         }
 
     def mark(self) -> float:
-        """Take down the high-water mark of memory, and return that of this process: a resumed trial may need less than it did before."""
+        """Take down the high-water mark of memory, and return that of this process: a resumed trial may need less than
+        it did before."""
         peak = peak_gib(self._on_card)
         self.peak_gib = max(self.peak_gib, peak)
         return peak
@@ -120,9 +121,17 @@ class Ledger:
         """The cap that has been reached, or None."""
         memory, hours = self.mark(), self.wall_s / 3600
         if hours >= caps.wall_clock_h:
-            return Reached("wall_clock_h", hours, f"wall clock {hours:.2f} h reached caps.wall_clock_h = {caps.wall_clock_h:g}")
+            return Reached(
+                "wall_clock_h", hours, f"wall clock {hours:.2f} h reached caps.wall_clock_h = {caps.wall_clock_h:g}"
+            )
         if (tokens := self.generated_tokens) >= caps.generated_tokens:
-            return Reached("generated_tokens", tokens, f"{tokens} generated tokens reached caps.generated_tokens = {caps.generated_tokens}")
+            return Reached(
+                "generated_tokens",
+                tokens,
+                f"{tokens} generated tokens reached caps.generated_tokens = {caps.generated_tokens}",
+            )
         if memory >= caps.memory_gib:
-            return Reached("memory_gib", memory, f"peak memory {memory:.2f} GiB reached caps.memory_gib = {caps.memory_gib:g}")
+            return Reached(
+                "memory_gib", memory, f"peak memory {memory:.2f} GiB reached caps.memory_gib = {caps.memory_gib:g}"
+            )
         return None

@@ -21,8 +21,8 @@ ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 def grow_segments() -> None:
     """Have the CUDA allocator of this process and its children grow its segments instead of adding to them.
 
-    Batches of changing length leave holes that no later batch fits into. Takes effect until CUDA is first used; a setting of the
-    user's stays as it is. CUDA offers this on Linux.
+    Batches of changing length leave holes that no later batch fits into. Takes effect until CUDA is first used; a
+    setting of the user's stays as it is. CUDA offers this on Linux.
     """
     if sys.platform == "linux" and not any(name in os.environ for name in ALLOCATOR_SETTINGS):
         os.environ[ALLOCATOR_SETTINGS[0]] = "expandable_segments:True"
@@ -59,7 +59,8 @@ def fresh_marks(on_card: bool = False) -> None:
 
 
 def hold_allocator(max_gib: float) -> None:
-    """Hold the CUDA allocator to `max_gib` on a card of any size, for the rest of this process, which must use a card."""
+    """Hold the CUDA allocator to `max_gib` on a card of any size, for the rest of this process, which must use a
+    card."""
     import torch
 
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory

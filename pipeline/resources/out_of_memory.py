@@ -9,7 +9,8 @@ import torch
 
 T = TypeVar("T")
 MESSAGES = ("can't allocate memory", "not enough memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""How torch reports a failed allocation where it has no class of its own for it: on a CPU, by the CUDA runtime, by cuBLAS."""
+"""How torch reports a failed allocation where it has no class of its own for it: on a CPU, by the CUDA runtime, by
+cuBLAS."""
 
 
 class MemoryFull(Exception):
@@ -25,14 +26,16 @@ def no_warning(message: str) -> None:
 
 
 class Room:
-    """A number of rows that shrinks as often as it must. Not part of a checkpoint: a resumed trial may have more memory."""
+    """A number of rows that shrinks as often as it must. Not part of a checkpoint: a resumed trial may have more
+    memory."""
 
     def __init__(self, key: str, rows: int, warn: Callable[[str], None] = no_warning) -> None:
         """`key` is the configuration key that sets the number, for the message."""
         self.key, self.rows, self._warn = key, rows, warn
 
     def fit(self, work: Callable[[int], T], most: int | None = None) -> T:
-        """`work` on as many rows as fit, at most `most`; begun again with half of them when memory runs out. Raises `MemoryFull`."""
+        """`work` on as many rows as fit, at most `most`; begun again with half of them when memory runs out. Raises
+        `MemoryFull`."""
         while True:
             rows = self.rows if most is None else min(self.rows, most)
             try:
@@ -45,7 +48,8 @@ class Room:
             self._halve(rows, said)
 
     def over(self, n: int, work: Callable[[slice], T], most: int | None = None) -> list[T]:
-        """`work` on consecutive slices of `n` rows, each as large as fits; slices that are done are not done again. Raises `MemoryFull`."""
+        """`work` on consecutive slices of `n` rows, each as large as fits; slices that are done are not done again.
+        Raises `MemoryFull`."""
         done, start = list[T](), 0
         while start < n:
 

@@ -13,10 +13,11 @@ EFFICIENCY = {"generate": 0.5, "score": 0.35, "selfcheck": 0.35, "train": 0.35}
 """Fraction of the roofline assumed for each phase; assumed, not measured on a T4."""
 
 BYTES_READ_HALF = 2
-"""Per parameter whose half-precision copy is kept: trained weights while a rollout is sampled and measured, a trained head always."""
+"""Per parameter whose half-precision copy is kept: trained weights while a rollout is sampled and measured, a trained
+head always."""
 BYTES_READ_CAST = 8
-"""Per parameter that autocast casts at every call: read in fp32, written and read in half precision. Frozen weights, and every
-forward of a training step but that of a trained head."""
+"""Per parameter that autocast casts at every call: read in fp32, written and read in half precision. Frozen weights,
+and every forward of a training step but that of a trained head."""
 BYTES_BACKWARD = 2
 """Per parameter: the half-precision copy again, for the gradient of the input."""
 BYTES_GRADIENT = 12
@@ -26,7 +27,8 @@ BYTES_HEAD_GRADIENT = 16
 BYTES_STEP = 40
 """Per trained parameter and optimiser step: norm and scale of the gradient (12), then Adam (28)."""
 BYTES_CACHE = 11
-"""Per cached number and sampled token: all is copied to make room for one position more, keys are fp32 and cast, values half precision."""
+"""Per cached number and sampled token: all is copied to make room for one position more, keys are fp32 and cast, values
+half precision."""
 BYTES_LOGIT = 28
 """Per logit of a forward: written in fp32, then log-softmax and what is summed of it; twice that with its backward."""
 

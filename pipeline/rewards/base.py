@@ -63,11 +63,17 @@ def calibration(scores: Tensor, key: str = "reward") -> tuple[float, float]:
     Raises `UserError` where they are not finite or do not vary.
     """
     if not bool(scores.isfinite().all()):
-        raise UserError(f"{key}: {int((~scores.isfinite()).sum())} of {len(scores)} reference samples have no finite reward; use another")
+        raise UserError(
+            f"{key}: {int((~scores.isfinite()).sum())} of {len(scores)} reference samples have no finite reward; use"
+            " another"
+        )
     exact = scores.double()
     std = float(exact.std(correction=0))
     if not std > 0:
-        raise UserError(f"{key}: all {len(scores)} reference samples have the same reward, so nothing can be learned from it; use another")
+        raise UserError(
+            f"{key}: all {len(scores)} reference samples have the same reward, so nothing can be learned from it; use"
+            " another"
+        )
     return float(exact.mean()), std
 
 

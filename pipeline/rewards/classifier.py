@@ -25,7 +25,8 @@ UNBOUNDED = 10**6
 class ClassifierReward:
     """The score of prompt and completion as one text, tokenised again by the model's own tokenizer.
 
-    Of a text that is too long for the model the end is kept, since the completion stands there. Scoring raises `MemoryFull`.
+    Of a text that is too long for the model the end is kept, since the completion stands there. Scoring raises
+    `MemoryFull`.
     """
 
     def __init__(self, model: Any, tokenizer: Any, index: int, output: Output, room: Room) -> None:
@@ -35,9 +36,13 @@ class ClassifierReward:
     @torch.inference_mode()
     def __call__(self, completions: Completions) -> Tensor:
         texts = [prompt + text for prompt, text in zip(completions.prompts, completions.texts, strict=True)]
-        order = sorted(range(len(texts)), key=lambda row: len(texts[row]))  # texts of one length together: little padding
+        order = sorted(
+            range(len(texts)), key=lambda row: len(texts[row])
+        )  # texts of one length together: little padding
         scores = torch.empty(len(texts))
-        scores[order] = torch.cat(self._room.over(len(order), lambda rows: self._score([texts[row] for row in order[rows]])))
+        scores[order] = torch.cat(
+            self._room.over(len(order), lambda rows: self._score([texts[row] for row in order[rows]]))
+        )
         return scores
 
     def _score(self, texts: list[str]) -> Tensor:
@@ -77,7 +82,12 @@ def load_classifier(
 
     try:
         model, report = AutoModelForSequenceClassification.from_pretrained(
-            name, revision=revision, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+            name,
+            revision=revision,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
     except Exception as error:  # every library below has its own class for "not this file"

@@ -1,4 +1,5 @@
-"""The training reward as PPO sees it: a weighted sum of parts, each calibrated on reference samples, as is their sum."""
+"""The training reward as PPO sees it: a weighted sum of parts, each calibrated on reference samples, as is their
+sum."""
 
 from __future__ import annotations
 

@@ -31,5 +31,7 @@ def label_index(names: dict[int, str], label: str | None, key: str) -> int:
         return next(iter(names))
     known = {str(name): index for index, name in names.items()}
     if label is None or label not in known:
-        raise UserError(f"{key} = {label!r}: the model's labels are {', '.join(known)}{nearest(label or '', list(known))}")
+        raise UserError(
+            f"{key} = {label!r}: the model's labels are {', '.join(known)}{nearest(label or '', list(known))}"
+        )
     return known[label]

@@ -17,4 +17,6 @@ class GrammarJudge:
     networks: Sequence[Any] = ()
 
     def __call__(self, completions: Completions) -> Tensor:
-        return as_scores([judge(prompt, text).score for prompt, text in zip(completions.prompts, completions.texts, strict=True)])
+        return as_scores(
+            [judge(prompt, text).score for prompt, text in zip(completions.prompts, completions.texts, strict=True)]
+        )

@@ -91,7 +91,8 @@ def train_reward_model(
     checkpointing: bool = False,
     warn: Callable[[str], None] = no_warning,
 ) -> None:
-    """Fit on pairs: row i of `first` and `second` answer one prompt, `first_wins` (n,) bool says which was preferred."""
+    """Fit on pairs: row i of `first` and `second` answer one prompt, `first_wins` (n,) bool says which was
+    preferred."""
     n, device = len(first_wins), first.query_responses.device
     first_wins = first_wins.to(device)
     batch = min(cfg.batch_size, n)

@@ -1,4 +1,5 @@
-"""Stages, their order, plan and run. Knows nothing of what the stages do; a ``note`` that one returns is shown when it is built.
+"""Stages, their order, plan and run. Knows nothing of what the stages do; a ``note`` that one returns is shown when it
+is built.
 
 A stage is a plain function ``run(cfg, out, reporter, *, prompts, sft) -> dict``: its keyword-only parameters
 name the stages whose artifacts it needs, so the edges are the signature. A function given as "module:function" is
@@ -33,7 +34,8 @@ from pipeline.run.store import Artifact, Store
 
 KEY_DIGITS = 20
 FREE_SECTIONS = ("runtime", "caps")
-"""Sections that every stage sees and that are part of no key: the first must not change any result, the second only where one ends."""
+"""Sections that every stage sees and that are part of no key: the first must not change any result, the second only
+where one ends."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ class Stage:
     outside: Callable[[Any], dict[str, str]] | None = None
     """Digests of what the stage reads beside its inputs (the user's own files), made from the configuration."""
     unfinished: Callable[[Any, Artifact], str | None] = lambda config, artifact: None
-    """Why a finished artifact is to be taken up again under this configuration (a cap that ended it was raised), or None."""
+    """Why a finished artifact is to be taken up again under this configuration (a cap that ended it was raised), or
+    None."""
     kept: str | None = None
     """A folder in its output that is no part of the artifact, kept so that the stage can take it up again."""
     precision: Callable[[Any], str] | None = None
@@ -65,7 +68,8 @@ class Stage:
         return tuple(one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY)
 
     def function(self) -> Callable[..., dict[str, Any]]:
-        """The function itself, imported. Raises `UserError` where the stage's code has changed since its digest was taken."""
+        """The function itself, imported. Raises `UserError` where the stage's code has changed since its digest was
+        taken."""
         if not isinstance(self.run, str):
             return self.run
         module, _, name = self.run.partition(":")
@@ -102,12 +106,16 @@ def order(stages: Sequence[Stage]) -> list[Stage]:
             if need not in by_name:
                 raise ValueError(f"stage '{stage.name}' needs '{need}', which is no stage")
     try:
-        return [by_name[name] for name in TopologicalSorter({stage.name: stage.needs for stage in stages}).static_order()]
+        return [
+            by_name[name] for name in TopologicalSorter({stage.name: stage.needs for stage in stages}).static_order()
+        ]
     except CycleError as error:
         raise ValueError(f"stages depend on each other in a circle: {' -> '.join(error.args[1])}") from None
 
 
-def run(stages: Sequence[Stage], config: BaseModel, store: Store, reporter: Reporter, until: str | None = None) -> dict[str, Artifact]:
+def run(
+    stages: Sequence[Stage], config: BaseModel, store: Store, reporter: Reporter, until: str | None = None
+) -> dict[str, Artifact]:
     """Bring every stage (up to and with `until`) into the store, building only what is not there."""
     done: dict[str, Artifact] = {}
     for stage in order(stages):
@@ -160,7 +168,9 @@ def plan(stages: Sequence[Stage], config: BaseModel, store: Store, known: Known 
     return result
 
 
-def _look_up(stage: str, key: str, identity: Mapping[str, Any], store: Store, known: bool) -> tuple[Artifact | None, str]:
+def _look_up(
+    stage: str, key: str, identity: Mapping[str, Any], store: Store, known: bool
+) -> tuple[Artifact | None, str]:
     """The artifact, if it is there, and why the stage would be built or not."""
     try:
         if found := store.find(stage, key, weights=False):  # a plan reads none
@@ -179,7 +189,13 @@ def _intact(store: Store, stage: str, key: str) -> Artifact | None:
 
 
 def _build(
-    stage: Stage, key: str, identity: dict[str, Any], config: BaseModel, store: Store, reporter: Reporter, done: Mapping[str, Artifact]
+    stage: Stage,
+    key: str,
+    identity: dict[str, Any],
+    config: BaseModel,
+    store: Store,
+    reporter: Reporter,
+    done: Mapping[str, Artifact],
 ) -> Artifact:
     inputs = {need: done[need] for need in stage.needs}
     view, run = _view(stage, config), stage.function()
@@ -241,7 +257,11 @@ def _why(identity: Mapping[str, Any], store: Store) -> str:
 
 def _difference(new: Mapping[str, Any], old: Mapping[str, Any]) -> str:
     before, after = old.get("config", {}), new["config"]
-    parts = [f"{key} {before.get(key, 'absent')} -> {after.get(key, 'absent')}" for key in after if before.get(key) != after[key]]
+    parts = [
+        f"{key} {before.get(key, 'absent')} -> {after.get(key, 'absent')}"
+        for key in after
+        if before.get(key) != after[key]
+    ]
     parts += [f"{key} is gone" for key in before if key not in after]
     parts += [f"{need} changed" for need, digest in new["inputs"].items() if old.get("inputs", {}).get(need) != digest]
     parts += ["code changed"] if old.get("code") != new["code"] else []
@@ -249,7 +269,8 @@ def _difference(new: Mapping[str, Any], old: Mapping[str, Any]) -> str:
 
 
 def code_digest(modules: tuple[str, ...]) -> str:
-    """Hash of the syntax trees of modules (packages: all their files), without comments and docstrings; each file is read once."""
+    """Hash of the syntax trees of modules (packages: all their files), without comments and docstrings; each file is
+    read once."""
     trees = "\n".join(_tree_digest(path)[1] for path in _sources_of(modules))
     return hashlib.sha256(trees.encode()).hexdigest()[:KEY_DIGITS]
 
@@ -284,14 +305,20 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             body = node.body
-            if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str):
+            if (
+                body
+                and isinstance(body[0], ast.Expr)
+                and isinstance(body[0].value, ast.Constant)
+                and isinstance(body[0].value.value, str)
+            ):
                 node.body = body[1:]
     return tree
 
 
 @lru_cache(maxsize=64)
 def _inputs_in_source(reference: str) -> tuple[str, ...]:
-    """Keyword-only parameters of ``module:function``, read from its file. Raises `ValueError` where there is no such function."""
+    """Keyword-only parameters of ``module:function``, read from its file. Raises `ValueError` where there is no such
+    function."""
     module, _, name = reference.partition(":")
     tree = ast.parse(_sources(module)[0].read_text("utf-8"))
     for node in tree.body:

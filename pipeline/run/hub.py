@@ -23,14 +23,17 @@ def check_model(key: str, model: str, revision: str | None, *, pinned: bool) -> 
     folder = Path(model)
     if folder.is_dir():
         if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
-            raise UserError(f"{key} = '{model}': the folder must hold config.json and *.safetensors (pickled weights are never read)")
+            raise UserError(
+                f"{key} = '{model}': the folder must hold config.json and *.safetensors (pickled weights are never"
+                " read)"
+            )
         return
     if folder.exists() or not HUB_ID.fullmatch(model):
         raise UserError(f"{key} = '{model}' is neither a folder nor the id of a model on the hub")
     if pinned and not COMMIT.fullmatch(revision or ""):
         raise UserError(
-            f"{key} = '{model}': the revision {revision!r} does not pin it; set {key.rpartition('.')[0]}.revision to a commit, "
-            f"40 hexadecimal digits (if it was meant as a folder, there is none of that name)"
+            f"{key} = '{model}': the revision {revision!r} does not pin it; set {key.rpartition('.')[0]}.revision to a"
+            " commit, 40 hexadecimal digits (if it was meant as a folder, there is none of that name)"
         )
     if _model_is_cached(model, revision):
         return
@@ -39,14 +42,24 @@ def check_model(key: str, model: str, revision: str | None, *, pinned: bool) -> 
         from huggingface_hub.constants import HF_HUB_CACHE
 
         raise UserError(
-            absent(key, model, revision, cause, HF_HUB_CACHE, f"set {key} to a folder with config.json, *.safetensors, tokenizer")
+            absent(
+                key,
+                model,
+                revision,
+                cause,
+                HF_HUB_CACHE,
+                f"set {key} to a folder with config.json, *.safetensors, tokenizer",
+            )
         )
 
 
 def absent(key: str, name: str, revision: str | None, cause: str, cache: object, instead: str) -> str:
     """The one line for what can be had neither from the network nor from a cache."""
     at = f" at revision {revision}" if revision else ""
-    return f"{key} = '{name}'{at} is not in the cache {cache}, and the hub does not give it ({cause}). With a copy on disk, {instead}"
+    return (
+        f"{key} = '{name}'{at} is not in the cache {cache}, and the hub does not give it ({cause}). With a copy on"
+        f" disk, {instead}"
+    )
 
 
 @lru_cache(maxsize=64)

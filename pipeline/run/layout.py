@@ -10,7 +10,8 @@
 <root>/mlflow.db, <root>/mlartifacts/           the MLflow store
 <root>/log/                                     tracebacks of faults that no command expected
 
-Every JSON file of a study carries a digest of its own content. What is damaged is moved to `.damaged/` beside it, never deleted.
+Every JSON file of a study carries a digest of its own content. What is damaged is moved to `.damaged/` beside it, never
+deleted.
 """
 
 from __future__ import annotations
@@ -162,7 +163,8 @@ class StudyFolder:
         return sorted((self.path / "trials").glob("*.json"))
 
     def started(self) -> dict[str, Any]:
-        """``study.json``, empty where the study was never run here. Raises `Damaged`, also where only the file has gone."""
+        """``study.json``, empty where the study was never run here. Raises `Damaged`, also where only the file has
+        gone."""
         if not self.study_file.exists() and not self.trial_files():
             return {}
         with self.naming_remedy():
@@ -235,7 +237,9 @@ def read_json(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise Damaged(path, f"byte {error.start} is not UTF-8") from None
     except (ValueError, RecursionError) as error:
-        raise Damaged(path, f"it is not valid JSON{f' (line {error.lineno})' if isinstance(error, json.JSONDecodeError) else ''}") from None
+        raise Damaged(
+            path, f"it is not valid JSON{f' (line {error.lineno})' if isinstance(error, json.JSONDecodeError) else ''}"
+        ) from None
     if not isinstance(content, dict):
         raise Damaged(path, "it holds no mapping")
     return content
@@ -259,7 +263,10 @@ def set_aside(path: Path) -> Path:
 def safe(name: str) -> str:
     """Refuse names that could leave their folder or confuse a shell."""
     if not SAFE_NAME.fullmatch(name):
-        raise UserError(f"the name '{name}' cannot be used: only letters, digits and _ . + = -, first a letter or digit, at most 100")
+        raise UserError(
+            f"the name '{name}' cannot be used: only letters, digits and _ . + = -, first a letter or digit, at"
+            " most 100"
+        )
     return name
 
 
@@ -270,7 +277,9 @@ def writable(root: Path) -> None:
         with tempfile.TemporaryFile(dir=root):
             pass
     except OSError as error:
-        raise UserError(f"output folder {root} cannot be written: {error.strerror}; choose another with --out or ABLATE_HOME") from None
+        raise UserError(
+            f"output folder {root} cannot be written: {error.strerror}; choose another with --out or ABLATE_HOME"
+        ) from None
 
 
 def write_atomic(path: Path, text: str) -> None:

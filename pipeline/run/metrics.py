@@ -1,4 +1,5 @@
-"""The closed list of metrics: key, unit, formula, healthy range. Nothing else may be logged, but for two families below it.
+"""The closed list of metrics: key, unit, formula, healthy range. Nothing else may be logged, but for two families below
+it.
 
 Two cadences. Series under ``objective/`` and ``reward/`` are measured on a rollout and stand at the number of gradient
 steps that its policy had taken (0 for the reference itself); series under ``policy/`` and ``value/`` stand
@@ -35,8 +36,15 @@ class Metric:
 _ALL = (
     Metric("objective/kl", "nats per sequence", "mean over sequences of sum_t (logprobs - ref_logprobs); k1"),
     Metric("objective/kl_per_token", "nats per token", "sum (logprobs - ref_logprobs) / valid tokens; k1"),
-    Metric("objective/kl_k3_per_token", "nats per token", "mean of exp(-d) - 1 + d, d = logprobs - ref_logprobs; k3", 0.0),
-    Metric("objective/kl_exact_per_token", "nats per token", "mean over tokens of sum_v pi(v) (log pi(v) - log ref(v))", 0.0),
+    Metric(
+        "objective/kl_k3_per_token", "nats per token", "mean of exp(-d) - 1 + d, d = logprobs - ref_logprobs; k3", 0.0
+    ),
+    Metric(
+        "objective/kl_exact_per_token",
+        "nats per token",
+        "mean over tokens of sum_v pi(v) (log pi(v) - log ref(v))",
+        0.0,
+    ),
     Metric("objective/entropy", "nats per sequence", "mean over sequences of sum_t -logprobs", 0.0),
     Metric("objective/scores", "std of reference samples", "mean calibrated proxy reward before EOS handling"),
     Metric("objective/scores_std", "std of reference samples", "standard deviation of the same", 0.0),
@@ -49,23 +57,43 @@ _ALL = (
     Metric("objective/rlhf_reward", "std of reference samples", "mean of score after EOS handling + KL part"),
     Metric("objective/length", "tokens", "mean valid tokens of a response, EOS included", 1.0),
     Metric("objective/eos_rate", "fraction", "responses that ended by EOS", 0.0, 1.0),
-    Metric("objective/repetition", "fraction", "mean over responses of 1 - different token pairs / token pairs", 0.0, 1.0),
+    Metric(
+        "objective/repetition", "fraction", "mean over responses of 1 - different token pairs / token pairs", 0.0, 1.0
+    ),
     Metric(
         "objective/kl_coef",
         "1",
         "beta in force during the update; next to whitened advantages a beta in the reward weighs beta / advantage_std",
         0.0,
     ),
-    Metric("objective/advantage_std", "std of reference samples", "standard deviation over valid tokens, before whitening", 0.0),
+    Metric(
+        "objective/advantage_std",
+        "std of reference samples",
+        "standard deviation over valid tokens, before whitening",
+        0.0,
+    ),
     Metric("policy/pg_loss", "1", "clipped policy loss, masked mean"),
-    Metric("policy/approxkl", "nats per token", "masked mean of (new_logprobs - logprobs)^2 / 2; k2, new against behaviour policy", 0.0),
+    Metric(
+        "policy/approxkl",
+        "nats per token",
+        "masked mean of (new_logprobs - logprobs)^2 / 2; k2, new against behaviour policy",
+        0.0,
+    ),
     Metric("policy/approxkl_k3", "nats per token", "masked mean of ratio - 1 - log ratio", 0.0),
     Metric("policy/pg_clipfrac", "fraction", "valid tokens on which the clipped term is the active one", 0.0, 1.0),
-    Metric("policy/dual_clipfrac", "fraction", "valid tokens on which the bound of dual clipping is the active term", 0.0, 1.0),
+    Metric(
+        "policy/dual_clipfrac",
+        "fraction",
+        "valid tokens on which the bound of dual clipping is the active term",
+        0.0,
+        1.0,
+    ),
     Metric("policy/ratio", "1", "masked mean of exp(new_logprobs - logprobs)", 0.0),
     Metric("policy/entropy", "nats per token", "masked mean of the exact entropy over the vocabulary", 0.0),
     Metric("policy/kl_ref_per_token", "nats per token", "masked mean of ratio (new_logprobs - ref_logprobs)"),
-    Metric("policy/kl_loss", "1", "masked mean of kl_coef times the KL estimator, where the penalty is in the loss", 0.0),
+    Metric(
+        "policy/kl_loss", "1", "masked mean of kl_coef times the KL estimator, where the penalty is in the loss", 0.0
+    ),
     Metric("policy/kl_hinge", "1", "what the KL hinge multiplies the learning rate by", 0.0, 1.0),
     Metric("policy/update_steps", "gradient steps", "steps of one update until the target-KL stop", 1.0),
     Metric(
@@ -77,9 +105,16 @@ _ALL = (
     Metric("policy/lr", "1", "learning rate of the step", 0.0),
     Metric("policy/lr_factor", "1", "what the KL guard multiplies the learning rate by", 0.0, 1.0),
     Metric("value/vf_loss", "squared score", "half the clipped squared error, masked mean", 0.0),
-    Metric("value/vf_clipfrac", "fraction", "valid tokens on which the clipped value error is the active one", 0.0, 1.0),
+    Metric(
+        "value/vf_clipfrac", "fraction", "valid tokens on which the clipped value error is the active one", 0.0, 1.0
+    ),
     Metric("value/grad_norm", "1", "gradient norm before clipping of a separate critic that is clipped apart", 0.0),
-    Metric("value/explained_variance", "1", "1 - Var(returns - values) / Var(returns) on valid tokens of the rollout", high=1.0),
+    Metric(
+        "value/explained_variance",
+        "1",
+        "1 - Var(returns - values) / Var(returns) on valid tokens of the rollout",
+        high=1.0,
+    ),
     Metric(
         "eval/win_rate",
         "fraction",
@@ -95,13 +130,23 @@ _ALL = (
         1.0,
     ),
     Metric("eval/win_rate_high", "fraction", "upper end of the same", 0.0, 1.0),
-    Metric("eval/tie_rate", "fraction", "mean over prompts of the share of reference draws with the same gold score", 0.0, 1.0),
+    Metric(
+        "eval/tie_rate",
+        "fraction",
+        "mean over prompts of the share of reference draws with the same gold score",
+        0.0,
+        1.0,
+    ),
     Metric("eval/gold", "judge points", "mean gold score of the policy"),
     Metric("eval/gold_reference", "judge points", "mean gold score of all reference draws"),
     Metric("eval/proxy", "std of reference samples", "mean calibrated proxy reward of the policy"),
     Metric("eval/proxy_reference", "std of reference samples", "mean calibrated proxy reward of all reference draws"),
-    Metric("eval/kl_per_token", "nats per token", "exact KL to the reference / tokens, on the policy's completions", 0.0),
-    Metric("eval/kl_per_sequence", "nats per sequence", "exact KL to the reference summed over a completion, mean", 0.0),
+    Metric(
+        "eval/kl_per_token", "nats per token", "exact KL to the reference / tokens, on the policy's completions", 0.0
+    ),
+    Metric(
+        "eval/kl_per_sequence", "nats per sequence", "exact KL to the reference summed over a completion, mean", 0.0
+    ),
     Metric("eval/entropy", "nats per token", "exact entropy over the vocabulary, mean over tokens", 0.0),
     Metric("eval/distinct_1", "fraction", "different words / words over all completions", 0.0, 1.0),
     Metric("eval/distinct_2", "fraction", "different word pairs / word pairs over all completions", 0.0, 1.0),
@@ -111,8 +156,16 @@ _ALL = (
 )
 
 FAMILIES = (
-    Metric("reward/<part>", "std of reference samples", "mean calibrated score of one part of a composite reward, on the rollout"),
-    Metric("eval/reward/<part>", "std of reference samples", "mean calibrated score of one part of a composite reward, of the policy"),
+    Metric(
+        "reward/<part>",
+        "std of reference samples",
+        "mean calibrated score of one part of a composite reward, on the rollout",
+    ),
+    Metric(
+        "eval/reward/<part>",
+        "std of reference samples",
+        "mean calibrated score of one part of a composite reward, of the policy",
+    ),
 )
 """Metrics of which there is one for every part of a composite reward, by the names that the user gave them."""
 _PART = re.compile(r"[a-z][a-z0-9_]*")

@@ -40,14 +40,17 @@ class MetricsLog:
             file.seek(min(offset, size) - 1 if size else 0)
         if size < offset or (offset and file.read(1) != b"\n"):
             file.close()
-            raise ValueError(f"{path} has {size} bytes and no line that ends at byte {offset}; the checkpoint is of another file")
+            raise ValueError(
+                f"{path} has {size} bytes and no line that ends at byte {offset}; the checkpoint is of another file"
+            )
         file.truncate(offset)
         file.seek(offset)
         log._file, log.offset = file, offset
         return log
 
     def append(self, step: int, values: Mapping[str, float]) -> None:
-        """Add one row. Raises `KeyError` for a key that is no metric and `ValueError` for a value that is not finite."""
+        """Add one row. Raises `KeyError` for a key that is no metric and `ValueError` for a value that is not
+        finite."""
         check_keys(values)
         row = {key: float(value) for key, value in values.items()}
         bad = sorted(key for key, value in row.items() if not math.isfinite(value))
@@ -72,12 +75,15 @@ class MetricsLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
 def read_rows(path: Path) -> list[dict[str, float]]:
-    """All rows of a ``metrics.jsonl``; an unfinished last line is left out. Raises `ValueError` with the line of a damaged row."""
+    """All rows of a ``metrics.jsonl``; an unfinished last line is left out. Raises `ValueError` with the line of a
+    damaged row."""
     rows = []
     complete = path.read_bytes().rpartition(b"\n")[0]
     for number, line in enumerate(complete.splitlines(), 1):
@@ -91,7 +97,8 @@ def read_rows(path: Path) -> list[dict[str, float]]:
 
 
 def merged(path: Path) -> dict[int, dict[str, float]]:
-    """Rows of a ``metrics.jsonl`` merged by step, in order of steps; of two values of a key at a step the last counts."""
+    """Rows of a ``metrics.jsonl`` merged by step, in order of steps; of two values of a key at a step the last
+    counts."""
     steps: dict[int, dict[str, float]] = {}
     for row in read_rows(path):
         steps.setdefault(int(row["step"]), {}).update({key: value for key, value in row.items() if key != "step"})
@@ -99,7 +106,8 @@ def merged(path: Path) -> dict[int, dict[str, float]]:
 
 
 def to_parquet(jsonl: Path, parquet: Path) -> None:
-    """Write the merged rows as columns: `step` (int64), then one float64 column per recorded metric, NaN where not recorded."""
+    """Write the merged rows as columns: `step` (int64), then one float64 column per recorded metric, NaN where not
+    recorded."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -109,5 +117,7 @@ def to_parquet(jsonl: Path, parquet: Path) -> None:
     columns: dict[str, Any] = {"step": np.fromiter(steps, dtype=np.int64, count=len(steps))}
     for key in [*METRICS, *sorted(seen - METRICS.keys())]:
         if key in seen:
-            columns[key] = np.fromiter((row.get(key, math.nan) for row in steps.values()), dtype=np.float64, count=len(steps))
+            columns[key] = np.fromiter(
+                (row.get(key, math.nan) for row in steps.values()), dtype=np.float64, count=len(steps)
+            )
     pq.write_table(pa.table(columns), parquet)

@@ -15,7 +15,12 @@ from pipeline.config.algorithm import StopRule
 
 Record = tuple[int, float]
 """Gradient step and value."""
-OPERATORS: dict[str, Callable[[float, float], bool]] = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
+OPERATORS: dict[str, Callable[[float, float], bool]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+}
 
 
 def first_break(op: str, threshold: float, consecutive: int, records: Iterable[Record]) -> tuple[Record, ...]:
@@ -35,14 +40,16 @@ def first_break(op: str, threshold: float, consecutive: int, records: Iterable[R
 
 
 def counted(series: Iterable[Record], before_step: int | None) -> list[Record]:
-    """Records in order of steps: of two at one step the last counts, NaN is no record, none at or after `before_step`."""
+    """Records in order of steps: of two at one step the last counts, NaN is no record, none at or after
+    `before_step`."""
     last = {step: value for step, value in series if not math.isnan(value)}
     return sorted((step, value) for step, value in last.items() if before_step is None or step < before_step)
 
 
 @dataclass
 class Watcher:
-    """Follows the metrics of a running trial, and says when a rule is broken. All state is in `state`, which checkpoints keep."""
+    """Follows the metrics of a running trial, and says when a rule is broken. All state is in `state`, which
+    checkpoints keep."""
 
     rules: tuple[StopRule, ...]
     series: dict[str, dict[int, float]] = field(default_factory=dict)
@@ -60,7 +67,9 @@ class Watcher:
             if evidence := first_break(rule.op, rule.threshold, rule.consecutive, records):
                 step, value = evidence[-1]
                 often = f", record {rule.consecutive} in a row" if rule.consecutive > 1 else ""
-                return f"stopped by rule: {rule.metric} = {value:.4g} {rule.op} {rule.threshold:g} at step {step}{often}"
+                return (
+                    f"stopped by rule: {rule.metric} = {value:.4g} {rule.op} {rule.threshold:g} at step {step}{often}"
+                )
         return None
 
     def state(self) -> dict[str, list[list[float]]]:

@@ -76,8 +76,8 @@ class Store:
     def find(self, stage: str, key: str, *, weights: bool = True) -> Artifact | None:
         """The verified artifact, or None. Raises `Damaged` when its files are not those of its manifest.
 
-        With ``weights=False``, for a caller that will not read them, weights count as intact while their size and time are
-        those with which they were published. Who reads them verifies them.
+        With ``weights=False``, for a caller that will not read them, weights count as intact while their size and time
+        are those with which they were published. Who reads them verifies them.
         """
         for path in (self.root / stage / key, self._replaced(stage, key)):
             if path.exists():
@@ -101,8 +101,8 @@ class Store:
         may have done so a moment ago.
         `make` fills the folder that it is given and returns what goes into the manifest as `meta`. With
         `resumable` it may find there what an earlier, killed call left. An artifact that is not `final` is built
-        again and takes the place of the old one, which stays readable until then. If `make` leaves a folder `kept`, it is
-        put beside the artifact, and put back before the artifact is built again.
+        again and takes the place of the old one, which stays readable until then. If `make` leaves a folder `kept`, it
+        is put beside the artifact, and put back before the artifact is built again.
         """
         locks = self.root / stage / ".locks"
         locks.mkdir(parents=True, exist_ok=True)
@@ -155,7 +155,8 @@ class Store:
         return gone
 
     def _publish(self, stage: str, key: str, partial: Path) -> None:
-        """Put a complete folder into place. Where an older one is, a reader finds that one or this one at any moment."""
+        """Put a complete folder into place. Where an older one is, a reader finds that one or this one at any
+        moment."""
         path, old = self.root / stage / key, self._replaced(stage, key)
         if path.exists():
             shutil.rmtree(old, ignore_errors=True)
@@ -185,13 +186,21 @@ def write_manifest(path: Path, stage: str, key: str, identity: Mapping[str, Any]
     """State what a folder holds; the last file written before it is published."""
     files = dict(_hash_files(path))
     finished = datetime.now(UTC).isoformat(timespec="seconds")
-    content = {"stage": stage, "key": key, "identity": dict(identity), "files": files, "digest": _digest(files, meta), "meta": dict(meta)}
+    content = {
+        "stage": stage,
+        "key": key,
+        "identity": dict(identity),
+        "files": files,
+        "digest": _digest(files, meta),
+        "meta": dict(meta),
+    }
     weights = {name: _state(path / name) for name in files if name.endswith(WEIGHTS)}
     write_atomic(path / MANIFEST, sealed({**content, "finished": finished, "weights": weights}))
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of the artifact in the folder `path`, consistent in itself. Raises `Damaged`, or `Gone` without such a folder."""
+    """The manifest of the artifact in the folder `path`, consistent in itself. Raises `Damaged`, or `Gone` without such
+    a folder."""
     if not path.exists():
         raise Gone(path, "no such folder")
     file = path / MANIFEST
@@ -203,7 +212,8 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def file_of(folder: StudyFolder, record: TrialRecord, stage: str, name: str) -> Path:
-    """The path of one file of a trial's artifact, after its content was compared with the manifest and that with the record.
+    """The path of one file of a trial's artifact, after its content was compared with the manifest and that with the
+    record.
 
     Raises `Damaged`, or `Gone` where the artifact is no longer in the store.
     """
@@ -264,12 +274,20 @@ def _read(stage: str, key: str, path: Path, weights: bool) -> Artifact:
 @lru_cache(maxsize=4096)
 def _manifest(file: Path, modified_ns: int, size: int, inode: int) -> Manifest:
     content = read_sealed(file)
-    files, digest, meta, finished, weights = (content.get(key) for key in ("files", "digest", "meta", "finished", "weights"))
+    files, digest, meta, finished, weights = (
+        content.get(key) for key in ("files", "digest", "meta", "finished", "weights")
+    )
     if not (isinstance(files, dict) and isinstance(meta, dict) and all(isinstance(one, str) for one in files.values())):
         raise Damaged(file, "it lists no files")
     if _digest(files, meta) != digest:
         raise Damaged(file, "its digest is not that of its files")
-    return Manifest(files, str(digest), meta, None if finished is None else str(finished), weights if isinstance(weights, dict) else {})
+    return Manifest(
+        files,
+        str(digest),
+        meta,
+        None if finished is None else str(finished),
+        weights if isinstance(weights, dict) else {},
+    )
 
 
 def _files(root: Path) -> Iterator[tuple[str, Path]]:

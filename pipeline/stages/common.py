@@ -42,7 +42,9 @@ class PromptSet:
     def load(cls, prompts: Artifact, name: str, first: int = 0, n: int | None = None) -> PromptSet:
         """`n` prompts of ``<name>.parquet`` from row `first` on; all of them by default."""
         tokenizer = load_tokenizer(prompts.path / "tokenizer")
-        texts = pd.read_parquet(prompts.path / f"{name}.parquet")["prompt"].tolist()[first : None if n is None else first + n]
+        texts = pd.read_parquet(prompts.path / f"{name}.parquet")["prompt"].tolist()[
+            first : None if n is None else first + n
+        ]
         return cls(tokenizer, texts, *tokenize_prompts(tokenizer, texts))
 
     @property
@@ -91,7 +93,9 @@ def reward_of(reward: Artifact, device: torch.device, room: Room) -> Proxy:
         else:
             raw = scorer_of(part_key(name, composite), spec, device, room)
         parts[name] = Calibrated(raw, made["mean"], made["std"])
-    return Proxy(parts, {name: made["spec"]["weight"] for name, made in meta["parts"].items()}, meta["mean"], meta["std"])
+    return Proxy(
+        parts, {name: made["spec"]["weight"] for name, made in meta["parts"].items()}, meta["mean"], meta["std"]
+    )
 
 
 def rollout_room(runtime: RuntimeConfig, warn: Callable[[str], None]) -> Room:
@@ -104,8 +108,8 @@ def check_devices(runtime: RuntimeConfig) -> torch.device:
     device = device_of(runtime.device)
     if device.type == "cuda" and runtime.processes > torch.cuda.device_count():
         raise UserError(
-            f"runtime.processes = {runtime.processes}: each process needs a GPU of its own, {torch.cuda.device_count()} visible; "
-            f"at most {torch.cuda.device_count()}"
+            f"runtime.processes = {runtime.processes}: each process needs a GPU of its own, {torch.cuda.device_count()}"
+            f" visible; at most {torch.cuda.device_count()}"
         )
     return device
 

@@ -1,7 +1,7 @@
 """Stage 6: the policy's answers to held-out prompts against all draws of the reference's, by the gold judge.
 
-Both are drawn with independent noise (`pipeline.stages.heldout`). Writes ``prompts.parquet`` (a row per prompt), ``samples.parquet``
-(its first rows) and ``summary.json``.
+Both are drawn with independent noise (`pipeline.stages.heldout`). Writes ``prompts.parquet`` (a row per prompt),
+``samples.parquet`` (its first rows) and ``summary.json``.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def _table(
 
 
 def of_reference(drawn: Draws) -> dict[str, Any]:
-    """Columns of the reference: means over its draws, the spread of their gold scores, and the first one as an example."""
+    """Columns of the reference: means over its draws, the spread of their gold scores, and the first one as an
+    example."""
     gold = drawn.grid("gold")
     return {
         "reference_gold": gold.mean(1),
@@ -116,8 +117,11 @@ def of_reference(drawn: Draws) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def drift(policy: CausalLM, reference: CausalLM, episodes: Episodes, temperature: float, room: Room) -> tuple[Tensor, Tensor, Tensor]:
-    """Exact KL to the reference, entropy of the policy, and -log ref of the sampled token; each (B, T) on the CPU, nats.
+def drift(
+    policy: CausalLM, reference: CausalLM, episodes: Episodes, temperature: float, room: Room
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Exact KL to the reference, entropy of the policy, and -log ref of the sampled token; each (B, T) on the CPU,
+    nats.
 
     Raises `MemoryFull`.
     """
@@ -135,7 +139,8 @@ def drift(policy: CausalLM, reference: CausalLM, episodes: Episodes, temperature
 
 
 def summarise(table: pd.DataFrame, draws: int) -> dict[str, float]:
-    """The ``eval/*`` metrics of one trial, whose policy was compared with `draws` draws a prompt; see pipeline/run/metrics.py."""
+    """The ``eval/*`` metrics of one trial, whose policy was compared with `draws` draws a prompt; see
+    pipeline/run/metrics.py."""
     tokens = float(table["policy_length"].sum())
     win_rate, low, high = grouped(table["win"].to_numpy() * draws, np.full(len(table), draws))
     words = [completion.split() for completion in table["policy_completion"]]
@@ -157,7 +162,11 @@ def summarise(table: pd.DataFrame, draws: int) -> dict[str, float]:
         "eval/eos_rate": table["policy_eos"].mean(),
         # exp is capped so that a collapsed policy gives a number that files and plots can hold.
         "eval/ppl_reference": math.exp(min(table["reference_nats"].sum() / tokens, 50.0)),
-        **{f"eval/{name.removeprefix('policy_')}": table[name].mean() for name in table.columns if name.startswith("policy_reward/")},
+        **{
+            f"eval/{name.removeprefix('policy_')}": table[name].mean()
+            for name in table.columns
+            if name.startswith("policy_reward/")
+        },
     }
     return {key: float(value) for key, value in summary.items()}
 

@@ -1,9 +1,10 @@
-"""Answers to the held-out prompts: which prompts, by which noise, and how the policy's answers compare with the reference's.
+"""Answers to the held-out prompts: which prompts, by which noise, and how the policy's answers compare with the
+reference's.
 
-Policy and reference never share noise. Under common random numbers both would write nearly the same text, and the share of
-prompts on which the policy's is better could be anything up to 1 however little the policy differs: another quantity than the
-win rate that bounds at a given KL hold for. Policies share theirs with each other, and so do references, so that arms are
-compared with the same prompts, the same draws of the reference and the same noise.
+Policy and reference never share noise. Under common random numbers both would write nearly the same text, and the share
+of prompts on which the policy's is better could be anything up to 1 however little the policy differs: another quantity
+than the win rate that bounds at a given KL hold for. Policies share theirs with each other, and so do references, so
+that arms are compared with the same prompts, the same draws of the reference and the same noise.
 """
 
 from __future__ import annotations
@@ -34,8 +35,11 @@ def heldout_prompts(cfg: TrialConfig, prompts: Artifact) -> PromptSet:
     return PromptSet.load(prompts, "heldout", cfg.evaluate.first_prompt, cfg.evaluate.prompts)
 
 
-def answers(cfg: TrialConfig, model: CausalLM, data: PromptSet, device: torch.device, room: Room, *stream: object) -> Completions:
-    """One completion of every prompt; `stream` names the noise, and other names give independent noise. Raises `MemoryFull`."""
+def answers(
+    cfg: TrialConfig, model: CausalLM, data: PromptSet, device: torch.device, room: Room, *stream: object
+) -> Completions:
+    """One completion of every prompt; `stream` names the noise, and other names give independent noise. Raises
+    `MemoryFull`."""
     with Precision.of(device).autocast():
         episodes = sample(
             model,

@@ -1,4 +1,5 @@
-"""A stage in several processes: start them as a launcher of accelerate would, pass on what the first one says, end them all.
+"""A stage in several processes: start them as a launcher of accelerate would, pass on what the first one says, end them
+all.
 
 The environment is that of ``accelerate launch`` (RANK, WORLD_SIZE, MASTER_ADDR ...), on 127.0.0.1. The processes
 speak JSON lines on their standard output; they end with their parent, however it ends.
@@ -53,12 +54,16 @@ def _say(*message: Any) -> None:
     print(json.dumps(message), flush=True)
 
 
-def launch(function: str, count: int, cfg: TrialConfig, out: Path, reporter: Reporter, artifacts: Mapping[str, Artifact]) -> None:
+def launch(
+    function: str, count: int, cfg: TrialConfig, out: Path, reporter: Reporter, artifacts: Mapping[str, Artifact]
+) -> None:
     """Run ``module:function(cfg, out, reporter, **artifacts)`` in `count` processes until all have ended.
 
-    Raises what the function raised for the user (`UserError`), else `RuntimeError` with the last lines of the first that failed.
+    Raises what the function raised for the user (`UserError`), else `RuntimeError` with the last lines of the first
+    that failed.
     """
-    # Pickled as multiprocessing would: from this process to its own children, over a pipe that nobody else can write to.
+    # Pickled as multiprocessing would: from this process to its own children, over a pipe that nobody else can write
+    # to.
     payload = pickle.dumps((function, cfg, out, dict(artifacts)))
     port = _free_port()
     errors = [out / f".rank{rank}.err" for rank in range(count)]

@@ -21,7 +21,8 @@ def ended(config: TrialConfig, cap: dict[str, Any]) -> dict[str, Any]:
 
 
 def raised_cap(config: TrialConfig, artifact: Artifact) -> str | None:
-    """Why a trial that a cap has ended goes on under this configuration, or None: a larger cap, or other knobs of memory."""
+    """Why a trial that a cap has ended goes on under this configuration, or None: a larger cap, or other knobs of
+    memory."""
     cap = artifact.meta.get("cap")
     if cap is None:
         return None

@@ -41,7 +41,9 @@ from pipeline.training.rollout import Scores
 from pipeline.training.trainer import Outcome, Trainer
 
 
-def ppo(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact, reward: Artifact) -> dict[str, Any]:
+def ppo(
+    cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact, reward: Artifact
+) -> dict[str, Any]:
     """Train the policy against the calibrated proxy; the gold judge watches and is never trained on."""
     metrics, kept = out / "metrics.jsonl", out / KEPT
     if (kept / "metrics.jsonl").exists() and not metrics.exists():  # the stage takes up a trial that a cap has ended
@@ -62,7 +64,9 @@ def ppo(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, s
     return status
 
 
-def train(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact, reward: Artifact) -> None:
+def train(
+    cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact, reward: Artifact
+) -> None:
     """One process of the trial; the first of them writes everything."""
     device = device_of(cfg.runtime.device)
     ledger = Ledger(device.type == "cuda")
@@ -81,8 +85,13 @@ def train(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact,
     metrics = out / "metrics.jsonl"
     reporter.follow(metrics)
     actor = new_actor(cfg.ppo, sft, reward, device)
-    reference = freeze(load_snapshot(sft.path / "model", device)) if cfg.ppo.adapter == "none" else WithoutAdapter(actor.lm)
-    meter([*actor.networks, *([] if cfg.ppo.adapter == "lora" else [reference]), *proxy.networks, *gold.networks], ledger.work)
+    reference = (
+        freeze(load_snapshot(sft.path / "model", device)) if cfg.ppo.adapter == "none" else WithoutAdapter(actor.lm)
+    )
+    meter(
+        [*actor.networks, *([] if cfg.ppo.adapter == "lora" else [reference]), *proxy.networks, *gold.networks],
+        ledger.work,
+    )
     trainer = Trainer(
         cfg.ppo,
         cfg.runtime,
@@ -107,7 +116,11 @@ def train(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact,
 
 
 def _write(cfg: TrialConfig, out: Path, outcome: Outcome, actor: ActorCritic, sft: Artifact) -> None:
-    policy = actor.lm if cfg.ppo.adapter == "none" else merged(actor.lm, load_snapshot(sft.path / "model", torch.device("cpu")))
+    policy = (
+        actor.lm
+        if cfg.ppo.adapter == "none"
+        else merged(actor.lm, load_snapshot(sft.path / "model", torch.device("cpu")))
+    )
     policy.save_pretrained(out / "policy")
     save_critic(actor, out / "critic.safetensors")
     to_parquet(out / "metrics.jsonl", out / "metrics.parquet")

@@ -57,13 +57,16 @@ class Pairs:
 
 
 def split_prompts(n: int, cfg: RewardConfig) -> Tensor:
-    """Which of `n` prompts each pair is about, (pairs + heldout_pairs,) int64: no held-out pair has a prompt of a training pair.
+    """Which of `n` prompts each pair is about, (pairs + heldout_pairs,) int64: no held-out pair has a prompt of a
+    training pair.
 
-    The last prompts are held out, the same share of them as of the pairs, and either side goes round its own prompts. Raises
-    `UserError` for a single prompt.
+    The last prompts are held out, the same share of them as of the pairs, and either side goes round its own prompts.
+    Raises `UserError` for a single prompt.
     """
     if n < 2:
-        raise UserError(f"data.train_prompts = {n}: judged pairs need at least 2 prompts, one to train on and one to hold out")
+        raise UserError(
+            f"data.train_prompts = {n}: judged pairs need at least 2 prompts, one to train on and one to hold out"
+        )
     kept = min(max(round(n * cfg.heldout_pairs / (cfg.pairs + cfg.heldout_pairs)), 1), n - 1)
     return torch.cat([torch.arange(cfg.pairs) % (n - kept), n - kept + torch.arange(cfg.heldout_pairs) % kept])
 
@@ -71,7 +74,8 @@ def split_prompts(n: int, cfg: RewardConfig) -> Tensor:
 def judged_pairs(
     answers: Callable[[Tensor, str], Completions], judge: Reward, prompts: int, cfg: RewardConfig
 ) -> tuple[Pairs, tuple[Tensor, Tensor]]:
-    """Two answers of the reference to a prompt, labelled by a noisy judge; and the judge's own scores. `prompts`: how many there are."""
+    """Two answers of the reference to a prompt, labelled by a noisy judge; and the judge's own scores. `prompts`: how
+    many there are."""
     rows = split_prompts(prompts, cfg)
     n = len(rows)
     first, second = answers(rows, "first"), answers(rows, "second")
@@ -81,13 +85,21 @@ def judged_pairs(
     return Pairs(first, second, wins, cfg.pairs), gold
 
 
-def given_pairs(source: str, key: str, prompts: Artifact, data: PromptSet, cfg: RewardConfig, device: torch.device) -> Pairs:
-    """Pairs of labelled reviews, or of the user's file, as many as are asked for and there. Raises `UserError` for what is no such file."""
+def given_pairs(
+    source: str, key: str, prompts: Artifact, data: PromptSet, cfg: RewardConfig, device: torch.device
+) -> Pairs:
+    """Pairs of labelled reviews, or of the user's file, as many as are asked for and there. Raises `UserError` for what
+    is no such file."""
     if source == "labels":
         frame, note = pd.read_parquet(prompts.path / "preferences.parquet"), "from labels"
     else:
         frame, note = read_preferences(Path(source), key)
-    chosen = pd.concat([_some(frame[~frame["heldout"]], cfg.pairs, cfg.seed), _some(frame[frame["heldout"]], cfg.heldout_pairs, cfg.seed)])
+    chosen = pd.concat(
+        [
+            _some(frame[~frame["heldout"]], cfg.pairs, cfg.seed),
+            _some(frame[frame["heldout"]], cfg.heldout_pairs, cfg.seed),
+        ]
+    )
     opening = chosen["prompt"].tolist()
     first, second = (
         Completions(text_episodes(data.tokenizer, opening, texts, cfg.max_tokens, device), opening, texts)

@@ -1,7 +1,7 @@
 """Stage 4: the reference's answers to the held-out prompts, k draws a prompt, scored once for all trials.
 
-Writes ``draws.parquet`` (prompt_id, draw, prompt, completion, gold, proxy, length, eos, and ``reward/<part>`` of a composite; the
-draws of one prompt next to each other) and ``summary.json``.
+Writes ``draws.parquet`` (prompt_id, draw, prompt, completion, gold, proxy, length, eos, and ``reward/<part>`` of a
+composite; the draws of one prompt next to each other) and ``summary.json``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from pipeline.stages.heldout import DRAWS, Draws, answers, heldout_prompts
 from pipeline.stages.spending import spending
 
 
-def reference(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact, reward: Artifact) -> dict[str, Any]:
+def reference(
+    cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact, reward: Artifact
+) -> dict[str, Any]:
     """Draw and score `evaluate.reference_draws` answers of the reference to every held-out prompt."""
     device = device_of(cfg.runtime.device)
     with spending(out, device):
@@ -31,7 +33,13 @@ def reference(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artif
 
 
 def _reference(
-    cfg: TrialConfig, out: Path, reporter: Reporter, prompts: Artifact, sft: Artifact, reward: Artifact, device: torch.device
+    cfg: TrialConfig,
+    out: Path,
+    reporter: Reporter,
+    prompts: Artifact,
+    sft: Artifact,
+    reward: Artifact,
+    device: torch.device,
 ) -> dict[str, Any]:
     room, count = rollout_room(cfg.runtime, reporter.warn), cfg.evaluate.reference_draws
     data = heldout_prompts(cfg, prompts)

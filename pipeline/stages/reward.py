@@ -75,7 +75,9 @@ def reward(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact
         return _reward(cfg, out, reporter, prompts, sft, device)
 
 
-def _reward(cfg: TrialConfig, out: Path, reporter: Reporter, prompts: Artifact, sft: Artifact, device: torch.device) -> dict[str, Any]:
+def _reward(
+    cfg: TrialConfig, out: Path, reporter: Reporter, prompts: Artifact, sft: Artifact, device: torch.device
+) -> dict[str, Any]:
     reference: CausalLM = freeze(load_snapshot(sft.path / "model", device))
     data = PromptSet.load(prompts, "train")
     check_room(reference, "ppo.response_length", cfg.ppo.response_length, beside=data.ids.shape[1])
@@ -88,7 +90,10 @@ def _reward(cfg: TrialConfig, out: Path, reporter: Reporter, prompts: Artifact, 
     scales = {name: calibration(one, part_key(name, composite)) for name, one in scores.items()}
     calibrated = {name: standardised(one, *scales[name]) for name, one in scores.items()}
     specs = cfg.reward.scorers()
-    proxy = Proxy({name: Calibrated(raw[name], *scales[name]) for name in raw}, {name: spec.weight for name, spec in specs.items()})
+    proxy = Proxy(
+        {name: Calibrated(raw[name], *scales[name]) for name in raw},
+        {name: spec.weight for name, spec in specs.items()},
+    )
     mean, std = calibration(proxy.weigh(calibrated), "reward") if composite else (0.0, 1.0)
     proxy = replace(proxy, mean=mean, std=std)
     total, gold = standardised(proxy.weigh(calibrated), mean, std), bench.gold(samples)
@@ -97,12 +102,29 @@ def _reward(cfg: TrialConfig, out: Path, reporter: Reporter, prompts: Artifact, 
     tables += [_scored("pair", one, *proxy.explained(one), judged) for one, judged in unseen]
     pd.concat(tables).to_parquet(out / "reference_samples.parquet", index=False)
     write_json(out / "summary.json", {"kind": cfg.reward.kind, "judge": cfg.gold.kind, **summary})
-    parts = {name: {"spec": spec.model_dump(mode="json"), "mean": scales[name][0], "std": scales[name][1]} for name, spec in specs.items()}
-    return {"kind": cfg.reward.kind, "judge": cfg.gold.kind, "parts": parts, "mean": mean, "std": std, "note": _note(summary), **summary}
+    parts = {
+        name: {"spec": spec.model_dump(mode="json"), "mean": scales[name][0], "std": scales[name][1]}
+        for name, spec in specs.items()
+    }
+    return {
+        "kind": cfg.reward.kind,
+        "judge": cfg.gold.kind,
+        "parts": parts,
+        "mean": mean,
+        "std": std,
+        "note": _note(summary),
+        **summary,
+    }
 
 
 def _scored(source: str, samples: Completions, total: Tensor, parts: dict[str, Tensor], gold: Tensor) -> pd.DataFrame:
-    table = {"prompt": samples.prompts, "completion": samples.texts, "proxy": total.tolist(), "gold": gold.tolist(), "source": source}
+    table = {
+        "prompt": samples.prompts,
+        "completion": samples.texts,
+        "proxy": total.tolist(),
+        "gold": gold.tolist(),
+        "source": source,
+    }
     return pd.DataFrame(table | {f"reward/{name}": one.tolist() for name, one in parts.items()})
 
 
@@ -135,12 +157,20 @@ def _measured(
         prefix = f"{name}/" if composite else ""
         found |= {f"{prefix}calibration_mean": mean, f"{prefix}calibration_std": std}
     found |= {f"{name}/correlation_gold": correlation(scores) for name, scores in calibrated.items()}
-    return found | {"gold_reference": float(gold.mean()), "correlation_gold": correlation(total), "reference_samples": len(gold)}
+    return found | {
+        "gold_reference": float(gold.mean()),
+        "correlation_gold": correlation(total),
+        "reference_samples": len(gold),
+    }
 
 
 def _note(summary: dict[str, Any]) -> str:
     """What is printed when the stage is built."""
-    found = [f"{key.replace('_', ' ')} {value:.3f}" for key, value in summary.items() if key.endswith(("accuracy", "correlation_gold"))]
+    found = [
+        f"{key.replace('_', ' ')} {value:.3f}"
+        for key, value in summary.items()
+        if key.endswith(("accuracy", "correlation_gold"))
+    ]
     return ", ".join(found)
 
 
@@ -163,9 +193,13 @@ def _learn(bench: _Bench, spec: PartConfig, key: str, out: Path) -> tuple[Learne
     answers = pairs.first.take(kept), pairs.second.take(kept)
     judged = (gold[0][kept], gold[1][kept]) if gold else (bench.gold(answers[0]), bench.gold(answers[1]))
     unjudged = torch.full((pairs.train,), torch.nan)
-    pairs.table(gold or (torch.cat([unjudged, judged[0]]), torch.cat([unjudged, judged[1]]))).to_parquet(out / "pairs.parquet", index=False)
+    pairs.table(gold or (torch.cat([unjudged, judged[0]]), torch.cat([unjudged, judged[1]]))).to_parquet(
+        out / "pairs.parquet", index=False
+    )
     found: dict[str, Any] = {"train_pairs": pairs.train, **({"pairs": pairs.note} if pairs.note else {})}
-    found |= accuracy(learned(answers[0]) - learned(answers[1]), judged[0] - judged[1], pairs.first_wins[kept], pairs.openings()[kept])
+    found |= accuracy(
+        learned(answers[0]) - learned(answers[1]), judged[0] - judged[1], pairs.first_wins[kept], pairs.openings()[kept]
+    )
     return learned, found, list(zip(answers, judged, strict=True)) if gold else []
 
 

@@ -34,7 +34,8 @@ IGNORED = -100
 FINAL_LR = 0.1
 MAX_POSITIONS = 1024
 ENCODED = 256
-"""Texts tokenised at a time: what a tokenizer says of a whole review takes many times the memory of the tokens that are kept."""
+"""Texts tokenised at a time: what a tokenizer says of a whole review takes many times the memory of the tokens that are
+kept."""
 
 
 def sft(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact) -> dict[str, Any]:
@@ -47,7 +48,9 @@ def sft(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact) -
 def _sft(cfg: TrialConfig, out: Path, reporter: Reporter, prompts: Artifact, device: torch.device) -> dict[str, Any]:
     tokenizer = load_tokenizer(prompts.path / "tokenizer")
     if cfg.model.base is None:
-        model = scratch_model(cfg.model, len(tokenizer), tokenizer.pad_token_id, tokenizer.eos_token_id, MAX_POSITIONS, cfg.sft.seed)
+        model = scratch_model(
+            cfg.model, len(tokenizer), tokenizer.pad_token_id, tokenizer.eos_token_id, MAX_POSITIONS, cfg.sft.seed
+        )
     else:
         model = pretrained_model(cfg.model.base, cfg.model.revision)
     check_room(model, "sft.max_tokens", cfg.sft.max_tokens)
@@ -93,11 +96,15 @@ def nats(model: CausalLM, rows: list[list[int]], device: torch.device) -> tuple[
     ids, mask, labels = collate(rows, device)
     logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
     targets = labels[:, 1:]
-    loss = functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=IGNORED, reduction="sum")
+    loss = functional.cross_entropy(
+        logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=IGNORED, reduction="sum"
+    )
     return loss, int((targets != IGNORED).sum())
 
 
-def train(model: CausalLM, rows: list[list[int]], cfg: SftConfig, reporter: Reporter, checkpointing: bool = False) -> None:
+def train(
+    model: CausalLM, rows: list[list[int]], cfg: SftConfig, reporter: Reporter, checkpointing: bool = False
+) -> None:
     """AdamW with warm-up and cosine decay to a tenth."""
     device = next(model.parameters()).device
     room = text_room(model, cfg, reporter)
@@ -139,7 +146,8 @@ def measure(model: CausalLM, rows: list[list[int]], room: Room, text_nats: float
     """Perplexity on held-out texts and, where the source's entropy is known, the floor that no model can beat.
 
     `text_nats` is the mean -log probability of these texts, end included; None where it is unknown or a text
-    was cut. The model does not predict the first token of a text, so the floor leaves out that token's entropy. Raises `MemoryFull`.
+    was cut. The model does not predict the first token of a text, so the floor leaves out that token's entropy. Raises
+    `MemoryFull`.
     """
     device = next(model.parameters()).device
 
@@ -150,7 +158,11 @@ def measure(model: CausalLM, rows: list[list[int]], room: Room, text_nats: float
     with Precision.of(device).autocast():
         sums = room.over(len(rows), of)
     total, tokens = math.fsum(loss for loss, _ in sums), sum(count for _, count in sums)
-    summary: dict[str, Any] = {"nats_per_token": total / tokens, "perplexity": math.exp(total / tokens), "heldout_texts": len(rows)}
+    summary: dict[str, Any] = {
+        "nats_per_token": total / tokens,
+        "perplexity": math.exp(total / tokens),
+        "heldout_texts": len(rows),
+    }
     if text_nats is not None:
         counts = Counter(row[0] for row in rows)
         first = -sum(count / len(rows) * math.log(count / len(rows)) for count in counts.values())

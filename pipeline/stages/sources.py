@@ -1,4 +1,5 @@
-"""What a trial depends on outside its store: files (by digest), models and data on the hub, and the precision of the device."""
+"""What a trial depends on outside its store: files (by digest), models and data on the hub, and the precision of the
+device."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def base(config: TrialConfig) -> dict[str, str]:
 
 
 def scorers(config: TrialConfig) -> dict[str, str]:
-    """Digests of the files of every classifier that rewards or judges and is a folder; hub ids are pinned by their revisions instead."""
+    """Digests of the files of every classifier that rewards or judges and is a folder; hub ids are pinned by their
+    revisions instead."""
     models = [config.gold.model, *(part.model for part in config.reward.scorers().values())]
     return {name: digest for model in models if model for name, digest in _folder_digests(model, Path(model)).items()}
 
@@ -42,7 +44,8 @@ def scorers_and_pairs(config: TrialConfig) -> dict[str, str]:
 def precision(config: TrialConfig) -> str:
     """``fp32``, ``fp16`` or ``bf16``: what networks compute in on the configured device.
 
-    ``unknown (no GPU here)`` where the device is ``cuda`` and none is visible: a plan can still be made, but no stage runs.
+    ``unknown (no GPU here)`` where the device is ``cuda`` and none is visible: a plan can still be made, but no stage
+    runs.
     """
     device = config.runtime.device
     gpu = device != "cpu" and gpu_visible()
@@ -58,7 +61,8 @@ def precision(config: TrialConfig) -> str:
 
 
 def check_sources(config: TrialConfig, stages: Collection[str]) -> None:
-    """Refuse what the named stages would look for in vain: files, and repositories of the hub. Starts and downloads nothing.
+    """Refuse what the named stages would look for in vain: files, and repositories of the hub. Starts and downloads
+    nothing.
 
     Raises `UserError` with the key, what was searched, and what to do instead.
     """
@@ -83,11 +87,19 @@ def _parts(config: TrialConfig) -> dict[str, PartConfig]:
 
 
 def _preference_files(config: TrialConfig) -> dict[str, str]:
-    return {f"{key}.preferences": part.preferences for key, part in _parts(config).items() if part.preferences not in PREFERENCES}
+    return {
+        f"{key}.preferences": part.preferences
+        for key, part in _parts(config).items()
+        if part.preferences not in PREFERENCES
+    }
 
 
 def _folder_digests(name: str, folder: Path) -> dict[str, str]:
     """Digests of the files of a folder under `name`; none where it is no folder."""
     if not folder.is_dir():
         return {}
-    return {f"{name}/{file.relative_to(folder).as_posix()}": file_digest(file) for file in sorted(folder.rglob("*")) if file.is_file()}
+    return {
+        f"{name}/{file.relative_to(folder).as_posix()}": file_digest(file)
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }

@@ -17,7 +17,8 @@ from pipeline.run.layout import write_json
 
 @contextmanager
 def spending(out: Path, device: torch.device) -> Iterator[None]:
-    """Write what a stage took of the machine to ``log/cost.json``, which is no part of what it is; refuse in words what does not fit."""
+    """Write what a stage took of the machine to ``log/cost.json``, which is no part of what it is; refuse in words what
+    does not fit."""
     on_card = device.type == "cuda"
     fresh_marks(on_card)
     began = time.perf_counter()

@@ -14,7 +14,8 @@ NOISE = 5.0
 
 
 class Diverged(Exception):
-    """The numbers are no longer finite, or the policy has collapsed; an outcome of the trial, not a fault of the program."""
+    """The numbers are no longer finite, or the policy has collapsed; an outcome of the trial, not a fault of the
+    program."""
 
 
 def repetition(responses: Tensor, mask: Tensor) -> float:
@@ -38,24 +39,32 @@ def repetition(responses: Tensor, mask: Tensor) -> float:
 def check_collapse(metrics: dict[str, float], entropy_per_token: float, cfg: PpoConfig) -> None:
     """Raise `Diverged` for a rollout whose policy hardly chooses any more, or says the same thing over and over."""
     if entropy_per_token < cfg.min_entropy:
-        raise Diverged(f"entropy collapsed: {entropy_per_token:.3g} nats per token, below ppo.min_entropy = {cfg.min_entropy:g}")
+        raise Diverged(
+            f"entropy collapsed: {entropy_per_token:.3g} nats per token, below ppo.min_entropy = {cfg.min_entropy:g}"
+        )
     repeated = metrics["objective/repetition"]
     if repeated > cfg.max_repetition:
-        raise Diverged(f"repeated text: {repeated:.1%} of the token pairs, above ppo.max_repetition = {cfg.max_repetition:g}")
+        raise Diverged(
+            f"repeated text: {repeated:.1%} of the token pairs, above ppo.max_repetition = {cfg.max_repetition:g}"
+        )
 
 
 def negative_kl(logprobs: Tensor, ref_logprobs: Tensor) -> str | None:
-    """A warning where the sampled KL is below zero by more than noise allows, with the likely cause; grids (B, T), 0 when invalid.
+    """A warning where the sampled KL is below zero by more than noise allows, with the likely cause; grids (B, T), 0
+    when invalid.
 
     KL(π || ref) is never negative, and k1 estimates it without bias from tokens that π sampled: a mean below zero
     by many standard errors means that they were not sampled from the π that was measured.
     """
     per_sequence = (logprobs - ref_logprobs).double().sum(1)
-    mean, error = float(per_sequence.mean()), float(per_sequence.std(correction=0)) / math.sqrt(max(len(per_sequence) - 1, 1))
+    mean, error = (
+        float(per_sequence.mean()),
+        float(per_sequence.std(correction=0)) / math.sqrt(max(len(per_sequence) - 1, 1)),
+    )
     if not mean < -NOISE * error - 1e-4:
         return None
     return (
-        f"sampled KL is {mean:.3g} nats per sequence, {-mean / max(error, 1e-12):.0f} standard errors below 0 (n = {len(per_sequence)}): "
-        "the responses were not sampled from the policy that was measured (another temperature, a truncated distribution, "
-        "other position ids, or dropout)"
+        f"sampled KL is {mean:.3g} nats per sequence, {-mean / max(error, 1e-12):.0f} standard errors below 0 (n ="
+        f" {len(per_sequence)}): the responses were not sampled from the policy that was measured (another temperature,"
+        " a truncated distribution, other position ids, or dropout)"
     )

@@ -1,4 +1,5 @@
-"""One trial in several processes: each samples and measures its share of a rollout and back-propagates its share of a mini-batch.
+"""One trial in several processes: each samples and measures its share of a rollout and back-propagates its share of a
+mini-batch.
 
 The shares are put together before anything is averaged: every process then holds the same rollout, the same gradient
 and the same metrics, and takes the same step. So nothing is normalised twice, and the number of processes changes
@@ -43,7 +44,8 @@ class Ranks:
         return bool(self.state.is_main_process)
 
     def share(self, rows: Sequence[X]) -> slice:
-        """This process's part of `rows`, the parts in the order of the processes. Their number divides by that of the processes."""
+        """This process's part of `rows`, the parts in the order of the processes. Their number divides by that of the
+        processes."""
         size = len(rows) // self.count
         return slice(self.state.process_index * size, (self.state.process_index + 1) * size)
 
@@ -52,7 +54,8 @@ class Ranks:
         return rows[self.state.process_index :: self.count]
 
     def join(self, mine: Tensor) -> Tensor:
-        """The shares of all processes along the first dimension, in order; all other dimensions are equal everywhere."""
+        """The shares of all processes along the first dimension, in order; all other dimensions are equal
+        everywhere."""
         if self.count == 1:
             return mine
         from accelerate.utils import gather
@@ -76,7 +79,8 @@ class Ranks:
                 torch.distributed.all_reduce(tensor)
 
     def all_fit(self, work: Callable[[], X]) -> X:
-        """What `work` gives, which speaks to no other process. Raises `MemoryFull` in every process when one of them has no room for it."""
+        """What `work` gives, which speaks to no other process. Raises `MemoryFull` in every process when one of them
+        has no room for it."""
         if self.count == 1:
             return work()
         result, said = None, None

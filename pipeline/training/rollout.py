@@ -104,13 +104,16 @@ class Rollout:
 def collect(world: World, prompts: Prompts, update: int, kl_coef: float) -> Rollout:
     """Sample and measure the rollout of one update.
 
-    Raises `Diverged` when what was sampled or measured is not finite, `MemoryFull` in all processes when a row does not fit in one.
+    Raises `Diverged` when what was sampled or measured is not finite, `MemoryFull` in all processes when a row does not
+    fit in one.
     """
     cfg = world.cfg
     mine = world.ranks.all_fit(lambda: _own_share(world, prompts, update))
     with world.timed("score"), torch.no_grad():
         episodes, scores, measured = together(world.ranks, *mine)
-        final = handle_missing_eos(scores.proxy.to(prompts.queries.device), episodes.ended, cfg.missing_eos, cfg.missing_eos_penalty)
+        final = handle_missing_eos(
+            scores.proxy.to(prompts.queries.device), episodes.ended, cfg.missing_eos, cfg.missing_eos_penalty
+        )
         # 5 rewards, GAE, returns, whitening
         mask = episodes.response_mask
         non_score = non_score_reward(measured.logprobs, measured.ref_logprobs, mask, beta_in_reward(kl_coef, cfg.kl_in))

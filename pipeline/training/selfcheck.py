@@ -22,9 +22,11 @@ from pipeline.training.rollout import Rollout
 PAD_COLUMNS = 3
 EPISODES = 2
 OFF_POLICY = "selfcheck/off_policy"
-"""Among the sums of a mini-batch: tokens whose |log ratio| is beyond the tolerance of the precision. Checked once, never logged."""
+"""Among the sums of a mini-batch: tokens whose |log ratio| is beyond the tolerance of the precision. Checked once,
+never logged."""
 MOST_OFF_POLICY = 1e-3
-"""The largest share of such tokens in a sound first mini-batch, so that the tolerance is one on the 99.9 % quantile of |log ratio|."""
+"""The largest share of such tokens in a sound first mini-batch, so that the tolerance is one on the 99.9 % quantile of
+|log ratio|."""
 
 
 class SelfCheckFailed(RuntimeError):
@@ -39,42 +41,48 @@ def check_rollout(rollout: Rollout, actor: ActorCritic, temperature: float, tole
     mask = rollout.episodes.response_mask
     drift = rollout.metrics["objective/kl_exact_per_token"]
     if drift > tolerance:
-        raise SelfCheckFailed(f"before the first step the policy is {drift:.3g} nats per token away from its reference; it must be 0")
+        raise SelfCheckFailed(
+            f"before the first step the policy is {drift:.3g} nats per token away from its reference; it must be 0"
+        )
     surprise = (-rollout.measured.logprobs - rollout.measured.entropy)[mask].double()
     noise = float(surprise.std(correction=0)) / math.sqrt(max(len(surprise) - 1, 1))
     if abs(float(surprise.mean())) > NOISE * noise + tolerance:
         raise SelfCheckFailed(
-            f"sampled tokens have {float(surprise.mean()):+.3g} nats per token against the policy's own entropy, noise is {noise:.2g} "
-            f"(n = {len(surprise)}): they were sampled from another distribution than the training forward computes"
+            f"sampled tokens have {float(surprise.mean()):+.3g} nats per token against the policy's own entropy, noise"
+            f" is {noise:.2g} (n = {len(surprise)}): they were sampled from another distribution than the training"
+            " forward computes"
         )
     check_padding(rollout.episodes.take(slice(0, EPISODES)), actor, temperature, tolerance)
 
 
 @torch.no_grad()
 def check_padding(episodes: Episodes, actor: ActorCritic, temperature: float, tolerance: float) -> None:
-    """Padding left and right, hidden by masks as sampling hides it, changes no log-probability. Raises `SelfCheckFailed`."""
+    """Padding left and right, hidden by masks as sampling hides it, changes no log-probability. Raises
+    `SelfCheckFailed`."""
     log_pi, _ = actor(episodes, temperature)
     behind_masks = log_probs(actor.lm, masked_hidden(actor.lm, padded(episodes)), temperature)
     apart = (gather(log_pi, episodes.labels) - gather(behind_masks, episodes.labels)).abs().max()
     if float(apart) > tolerance:
         raise SelfCheckFailed(
-            f"{PAD_COLUMNS} columns of padding move a log-probability by {float(apart):.3g} nats: the network ignores its attention mask "
-            "or its position ids, so what it samples would depend on the batch around it"
+            f"{PAD_COLUMNS} columns of padding move a log-probability by {float(apart):.3g} nats: the network ignores"
+            " its attention mask or its position ids, so what it samples would depend on the batch around it"
         )
 
 
 def check_first_step(metrics: Mapping[str, float], off_policy: float, tolerance: float) -> None:
-    """In the first mini-batch the policy is the behaviour policy: every ratio is 1, but for rounding. Raises `SelfCheckFailed`.
+    """In the first mini-batch the policy is the behaviour policy: every ratio is 1, but for rounding. Raises
+    `SelfCheckFailed`.
 
-    `off_policy` is the share of tokens with |log ratio| > `tolerance`, nats. Whether a ratio is clipped is no criterion: with a
-    small epsilon the rounding of half precision, or of another kernel for another shape, clips a sound one.
+    `off_policy` is the share of tokens with |log ratio| > `tolerance`, nats. Whether a ratio is clipped is no
+    criterion: with a small epsilon the rounding of half precision, or of another kernel for another shape, clips a
+    sound one.
     """
     ratio, approxkl = metrics["policy/ratio"], metrics["policy/approxkl"]
     if abs(ratio - 1) > tolerance or approxkl > tolerance or off_policy > MOST_OFF_POLICY:
         raise SelfCheckFailed(
-            f"the first mini-batch has ratio {ratio:.6g} and approxkl {approxkl:.3g}, and {off_policy:.2%} of its tokens have a "
-            f"log ratio beyond {tolerance:g} nats; before any step these must be 1, 0 and at most {MOST_OFF_POLICY:.1%}: "
-            "rollout and training forward disagree"
+            f"the first mini-batch has ratio {ratio:.6g} and approxkl {approxkl:.3g}, and {off_policy:.2%} of its"
+            f" tokens have a log ratio beyond {tolerance:g} nats; before any step these must be 1, 0 and at most"
+            f" {MOST_OFF_POLICY:.1%}: rollout and training forward disagree"
         )
 
 
@@ -91,9 +99,12 @@ def padded(episodes: Episodes) -> Episodes:
 
 
 def masked_hidden(lm: CausalLM, episodes: Episodes) -> Tensor:
-    """Hidden states (N, H) at the positions that predict the valid response tokens, of rows with their padding in place."""
+    """Hidden states (N, H) at the positions that predict the valid response tokens, of rows with their padding in
+    place."""
     mask = episodes.attention_mask
-    output = trunk(lm)(input_ids=episodes.query_responses, attention_mask=mask, position_ids=positions(mask), use_cache=False)
+    output = trunk(lm)(
+        input_ids=episodes.query_responses, attention_mask=mask, position_ids=positions(mask), use_cache=False
+    )
     start = episodes.context_length - 1
     hidden: Tensor = output.last_hidden_state[:, start : start + episodes.response_mask.shape[1]]
     return hidden[episodes.response_mask]

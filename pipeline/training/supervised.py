@@ -1,4 +1,5 @@
-"""Gradient steps outside of PPO, on the reference and on reward models: the precision, loss scaling and recomputation are PPO's.
+"""Gradient steps outside of PPO, on the reference and on reward models: the precision, loss scaling and recomputation
+are PPO's.
 
 The loss is a sum over rows, already divided by what it is the mean of, so that micro-batches change no result.
 """
@@ -23,14 +24,19 @@ ShareOfLoss = Callable[[slice], Tensor]
 class Supervised:
     """An AdamW optimiser with everything that a card needs beside it."""
 
-    def __init__(self, module: nn.Module, networks: Sequence[CausalLM], weight_decay: float, room: Room, checkpointing: bool) -> None:
+    def __init__(
+        self, module: nn.Module, networks: Sequence[CausalLM], weight_decay: float, room: Room, checkpointing: bool
+    ) -> None:
         """`networks` are the transformers in `module`; `room` holds the rows that are in memory at once."""
         self._module, self._networks, self._room, self._checkpointing = module, networks, room, checkpointing
         self._precision = Precision.of(next(module.parameters()).device)
-        self.steps = GradientSteps(torch.optim.AdamW(module.parameters(), weight_decay=weight_decay, fused=True), self._precision)
+        self.steps = GradientSteps(
+            torch.optim.AdamW(module.parameters(), weight_decay=weight_decay, fused=True), self._precision
+        )
 
     def step(self, lr: float, rows: int, share: ShareOfLoss) -> Tensor:
-        """Take one step at `lr` on a batch of `rows`; returns its loss. Raises `MemoryFull` where a single row does not fit."""
+        """Take one step at `lr` on a batch of `rows`; returns its loss. Raises `MemoryFull` where a single row does not
+        fit."""
         self.steps.optimiser.param_groups[0]["lr"] = lr
         loss: Tensor = self._room.fit(lambda size: self._gradient(rows, size, share))
         self.steps.clip([self._module.parameters()], MAX_GRAD_NORM)

@@ -26,11 +26,16 @@ class TokenStats:
 
 
 @torch.no_grad()
-def token_stats(model: CausalLM, hidden: Tensor, reference: CausalLM, ref_hidden: Tensor, labels: Tensor, temperature: float) -> TokenStats:
+def token_stats(
+    model: CausalLM, hidden: Tensor, reference: CausalLM, ref_hidden: Tensor, labels: Tensor, temperature: float
+) -> TokenStats:
     """Log-probs, exact KL and entropy at `labels` (N,), from hidden states (N, H), a chunk of tokens at a time."""
     parts: list[tuple[Tensor, ...]] = []
     for rows in chunks(labels, int(model.config.vocab_size)):
-        log_pi, log_ref = log_probs(model, hidden[rows], temperature), log_probs(reference, ref_hidden[rows], temperature)
+        log_pi, log_ref = (
+            log_probs(model, hidden[rows], temperature),
+            log_probs(reference, ref_hidden[rows], temperature),
+        )
         pi = log_pi.exp()
         kl = exact_kl(log_pi, log_ref, pi).clamp(min=0)
         parts.append((gather(log_pi, labels[rows]), gather(log_ref, labels[rows]), kl, entropy(log_pi, pi)))

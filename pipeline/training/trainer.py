@@ -117,7 +117,9 @@ class Trainer:
         rollout_room = Room("runtime.rollout_batch_size", min(runtime.rollout_batch_size, cfg.batch_size), watch.warn)
         self.world = World(actor, reference, score, cfg, token_ids, rollout_room, ledger.timed, self.ranks)
         train_room = Room("runtime.micro_batch_size", min(runtime.micro_batch_size, cfg.mini_batch_size), watch.warn)
-        self.learner = Learner(actor, self.steps, self.precision, self.ranks, cfg, self.guard, train_room, runtime.gradient_checkpointing)
+        self.learner = Learner(
+            actor, self.steps, self.precision, self.ranks, cfg, self.guard, train_room, runtime.gradient_checkpointing
+        )
         self.trained_size = sum(tensor.numel() for _, tensor in self._trained())
         self.update = self.taken = self.reached = 0
         self.warned = False
@@ -127,7 +129,8 @@ class Trainer:
         self.healthy = self.saved = Place(0, 0, 0.0)
 
     def run(self) -> Outcome:
-        """Train to the end, a cap, a rule that stops it, or divergence; from the newest checkpoint where there is one."""
+        """Train to the end, a cap, a rule that stops it, or divergence; from the newest checkpoint where there is
+        one."""
         self._resume()
         try:
             status, reason = self._train()
@@ -135,7 +138,9 @@ class Trainer:
             self.log.close()
         episodes = self.update * self.cfg.batch_size
         cap = None if self.cap is None else {"key": self.cap.key, "spent": self.cap.spent, "step": self.saved.taken}
-        return Outcome(status, reason, self.taken, self.update, episodes, self.ledger.generated_tokens, cap, self.samples)
+        return Outcome(
+            status, reason, self.taken, self.update, episodes, self.ledger.generated_tokens, cap, self.samples
+        )
 
     def _train(self) -> tuple[str, str | None]:
         try:
@@ -164,7 +169,8 @@ class Trainer:
         return "complete", None
 
     def _pause(self) -> None:
-        """Leave a checkpoint from which a larger cap goes on; one more rollout tells whether the last step broke the network."""
+        """Leave a checkpoint from which a larger cap goes on; one more rollout tells whether the last step broke the
+        network."""
         rollout = self._rollout()
         with self.precision.autocast():
             self._look(rollout)
@@ -220,7 +226,8 @@ class Trainer:
         self.ledger.work(0.0, float(self.trained_size * BYTES_STEP))
 
     def _check_end(self) -> None:
-        """The last step of a trial is followed by no rollout that could tell whether it broke the network. Raises `Diverged`."""
+        """The last step of a trial is followed by no rollout that could tell whether it broke the network. Raises
+        `Diverged`."""
         with self.ledger.timed("selfcheck"), torch.no_grad(), self.precision.autocast():
             prompts = self._prompts()
             queries, mask = prompts.queries[:2], prompts.query_mask[:2]
@@ -255,13 +262,15 @@ class Trainer:
             self.samples.append({"step": step, "prompt": prompt, "completion": text, "proxy": proxy, "gold": gold})
 
     def _due(self) -> bool:
-        """Whether it is time for a checkpoint: enough updates after the last one, and not too large a share of the time."""
+        """Whether it is time for a checkpoint: enough updates after the last one, and not too large a share of the
+        time."""
         share = self.runtime.checkpoint_share
         rare = share is None or self.ledger.checkpoint_s <= share * (self.ledger.wall_s - self.saved.wall_s)
         return rare and self.update - self.saved.update >= self.runtime.checkpoint_updates
 
     def _checkpoint(self) -> None:  # 9 checkpoint
-        """Save the trial as it stood before the update at hand. Its rollout has been healthy, so the weights are good ones."""
+        """Save the trial as it stood before the update at hand. Its rollout has been healthy, so the weights are good
+        ones."""
         if self.ranks.main:
             with self.ledger.timed("checkpoint"):
                 self.log.flush()
@@ -284,7 +293,8 @@ class Trainer:
         }
 
     def _resume(self) -> None:
-        """Go on from the newest checkpoint that is sound. The main process looks first, and repairs; the others find what it left."""
+        """Go on from the newest checkpoint that is sound. The main process looks first, and repairs; the others find
+        what it left."""
         if self.ranks.main:
             self._open()
         self.ranks.wait()
@@ -327,8 +337,8 @@ class Trainer:
     def _rewind(self) -> int:
         """Bring back the weights that made the last healthy rollout, and return their step.
 
-        They are trained again from the newest checkpoint. Few trials diverge; a copy of the weights in every update of every trial
-        would cost memory on the card, or time on its bus.
+        They are trained again from the newest checkpoint. Few trials diverge; a copy of the weights in every update of
+        every trial would cost memory on the card, or time on its bus.
         """
         ended = Place(self.update, self.taken)
         self.ranks.wait()
@@ -340,14 +350,16 @@ class Trainer:
             while self.update < self.healthy.update:
                 self._learn(self._rollout(), lambda step, values: None)
         except (Diverged, MemoryFull) as error:
-            # On a card, sums need not be rounded alike twice, nor is as much memory free; the checkpoint's own weights are healthy ones.
+            # On a card, sums need not be rounded alike twice, nor is as much memory free; the checkpoint's own weights
+            # are healthy ones.
             self._check_shared(error)
             self._load_learner(state)
         kept, self.update, self.taken = self.taken, ended.update, ended.taken
         return kept
 
     def _check_shared(self, error: Exception) -> None:
-        """Raise a lack of memory that this process alone has seen: the others wait for it, and are ended by whoever started them."""
+        """Raise a lack of memory that this process alone has seen: the others wait for it, and are ended by whoever
+        started them."""
         if self.ranks.count > 1 and isinstance(error, MemoryFull) and not isinstance(error, MemoryFullSomewhere):
             raise error
 
@@ -362,7 +374,8 @@ class Trainer:
 
 
 def _groups(actor: ActorCritic, cfg: PpoConfig) -> list[dict[str, Any]]:
-    """Parameters by base learning rate. The value head starts at zero and may have to move faster than the trunk it reads."""
+    """Parameters by base learning rate. The value head starts at zero and may have to move faster than the trunk it
+    reads."""
     rates = [(actor.lm, cfg.lr), (actor.value_head, cfg.lr if cfg.value_head_lr is None else cfg.value_head_lr)]
     if actor.critic_trunk is not None:
         rates.append((actor.critic_trunk, cfg.lr if cfg.critic_lr is None else cfg.critic_lr))

@@ -80,7 +80,8 @@ def train_on(rollout: Rollout, learner: Learner, update: int, taken: int, on_ste
             off_policy = metrics.pop(OFF_POLICY)
             if taken == 0:
                 check_first_step(metrics, off_policy, learner.precision.tolerance)
-            # Decided while the gradient is still scaled: it can then be dropped, and the scaler is ready for the next one.
+            # Decided while the gradient is still scaled: it can then be dropped, and the scaler is ready for the next
+            # one.
             if out_of_reach(metrics["policy/approxkl"], cfg.target_kl):
                 return taken - first
             metrics |= apply(learner, position, metrics)
@@ -90,14 +91,17 @@ def train_on(rollout: Rollout, learner: Learner, update: int, taken: int, on_ste
 
 
 def accumulate(rollout: Rollout, rows: Tensor, learner: Learner) -> dict[str, float]:
-    """The gradient of the mean loss over the valid tokens of the mini-batch `rows`, left in the parameters, scaled; its metrics.
+    """The gradient of the mean loss over the valid tokens of the mini-batch `rows`, left in the parameters, scaled; its
+    metrics.
 
     Micro-batches change no result. Raises `Diverged` for what is not finite, `MemoryFull` for what does not fit.
     """
     tokens = rollout.episodes.response_mask[rows].sum()
     mine = learner.ranks.part(rows)
     room, episodes = learner.micro_batch, rollout.episodes
-    sums = learner.ranks.all_fit(lambda: room.fit(lambda size: gradient(rollout, episodes.buckets(size, mine), learner, tokens)))
+    sums = learner.ranks.all_fit(
+        lambda: room.fit(lambda size: gradient(rollout, episodes.buckets(size, mine), learner, tokens))
+    )
     learner.ranks.add([parameter.grad for parameter in learner.actor.parameters() if parameter.grad is not None])
     learner.ranks.add(sums.values())
     means = dict(zip(sums, (torch.stack(list(sums.values())) / tokens).tolist(), strict=True))
@@ -106,7 +110,8 @@ def accumulate(rollout: Rollout, rows: Tensor, learner: Learner) -> dict[str, fl
 
 
 def gradient(rollout: Rollout, parts: list[Tensor], learner: Learner, tokens: Tensor) -> dict[str, Tensor]:
-    """Leave the gradient of all `parts` in the parameters, in place of what was there; the metrics' sums over their tokens."""
+    """Leave the gradient of all `parts` in the parameters, in place of what was there; the metrics' sums over their
+    tokens."""
     learner.steps.clear()
     sums: dict[str, Tensor] = {}
     for part in parts:
@@ -117,7 +122,8 @@ def gradient(rollout: Rollout, parts: list[Tensor], learner: Learner, tokens: Te
 
 
 def backward(rollout: Rollout, rows: Tensor, learner: Learner, weight: Tensor) -> dict[str, Tensor]:
-    """Add ``weight`` times the gradient of the summed loss over the valid tokens of `rows`; returns the metrics' sums."""
+    """Add ``weight`` times the gradient of the summed loss over the valid tokens of `rows`; returns the metrics'
+    sums."""
     cfg, actor = learner.cfg, learner.actor
     episodes: Episodes = rollout.episodes.take(rows)
     batch = Tokens.of(rollout, rows)
@@ -139,7 +145,9 @@ def backward(rollout: Rollout, rows: Tensor, learner: Learner, weight: Tensor) -
         return {name: column.sum(dtype=torch.float32) for name, column in metrics.items()}
 
 
-def policy_terms(batch: Tokens, new_logprobs: Tensor, kl_coef: float, cfg: PpoConfig) -> tuple[Tensor, dict[str, Tensor]]:
+def policy_terms(
+    batch: Tokens, new_logprobs: Tensor, kl_coef: float, cfg: PpoConfig
+) -> tuple[Tensor, dict[str, Tensor]]:
     """The policy's loss of every token, entropy bonus apart, and what the metrics average; all (N,)."""
     loss, clipped = policy_loss(new_logprobs, batch.logprobs, batch.advantages, cfg.cliprange)
     log_ratio = (new_logprobs - batch.logprobs).detach()
@@ -161,9 +169,11 @@ def policy_terms(batch: Tokens, new_logprobs: Tensor, kl_coef: float, cfg: PpoCo
 
 
 def apply(learner: Learner, position: int, metrics: dict[str, float]) -> dict[str, float]:
-    """Clip the gradient in the parameters and take its step, at its place among the planned ones; the metrics of its size.
+    """Clip the gradient in the parameters and take its step, at its place among the planned ones; the metrics of its
+    size.
 
-    Raises `Diverged`, before the step, for a gradient that is not finite; in fp16 the step is skipped instead, and has no norm.
+    Raises `Diverged`, before the step, for a gradient that is not finite; in fp16 the step is skipped instead, and has
+    no norm.
     """
     cfg, guard = learner.cfg, learner.guard
     size = clip(learner)
@@ -184,8 +194,8 @@ def apply(learner: Learner, position: int, metrics: dict[str, float]) -> dict[st
 def clip(learner: Learner) -> dict[str, float]:
     """Unscale the gradient and hold its norms to ``max_grad_norm``; the norms before that.
 
-    With a common norm the error of a separate critic, which can be of any size, would shrink the step of a policy that it shares
-    no weight with.
+    With a common norm the error of a separate critic, which can be of any size, would shrink the step of a policy that
+    it shares no weight with.
     """
     actor = learner.actor
     groups = {"policy/grad_norm": list(actor.parameters())}

@@ -61,7 +61,14 @@ def cost(records: StudyRecords, findings: Findings) -> Drawn | None:
             shares = of_cap.loc[of_cap["arm"] == arm, "share"]
             at = row - 0.3 + 0.6 * (place + 0.5) / len(arms)
             axes.plot(
-                shares, [at] * len(shares), linestyle="", marker=styles[arm].marker, ms=3.6, color=styles[arm].color, mec="white", mew=0.4
+                shares,
+                [at] * len(shares),
+                linestyle="",
+                marker=styles[arm].marker,
+                ms=3.6,
+                color=styles[arm].color,
+                mec="white",
+                mew=0.4,
             )
         most = of_cap.sort_values("share").iloc[-1]
         side(axes, row, _of(float(most["spent"]), float(most["limit"]), cap.unit))
@@ -72,14 +79,17 @@ def cost(records: StudyRecords, findings: Findings) -> Drawn | None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}"))
     axes.set_xlabel("used of the trial's cap [%], logarithmic scale")
     marks = [
-        Line2D([], [], marker=styles[a].marker, color=styles[a].color, linestyle="", ms=4.5, mec="white", mew=0.4, label=a) for a in arms
+        Line2D(
+            [], [], marker=styles[a].marker, color=styles[a].color, linestyle="", ms=4.5, mec="white", mew=0.4, label=a
+        )
+        for a in arms
     ]
     figure.legend(handles=marks, loc="outside upper left", ncols=columns, handlelength=1.2)
     trials = len(data[["arm", "seed"]].drop_duplicates())
     caption = (
-        f"What each ended trial spent of its caps (n = {counted(trials, 'trial')}; measured, so no interval). Line: the cap, at which a "
-        "trial ends and is shown as censored. Right: the trial that used most. The T4 time is modelled by a roofline from counted work, "
-        "held against the cap on the wall clock."
+        f"What each ended trial spent of its caps (n = {counted(trials, 'trial')}; measured, so no interval). Line: the"
+        " cap, at which a trial ends and is shown as censored. Right: the trial that used most. The T4 time is"
+        " modelled by a roofline from counted work, held against the cap on the wall clock."
     )
     alt = "Share of each cap used: " + "; ".join(
         f"{cap.name} at most {100 * float(data.loc[data['cap'] == cap.name, 'share'].max()):.2g} %" for cap in caps

@@ -39,7 +39,8 @@ TRAINING = (
 )  # fmt: skip
 SHORT = {
     "objective/scores": "proxy reward", "objective/gold": "gold reward", "objective/length": "response length",
-    "policy/pg_clipfrac": "clip fraction", "value/vf_loss": "value loss", "value/explained_variance": "explained variance",
+    "policy/pg_clipfrac": "clip fraction", "value/vf_loss": "value loss",
+    "value/explained_variance": "explained variance",
     "objective/kl_coef": "KL coefficient β", "policy/lr": "learning rate",
 }  # fmt: skip
 _END_MARKS = {"diverged": "x", "budget": "|", "pruned": "|", "failed": "|"}
@@ -62,7 +63,14 @@ class ArmCurve:
 def kl(records: StudyRecords, findings: Findings) -> Drawn | None:
     """KL per token over gradient steps; per sequence where imported records tell no length."""
     if "objective/kl_per_token" not in records.curves.columns:
-        return _single(records, findings, "objective/kl", "KL to the reference", "KL to the reference [nats per sequence]", spread=True)
+        return _single(
+            records,
+            findings,
+            "objective/kl",
+            "KL to the reference",
+            "KL to the reference [nats per sequence]",
+            spread=True,
+        )
     label = "KL to the reference [nats per token]"
     return _single(records, findings, "objective/kl_per_token", "KL to the reference", label, spread=True)
 
@@ -95,10 +103,17 @@ def training(records: StudyRecords, findings: Findings) -> Drawn | None:
         grid.flat[place].set_axis_off()
         grid.flat[place - columns].tick_params(labelbottom=True)
     figure.supxlabel("gradient steps", fontsize=8)
-    figure.legend(handles=shining.handles(styles), loc="outside upper left", ncols=legend_columns(shining.arms, DOUBLE), handlelength=2.6)
+    figure.legend(
+        handles=shining.handles(styles),
+        loc="outside upper left",
+        ncols=legend_columns(shining.arms, DOUBLE),
+        handlelength=2.6,
+    )
     data = pd.concat([_tidy(curve).assign(metric=key) for key, curves in shown for curve in curves], ignore_index=True)
     caption = (
-        "Training over gradient steps. " + _band_sentence(records, [curve for _, curves in shown for curve in curves]) + shining.sentence
+        "Training over gradient steps. "
+        + _band_sentence(records, [curve for _, curves in shown for curve in curves])
+        + shining.sentence
     )
     alt = "Small multiples over gradient steps, one line per arm: " + ", ".join(short(key) for key, _ in shown) + "."
     return Drawn(figure, data, "Training curves", caption, alt, wide=True)
@@ -121,11 +136,14 @@ def arm_curves(records: StudyRecords, key: str) -> list[ArmCurve]:
 
 
 def _curve(arm: str, seeds: list[int], series: Aligned, status: dict[int, str]) -> ArmCurve:
-    """Seeds whose last records lie within 2 % of the steps of each other have ended together: their grids differ, not their fate."""
+    """Seeds whose last records lie within 2 % of the steps of each other have ended together: their grids differ, not
+    their fate."""
     whole = np.flatnonzero(series.whole)
     last, slack = (int(whole[-1]), 0.02 * float(series.grid[-1])) if len(whole) else (-1, -1.0)
     values = series.values[:, whole]
-    mean = pd.DataFrame({"step": series.grid[whole], "mean": values.mean(0), "low": values.min(0), "high": values.max(0)})
+    mean = pd.DataFrame(
+        {"step": series.grid[whole], "mean": values.mean(0), "low": values.min(0), "high": values.max(0)}
+    )
     tails, ends = [], []
     for seed, row, end in zip(seeds, series.values, series.last, strict=True):
         if end >= 0 and (last < 0 or series.grid[end] - series.grid[last] > slack):
@@ -137,7 +155,9 @@ def _curve(arm: str, seeds: list[int], series: Aligned, status: dict[int, str]) 
     return ArmCurve(arm, len(seeds), mean, tuple(tails), tuple(ends))
 
 
-def _single(records: StudyRecords, findings: Findings, key: str, title: str, label: str, *, spread: bool) -> Drawn | None:
+def _single(
+    records: StudyRecords, findings: Findings, key: str, title: str, label: str, *, spread: bool
+) -> Drawn | None:
     curves = arm_curves(records, key)
     if not curves:
         return None
@@ -170,10 +190,18 @@ def _single(records: StudyRecords, findings: Findings, key: str, title: str, lab
         of = f", said of {listed(arms)} alone" if len(arms) < len(records.arms) else ""
         caption += f" Shaded: where a record refutes the claim “{falsifier.claim}” ({falsifier.condition}{of})."
     ends_text = ", ".join(f"{curve.arm} {_last(curve):.3g}" for curve in curves)
-    return Drawn(figure, data, title, caption, f"Line chart of {label} over gradient steps, one line per arm; at the end: {ends_text}.")
+    return Drawn(
+        figure,
+        data,
+        title,
+        caption,
+        f"Line chart of {label} over gradient steps, one line per arm; at the end: {ends_text}.",
+    )
 
 
-def _draw_all(axes: Axes, curves: list[ArmCurve], styles: dict[str, ArmStyle], shining: Emphasis, width: float = 1.5) -> None:
+def _draw_all(
+    axes: Axes, curves: list[ArmCurve], styles: dict[str, ArmStyle], shining: Emphasis, width: float = 1.5
+) -> None:
     background(axes, [(curve.mean["step"], curve.mean["mean"]) for curve in curves if curve.arm not in shining])
     for curve in curves:
         if curve.arm in shining:
@@ -192,7 +220,16 @@ def _draw(axes: Axes, curve: ArmCurve, style: ArmStyle, width: float = 1.5) -> N
     for tail in curve.tails:
         axes.plot(tail["step"], tail["value"], color=style.color, lw=0.7, alpha=0.75)
     for step, value, status in curve.ends:
-        axes.plot([step], [value], marker=_END_MARKS[status], color=style.color, ms=4.2 * width, mew=width, linestyle="", zorder=6)
+        axes.plot(
+            [step],
+            [value],
+            marker=_END_MARKS[status],
+            color=style.color,
+            ms=4.2 * width,
+            mew=width,
+            linestyle="",
+            zorder=6,
+        )
 
 
 def _falsifiers(axes: Axes, records: StudyRecords, key: str) -> list[Falsifier]:
@@ -231,7 +268,10 @@ def seed_counts(counts: dict[str, int]) -> str:
 
 def _tidy(curve: ArmCurve) -> pd.DataFrame:
     mean = curve.mean.assign(arm=curve.arm, part="all seeds", seeds=curve.seeds)
-    tails = [tail.rename(columns={"value": "mean"}).assign(arm=curve.arm, part="single seed", seeds=1) for tail in curve.tails]
+    tails = [
+        tail.rename(columns={"value": "mean"}).assign(arm=curve.arm, part="single seed", seeds=1)
+        for tail in curve.tails
+    ]
     frame = pd.concat([mean, *tails], ignore_index=True)
     columns = ["arm", "part", "seed", "step", "mean", "low", "high", "seeds"]
     return frame.reindex(columns=columns)
@@ -252,7 +292,17 @@ def _last(curve: ArmCurve) -> float:
 def handles(styles: dict[str, ArmStyle]) -> list[Line2D]:
     """Legend entries of all arms."""
     return [
-        Line2D([], [], color=style.color, linestyle=style.dashes, marker=style.marker, ms=4, mec="white", mew=0.4, label=arm)
+        Line2D(
+            [],
+            [],
+            color=style.color,
+            linestyle=style.dashes,
+            marker=style.marker,
+            ms=4,
+            mec="white",
+            mew=0.4,
+            label=arm,
+        )
         for arm, style in styles.items()
     ]
 

@@ -40,16 +40,36 @@ class Emphasis:
         if not self.others:
             return ""
         ends = f"the {EITHER_END} highest and {EITHER_END} lowest on {self.chosen_by}"
-        return f" Of many arms the baseline and {ends} stand out; grey: means of the other {self.others}, which the CSV names."
+        return (
+            f" Of many arms the baseline and {ends} stand out; grey: means of the other {self.others}, which the CSV"
+            " names."
+        )
 
     def handles(self, styles: dict[str, ArmStyle]) -> list[Line2D]:
         """Legend entries."""
         entries = [
-            Line2D([], [], color=style.color, linestyle=style.dashes, marker=style.marker, ms=4, mec="white", mew=0.4, label=arm)
+            Line2D(
+                [],
+                [],
+                color=style.color,
+                linestyle=style.dashes,
+                marker=style.marker,
+                ms=4,
+                mec="white",
+                mew=0.4,
+                label=arm,
+            )
             for arm, style in styles.items()
             if arm in self
         ]
-        return [*entries, *([Line2D([], [], color=MUTED, lw=0.6, alpha=0.6, label=f"{self.others} other arms")] if self.others else [])]
+        return [
+            *entries,
+            *(
+                [Line2D([], [], color=MUTED, lw=0.6, alpha=0.6, label=f"{self.others} other arms")]
+                if self.others
+                else []
+            ),
+        ]
 
 
 def emphasis(records: StudyRecords, findings: Findings) -> Emphasis:
@@ -58,7 +78,9 @@ def emphasis(records: StudyRecords, findings: Findings) -> Emphasis:
     if len(records.arms) <= MOST:
         return Emphasis(tuple(records.arms), 0, name(metric))
     values = {one.arm: one.estimates[metric].value for one in findings.arms if metric in one.estimates}
-    ranked = sorted((arm for arm in values if arm != records.study.baseline), key=lambda arm: values[arm]) or records.arms
+    ranked = (
+        sorted((arm for arm in values if arm != records.study.baseline), key=lambda arm: values[arm]) or records.arms
+    )
     ends = {records.study.baseline, *ranked[:EITHER_END], *ranked[-EITHER_END:]}
     chosen = tuple(arm for arm in records.arms if arm in ends)
     return Emphasis(chosen, len(records.arms) - len(chosen), name(metric))

@@ -42,18 +42,24 @@ def win_rate(records: StudyRecords, findings: Findings) -> Drawn | None:
     axes.set_xlabel("win rate against the reference [fraction]")
     data = pd.concat([estimate_rows(result, ("eval/win_rate",)) for result in arms], ignore_index=True)
     caption = (
-        "Win rate of each arm against independent draws of the reference on held-out prompts, judged by the gold judge; ties count half. "
-        "Lines: 50 %, as good as the reference, and 70 %. Point: mean; small marks: seeds. "
-        f"{INTERVAL_SENTENCE}. Right: mean [interval], seeds × prompts."
+        "Win rate of each arm against independent draws of the reference on held-out prompts, judged by the gold"
+        " judge; ties count half. Lines: 50 %, as good as the reference, and 70 %. Point: mean; small marks: seeds."
+        f" {INTERVAL_SENTENCE}. Right: mean [interval], seeds × prompts."
     )
-    alt = "Forest plot of win rates: " + "; ".join(f"{r.arm} {interval(r.estimates['eval/win_rate'], 'eval/win_rate')}" for r in arms)
+    alt = "Forest plot of win rates: " + "; ".join(
+        f"{r.arm} {interval(r.estimates['eval/win_rate'], 'eval/win_rate')}" for r in arms
+    )
     return Drawn(figure, data, "Win rate against the reference", caption, alt + ".")
 
 
 def effects(records: StudyRecords, findings: Findings) -> Drawn | None:
     """Forest plots of paired differences to the baseline."""
     objective = records.study.objective.metric
-    keys = [key for key in dict.fromkeys((objective, *DRAWN, *ENDED)) if any(effect.estimate for effect in findings.effects_on(key))]
+    keys = [
+        key
+        for key in dict.fromkeys((objective, *DRAWN, *ENDED))
+        if any(effect.estimate for effect in findings.effects_on(key))
+    ]
     if not keys:
         return None
     styles = arm_styles(records.study)
@@ -88,7 +94,17 @@ def effects(records: StudyRecords, findings: Findings) -> Drawn | None:
 
 def bar(axes: Axes, row: int, estimate: Estimate, seeds: list[float], style: ArmStyle) -> None:
     """One row of a forest plot: the estimate with its interval, and the seeds under it."""
-    axes.plot(seeds, [row + 0.24] * len(seeds), linestyle="", marker=style.marker, ms=2.8, mfc="none", mec=style.color, mew=0.8, zorder=3)
+    axes.plot(
+        seeds,
+        [row + 0.24] * len(seeds),
+        linestyle="",
+        marker=style.marker,
+        ms=2.8,
+        mfc="none",
+        mec=style.color,
+        mew=0.8,
+        zorder=3,
+    )
     axes.errorbar(
         [estimate.value],
         [row],
@@ -113,7 +129,14 @@ def whiskers(estimate: Estimate) -> list[list[float]] | None:
 def side(axes: Axes, row: int, text: str) -> None:
     """Words to the right of a row."""
     axes.annotate(
-        text, xy=(1.02, row), xycoords=("axes fraction", "data"), va="center", ha="left", fontsize=7, color=INK, annotation_clip=False
+        text,
+        xy=(1.02, row),
+        xycoords=("axes fraction", "data"),
+        va="center",
+        ha="left",
+        fontsize=7,
+        color=INK,
+        annotation_clip=False,
     )
 
 
@@ -136,7 +159,15 @@ def estimate_rows(result: ArmResult, keys: tuple[str, ...]) -> pd.DataFrame:
             continue
         e = result.estimates[key]
         rows.append(
-            {"arm": result.arm, "metric": key, "seed": math.nan, "value": e.value, "low": e.low, "high": e.high, "prompts": e.prompts}
+            {
+                "arm": result.arm,
+                "metric": key,
+                "seed": math.nan,
+                "value": e.value,
+                "low": e.low,
+                "high": e.high,
+                "prompts": e.prompts,
+            }
         )
         for seed, value in result.per_seed.get(key, {}).items():
             rows.append({"arm": result.arm, "metric": key, "seed": seed, "value": value})
@@ -145,9 +176,18 @@ def estimate_rows(result: ArmResult, keys: tuple[str, ...]) -> pd.DataFrame:
 
 def _effect_rows(effect: Effect) -> pd.DataFrame:
     e = effect.estimate
-    head = {"arm": effect.arm, "metric": effect.metric, "p": effect.p, "p_holm": effect.p_holm, "outcome": effect.outcome}
+    head = {
+        "arm": effect.arm,
+        "metric": effect.metric,
+        "p": effect.p,
+        "p_holm": effect.p_holm,
+        "outcome": effect.outcome,
+    }
     if e is None:
         return pd.DataFrame([head])
     rows = [{**head, "value": e.value, "low": e.low, "high": e.high, "seeds": e.seeds, "prompts": e.prompts}]
-    rows += [{"arm": effect.arm, "metric": effect.metric, "seed": seed, "value": value} for seed, value in effect.per_seed.items()]
+    rows += [
+        {"arm": effect.arm, "metric": effect.metric, "seed": seed, "value": value}
+        for seed, value in effect.per_seed.items()
+    ]
     return pd.DataFrame(rows)

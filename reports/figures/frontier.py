@@ -57,14 +57,17 @@ def frontier(records: StudyRecords, findings: Findings) -> Drawn | None:
     alt = "Scatter of gold reward and of win rate against KL: " + "; ".join(
         f"{r.arm} KL {number(r.estimates[X].value)}, gold {number(r.estimates[PANELS[0]].value)}" for r in arms
     )
-    return Drawn(figure, pd.concat(data, ignore_index=True), "Reward-KL frontier", _caption(arms, scores, marked), alt + ".")
+    return Drawn(
+        figure, pd.concat(data, ignore_index=True), "Reward-KL frontier", _caption(arms, scores, marked), alt + "."
+    )
 
 
 def _caption(arms: list[ArmResult], scores: ReferenceScores | None, marked: bool) -> str:
     text = (
-        "What each arm gained and how far it drifted. Large points: means; small points: single seeds "
-        f"({seed_counts({result.arm: len(result.seeds) for result in arms})}; {_prompts(arms)} prompts each). {INTERVAL_SENTENCE}. "
-        f"Solid grey: no policy lies above it. Dotted: best of n reference samples by the judge (dots: n = {', '.join(map(str, BEST_OF))})."
+        "What each arm gained and how far it drifted. Large points: means; small points: single seeds"
+        f" ({seed_counts({result.arm: len(result.seeds) for result in arms})}; {_prompts(arms)} prompts each)."
+        f" {INTERVAL_SENTENCE}. Solid grey: no policy lies above it. Dotted: best of n reference samples by the judge"
+        f" (dots: n = {', '.join(map(str, BEST_OF))})."
     )
     if scores is None:
         return text + " No bound on the gold reward: the scores of reference samples are not in the store."
@@ -92,7 +95,9 @@ def _point(axes: Axes, result: ArmResult, key: str, style: ArmStyle) -> None:
     x, y = result.estimates[X], result.estimates[key]
     seeds = [seed for seed in result.seeds if seed in result.per_seed[X] and seed in result.per_seed.get(key, {})]
     xs, ys = [result.per_seed[X][seed] for seed in seeds], [result.per_seed[key][seed] for seed in seeds]
-    axes.plot(xs, ys, linestyle="", marker=style.marker, ms=3, mfc="none", mec=style.color, mew=0.8, alpha=0.9, zorder=3)
+    axes.plot(
+        xs, ys, linestyle="", marker=style.marker, ms=3, mfc="none", mec=style.color, mew=0.8, alpha=0.9, zorder=3
+    )
     axes.errorbar(
         [x.value], [y.value], xerr=whiskers(x), yerr=whiskers(y), fmt=style.marker, color=style.color,
         ms=6.5, mec="white", mew=0.7, elinewidth=1.3, capsize=0, zorder=4,
@@ -109,7 +114,8 @@ def _win_rate_bound(axes: Axes, farthest: float) -> pd.DataFrame:
 def _gold_bounds(
     axes: Axes, scores: ReferenceScores, optima: list[tuple[ArmResult, float]], styles: dict[str, ArmStyle]
 ) -> tuple[list[pd.DataFrame], bool]:
-    """Draw what the reference's samples tell, nothing where their scores do not vary; whether some arm's own optimum is within reach."""
+    """Draw what the reference's samples tell, nothing where their scores do not vary; whether some arm's own optimum is
+    within reach."""
     frames, marked = [], False
     if len(scores.gold) > 1 and scores.gold.std() > 0:
         path = tilted(scores.gold, groups=scores.gold_prompts)
@@ -153,7 +159,11 @@ def _counts(most: float) -> list[int]:
 
 def _fixed_betas(records: StudyRecords, arms: list[ArmResult]) -> list[tuple[ArmResult, float]]:
     """The arms whose beta is fixed and positive, with it."""
-    settings = {cell.arm: cell.config.ppo for cell in records.plan if isinstance(cell, Cell) and cell.config.ppo.kl_control == "fixed"}
+    settings = {
+        cell.arm: cell.config.ppo
+        for cell in records.plan
+        if isinstance(cell, Cell) and cell.config.ppo.kl_control == "fixed"
+    }
     fixed = [result for result in arms if result.arm in settings and "eval/gold" in result.estimates]
     return [(result, settings[result.arm].kl_coef) for result in fixed if settings[result.arm].kl_coef > 0]
 

@@ -1,4 +1,5 @@
-"""The interaction heat map: does one knob change what another does? For every pair of knobs whose values were crossed."""
+"""The interaction heat map: does one knob change what another does? For every pair of knobs whose values were
+crossed."""
 
 from __future__ import annotations
 
@@ -40,19 +41,24 @@ class Crossing:
 
 
 def crossings(records: StudyRecords) -> list[Crossing]:
-    """Every pair of varied knobs with a full product of at least 2 x 2 around the baseline, in the order of the study."""
+    """Every pair of varied knobs with a full product of at least 2 x 2 around the baseline, in the order of the
+    study."""
     own = {arm: dict(flatten(overrides)) for arm, overrides in records.study.arm_overrides().items()}
     varied = list(dict.fromkeys(key for overrides in own.values() for key in overrides))
     configs = {cell.arm: cell.config for cell in records.plan if isinstance(cell, Cell)}
     if set(configs) != set(own):
         return []  # run by another program: what its arms held equal is not known
-    settings = {arm: dict(flatten(config.model_dump(mode="json", exclude={"profile"}))) for arm, config in configs.items()}
+    settings = {
+        arm: dict(flatten(config.model_dump(mode="json", exclude={"profile"}))) for arm, config in configs.items()
+    }
     values = {arm: {key: _plain(settings[arm].get(key, own[arm].get(key))) for key in varied} for arm in own}
     base = values[records.study.baseline]
     found = []
     for first, second in combinations(varied, 2):
         others = [key for key in varied if key not in (first, second)]
-        arms = {(at[first], at[second]): arm for arm, at in values.items() if all(at[key] == base[key] for key in others)}
+        arms = {
+            (at[first], at[second]): arm for arm, at in values.items() if all(at[key] == base[key] for key in others)
+        }
         rows, columns = (tuple(dict.fromkeys(pair[axis] for pair in arms)) for axis in (0, 1))
         if len(rows) > 1 and len(columns) > 1 and len(arms) == len(rows) * len(columns):
             found.append(Crossing(first, second, _ordered(rows), _ordered(columns), arms, (base[first], base[second])))
@@ -80,22 +86,28 @@ def interactions(records: StudyRecords, findings: Findings) -> Drawn | None:
         data += [_row(one, pair, arm, reached[pair], departures[pair]) for pair, arm in one.arms.items()]
     seeds = seed_counts({arm: len(findings.arm(arm).seeds) for one in shown for arm in one.arms.values()})
     caption = (
-        f"Crossed knobs, everything else as in {records.baseline} (outlined). Left: {name(metric)} with its 95 % "
-        "interval. Right: the cell minus what the row's and the column's effects at the baseline add up to; at 0 neither knob changes "
-        f"what the other does. Mean [95 % two-level bootstrap], paired by seed and prompt ({seeds}); not corrected for the number of cells."
+        f"Crossed knobs, everything else as in {records.baseline} (outlined). Left: {name(metric)} with its 95 %"
+        " interval. Right: the cell minus what the row's and the column's effects at the baseline add up to; at 0"
+        " neither knob changes what the other does. Mean [95 % two-level bootstrap], paired by seed and prompt"
+        f" ({seeds}); not corrected for the number of cells."
     )
     if len(chosen) > len(shown):
         caption += f" {len(shown)} of {len(chosen)} crossed pairs are drawn."
     alt = "Heat maps of crossed knobs: " + "; ".join(
-        f"{arm} {number(e.value)}" for one in shown for pair, arm in one.arms.items() if (e := findings.arm(arm).estimates.get(metric))
+        f"{arm} {number(e.value)}"
+        for one in shown
+        for pair, arm in one.arms.items()
+        if (e := findings.arm(arm).estimates.get(metric))
     )
     return Drawn(figure, pd.DataFrame(data), "Interactions", caption, alt + ".", wide=True)
 
 
 def departure(records: StudyRecords, metric: str, one: Crossing, pair: tuple[Any, Any]) -> Estimate | None:
-    """``cell - row alone - column alone + baseline`` of one cell, paired by seed and prompt; None where a part of it was not evaluated.
+    """``cell - row alone - column alone + baseline`` of one cell, paired by seed and prompt; None where a part of it
+    was not evaluated.
 
-    Zero by construction, hence None, in the baseline's own row and column, and where the metric is no mean over prompts.
+    Zero by construction, hence None, in the baseline's own row and column, and where the metric is no mean over
+    prompts.
     """
     (row, column), (base_row, base_column) = pair, one.baseline
     top, bottom = PER_PROMPT.get(metric, ("", ""))
@@ -111,7 +123,12 @@ def departure(records: StudyRecords, metric: str, one: Crossing, pair: tuple[Any
 
 
 def _heat(
-    axes: Axes, one: Crossing, cells: dict[tuple[Any, Any], Estimate | None], metric: str, palette: str, centre: float | None
+    axes: Axes,
+    one: Crossing,
+    cells: dict[tuple[Any, Any], Estimate | None],
+    metric: str,
+    palette: str,
+    centre: float | None,
 ) -> None:
     import seaborn as sns
 
@@ -120,7 +137,8 @@ def _heat(
     names = [[_word(value) for value in axis] for axis in (one.row_values, one.column_values)]
     scale = max(map(abs, found.values()), default=0.0) or 1.0 if centre is not None else None
     sns.heatmap(
-        values, ax=axes, cmap=palette, center=centre, vmin=-scale if scale else None, vmax=scale, cbar=False, linewidths=1.5,
+        values, ax=axes, cmap=palette, center=centre, vmin=-scale if scale else None, vmax=scale, cbar=False,
+        linewidths=1.5,
         xticklabels=names[1], yticklabels=names[0],
     )  # fmt: skip
     for i, row in enumerate(one.row_values):
@@ -142,8 +160,21 @@ def _annotate(axes: Axes, i: int, j: int, estimate: Estimate | None, metric: str
         return
     red, green, blue, _ = axes.collections[0].to_rgba(np.array([estimate.value]))[0]
     dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
-    text = signed(estimate, metric).replace(" ", "\n", 1) if signs else f"{number(estimate.value, metric)}\n{span(estimate, metric)}"
-    axes.text(j + 0.5, i + 0.5, text, ha="center", va="center", fontsize=6.5, color="white" if dark else "black", linespacing=1.15)
+    text = (
+        signed(estimate, metric).replace(" ", "\n", 1)
+        if signs
+        else f"{number(estimate.value, metric)}\n{span(estimate, metric)}"
+    )
+    axes.text(
+        j + 0.5,
+        i + 0.5,
+        text,
+        ha="center",
+        va="center",
+        fontsize=6.5,
+        color="white" if dark else "black",
+        linespacing=1.15,
+    )
 
 
 def _outline(column: int, row: int) -> Any:
@@ -152,8 +183,16 @@ def _outline(column: int, row: int) -> Any:
     return Rectangle((column + 0.03, row + 0.03), 0.94, 0.94, fill=False, ec="black", lw=1.4, zorder=5)
 
 
-def _row(one: Crossing, pair: tuple[Any, Any], arm: str, reached: Estimate | None, more: Estimate | None) -> dict[str, Any]:
-    row: dict[str, Any] = {"row_key": one.rows, "row": pair[0], "column_key": one.columns, "column": pair[1], "arm": arm}
+def _row(
+    one: Crossing, pair: tuple[Any, Any], arm: str, reached: Estimate | None, more: Estimate | None
+) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "row_key": one.rows,
+        "row": pair[0],
+        "column_key": one.columns,
+        "column": pair[1],
+        "arm": arm,
+    }
     for label, estimate in (("value", reached), ("departure", more)):
         numbers = (estimate.value, estimate.low, estimate.high) if estimate else (None, None, None)
         row |= {label: numbers[0], f"{label}_low": numbers[1], f"{label}_high": numbers[2]}

@@ -15,7 +15,18 @@ from numpy.typing import NDArray
 from reports.figures.curves import seed_counts
 from reports.figures.emphasis import MOST, background, emphasis
 from reports.figures.forest import bar, rows_axis, side
-from reports.figures.style import ALARM, DOUBLE, INK, MUTED, SINGLE, Drawn, arm_styles, legend_columns, new_figure, square_root
+from reports.figures.style import (
+    ALARM,
+    DOUBLE,
+    INK,
+    MUTED,
+    SINGLE,
+    Drawn,
+    arm_styles,
+    legend_columns,
+    new_figure,
+    square_root,
+)
 from reports.findings.findings import Findings
 from reports.findings.trajectories import ArmAlarm, MatchedKL, kl_source
 from reports.records.load import StudyRecords
@@ -45,7 +56,10 @@ def overoptimisation(records: StudyRecords, findings: Findings) -> Drawn | None:
     data = []
     for axes, (arm, found) in zip(grid.flat, arms.items(), strict=False):
         for key, dashes in ((PROXY, PROXY_DASHES), (GOLD, "-")):
-            lines = {seed: (c.kl, c.values[key] if key == PROXY else (c.values[key] - centre) / spread) for seed, c in found.items()}
+            lines = {
+                seed: (c.kl, c.values[key] if key == PROXY else (c.values[key] - centre) / spread)
+                for seed, c in found.items()
+            }
             data += _lines(axes, lines, styles[arm].color, dashes, arm, key)
         _alarm(axes, alarms.get(arm))
         axes.set_title(arm, fontsize=8)
@@ -58,16 +72,20 @@ def overoptimisation(records: StudyRecords, findings: Findings) -> Drawn | None:
     figure.legend(handles=_legend(), loc="outside upper left", ncols=3)
     said = _said([alarms[arm] for arm in known if arm in alarms])
     caption = (
-        "Proxy (dashed) and gold reward (solid) over drift along each arm's training; thick: mean over seeds where all had drifted as "
-        f"far; thin: single seeds ({seed_counts({arm: len(found) for arm, found in arms.items()})}). Running means of {SMOOTH} updates, "
-        f"ordered by the monotone trend of KL ({kl_source(records)}). Gold is standardised by the reference's mean {number(centre)} and "
-        f"standard deviation {number(spread)} judge points, as the proxy is by construction. Where the lines part, the proxy is being "
-        "over-optimised. Alarm: the KL at which gold turned down beyond noise while the proxy still rose, mean over seeds with its 95 % "
-        f"interval: {said}. The x-axes differ."
+        "Proxy (dashed) and gold reward (solid) over drift along each arm's training; thick: mean over seeds where all"
+        f" had drifted as far; thin: single seeds ({seed_counts({arm: len(found) for arm, found in arms.items()})})."
+        f" Running means of {SMOOTH} updates, ordered by the monotone trend of KL ({kl_source(records)}). Gold is"
+        f" standardised by the reference's mean {number(centre)} and standard deviation {number(spread)} judge points,"
+        " as the proxy is by construction. Where the lines part, the proxy is being over-optimised. Alarm: the KL at"
+        " which gold turned down beyond noise while the proxy still rose, mean over seeds with its 95 % interval:"
+        f" {said}. The x-axes differ."
     )
     if len(arms) < len(known):
         caption += f" {len(arms)} of {len(known)} arms are drawn, those with an alarm and the baseline first."
-    alt = f"One panel per arm: proxy reward and gold reward against the KL to the reference. Alarm of over-optimisation: {said}."
+    alt = (
+        "One panel per arm: proxy reward and gold reward against the KL to the reference. Alarm of over-optimisation:"
+        f" {said}."
+    )
     return Drawn(figure, pd.concat(data, ignore_index=True), "Proxy against gold", caption, alt, wide=columns == 3)
 
 
@@ -86,13 +104,34 @@ def matched(records: StudyRecords, findings: Findings) -> Drawn | None:
     for arm in records.arms:
         found = _of_arm(findings, arm, GOLD)
         if found:
-            lines = {seed: (c.kl[c.kl <= most], c.values[GOLD][c.kl <= most]) for seed, c in found.items() if c.kl[0] <= most}
-            data += _lines(left if arm in shining else None, lines, styles[arm].color, styles[arm].dashes, arm, GOLD, styles[arm].marker)
-    means = {arm: (frame["kl"], frame["value"]) for frame in data if (frame["part"] == "mean").all() for arm in frame["arm"].unique()}
+            lines = {
+                seed: (c.kl[c.kl <= most], c.values[GOLD][c.kl <= most]) for seed, c in found.items() if c.kl[0] <= most
+            }
+            data += _lines(
+                left if arm in shining else None,
+                lines,
+                styles[arm].color,
+                styles[arm].dashes,
+                arm,
+                GOLD,
+                styles[arm].marker,
+            )
+    means = {
+        arm: (frame["kl"], frame["value"])
+        for frame in data
+        if (frame["part"] == "mean").all()
+        for arm in frame["arm"].unique()
+    }
     background(left, [line for arm, line in means.items() if arm not in shining])
     for row in (row for row in rows if row.arm in shining):
         left.plot(
-            [row.kl], [row.arm_value.value], marker=styles[row.arm].marker, ms=5.5, color=styles[row.arm].color, mec="white", zorder=6
+            [row.kl],
+            [row.arm_value.value],
+            marker=styles[row.arm].marker,
+            ms=5.5,
+            color=styles[row.arm].color,
+            mec="white",
+            zorder=6,
         )
     square_root(left.xaxis, most / 1.12)
     left.set_xlabel("KL to the reference [nats per sequence],\nsquare-root scale")
@@ -105,15 +144,19 @@ def matched(records: StudyRecords, findings: Findings) -> Drawn | None:
     rows_axis(right, [f"{row.arm}\nat {number(row.kl)} nats" for row in rows])
     right.set_xlabel(f"Δ gold to {records.study.baseline}\n[judge points]")
     right.set_title("at equal drift", fontsize=8)
-    figure.legend(handles=shining.handles(styles), loc="outside upper left", ncols=legend_columns(shining.arms, DOUBLE), handlelength=2.6)
+    figure.legend(
+        handles=shining.handles(styles),
+        loc="outside upper left",
+        ncols=legend_columns(shining.arms, DOUBLE),
+        handlelength=2.6,
+    )
     data += [_matched_rows(row) for row in rows]
     caption = (
-        "Left: gold reward over drift, mean over seeds where all had drifted as far (thin: single seeds); large marks: where arms are "
-        "compared, and not drawn far beyond. "
-        f"Right: difference to {records.baseline} where both had drifted equally far: {where}. "
-        "Point: mean; small marks: seeds; bars: 95 % Student over seeds "
-        f"({seed_counts({row.arm: row.difference.seeds for row in rows})}). Equal drift is not equal training: the arms got there after "
-        f"different numbers of steps.{shining.sentence}"
+        "Left: gold reward over drift, mean over seeds where all had drifted as far (thin: single seeds); large marks:"
+        f" where arms are compared, and not drawn far beyond. Right: difference to {records.baseline} where both had"
+        f" drifted equally far: {where}. Point: mean; small marks: seeds; bars: 95 % Student over seeds"
+        f" ({seed_counts({row.arm: row.difference.seeds for row in rows})}). Equal drift is not equal training: the"
+        f" arms got there after different numbers of steps.{shining.sentence}"
     )
     alt = "Gold reward over KL for all arms, and a forest plot of differences at equal KL: " + "; ".join(
         f"{row.arm} at {number(row.kl)} nats {signed(row.difference, 'eval/gold')}" for row in rows
@@ -130,17 +173,27 @@ def _panels(arms: list[str], alarms: dict[str, ArmAlarm], baseline: str) -> list
 
 def _of_arm(findings: Findings, arm: str, *keys: str) -> dict[int, KLCurve]:
     """Seed -> trajectory, of the seeds of an arm that recorded all these metrics."""
-    return {seed: curve for (name, seed), curve in findings.curves.items() if name == arm and set(keys) <= set(curve.values)}
+    return {
+        seed: curve for (name, seed), curve in findings.curves.items() if name == arm and set(keys) <= set(curve.values)
+    }
 
 
 def _lines(
-    axes: Axes | None, lines: dict[int, tuple[Array, Array]], color: str, dashes: Any, arm: str, key: str, marker: str = ""
+    axes: Axes | None,
+    lines: dict[int, tuple[Array, Array]],
+    color: str,
+    dashes: Any,
+    arm: str,
+    key: str,
+    marker: str = "",
 ) -> list[pd.DataFrame]:
     """Thin lines of seeds and a thick one of their mean at equal KL, drawn where there are axes; the numbers."""
     data = []
     if axes is not None:
         paths = [np.column_stack([kl, value]) for kl, value in lines.values()]
-        thin = LineCollection(paths, colors=color, linestyles=[dashes], linewidths=0.6, alpha=0.5 if len(lines) > 1 else 1.0)
+        thin = LineCollection(
+            paths, colors=color, linestyles=[dashes], linewidths=0.6, alpha=0.5 if len(lines) > 1 else 1.0
+        )
         axes.add_collection(thin)
         axes.autoscale_view()
     for seed, (kl, value) in lines.items():
@@ -149,7 +202,13 @@ def _lines(
     if shared is not None and len(lines) > 1:
         kl, value = shared
         if axes is not None:
-            look: dict[str, Any] = {"marker": marker or None, "markevery": (6, 16), "ms": 3.2, "mec": "white", "mew": 0.4}
+            look: dict[str, Any] = {
+                "marker": marker or None,
+                "markevery": (6, 16),
+                "ms": 3.2,
+                "mec": "white",
+                "mew": 0.4,
+            }
             axes.plot(kl, value, color=color, linestyle=dashes, lw=1.6, **look)
         data.append(pd.DataFrame({"arm": arm, "metric": key, "part": "mean", "kl": kl, "value": value}))
     return data
@@ -182,12 +241,16 @@ def _said(found: Sequence[ArmAlarm]) -> str:
         if one.kl is not None:
             steps = sorted(round(alarm.step) for alarm in one.alarms.values())
             when = f"step {steps[0]:,}" if len(set(steps)) == 1 else f"steps {steps[0]:,} to {steps[-1]:,}"
-            parts.append(f"{one.arm} at {number(one.kl.value)} nats ({when}) in {len(one.alarms)} of {counted(one.trials, 'trial')}")
+            parts.append(
+                f"{one.arm} at {number(one.kl.value)} nats ({when}) in {len(one.alarms)} of"
+                f" {counted(one.trials, 'trial')}"
+            )
     quiet = [one for one in found if one.kl is None]
     if quiet:
         trials = counted(sum(one.trials for one in quiet), "trial")
         parts.append(
-            f"none in the {trials} of {listed([one.arm for one in quiet]) if len(quiet) <= 4 else counted(len(quiet), 'other arm')}"
+            f"none in the {trials} of"
+            f" {listed([one.arm for one in quiet]) if len(quiet) <= 4 else counted(len(quiet), 'other arm')}"
         )
     return "; ".join(parts) or "not looked for"
 
@@ -205,5 +268,7 @@ def _matched_rows(row: MatchedKL) -> pd.DataFrame:
     head = {"arm": row.arm, "metric": row.metric, "kl": row.kl}
     tests = {"p": row.p, "p_holm": row.p_holm, "outcome": row.outcome}
     rows = [{**head, "part": "difference", "value": e.value, "low": e.low, "high": e.high, "seeds": e.seeds, **tests}]
-    rows += [{**head, "part": "difference of a seed", "seed": seed, "value": value} for seed, value in row.per_seed.items()]
+    rows += [
+        {**head, "part": "difference of a seed", "seed": seed, "value": value} for seed, value in row.per_seed.items()
+    ]
     return pd.DataFrame(rows)

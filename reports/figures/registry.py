@@ -71,7 +71,8 @@ class Painter:
     findings: Findings
     folder: Path
     earlier: Mapping[str, Path]
-    """Files of an earlier report, by their name, that are known to be drawn from the same records: they are taken over."""
+    """Files of an earlier report, by their name, that are known to be drawn from the same records: they are taken
+    over."""
     origin: Provenance
     """What every figure states it was drawn from."""
 
@@ -100,7 +101,8 @@ def draw(
     earlier: Mapping[str, Path] | None = None,
     helper: Helper | None = None,
 ) -> Iterator[tuple[str, Words | None]]:
-    """Draw and write every chosen figure into `folder`, some of them by `helper`. The files do not depend on who drew them.
+    """Draw and write every chosen figure into `folder`, some of them by `helper`. The files do not depend on who drew
+    them.
 
     None for a figure that the study's file names and the records hold nothing for; one that was not asked for by
     name is then left out.

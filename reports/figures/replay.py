@@ -1,7 +1,8 @@
-"""One drawing for several formats: the calls that the first canvas receives are kept, and sent to the others as they are.
+"""One drawing for several formats: the calls that the first canvas receives are kept, and sent to the others as they
+are.
 
-To draw a figure, matplotlib computes its ticks, places its labels and measures its texts; every format gets the same calls
-out of it, in pixels of its own resolution.
+To draw a figure, matplotlib computes its ticks, places its labels and measures its texts; every format gets the same
+calls out of it, in pixels of its own resolution.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _Call = tuple[str, list[Any], dict[str, Any]]
 
 
 def draw_once(figure: Figure, first: Callable[[], None], *others: tuple[Callable[[], None], float]) -> None:
-    """Let `first` print the figure at 72 dots per inch, then each of `others` the same, at its dots per inch, without drawing it again.
+    """Let `first` print the figure at 72 dots per inch, then each of `others` the same, at its dots per inch, without
+    drawing it again.
 
     Raises `NotImplementedError` for a figure with an image, whose pixels depend on the format.
     """
@@ -57,7 +59,9 @@ def draw_once(figure: Figure, first: Callable[[], None], *others: tuple[Callable
         figure.draw = draw  # type: ignore[method-assign]
 
 
-def _recording(renderer: RendererBase, name: str, calls: list[_Call], freeze: Callable[[Any], Any]) -> Callable[..., None]:
+def _recording(
+    renderer: RendererBase, name: str, calls: list[_Call], freeze: Callable[[Any], Any]
+) -> Callable[..., None]:
     method = getattr(renderer, name)
 
     def call(*arguments: Any, **options: Any) -> None:
@@ -85,7 +89,8 @@ def _frozen(rectangle: BboxBase | None) -> BboxBase | None:
 
 
 def _scaled(argument: Any, empty: GraphicsContextBase, scale: float) -> Any:
-    """What was kept, in pixels of another size. Widths of lines and sizes of texts are in points, whatever the pixels."""
+    """What was kept, in pixels of another size. Widths of lines and sizes of texts are in points, whatever the
+    pixels."""
     if isinstance(argument, Transform):
         return argument + Affine2D().scale(scale) if scale != 1.0 else argument
     if not isinstance(argument, GraphicsContextBase):
@@ -100,9 +105,15 @@ def _scaled(argument: Any, empty: GraphicsContextBase, scale: float) -> Any:
 
 
 def _placed(renderer: RendererBase, arguments: list[Any], scale: float) -> list[Any]:
-    """Of a text, x and y in these pixels, with y from the bottom of the page where the renderer takes it from the top, and vice versa."""
+    """Of a text, x and y in these pixels, with y from the bottom of the page where the renderer takes it from the top,
+    and vice versa."""
     context, x, y, *rest = arguments
-    return [context, x * scale, renderer.get_canvas_width_height()[1] - y * scale if renderer.flipy() else y * scale, *rest]
+    return [
+        context,
+        x * scale,
+        renderer.get_canvas_width_height()[1] - y * scale if renderer.flipy() else y * scale,
+        *rest,
+    ]
 
 
 def _no_image(*_: Any) -> None:

@@ -1,7 +1,7 @@
 """A second process that draws figures: they are most of a report's time, and most machines have a second core.
 
-It is started afresh (never forked), speaks over a pipe with the process that started it, and ends with that process, however it
-ends. What it fails to draw is drawn by the first process, which then says why.
+It is started afresh (never forked), speaks over a pipe with the process that started it, and ends with that process,
+however it ends. What it fails to draw is drawn by the first process, which then says why.
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ def _done(action: Callable[[Any], None], argument: object) -> bool:
 def _next(names: Sequence[str], taken: Any) -> Iterator[str]:
     """The names that the other process has not taken. `taken` counts those that either has."""
     while True:
-        free = taken.get_lock().acquire(timeout=PATIENCE)  # not forever: a process may be killed while it holds the lock
+        free = taken.get_lock().acquire(
+            timeout=PATIENCE
+        )  # not forever: a process may be killed while it holds the lock
         place, taken.value = taken.value, taken.value + 1
         if free:
             taken.get_lock().release()

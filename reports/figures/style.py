@@ -39,9 +39,17 @@ SINGLE = 4.8
 """Width in inches of a figure for one column; text of 8 pt stays readable when a phone shows it at 3.6."""
 DOUBLE = 7.2
 PNG_DPI = 200.0
-_DASHES: tuple[Any, ...] = ((0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (3, 1)), (0, (8, 2)), (0, (4, 1, 1, 1, 1, 1)))
+_DASHES: tuple[Any, ...] = (
+    (0, (5, 1.6)),
+    (0, (1.2, 1.2)),
+    (0, (6, 1.5, 1.2, 1.5)),
+    (0, (3, 1)),
+    (0, (8, 2)),
+    (0, (4, 1, 1, 1, 1, 1)),
+)
 _PALETTE = ("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#949494", "#56b4e9")
-"""Seaborn's palette "colorblind" without its two pale colours; written out, since importing seaborn takes longer than drawing a figure."""
+"""Seaborn's palette "colorblind" without its two pale colours; written out, since importing seaborn takes longer than
+drawing a figure."""
 _EMBEDDED = {"glyf", "head", "hhea", "hmtx", "loca", "maxp", "cvt ", "fpgm", "prep"}
 """Tables of a TrueType font that a PDF uses (ISO 32000-1, 9.9)."""
 _MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "h")
@@ -175,7 +183,10 @@ def label_ends(axes: Axes, ends: list[tuple[float, str, str]]) -> None:
         engine.execute(figure)  # type: ignore[arg-type]
     box = axes.get_window_extent()
     line_height = 9.5 * axes.figure.dpi / 72
-    wanted = sorted(((float(transform.transform((0, y))[1]), text, color) for y, text, color in ends), key=lambda end: (end[0], end[1]))
+    wanted = sorted(
+        ((float(transform.transform((0, y))[1]), text, color) for y, text, color in ends),
+        key=lambda end: (end[0], end[1]),
+    )
     placed = _spread([y for y, _, _ in wanted], line_height, float(box.y0), float(box.y1))
     for (pixel, text, color), at in zip(wanted, placed, strict=True):
         y, target = (at - box.y0) / box.height, (min(max(pixel, box.y0), box.y1) - box.y0) / box.height
@@ -244,7 +255,8 @@ def save(figure: Figure, stem: Path, title: str, origin: Provenance) -> None:
 
 @contextmanager
 def _glyphs_only() -> Iterator[None]:
-    """Embed of a font only what a PDF uses: it places every glyph itself, and cutting tables of layout takes longer than drawing."""
+    """Embed of a font only what a PDF uses: it places every glyph itself, and cutting tables of layout takes longer
+    than drawing."""
     load = subset.load_font
 
     def light(*arguments: Any, **options: Any) -> Any:

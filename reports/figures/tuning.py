@@ -1,4 +1,5 @@
-"""Figures of a search: how much each knob mattered, and what was traded for what. Of the tuning alone; confirmation stands apart."""
+"""Figures of a search: how much each knob mattered, and what was traded for what. Of the tuning alone; confirmation
+stands apart."""
 
 from __future__ import annotations
 
@@ -36,8 +37,9 @@ def importance(records: StudyRecords, findings: Findings) -> Drawn | None:
     axes.set_xlim(0, max(share for _, share in ranked) * 1.05 or 1.0)
     axes.set_xlabel("share of importance [fraction], PED-ANOVA")
     caption = (
-        f"How much each knob told the better trials of the search from the rest (PED-ANOVA over n = {search.importance_n} trials, one seed "
-        "each; shares that add up to 1). Of the tuning alone and without an interval; a knob matters only within the range searched."
+        "How much each knob told the better trials of the search from the rest (PED-ANOVA over n ="
+        f" {search.importance_n} trials, one seed each; shares that add up to 1). Of the tuning alone and without an"
+        " interval; a knob matters only within the range searched."
     )
     data = pd.DataFrame([{"key": key, "importance": share, "trials": search.importance_n} for key, share in ranked])
     alt = "Bars of importance by knob: " + "; ".join(f"{key} {100 * share:.0f} %" for key, share in ranked)
@@ -67,24 +69,43 @@ def pareto(records: StudyRecords, findings: Findings) -> Drawn | None:
         # In the order of height, so that no line to a name crosses another.
         up = NAMES_APART * ((len(chosen) - 1) / 2 - place)
         line = {"arrowstyle": "-", "color": INK, "lw": 0.5, "shrinkB": 5}
-        axes.annotate(arms[trial.number], at, (16, up), textcoords="offset points", fontsize=7, color=INK, va="center", arrowprops=line)
+        axes.annotate(
+            arms[trial.number],
+            at,
+            (16, up),
+            textcoords="offset points",
+            fontsize=7,
+            color=INK,
+            va="center",
+            arrowprops=line,
+        )
         axes.plot(*[[value] for value in at], marker="o", ms=10, mfc="none", mec=INK, mew=0.9, linestyle="", zorder=4)
     axes.set_xlabel(f"{name(x)} [{METRICS[x].unit}]" if x in METRICS else x)
     axes.set_ylabel(f"{name(y)} [{METRICS[y].unit}]")
     figure.legend(handles=_legend(bool(arms)), loc="outside upper left", ncols=2)
-    return Drawn(figure, _table(search, drawn, best, x, y), "Trials of the search", _caption(search, drawn), _alt(drawn, front, x, y))
+    return Drawn(
+        figure,
+        _table(search, drawn, best, x, y),
+        "Trials of the search",
+        _caption(search, drawn),
+        _alt(drawn, front, x, y),
+    )
 
 
 def _axes(records: StudyRecords, search: Search) -> tuple[str, str]:
-    """What the search traded for what: a second aim, else what it constrained, else drift; and the first aim. Empty without a second."""
+    """What the search traded for what: a second aim, else what it constrained, else drift; and the first aim. Empty
+    without a second."""
     aims, settings = [aim.metric for aim in objectives(records.study)], records.study.search
     constrained = [constraint.metric for constraint in settings.constraints] if settings else []
-    wanted = [key for key in (*aims[1:], *constrained, DRIFT, *search.metrics) if key != aims[0] and key in search.metrics]
+    wanted = [
+        key for key in (*aims[1:], *constrained, DRIFT, *search.metrics) if key != aims[0] and key in search.metrics
+    ]
     return wanted[0] if wanted else "", aims[0]
 
 
 def _front(records: StudyRecords, search: Search, drawn: list[SearchTrial], x: str, y: str) -> set[int]:
-    """Trials that kept the constraints and that no other such one beats on both metrics; of several aims, as the search itself found."""
+    """Trials that kept the constraints and that no other such one beats on both metrics; of several aims, as the search
+    itself found."""
     aims = objectives(records.study)
     if len(aims) > 1:
         return set(search.pareto)
@@ -131,10 +152,13 @@ def _table(search: Search, drawn: list[SearchTrial], best: set[int], x: str, y: 
 def _caption(search: Search, drawn: list[SearchTrial]) -> str:
     left = len(search.trials) - len(drawn)
     text = (
-        f"Trials of the search (n = {len(drawn)}, one seed each, no interval): choosing the best of many noisy trials flatters them, "
-        "so they are no result. What was confirmed on fresh seeds is in the tables of arms and effects."
+        f"Trials of the search (n = {len(drawn)}, one seed each, no interval): choosing the best of many noisy trials"
+        " flatters them, so they are no result. What was confirmed on fresh seeds is in the tables of arms and"
+        " effects."
     )
-    return text + (f" {counted(left, 'trial')} without both metrics (pruned, diverged or failed) not drawn." if left else "")
+    return text + (
+        f" {counted(left, 'trial')} without both metrics (pruned, diverged or failed) not drawn." if left else ""
+    )
 
 
 def _alt(drawn: list[SearchTrial], front: list[tuple[float, float]], x: str, y: str) -> str:

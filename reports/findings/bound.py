@@ -1,4 +1,5 @@
-"""The best that any policy can reach at a given drift from the reference, whatever trained it. Pure functions, and the samples they need.
+"""The best that any policy can reach at a given drift from the reference, whatever trained it. Pure functions, and the
+samples they need.
 
 Of all policies within KL nats per sequence of the reference, ``ref * exp(b r)`` has the highest mean of r, with b
 such that it uses up the KL (Donsker and Varadhan; Korbak 2022). Its mean and its KL follow from samples of the
@@ -59,12 +60,13 @@ class ReferenceScores:
 
 
 def tilted(weighing: Array, shown: Array | None = None, groups: NDArray[np.intp] | None = None) -> Path:
-    """The path of ``ref * exp(b * weighing)`` and the mean of `shown` on it; by default of `weighing` itself: then it is the bound.
+    """The path of ``ref * exp(b * weighing)`` and the mean of `shown` on it; by default of `weighing` itself: then it
+    is the bound.
 
     ``KL(b) = b E_b[r] - log E_ref[exp(b r)]``. Samples of all prompts are pooled; that also lets the bound shift
     weight between prompts, which no policy can, so that it is never too low for that. The path ends where fewer than
-    `LEAST_EFFECTIVE` samples count. Interval: delta method, over `groups` of samples that are independent of each other (the
-    prompts; by default every sample is one); of the bound at fixed KL it is that of ``log E_ref[exp(b r)] / b``.
+    `LEAST_EFFECTIVE` samples count. Interval: delta method, over `groups` of samples that are independent of each other
+    (the prompts; by default every sample is one); of the bound at fixed KL it is that of ``log E_ref[exp(b r)] / b``.
     Shapes: (N,) all. Raises `ValueError` without samples or for scores that do not vary.
     """
     n = len(weighing)
@@ -87,7 +89,8 @@ def tilted(weighing: Array, shown: Array | None = None, groups: NDArray[np.intp]
         effective = 1.0 / float((weights**2).sum())
         if effective < LEAST_EFFECTIVE:
             break
-        # Not `weights @ values`: BLAS sums in another order with another number of threads, and reports are equal to the byte.
+        # Not `weights @ values`: BLAS sums in another order with another number of threads, and reports are equal to
+        # the byte.
         mean = float((weights * values).sum())
         kl = float((weights * tilt).sum()) - float(np.log(total / n))
         error = error_of(weights - 1 / n) / b if shown is None else error_of(weights * (values - mean))
@@ -118,7 +121,8 @@ def best_win_rate(most: float, points: int = 300) -> tuple[Array, Array]:
 
 
 def best_of(n: int, scores: Array | None = None) -> tuple[float, float]:
-    """Best of n reference samples: its KL, log n - (n - 1) / n nats at most, and its win rate n / (n + 1), or the mean best of `scores`.
+    """Best of n reference samples: its KL, log n - (n - 1) / n nats at most, and its win rate n / (n + 1), or the mean
+    best of `scores`.
 
     >>> best_of(1), round(best_of(4)[0], 3), best_of(4)[1]
     ((0.0, 0.5), 0.636, 0.8)
@@ -142,7 +146,9 @@ def reference_scores(records: StudyRecords) -> ReferenceScores | None:
     proxy, own = samples["proxy"].to_numpy(dtype=np.float64), samples["gold"].to_numpy(dtype=np.float64)
     gold, prompts = [own], [samples["prompt"]]
     if (pairs := _table(records, where, "pairs.parquet")) is not None:
-        again = pairs["heldout"].to_numpy(dtype=bool) if "source" in samples.columns else np.zeros(len(pairs), dtype=bool)
+        again = (
+            pairs["heldout"].to_numpy(dtype=bool) if "source" in samples.columns else np.zeros(len(pairs), dtype=bool)
+        )
         gold += [pairs[column].to_numpy(dtype=np.float64)[~again] for column in ("gold_first", "gold_second")]
         prompts += [pairs["prompt"][~again]] * 2
     whole, numbers = np.concatenate(gold), pd.factorize(pd.concat(prompts))[0]

@@ -1,4 +1,5 @@
-"""By how much the arms of two versions of a study differ: paired where seeds and prompts match, else as independent samples."""
+"""By how much the arms of two versions of a study differ: paired where seeds and prompts match, else as independent
+samples."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ def changes_of(old: Version, new: Version) -> list[Change]:
         raw = [change for arm in arms if (change := _change(old, new, arm, metric)) is not None]
         tested = [index for index, one in enumerate(raw) if one.p is not None]
         corrected = dict(zip(tested, stats.holm([p for one in raw if (p := one.p) is not None]), strict=True))
-        found += [replace(one, p_holm=corrected.get(i), finding=_finding(one, corrected.get(i))) for i, one in enumerate(raw)]
+        found += [
+            replace(one, p_holm=corrected.get(i), finding=_finding(one, corrected.get(i))) for i, one in enumerate(raw)
+        ]
     return found
 
 
@@ -63,7 +66,10 @@ def _change(old: Version, new: Version, arm: str, metric: str) -> Change | None:
     if metric not in PER_PROMPT:
         return _once(old, new, arm, metric)
     top, bottom = PER_PROMPT[metric]
-    tables = [{seed: table for seed in v.seeds(arm) if (table := v.prompts(arm, seed)) is not None and top in table} for v in (old, new)]
+    tables = [
+        {seed: table for seed in v.seeds(arm) if (table := v.prompts(arm, seed)) is not None and top in table}
+        for v in (old, new)
+    ]
     if not any(tables):
         return _once(old, new, arm, metric)
     own = [_arrays(found, top, bottom, _shared(list(found.values()))) for found in tables]
@@ -84,7 +90,8 @@ def _change(old: Version, new: Version, arm: str, metric: str) -> Change | None:
 def _once(old: Version, new: Version, arm: str, metric: str) -> Change | None:
     """A metric that exists once per trial."""
     values = [
-        {seed: v.records[arm, seed].summary[metric] for seed in v.seeds(arm) if metric in v.records[arm, seed].summary} for v in (old, new)
+        {seed: v.records[arm, seed].summary[metric] for seed in v.seeds(arm) if metric in v.records[arm, seed].summary}
+        for v in (old, new)
     ]
     if not any(values):
         return None
@@ -121,7 +128,9 @@ def _shared(tables: list[pd.DataFrame]) -> pd.Index:
     return texts.index[texts.nunique(axis=1) == 1].sort_values()
 
 
-def _arrays(found: dict[int, pd.DataFrame], top: str, bottom: str | None, prompts: pd.Index) -> tuple[Array, Array | None] | None:
+def _arrays(
+    found: dict[int, pd.DataFrame], top: str, bottom: str | None, prompts: pd.Index
+) -> tuple[Array, Array | None] | None:
     """Numerator and denominator, (S, P) each."""
     if not found or not len(prompts):
         return None

@@ -19,7 +19,8 @@ from studies.claims.verdicts import verdicts
 from studies.definition.schema import IMPORTED, Falsifier
 
 REPORTED = (
-    "eval/win_rate", "eval/tie_rate", "eval/gold", "eval/proxy", "eval/kl_per_token", "eval/kl_per_sequence", "eval/entropy",
+    "eval/win_rate", "eval/tie_rate", "eval/gold", "eval/proxy", "eval/kl_per_token", "eval/kl_per_sequence",
+    "eval/entropy",
     "eval/length", "eval/eos_rate", "eval/distinct_1", "eval/distinct_2", "eval/ppl_reference",
 )  # fmt: skip
 SMALLEST = {"eval/win_rate": 0.05}
@@ -30,11 +31,19 @@ RANKED = ("eval/win_rate", "eval/gold")
 """Metrics of which more is better whatever the study asks: their best arm is marked."""
 COMPARED = ("eval/win_rate", "eval/gold", "eval/proxy", "eval/kl_per_sequence")
 ENDS = (
-    "objective/rlhf_reward", "objective/scores", "objective/gold", "objective/kl", "objective/kl_per_token", "objective/entropy",
+    "objective/rlhf_reward", "objective/scores", "objective/gold", "objective/kl", "objective/kl_per_token",
+    "objective/entropy",
     "policy/entropy",
 )  # fmt: skip
-"""Reported and compared of imported trials, which have no evaluation: where their training ended (`reports.records.imported`)."""
-_MINIMIZE = {"eval/kl_per_token", "eval/kl_per_sequence", "eval/ppl_reference", "objective/kl", "objective/kl_per_token"}
+"""Reported and compared of imported trials, which have no evaluation: where their training ended
+(`reports.records.imported`)."""
+_MINIMIZE = {
+    "eval/kl_per_token",
+    "eval/kl_per_sequence",
+    "eval/ppl_reference",
+    "objective/kl",
+    "objective/kl_per_token",
+}
 _RATES = {"eval/win_rate", "eval/tie_rate", "eval/eos_rate"}
 ROBUST = ("eval/gold", "eval/proxy", "eval/kl_per_sequence")
 """Metrics whose interquartile mean stands beside the mean; of a rate it says nothing."""
@@ -70,7 +79,8 @@ class Effect:
     estimate: Estimate | None
     per_seed: dict[int, float]
     p: float | None
-    """Of the sign-flip permutation test: new prompts, these seeds; of a metric that exists once per trial, of flipping the seeds."""
+    """Of the sign-flip permutation test: new prompts, these seeds; of a metric that exists once per trial, of flipping
+    the seeds."""
     p_holm: float | None
     """The larger of `p` and `p_seeds` (`Pair.deciding`), corrected over the arms of this metric."""
     maximize: bool
@@ -154,7 +164,9 @@ def analyse(records: StudyRecords) -> Findings:
     """Estimates of every arm, effects against the baseline with Holm's correction per metric, drift, and verdicts."""
     objective = records.study.objective.metric
     imported = records.study.kind == IMPORTED
-    compared = dict.fromkeys((objective, *([key for key in ENDS if key in records.trials.columns] if imported else COMPARED)))
+    compared = dict.fromkeys(
+        (objective, *([key for key in ENDS if key in records.trials.columns] if imported else COMPARED))
+    )
     curves = trajectories.curves(records)
     return Findings(
         arms=tuple(_arm(records, arm) for arm in records.arms),
@@ -162,7 +174,9 @@ def analyse(records: StudyRecords) -> Findings:
         claims=_claims(records),
         improvements=_improvements(records),
         power=_power(records),
-        best={metric: arm for metric in dict.fromkeys((objective, *RANKED)) if (arm := _best(records, metric)) is not None},
+        best={
+            metric: arm for metric in dict.fromkeys((objective, *RANKED)) if (arm := _best(records, metric)) is not None
+        },
         curves=curves,
         matched=trajectories.matched(records, curves),
         laws=trajectories.laws(records, curves),
@@ -185,7 +199,11 @@ def _arm(records: StudyRecords, arm: str) -> ArmResult:
         arm=arm,
         counts=counts,
         seeds=tuple(seeds),
-        estimates={metric: found for metric in reported if (found := _estimate(records, arm, metric, seeds, per_seed)) is not None},
+        estimates={
+            metric: found
+            for metric in reported
+            if (found := _estimate(records, arm, metric, seeds, per_seed)) is not None
+        },
         per_seed={metric: values for metric, values in per_seed.items() if values},
         divergence=stats.wilson(fell, ended) if ended else None,
         divergence_difference=stats.rate_difference(fell, ended, base_fell, base_ended) if comparable else None,
@@ -195,7 +213,8 @@ def _arm(records: StudyRecords, arm: str) -> ArmResult:
 
 
 def _diverged(records: StudyRecords, arm: str) -> tuple[int, int]:
-    """Trials that diverged, and that ended by themselves or by a cap: a failed or pruned one says nothing of divergence."""
+    """Trials that diverged, and that ended by themselves or by a cap: a failed or pruned one says nothing of
+    divergence."""
     counts = records.counts(arm)
     return counts.get("diverged", 0), sum(counts.get(status, 0) for status in ("complete", "budget", "diverged"))
 
@@ -204,10 +223,14 @@ def _iqm(records: StudyRecords, arm: str, metric: str, seeds: list[int]) -> Esti
     prompts = records.shared_prompts([(arm, seed) for seed in seeds])
     if not seeds or not len(prompts):
         return None
-    return stats.iqm(records.answers(arm, PER_PROMPT[metric][0], seeds, prompts)).clipped(METRICS[metric].low, METRICS[metric].high)
+    return stats.iqm(records.answers(arm, PER_PROMPT[metric][0], seeds, prompts)).clipped(
+        METRICS[metric].low, METRICS[metric].high
+    )
 
 
-def _estimate(records: StudyRecords, arm: str, metric: str, seeds: list[int], per_seed: dict[str, dict[int, float]]) -> Estimate | None:
+def _estimate(
+    records: StudyRecords, arm: str, metric: str, seeds: list[int], per_seed: dict[str, dict[int, float]]
+) -> Estimate | None:
     if not seeds:
         return None
     bounds = METRICS[metric].low, METRICS[metric].high
@@ -251,7 +274,9 @@ def _effects(records: StudyRecords, metric: str) -> list[Effect]:
     for index, (arm, pair, estimate, p) in enumerate(raw):
         per_seed = dict(zip(pair.seeds, map(float, pair.linear().mean(1)), strict=True)) if pair else {}
         outcome = stats.verdict(estimate, corrected.get(index), maximize)
-        result.append(Effect(metric, arm, estimate, per_seed, p, corrected.get(index), maximize, outcome, seeds_p[index]))
+        result.append(
+            Effect(metric, arm, estimate, per_seed, p, corrected.get(index), maximize, outcome, seeds_p[index])
+        )
     return result
 
 
@@ -264,7 +289,9 @@ def _improvements(records: StudyRecords) -> tuple[Improvement, ...]:
     metric = objective if whole else "eval/gold"
     pairs = [(arm, pair_of(records, metric, arm, records.study.baseline)) for arm in _others(records)]
     maximize = maximized(records, metric)
-    return tuple(Improvement(arm, metric, stats.improvement(pair.first, pair.second, maximize)) for arm, pair in pairs if pair)
+    return tuple(
+        Improvement(arm, metric, stats.improvement(pair.first, pair.second, maximize)) for arm, pair in pairs if pair
+    )
 
 
 def _power(records: StudyRecords) -> tuple[Power, ...]:
@@ -280,17 +307,29 @@ def _power(records: StudyRecords) -> tuple[Power, ...]:
         alpha = stats.ALPHA / len(pairs)
         target = SMALLEST.get(metric)
         if target is None and not pair.once:
-            target = SMALL_EFFECT * float(stats.linear(pair.second, pair.second_denominator).std(axis=1, ddof=1).mean()) or None
+            target = (
+                SMALL_EFFECT * float(stats.linear(pair.second, pair.second_denominator).std(axis=1, ddof=1).mean())
+                or None
+            )
         need = power.seeds_needed(table, target, alpha) if target else None
         needed = need.seeds if need else None
         found.append(
-            Power(arm, metric, power.detectable(se, df, alpha), target, len(pair.seeds), needed, need is not None and needed is None)
+            Power(
+                arm,
+                metric,
+                power.detectable(se, df, alpha),
+                target,
+                len(pair.seeds),
+                needed,
+                need is not None and needed is None,
+            )
         )
     return tuple(found)
 
 
 def _best(records: StudyRecords, metric: str) -> str | None:
-    """The arm whose paired difference to every other evaluated arm excludes 0 in its favour, at Bonferroni's level; None without one.
+    """The arm whose paired difference to every other evaluated arm excludes 0 in its favour, at Bonferroni's level;
+    None without one.
 
     With k arms each difference gets the interval of level 1 - 0.05 / (k - 1): an arm that is not the best in truth
     is named with a probability of at most 0.025, as it would have to beat the true best. An arm of which no trial
@@ -318,6 +357,10 @@ def _claims(records: StudyRecords) -> tuple[Claim, ...]:
     """The verdicts that `falsify` gives, grouped by claim."""
     found = verdicts(records.study, records.folder, records.plan, missing_ok=True)
     grouped = {
-        falsifier.name: tuple(verdict for verdict in found if verdict.name == falsifier.name) for falsifier in records.study.falsifiers
+        falsifier.name: tuple(verdict for verdict in found if verdict.name == falsifier.name)
+        for falsifier in records.study.falsifiers
     }
-    return tuple(Claim(falsifier, grouped[falsifier.name], overall(grouped[falsifier.name])) for falsifier in records.study.falsifiers)
+    return tuple(
+        Claim(falsifier, grouped[falsifier.name], overall(grouped[falsifier.name]))
+        for falsifier in records.study.falsifiers
+    )

@@ -30,7 +30,8 @@ PER_PROMPT: dict[str, tuple[str, str | None]] = {
 
 
 def columns_of(metric: str) -> tuple[str, str | None] | None:
-    """The per-prompt columns that a metric is made of, numerator and denominator; None of one that exists once per trial."""
+    """The per-prompt columns that a metric is made of, numerator and denominator; None of one that exists once per
+    trial."""
     return (PART + metric.removeprefix(_PART), None) if metric.startswith(_PART) else PER_PROMPT.get(metric)
 
 
@@ -47,7 +48,8 @@ def per_prompt(records: StudyRecords, metric: str) -> tuple[str, str | None] | N
 
 @dataclass(frozen=True)
 class Pair:
-    """An arm and another on one metric, on the seeds and prompts that both share: (S, P) each, P = 1 where it exists once per trial."""
+    """An arm and another on one metric, on the seeds and prompts that both share: (S, P) each, P = 1 where it exists
+    once per trial."""
 
     seeds: list[int]
     first: Array
@@ -59,8 +61,8 @@ class Pair:
     def deciding(self, p: float | None, p_seeds: float | None, arms: int) -> float | None:
         """The larger of both p-values, since either test alone can be passed by chance of what it does not draw anew.
 
-        Of a metric that exists once per trial both speak of seeds: Student's alone decides where flipping the signs of so few seeds
-        could not go below the level for so many arms, however large the difference.
+        Of a metric that exists once per trial both speak of seeds: Student's alone decides where flipping the signs of
+        so few seeds could not go below the level for so many arms, however large the difference.
         """
         if self.once and 2.0 ** (1 - len(self.seeds)) >= stats.ALPHA / arms:
             return p_seeds

@@ -84,7 +84,9 @@ def curves(records: StudyRecords) -> Curves:
     found: Curves = {}
     for trial, frame in _trajectories(records).items():
         curve = kl_curve(
-            frame["step"].to_numpy(float), frame["kl"].to_numpy(float), {key: frame[key].to_numpy(float) for key in _rewards(frame)}
+            frame["step"].to_numpy(float),
+            frame["kl"].to_numpy(float),
+            {key: frame[key].to_numpy(float) for key in _rewards(frame)},
         )
         if curve is not None:
             found[trial] = curve
@@ -104,7 +106,11 @@ def matched(records: StudyRecords, found: Curves) -> tuple[MatchedKL, ...]:
     rows = []
     for metric in metrics:
         for place in PLACES:
-            raw = [row for arm in records.arms if arm != base and (row := _matched(found, metric, arm, base, place)) is not None]
+            raw = [
+                row
+                for arm in records.arms
+                if arm != base and (row := _matched(found, metric, arm, base, place)) is not None
+            ]
             rows += _corrected(raw)
     return tuple(rows)
 
@@ -122,7 +128,9 @@ def laws(records: StudyRecords, found: Curves) -> tuple[RewardLaw, ...]:
     for name, trials in groups.items():
         chosen = [found[trial] for trial in trials if metric in found[trial].values]
         law = (
-            fit_law([c.kl for c in chosen], [c.values[metric] - reference for c in chosen], [c.weights for c in chosen]) if chosen else None
+            fit_law([c.kl for c in chosen], [c.values[metric] - reference for c in chosen], [c.weights for c in chosen])
+            if chosen
+            else None
         )
         if law is not None and (name != POOLED or len({arm for arm, _ in trials}) > 1):
             result.append(RewardLaw(name, metric, reference, law, len(chosen)))
@@ -150,8 +158,11 @@ def alarms(records: StudyRecords) -> tuple[ArmAlarm, ...]:
     return tuple(result)
 
 
-def aligned(records: StudyRecords, metric: str, arm: str, grid: Array | None = None, points: int = 256) -> tuple[list[int], Aligned]:
-    """The seeds of an arm and their series of one metric on one grid (`reports.statistics.series.align`); its own grid by default.
+def aligned(
+    records: StudyRecords, metric: str, arm: str, grid: Array | None = None, points: int = 256
+) -> tuple[list[int], Aligned]:
+    """The seeds of an arm and their series of one metric on one grid (`reports.statistics.series.align`); its own grid
+    by default.
 
     Cells hold whole updates, since within one the clip fraction rises from epoch to epoch, and a cell that cut
     an update would show that saw-tooth as if it were noise.
@@ -197,23 +208,31 @@ def _matched(found: Curves, metric: str, arm: str, base: str, place: str) -> Mat
     differences = [a - b for a, b in zip(first, second, strict=True)]
     estimate = stats.over_seeds(differences)
     values = stats.over_seeds(first), stats.over_seeds(second)
-    when = [float(np.mean([np.interp(kl, found[name, seed].kl, found[name, seed].steps) for seed in seeds])) for name in (arm, base)]
+    when = [
+        float(np.mean([np.interp(kl, found[name, seed].kl, found[name, seed].steps) for seed in seeds]))
+        for name in (arm, base)
+    ]
     per_seed = dict(zip(seeds, differences, strict=True))
     p = stats.two_level_p(estimate)
-    return MatchedKL(metric, arm, place, kl, low, high, when[0], when[1], *values, estimate, per_seed, p, None, "not estimable")  # type: ignore[arg-type]
+    return MatchedKL(
+        metric, arm, place, kl, low, high, when[0], when[1], *values, estimate, per_seed, p, None, "not estimable"
+    )  # type: ignore[arg-type]
 
 
 def _corrected(rows: Sequence[MatchedKL]) -> list[MatchedKL]:
     tested = [index for index, row in enumerate(rows) if row.p is not None]
     corrected = dict(zip(tested, stats.holm([p for row in rows if (p := row.p) is not None]), strict=True))
     return [
-        replace(row, p_holm=corrected.get(index), outcome=stats.verdict(row.difference, corrected.get(index), maximize=True))
+        replace(
+            row, p_holm=corrected.get(index), outcome=stats.verdict(row.difference, corrected.get(index), maximize=True)
+        )
         for index, row in enumerate(rows)
     ]
 
 
 def _reference(records: StudyRecords, metric: str) -> float | None:
-    """What the reference scores on the judge's or the proxy's scale: on held-out prompts, else at step 0 of the trajectories."""
+    """What the reference scores on the judge's or the proxy's scale: on held-out prompts, else at step 0 of the
+    trajectories."""
     column = {"objective/gold": "reference_gold", "objective/scores": "reference_proxy"}[metric]
     if len(records.prompts):
         return float(records.prompts.drop_duplicates("prompt_id")[column].astype(float).mean())

@@ -45,31 +45,41 @@ def comparison(studies: Sequence[Compared]) -> Page:
     trials = sum(len(one.records.plan) for one in studies)
     return Page(
         title=f"{listed(names)} compared",
-        eyebrow=f"{counted(len(studies), 'study', 'studies')} · {counted(sum(len(s.records.arms) for s in studies), 'arm')} · "
-        f"{counted(trials, 'trial')} · designs {', '.join(one.records.digest for one in studies)}",
+        eyebrow=(
+            f"{counted(len(studies), 'study', 'studies')} · {counted(sum(len(s.records.arms) for s in studies), 'arm')}"
+            f" · {counted(trials, 'trial')} · designs {', '.join(one.records.digest for one in studies)}"
+        ),
         lead=_lead(studies),
         caveats=tuple(_caveats(studies)),
         parts=(
             Part("arms", "All arms", (), (comparison_table(studies),)),
-            Part("answers", "What each study found", tuple(f"{s.label}: {answer(s.records, s.findings).sentence}" for s in studies)),
+            Part(
+                "answers",
+                "What each study found",
+                tuple(f"{s.label}: {answer(s.records, s.findings).sentence}" for s in studies),
+            ),
         ),
     )
 
 
 def folder_name(studies: Sequence[Compared]) -> str:
-    """Where a comparison of these studies lies: their names, or a digest where these are too long for a folder's name."""
+    """Where a comparison of these studies lies: their names, or a digest where these are too long for a folder's
+    name."""
     names = "+".join(f"{one.records.study.name}-{one.records.profile}" for one in studies)
     return names if SAFE_NAME.fullmatch(names) else hashlib.sha256(names.encode()).hexdigest()[:16]
 
 
 def comparison_table(studies: Sequence[Compared]) -> Table:
     """One row per arm of every study."""
-    keys = [key for key in METRICS_SHOWN if any(key in result.estimates for one in studies for result in one.findings.arms)]
+    keys = [
+        key for key in METRICS_SHOWN if any(key in result.estimates for one in studies for result in one.findings.arms)
+    ]
     costs = [key for key in COSTS if any(key in one.records.trials.columns for one in studies)]
     heads = (
         Head("study", numeric=False), Head("arm", numeric=False), Head("n", "seeds × prompts"),
         *[Head(name(key), METRICS[key].unit.removeprefix("1")) for key in keys],
-        Head("against its baseline", "on the study's objective", numeric=False), Head("claims", "trials", numeric=False),
+        Head("against its baseline", "on the study's objective", numeric=False),
+        Head("claims", "trials", numeric=False),
         *[COSTS[key] for key in costs],
     )  # fmt: skip
     rows, data = [], []
@@ -79,13 +89,16 @@ def comparison_table(studies: Sequence[Compared]) -> Table:
             rows.append(cells)
             data.append(record)
     note = (
-        "Means with 95 % intervals as on each study's own page; seeds and prompts in n. Against its baseline: the corrected finding on the "
-        "objective of that study. Claims: trials of the arm by verdict. Cost: mean over ended trials, measured."
+        "Means with 95 % intervals as on each study's own page; seeds and prompts in n. Against its baseline: the"
+        " corrected finding on the objective of that study. Claims: trials of the arm by verdict. Cost: mean over ended"
+        " trials, measured."
     )
     return Table("comparison", "Arms of all studies", note, heads, tuple(rows), pd.DataFrame(data))
 
 
-def _row(one: Compared, result: ArmResult, keys: list[str], costs: list[str]) -> tuple[tuple[Cell, ...], dict[str, Any]]:
+def _row(
+    one: Compared, result: ArmResult, keys: list[str], costs: list[str]
+) -> tuple[tuple[Cell, ...], dict[str, Any]]:
     study = one.records.study
     flags = [f"{n} {status}" for status, n in result.counts.items() if status != "complete"]
     biggest = max(result.estimates.values(), key=lambda estimate: estimate.prompts, default=None)
@@ -93,8 +106,13 @@ def _row(one: Compared, result: ArmResult, keys: list[str], costs: list[str]) ->
     effect = next((e for e in one.findings.effects_on(study.objective.metric) if e.arm == result.arm), None)
     finding = "baseline" if baseline else effect_word(effect, study.objective.metric) if effect else "not estimable"
     claims = _claims(one, result.arm)
-    ended = one.records.trials[(one.records.trials["arm"] == result.arm) & ~one.records.trials["status"].isin(["missing", "stale"])]
-    spent = {key: float(ended[key].astype(float).mean()) if key in ended.columns and len(ended) else float("nan") for key in costs}
+    ended = one.records.trials[
+        (one.records.trials["arm"] == result.arm) & ~one.records.trials["status"].isin(["missing", "stale"])
+    ]
+    spent = {
+        key: float(ended[key].astype(float).mean()) if key in ended.columns and len(ended) else float("nan")
+        for key in costs
+    }
     cells = (
         Cell(one.label), Cell(result.arm), Cell(size(biggest), ", ".join(flags)),
         *[shown(result.estimates.get(key), key) for key in keys],
@@ -102,11 +120,21 @@ def _row(one: Compared, result: ArmResult, keys: list[str], costs: list[str]) ->
         Cell(", ".join(f"{n} {outcome.lower()}" for outcome, n in claims.items() if n) or "–"),
         *[Cell(number(value)) if value == value else DASH for value in spent.values()],
     )  # fmt: skip
-    record: dict[str, Any] = {"study": study.name, "profile": one.records.profile, "design": one.records.digest, "arm": result.arm}
+    record: dict[str, Any] = {
+        "study": study.name,
+        "profile": one.records.profile,
+        "design": one.records.digest,
+        "arm": result.arm,
+    }
     record |= {**sample(biggest), **{f"n_{status}": n for status, n in result.counts.items()}}
     for key in keys:
         record |= columns(key, result.estimates.get(key))
-    record |= {"baseline": baseline, "finding": finding, **{f"claims_{o.lower().replace(' ', '_')}": n for o, n in claims.items()}, **spent}
+    record |= {
+        "baseline": baseline,
+        "finding": finding,
+        **{f"claims_{o.lower().replace(' ', '_')}": n for o, n in claims.items()},
+        **spent,
+    }
     return cells, record
 
 
@@ -116,14 +144,17 @@ def _claims(one: Compared, arm: str) -> dict[str, int]:
 
 
 def _lead(studies: Sequence[Compared]) -> str:
-    """The highest win rate of each study; which arm is best overall is not said, as arms of different studies are not paired here."""
+    """The highest win rate of each study; which arm is best overall is not said, as arms of different studies are not
+    paired here."""
     parts = []
     for one in studies:
         ranked = [r for r in one.findings.arms if "eval/win_rate" in r.estimates]
         if ranked:
             top = max(ranked, key=lambda result: result.estimates["eval/win_rate"].value)
             cell = shown(top.estimates["eval/win_rate"], "eval/win_rate")
-            parts.append(f"{top.arm} in {one.label} ({cell.text} {cell.detail}; {size(top.estimates['eval/win_rate'])})")
+            parts.append(
+                f"{top.arm} in {one.label} ({cell.text} {cell.detail}; {size(top.estimates['eval/win_rate'])})"
+            )
     if not parts:
         return "No trial of these studies has been evaluated."
     apart = "Arms of different studies are not paired, so no difference between them is tested."
@@ -142,14 +173,20 @@ def _caveats(studies: Sequence[Compared]) -> list[str]:
     """Whether win rates of different studies mean the same."""
     found: list[str] = []
     for stage, what in SHARED:
-        keys = {one.label: sorted({str(e["key"]) for e in one.records.upstream if e["stage"] == stage}) for one in studies}
+        keys = {
+            one.label: sorted({str(e["key"]) for e in one.records.upstream if e["stage"] == stage}) for one in studies
+        }
         known = {label: own for label, own in keys.items() if own}
         if stage == "reference" and found:
             continue  # other prompts, references or rewards bring other answers with them
         if len({tuple(own) for own in known.values()}) > 1 or any(len(own) > 1 for own in known.values()):
-            found.append(f"The studies do not share all {what} ({_groups(known)}): such numbers are not comparable from study to study.")
+            found.append(
+                f"The studies do not share all {what} ({_groups(known)}): such numbers are not comparable from study to"
+                " study."
+            )
     sizes = {
-        one.label: str(sorted({cell.config.evaluate.prompts for cell in one.records.plan if isinstance(cell, Trial)})) for one in studies
+        one.label: str(sorted({cell.config.evaluate.prompts for cell in one.records.plan if isinstance(cell, Trial)}))
+        for one in studies
     }
     if len(set(sizes.values())) > 1:
         said = "; ".join(f"{label} {n.strip('[]')}" for label, n in sizes.items())

@@ -17,9 +17,27 @@ from reports.tables.table import Cell, Head, Table
 from reports.text.words import counted, listed, name, number, p_value, signed
 from studies.claims.falsifiers import OUTCOMES
 
-TEXTS = ("question", "hypothesis", "refuted_if", "profile", "baseline", "seeds", "objective", "grid", "factors", "interactions", "search")
+TEXTS = (
+    "question",
+    "hypothesis",
+    "refuted_if",
+    "profile",
+    "baseline",
+    "seeds",
+    "objective",
+    "grid",
+    "factors",
+    "interactions",
+    "search",
+)
 SHARED = ("prompts", "sft", "reward", "reference")
-COSTS = {"steps": "gradient steps", "wall_s": "s", "generated_tokens": "tokens", "peak_memory_gib": "GiB", "t4_s": "s on a T4, modelled"}
+COSTS = {
+    "steps": "gradient steps",
+    "wall_s": "s",
+    "generated_tokens": "tokens",
+    "peak_memory_gib": "GiB",
+    "t4_s": "s on a T4, modelled",
+}
 LISTED = 6
 Rows = list[tuple[str, str, str, str]]
 
@@ -30,12 +48,19 @@ def changes(old: Version, new: Version) -> Page:
     design, code = design_changes(old, new), code_changes(old, new)
     return Page(
         title=f"{new.name}: two versions" if old.name == new.name else f"{old.name} and {new.name}: what changed",
-        eyebrow=f"Old: {old.folder.path} ({counted(len(old.records), 'trial')}, {old.digest}) · "
-        f"New: {new.folder.path} ({counted(len(new.records), 'trial')}, {new.digest})",
+        eyebrow=(
+            f"Old: {old.folder.path} ({counted(len(old.records), 'trial')}, {old.digest}) · "
+            f"New: {new.folder.path} ({counted(len(new.records), 'trial')}, {new.digest})"
+        ),
         lead=_lead(old, new, found, len(design), len(code)),
         caveats=tuple(_caveats(old, new, found)),
         parts=(
-            Part("results", "By how much results changed", () if found else ("No arm was evaluated in both.",), _results_tables(found)),
+            Part(
+                "results",
+                "By how much results changed",
+                () if found else ("No arm was evaluated in both.",),
+                _results_tables(found),
+            ),
             _part("design", "What changed in the design", design),
             _part("code", "What changed in code and environment", code),
             Part("claims", "What became of the claims", *_claims(old, new)),
@@ -51,7 +76,9 @@ def _part(key: str, title: str, rows: Rows) -> Part:
 def design_changes(old: Version, new: Version) -> Rows:
     """(what, of which arms, old value, new value): the study's text, arms, falsifiers, and every resolved key."""
     rows: Rows = [
-        (key, "", _word(old.study.get(key)), _word(new.study.get(key))) for key in TEXTS if old.study.get(key) != new.study.get(key)
+        (key, "", _word(old.study.get(key)), _word(new.study.get(key)))
+        for key in TEXTS
+        if old.study.get(key) != new.study.get(key)
     ]
     if old.started.get("overrides") != new.started.get("overrides"):
         rows.append(("--set", "", _word(old.started.get("overrides")), _word(new.started.get("overrides"))))
@@ -75,13 +102,19 @@ def _keys(old: Version, new: Version) -> Rows:
         for key in dict.fromkeys([*first, *second]):
             if first.get(key, MISSING) != second.get(key, MISSING):
                 grouped.setdefault((key, first.get(key, MISSING), second.get(key, MISSING)), []).append(arm)
-    return [(key, "all arms" if len(own) == len(arms) else ", ".join(own), a, b) for (key, a, b), own in sorted(grouped.items())]
+    return [
+        (key, "all arms" if len(own) == len(arms) else ", ".join(own), a, b)
+        for (key, a, b), own in sorted(grouped.items())
+    ]
 
 
 def code_changes(old: Version, new: Version) -> Rows:
-    """(what, "", old, new): commit, versions, platform, and the keys of the shared stages, which hash their code and inputs."""
+    """(what, "", old, new): commit, versions, platform, and the keys of the shared stages, which hash their code and
+    inputs."""
     rows: Rows = []
-    environments = [_distinct(record.environment.items() for record in version.records.values()) for version in (old, new)]
+    environments = [
+        _distinct(record.environment.items() for record in version.records.values()) for version in (old, new)
+    ]
     stages = [_distinct(_shared_keys(record) for record in version.records.values()) for version in (old, new)]
     for first, second in (environments, stages):
         for key in dict.fromkeys([*first, *second]):
@@ -103,12 +136,19 @@ def _distinct(items: Any) -> dict[str, str]:
 
 
 def _change_table(table: str, title: str, rows: Rows) -> Table:
-    heads = [Head("what", numeric=False), Head("arms", numeric=False), Head("old", numeric=False), Head("new", numeric=False)]
+    heads = [
+        Head("what", numeric=False),
+        Head("arms", numeric=False),
+        Head("old", numeric=False),
+        Head("new", numeric=False),
+    ]
     frame = pd.DataFrame(rows, columns=["what", "arms", "old", "new"])
     if not any(arms for _, arms, _, _ in rows):
         del heads[1]
     cells = tuple(tuple(Cell(text) for i, text in enumerate(row) if i != 1 or len(heads) == 4) for row in rows)
-    note = f"{MISSING}: was not there. Keys are those of the resolved configuration; the seed of a trial is none of them."
+    note = (
+        f"{MISSING}: was not there. Keys are those of the resolved configuration; the seed of a trial is none of them."
+    )
     return Table(table, title, note, tuple(heads), cells, frame)
 
 
@@ -116,7 +156,8 @@ def _results_tables(found: list[Change]) -> tuple[Table, ...]:
     if not found:
         return ()
     heads = (
-        Head("arm", numeric=False), Head("metric", "unit", numeric=False), Head("old", "95 % interval"), Head("new", "95 % interval"),
+        Head("arm", numeric=False), Head("metric", "unit", numeric=False), Head("old", "95 % interval"),
+        Head("new", "95 % interval"),
         Head("new − old", "95 % interval"), Head("n", "seeds × prompts"), Head("pairs", numeric=False), Head("p, Holm"),
         Head("finding", numeric=False),
     )  # fmt: skip
@@ -136,8 +177,9 @@ def _results_tables(found: list[Change]) -> tuple[Table, ...]:
             | {"pairing": one.pairing, "p": one.p, "p_holm": one.p_holm, "finding": one.finding}
         )
     note = (
-        "Arms of both versions. Paired: the same seeds and the same prompts, whatever the completions; unpaired: two independent samples "
-        "(Welch). Holm over the arms of one metric; a finding needs a corrected p below 0.05 and an interval without 0."
+        "Arms of both versions. Paired: the same seeds and the same prompts, whatever the completions; unpaired: two"
+        " independent samples (Welch). Holm over the arms of one metric; a finding needs a corrected p below 0.05 and"
+        " an interval without 0."
     )
     return (Table("results", "Results", note, heads, tuple(rows), pd.DataFrame(data)),)
 
@@ -160,26 +202,48 @@ def _claims(old: Version, new: Version) -> tuple[tuple[str, ...], tuple[Table, .
             for own in (first.get(claim, []), second.get(claim, []))
         ]
         for arm in dict.fromkeys([*tallies[0], *tallies[1]]):
-            words = [", ".join(f"{t[arm][o]} {o.lower()}" for o in OUTCOMES if t[arm][o]) if arm in t else MISSING for t in tallies]
+            words = [
+                ", ".join(f"{t[arm][o]} {o.lower()}" for o in OUTCOMES if t[arm][o]) if arm in t else MISSING
+                for t in tallies
+            ]
             rows.append((Cell(claim), Cell(arm), *[Cell(word) for word in words]))
             data.append({"claim": claim, "arm": arm, "old": words[0], "new": words[1]})
-    note = "Each version's own claim on its own records; where the claim itself changed, the table of the design says so."
+    note = (
+        "Each version's own claim on its own records; where the claim itself changed, the table of the design says so."
+    )
     return (), (Table("claims", "Claims", note, heads, tuple(rows), pd.DataFrame(data)),)
 
 
 def _trials_table(old: Version, new: Version) -> Table:
     """Statuses and mean cost of an ended trial of each arm, old and new."""
     heads = [Head("arm", numeric=False), Head("trials, old", numeric=False), Head("trials, new", numeric=False)]
-    present = [key for key in COSTS if any(key in record.cost or key == "steps" for v in (old, new) for record in v.records.values())]
-    heads += [Head(f"{key.removesuffix('_s').removesuffix('_gib').replace('_', ' ')}, old → new", COSTS[key]) for key in present]
+    present = [
+        key
+        for key in COSTS
+        if any(key in record.cost or key == "steps" for v in (old, new) for record in v.records.values())
+    ]
+    heads += [
+        Head(f"{key.removesuffix('_s').removesuffix('_gib').replace('_', ' ')}, old → new", COSTS[key])
+        for key in present
+    ]
     rows, data = [], []
     for arm in dict.fromkeys([*new.arms, *old.arms]):
         own = [[v.records[arm, seed] for seed in v.seeds(arm)] for v in (old, new)]
         statuses = [Counter(record.status for record in group) for group in own]
         said = [", ".join(f"{n} {status}" for status, n in sorted(tally.items())) or MISSING for tally in statuses]
         means = {key: [_mean([_spent(record, key) for record in group]) for group in own] for key in present}
-        rows.append((Cell(arm), *map(Cell, said), *[Cell(f"{number(first)} → {number(second)}") for first, second in means.values()]))
-        spent = {f"{key}_{which}": mean for key, pair in means.items() for which, mean in zip(("old", "new"), pair, strict=True)}
+        rows.append(
+            (
+                Cell(arm),
+                *map(Cell, said),
+                *[Cell(f"{number(first)} → {number(second)}") for first, second in means.values()],
+            )
+        )
+        spent = {
+            f"{key}_{which}": mean
+            for key, pair in means.items()
+            for which, mean in zip(("old", "new"), pair, strict=True)
+        }
         data.append({"arm": arm, "old": said[0], "new": said[1], **spent})
     note = "Means over the arm's recorded trials; measured, so no interval."
     return Table("trials", "Trials", note, tuple(heads), tuple(rows), pd.DataFrame(data))
@@ -202,14 +266,22 @@ def _lead(old: Version, new: Version, found: list[Change], design: int, code: in
         return f"{said}. No arm was evaluated in both versions, so results cannot be compared."
     if all(one.finding == "identical" for one in own):
         where = " on the seeds that both evaluated" if _ended_otherwise(old, new) else ""
-        return f"{said}. On {name(objective)}, all {counted(len(own), 'common arm')} are identical to the last digit{where}."
+        return (
+            f"{said}. On {name(objective)}, all {counted(len(own), 'common arm')} are identical to the last"
+            f" digit{where}."
+        )
     moved = [one for one in own if one.finding in ("higher", "lower")]
     if not moved:
         return f"{said}. On {name(objective)}, none of {counted(len(own), 'common arm')} changed detectably."
     parts = [
-        f"{one.arm} is {one.finding} by {signed(one.difference, objective)} ({size(one.difference)})" for one in moved if one.difference
+        f"{one.arm} is {one.finding} by {signed(one.difference, objective)} ({size(one.difference)})"
+        for one in moved
+        if one.difference
     ]
-    return f"{said}. On {name(objective)}, {listed(parts)}; {len(own) - len(moved)} of {len(own)} common arms did not change detectably."
+    return (
+        f"{said}. On {name(objective)}, {listed(parts)}; {len(own) - len(moved)} of {len(own)} common arms did not"
+        " change detectably."
+    )
 
 
 def _caveats(old: Version, new: Version, found: list[Change]) -> list[str]:
@@ -219,21 +291,26 @@ def _caveats(old: Version, new: Version, found: list[Change]) -> list[str]:
     if other := _ended_otherwise(old, new):
         more = f" and {len(other) - LISTED} more" if len(other) > LISTED else ""
         ended = f"{counted(len(other), 'trial')} of common arms ended otherwise: {'; '.join(other[:LISTED])}{more}."
-        caveats.append(f"{ended} Old and new are means over what each version evaluated, differences over the seeds that both did.")
+        caveats.append(
+            f"{ended} Old and new are means over what each version evaluated, differences over the seeds that both did."
+        )
     lost = [one.arm for one in found if one.pairing == "unpaired"]
     if lost:
         caveats.append(
-            f"{listed(list(dict.fromkeys(lost)))} share no seed and prompt between the versions, so their differences are unpaired."
+            f"{listed(list(dict.fromkeys(lost)))} share no seed and prompt between the versions, so their differences"
+            " are unpaired."
         )
     if any(row[0] == "stage reward" for row in code_changes(old, new)):
         caveats.append("The training reward differs between the versions: proxy rewards are not on one scale.")
     if any(row[0] == "stage sft" for row in code_changes(old, new)):
-        caveats.append("The reference differs between the versions: win rates and KL are measured against different models.")
+        caveats.append(
+            "The reference differs between the versions: win rates and KL are measured against different models."
+        )
     if old.common_noise != new.common_noise:
         which = "old" if old.common_noise else "new"
         caveats.append(
-            f"The {which} version sampled policy and reference with the same random numbers, the other one independently: their win rates "
-            "are different quantities."
+            f"The {which} version sampled policy and reference with the same random numbers, the other one"
+            " independently: their win rates are different quantities."
         )
     return caveats
 
@@ -241,8 +318,13 @@ def _caveats(old: Version, new: Version, found: list[Change]) -> list[str]:
 def _ended_otherwise(old: Version, new: Version) -> list[str]:
     """Trials of common arms whose status differs, or that only one version has, in words."""
     cells = sorted(cell for cell in {*old.records, *new.records} if cell[0] in old.arms and cell[0] in new.arms)
-    status = {cell: [version.records[cell].status if cell in version.records else "not run" for version in (old, new)] for cell in cells}
-    return [f"{arm} seed {seed} {before} → {after}" for (arm, seed), (before, after) in status.items() if before != after]
+    status = {
+        cell: [version.records[cell].status if cell in version.records else "not run" for version in (old, new)]
+        for cell in cells
+    }
+    return [
+        f"{arm} seed {seed} {before} → {after}" for (arm, seed), (before, after) in status.items() if before != after
+    ]
 
 
 def _word(value: Any) -> str:

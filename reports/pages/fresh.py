@@ -1,7 +1,9 @@
-"""Whether a report has to be drawn again. Imports nothing that draws: a report that stands as it was made is only looked at.
+"""Whether a report has to be drawn again. Imports nothing that draws: a report that stands as it was made is only
+looked at.
 
-Beside a report lies ``.drawn.json``: one digest of all that it was made from (study, records, every file of their artifacts
-but weights, our code, versions of libraries) and the digest of each file that was written. All of it is read, not only looked up.
+Beside a report lies ``.drawn.json``: one digest of all that it was made from (study, records, every file of their
+artifacts but weights, our code, versions of libraries) and the digest of each file that was written. All of it is read,
+not only looked up.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ STAMP = ".drawn.json"
 
 
 def current_report(folder: StudyFolder, study: Study, *, second: bool = False) -> Path:
-    """The page of a study's report, drawn where it is not there as its records give it; figures that are there are kept.
+    """The page of a study's report, drawn where it is not there as its records give it; figures that are there are
+    kept.
 
     `second`: draw in a second process as well, where a core is idle. The caller's main module must be safe to import.
     Raises what `reports.pages.report.render_report` does.
@@ -44,13 +47,17 @@ def current_report(folder: StudyFolder, study: Study, *, second: bool = False) -
         from reports.pages.report import render_report  # takes as long as the helper's start
 
         page = render_report(folder, study, intact, beside)
-    write_json(folder.path / STAMP, {"made_from": origin, "files": {name: _digest(path) for name, path in _files(folder.report)}})
+    write_json(
+        folder.path / STAMP,
+        {"made_from": origin, "files": {name: _digest(path) for name, path in _files(folder.report)}},
+    )
     return page
 
 
 @contextmanager
 def seldom_collecting() -> Iterator[None]:
-    """What a report imports and makes, it needs to its end: to look for garbage after every 700 new objects takes a tenth of its time."""
+    """What a report imports and makes, it needs to its end: to look for garbage after every 700 new objects takes a
+    tenth of its time."""
     usual = gc.get_threshold()
     gc.set_threshold(50_000, *usual[1:])
     try:
@@ -77,7 +84,9 @@ def _parts(folder: StudyFolder, study: Study) -> Iterator[bytes]:
     yield study.model_dump_json().encode()
     yield json.dumps({"python": platform.python_version(), **{name: _version(name) for name in LIBRARIES}}).encode()
     root = Path(__file__).parents[2]
-    for path in sorted(path for package in CODE for path in (root / package).rglob("*") if path.suffix in (".py", ".j2")):
+    for path in sorted(
+        path for package in CODE for path in (root / package).rglob("*") if path.suffix in (".py", ".j2")
+    ):
         yield from _named(path, root)
     records = sorted((folder.path / "trials").glob("*.json"))
     for path in (folder.study_file, folder.search_file, *records):
@@ -96,10 +105,15 @@ def _named(path: Path, root: Path) -> Iterator[bytes]:
 
 
 def _artifacts(record: Path) -> list[str]:
-    """Paths, below the output root, of the artifacts that a trial's record names; those that lead elsewhere are left to who reads them."""
+    """Paths, below the output root, of the artifacts that a trial's record names; those that lead elsewhere are left to
+    who reads them."""
     stages = _read(record).get("stages")
     found = [one.get("path") for one in stages.values() if isinstance(one, dict)] if isinstance(stages, dict) else []
-    return [path for path in found if isinstance(path, str) and not Path(path).is_absolute() and ".." not in Path(path).parts]
+    return [
+        path
+        for path in found
+        if isinstance(path, str) and not Path(path).is_absolute() and ".." not in Path(path).parts
+    ]
 
 
 def _files(folder: Path) -> list[tuple[str, Path]]:

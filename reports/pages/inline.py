@@ -16,5 +16,8 @@ def inline_svg(path: Path, prefix: str) -> str:
     text = re.sub(r'(xlink:href|href)="#([^"]+)"', rf'\1="#{prefix}-\2"', text)
     text = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", text)
     box = re.search(r'viewBox="[^"]+"', text)
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {box.group() if box else ""}'
+    head = (
+        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+        f" {box.group() if box else ''}"
+    )
     return head + ' aria-hidden="true" focusable="false">' + text[text.index(">") + 1 :]

@@ -1,4 +1,5 @@
-"""What all pages share: the template environment, plain pages of sentences and tables, and how a folder of results is swapped in."""
+"""What all pages share: the template environment, plain pages of sentences and tables, and how a folder of results is
+swapped in."""
 
 from __future__ import annotations
 
@@ -43,7 +44,11 @@ class Page:
 def environment() -> jinja2.Environment:
     """Jinja with everything escaped and the filters that the templates use."""
     found = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     found.filters["number"] = number
     found.filters["visible"] = visible
@@ -68,7 +73,8 @@ def write_page(page: Page, folder: Path) -> Path:
 
 
 def replace_folder(folder: Path, build: Callable[[Path], None]) -> None:
-    """Let `build` fill a folder beside, which then takes the old one's place: when it is interrupted, the old one stays whole.
+    """Let `build` fill a folder beside, which then takes the old one's place: when it is interrupted, the old one stays
+    whole.
 
     Raises `UserError` when that cannot be written.
     """
@@ -102,7 +108,16 @@ def write_text(path: Path, text: str) -> None:
 
 def markdown_page(page: Page) -> str:
     """The same content as text."""
-    lines = [f"# {page.title}", "", page.eyebrow, "", f"**{page.lead}**", "", *(f"- {caveat}" for caveat in page.caveats), ""]
+    lines = [
+        f"# {page.title}",
+        "",
+        page.eyebrow,
+        "",
+        f"**{page.lead}**",
+        "",
+        *(f"- {caveat}" for caveat in page.caveats),
+        "",
+    ]
     for part in page.parts:
         lines += [f"## {part.title}", "", *(line for sentence in part.sentences for line in (sentence, ""))]
         for table in part.tables:

@@ -60,11 +60,13 @@ class Sample:
     completions: tuple[Completion, ...]
 
 
-def render_report(folder: StudyFolder, study: Study, intact: Collection[str] = (), beside: Helper | None = None) -> Path:
+def render_report(
+    folder: StudyFolder, study: Study, intact: Collection[str] = (), beside: Helper | None = None
+) -> Path:
     """Write the report of a study from its records and return the page's path.
 
-    `intact`: files of the report that stands, by their path in it, which are known to be drawn from the same; its figures are taken over.
-    `beside`: a second process that draws some of the figures.
+    `intact`: files of the report that stands, by their path in it, which are known to be drawn from the same; its
+    figures are taken over. `beside`: a second process that draws some of the figures.
 
     Everything is made in a folder beside, which then takes the old one's place: a render that is interrupted
     leaves the old report whole. Raises `UserError` when the study was never run, a record is damaged, or the
@@ -84,7 +86,8 @@ def build(
     earlier: Mapping[str, Path] | None = None,
     beside: Helper | None = None,
 ) -> None:
-    """Write every file of the report into an empty or absent `folder`; figures in `earlier` are taken over as they are."""
+    """Write every file of the report into an empty or absent `folder`; figures in `earlier` are taken over as they
+    are."""
     folder.mkdir(parents=True, exist_ok=True)
     tables = all_tables(records, findings)
     write(tables, folder / "tables")
@@ -98,7 +101,9 @@ def build(
     write_text(folder / "report.md", _markdown_report(records, findings, found, tables, figures))
 
 
-def _context(records: StudyRecords, findings: Findings, found: Answer, tables: list[Table], figures: list[Shown]) -> dict[str, Any]:
+def _context(
+    records: StudyRecords, findings: Findings, found: Answer, tables: list[Table], figures: list[Shown]
+) -> dict[str, Any]:
     sample_seed, samples = _samples(records)
     return {
         "records": records,
@@ -123,7 +128,14 @@ def _context(records: StudyRecords, findings: Findings, found: Answer, tables: l
 def _shown(name: str, drawn: Words | None, folder: Path) -> Shown:
     if drawn is None:
         title = name.replace("_", " ").capitalize()
-        return Shown(name, title, "The study asks for this figure, but its records hold nothing to draw in it.", "", False, Markup())
+        return Shown(
+            name,
+            title,
+            "The study asks for this figure, but its records hold nothing to draw in it.",
+            "",
+            False,
+            Markup(),
+        )
     svg = Markup(inline_svg(folder / f"{name}.svg", name))  # ours: matplotlib escapes every text in it
     return Shown(name, drawn.title, drawn.caption, drawn.alt, drawn.wide, svg)
 
@@ -151,7 +163,9 @@ def _completions(rows: list[dict[Any, Any]]) -> Iterator[Completion]:
     yield Completion("reference", str(first["reference_completion"]), *scores, "")
     for row in rows:
         scores = _score(row["policy_gold"]), _score(row["policy_proxy"])
-        yield Completion(str(row["arm"]), str(row["policy_completion"]), *scores, f"wins {100 * float(row['win']):.0f} %")
+        yield Completion(
+            str(row["arm"]), str(row["policy_completion"]), *scores, f"wins {100 * float(row['win']):.0f} %"
+        )
 
 
 def _score(value: Any) -> str:
@@ -168,7 +182,9 @@ def _baseline_config(records: StudyRecords) -> list[tuple[str, str, str]]:
     for key, value in flatten(cell.config.model_dump(mode="json", exclude={"profile"})):
         if key == "ppo.seed":
             continue
-        others = [f"{arm}: {overrides[key]}" for arm, overrides in own.items() if key in overrides and overrides[key] != value]
+        others = [
+            f"{arm}: {overrides[key]}" for arm, overrides in own.items() if key in overrides and overrides[key] != value
+        ]
         rows.append((key, str(value), ", ".join(others) + _description(key) * (not others)))
     return rows
 
@@ -189,10 +205,14 @@ def _environments(records: StudyRecords) -> list[tuple[str, list[tuple[str, str]
         started = records.started.get("environment") or {}
         groups = {tuple(sorted((str(k), str(v)) for k, v in started.items())): []}
     total = sum(map(len, groups.values()))
-    return [("all trials" if len(trials) == total else ", ".join(trials), list(items)) for items, trials in groups.items()]
+    return [
+        ("all trials" if len(trials) == total else ", ".join(trials), list(items)) for items, trials in groups.items()
+    ]
 
 
-def _markdown_report(records: StudyRecords, findings: Findings, found: Answer, tables: list[Table], figures: list[Shown]) -> str:
+def _markdown_report(
+    records: StudyRecords, findings: Findings, found: Answer, tables: list[Table], figures: list[Shown]
+) -> str:
     study = records.study
     lines = [
         f"# {study.question}",

@@ -20,15 +20,20 @@ def find_study(layout: Layout, name_or_path: str, profile: str | None = None) ->
 
 
 def require_run(folder: StudyFolder, study: Study) -> None:
-    """Raise `UserError` for a study that has no records in this folder, and `Damaged` for one whose file is not what was written."""
+    """Raise `UserError` for a study that has no records in this folder, and `Damaged` for one whose file is not what
+    was written."""
     if folder.started():
         return
     if study.kind == IMPORTED:
         raise UserError(
-            f"study '{study.name}' has no records here (no {folder.study_file}); import them: ablate import FOLDER --name {study.name}"
+            f"study '{study.name}' has no records here (no {folder.study_file}); import them: ablate import FOLDER"
+            f" --name {study.name}"
         )
     profile = folder.path.name
     others = sorted(path.parent.name for path in folder.path.parent.glob("*/study.json"))
     seen = f"; it has been run on: {', '.join(others)}" if others else ""
     how = command("study", study.argument, None if profile == study.profile else profile)
-    raise UserError(f"study '{study.name}' has not been run on profile '{profile}' (no {folder.study_file}){seen}; run it first: {how}")
+    raise UserError(
+        f"study '{study.name}' has not been run on profile '{profile}' (no {folder.study_file}){seen}; run it first:"
+        f" {how}"
+    )

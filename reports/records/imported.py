@@ -37,21 +37,30 @@ def read_problems(folder: StudyFolder, record: TrialRecord) -> list[Problem]:
         return []
 
 
-def caveats(records: Mapping[tuple[str, int], TrialRecord], trials: pd.DataFrame, problems: Iterable[Problem]) -> list[str]:
+def caveats(
+    records: Mapping[tuple[str, int], TrialRecord], trials: pd.DataFrame, problems: Iterable[Problem]
+) -> list[str]:
     """What stands at the head of the page of an imported study."""
-    notes = ["These trials were run by another program and imported: how they were configured and sampled is not known here."]
+    notes = [
+        "These trials were run by another program and imported: how they were configured and sampled is not known here."
+    ]
     if "eval/win_rate" not in trials.columns:
         notes.append(
-            "No held-out evaluation was imported, so there is no win rate against the reference, no judge but the reward that was "
-            "trained on, and no exact KL. In its place stands the mean of the last tenth of each trial's training records."
+            "No held-out evaluation was imported, so there is no win rate against the reference, no judge but the"
+            " reward that was trained on, and no exact KL. In its place stands the mean of the last tenth of each"
+            " trial's training records."
         )
     if any(key in trials.columns for key in REWARDS) and not all(_calibrated(record) for record in records.values()):
-        notes.append("Rewards are in the units of the reward that was trained on, as logged, whatever unit an axis or a table names.")
+        notes.append(
+            "Rewards are in the units of the reward that was trained on, as logged, whatever unit an axis or a table"
+            " names."
+        )
     return notes + [f"The import found: {line}." for line in grouped(problems)]
 
 
 def settings(study: Study, records: Mapping[tuple[str, int], TrialRecord]) -> list[tuple[str, str, str]]:
-    """Key, value in the baseline, and the other arms' values: what the study's file says of the arms, and how logs were mapped."""
+    """Key, value in the baseline, and the other arms' values: what the study's file says of the arms, and how logs were
+    mapped."""
     arms = study.arm_overrides()
     rows = []
     for key in dict.fromkeys(key for said in arms.values() for key in said):

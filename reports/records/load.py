@@ -21,7 +21,15 @@ from pipeline.run.store import file_in
 from reports.records import imported as foreign
 from reports.records.find import find_study as find_study
 from reports.records.find import require_run
-from reports.records.trial_tables import ANSWER_COLUMNS, PROMPT_COLUMNS, Stacked, read_answers, read_curves, read_samples, together
+from reports.records.trial_tables import (
+    ANSWER_COLUMNS,
+    PROMPT_COLUMNS,
+    Stacked,
+    read_answers,
+    read_curves,
+    read_samples,
+    together,
+)
 from reports.text.words import setting
 from studies.definition.arms import BASELINE, short_names
 from studies.definition.design import Cell, Foreign, Planned, design_digest, planned
@@ -47,13 +55,16 @@ class StudyRecords:
     """What the design gives now, seed by seed."""
     records: dict[tuple[str, int], TrialRecord]
     trials: pd.DataFrame
-    """One row per planned cell: arm, seed, status (a record's, or `missing` or `stale`), reason, steps, planned_steps, evaluated, finished,
-    config_digest, eval/*, cost/*; of imported trials also where each series ended (`reports.records.imported`).
-    A stale record is of another configuration than the design gives now; it is counted, never averaged."""
+    """One row per planned cell: arm, seed, status (a record's, or `missing` or `stale`), reason, steps, planned_steps,
+    evaluated, finished, config_digest, eval/*, cost/*; of imported trials also where each series ended
+    (`reports.records.imported`). A stale record is of another configuration than the design gives now; it is counted,
+    never averaged."""
     curves: pd.DataFrame
-    """arm, seed, step and one column per metric of pipeline/run/metrics.py that was recorded; non-finite values are NaN."""
+    """arm, seed, step and one column per metric of pipeline/run/metrics.py that was recorded; non-finite values are
+    NaN."""
     prompts: pd.DataFrame
-    """arm, seed, `ANSWER_COLUMNS` and the parts of the reward of every prompt; `win` and `tie` are shares of the reference's draws."""
+    """arm, seed, `ANSWER_COLUMNS` and the parts of the reward of every prompt; `win` and `tie` are shares of the
+    reference's draws."""
     samples: pd.DataFrame
     """The fixed sample table of every evaluated trial: arm, seed and `PROMPT_COLUMNS`."""
     upstream: tuple[dict[str, Any], ...]
@@ -67,17 +78,23 @@ class StudyRecords:
 
     @property
     def baseline(self) -> str:
-        """What every arm is held against, in words: by its name, or where that says nothing by its values of what the others change."""
+        """What every arm is held against, in words: by its name, or where that says nothing by its values of what the
+        others change."""
         values = ", ".join(f"{key} {setting(value)}" for key, value in self.baseline_values.items())
-        return f"the baseline ({values})" if values else f"the baseline {self.study.baseline}".removesuffix(f" {BASELINE}")
+        return (
+            f"the baseline ({values})" if values else f"the baseline {self.study.baseline}".removesuffix(f" {BASELINE}")
+        )
 
     @cached_property
     def baseline_values(self) -> dict[str, Any]:
-        """Short name -> value of every knob that the other arms change, of a baseline without a name of its own; else empty."""
+        """Short name -> value of every knob that the other arms change, of a baseline without a name of its own; else
+        empty."""
         cell = next(cell for cell in self.plan if cell.arm == self.study.baseline)
         if self.study.baseline != BASELINE or not isinstance(cell, Cell):
             return {}
-        labels = short_names(dict.fromkeys(key for changed in self.study.arm_overrides().values() for key, _ in flatten(changed)))
+        labels = short_names(
+            dict.fromkeys(key for changed in self.study.arm_overrides().values() for key, _ in flatten(changed))
+        )
         own = dict(flatten(cell.config.model_dump(mode="json")))
         return {label: own[key] for key, label in labels.items() if key in own}
 
@@ -109,7 +126,8 @@ class StudyRecords:
         return {int(seed): float(value) for seed, value in pairs if pd.notna(value)}
 
     def series(self, arm: str, metric: str) -> dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]]:
-        """Seed -> gradient steps and finite values of a metric, in the order of the seeds; trials that did not record it are left out."""
+        """Seed -> gradient steps and finite values of a metric, in the order of the seeds; trials that did not record
+        it are left out."""
         if metric not in self.curves.columns:
             return {}
         steps, values = (self.curves[key].to_numpy(dtype=np.float64) for key in ("step", metric))
@@ -131,7 +149,8 @@ class StudyRecords:
         return int(np.bincount(gaps).argmax()) if len(gaps) else 1
 
     def answers(self, arm: str, column: str, seeds: Sequence[int], prompt_ids: pd.Index) -> NDArray[np.float64]:
-        """One per-prompt column of an arm as (seeds, prompts), both in the order given; NaN where a trial lacks a prompt."""
+        """One per-prompt column of an arm as (seeds, prompts), both in the order given; NaN where a trial lacks a
+        prompt."""
         rows = []
         for seed in seeds:
             own = self._by_trial[arm, seed]
@@ -146,7 +165,8 @@ class StudyRecords:
         return float(means.mean()), math.sqrt(float(means.var() + (within**2).mean()))
 
     def shared_prompts(self, trials: Sequence[tuple[str, int]]) -> pd.Index:
-        """Prompts that all these trials answered, ascending; the same for all trials unless configurations were mixed."""
+        """Prompts that all these trials answered, ascending; the same for all trials unless configurations were
+        mixed."""
         found = [self._by_trial[trial].index for trial in trials if trial in self._by_trial]
         if len(found) < len(trials) or not found:
             return pd.Index([], dtype=np.int64)
@@ -227,7 +247,9 @@ def _read_records(folder: StudyFolder, plan: Iterable[Planned], notes: list[str]
         if (record.arm, record.seed) in expected:
             found[record.arm, record.seed] = record
         elif not record.arm.startswith(SEARCH):  # the page speaks of a search from its own file
-            notes.append(f"Arm {record.arm} seed {record.seed} is recorded but no longer part of the study; it is left out.")
+            notes.append(
+                f"Arm {record.arm} seed {record.seed} is recorded but no longer part of the study; it is left out."
+            )
     return found
 
 
@@ -245,7 +267,10 @@ def _trial(folder: StudyFolder, cell: Planned, record: TrialRecord | None, gathe
     row |= {"config_digest": record.config_digest}
     row |= {f"cost/{key}": value for key, value in record.cost.items() if math.isfinite(value)}
     if record.config_digest != cell.digest:
-        gathered.notes.append(f"Arm {cell.arm} seed {cell.seed} was run with another configuration; it is left out until it has run again.")
+        gathered.notes.append(
+            f"Arm {cell.arm} seed {cell.seed} was run with another configuration; it is left out until it has run"
+            " again."
+        )
         return row | {"status": STALE}
     for stage, where in record.stages.items():
         entry = gathered.stages.setdefault((stage, where.key), {"path": where.path, "trials": 0})
@@ -282,7 +307,9 @@ def _summary(folder: StudyFolder, where: str) -> dict[str, float]:
         content = read_json(file_in(folder, where, "summary.json"))
     except Gone:
         return {}
-    return {key: float(value) for key, value in content.items() if isinstance(value, int | float) and math.isfinite(value)}
+    return {
+        key: float(value) for key, value in content.items() if isinstance(value, int | float) and math.isfinite(value)
+    }
 
 
 def _refuse_all_stale(folder: StudyFolder, rows: list[dict[str, Any]]) -> None:
@@ -290,6 +317,6 @@ def _refuse_all_stale(folder: StudyFolder, rows: list[dict[str, Any]]) -> None:
     recorded = [row for row in rows if row["status"] != MISSING]
     if recorded and all(row["status"] == STALE for row in recorded):
         raise UserError(
-            f"{folder.path / 'trials'}: all {len(recorded)} records were run with another configuration than the study gives now; "
-            "run the study again, or restore its file and profile"
+            f"{folder.path / 'trials'}: all {len(recorded)} records were run with another configuration than the study"
+            " gives now; run the study again, or restore its file and profile"
         )

@@ -1,4 +1,5 @@
-"""The tables that a trial's artifacts hold: read, checked and cleaned. Columns stay arrays until all trials are put together."""
+"""The tables that a trial's artifacts hold: read, checked and cleaned. Columns stay arrays until all trials are put
+together."""
 
 from __future__ import annotations
 
@@ -19,13 +20,22 @@ from pipeline.run.metrics import known
 from pipeline.run.store import file_of
 
 PROMPT_COLUMNS = (
-    "prompt_id", "prompt", "policy_completion", "policy_gold", "policy_proxy", "policy_length", "policy_eos", "win", "tie",
-    "reference_gold", "reference_gold_std", "reference_proxy", "reference_length", "reference_eos", "reference_completion",
+    "prompt_id", "prompt", "policy_completion", "policy_gold", "policy_proxy", "policy_length", "policy_eos", "win",
+    "tie",
+    "reference_gold", "reference_gold_std", "reference_proxy", "reference_length", "reference_eos",
+    "reference_completion",
     "reference_completion_gold", "reference_completion_proxy", "kl", "entropy",
 )  # fmt: skip
-_EXAMPLES = ("prompt", "policy_completion", "reference_completion", "reference_completion_gold", "reference_completion_proxy")
+_EXAMPLES = (
+    "prompt",
+    "policy_completion",
+    "reference_completion",
+    "reference_completion_gold",
+    "reference_completion_proxy",
+)
 ANSWER_COLUMNS = tuple(column for column in PROMPT_COLUMNS if column not in _EXAMPLES)
-"""What is read of every prompt of every trial; texts and the scores of the one that is shown are read of the samples alone."""
+"""What is read of every prompt of every trial; texts and the scores of the one that is shown are read of the samples
+alone."""
 PART = "policy_reward/"
 """Head of the columns that hold what a part of a composite reward says of the policy; they are read as well."""
 SHARES = ("win", "tie")
@@ -50,18 +60,23 @@ class Stacked:
         lengths = [len(series["step"]) for _, _, series in self.trials]
         keys = list(dict.fromkeys(key for _, _, series in self.trials for key in series if key != "step"))
         columns: dict[str, object] = {
-            "arm": pd.Series(np.repeat(np.array([arm for arm, _, _ in self.trials], dtype=object), lengths), dtype="str"),
+            "arm": pd.Series(
+                np.repeat(np.array([arm for arm, _, _ in self.trials], dtype=object), lengths), dtype="str"
+            ),
             "seed": np.repeat([seed for _, seed, _ in self.trials], lengths),
             "step": np.concatenate([series["step"] for _, _, series in self.trials]).astype(np.int64),
         }
         for key in keys:
-            parts = [series.get(key, np.full(n, np.nan)) for (_, _, series), n in zip(self.trials, lengths, strict=True)]
+            parts = [
+                series.get(key, np.full(n, np.nan)) for (_, _, series), n in zip(self.trials, lengths, strict=True)
+            ]
             columns[key] = np.concatenate(parts)
         return pd.DataFrame(columns, copy=False)
 
 
 def read_curves(folder: StudyFolder, record: TrialRecord, notes: list[str]) -> Series | None:
-    """Known metrics by gradient step, of two records at one step the last; what is not finite is NaN. None where there is no table."""
+    """Known metrics by gradient step, of two records at one step the last; what is not finite is NaN. None where there
+    is no table."""
     path = _path(folder, record, "ppo", "metrics.parquet", notes)
     if path is None:
         return None
@@ -97,13 +112,17 @@ def together(tables: list[pa.Table], columns: Sequence[str]) -> pd.DataFrame:
     first = ["arm", "seed", *columns]
     if not tables:
         return pd.DataFrame({column: pd.Series(dtype=object) for column in first})
-    whole: pd.DataFrame = pa.concat_tables([table.replace_schema_metadata() for table in tables], promote_options="permissive").to_pandas()
+    whole: pd.DataFrame = pa.concat_tables(
+        [table.replace_schema_metadata() for table in tables], promote_options="permissive"
+    ).to_pandas()
     return whole.reindex(columns=[*first, *[column for column in whole.columns if column not in first]])
 
 
 def _labelled(table: pa.Table, record: TrialRecord) -> pa.Table:
     rows = table.num_rows
-    return table.append_column("arm", pa.array([record.arm] * rows)).append_column("seed", pa.array([record.seed] * rows, pa.int64()))
+    return table.append_column("arm", pa.array([record.arm] * rows)).append_column(
+        "seed", pa.array([record.seed] * rows, pa.int64())
+    )
 
 
 def _path(folder: StudyFolder, record: TrialRecord, stage: str, name: str, notes: list[str]) -> Path | None:
@@ -111,7 +130,9 @@ def _path(folder: StudyFolder, record: TrialRecord, stage: str, name: str, notes
         return None
     with suppress(Gone):
         return file_of(folder, record, stage, name)
-    notes.append(f"Arm {record.arm} seed {record.seed}: {stage}/{name} is no longer in the store, so the page does without it.")
+    notes.append(
+        f"Arm {record.arm} seed {record.seed}: {stage}/{name} is no longer in the store, so the page does without it."
+    )
     return None
 
 

@@ -1,4 +1,5 @@
-"""Reads one version of a study as it was recorded, by whatever version of the program: records, not the YAML of today."""
+"""Reads one version of a study as it was recorded, by whatever version of the program: records, not the YAML of
+today."""
 
 from __future__ import annotations
 
@@ -25,7 +26,18 @@ from studies.definition.search import SEARCH
 
 _WIN = {"policy": 1.0, "tie": 0.5, "reference": 0.0}
 """Of tables of older versions, which compared with one draw of the reference that had the policy's noise."""
-_COLUMNS = ("prompt_id", "prompt", "policy_gold", "policy_proxy", "policy_length", "policy_eos", "kl", "entropy", "win", "winner")
+_COLUMNS = (
+    "prompt_id",
+    "prompt",
+    "policy_gold",
+    "policy_proxy",
+    "policy_length",
+    "policy_eos",
+    "kl",
+    "entropy",
+    "win",
+    "winner",
+)
 MISSING = "–"
 
 
@@ -50,7 +62,8 @@ class Version:
 
     @property
     def arms(self) -> list[str]:
-        """Arms that left a record, the study's own order first; without the trials of a search, whose names say nothing."""
+        """Arms that left a record, the study's own order first; without the trials of a search, whose names say
+        nothing."""
         own = [*(self.study.get("arms") or {})]
         ran = list(dict.fromkeys(arm for arm, _ in self.records if not arm.startswith(SEARCH)))
         return [arm for arm in own if arm in ran] + [arm for arm in ran if arm not in own]
@@ -86,14 +99,21 @@ class Version:
         except Gone:
             return None
         known = set(pq.read_schema(path).names)
-        frame: pd.DataFrame = pq.read_table(path, columns=[column for column in _COLUMNS if column in known]).to_pandas()
+        frame: pd.DataFrame = pq.read_table(
+            path, columns=[column for column in _COLUMNS if column in known]
+        ).to_pandas()
         if "win" in known:
             return frame.set_index("prompt_id")
-        return frame.assign(win=frame["winner"].map(_WIN).astype(float)).set_index("prompt_id") if "winner" in known else None
+        return (
+            frame.assign(win=frame["winner"].map(_WIN).astype(float)).set_index("prompt_id")
+            if "winner" in known
+            else None
+        )
 
     @property
     def common_noise(self) -> bool:
-        """Whether policy and reference were sampled with the same random numbers, as older versions of the program did."""
+        """Whether policy and reference were sampled with the same random numbers, as older versions of the program
+        did."""
         return any("evaluate" in record.stages and "reference" not in record.stages for record in self.records.values())
 
     def verdicts(self) -> dict[str, list[Verdict]]:
@@ -128,8 +148,9 @@ class Version:
 def find_version(where: str, layout: Layout, study: str | None = None, profile: str | None = None) -> Version:
     """A version by path or name.
 
-    `where`: a study's folder (or the report in it), an output root, of which `study` and `profile` choose one study if it holds
-    several, or a study's name or YAML path, whose records under `layout` are taken. Raises `UserError` with what there is.
+    `where`: a study's folder (or the report in it), an output root, of which `study` and `profile` choose one study if
+    it holds several, or a study's name or YAML path, whose records under `layout` are taken. Raises `UserError` with
+    what there is.
     """
     path = Path(where).expanduser().absolute()
     inside = path.parent if path.is_file() and path.suffix == ".html" else path
@@ -139,11 +160,17 @@ def find_version(where: str, layout: Layout, study: str | None = None, profile: 
     if (path / "studies").is_dir():
         return read_version(_choose(path, study, profile))
     if path.is_dir():
-        raise UserError(f"--diff: {path} holds neither study.json nor studies/; give a study's folder, an output root, or a study's name")
+        raise UserError(
+            f"--diff: {path} holds neither study.json nor studies/; give a study's folder, an output root, or a study's"
+            " name"
+        )
     found = load_study(where)
     own = layout.study(found.name, profile or found.profile)
     if not own.study_file.is_file():
-        raise UserError(f"--diff: study '{found.name}' has not been run on profile '{profile or found.profile}' (no {own.study_file})")
+        raise UserError(
+            f"--diff: study '{found.name}' has not been run on profile '{profile or found.profile}' (no"
+            f" {own.study_file})"
+        )
     return read_version(own)
 
 
@@ -159,7 +186,9 @@ def read_version(folder: StudyFolder) -> Version:
 def _root(folder: Path) -> Path:
     """The output root that a study's folder lies in: ``<root>/studies/<study>/<profile>``."""
     if folder.parent.parent.name != "studies":
-        raise UserError(f"--diff: {folder} does not lie under <root>/studies/<study>/<profile>, so its artifacts cannot be found")
+        raise UserError(
+            f"--diff: {folder} does not lie under <root>/studies/<study>/<profile>, so its artifacts cannot be found"
+        )
     return folder.parents[2]
 
 

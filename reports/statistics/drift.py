@@ -35,12 +35,14 @@ class KLCurve:
     """(K,) records pooled in a point."""
 
     def at(self, metric: str, kl: float) -> float:
-        """The metric where the trial had drifted by `kl`, linear between points; NaN outside of what it went through."""
+        """The metric where the trial had drifted by `kl`, linear between points; NaN outside of what it went
+        through."""
         return float(np.interp(kl, self.kl, self.values[metric], left=math.nan, right=math.nan))
 
 
 def kl_curve(steps: Array, kl: Array, values: Mapping[str, Array], smooth: int = SMOOTH) -> KLCurve | None:
-    """Turn a trajectory into a function of KL: running means of `smooth` updates, then the monotone trend of KL over time.
+    """Turn a trajectory into a function of KL: running means of `smooth` updates, then the monotone trend of KL over
+    time.
 
     KL along training is noisy and may hover or fall back, so "the reward at KL k" is not unique. The least-squares
     non-decreasing fit of KL over steps (isotonic regression, pool adjacent violators; Barlow et al. 1972) pools the
@@ -63,11 +65,13 @@ def kl_curve(steps: Array, kl: Array, values: Mapping[str, Array], smooth: int =
 
 
 def isotonic(values: Array) -> tuple[Array, Array]:
-    """The least-squares non-decreasing fit: its levels, strictly ascending, and how many values are pooled in each; shapes (K,).
+    """The least-squares non-decreasing fit: its levels, strictly ascending, and how many values are pooled in each;
+    shapes (K,).
 
-    Pool adjacent violators (Barlow et al. 1972), in the order of Busing (2022, Journal of Statistical Software 102, code snippet 1):
-    first everything to the right that lies below the pool, then back to the left. Written out, since `scipy.optimize`, which has it,
-    takes longer to import than a tenth of a report takes to draw. Shape of `values`: (N,), N at least 1.
+    Pool adjacent violators (Barlow et al. 1972), in the order of Busing (2022, Journal of Statistical Software 102,
+    code snippet 1): first everything to the right that lies below the pool, then back to the left. Written out, since
+    `scipy.optimize`, which has it, takes longer to import than a tenth of a report takes to draw. Shape of `values`:
+    (N,), N at least 1.
 
     >>> [one.tolist() for one in isotonic(np.array([1.0, 3.0, 2.0, 4.0]))]
     [[1.0, 2.5, 4.0], [1.0, 2.0, 1.0]]
@@ -118,7 +122,8 @@ class Law:
     a: Estimate
     b: Estimate
     peak_kl: Estimate | None
-    """KL at which the law has its maximum, d = exp(a / b - 1); None unless b and its interval are positive: the points show no bend."""
+    """KL at which the law has its maximum, d = exp(a / b - 1); None unless b and its interval are positive: the points
+    show no bend."""
     peak_gain: float | None
     """R there: b d."""
     largest_kl: float
@@ -139,16 +144,24 @@ class Law:
         return result
 
 
-def fit_law(kl: Sequence[Array], gain: Sequence[Array], weights: Sequence[Array] | None = None, level: float = LEVEL) -> Law | None:
-    """Least squares of R(d) = d (a - b log d), d = sqrt(KL) (Gao, Schulman and Hilton 2022, eq. for RL); linear in a and b.
+def fit_law(
+    kl: Sequence[Array], gain: Sequence[Array], weights: Sequence[Array] | None = None, level: float = LEVEL
+) -> Law | None:
+    """Least squares of R(d) = d (a - b log d), d = sqrt(KL) (Gao, Schulman and Hilton 2022, eq. for RL); linear in a
+    and b.
 
     One entry of `kl`, `gain`, `weights` per trial, shapes (K_g,). Intervals: jackknife over trials (delete one, refit),
     Student's t with G - 1 degrees of freedom, since the points of a trial are no independent evidence; of the
     peak on the log scale. None with one trial, and for the peak where a refit has none. In simulation with 3 trials
     the 95 % intervals of a, b and the peak cover 93-96 %. None when the points cannot tell a from b.
     """
-    trials = [(np.sqrt(np.asarray(x, dtype=np.float64)), np.asarray(y, dtype=np.float64)) for x, y in zip(kl, gain, strict=True)]
-    weighted = [np.ones(len(d)) for d, _ in trials] if weights is None else [np.asarray(w, dtype=np.float64) for w in weights]
+    trials = [
+        (np.sqrt(np.asarray(x, dtype=np.float64)), np.asarray(y, dtype=np.float64))
+        for x, y in zip(kl, gain, strict=True)
+    ]
+    weighted = (
+        [np.ones(len(d)) for d, _ in trials] if weights is None else [np.asarray(w, dtype=np.float64) for w in weights]
+    )
     whole = _solve(trials, weighted)
     if whole is None:
         return None
@@ -157,11 +170,18 @@ def fit_law(kl: Sequence[Array], gain: Sequence[Array], weights: Sequence[Array]
     refits = [_solve([trials[i] for i in kept], [weighted[i] for i in kept]) for kept in rest]
     known = [refit for refit in refits if refit is not None]
     complete = count > 1 and len(known) == count
-    a, b = (_jackknifed(float(whole[i]), [float(refit[i]) for refit in known] if complete else [], count, level) for i in (0, 1))
+    a, b = (
+        _jackknifed(float(whole[i]), [float(refit[i]) for refit in known] if complete else [], count, level)
+        for i in (0, 1)
+    )
     peak = None
     if (b.value if b.low is None else b.low) > 0:
         log_peak = 2 * (a.value / b.value - 1)
-        others = [2 * (float(refit[0] / refit[1]) - 1) for refit in known] if complete and all(refit[1] > 0 for refit in known) else []
+        others = (
+            [2 * (float(refit[0] / refit[1]) - 1) for refit in known]
+            if complete and all(refit[1] > 0 for refit in known)
+            else []
+        )
         peak = _exponential(_jackknifed(log_peak, others, count, level))
     d, y, w = (np.concatenate(parts) for parts in ([d for d, _ in trials], [y for _, y in trials], weighted))
     residual = math.sqrt(float(w @ (y - _design(d) @ whole) ** 2 / w.sum()))
@@ -176,7 +196,11 @@ def _design(d: Array) -> Array:
 
 
 def _solve(trials: Sequence[tuple[Array, Array]], weights: Sequence[Array]) -> Array | None:
-    d, y, w = np.concatenate([d for d, _ in trials]), np.concatenate([y for _, y in trials]), np.sqrt(np.concatenate(list(weights)))
+    d, y, w = (
+        np.concatenate([d for d, _ in trials]),
+        np.concatenate([y for _, y in trials]),
+        np.sqrt(np.concatenate(list(weights))),
+    )
     found, _, rank, singular = np.linalg.lstsq(_design(d) * w[:, None], y * w, rcond=None)
     if rank < 2 or singular[-1] < 1e-6 * singular[0] or not np.isfinite(found).all():
         return None
@@ -245,7 +269,10 @@ def alarm(steps: Array, kl: Array, gold: Array, proxy: Array, level: float = FAL
     if not after:
         return None
     seen = after[0]
-    at = [float(value) for value in (columns[0, peak], trend[peak], smooth[1, peak], smooth[2, peak], columns[0, seen], trend[seen])]
+    at = [
+        float(value)
+        for value in (columns[0, peak], trend[peak], smooth[1, peak], smooth[2, peak], columns[0, seen], trend[seen])
+    ]
     return Alarm(*at)
 
 

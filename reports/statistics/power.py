@@ -1,4 +1,5 @@
-"""What a design could have found: the minimum detectable effect, and how many seeds a given effect takes. Pure functions."""
+"""What a design could have found: the minimum detectable effect, and how many seeds a given effect takes. Pure
+functions."""
 
 from __future__ import annotations
 
@@ -54,8 +55,8 @@ def seeds_needed(table: Array, target: float, alpha: float = stats.ALPHA, power:
 
     `table`: (S, P) paired differences, S at least 2; None with fewer, since one seed does not tell how seeds differ.
     The variances between seeds, between prompts and of the rest are those of the table (a two-way layout
-    without replication); the test is the one of `reports.statistics.two_level.mean`. With few seeds the answer is itself uncertain:
-    with 3 the variance between seeds is known to within a factor of about 6 either way.
+    without replication); the test is the one of `reports.statistics.two_level.mean`. With few seeds the answer is
+    itself uncertain: with 3 the variance between seeds is known to within a factor of about 6 either way.
     """
     seeds, prompts = table.shape
     if seeds < 2 or target <= 0:

@@ -42,12 +42,15 @@ class Aligned:
 
 
 def grid_of(steps: Sequence[Array], points: int = POINTS, multiple: int = 1) -> Array:
-    """All steps that occur, or where these are more than `points`, centres of equal cells as wide as a whole number of `multiple` steps.
+    """All steps that occur, or where these are more than `points`, centres of equal cells as wide as a whole number of
+    `multiple` steps.
 
     The first cell begins with the first step, so that no update is cut in two. Give the gradient steps of an update as
     `multiple` for what swings within updates (the clip fraction does).
     """
-    union = np.unique(np.concatenate([np.asarray(one, dtype=np.float64) for one in steps])) if len(steps) else np.zeros(0)
+    union = (
+        np.unique(np.concatenate([np.asarray(one, dtype=np.float64) for one in steps])) if len(steps) else np.zeros(0)
+    )
     if len(union) <= points:
         return union
     width = -(-(union[-1] - union[0] + 1) // (points * multiple)) * multiple
@@ -55,7 +58,8 @@ def grid_of(steps: Sequence[Array], points: int = POINTS, multiple: int = 1) -> 
 
 
 def align(steps: Sequence[Array], values: Sequence[Array], grid: Array) -> Aligned:
-    """Put each series on `grid`: the mean of the records in a point's cell, else linear interpolation between its neighbours.
+    """Put each series on `grid`: the mean of the records in a point's cell, else linear interpolation between its
+    neighbours.
 
     A cell reaches half way to the next grid point on either side. A point before a series' first record or
     after its last one is NaN unless a record lies in its cell: nothing is carried forward and nothing

@@ -34,7 +34,8 @@ _CHUNK = 1_000
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its interval, in the unit of what was given; `low` and `high` are None where no interval can be made."""
+    """A value with its interval, in the unit of what was given; `low` and `high` are None where no interval can be
+    made."""
 
     value: float
     low: float | None
@@ -80,7 +81,11 @@ def mean(numerator: Array, denominator: Array | None = None, level: float = LEVE
 
 
 def difference(
-    arm: Array, base: Array, arm_denominator: Array | None = None, base_denominator: Array | None = None, level: float = LEVEL
+    arm: Array,
+    base: Array,
+    arm_denominator: Array | None = None,
+    base_denominator: Array | None = None,
+    level: float = LEVEL,
 ) -> Estimate:
     """Mean of ``arm - base``, paired by seed and prompt, with the same bootstrap as `mean`.
 
@@ -95,7 +100,8 @@ def difference(
 
 
 def improvement(arm: Array, base: Array, maximize: bool = True, level: float = LEVEL) -> Estimate:
-    """Probability that the arm beats the baseline on the same seed and prompt, ties counting half, with the bootstrap of `mean`.
+    """Probability that the arm beats the baseline on the same seed and prompt, ties counting half, with the bootstrap
+    of `mean`.
 
     The paired form of the probability of improvement (Agarwal et al. 2021, who compare all pairs of runs): 0.5 says no
     difference, and it knows nothing of how large a win is. A constant table gets a Wilson interval with
@@ -119,9 +125,10 @@ def rate(table: Array, level: float = LEVEL) -> Estimate:
 def iqm(table: Array, level: float = LEVEL) -> Estimate:
     """Interquartile mean over all cells: a quarter trimmed from either end, robust to outliers (Agarwal et al. 2021).
 
-    The point equals ``scipy.stats.trim_mean(table, 0.25, axis=None)``. Interval: the two-level bootstrap of `mean`, applied to the
-    influence function of the trimmed mean (Huber 1981, 3.3), whose ends differ by a few percent of their distance from those of
-    sorting every replicate anew, at a hundredth of the work. In simulation it covers 92-99 % with 3 seeds. Shape (S, P).
+    The point equals ``scipy.stats.trim_mean(table, 0.25, axis=None)``. Interval: the two-level bootstrap of `mean`,
+    applied to the influence function of the trimmed mean (Huber 1981, 3.3), whose ends differ by a few percent of their
+    distance from those of sorting every replicate anew, at a hundredth of the work. In simulation it covers 92-99 %
+    with 3 seeds. Shape (S, P).
     """
     table, _ = _checked(table, None)
     ranked = np.sort(table, axis=None)
@@ -133,7 +140,11 @@ def iqm(table: Array, level: float = LEVEL) -> Estimate:
 
 
 def swap_test(
-    arm: Array, base: Array, arm_denominator: Array | None = None, base_denominator: Array | None = None, swaps: int = SWAPS
+    arm: Array,
+    base: Array,
+    arm_denominator: Array | None = None,
+    base_denominator: Array | None = None,
+    swaps: int = SWAPS,
 ) -> float:
     """Two-sided p-value of a paired permutation test with the prompt as the unit.
 
@@ -147,7 +158,8 @@ def swap_test(
     observed = float((arm.sum(1) / arm_denominator.sum(1) - base.sum(1) / base_denominator.sum(1)).mean())
     spread = float(np.abs(arm).sum() / arm_denominator.sum() + np.abs(base).sum() / base_denominator.sum())
     tolerance = 1e-12 * max(spread, 1e-300)
-    # Under equal denominators a swap changes the sign of the prompt's own share of the difference: one vector stands for all seeds.
+    # Under equal denominators a swap changes the sign of the prompt's own share of the difference: one vector stands
+    # for all seeds.
     plain = bool((arm_denominator == base_denominator).all())
     shares = ((arm - base) / arm_denominator.sum(1)[:, None]).mean(0)
     flips = _flips(arm.shape[1], swaps)
@@ -182,9 +194,9 @@ def over_seeds(values: Sequence[float], level: float = LEVEL) -> Estimate:
 def two_level_p(effect: Estimate) -> float | None:
     """Two-sided p-value of no effect from an estimate's standard error: Student's t with its degrees of freedom.
 
-    It speaks of new seeds *and* new prompts, where `swap_test` speaks of new prompts for these seeds. In simulation under the
-    null with 3 seeds, 1-4 % are below 0.05 when completions or prompts vary most and 5-8 % when seeds vary most; with 2 seeds 3-14 %.
-    None without a standard error; 1 for no difference at all.
+    It speaks of new seeds *and* new prompts, where `swap_test` speaks of new prompts for these seeds. In simulation
+    under the null with 3 seeds, 1-4 % are below 0.05 when completions or prompts vary most and 5-8 % when seeds vary
+    most; with 2 seeds 3-14 %. None without a standard error; 1 for no difference at all.
     """
     if effect.se is None or effect.df is None:
         return None
@@ -222,7 +234,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def wilson(successes: float, n: int, level: float = LEVEL) -> Estimate:
-    """A rate with the score interval of Wilson (1927); never empty, not even at 0 or 1. `n` counts independent trials."""
+    """A rate with the score interval of Wilson (1927); never empty, not even at 0 or 1. `n` counts independent
+    trials."""
     if n < 1 or not 0 <= successes <= n:
         raise ValueError(f"{successes} of {n} is no rate")
     rate = successes / n
@@ -231,7 +244,8 @@ def wilson(successes: float, n: int, level: float = LEVEL) -> Estimate:
 
 
 def rate_difference(successes: float, n: int, base_successes: float, base_n: int, level: float = LEVEL) -> Estimate:
-    """Difference of two independent rates with the hybrid score interval (Newcombe 1998, Statistics in Medicine 17:873, method 10).
+    """Difference of two independent rates with the hybrid score interval (Newcombe 1998, Statistics in Medicine 17:873,
+    method 10).
 
     Like `wilson` it has a width at 0 of n against 0 of n. `seeds` of the result is the smaller n.
     """
@@ -255,13 +269,18 @@ def _checked(numerator: Array, denominator: Array | None) -> tuple[Array, Array]
     numerator = np.asarray(numerator, dtype=np.float64)
     denominator = np.ones_like(numerator) if denominator is None else np.asarray(denominator, dtype=np.float64)
     if numerator.ndim != 2 or numerator.size == 0 or numerator.shape != denominator.shape:
-        raise ValueError(f"needs a non-empty (seeds, prompts) table and an equal denominator, not {numerator.shape}, {denominator.shape}")
+        raise ValueError(
+            f"needs a non-empty (seeds, prompts) table and an equal denominator, not {numerator.shape},"
+            f" {denominator.shape}"
+        )
     if not (np.isfinite(numerator).all() and np.isfinite(denominator).all()):
         raise ValueError("non-finite values; a diverged trial is counted by its status, not averaged")
     return numerator, denominator
 
 
-def _paired(arm: Array, base: Array, arm_denominator: Array | None, base_denominator: Array | None) -> tuple[Array, Array, Array, Array]:
+def _paired(
+    arm: Array, base: Array, arm_denominator: Array | None, base_denominator: Array | None
+) -> tuple[Array, Array, Array, Array]:
     arm, arm_denominator = _checked(arm, arm_denominator)
     base, base_denominator = _checked(base, base_denominator)
     if arm.shape != base.shape:
@@ -303,7 +322,16 @@ def _two_level(replicates: Array, table: Array, level: float) -> Estimate:
         factor = se / spread * float(stdtrit(df, (1 + level) / 2) / ndtri((1 + level) / 2))
         low, high = low * factor, high * factor
     # A skewed replicate distribution may leave the value outside by rounding alone.
-    return Estimate(value, value + min(float(low), 0.0), value + max(float(high), 0.0), len(table), table.shape[1], "bootstrap", se, df)
+    return Estimate(
+        value,
+        value + min(float(low), 0.0),
+        value + max(float(high), 0.0),
+        len(table),
+        table.shape[1],
+        "bootstrap",
+        se,
+        df,
+    )
 
 
 def standard_error(table: Array) -> tuple[float, float]:
@@ -334,5 +362,7 @@ def _draws(seeds: int, prompts: int) -> tuple[Array, Array]:
     rng = np.random.default_rng([RNG_SEED, seeds])
     drawn = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=RESAMPLES) / seeds
     rng = np.random.default_rng([RNG_SEED, prompts, 1])
-    counts = rng.multinomial(prompts, np.full(prompts, 1 / prompts), size=RESAMPLES) if prompts else np.zeros((RESAMPLES, 0))
+    counts = (
+        rng.multinomial(prompts, np.full(prompts, 1 / prompts), size=RESAMPLES) if prompts else np.zeros((RESAMPLES, 0))
+    )
     return drawn.astype(np.float64), counts.astype(np.float64)

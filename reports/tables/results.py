@@ -1,4 +1,5 @@
-"""The tables of results: every arm, its effect against the baseline, how sure that is, verdicts, and how trials ended."""
+"""The tables of results: every arm, its effect against the baseline, how sure that is, verdicts, and how trials
+ended."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ _ARM, _N = Head("arm", numeric=False), Head("n", "seeds × prompts")
 
 
 def all_tables(records: StudyRecords, findings: Findings) -> list[Table]:
-    """Every table of the report, in the order of the page; completions not of imported trials, the last two only of a search."""
+    """Every table of the report, in the order of the page; completions not of imported trials, the last two only of a
+    search."""
     tables = [
         arm_table(records, findings),
         *([parts_table(records, findings)] if parts(records) else []),
@@ -61,13 +63,21 @@ def arm_table(records: StudyRecords, findings: Findings) -> Table:
         table = _estimates("arms", "Where training ended", records, findings, keys)
         return replace(table, note=f"Of each trial the mean of the last tenth of its records. {table.note}")
     keys = ("eval/win_rate", "eval/gold", "eval/proxy", "eval/kl_per_token", "eval/kl_per_sequence", "eval/entropy")
-    return _estimates("arms", "Quality and drift", records, findings, tuple(dict.fromkeys((records.study.objective.metric, *keys))))
+    return _estimates(
+        "arms", "Quality and drift", records, findings, tuple(dict.fromkeys((records.study.objective.metric, *keys)))
+    )
 
 
 def text_table(records: StudyRecords, findings: Findings) -> Table:
     """What the completions look like."""
     keys = ("eval/length", "eval/eos_rate", "eval/distinct_1", "eval/distinct_2", "eval/ppl_reference", "eval/tie_rate")
-    return _estimates("completions", "Completions", records, findings, tuple(key for key in keys if key != records.study.objective.metric))
+    return _estimates(
+        "completions",
+        "Completions",
+        records,
+        findings,
+        tuple(key for key in keys if key != records.study.objective.metric),
+    )
 
 
 def parts_table(records: StudyRecords, findings: Findings) -> Table:
@@ -91,8 +101,9 @@ def robust_table(findings: Findings) -> Table:
         rows.append(tuple(cells))
         data.append(record)
     note = (
-        "Interquartile mean: over all completions of all seeds without the lowest and the highest quarter; where it departs from the "
-        "mean, a few completions decide the mean. Intervals: two-level bootstrap over seeds and prompts, 95 %."
+        "Interquartile mean: over all completions of all seeds without the lowest and the highest quarter; where it"
+        " departs from the mean, a few completions decide the mean. Intervals: two-level bootstrap over seeds and"
+        " prompts, 95 %."
     )
     return Table("robust", "Means and interquartile means", note, tuple(heads), tuple(rows), pd.DataFrame(data))
 
@@ -123,19 +134,23 @@ def effects_table(records: StudyRecords, findings: Findings) -> Table:
     note = f"Arm minus {records.baseline}, same seeds{' and same prompts' * (len(single) < len(found))}. "
     if len(single) < len(found):
         note += (
-            "p, these seeds: sign-flip permutation over prompts; p, new seeds: t test with the variance between seeds and between "
-            "prompts; p, Holm: the larger of the two, corrected over the arms of one metric. "
+            "p, these seeds: sign-flip permutation over prompts; p, new seeds: t test with the variance between seeds"
+            " and between prompts; p, Holm: the larger of the two, corrected over the arms of one metric. "
         )
     if single:
-        of = "All of this" if len(single) == len(found) else f"What stands here of {listed([name(metric) for metric in single])}"
+        of = (
+            "All of this"
+            if len(single) == len(found)
+            else f"What stands here of {listed([name(metric) for metric in single])}"
+        )
         note += (
-            f"{of} exists once per trial, so only seeds can tell: p, these seeds flips "
-            "the signs of S paired differences and cannot go below 2/2^S; p, new seeds is Student's paired t test, which counts alone "
-            "where so few seeds could never pass the other. "
+            f"{of} exists once per trial, so only seeds can tell: p, these seeds flips the signs of S paired"
+            " differences and cannot go below 2/2^S; p, new seeds is Student's paired t test, which counts alone where"
+            " so few seeds could never pass the other. "
         )
     note += (
-        f"A finding needs p, Holm below {stats.ALPHA:g} and an interval without 0. Better and worse are said of the study's objective; "
-        "other metrics are higher or lower."
+        f"A finding needs p, Holm below {stats.ALPHA:g} and an interval without 0. Better and worse are said of the"
+        " study's objective; other metrics are higher or lower."
     )
     frame = pd.DataFrame([_effect_record(effect) for effect in findings.effects])
     return Table("effects", "Effect against the baseline", note, heads, tuple(rows), frame)
@@ -156,18 +171,24 @@ def sensitivity_table(records: StudyRecords, findings: Findings) -> Table:
         found, need = better.get(arm), power.get(arm)
         estimate = found.estimate if found else None
         rows.append((Cell(arm), shown(estimate, "eval/win_rate"), Cell(size(estimate)), *_power_cells(need)))
-        record: dict[str, Any] = {"arm": arm, "improvement_metric": found.metric if found else None, **columns("improvement", estimate)}
+        record: dict[str, Any] = {
+            "arm": arm,
+            "improvement_metric": found.metric if found else None,
+            **columns("improvement", estimate),
+        }
         record |= {**sample(estimate), "metric": metric, "unit": unit}
         keys = ("detectable", "target", "seeds_needed", "more_prompts")
         data.append(record | {key: getattr(need, key) if need else None for key in keys})
     compared = f" on {listed(sorted({name(one.metric) for one in findings.improvements}))}" if better else ""
     note = (
-        f"Beats the baseline: share of the same seeds and prompts on which the arm is ahead{compared}, ties counting half; two-level "
-        "bootstrap. Difference it would find: the smallest true difference of the objective found with 80 % power at Holm's strictest "
-        "step, given how these seeds and prompts vary. Seeds it takes: to find what is worth finding on as many prompts, if seeds vary as "
-        "those seen; with few of them a rough guide."
+        f"Beats the baseline: share of the same seeds and prompts on which the arm is ahead{compared}, ties counting"
+        " half; two-level bootstrap. Difference it would find: the smallest true difference of the objective found"
+        " with 80 % power at Holm's strictest step, given how these seeds and prompts vary. Seeds it takes: to find"
+        " what is worth finding on as many prompts, if seeds vary as those seen; with few of them a rough guide."
     )
-    return Table("sensitivity", "How sure, and what could have been found", note, heads, tuple(rows), pd.DataFrame(data))
+    return Table(
+        "sensitivity", "How sure, and what could have been found", note, heads, tuple(rows), pd.DataFrame(data)
+    )
 
 
 def _power_cells(need: Power | None) -> tuple[Cell, ...]:
@@ -224,13 +245,24 @@ def status_table(records: StudyRecords, findings: Findings) -> Table:
         cells = [Cell(str(result.counts.get(status, 0))) for status in present]
         rate, apart = result.divergence, result.divergence_difference
         rows.append(
-            (Cell(result.arm), Cell(str(result.planned)), *cells, shown(rate, "eval/win_rate"), shown_difference(apart, "eval/win_rate"))
+            (
+                Cell(result.arm),
+                Cell(str(result.planned)),
+                *cells,
+                shown(rate, "eval/win_rate"),
+                shown_difference(apart, "eval/win_rate"),
+            )
         )
         counts = {status: result.counts.get(status, 0) for status in STATUS_WORDS}
         rates = columns("divergence_rate", rate) | columns("divergence_difference", apart)
-        data.append({"arm": result.arm, "planned": result.planned, **counts, "ended": rate.seeds if rate else 0, **rates})
+        data.append(
+            {"arm": result.arm, "planned": result.planned, **counts, "ended": rate.seeds if rate else 0, **rates}
+        )
     note = "; ".join(f"{status}: {STATUS_WORDS[status]}" for status in present)
-    note += ". Diverged: share of the trials that were complete, ended by a cap or diverged (Wilson), and its difference to the baseline's "
+    note += (
+        ". Diverged: share of the trials that were complete, ended by a cap or diverged (Wilson), and its difference to"
+        " the baseline's "
+    )
     note += "(Newcombe)."
     return Table("statuses", "How the trials ended", note, heads, tuple(rows), pd.DataFrame(data))
 
@@ -257,24 +289,35 @@ def _estimates(table_name: str, title: str, records: StudyRecords, findings: Fin
     marked = [name(key) for key in present if key in findings.best]
     if marked:
         note += (
-            f" Bold ({listed(marked)}): better than every other evaluated arm; its paired differences to them all have an interval "
-            f"without 0, at a level of 1 − {stats.ALPHA:g} / (arms − 1)."
+            f" Bold ({listed(marked)}): better than every other evaluated arm; its paired differences to them all have"
+            f" an interval without 0, at a level of 1 − {stats.ALPHA:g} / (arms − 1)."
         )
     return Table(table_name, title, note, heads, rows, pd.DataFrame(data))
 
 
 def _method_note(findings: Findings, keys: list[str]) -> str:
     methods = {result.estimates[key].method for result in findings.arms for key in keys if key in result.estimates}
-    how = {"bootstrap": "two-level bootstrap over seeds and prompts", "student": "Student over seeds where a metric exists once per trial"}
+    how = {
+        "bootstrap": "two-level bootstrap over seeds and prompts",
+        "student": "Student over seeds where a metric exists once per trial",
+    }
     how |= {"wilson": "Wilson over prompts where all completions agree", "none": "none from a single seed"}
     if not methods:
         return "No trial was evaluated."
-    return "Mean over evaluated seeds; below it the 95 % interval (" + "; ".join(how[method] for method in how if method in methods) + ")."
+    return (
+        "Mean over evaluated seeds; below it the 95 % interval ("
+        + "; ".join(how[method] for method in how if method in methods)
+        + ")."
+    )
 
 
 def _arm_row(records: StudyRecords, findings: Findings, result: ArmResult, keys: list[str]) -> tuple[Cell, ...]:
     own = records.baseline_values
-    named = ", ".join(f"{key} {setting(value)}" for key, value in own.items()) if 0 < len(own) <= MOST_VALUES else "baseline"
+    named = (
+        ", ".join(f"{key} {setting(value)}" for key, value in own.items())
+        if 0 < len(own) <= MOST_VALUES
+        else "baseline"
+    )
     baseline = named if result.arm == records.study.baseline else ""
     flags = [f"{n} {status}" for status, n in result.counts.items() if status != "complete"]
     values = [shown(result.estimates.get(key), key, bold=findings.best.get(key) == result.arm) for key in keys]

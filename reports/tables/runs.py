@@ -37,7 +37,10 @@ def cost_table(records: StudyRecords) -> Table:
                 cells.append(Cell("–"))
         rows.append(tuple(cells))
         data.append(record)
-    note = "Mean over the arm's ended trials; below it the smallest and largest, where they differ. Measured quantities, so no interval."
+    note = (
+        "Mean over the arm's ended trials; below it the smallest and largest, where they differ. Measured quantities,"
+        " so no interval."
+    )
     return Table(
         "cost",
         "Cost of a trial",
@@ -51,8 +54,10 @@ def cost_table(records: StudyRecords) -> Table:
 def trial_table(records: StudyRecords) -> Table:
     """One row per planned trial."""
     heads = (
-        Head("arm", numeric=False), Head("seed"), Head("status", numeric=False), Head("steps", "of planned"), Head("win rate", "fraction"),
-        Head("KL per sequence", "nats"), Head("ppo key", numeric=False), Head("evaluate key", numeric=False), Head("remark", numeric=False),
+        Head("arm", numeric=False), Head("seed"), Head("status", numeric=False), Head("steps", "of planned"),
+        Head("win rate", "fraction"),
+        Head("KL per sequence", "nats"), Head("ppo key", numeric=False), Head("evaluate key", numeric=False),
+        Head("remark", numeric=False),
     )  # fmt: skip
     rows, keys = [], []
     for trial in records.trials.to_dict("records"):
@@ -60,7 +65,9 @@ def trial_table(records: StudyRecords) -> Table:
         stages = {stage: ref.key for stage, ref in record.stages.items()} if record else {}
         keys.append(stages)
         remark = record.reason or "" if record else ""
-        values = [Cell(number(float(trial.get(key, float("nan"))), key)) for key in ("eval/win_rate", "eval/kl_per_sequence")]
+        values = [
+            Cell(number(float(trial.get(key, float("nan"))), key)) for key in ("eval/win_rate", "eval/kl_per_sequence")
+        ]
         rows.append(
             (
                 Cell(str(trial["arm"])),
@@ -88,11 +95,18 @@ def trial_table(records: StudyRecords) -> Table:
 
 def upstream_table(records: StudyRecords) -> Table:
     """The stages that trials share, and how good they are."""
-    heads = (Head("stage", numeric=False), Head("key", numeric=False), Head("used by", "trials"), Head("measured", numeric=False))
+    heads = (
+        Head("stage", numeric=False),
+        Head("key", numeric=False),
+        Head("used by", "trials"),
+        Head("measured", numeric=False),
+    )
     shared = [entry for entry in records.upstream if entry["stage"] not in ("ppo", "evaluate")]
     rows, data = [], []
     for entry in shared:
-        measured = "; ".join(f"{key.replace('_', ' ')} {number(value)}" for key, value in sorted(entry["summary"].items()))
+        measured = "; ".join(
+            f"{key.replace('_', ' ')} {number(value)}" for key, value in sorted(entry["summary"].items())
+        )
         rows.append((Cell(entry["stage"]), Cell(entry["key"][:12]), Cell(str(entry["trials"])), Cell(measured or "–")))
         data.append({"stage": entry["stage"], "key": entry["key"], "trials": entry["trials"], **entry["summary"]})
     note = "Built once and shared by all trials with the same key. Perplexity: of the reference on held-out texts; "

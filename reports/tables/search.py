@@ -15,7 +15,8 @@ from reports.text.words import name, number, setting
 def tuning_table(search: Search) -> Table:
     """Every trial of the search."""
     heads = (
-        Head("trial"), *[Head(key) for key in search.knobs], Head("status", numeric=False), Head("steps", "gradient steps"),
+        Head("trial"), *[Head(key) for key in search.knobs], Head("status", numeric=False),
+        Head("steps", "gradient steps"),
         *[Head(name(key), METRICS[key].unit.removeprefix("1") if key in METRICS else "") for key in search.metrics],
         Head("constraints", numeric=False), Head("front", numeric=False), Head("confirmed as", numeric=False),
     )  # fmt: skip
@@ -35,14 +36,19 @@ def tuning_table(search: Search) -> Table:
                 Cell(arms.get(trial.number, "–")),
             )
         )
-        record: dict[str, Any] = {"number": trial.number, "arm": trial.arm, "status": trial.status, "steps": trial.steps}
+        record: dict[str, Any] = {
+            "number": trial.number,
+            "arm": trial.arm,
+            "status": trial.status,
+            "steps": trial.steps,
+        }
         record |= {"feasible": trial.feasible, "pareto": front, "confirmed_as": arms.get(trial.number)}
         record |= {f"knob/{key}": trial.overrides.get(key) for key in search.knobs}
         data.append(record | {key: trial.values.get(key) for key in search.metrics})
     note = (
-        f"{len(search.trials)} trials of the search on one seed each: no interval, and the best of many is flattered by its luck. "
-        "No finding of this page rests on them; what was chosen ran again on fresh seeds, and the tables of the arms speak of that alone. "
-        "Front: no other trial that kept the constraints is better on every objective."
+        f"{len(search.trials)} trials of the search on one seed each: no interval, and the best of many is flattered by"
+        " its luck. No finding of this page rests on them; what was chosen ran again on fresh seeds, and the tables of"
+        " the arms speak of that alone. Front: no other trial that kept the constraints is better on every objective."
     )
     return Table("tuning", "What the search tried", note, heads, tuple(rows), pd.DataFrame(data))
 
@@ -54,9 +60,14 @@ def importance_table(search: Search) -> Table:
     rows = tuple((Cell(key), Cell(f"{value:.3f}"), Cell(str(search.importance_n))) for key, value in ranked)
     data = [{"knob": key, "importance": value, "trials": search.importance_n} for key, value in ranked]
     note = (
-        "PED-ANOVA (Watanabe et al. 2023) over the trials of the search: the share of each knob in what tells the better trials from "
-        "the rest, within the ranges searched. A description of these trials, without an interval."
+        "PED-ANOVA (Watanabe et al. 2023) over the trials of the search: the share of each knob in what tells the"
+        " better trials from the rest, within the ranges searched. A description of these trials, without an interval."
     )
     return Table(
-        "importance", "What mattered in the search", note, heads, rows, pd.DataFrame(data, columns=["knob", "importance", "trials"])
+        "importance",
+        "What mattered in the search",
+        note,
+        heads,
+        rows,
+        pd.DataFrame(data, columns=["knob", "importance", "trials"]),
     )

@@ -127,8 +127,10 @@ _MD = {
 }
 _TEX = {
     "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
-    "`": "{`}", "−": r"$-$", "×": r"$\times$", "–": r"\textendash{}", "—": r"\textemdash{}", "…": r"\ldots{}", "√": r"$\surd$",
+    "^": r"\textasciicircum{}",
+    "\\": r"\textbackslash{}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
+    "`": "{`}", "−": r"$-$", "×": r"$\times$", "–": r"\textendash{}", "—": r"\textemdash{}", "…": r"\ldots{}",
+    "√": r"$\surd$",
     "≤": r"$\le$", "≥": r"$\ge$", "±": r"$\pm$",
     "α": r"$\alpha$", "β": r"$\beta$", "ε": r"$\epsilon$", "λ": r"$\lambda$", "Δ": r"$\Delta$", "σ": r"$\sigma$",
     "“": "``", "”": "''", "’": "'", "→": r"$\to$", "·": r"$\cdot$", "\u00a0": "~",

@@ -45,17 +45,24 @@ def answer(records: StudyRecords, findings: Findings) -> Answer:
 def claim_sentence(claim: Claim) -> str:
     """What became of one claim, with the first trial that refuted it."""
     falsifier = claim.falsifier
-    tally = {outcome: sum(v.outcome == outcome for v in claim.verdicts) for outcome in ("FALSIFIED", "SURVIVED", "NOT TESTED")}
+    tally = {
+        outcome: sum(v.outcome == outcome for v in claim.verdicts)
+        for outcome in ("FALSIFIED", "SURVIVED", "NOT TESTED")
+    }
     head = f"The claim that {falsifier.claim} ({falsifier.name})"
     n = counted(len(claim.verdicts), "trial")
     if claim.outcome == "SURVIVED":
         return f"{head} survived in all {n} it speaks of."
     if claim.outcome == "NOT TESTED":
-        return f"{head} is not tested: it survived in {tally['SURVIVED']} of {n}, and {tally['NOT TESTED']} could not test it."
+        return (
+            f"{head} is not tested: it survived in {tally['SURVIVED']} of {n}, and {tally['NOT TESTED']} could not"
+            " test it."
+        )
     arms = [arm for arm, verdicts in claim.by_arm().items() if any(v.outcome == "FALSIFIED" for v in verdicts)]
     rest = [f"{words} in {tally[outcome]}" for outcome, words in _SPARED.items() if tally[outcome]]
     return (
-        f"{head} is falsified: it fell in {tally['FALSIFIED']} of {n} ({listed(arms)}), {_how(claim)}{'; it ' * bool(rest)}{listed(rest)}."
+        f"{head} is falsified: it fell in {tally['FALSIFIED']} of {n} ({listed(arms)}),"
+        f" {_how(claim)}{'; it ' * bool(rest)}{listed(rest)}."
     )
 
 
@@ -80,20 +87,33 @@ def _sentence(records: StudyRecords, findings: Findings) -> str:
         return before + _nothing(records)
     base = baseline.estimates.get(objective)
     if base is None and records.study.kind == IMPORTED and objective not in records.trials.columns:
-        return f"The imported records hold no {name(objective)}, so no arm can be compared on it; the objective can be a series they hold."
+        return (
+            f"The imported records hold no {name(objective)}, so no arm can be compared on it; the objective can be a"
+            " series they hold."
+        )
     if base is None:
         why = _ended(baseline) or "no trial has this metric"
-        return f"{before}T{records.baseline[1:]} has no evaluated trial ({why}), so no arm can be compared with it on {name(objective)}."
+        return (
+            f"{before}T{records.baseline[1:]} has no evaluated trial ({why}), so no arm can be compared with it on"
+            f" {name(objective)}."
+        )
     effects = findings.effects_on(objective)
     compared = [effect for effect in effects if effect.estimate is not None]
     if not compared:
         reached = f"{baseline.arm} reaches a {name(objective)} of {interval(base, objective)} ({_size(base, baseline)})"
-        rest = "; ".join(_alone(findings.arm(effect.arm)) for effect in effects) or "there is no other evaluated arm to compare it with"
+        rest = (
+            "; ".join(_alone(findings.arm(effect.arm)) for effect in effects)
+            or "there is no other evaluated arm to compare it with"
+        )
         return f"{before}{reached}; {rest}."
     parts = [part for outcome in _PHRASES if (part := _group(findings, compared, outcome))]
     parts[0] = f"{parts[0].removesuffix(' it')} {records.baseline}"
     parts += [_alone(findings.arm(effect.arm)) for effect in effects if effect.estimate is None]
-    only = ", as far as a single seed can tell" if all(effect.estimate and effect.estimate.seeds == 1 for effect in compared) else ""
+    only = (
+        ", as far as a single seed can tell"
+        if all(effect.estimate and effect.estimate.seeds == 1 for effect in compared)
+        else ""
+    )
     return f"{before}On {name(objective)}{only}, {'; '.join(parts)}."
 
 
@@ -107,7 +127,8 @@ def _at_equal_drift(records: StudyRecords, findings: Findings) -> str:
     parts = []
     for outcome, words in {"better": "above", "worse": "below"}.items():
         found = [
-            f"{row.arm} ({signed(row.difference, metric)} at {number(row.kl)} nats; {counted(row.difference.seeds, 'seed')})"
+            f"{row.arm} ({signed(row.difference, metric)} at {number(row.kl)} nats;"
+            f" {counted(row.difference.seeds, 'seed')})"
             for row in rows
             if row.outcome == outcome
         ]
@@ -127,7 +148,9 @@ def _searched(search: Search) -> str:
     named = []
     for arm, tried in search.confirmed.items():
         knobs = chosen[tried].overrides if tried in chosen else {}
-        named.append(f"{arm} ({', '.join(f'{key} {setting(value)}' for key, value in knobs.items())})" if knobs else arm)
+        named.append(
+            f"{arm} ({', '.join(f'{key} {setting(value)}' for key, value in knobs.items())})" if knobs else arm
+        )
     return f"Of {counted(len(search.trials), 'configuration')} tried, {listed(named)} ran again on fresh seeds. "
 
 
@@ -136,7 +159,8 @@ def _nothing(records: StudyRecords) -> str:
     tally = listed([f"{n} {status}" for status, n in counts.items()])
     if set(counts) == {"diverged"}:
         return (
-            f"Every trial diverged ({counts['diverged']} of {counts['diverged']}) and none could be evaluated, so no arm can be compared."
+            f"Every trial diverged ({counts['diverged']} of {counts['diverged']}) and none could be evaluated, so no"
+            " arm can be compared."
         )
     still = bool(set(counts) & {"missing", "failed", "stale"})
     return f"No trial has been evaluated, so there is no answer{' yet' if still else ''} ({tally})."
@@ -149,9 +173,15 @@ def _group(findings: Findings, compared: list[Effect], outcome: str) -> str:
         return ""
     verb = "is" if len(members) == 1 else "are"
     if len(members) <= LISTED:
-        return f"{listed([_member(effect, findings.arm(effect.arm)) for effect in members])} {verb} {_PHRASES[outcome]} it"
+        return (
+            f"{listed([_member(effect, findings.arm(effect.arm)) for effect in members])} {verb} {_PHRASES[outcome]} it"
+        )
     ranked = sorted(members, key=lambda effect: effect.estimate.value if effect.estimate else 0.0)
-    ends = [f"{signed(effect.estimate, effect.metric)} ({effect.arm})" for effect in (ranked[0], ranked[-1]) if effect.estimate]
+    ends = [
+        f"{signed(effect.estimate, effect.metric)} ({effect.arm})"
+        for effect in (ranked[0], ranked[-1])
+        if effect.estimate
+    ]
     return f"{len(members)} arms, from {ends[0]} to {ends[1]}, {verb} {_PHRASES[outcome]} it"
 
 
@@ -163,7 +193,9 @@ def _member(effect: Effect, result: ArmResult) -> str:
 def _size(estimate: Estimate, result: ArmResult) -> str:
     """``2 of 3 seeds × 512 prompts, 1 diverged``."""
     seeds = (
-        counted(estimate.seeds, "seed") if estimate.seeds == result.planned else f"{estimate.seeds} of {counted(result.planned, 'seed')}"
+        counted(estimate.seeds, "seed")
+        if estimate.seeds == result.planned
+        else f"{estimate.seeds} of {counted(result.planned, 'seed')}"
     )
     how = f"{seeds} × {estimate.prompts} prompts" if estimate.prompts else seeds
     return ", ".join([how, ended]) if (ended := _ended(result)) else how
@@ -190,21 +222,28 @@ def _caveats(records: StudyRecords, findings: Findings) -> list[str]:
         found.append(f"Of {counted(planned, 'planned trial')}: {tally}. Means are over evaluated seeds alone.")
     if counts.get("diverged"):
         arms = [result.arm for result in findings.arms if result.counts.get("diverged")]
-        found.append(f"{listed(arms)} had diverged seeds: an average over the seeds that were left flatters such an arm.")
+        found.append(
+            f"{listed(arms)} had diverged seeds: an average over the seeds that were left flatters such an arm."
+        )
     if counts.get("budget"):
         arms = [result.arm for result in findings.arms if result.counts.get("budget")]
         found.append(
-            f"{listed(arms)} had seeds that a cap ended early: evaluated where they stood (censored), after fewer steps than the others."
+            f"{listed(arms)} had seeds that a cap ended early: evaluated where they stood (censored), after fewer steps"
+            " than the others."
         )
-    shared = [effect.estimate.seeds for effect in findings.effects_on(records.study.objective.metric) if effect.estimate]
+    shared = [
+        effect.estimate.seeds for effect in findings.effects_on(records.study.objective.metric) if effect.estimate
+    ]
     fewest = min((*shared, *(len(result.seeds) for result in findings.arms if result.seeds)), default=0)
     if fewest == 1:
         found.append(
-            "Some arm has a single evaluated seed, or shares one with the baseline: its interval knows nothing of how seeds differ."
+            "Some arm has a single evaluated seed, or shares one with the baseline: its interval knows nothing of how"
+            " seeds differ."
         )
     elif fewest in _COVERAGE:
         found.append(
-            f"With {fewest} seeds a 95 % interval covers as little as {_COVERAGE[fewest]} % in simulation, where seeds differ most."
+            f"With {fewest} seeds a 95 % interval covers as little as {_COVERAGE[fewest]} % in simulation, where seeds"
+            " differ most."
         )
     metric = records.study.objective.metric
     if once(records, metric) and any(effect.estimate for effect in findings.effects_on(metric)):
@@ -217,13 +256,20 @@ def _caveats(records: StudyRecords, findings: Findings) -> list[str]:
 def _beside_zero(records: StudyRecords, findings: Findings) -> list[str]:
     """Why an effect whose interval leaves out 0 can still be no verdict."""
     effects = [effect for effect in findings.effects_on(records.study.objective.metric) if effect.estimate is not None]
-    silent = [effect for effect in effects if effect.outcome == "no detectable difference" and effect.p_holm is not None]
-    odd = [f"{one.arm} (p {one.p_holm:.2g})" for one in silent if one.estimate and (one.estimate.low or 0) * (one.estimate.high or 0) > 0]
+    silent = [
+        effect for effect in effects if effect.outcome == "no detectable difference" and effect.p_holm is not None
+    ]
+    odd = [
+        f"{one.arm} (p {one.p_holm:.2g})"
+        for one in silent
+        if one.estimate and (one.estimate.low or 0) * (one.estimate.high or 0) > 0
+    ]
     if not odd:
         return []
     whose = f"Of {listed(odd)} the interval leaves out 0, and is no verdict all the same"
     return [
-        f"{whose}, since a verdict has to hold on new seeds as well and after Holm's correction for {counted(len(effects), 'comparison')}."
+        f"{whose}, since a verdict has to hold on new seeds as well and after Holm's correction for"
+        f" {counted(len(effects), 'comparison')}."
     ]
 
 
@@ -237,8 +283,9 @@ def _sensitivity(records: StudyRecords, findings: Findings) -> list[str]:
     worst = max(missed, key=lambda one: one.detectable)
     unit = "" if METRICS[metric].unit in ("fraction", "1") else f" {METRICS[metric].unit}"
     text = (
-        f"No detectable difference is not equality: with {counted(worst.seeds, 'seed')}, a true difference in {name(metric)} of "
-        f"{number(worst.detectable, metric)}{unit} ({worst.arm}) would have been found with 80 % power, a smaller one less often."
+        f"No detectable difference is not equality: with {counted(worst.seeds, 'seed')}, a true difference in"
+        f" {name(metric)} of {number(worst.detectable, metric)}{unit} ({worst.arm}) would have been found with 80 %"
+        " power, a smaller one less often."
     )
     if worst.target is None or worst.suffices:
         return [text]

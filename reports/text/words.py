@@ -11,8 +11,10 @@ _THREE_DECIMALS = {"eval/win_rate", "eval/tie_rate", "eval/eos_rate", "eval/dist
 _NAMES = {
     "eval/win_rate": "win rate", "eval/tie_rate": "tie rate",
     "eval/gold": "gold reward", "eval/gold_reference": "gold reward of the reference",
-    "eval/proxy": "proxy reward", "eval/proxy_reference": "proxy reward of the reference", "eval/kl_per_token": "KL per token",
-    "eval/kl_per_sequence": "KL per sequence", "eval/entropy": "entropy", "eval/distinct_1": "distinct-1", "eval/distinct_2": "distinct-2",
+    "eval/proxy": "proxy reward", "eval/proxy_reference": "proxy reward of the reference",
+    "eval/kl_per_token": "KL per token",
+    "eval/kl_per_sequence": "KL per sequence", "eval/entropy": "entropy", "eval/distinct_1": "distinct-1",
+    "eval/distinct_2": "distinct-2",
     "objective/gold": "gold reward in training", "objective/scores": "proxy reward in training",
     "objective/rlhf_reward": "reward less KL penalty in training", "objective/kl": "KL per sequence in training",
     "objective/kl_per_token": "KL per token in training", "objective/entropy": "entropy per sequence in training",
@@ -27,7 +29,8 @@ def name(key: str) -> str:
 
 
 def number(value: float | None, key: str = "") -> str:
-    """Three decimals for rates, else three significant digits without an exponent where that stays readable; a dash for none.
+    """Three decimals for rates, else three significant digits without an exponent where that stays readable; a dash for
+    none.
 
     >>> number(0.7134, "eval/win_rate"), number(123.4), number(0.00012), number(-1.5)
     ('0.713', '123', '1.2e-04', '−1.50')

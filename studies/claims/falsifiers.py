@@ -27,12 +27,14 @@ class Verdict:
     step: int | None
     """Gradient step at which the claim fell; none for a mean, or when it did not fall."""
     value: float | None
-    """The value that decided: the one that broke the claim, the mean, or else the threshold at which the claim would just have fallen."""
+    """The value that decided: the one that broke the claim, the mean, or else the threshold at which the claim would
+    just have fallen."""
     n: int
     """Records that counted."""
     reason: str
     evidence: tuple[Record, ...] = ()
-    """The records that refute the claim, as (gradient step, value): one, or as many in a row as it takes; none for a mean."""
+    """The records that refute the claim, as (gradient step, value): one, or as many in a row as it takes; none for a
+    mean."""
     broken: int = 0
     """Records of `n` that lie beyond the threshold, whether or not that refutes the claim."""
     last_step: int | None = None
@@ -42,7 +44,13 @@ class Verdict:
 
 
 def evaluate(
-    falsifier: Falsifier, series: Iterable[Record], steps_taken: int, *, arm: str = "", seed: int = 0, run: str | None = None
+    falsifier: Falsifier,
+    series: Iterable[Record],
+    steps_taken: int,
+    *,
+    arm: str = "",
+    seed: int = 0,
+    run: str | None = None,
 ) -> Verdict:
     """Judge one trial's series of ``(gradient step, value)``.
 
@@ -57,7 +65,9 @@ def evaluate(
 
     def verdict(outcome: Outcome, value: float | None, reason: str, evidence: tuple[Record, ...] = ()) -> Verdict:
         step = evidence[-1][0] if evidence else None
-        return Verdict(falsifier.name, arm, seed, outcome, step, value, len(records), reason, evidence, beyond, last, run)
+        return Verdict(
+            falsifier.name, arm, seed, outcome, step, value, len(records), reason, evidence, beyond, last, run
+        )
 
     if not records:
         return verdict("NOT TESTED", None, f"no record of {falsifier.metric} before step {falsifier.before_step}")
@@ -68,13 +78,22 @@ def evaluate(
     if steps_taken < falsifier.before_step:
         return verdict("NOT TESTED", closest, f"the run took {steps_taken} of {falsifier.before_step} gradient steps")
     if len(records) < falsifier.consecutive:
-        few = f"{len(records)} records before step {falsifier.before_step}, fewer than the {falsifier.consecutive} in a row"
+        few = (
+            f"{len(records)} records before step {falsifier.before_step}, fewer than the {falsifier.consecutive} in"
+            " a row"
+        )
         return verdict("NOT TESTED", None, f"{few} that would refute the claim")
     if closest is not None and math.isnan(closest):
         return verdict("NOT TESTED", None, f"the mean of {falsifier.metric} is not a number")
-    if falsifier.aggregation == "mean" and closest is not None and OPERATORS[falsifier.op](closest, falsifier.threshold):
+    if (
+        falsifier.aggregation == "mean"
+        and closest is not None
+        and OPERATORS[falsifier.op](closest, falsifier.threshold)
+    ):
         return verdict("FALSIFIED", closest, f"mean of {len(records)} records is {closest:.4g}")
-    return verdict("SURVIVED", closest, f"{len(records)} records to step {last}; {_margin(falsifier, records, closest)}")
+    return verdict(
+        "SURVIVED", closest, f"{len(records)} records to step {last}; {_margin(falsifier, records, closest)}"
+    )
 
 
 def untested(falsifier: Falsifier, arm: str, seed: int, reason: str) -> Verdict:

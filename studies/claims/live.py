@@ -25,7 +25,8 @@ class _Tail:
     series: dict[str, dict[int, float]] = field(default_factory=dict)
 
     def read(self) -> None:
-        """Take in the lines that are new. A resumed trial first cuts off what it is going to write again: then all is read again."""
+        """Take in the lines that are new. A resumed trial first cuts off what it is going to write again: then all is
+        read again."""
         try:
             if self.path.stat().st_size < self.offset:
                 self.offset, self.series = 0, {}
@@ -59,10 +60,14 @@ class LiveVerdicts:
         if tail is None or not tail.falsifiers:
             return []
         tail.read()
-        return self.news(evaluate(one, tail.series.get(one.metric, {}).items(), 0, arm=arm, seed=seed) for one in tail.falsifiers)
+        return self.news(
+            evaluate(one, tail.series.get(one.metric, {}).items(), 0, arm=arm, seed=seed) for one in tail.falsifiers
+        )
 
     def news(self, verdicts: Iterable[Verdict]) -> list[Verdict]:
         """Those that refute and have not been told."""
-        fallen = [one for one in verdicts if one.outcome == "FALSIFIED" and (one.arm, one.seed, one.name) not in self._told]
+        fallen = [
+            one for one in verdicts if one.outcome == "FALSIFIED" and (one.arm, one.seed, one.name) not in self._told
+        ]
         self._told |= {(one.arm, one.seed, one.name) for one in fallen}
         return fallen

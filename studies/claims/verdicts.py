@@ -29,7 +29,8 @@ def verdicts(study: Study, folder: StudyFolder, plan: Sequence[Planned], *, miss
 
 
 def read_series(folder: StudyFolder, record: TrialRecord, metric: str) -> list[tuple[int, float]]:
-    """A recorded series as ``(gradient step, value)``; empty when the trial left none. Raises `Damaged`, or `Gone` without its artifact."""
+    """A recorded series as ``(gradient step, value)``; empty when the trial left none. Raises `Damaged`, or `Gone`
+    without its artifact."""
     import pyarrow.parquet as pq
 
     if "ppo" not in record.stages:
@@ -40,7 +41,11 @@ def read_series(folder: StudyFolder, record: TrialRecord, metric: str) -> list[t
         table = file.read(["step", metric], use_threads=False)
     # As lists: pyarrow imports pandas to make an array. What a step did not record is NaN here.
     steps, values = (table[key].to_pylist() for key in ("step", metric))
-    return [(int(step), float(value)) for step, value in zip(steps, values, strict=True) if value is not None and value == value]
+    return [
+        (int(step), float(value))
+        for step, value in zip(steps, values, strict=True)
+        if value is not None and value == value
+    ]
 
 
 def of_record(study: Study, folder: StudyFolder, record: TrialRecord) -> list[Verdict]:

@@ -18,15 +18,20 @@ if TYPE_CHECKING:
     from pipeline.run.layout import Layout, StudyFolder
     from studies.definition.schema import Study
 
-StudyArgument = Annotated[str, typer.Argument(metavar="STUDY", help="A study's name, or the path of a YAML file.", show_default=False)]
+StudyArgument = Annotated[
+    str, typer.Argument(metavar="STUDY", help="A study's name, or the path of a YAML file.", show_default=False)
+]
 ProfileOption = Annotated[
     str | None, typer.Option("--profile", help="Profile of the trials instead of the study's own: smoke, tiny or t4.")
 ]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", help=f"Change a key of every trial: section.key=value. Repeatable. In papers: {SYMBOLS}.")
+    list[str] | None,
+    typer.Option("--set", help=f"Change a key of every trial: section.key=value. Repeatable. In papers: {SYMBOLS}."),
 ]
 OutOption = Annotated[Path | None, typer.Option("--out", help="Output root; default $ABLATE_HOME, else ./outputs.")]
-JobsOption = Annotated[int | None, typer.Option("--jobs", min=1, help="Trials at once; default: CPU cores / threads of a trial.")]
+JobsOption = Annotated[
+    int | None, typer.Option("--jobs", min=1, help="Trials at once; default: CPU cores / threads of a trial.")
+]
 ExecutorOption = Annotated[str, typer.Option("--executor", help="processes (one per trial) or inline.")]
 
 Reporting = Callable[["Study", "StudyFolder"], Path | None]
@@ -81,7 +86,9 @@ def plan(name: StudyArgument, profile: ProfileOption = None, settings: SetOption
 
 
 def new_study(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the study; its file is NAME.yaml.", show_default=False)],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the study; its file is NAME.yaml.", show_default=False)
+    ],
     design: Annotated[str, typer.Option("--design", help="arms, grid, factors (one at a time) or search.")] = "arms",
     folder: Annotated[Path, typer.Option("--folder", help="Where to write it.")] = Path(),
 ) -> None:
@@ -99,7 +106,8 @@ def falsify(
     as_json: Annotated[bool, typer.Option("--json", help="Verdicts as JSON.")] = False,
     out: OutOption = None,
 ) -> None:
-    """Evaluate a study's falsifiers on its records. Exit code: 0 survived, 1 falsified, 3 not tested, 4 damaged records."""
+    """Evaluate a study's falsifiers on its records. Exit code: 0 survived, 1 falsified, 3 not tested, 4 damaged
+    records."""
     import json
     from dataclasses import asdict
 
@@ -122,17 +130,27 @@ def falsify(
     found = verdicts(chosen, folder, planned(chosen, profile, overrides))
     outcome = overall(found)
     if as_json:
-        print(json.dumps({"study": chosen.name, "outcome": outcome, "verdicts": [asdict(verdict) for verdict in found]}, indent=2))
+        print(
+            json.dumps(
+                {"study": chosen.name, "outcome": outcome, "verdicts": [asdict(verdict) for verdict in found]}, indent=2
+            )
+        )
     else:
         console = terminal()
         print_verdicts(console, chosen, found)
         if not started:
-            console.print(Text(f"{chosen.name} has never been run here ({folder.path}); start with: ablate study {name}"), soft_wrap=True)
+            console.print(
+                Text(f"{chosen.name} has never been run here ({folder.path}); start with: ablate study {name}"),
+                soft_wrap=True,
+            )
     raise typer.Exit(EXIT_CODES[outcome])
 
 
 def export(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="STUDY/ARM/SEED, for example kl_ablation/beta_0.05/0.", show_default=False)],
+    run: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="STUDY/ARM/SEED, for example kl_ablation/beta_0.05/0.", show_default=False),
+    ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.", show_default=False)],
     profile: Annotated[str | None, typer.Option("--profile", help="Where the study has been run on several.")] = None,
     out: OutOption = None,
@@ -194,7 +212,9 @@ def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = No
     console.print(Text(f"MLflow knows {which} trials of {chosen.name}; {sinks.metrics_sent} metrics were sent now"))
 
 
-def _run(chosen: Study, layout: Layout, profile: str | None, overrides: dict[str, Any], jobs: int | None, executor: str) -> None:
+def _run(
+    chosen: Study, layout: Layout, profile: str | None, overrides: dict[str, Any], jobs: int | None, executor: str
+) -> None:
     from rich.text import Text
 
     from pipeline.errors import FAULT
@@ -245,7 +265,10 @@ def _draw(chosen: Study, folder: StudyFolder, console: Console) -> Path | None:
         log = folder.path / "log" / "report.txt"
         log.parent.mkdir(exist_ok=True)
         log.write_text(traceback.format_exc(), encoding="utf-8")
-        console.print(Text(f"the report could not be drawn ({type(error).__name__}: {error}); details: {log}", "red"), soft_wrap=True)
+        console.print(
+            Text(f"the report could not be drawn ({type(error).__name__}: {error}); details: {log}", "red"),
+            soft_wrap=True,
+        )
         return None
 
 

@@ -30,12 +30,19 @@ OWN_STAGES = ("ppo", "evaluate")
 
 
 def print_plan(
-    console: Console, study: Study, profile: str | None, overrides: Mapping[str, Any], layout: Layout, *, trials: str = TRIALS
+    console: Console,
+    study: Study,
+    profile: str | None,
+    overrides: Mapping[str, Any],
+    layout: Layout,
+    *,
+    trials: str = TRIALS,
 ) -> None:
-    """Print how many trials will run and how long they take, what will run and why, and where it matters the T4's budget.
+    """Print how many trials will run and how long they take, what will run and why, and where it matters the T4's
+    budget.
 
-    Builds nothing. Raises `UserError` where a stage that has to run lacks data or a model; the budget, which needs neither, is
-    printed even then.
+    Builds nothing. Raises `UserError` where a stage that has to run lacks data or a model; the budget, which needs
+    neither, is printed even then.
     """
     chosen = profile or study.profile
     folder = layout.study(study.name, chosen)
@@ -87,7 +94,9 @@ class Work:
     @property
     def cells(self) -> list[Cell]:
         """Trials whose training or evaluation will run."""
-        return [cell for cell, stages in self.planned if any(not one.cached for one in stages if one.stage in OWN_STAGES)]
+        return [
+            cell for cell, stages in self.planned if any(not one.cached for one in stages if one.stage in OWN_STAGES)
+        ]
 
     @property
     def shared(self) -> list[tuple[str, Cell]]:
@@ -127,11 +136,17 @@ def _time(work: Work, found: Measured | None, profile: str) -> str:
             return f"; how long that takes is not known yet: {missing}"
         return f", about {duration(expected * 3600)} on a T4 (forecast; {missing})"
     jobs = min(default_jobs(plan[0].config), max(len(work.cells) + work.unknown, 1))
-    own = {cell.label: [one.stage for one in stages if not one.cached and one.stage in OWN_STAGES] for cell, stages in work.planned}
+    own = {
+        cell.label: [one.stage for one in stages if not one.cached and one.stage in OWN_STAGES]
+        for cell, stages in work.planned
+    }
     seconds = math.fsum(found.of(stage, cell.config) for cell in work.cells for stage in own[cell.label])
     seconds += work.unknown * math.fsum(found.of(stage, plan[0].config) for stage in OWN_STAGES)
     seconds = seconds / jobs + math.fsum(found.of(stage, cell.config) for stage, cell in work.shared)
-    return f", about {duration(seconds)} (measured on {found.trials} earlier trial{'s' * (found.trials > 1)}; {jobs} at once)"
+    return (
+        f", about {duration(seconds)} (measured on {found.trials} earlier trial{'s' * (found.trials > 1)}; {jobs} at"
+        " once)"
+    )
 
 
 def _t4_hours(plan: Sequence[Cell], unknown: int) -> float | None:
@@ -156,7 +171,9 @@ def stage_table(planned: Sequence[tuple[Cell, Sequence[StagePlan]]]) -> Table:
     for title in ("stage", "artifact", "of", "", "because"):
         table.add_column(title)
     order = [one.stage for one in planned[0][1]]
-    for (cached, stage, why), (labels, keys) in sorted(rows.items(), key=lambda row: (row[0][0], order.index(row[0][1]))):
+    for (cached, stage, why), (labels, keys) in sorted(
+        rows.items(), key=lambda row: (row[0][0], order.index(row[0][1]))
+    ):
         state = Text("cached", style="dim") if cached else Text("will run", style="bold")
         artifact = next(iter(keys)) if len(keys) == 1 else f"{len(keys)} artifacts"
         owner = labels[0] if len(labels) == 1 else f"{len(labels)} trials"
@@ -165,7 +182,8 @@ def stage_table(planned: Sequence[tuple[Cell, Sequence[StagePlan]]]) -> Table:
 
 
 def _print_budget(console: Console, study: Study, compared: Study, plan: Sequence[Cell], profile: str) -> None:
-    """What each arm is predicted to take on a T4, and the whole study; only for a GPU, or where something does not fit."""
+    """What each arm is predicted to take on a T4, and the whole study; only for a GPU, or where something does not
+    fit."""
     by_arm = {cell.arm: cell.config for cell in plan}  # seeds differ in nothing that costs
     if not any(_matters(config, profile) for config in by_arm.values()):
         return
@@ -181,7 +199,8 @@ def _print_budget(console: Console, study: Study, compared: Study, plan: Sequenc
 
 
 def _matters(config: TrialConfig, profile: str) -> bool:
-    """Whether the T4's budget is of interest: where `caps.card` or the profile asks for it, on a GPU, where a trial does not fit."""
+    """Whether the T4's budget is of interest: where `caps.card` or the profile asks for it, on a GPU, where a trial
+    does not fit."""
     if config.caps.card == "t4" or _on_gpu(config, profile):
         return True
     from pipeline.forecast.advice import predict
@@ -209,14 +228,15 @@ def search_line(study: Study, ended: int) -> str:
     search, seeds = study.search, ", ".join(map(str, study.search.confirm.seeds))
     runs = (search.confirm.top + 1) * len(search.confirm.seeds)
     return (
-        f"search: {search.trials} trials over {', '.join(search.space)} on seed {study.seeds[0]}, {search.parallel} proposed at a time "
-        f"({ended} recorded); confirmation: the best {search.confirm.top} and the baseline on seeds {seeds} "
-        f"and fresh held-out prompts, {runs} trials"
+        f"search: {search.trials} trials over {', '.join(search.space)} on seed {study.seeds[0]}, {search.parallel}"
+        f" proposed at a time ({ended} recorded); confirmation: the best {search.confirm.top} and the baseline on seeds"
+        f" {seeds} and fresh held-out prompts, {runs} trials"
     )
 
 
 def total_line(study: Study, plan: Sequence[Cell]) -> str:
-    """T4-hours of the whole study if nothing of it were cached; a trial that a search has yet to propose counts as its baseline does."""
+    """T4-hours of the whole study if nothing of it were cached; a trial that a search has yet to propose counts as its
+    baseline does."""
     from pipeline.forecast.advice import hours
 
     n = trial_count(study)
@@ -225,7 +245,8 @@ def total_line(study: Study, plan: Sequence[Cell]) -> str:
 
 
 def budget_lines(config: TrialConfig) -> Iterator[str]:
-    """What one trial would need on a T4, in words: whether it fits, of what its memory consists, and what makes it fit."""
+    """What one trial would need on a T4, in words: whether it fits, of what its memory consists, and what makes it
+    fit."""
     from pipeline.forecast.advice import device_of, hours, predict, remedy
     from pipeline.forecast.policy_shape import assumed_scorers
 
@@ -235,12 +256,16 @@ def budget_lines(config: TrialConfig) -> Iterator[str]:
         return
     where = "on a card" if device_of(config) == "cuda" else "resident on a CPU"
     yield (
-        f"{'fits' if found.fits else 'does not fit'}: {hours(found.t4_hours)} of {found.cap_hours:g} h on a T4, {found.total_gib:.2f} of "
-        f"{found.cap_gib:g} GiB {where}, {_millions(found.trained)} of {_millions(found.parameters)} M parameters trained "
-        "(predicted)"
+        f"{'fits' if found.fits else 'does not fit'}: {hours(found.t4_hours)} of {found.cap_hours:g} h on a T4,"
+        f" {found.total_gib:.2f} of {found.cap_gib:g} GiB {where}, {_millions(found.trained)} of"
+        f" {_millions(found.parameters)} M parameters trained (predicted)"
     )
-    yield "  GiB at the peak of each stage: " + ", ".join(f"{stage} {found.stage_gib(stage):.2f}" for stage in found.stages)
-    yield f"  GiB in stage {found.stage}: " + ", ".join(f"{name} {size:.2f}" for name, size in found.memory_gib.items() if size >= 0.005)
+    yield "  GiB at the peak of each stage: " + ", ".join(
+        f"{stage} {found.stage_gib(stage):.2f}" for stage in found.stages
+    )
+    yield f"  GiB in stage {found.stage}: " + ", ".join(
+        f"{name} {size:.2f}" for name, size in found.memory_gib.items() if size >= 0.005
+    )
     yield (
         "  T4: "
         + ", ".join(f"{phase} {hours(spent)}" for phase, spent in found.hours.items())
@@ -254,7 +279,10 @@ def budget_lines(config: TrialConfig) -> Iterator[str]:
         f"{found.left_gib:.2f} GiB stay, and {found.shared_disk_gib:.2f} GiB of what trials share"
     )
     if assumed := assumed_scorers(config):
-        yield f"  assumed of {', '.join(assumed)}, which is not here to be looked at: the size of a base classifier, 125 M parameters"
+        yield (
+            f"  assumed of {', '.join(assumed)}, which is not here to be looked at: the size of a base classifier, 125"
+            " M parameters"
+        )
     if not found.fits:
         yield f"  {remedy(config)}"
 
@@ -274,7 +302,11 @@ def variant_table(config: TrialConfig) -> Table:
                 hours(found.t4_hours),
                 f"{_millions(found.trained)} M",
             )
-            table.add_row(Text(name), *figures, Text("fits" if found.fits else "does not fit", style="" if found.fits else "yellow"))
+            table.add_row(
+                Text(name),
+                *figures,
+                Text("fits" if found.fits else "does not fit", style="" if found.fits else "yellow"),
+            )
     return table
 
 

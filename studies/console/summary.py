@@ -68,13 +68,16 @@ def print_verdicts(console: Console, study: Study, verdicts: Sequence[Verdict]) 
     console.print(Text(f"{outcome} ({detail})", style=f"bold {OUTCOME_STYLES[outcome]}"))
 
 
-def print_study(console: Console, study: Study, plan: Sequence[Cell], records: Sequence[TrialRecord], verdicts: Sequence[Verdict]) -> None:
+def print_study(
+    console: Console, study: Study, plan: Sequence[Cell], records: Sequence[TrialRecord], verdicts: Sequence[Verdict]
+) -> None:
     """The end of a study."""
     console.print()
     console.print(study_table(study, plan, records))
     console.print(
         Text(
-            "These intervals cover the prompts of a trial only (mean over seeds); those of the report cover seeds and prompts.",
+            "These intervals cover the prompts of a trial only (mean over seeds); those of the report cover seeds and"
+            " prompts.",
             style="dim",
         )
     )

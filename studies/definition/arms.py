@@ -23,7 +23,9 @@ def of_grid(grid: Mapping[str, Sequence[Any]]) -> dict[str, Overrides]:
     return _named("grid", _product(list(grid), grid), grid)
 
 
-def of_factors(factors: Mapping[str, Sequence[Any]], interactions: Iterable[Sequence[str]] = ()) -> dict[str, Overrides]:
+def of_factors(
+    factors: Mapping[str, Sequence[Any]], interactions: Iterable[Sequence[str]] = ()
+) -> dict[str, Overrides]:
     """The baseline, then each value of each factor alone, then both factors of every interaction at once.
 
     With a, b and both of two factors, the interaction is ``both - a - b + baseline``: each of these is an arm.
@@ -37,7 +39,8 @@ def of_factors(factors: Mapping[str, Sequence[Any]], interactions: Iterable[Sequ
 
 
 def arm_name(overrides: Mapping[str, Any], labels: Mapping[str, str]) -> str:
-    """``kl_coef=0.05+cliprange=0.1``; what cannot stand in a file name is refused later by `pipeline.run.layout.safe`."""
+    """``kl_coef=0.05+cliprange=0.1``; what cannot stand in a file name is refused later by
+    `pipeline.run.layout.safe`."""
     return "+".join(f"{labels[key]}={word(value)}" for key, value in overrides.items())
 
 

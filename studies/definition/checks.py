@@ -33,7 +33,8 @@ FIXED = {
 """Keys that a study may not change, and who does."""
 IDLE = "has no effect"
 PAIRS_CHECKED = 500
-"""Pairs of values that are tried of a search space; with more, a fault may be found only when the search proposes it."""
+"""Pairs of values that are tried of a search space; with more, a fault may be found only when the search proposes
+it."""
 
 
 def check(study: Study) -> list[Fault]:
@@ -44,7 +45,12 @@ def check(study: Study) -> list[Fault]:
         return [Fault((study.kind,), str(error))]
     found = list(_profile(study))
     if study.kind == IMPORTED:  # a series counts as well: by its end
-        return [*found, *_names(study), *_metric(study.objective.metric, ("objective", "metric"), None), *_claims(study)]
+        return [
+            *found,
+            *_names(study),
+            *_metric(study.objective.metric, ("objective", "metric"), None),
+            *_claims(study),
+        ]
     if not found:
         found += _knobs(study)
     misnamed = study.kind in ("grid", "factors") and any("unknown key" in fault.text for fault in found)
@@ -72,13 +78,18 @@ def check_names(content: Mapping[str, Any]) -> list[Fault]:
         found += _baseline(str(content["baseline"]), arms) if "baseline" in content else []
         for index, claim in enumerate(claims if isinstance(claims, list) else []):
             patterns = _mapping(claim).get("arms")
-            found += _patterns(index, [one for one in patterns if isinstance(one, str)] if isinstance(patterns, list) else [], arms)
+            found += _patterns(
+                index, [one for one in patterns if isinstance(one, str)] if isinstance(patterns, list) else [], arms
+            )
     return found
 
 
 def told(source: str, faults: Iterable[Fault]) -> str:
     """One line per fault, with file and line; what is wrong with ``--set`` is in no file."""
-    lines = (fault.text if fault.text.startswith("--set") else f"{_at(source, fault.where)}: {fault.text}" for fault in faults)
+    lines = (
+        fault.text if fault.text.startswith("--set") else f"{_at(source, fault.where)}: {fault.text}"
+        for fault in faults
+    )
     return "\n".join(dict.fromkeys(lines))
 
 
@@ -100,7 +111,8 @@ def arm_names(study: Study) -> list[str]:
 def built(
     study: Study, profile: str, below: Mapping[str, Any], extra: Mapping[str, Mapping[str, Any]]
 ) -> tuple[dict[str, TrialConfig], list[Fault]]:
-    """The configuration of every arm, with `below` changed under it and ``extra[arm]`` over it; and all faults of the others."""
+    """The configuration of every arm, with `below` changed under it and ``extra[arm]`` over it; and all faults of the
+    others."""
     configs: dict[str, TrialConfig] = {}
     found: dict[tuple[Where, str], list[str]] = {}
     for arm, own in study.arm_overrides().items():
@@ -119,7 +131,9 @@ def built(
     return configs, faults
 
 
-def _of_all_arms(study: Study, profile: str, below: Mapping[str, Any], found: dict[tuple[Where, str], list[str]]) -> list[Fault]:
+def _of_all_arms(
+    study: Study, profile: str, below: Mapping[str, Any], found: dict[tuple[Where, str], list[str]]
+) -> list[Fault]:
     """What is wrong with ``--set`` whatever an arm changes; taken out of `found`."""
     own = [fault.text for fault in read_config(profile, {}, below)[1]] if below else []
     count = len(study.arm_overrides())
@@ -129,7 +143,9 @@ def _of_all_arms(study: Study, profile: str, below: Mapping[str, Any], found: di
     return [Fault((), f"--set: {text}") for text in told_of]
 
 
-def _idle_everywhere(study: Study, profile: str, below: Mapping[str, Any], configs: Mapping[str, TrialConfig]) -> list[Fault]:
+def _idle_everywhere(
+    study: Study, profile: str, below: Mapping[str, Any], configs: Mapping[str, TrialConfig]
+) -> list[Fault]:
     """Keys of ``--set`` that have no effect in any arm, nor anywhere in a search space."""
     arms, found = study.arm_overrides(), []
     space = study.search.space if study.search else {}
@@ -141,7 +157,9 @@ def _idle_everywhere(study: Study, profile: str, below: Mapping[str, Any], confi
         without, _ = read_config(profile, {}, {name: value for name, value in below.items() if name != key})
         if without is not None and value_at(without, key) == value_at(places[0], key):
             continue  # it says what is so anyway
-        reached = [config for point in points if (config := read_config(profile, {}, {**below, **point})[0]) is not None]
+        reached = [
+            config for point in points if (config := read_config(profile, {}, {**below, **point})[0]) is not None
+        ]
         if all(inert(config, key) for config in reached):
             found.append(Fault((), f"--set: {inert(places[0], key)}"))
     return found
@@ -183,16 +201,22 @@ def _override_fault(study: Study, key: str) -> str | None:
 def _profile(study: Study) -> Iterator[Fault]:
     if study.kind == IMPORTED:
         if study.profile != IMPORTED:
-            yield Fault(("profile",), f"profile: imported trials have none, '{study.profile}' is given; leave the key out")
+            yield Fault(
+                ("profile",), f"profile: imported trials have none, '{study.profile}' is given; leave the key out"
+            )
     elif study.profile not in profile_names():
         hint = nearest(study.profile, profile_names())
-        yield Fault(("profile",), f"profile: no profile '{study.profile}'{hint}; there are: {', '.join(profile_names())}")
+        yield Fault(
+            ("profile",), f"profile: no profile '{study.profile}'{hint}; there are: {', '.join(profile_names())}"
+        )
 
 
 def _names(study: Study) -> Iterator[Fault]:
     arms = list(study.arm_overrides())
     if study.kind in ("factors", "search") and study.baseline != BASELINE:
-        yield Fault(("baseline",), f"baseline '{study.baseline}': with {study.kind} it is the profile itself; leave the key out")
+        yield Fault(
+            ("baseline",), f"baseline '{study.baseline}': with {study.kind} it is the profile itself; leave the key out"
+        )
     else:
         yield from _baseline(study.baseline, arms, "baseline" in study.model_fields_set)
     folded: dict[str, str] = {}
@@ -203,7 +227,10 @@ def _names(study: Study) -> Iterator[Fault]:
             yield Fault((study.kind, arm), f"arms: {error}")
         twin = folded.setdefault(arm.lower(), arm)
         if twin != arm:
-            yield Fault((study.kind, arm), f"arms '{twin}' and '{arm}' differ only in case; some file systems cannot tell them apart")
+            yield Fault(
+                (study.kind, arm),
+                f"arms '{twin}' and '{arm}' differ only in case; some file systems cannot tell them apart",
+            )
 
 
 def _knobs(study: Study) -> Iterator[Fault]:
@@ -224,7 +251,10 @@ def _knobs(study: Study) -> Iterator[Fault]:
             own_value = f"the baseline's own value on profile '{study.profile}'"
             yield Fault(("factors", key), f"factors.{key}: {value} is {own_value}; leave it out")
         else:
-            yield Fault((study.kind, arm), f"arms '{twin}' and '{arm}' are the same trial on profile '{study.profile}'; keep one")
+            yield Fault(
+                (study.kind, arm),
+                f"arms '{twin}' and '{arm}' are the same trial on profile '{study.profile}'; keep one",
+            )
     yield from _space(study)
 
 
@@ -241,7 +271,11 @@ def _space(study: Study) -> Iterator[Fault]:
         for fault in read_config(study.profile, {key: end}, {})[1]:
             wrong.add(key)
             yield Fault(("search", "space", key), f"search.space: {fault.text}")
-    pairs = [dict(pair) for pair in itertools.combinations(points, 2) if pair[0][0] != pair[1][0] and not wrong & {pair[0][0], pair[1][0]}]
+    pairs = [
+        dict(pair)
+        for pair in itertools.combinations(points, 2)
+        if pair[0][0] != pair[1][0] and not wrong & {pair[0][0], pair[1][0]}
+    ]
     for pair in pairs[:PAIRS_CHECKED]:
         for fault in read_config(study.profile, pair, {})[1]:
             words = ", ".join(f"{key}={end}" for key, end in pair.items())
@@ -292,7 +326,9 @@ def _claims(study: Study) -> Iterator[Fault]:
     for index, falsifier in enumerate(study.falsifiers):
         where = f"falsifiers.{index}"
         if falsifier.name in names[:index]:
-            yield Fault(("falsifiers", index, "name"), f"{where}.name: '{falsifier.name}' is the name of two falsifiers")
+            yield Fault(
+                ("falsifiers", index, "name"), f"{where}.name: '{falsifier.name}' is the name of two falsifiers"
+            )
         yield from _metric(falsifier.metric, ("falsifiers", index, "metric"), False)
         yield from _patterns(index, falsifier.arms, arms)
     for index, name in enumerate(study.figures or ()):

@@ -39,7 +39,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Foreign:
-    """One trial that another program ran. Its configuration is not ours to know: arm and seed are what it is known by."""
+    """One trial that another program ran. Its configuration is not ours to know: arm and seed are what it is known
+    by."""
 
     arm: str
     seed: int
@@ -70,12 +71,14 @@ def cells(study: Study, profile: str | None = None, overrides: Mapping[str, Any]
     """All cells, seed by seed, so that an interrupted study is balanced over its arms.
 
     `profile` replaces the study's own; `overrides` (``--set``) apply below the arms' own, so an arm stays
-    what its name says. Those of a search are the cells of its confirmation, which is evaluated on other held-out prompts
-    and with other random numbers than the search. Raises `UserError` for a key or value that does not fit.
+    what its name says. Those of a search are the cells of its confirmation, which is evaluated on other held-out
+    prompts and with other random numbers than the search. Raises `UserError` for a key or value that does not fit.
     """
     check_overrides(study, overrides or {})
     if study.kind == IMPORTED:
-        raise UserError(f"{study.source or study.name}: its trials were run elsewhere, so nothing runs here; see ablate import")
+        raise UserError(
+            f"{study.source or study.name}: its trials were run elsewhere, so nothing runs here; see ablate import"
+        )
     chosen = profile or study.profile
     stops = {arm: {STOP_KEY: study.stop_rules(arm)} for arm in study.arm_overrides()}
     configs, faults = built(study, chosen, overrides or {}, stops)
@@ -93,26 +96,29 @@ def _seeded(config: TrialConfig, seed: int) -> TrialConfig:
 
 
 def _fresh(config: TrialConfig, study: Study) -> TrialConfig:
-    """The configuration with held-out prompts and random numbers that its search did not use. Raises `UserError` for too few prompts."""
+    """The configuration with held-out prompts and random numbers that its search did not use. Raises `UserError` for
+    too few prompts."""
     cfg = config.evaluate
     first = cfg.first_prompt + cfg.prompts
     if config.data.heldout_prompts < first + cfg.prompts:
         raise UserError(
-            f"{study.source or study.name}: search.confirm: the confirmation needs held-out prompts that the search did not use: set "
-            f"data.heldout_prompts to at least {first + cfg.prompts} (evaluate.first_prompt + 2 x evaluate.prompts; it is "
-            f"{config.data.heldout_prompts}), or lower evaluate.prompts"
+            f"{study.source or study.name}: search.confirm: the confirmation needs held-out prompts that the search did"
+            f" not use: set data.heldout_prompts to at least {first + cfg.prompts} (evaluate.first_prompt + 2 x"
+            f" evaluate.prompts; it is {config.data.heldout_prompts}), or lower evaluate.prompts"
         )
     return config.model_copy(update={"evaluate": cfg.model_copy(update={"first_prompt": first, "seed": cfg.seed + 1})})
 
 
 def _refuse_twins(study: Study, plan: Sequence[Cell], profile: str) -> None:
-    """Two arms may differ on the study's own profile and be one on another: their effect of exactly 0 would look like a finding."""
+    """Two arms may differ on the study's own profile and be one on another: their effect of exactly 0 would look like a
+    finding."""
     seen: dict[tuple[int, str], str] = {}
     for cell in plan:
         twin = seen.setdefault((cell.seed, cell.config.digest()), cell.arm)
         if twin != cell.arm:
             raise UserError(
-                f"{study.source or study.name}: arms '{twin}' and '{cell.arm}' are the same trial on profile '{profile}'; keep one"
+                f"{study.source or study.name}: arms '{twin}' and '{cell.arm}' are the same trial on profile"
+                f" '{profile}'; keep one"
             )
 
 

@@ -49,7 +49,10 @@ def study_schema() -> dict[str, Any]:
         "additionalProperties": {"$ref": "#/$defs/Overrides"},
     }
     for kind in ("grid", "factors"):
-        listed = {key: {"type": "array", "minItems": 1, "items": {"$ref": _where(key)}, **_words(knob)} for key, knob in knobs.items()}
+        listed = {
+            key: {"type": "array", "minItems": 1, "items": {"$ref": _where(key)}, **_words(knob)}
+            for key, knob in knobs.items()
+        }
         schema["properties"][kind] |= {"properties": listed, **_inside({"type": "array", "minItems": 1})}
     schema["properties"]["profile"]["enum"] = profile_names()
     schema["oneOf"] = [{"required": [kind]} for kind in KINDS]
@@ -64,7 +67,12 @@ def study_schema() -> dict[str, Any]:
     parts["Evaluation"], parts["Series"] = _metrics(evaluated=True), _metrics(evaluated=False)
     for part, kind in (("Objective", "Evaluation"), ("Constraint", "Evaluation"), ("Falsifier", "Series")):
         parts[part]["properties"]["metric"] |= {"$ref": f"#/$defs/{kind}"}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Study", "description": _line(Study.__doc__)}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "title": "Study",
+        "description": _line(Study.__doc__),
+    }
 
 
 def _knobs() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -77,7 +85,9 @@ def _knobs() -> Iterator[tuple[str, dict[str, Any]]]:
             key = f"{section}.{name}"
             if key in (SEED_KEY, STOP_KEY):
                 continue
-            values = ", ".join(f"{profile} {json.dumps(content[section][name])}" for profile, content in profiles.items())
+            values = ", ".join(
+                f"{profile} {json.dumps(content[section][name])}" for profile, content in profiles.items()
+            )
             only = f"; acts only with {needs(key)}" if needs(key) else ""
             yield key, {**_plain(field), "description": f"{field['description']}{only} ({values})"}
 
@@ -99,12 +109,15 @@ def _metrics(evaluated: bool) -> dict[str, Any]:
     chosen = [one for one in METRICS.values() if one.key.startswith("eval/") == evaluated]
     listed = {"enum": [one.key for one in chosen], "enumDescriptions": [f"{one.unit}: {one.formula}" for one in chosen]}
     families = [one for one in FAMILIES if one.key.startswith("eval/") == evaluated]
-    named = [{"pattern": f"^{one.key.partition('<')[0]}", "description": f"{one.unit}: {one.formula}"} for one in families]
+    named = [
+        {"pattern": f"^{one.key.partition('<')[0]}", "description": f"{one.unit}: {one.formula}"} for one in families
+    ]
     return {"type": "string", "anyOf": [listed, *named]}
 
 
 def _plain(node: Any) -> Any:
-    """Without titles, without defaults that are null or repeat a whole section, and with docstrings cut to their first line."""
+    """Without titles, without defaults that are null or repeat a whole section, and with docstrings cut to their first
+    line."""
     if isinstance(node, list):
         return [_plain(one) for one in node]
     if not isinstance(node, dict):
@@ -115,7 +128,11 @@ def _plain(node: Any) -> Any:
     if isinstance(kept.get("description"), str):
         kept["description"] = _line(kept["description"])
     choices = [one for one in kept.get("anyOf", []) if one != {"type": "null"}]
-    if len(choices) == 1 and len(kept["anyOf"]) > 1 and ("$ref" in choices[0] or choices[0]["type"] in ("object", "array")):
+    if (
+        len(choices) == 1
+        and len(kept["anyOf"]) > 1
+        and ("$ref" in choices[0] or choices[0]["type"] in ("object", "array"))
+    ):
         kept |= choices[0]
         del kept["anyOf"]
     return kept

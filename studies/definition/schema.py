@@ -1,6 +1,7 @@
 """What a study is: one YAML file with a question, a design, seeds, a baseline and falsifiers.
 
-Everything that can be wrong in such a file is found when it is read, before anything runs (`studies.definition.checks`).
+Everything that can be wrong in such a file is found when it is read, before anything runs
+(`studies.definition.checks`).
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class Falsifier(Section):
     before_step: Positive = Field(description="records with step < before_step count")
     aggregation: Literal["any", "mean"] | Consecutive = "any"
     arms: tuple[str, ...] = Field(("*",), min_length=1, description="patterns over arm names, as in a shell")
-    stop: bool = Field(False, description="end a trial as `pruned` as soon as it refutes the claim; it is evaluated as it then is")
+    stop: bool = Field(
+        False, description="end a trial as `pruned` as soon as it refutes the claim; it is evaluated as it then is"
+    )
 
     @field_validator("aggregation", mode="before")
     @classmethod
@@ -72,7 +75,9 @@ class Falsifier(Section):
     @model_validator(mode="after")
     def _coherent(self) -> Self:
         if self.stop and self.aggregation == "mean":
-            raise ValueError("stop: a mean is known only when all its records are; use any or {consecutive: N}, or remove stop")
+            raise ValueError(
+                "stop: a mean is known only when all its records are; use any or {consecutive: N}, or remove stop"
+            )
         return self
 
     @property
@@ -84,7 +89,11 @@ class Falsifier(Section):
     def rule(self) -> StopRule:
         """What ends a trial that refutes the claim."""
         return StopRule(
-            metric=self.metric, op=self.op, threshold=self.threshold, consecutive=self.consecutive, before_step=self.before_step
+            metric=self.metric,
+            op=self.op,
+            threshold=self.threshold,
+            consecutive=self.consecutive,
+            before_step=self.before_step,
         )
 
     def applies_to(self, arm: str) -> bool:
@@ -100,7 +109,8 @@ class Falsifier(Section):
 
 
 class Study(Section):
-    """One question and how it is asked. Exactly one of `arms`, `grid`, `factors`, `search` and `imported` says what is compared."""
+    """One question and how it is asked. Exactly one of `arms`, `grid`, `factors`, `search` and `imported` says what is
+    compared."""
 
     name: str
     source: str = Field("", exclude=True, description="the file it was read from")
@@ -108,15 +118,23 @@ class Study(Section):
     hypothesis: Text = Field(description="what is expected, and why")
     refuted_if: Text = Field(description="what would show the hypothesis to be wrong")
     profile: str = Field("tiny", description="the complete configuration that the arms change; --profile replaces it")
-    baseline: str = Field(BASELINE, description="the arm that all others are compared with; factors and search bring their own")
-    seeds: tuple[Seed, ...] = Field(min_length=1, description="every arm runs with each of them, so that comparisons are paired")
+    baseline: str = Field(
+        BASELINE, description="the arm that all others are compared with; factors and search bring their own"
+    )
+    seeds: tuple[Seed, ...] = Field(
+        min_length=1, description="every arm runs with each of them, so that comparisons are paired"
+    )
     objective: Objective = Objective()
     arms: dict[str, dict[str, Any]] | None = Field(None, description="name: {dotted key: value}")
     grid: dict[str, list[Any]] | None = Field(None, description="dotted key: [values]; the full product")
-    factors: dict[str, list[Any]] | None = Field(None, description="dotted key: [values]; one at a time around the baseline")
+    factors: dict[str, list[Any]] | None = Field(
+        None, description="dotted key: [values]; one at a time around the baseline"
+    )
     interactions: tuple[tuple[str, str], ...] = Field((), description="pairs of factors whose values are also combined")
     search: Search | None = None
-    imported: dict[str, dict[str, Any]] | None = Field(None, description="name: {what: value}; arms that `ablate import` brings records of")
+    imported: dict[str, dict[str, Any]] | None = Field(
+        None, description="name: {what: value}; arms that `ablate import` brings records of"
+    )
     falsifiers: tuple[Falsifier, ...] = ()
     figures: tuple[str, ...] | None = None
 
@@ -142,11 +160,14 @@ class Study(Section):
             raise ValueError(f"both {given[0]} and {given[1]} are given; keep one of them")
         if not given or not getattr(self, given[0]):
             raise ValueError(
-                "no arms: give at least one under arms (name: {dotted key: value}), grid or factors (dotted key: [values]), or a search"
+                "no arms: give at least one under arms (name: {dotted key: value}), grid or factors (dotted key:"
+                " [values]), or a search"
             )
         repeated = sorted({seed for seed in self.seeds if self.seeds.count(seed) > 1})
         if repeated:
-            raise ValueError(f"seeds: {', '.join(map(str, repeated))} is given more than once; a repeated seed is no new evidence")
+            raise ValueError(
+                f"seeds: {', '.join(map(str, repeated))} is given more than once; a repeated seed is no new evidence"
+            )
         for key, values in (getattr(self, self.kind) if self.kind in ("grid", "factors") else {}).items():
             if not values:
                 raise ValueError(f"{self.kind}.{key}: has no values")
@@ -162,19 +183,28 @@ class Study(Section):
         for pair in self.interactions:
             unknown = [key for key in pair if key not in (self.factors or {})]
             if unknown:
-                raise ValueError(f"interactions: '{unknown[0]}' is not a factor{nearest(unknown[0], list(self.factors or {}))}")
+                raise ValueError(
+                    f"interactions: '{unknown[0]}' is not a factor{nearest(unknown[0], list(self.factors or {}))}"
+                )
             if len(set(pair)) < 2 or frozenset(pair) in seen:
                 raise ValueError(f"interactions: [{', '.join(pair)}] must name two different factors, and once")
             seen.add(frozenset(pair))
 
     def _coherent_search(self, search: Search) -> None:
         if len(self.seeds) > 1:
-            raise ValueError(f"seeds: a search trains on one seed, {len(self.seeds)} are given; fresh ones go under search.confirm.seeds")
+            raise ValueError(
+                f"seeds: a search trains on one seed, {len(self.seeds)} are given; fresh ones go under"
+                " search.confirm.seeds"
+            )
         used = sorted(set(self.seeds) & set(search.confirm.seeds))
         if used:
-            raise ValueError(f"search.confirm.seeds: {used[0]} is the seed of the search; a confirmation needs seeds it never saw")
+            raise ValueError(
+                f"search.confirm.seeds: {used[0]} is the seed of the search; a confirmation needs seeds it never saw"
+            )
         if search.confirm.top > search.trials:
-            raise ValueError(f"search.confirm.top: {search.confirm.top} is more than the {search.trials} trials of the search")
+            raise ValueError(
+                f"search.confirm.top: {search.confirm.top} is more than the {search.trials} trials of the search"
+            )
         if len(set(search.confirm.seeds)) < len(search.confirm.seeds):
             raise ValueError("search.confirm.seeds: a seed is given more than once")
 
@@ -214,7 +244,11 @@ def load_study(name_or_path: str | Path) -> Study:
 
     path = _find(str(name_or_path))
     content = read_yaml(path)
-    faults = [Fault((key,), f"unknown key '{key}'; a study is named after its file") for key in ("name", "source") if key in content]
+    faults = [
+        Fault((key,), f"unknown key '{key}'; a study is named after its file")
+        for key in ("name", "source")
+        if key in content
+    ]
     study, wrong = validated(Study, {**content, "name": safe(path.stem), "source": str(path)})
     faults += [*check_names(content), *map(_knob_outside, wrong)] if study is None else check(study)
     if study is None or faults:
@@ -226,9 +260,16 @@ def _knob_outside(fault: Fault) -> Fault:
     """A knob beside the arms instead of in one is answered with where it belongs."""
     key = str(fault.where[0]) if len(fault.where) == 1 and fault.text.startswith("unknown key") else ""
     knobs = dotted_keys()
-    if not key or nearest(key, Study.model_fields, 0.8) or not (key in knobs or key.lower() in WORDS or meant(key, knobs)):
+    if (
+        not key
+        or nearest(key, Study.model_fields, 0.8)
+        or not (key in knobs or key.lower() in WORDS or meant(key, knobs))
+    ):
         return fault
-    return Fault(fault.where, f"unknown key '{key}'{meant_key(key, knobs)}; knobs stand under arms, grid, factors or search.space")
+    return Fault(
+        fault.where,
+        f"unknown key '{key}'{meant_key(key, knobs)}; knobs stand under arms, grid, factors or search.space",
+    )
 
 
 def single(profile: str, overrides: Mapping[str, Any], seed: int) -> Study:
@@ -260,7 +301,9 @@ def _find(name: str) -> Path:
     if name.endswith((".yaml", ".yml")) or "/" in name or "\\" in name:
         path = Path(name).expanduser().absolute()
         if path.is_dir():
-            raise UserError(f"{path} is a folder; give the path of a study's YAML file{_listed(_files(path), ', for example')}")
+            raise UserError(
+                f"{path} is a folder; give the path of a study's YAML file{_listed(_files(path), ', for example')}"
+            )
         if not path.is_file():
             near = nearest(path.stem, [one.stem for one in _files(path.parent)])
             raise UserError(f"no study file {path}{near}; {_there_are()}")

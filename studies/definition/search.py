@@ -1,4 +1,5 @@
-"""What a search has found: its trials, its front, what is confirmed, and the file that keeps them. Imports no Optuna."""
+"""What a search has found: its trials, its front, what is confirmed, and the file that keeps them. Imports no
+Optuna."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ def tried(study: Study, number: int, overrides: Mapping[str, Any], record: Trial
     """A trial of a search as its record tells it; without one, it failed."""
     assert study.search is not None
     status, summary = (record.status, record.summary) if record else ("failed", {})
-    metrics = dict.fromkeys([*(one.metric for one in objectives(study)), *(one.metric for one in study.search.constraints)])
+    metrics = dict.fromkeys(
+        [*(one.metric for one in objectives(study)), *(one.metric for one in study.search.constraints)]
+    )
     values = {key: summary[key] for key in metrics if _measured(summary, key)}
     feasible = all(value <= 0 for value in violations(study, status, summary).values())
     return Tried(number, arm(number), dict(overrides), status, values, feasible, record.steps if record else 0)
@@ -70,7 +73,9 @@ def arm(number: int) -> str:
 def pareto(trials: Sequence[Tried], aims: Sequence[Objective]) -> list[int]:
     """Numbers of the feasible trials that no other beats in one objective without losing in another."""
     points = {one.number: _signed(one, aims) for one in trials if one.feasible}
-    return [number for number, point in points.items() if not any(_dominates(other, point) for other in points.values())]
+    return [
+        number for number, point in points.items() if not any(_dominates(other, point) for other in points.values())
+    ]
 
 
 def choose(trials: Sequence[Tried], aims: Sequence[Objective], top: int, base: Mapping[str, Any]) -> list[Tried]:
@@ -87,13 +92,22 @@ def choose(trials: Sequence[Tried], aims: Sequence[Objective], top: int, base: M
     chosen: list[Tried] = []
     while left and len(chosen) < top:
         front = set(pareto(left, aims))
-        ordered = sorted((one for one in left if one.number in front), key=lambda one: (*(-x for x in _signed(one, aims)), one.number))
+        ordered = sorted(
+            (one for one in left if one.number in front),
+            key=lambda one: (*(-x for x in _signed(one, aims)), one.number),
+        )
         chosen += _spread(ordered, top - len(chosen))
         left = [one for one in left if one.number not in front]
     return chosen
 
 
-def save(study: Study, folder: StudyFolder, trials: Sequence[Tried], confirmed: Sequence[Tried], importance: Mapping[str, float]) -> None:
+def save(
+    study: Study,
+    folder: StudyFolder,
+    trials: Sequence[Tried],
+    confirmed: Sequence[Tried],
+    importance: Mapping[str, float],
+) -> None:
     """Write ``search.json`` in one step."""
     used = [one for one in trials if one.status != "failed"]
     content = {
@@ -101,7 +115,8 @@ def save(study: Study, folder: StudyFolder, trials: Sequence[Tried], confirmed: 
         "trials": [asdict(one) for one in trials],
         "pareto": pareto(trials, objectives(study)),
         "confirmed": [
-            {"arm": f"{CONFIRM}{rank}", "number": one.number, "overrides": one.overrides} for rank, one in enumerate(confirmed, 1)
+            {"arm": f"{CONFIRM}{rank}", "number": one.number, "overrides": one.overrides}
+            for rank, one in enumerate(confirmed, 1)
         ],
         "importance": dict(importance),
         "importance_n": len(used) if importance else 0,
@@ -119,7 +134,8 @@ def load(study: Study, folder: StudyFolder) -> dict[str, Any] | None:
 
 
 def confirmation(study: Study, folder: StudyFolder) -> Study:
-    """The study whose arms are compared: the study itself, or the baseline and what its search has chosen, on fresh seeds."""
+    """The study whose arms are compared: the study itself, or the baseline and what its search has chosen, on fresh
+    seeds."""
     if study.search is None or study.arms is not None:
         return study
     found = load(study, folder)

@@ -98,7 +98,9 @@ class Prune(Section):
     ceiling has already broken what the search may not break.
     """
 
-    metric: Literal["objective/kl_per_token", "objective/kl", "objective/kl_exact_per_token", "objective/kl_k3_per_token"]
+    metric: Literal[
+        "objective/kl_per_token", "objective/kl", "objective/kl_exact_per_token", "objective/kl_k3_per_token"
+    ]
     above: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
     @property
@@ -108,7 +110,8 @@ class Prune(Section):
 
 
 class Confirm(Section):
-    """The best of a search again, beside the baseline, on seeds, held-out prompts and random numbers that the search never used."""
+    """The best of a search again, beside the baseline, on seeds, held-out prompts and random numbers that the search
+    never used."""
 
     top: Positive = Field(2, description="configurations to confirm")
     seeds: tuple[Seed, ...] = Field(min_length=1, description="disjoint from the seed of the search")
@@ -122,13 +125,21 @@ class Confirm(Section):
 class Search(Section):
     """TPE over a space, and the confirmation of what it found."""
 
-    space: dict[str, Dimension] = Field(min_length=1, description="dotted key: {low, high, log, int} or {values: [...]}")
+    space: dict[str, Dimension] = Field(
+        min_length=1, description="dotted key: {low, high, log, int} or {values: [...]}"
+    )
     trials: Positive = Field(description="trials of the search; raise it later and the search goes on")
     seed: Seed = Field(0, description="of the sampler")
     parallel: Positive = Field(
-        2, description="trials proposed before the results of the one before them are known; part of the design, whatever --jobs is"
+        2,
+        description=(
+            "trials proposed before the results of the one before them are known; part of the design, whatever"
+            " --jobs is"
+        ),
     )
-    objectives: tuple[Objective, ...] = Field((), description="default: the study's objective alone; two or more: a Pareto front")
+    objectives: tuple[Objective, ...] = Field(
+        (), description="default: the study's objective alone; two or more: a Pareto front"
+    )
     constraints: tuple[Constraint, ...] = ()
     prune: Prune | None = None
     confirm: Confirm

@@ -21,7 +21,7 @@ _HEAD = """{header}
 profile: tiny                    # smoke (seconds), tiny (a minute a trial), t4; --profile replaces it
 """
 
-_SEEDS = """seeds: [0, 1, 2]                 # every arm gets the same seeds and held-out prompts, so comparisons are paired
+_SEEDS = """seeds: [0, 1, 2]                 # every arm gets the same seeds and prompts, so comparisons are paired
 """
 
 _COMPARE = """question: Does a smaller clipping range keep the policy closer to the reference?
@@ -33,30 +33,37 @@ hypothesis: Beta decides; whatever the other two are, the best trials lie in a n
 refuted_if: On fresh seeds, what the search chose wins no more often than the baseline."""
 
 DESIGNS = {
-    "arms": """baseline: epsilon_0.2            # the arm that all others are compared with
+    "arms": (
+        """baseline: epsilon_0.2            # the arm that all others are compared with
 {seeds}
 # An arm has a name and what it changes of the profile.
 arms:
   epsilon_0.05: {{ppo.cliprange: 0.05}}
   epsilon_0.2: {{ppo.cliprange: 0.2}}
   epsilon_0.2_beta_0: {{ppo.cliprange: 0.2, ppo.kl_coef: 0.0}}
-""",
-    "grid": """baseline: cliprange=0.2+kl_coef=0.05
+"""
+    ),
+    "grid": (
+        """baseline: cliprange=0.2+kl_coef=0.05
 {seeds}
 # Every combination is an arm, named after its values: 2 x 3 arms here.
 grid:
   ppo.cliprange: [0.05, 0.2]
   ppo.kl_coef: [0.01, 0.05, 0.2]
-""",
-    "factors": """{seeds}
+"""
+    ),
+    "factors": (
+        """{seeds}
 # One factor at a time around the arm `baseline`, which is the profile as it is: leave its own values out.
 factors:
   ppo.cliprange: [0.05, 0.4]
   ppo.kl_coef: [0.0, 0.2]
 # Pairs of factors whose values are also combined: does the effect of one depend on the other?
 # interactions: [[ppo.cliprange, ppo.kl_coef]]
-""",
-    "search": """seeds: [0]                       # a search trains on one seed; what it finds is confirmed on others
+"""
+    ),
+    "search": (
+        """seeds: [0]                       # a search trains on one seed; what it finds is confirmed on others
 
 search:
   space:                         # a range (log: true, int: true) or a list of values
@@ -71,8 +78,9 @@ search:
   #   - {{metric: eval/win_rate}}
   #   - {{metric: eval/kl_per_token, direction: minimize}}
   prune: {{metric: objective/kl_per_token, above: 1.0}}   # a hard ceiling: a trial beyond it ends at once
-  confirm: {{top: 2, seeds: [100, 101]}}                  # the best again, beside `baseline` (the profile), on fresh seeds
-""",
+  confirm: {{top: 2, seeds: [100, 101]}}                  # the best and `baseline` again, on fresh seeds
+"""
+    ),
 }
 
 _TAIL = """
@@ -102,7 +110,10 @@ def new_study(name: str, design: str, folder: Path) -> Path:
         raise UserError(f"--design '{design}'{nearest(design, list(DESIGNS))}; there are: {', '.join(DESIGNS)}")
     path = folder / f"{safe(name.removesuffix('.yaml'))}.yaml"
     if path.stem in study_names():
-        raise UserError(f"'{path.stem}' is the name of a study that comes with the project; choose another, for example {path.stem}_mine")
+        raise UserError(
+            f"'{path.stem}' is the name of a study that comes with the project; choose another, for example"
+            f" {path.stem}_mine"
+        )
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(template(path, design))

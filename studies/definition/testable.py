@@ -23,7 +23,11 @@ ONLY_WITH: dict[str, tuple[str, Callable[[TrialConfig], bool]]] = {
 
 def untestable(study: Study, plan: Sequence[Cell]) -> list[str]:
     """One line for each claim that some of the trials cannot decide, with their arms and the reason."""
-    return [line for claim in study.falsifiers for line in _of_claim(claim, [cell for cell in plan if claim.applies_to(cell.arm)])]
+    return [
+        line
+        for claim in study.falsifiers
+        for line in _of_claim(claim, [cell for cell in plan if claim.applies_to(cell.arm)])
+    ]
 
 
 def needs(metric: str, config: TrialConfig) -> str | None:
@@ -40,7 +44,9 @@ def _of_claim(claim: Falsifier, cells: Sequence[Cell]) -> list[str]:
     silent = [cell for cell in cells if needs(claim.metric, cell.config)]
     if silent:
         key = needs(claim.metric, silent[0].config)
-        lines.append(f"claim {claim.name} cannot be tested{_on(silent, cells)}: {claim.metric} is recorded only with {key}")
+        lines.append(
+            f"claim {claim.name} cannot be tested{_on(silent, cells)}: {claim.metric} is recorded only with {key}"
+        )
     short = [cell for cell in cells if cell.steps < claim.before_step and cell not in silent]
     if short:
         fate = "be tested" if claim.aggregation == "mean" else "survive"
@@ -50,13 +56,17 @@ def _of_claim(claim: Falsifier, cells: Sequence[Cell]) -> list[str]:
     few = [cell for cell in cells if records_before(claim, cell.config) < claim.consecutive and cell not in silent]
     if few:
         most = max(records_before(claim, cell.config) for cell in few)
-        needed = f"{claim.consecutive} records in a row would refute it, and at most {most} come before step {claim.before_step:,}"
+        needed = (
+            f"{claim.consecutive} records in a row would refute it, and at most {most} come before step"
+            f" {claim.before_step:,}"
+        )
         lines.append(f"claim {claim.name} cannot be tested{_on(few, cells)}: {needed}")
     return lines
 
 
 def records_before(claim: Falsifier, config: TrialConfig) -> int:
-    """How many records of its series a claim can count on at most: of a rollout one an update, of the losses one a gradient step."""
+    """How many records of its series a claim can count on at most: of a rollout one an update, of the losses one a
+    gradient step."""
     steps = min(claim.before_step, config.ppo.steps)
     return -(-steps // config.ppo.steps_per_update) if claim.metric.startswith(("objective/", "reward/")) else steps
 

@@ -40,7 +40,8 @@ class Row:
     values: dict[str, float] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
     began_at: tuple[float, int] | None = None
-    """When this process saw the first progress of the stage, and how far it was: a resumed trial starts in the middle."""
+    """When this process saw the first progress of the stage, and how far it was: a resumed trial starts in the
+    middle."""
     spoken: float = 0.0
     fallen: list[str] = field(default_factory=list)
     """Claims that this trial has refuted, with the step."""
@@ -74,14 +75,18 @@ class Display:
         self._first: float | None = None
         """When the first trial of this call started; shared stages come before."""
         self._ended_here = 0
-        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._render) if console.is_terminal else None
+        self._live = (
+            Live(console=console, refresh_per_second=4, get_renderable=self._render) if console.is_terminal else None
+        )
 
     def __enter__(self) -> Self:
         if self._live:
             self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._live:
             self._live.stop()
 
@@ -147,7 +152,9 @@ class Display:
         if self._live is None and self._clock() - row.spoken >= PLAIN_SECONDS:
             row.spoken = self._clock()
             values = "  ".join(f"{title} {row.values[key]:.4g}" for title, key in COLUMNS.items() if key in row.values)
-            self.line(f"{row.job.label}: {row.stage} {row.done}/{row.total}  {values}  left {_duration(row.seconds_left)}")
+            self.line(
+                f"{row.job.label}: {row.stage} {row.done}/{row.total}  {values}  left {_duration(row.seconds_left)}"
+            )
 
     def _finished(self, row: Row, event: Finished) -> None:
         self._close(row, event.outcome.status)
@@ -157,7 +164,10 @@ class Display:
             self._ended_here += 1
             if self._live is None:
                 reason = f": {event.outcome.reason}" if event.outcome.reason else ""
-                self.line(f"{row.job.label}: {row.status}{reason} in {time.monotonic() - row.started:.1f} s  ({self._summary()})")
+                self.line(
+                    f"{row.job.label}: {row.status}{reason} in {time.monotonic() - row.started:.1f} s "
+                    f" ({self._summary()})"
+                )
 
     def _summary(self) -> str:
         """How many trials have ended, and when the rest will have at the rate of this call."""

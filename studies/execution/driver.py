@@ -24,7 +24,17 @@ from pipeline.data.files import check_source
 from pipeline.errors import Damaged, Fault, UserError
 from pipeline.faults import DiskFull, in_words, is_disk_full
 from pipeline.run.dag import StagePlan
-from pipeline.run.layout import Layout, StageRef, Status, StudyFolder, TrialRecord, record_text, sealed, writable, write_atomic
+from pipeline.run.layout import (
+    Layout,
+    StageRef,
+    Status,
+    StudyFolder,
+    TrialRecord,
+    record_text,
+    sealed,
+    writable,
+    write_atomic,
+)
 from pipeline.run.store import Artifact
 from studies.claims.falsifiers import Verdict
 from studies.claims.live import LiveVerdicts
@@ -146,7 +156,9 @@ def run_study(
             run.plan = cells(compared, profile, overrides)
             display.total = trial_count(study) if study.search is None else study.search.trials + len(run.plan)
             finished = [cell for cell in run.plan if _finished_record(run, cell)]
-            display.recorded(len(finished), len(run.plan), "trials" if not study.search else "trials of the confirmation")
+            display.recorded(
+                len(finished), len(run.plan), "trials" if not study.search else "trials of the confirmation"
+            )
             _run_missing(run, compared, finished, jobs)
             _write_study(run, environment)
             records = current_records(folder, run.plan)
@@ -186,7 +198,9 @@ def only_driver(folder: StudyFolder, name: str) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise UserError(f"study '{name}' is being run by another process in {folder.path}; wait for it, or use another --out") from None
+        raise UserError(
+            f"study '{name}' is being run by another process in {folder.path}; wait for it, or use another --out"
+        ) from None
     try:
         yield
     finally:
@@ -201,7 +215,9 @@ def is_finished(folder: StudyFolder, cell: Cell, stages: Sequence[StagePlan]) ->
     if not all(stage.cached for stage in stages) or record.stages.keys() != {stage.stage for stage in stages}:
         return False
     refs = {stage.stage: record.stages[stage.stage] for stage in stages}
-    return all(refs[stage.stage].key == stage.key and refs[stage.stage].digest in (None, stage.digest) for stage in stages)
+    return all(
+        refs[stage.stage].key == stage.key and refs[stage.stage].digest in (None, stage.digest) for stage in stages
+    )
 
 
 def current_records(folder: StudyFolder, plan: Sequence[Cell]) -> list[TrialRecord]:
@@ -245,7 +261,9 @@ def _tell_search(run: _Run, tuner: Tuner, chosen: Sequence[str]) -> None:
     if chosen:
         run.display.line(f"{found}to be confirmed on fresh seeds and prompts: {', '.join(chosen)}", "bold")
     else:
-        run.display.line(f"{found}nothing to confirm but the baseline: widen search.space, or relax search.constraints", "yellow")
+        run.display.line(
+            f"{found}nothing to confirm but the baseline: widen search.space, or relax search.constraints", "yellow"
+        )
 
 
 def _run_missing(run: _Run, compared: Study, finished: Sequence[Cell], jobs: int) -> None:
@@ -272,7 +290,9 @@ def _planner(run: _Run, compared: Study) -> Planner:
             raise
         aside = set_database_aside(run.folder.optuna_file)
         run.display.line(
-            f"{run.folder.optuna_file} is damaged: {in_words(error)}; set aside as {aside}; made again from the records", "yellow"
+            f"{run.folder.optuna_file} is damaged: {in_words(error)}; set aside as {aside}; made again from the"
+            " records",
+            "yellow",
         )
         return Planner(compared, run.folder, run.plan)
 
@@ -290,11 +310,14 @@ def _carry_out(run: _Run, plan: Plan, missing: Sequence[Cell], jobs: int) -> Non
 
 
 def _tell_execution(run: _Run, missing: Sequence[Cell]) -> None:
-    """One line for every device and precision that trials will compute with. Raises `UserError` for a GPU that is not there."""
+    """One line for every device and precision that trials will compute with. Raises `UserError` for a GPU that is not
+    there."""
     for found in dict.fromkeys(tuple(run.module.execution(cell.config).items()) for cell in missing):
         if found not in run.told:
             run.told.append(found)
-            run.display.line(", ".join(value if key in ("device", "precision") else f"{key} {value}" for key, value in found), "dim")
+            run.display.line(
+                ", ".join(value if key in ("device", "precision") else f"{key} {value}" for key, value in found), "dim"
+            )
 
 
 def _tell_recorded(run: _Run, planner: Planner, finished: Sequence[Cell]) -> None:
@@ -375,7 +398,9 @@ def _tell(run: _Run, plan: Plan, ticket: Ticket, record: TrialRecord | None) -> 
 
 def _on_crash(run: _Run, plan: Plan, ticket: Ticket, event: Crashed) -> None:
     cell = ticket.cell
-    if event.disk_full:  # the plan could not write down that this trial failed, and needs not: the next call goes on with it
+    if (
+        event.disk_full
+    ):  # the plan could not write down that this trial failed, and needs not: the next call goes on with it
         raise DiskFull(event.reason)
     plan.tell(ticket, None)
     run.sinks.leave(cell.arm, cell.seed, "failed")
@@ -407,7 +432,10 @@ def _record(run: _Run, cell: Cell, outcome: TrialOutcome | None, reason: str | N
         status=cast(Status, outcome.status) if outcome else "failed",
         reason=outcome.reason if outcome else reason,
         steps=outcome.steps if outcome else 0,
-        stages={name: StageRef(key=one.key, path=_relative(one.path, run.layout), digest=one.digest) for name, one in artifacts.items()},
+        stages={
+            name: StageRef(key=one.key, path=_relative(one.path, run.layout), digest=one.digest)
+            for name, one in artifacts.items()
+        },
         summary=dict(outcome.summary) if outcome else {},
         cost=dict(outcome.cost) if outcome else {},
         environment={**run.module.environment(), **(outcome.execution if outcome else {})},
@@ -445,7 +473,10 @@ def _upstream(run: _Run, cell: Cell) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for stage in run.shared_plan_of(cell):
         if stage.cached and stage.key:
-            found[stage.stage] = {"key": stage.key, "path": _relative(run.layout.store / stage.stage / stage.key, run.layout)}
+            found[stage.stage] = {
+                "key": stage.key,
+                "path": _relative(run.layout.store / stage.stage / stage.key, run.layout),
+            }
     return found
 
 

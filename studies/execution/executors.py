@@ -224,7 +224,8 @@ class Processes:
         emit(event)
 
     def _take_gpus(self, config: TrialConfig) -> list[str]:
-        """The least used GPUs, one for each process of the trial; none on a machine where there is nothing to choose."""
+        """The least used GPUs, one for each process of the trial; none on a machine where there is nothing to
+        choose."""
         if config.runtime.device == "cpu":
             return []
         if self._gpus is None:
@@ -305,7 +306,8 @@ def _silent(running: Mapping[Any, tuple[Job, BaseProcess]], heard: Mapping[Any, 
 
 
 def _end_silent(job: Job, process: BaseProcess) -> Crashed:
-    """End a trial that hangs. Its log then tells where it stood: the signal makes it write the traceback of every thread."""
+    """End a trial that hangs. Its log then tells where it stood: the signal makes it write the traceback of every
+    thread."""
     if process.pid is not None:
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGABRT)

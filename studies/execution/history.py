@@ -64,15 +64,25 @@ class Measured:
         return self.seconds_per_step * config.ppo.steps if stage == "ppo" else self.seconds.get(stage, 0.0)
 
 
-def measured(layout: Layout, records: Sequence[TrialRecord], profile: str, environment: Mapping[str, str]) -> Measured | None:
-    """Times of the trials of a profile that ran as `environment` says (platform and device); None where there are none."""
-    alike = [one for one in records if one.profile == profile and one.steps and "wall_s" in one.cost and _ran_on(one, environment)]
+def measured(
+    layout: Layout, records: Sequence[TrialRecord], profile: str, environment: Mapping[str, str]
+) -> Measured | None:
+    """Times of the trials of a profile that ran as `environment` says (platform and device); None where there are
+    none."""
+    alike = [
+        one
+        for one in records
+        if one.profile == profile and one.steps and "wall_s" in one.cost and _ran_on(one, environment)
+    ]
     if not alike:
         return None
     times: defaultdict[str, dict[str, float]] = defaultdict(dict)
     for record in alike:
         for stage, one in record.stages.items():
-            if stage != "ppo" and (took := _json(layout.root / one.path / "log" / "cost.json").get("wall_s")) is not None:
+            if (
+                stage != "ppo"
+                and (took := _json(layout.root / one.path / "log" / "cost.json").get("wall_s")) is not None
+            ):
                 times[stage][one.key] = float(took)
     return Measured(
         len(alike),

@@ -37,7 +37,8 @@ class Planner:
     """
 
     def __init__(self, study: Study, folder: StudyFolder, plan: Sequence[Cell]) -> None:
-        """Open the plan; trials left running by a driver that died are told as failed. Raises what SQLAlchemy and Optuna raise."""
+        """Open the plan; trials left running by a driver that died are told as failed. Raises what SQLAlchemy and
+        Optuna raise."""
         import optuna
         from optuna.trial import TrialState
 
@@ -76,11 +77,13 @@ class Planner:
     def settled(self) -> set[tuple[str, int]]:
         """Arm and seed of cells that have been told a value."""
         return {
-            (trial.params["arm"], trial.params["seed"]) for trial in self._study.get_trials(deepcopy=False, states=(self._states.COMPLETE,))
+            (trial.params["arm"], trial.params["seed"])
+            for trial in self._study.get_trials(deepcopy=False, states=(self._states.COMPLETE,))
         }
 
     def tell(self, ticket: Ticket, record: TrialRecord | None) -> None:
-        """Answer a ticket; None is a failure. A trial that diverged, or could not be judged, is the worst there is, never nothing."""
+        """Answer a ticket; None is a failure. A trial that diverged, or could not be judged, is the worst there is,
+        never nothing."""
         if record is None or record.status == "failed":
             self._study.tell(ticket.number, state=self._states.FAIL)
         else:
@@ -96,7 +99,8 @@ class Planner:
 
 
 def is_settled(study: Study, folder: StudyFolder, plan: Sequence[Cell]) -> bool:
-    """Whether the plan in Optuna was told of all these cells and its file has not changed since, so that it need not be opened."""
+    """Whether the plan in Optuna was told of all these cells and its file has not changed since, so that it need not be
+    opened."""
     try:
         return bool(json.loads((folder.path / SETTLED).read_text("utf-8")) == _settled(study, folder, plan))
     except (OSError, ValueError):

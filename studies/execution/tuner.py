@@ -98,12 +98,19 @@ class Tuner:
         return [record for number in sorted(self._ended) if (record := self._ended[number][1]) is not None]
 
     def close(self) -> list[Tried]:
-        """End the search: write what is to be confirmed, and keep it where Optuna's own tools look. Returns the chosen."""
+        """End the search: write what is to be confirmed, and keep it where Optuna's own tools look. Returns the
+        chosen."""
         self._tell_until(len(self._asked) - 1)
         base = load_config(self._profile, below=self._overrides).model_dump(mode="json")
         own = {key: base[key.partition(".")[0]][key.partition(".")[2]] for key in self._search.space}
         chosen = choose(self.trials, objectives(self._study), self._search.confirm.top, own)
-        save(self._study, self._folder, self.trials, chosen, importance(self.trials, objectives(self._study), self._space))
+        save(
+            self._study,
+            self._folder,
+            self.trials,
+            chosen,
+            importance(self.trials, objectives(self._study), self._space),
+        )
         if self._news or not self._folder.optuna_file.exists():
             self._publish(f"{self._study.name}-search")
         return chosen
@@ -114,7 +121,10 @@ class Tuner:
         knobs = "  ".join(f"{key.rpartition('.')[2]} {_short(value)}" for key, value in one.overrides.items())
         values = "  ".join(f"{key} {value:.4g}" for key, value in one.values.items()) or "nothing measured"
         front = pareto(self.trials, objectives(self._study))
-        best = f"{'best' if len(objectives(self._study)) == 1 else 'front'} so far: {', '.join(map(arm, front)) or 'none feasible'}"
+        best = (
+            f"{'best' if len(objectives(self._study)) == 1 else 'front'} so far:"
+            f" {', '.join(map(arm, front)) or 'none feasible'}"
+        )
         return f"{one.arm}: {values}  {'feasible' if one.feasible else 'infeasible'}  ({knobs})  {best}"
 
     def _ticket(self, number: int) -> Ticket:
@@ -126,7 +136,9 @@ class Tuner:
     def _propose(self, number: int) -> Cell:
         import optuna
 
-        self._optuna.sampler = optuna.samplers.TPESampler(seed=seed_of(self._search.seed, number), n_startup_trials=STARTUP)
+        self._optuna.sampler = optuna.samplers.TPESampler(
+            seed=seed_of(self._search.seed, number), n_startup_trials=STARTUP
+        )
         trial = self._optuna.ask(self._space)
         seed = self._study.seeds[0]
         stop = [self._search.prune.rule.model_dump(mode="json")] if self._search.prune else []
@@ -149,7 +161,9 @@ class Tuner:
                 continue
             for name, value in violations(self._study, record.status, record.summary).items():
                 trial.set_constraint(name, value)
-            self._optuna.tell(trial, [objective_value(aim, record.status, record.summary) for aim in objectives(self._study)])
+            self._optuna.tell(
+                trial, [objective_value(aim, record.status, record.summary) for aim in objectives(self._study)]
+            )
         self._told = max(self._told, last + 1)
         return True
 
@@ -160,7 +174,9 @@ class Tuner:
         if name in optuna.get_all_study_names(self._folder.optuna_uri):
             optuna.delete_study(study_name=name, storage=self._folder.optuna_uri)
         here = self._optuna.study_name
-        optuna.copy_study(from_study_name=here, from_storage=self._storage, to_storage=self._folder.optuna_uri, to_study_name=name)
+        optuna.copy_study(
+            from_study_name=here, from_storage=self._storage, to_storage=self._folder.optuna_uri, to_study_name=name
+        )
 
     def _failures_built_on(self) -> set[int]:
         """Failed trials of an earlier call that later proposals have taken note of.
@@ -169,7 +185,11 @@ class Tuner:
         """
         before = (load(self._study, self._folder) or {}).get("trials", [])
         good = max((one["number"] for one in before if one["status"] != "failed"), default=-1)
-        return {one["number"] for one in before if one["status"] == "failed" and one["number"] + self._search.parallel <= good}
+        return {
+            one["number"]
+            for one in before
+            if one["status"] == "failed" and one["number"] + self._search.parallel <= good
+        }
 
 
 def seed_of(seed: int, number: int) -> int:
@@ -184,11 +204,18 @@ def distribution(dimension: Dimension) -> BaseDistribution:
     if dimension.values is not None:
         return CategoricalDistribution(dimension.values)
     low, high = dimension.ends
-    return IntDistribution(low, high, log=dimension.log) if dimension.integer else FloatDistribution(low, high, log=dimension.log)
+    return (
+        IntDistribution(low, high, log=dimension.log)
+        if dimension.integer
+        else FloatDistribution(low, high, log=dimension.log)
+    )
 
 
-def importance(trials: Sequence[Tried], aims: Sequence[Objective], space: Mapping[str, BaseDistribution]) -> dict[str, float]:
-    """Fraction of what separates the best trials from all that each knob explains (PED-ANOVA, Watanabe 2023, arXiv 2304.10255).
+def importance(
+    trials: Sequence[Tried], aims: Sequence[Objective], space: Mapping[str, BaseDistribution]
+) -> dict[str, float]:
+    """Fraction of what separates the best trials from all that each knob explains (PED-ANOVA, Watanabe 2023, arXiv
+    2304.10255).
 
     Infeasible trials count as worse than every feasible one. Empty where nothing can be said: with fewer than
     `IMPORTANCE_TRIALS` usable trials, with too few feasible ones to fill the best quantile, or without any difference.

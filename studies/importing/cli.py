@@ -13,13 +13,22 @@ SHOWN = 40
 
 
 def import_command(
-    folder: Annotated[Path, typer.Argument(help="Holds a log per arm and seed: ARM/seed_N.jsonl, ARM-seedN.csv, ...", show_default=False)],
-    name: Annotated[
-        str, typer.Option("--name", help="The study: NAME.yaml here, or its path. Written when there is none.", show_default=False)
+    folder: Annotated[
+        Path,
+        typer.Argument(help="Holds a log per arm and seed: ARM/seed_N.jsonl, ARM-seedN.csv, ...", show_default=False),
     ],
-    map_file: Annotated[Path | None, typer.Option("--map", help="YAML of names, units and factors; TRL's names need none.")] = None,
+    name: Annotated[
+        str,
+        typer.Option(
+            "--name", help="The study: NAME.yaml here, or its path. Written when there is none.", show_default=False
+        ),
+    ],
+    map_file: Annotated[
+        Path | None, typer.Option("--map", help="YAML of names, units and factors; TRL's names need none.")
+    ] = None,
     steps_per_update: Annotated[
-        int | None, typer.Option("--steps-per-update", min=1, help="Gradient steps in one update: epochs x mini-batches.")
+        int | None,
+        typer.Option("--steps-per-update", min=1, help="Gradient steps in one update: epochs x mini-batches."),
     ] = None,
     out: OutOption = None,
 ) -> None:
@@ -43,7 +52,9 @@ def import_command(
         console.print(Text(line, "yellow"), soft_wrap=True)
     if done.problems:
         rest = f"{len(lines) - SHOWN} more, and " if len(lines) > SHOWN else ""
-        console.print(Text(f"{rest}every occurrence by file: {done.folder.path / 'problems.csv'}", "yellow"), soft_wrap=True)
+        console.print(
+            Text(f"{rest}every occurrence by file: {done.folder.path / 'problems.csv'}", "yellow"), soft_wrap=True
+        )
     if done.unused:
         console.print(Text(f"not imported, as no metric is named so: {', '.join(done.unused)}"), soft_wrap=True)
     for line in done.lines:

@@ -1,4 +1,5 @@
-"""Series that contradict each other: what no single value shows, above all a unit other than the one that is assumed."""
+"""Series that contradict each other: what no single value shows, above all a unit other than the one that is
+assumed."""
 
 from __future__ import annotations
 
@@ -28,7 +29,10 @@ def _negative_kl(found: Trajectory, name: str) -> Iterator[Problem]:
             continue
         mean = float(one.values.mean())
         if mean < _NEGATIVE * (1.0 if ours == "objective/kl" else 0.05):
-            why = "negative on average, which no KL is: were completions sampled from the policy as it is (top-k, temperature, padding)?"
+            why = (
+                "negative on average, which no KL is: were completions sampled from the policy as it is (top-k,"
+                " temperature, padding)?"
+            )
             yield _doubt(name, one.key, ours, mean, why, int((one.values < 0).sum()), len(one.values))
 
 
@@ -36,7 +40,9 @@ def _penalty(found: Trajectory, name: str, settings: Mapping[str, Any]) -> Itera
     """non_score_reward = -kl_coef x kl, where the arm's kl_coef is known or was logged."""
     stated = settings.get("kl_coef", settings.get("ppo.kl_coef"))
     known = float(stated) if isinstance(stated, int | float) and not isinstance(stated, bool) else None
-    three = _together(found, "objective/kl", "objective/non_score_reward", *(["objective/kl_coef"] if known is None else []))
+    three = _together(
+        found, "objective/kl", "objective/non_score_reward", *(["objective/kl_coef"] if known is None else [])
+    )
     if three is None:
         return
     kl, penalty, beta = three if known is None else (*three, np.full(len(three[0]), known))
@@ -46,10 +52,18 @@ def _penalty(found: Trajectory, name: str, settings: Mapping[str, Any]) -> Itera
     ratio = float(np.median(-penalty[large] / (beta * kl)[large]))
     if abs(ratio - 1) <= 0.05:
         return
-    guess = "KL is in bits" if abs(ratio - math.log(2)) < 0.03 else "KL is per token" if ratio > 2 else "one of the two has another unit"
+    guess = (
+        "KL is in bits"
+        if abs(ratio - math.log(2)) < 0.03
+        else "KL is per token"
+        if ratio > 2
+        else "one of the two has another unit"
+    )
     coefficient = f"kl_coef {known:g}" if known is not None else "the logged kl_coef"
     why = f"the KL penalty is {ratio:.3g} x {coefficient} x KL: {guess}, or kl_coef was another"
-    yield _doubt(name, found.series["objective/kl"].key, "objective/kl", float(np.median(kl)), why, int(large.sum()), len(kl))
+    yield _doubt(
+        name, found.series["objective/kl"].key, "objective/kl", float(np.median(kl)), why, int(large.sum()), len(kl)
+    )
 
 
 def _reward(found: Trajectory, name: str) -> Iterator[Problem]:
@@ -62,7 +76,9 @@ def _reward(found: Trajectory, name: str) -> Iterator[Problem]:
     if off.mean() > 0.1:
         why = "is not the score plus the KL penalty: one of the three has another unit or another name"
         one = found.series["objective/rlhf_reward"]
-        yield _doubt(name, one.key, "objective/rlhf_reward", float(total[np.argmax(off)]), why, int(off.sum()), len(off))
+        yield _doubt(
+            name, one.key, "objective/rlhf_reward", float(total[np.argmax(off)]), why, int(off.sum()), len(off)
+        )
 
 
 def _lengths(found: Trajectory, name: str) -> Iterator[Problem]:
@@ -73,7 +89,10 @@ def _lengths(found: Trajectory, name: str) -> Iterator[Problem]:
         one, other = found.series[sequence], found.series[token]
         length = float(np.median(np.abs(one.values))) / max(float(np.median(np.abs(other.values))), 1e-12)
         if length < 0.99 and float(np.median(np.abs(one.values))) > 1e-3:
-            why = f"is {length:.2g} x {other.key}, though a sum over a sequence is no less than its mean over tokens: units are mixed up"
+            why = (
+                f"is {length:.2g} x {other.key}, though a sum over a sequence is no less than its mean over tokens:"
+                " units are mixed up"
+            )
             yield _doubt(name, one.key, sequence, float(np.median(one.values)), why, len(one.values), len(one.values))
 
 

@@ -50,7 +50,9 @@ def find_sources(folder: Path, pattern: str | None = None) -> list[Source]:
         source = _source(forms, trial, path, name, folder, pattern)
         twin = found.setdefault((source.arm.lower(), source.seed), source)
         if twin is not source:
-            raise UserError(f"{folder}: '{twin.name}' and '{name}' are both arm '{source.arm}' seed {source.seed}; keep one of them")
+            raise UserError(
+                f"{folder}: '{twin.name}' and '{name}' are both arm '{source.arm}' seed {source.seed}; keep one of them"
+            )
     if not found:
         raise UserError(f"{folder}: no {', '.join(SUFFIXES)} file in it; expected a log per arm and seed: {RULE}")
     _same_case([source.arm for source in found.values()], folder)
@@ -64,7 +66,11 @@ def natural(text: str) -> list[tuple[float, str]]:
 
 def _trials(folder: Path) -> Iterator[tuple[str, Path]]:
     """(trial's path as text, file): suffixes gone, a trainer's folder in place of its state file."""
-    visible = [path for path in sorted(folder.rglob("*")) if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    visible = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    ]
     newest: dict[Path, tuple[int, Path]] = {}
     for path in visible:
         if path.name == STATE:
@@ -79,12 +85,18 @@ def _trials(folder: Path) -> Iterator[tuple[str, Path]]:
             yield path.relative_to(folder).with_suffix("").as_posix(), path
 
 
-def _source(forms: list[re.Pattern[str]], trial: str, path: Path, name: str, folder: Path, pattern: str | None) -> Source:
+def _source(
+    forms: list[re.Pattern[str]], trial: str, path: Path, name: str, folder: Path, pattern: str | None
+) -> Source:
     found = next((match for form in forms if (match := form.fullmatch(trial))), None)
     if found is None:
         raise UserError(
             f"{folder}: '{name}' tells no arm and seed; "
-            + (f"it does not fit the mapping's pattern '{pattern}'" if pattern else f"name it {RULE}, or give `files` in the mapping")
+            + (
+                f"it does not fit the mapping's pattern '{pattern}'"
+                if pattern
+                else f"name it {RULE}, or give `files` in the mapping"
+            )
         )
     arm = (found["arm"] or folder.resolve().name).replace("/", "-")
     try:
@@ -96,7 +108,9 @@ def _source(forms: list[re.Pattern[str]], trial: str, path: Path, name: str, fol
 def _template(pattern: str) -> str:
     words = re.split(r"(\{arm\}|\{seed\})", pattern)
     if words.count("{arm}") != 1 or words.count("{seed}") != 1:
-        raise UserError(f"mapping: files: '{pattern}' must hold {{arm}} and {{seed}} once each, for example run_{{seed}}/{{arm}}")
+        raise UserError(
+            f"mapping: files: '{pattern}' must hold {{arm}} and {{seed}} once each, for example run_{{seed}}/{{arm}}"
+        )
     parts = {"{arm}": r"(?P<arm>.+)", "{seed}": r"(?P<seed>\d{1,18})"}
     return "".join(parts.get(word, re.escape(word)) for word in words)
 
@@ -106,4 +120,6 @@ def _same_case(arms: list[str], folder: Path) -> None:
     for arm in arms:
         twin = folded.setdefault(arm.lower(), arm)
         if twin != arm:
-            raise UserError(f"{folder}: the arms '{twin}' and '{arm}' differ only in case; some file systems cannot tell them apart")
+            raise UserError(
+                f"{folder}: the arms '{twin}' and '{arm}' differ only in case; some file systems cannot tell them apart"
+            )

@@ -1,4 +1,5 @@
-"""What a foreign log calls things: names, units and what its x-axis counts. A mapping file (YAML) states what TRL does not say.
+"""What a foreign log calls things: names, units and what its x-axis counts. A mapping file (YAML) states what TRL does
+not say.
 
 steps_per_update: 16              # gradient steps taken in one update: num_ppo_epochs x num_mini_batches
 step: {key: step, counts: updates, first: 1}        # or: episodes (with episodes_per_update), gradient_steps
@@ -44,7 +45,17 @@ TRL = {
     "lr": "policy/lr",
 }
 """Names of TRL 1.12 (trl/experimental/ppo/ppo_trainer.py) and ours."""
-KNOWN_UNUSED = {"eps", "episode", "epoch", "step", "global_step", "val/ratio_var", "val/num_eos_tokens", "num_input_tokens_seen", "_step"}
+KNOWN_UNUSED = {
+    "eps",
+    "episode",
+    "epoch",
+    "step",
+    "global_step",
+    "val/ratio_var",
+    "val/num_eos_tokens",
+    "num_input_tokens_seen",
+    "_step",
+}
 """Logged by TRL or its trackers, and no metric of ours."""
 PREFIX = "train/"
 """What trackers put before the names that a trainer logs."""
@@ -74,7 +85,9 @@ class Mapping(Section):
     """The content of a mapping file; everything has a default but the gradient steps of an update."""
 
     steps_per_update: Positive | None = None
-    episodes_per_update: Positive | None = Field(None, description="batch_size of TRL: episodes of one rollout over all devices")
+    episodes_per_update: Positive | None = Field(
+        None, description="batch_size of TRL: episodes of one rollout over all devices"
+    )
     step: Axis = Axis()
     length: StrictlyPositive | str | None = None
     files: str | None = None
@@ -86,7 +99,10 @@ class Mapping(Section):
     def _short_form(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        plain = {key: None if one in (None, "none") else {"key": one} if isinstance(one, str) else one for key, one in value.items()}
+        plain = {
+            key: None if one in (None, "none") else {"key": one} if isinstance(one, str) else one
+            for key, one in value.items()
+        }
         for key, one in plain.items():
             _check_target(str(key), one)
         return plain
@@ -100,12 +116,14 @@ class Mapping(Section):
 
 
 def load_mapping(path: Path | None, steps_per_update: int | None = None) -> Mapping:
-    """Read a mapping file; `steps_per_update` is what the command line says. Raises `UserError` with file, key and value."""
+    """Read a mapping file; `steps_per_update` is what the command line says. Raises `UserError` with file, key and
+    value."""
     content = read_yaml(path) if path else {}
     if steps_per_update is not None:
         if content.get("steps_per_update", steps_per_update) != steps_per_update:
             raise UserError(
-                f"{path}: steps_per_update is {content['steps_per_update']}, and {steps_per_update} on the command line; give one"
+                f"{path}: steps_per_update is {content['steps_per_update']}, and {steps_per_update} on the command"
+                " line; give one"
             )
         content = {**content, "steps_per_update": steps_per_update}
     return validate(Mapping, content, str(path) if path else "--steps-per-update")
@@ -115,12 +133,22 @@ def conversion(unit: str, target: Metric, with_length: bool) -> tuple[float, int
     """Factor, and the power of the response length, that turn `unit` into the target's. Raises `ValueError`."""
     theirs, ours = unit.split(" per "), target.unit.split(" per ")
     factor = 1.0 if theirs[0] == ours[0] else _UNITS.get((theirs[0], ours[0]))
-    power = 0 if theirs[1:] == ours[1:] else _PER_LENGTH.get((theirs[-1], ours[-1])) if len(theirs) == len(ours) == 2 else None
+    power = (
+        0
+        if theirs[1:] == ours[1:]
+        else _PER_LENGTH.get((theirs[-1], ours[-1]))
+        if len(theirs) == len(ours) == 2
+        else None
+    )
     if factor is None or power is None:
         known = ", ".join(sorted({f"{one[0]} to {one[1]}" for one in _UNITS} | {"per token to per sequence and back"}))
-        raise ValueError(f"metrics.{target.key}: no way from '{unit}' to '{target.unit}'; known: {known}; or give a factor")
+        raise ValueError(
+            f"metrics.{target.key}: no way from '{unit}' to '{target.unit}'; known: {known}; or give a factor"
+        )
     if power and not with_length:
-        raise ValueError(f"metrics.{target.key}: from '{unit}' to '{target.unit}' needs `length`: tokens of a response, or their key")
+        raise ValueError(
+            f"metrics.{target.key}: from '{unit}' to '{target.unit}' needs `length`: tokens of a response, or their key"
+        )
     return factor, power
 
 
@@ -137,13 +165,16 @@ def resolve(mapping: Mapping, keys: Iterable[str], origin: str) -> dict[str, Nam
         if ours is None or ours in mapping.metrics or key in taken:
             continue
         if ours in found:
-            raise UserError(f"{origin}: '{found[ours].key}' and '{key}' are both {ours}; say which under `metrics` in the mapping")
+            raise UserError(
+                f"{origin}: '{found[ours].key}' and '{key}' are both {ours}; say which under `metrics` in the mapping"
+            )
         found[ours] = Named(key=key)
     return {**found, **_derived(mapping, found, present)}
 
 
 def _derived(mapping: Mapping, found: dict[str, Named], present: list[str]) -> dict[str, Named]:
-    """What a stated length allows: the length itself where it was logged, and KL per token (both are sums over the same tokens)."""
+    """What a stated length allows: the length itself where it was logged, and KL per token (both are sums over the same
+    tokens)."""
     added: dict[str, Named] = {}
     if isinstance(mapping.length, str) and mapping.length in present:
         added["objective/length"] = Named(key=mapping.length)
@@ -163,7 +194,11 @@ def own_name(key: str) -> str | None:
 def unused(mapping: Mapping, keys: Iterable[str]) -> list[str]:
     """Keys that no metric was made of and that are not known to be something else, each with the nearest known name."""
     used = {named.key for named in mapping.metrics.values() if named} | {mapping.step.key, mapping.length}
-    strange = [key for key in keys if own_name(key) is None and key not in used and key.removeprefix(PREFIX) not in KNOWN_UNUSED]
+    strange = [
+        key
+        for key in keys
+        if own_name(key) is None and key not in used and key.removeprefix(PREFIX) not in KNOWN_UNUSED
+    ]
     return [f"{key}{nearest(key, [*TRL, *METRICS])}" for key in strange]
 
 
@@ -175,7 +210,9 @@ def check_keys_exist(mapping: Mapping, keys: Iterable[str]) -> None:
     stated += [("length", mapping.length)] if isinstance(mapping.length, str) else []
     for where, key in stated:
         if key not in present:
-            raise UserError(f"mapping: {where}: no log has a key '{key}'{nearest(key, present)}; keys: {', '.join(present)}")
+            raise UserError(
+                f"mapping: {where}: no log has a key '{key}'{nearest(key, present)}; keys: {', '.join(present)}"
+            )
 
 
 def _check_target(key: str, named: Any) -> None:
@@ -183,5 +220,9 @@ def _check_target(key: str, named: Any) -> None:
         metric(key, "metrics")
     except UserError as error:
         raise ValueError(str(error)) from None
-    if key.startswith("eval/") and isinstance(named, dict) and str(named.get("unit", "")).endswith(("per token", "per sequence")):
+    if (
+        key.startswith("eval/")
+        and isinstance(named, dict)
+        and str(named.get("unit", "")).endswith(("per token", "per sequence"))
+    ):
         raise ValueError(f"metrics.{key}: a final measurement has no length to convert it with; give a factor")

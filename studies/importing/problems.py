@@ -49,5 +49,7 @@ def grouped(problems: Iterable[Problem]) -> list[str]:
     lines = []
     for group, problem in first.items():
         more = len(files[group]) - 1
-        lines.append(problem.text + (f" (and the same in {more:,} other {'log' if more == 1 else 'logs'})" if more else ""))
+        lines.append(
+            problem.text + (f" (and the same in {more:,} other {'log' if more == 1 else 'logs'})" if more else "")
+        )
     return lines

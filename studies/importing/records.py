@@ -1,4 +1,5 @@
-"""Imported trials in the store: an artifact each, named after what it was made from, and the records that point at them."""
+"""Imported trials in the store: an artifact each, named after what it was made from, and the records that point at
+them."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ def publish(store: Store, trial: Trial, mapping: mappings.Mapping) -> Artifact:
             for step, values in rows_of(trial.found):
                 log.append(step, values)
         to_parquet(out / "metrics.jsonl", out / "metrics.parquet")
-        write_json(out / DETAILS, {"file": trial.source.name, "sha256": identity["sha256"], "problems": identity["problems"]})
+        write_json(
+            out / DETAILS, {"file": trial.source.name, "sha256": identity["sha256"], "problems": identity["problems"]}
+        )
         return {"steps": trial.found.steps}
 
     return store.build(STAGE, key, identity, make, resumable=False)
@@ -69,7 +72,8 @@ def rows_of(found: Trajectory) -> Iterable[tuple[int, dict[str, float]]]:
 def record_of(
     study: str, trial: Trial, artifact: Artifact, settings: Mapping[str, Any], mapping: mappings.Mapping, root: Path
 ) -> TrialRecord:
-    """What reports and verdicts need to know; there is no configuration of ours, so `config` says where it came from."""
+    """What reports and verdicts need to know; there is no configuration of ours, so `config` says where it came
+    from."""
     cell = Foreign(trial.source.arm, trial.source.seed)
     modified = datetime.fromtimestamp(trial.source.path.stat().st_mtime, UTC)
     return TrialRecord(
@@ -86,7 +90,9 @@ def record_of(
         status="diverged" if trial.found.diverged else "complete",
         reason=trial.found.diverged,
         steps=trial.found.steps,
-        stages={"ppo": StageRef(key=artifact.key, path=artifact.path.relative_to(root).as_posix(), digest=artifact.digest)},
+        stages={
+            "ppo": StageRef(key=artifact.key, path=artifact.path.relative_to(root).as_posix(), digest=artifact.digest)
+        },
         summary=trial.found.summary,
         cost={},
         environment=mapping.environment or {"environment": "not stated by the imported records"},
@@ -104,7 +110,9 @@ class Change:
     unchanged: int
 
 
-def commit(folder: StudyFolder, records: Sequence[TrialRecord], started: Mapping[str, Any], problems: Sequence[Problem]) -> Change:
+def commit(
+    folder: StudyFolder, records: Sequence[TrialRecord], started: Mapping[str, Any], problems: Sequence[Problem]
+) -> Change:
     """Put all records in place of the old ones, in one step: readers see all of the old ones or all of the new.
 
     Nothing is written where nothing differs (the time at which a log was last touched does not count).

@@ -1,4 +1,5 @@
-"""Reading a log: JSON lines, a JSON list, a trainer's state or CSV, as rows that know their line. Nothing is ever unpickled."""
+"""Reading a log: JSON lines, a JSON list, a trainer's state or CSV, as rows that know their line. Nothing is ever
+unpickled."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Row:
 
 
 def read_log(path: Path) -> tuple[list[Row], int | None]:
-    """All rows of a log, and the line of an unfinished last one, which a program that still writes or was killed leaves.
+    """All rows of a log, and the line of an unfinished last one, which a program that still writes or was killed
+    leaves.
 
     Raises `UserError` with file and line for anything else that cannot be read.
     """
@@ -61,7 +63,9 @@ def _lines(text: str, path: Path) -> tuple[list[Row], int | None]:
         except ValueError as error:
             if number == len(lines) and rows:  # no line feed after it
                 return rows, number
-            raise UserError(f"{path}, line {number}: not JSON ({_short(error)}); one mapping a line is expected") from None
+            raise UserError(
+                f"{path}, line {number}: not JSON ({_short(error)}); one mapping a line is expected"
+            ) from None
     return rows, None
 
 
@@ -135,7 +139,9 @@ def _csv(text: str, path: Path) -> Iterator[Row]:
 
 def _mapping(value: Any, path: Path, line: int) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise UserError(f"{path}, line {line}: a mapping of names to numbers is expected, this is a {type(value).__name__}")
+        raise UserError(
+            f"{path}, line {line}: a mapping of names to numbers is expected, this is a {type(value).__name__}"
+        )
     return value
 
 
@@ -143,7 +149,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"the name '{next(name for name in names if names.count(name) > 1)}' stands twice in one mapping")
+        raise ValueError(
+            f"the name '{next(name for name in names if names.count(name) > 1)}' stands twice in one mapping"
+        )
     return found
 
 

@@ -1,4 +1,5 @@
-"""What `ablate import` does: read and check everything, then publish, then put the records in place. Or nothing at all."""
+"""What `ablate import` does: read and check everything, then publish, then put the records in place. Or nothing at
+all."""
 
 from __future__ import annotations
 
@@ -48,14 +49,17 @@ class Imported:
     def lines(self) -> list[str]:
         """What was done, for people."""
         change, arms = self.change, len({record.arm for record in self.records})
-        told = [f"{what}: {_short(which)}" for what in ("added", "changed", "removed") if (which := getattr(change, what))]
+        told = [
+            f"{what}: {_short(which)}" for what in ("added", "changed", "removed") if (which := getattr(change, what))
+        ]
         told += [f"unchanged: {change.unchanged} trials"] if change.unchanged else []
         steps = sorted(record.steps for record in self.records)
         reach = f"{steps[0]:,}" if steps[0] == steps[-1] else f"{steps[0]:,} to {steps[-1]:,}"
         return [
             f"{self.study.name}: {len(self.records)} trials of {arms} arms, {reach} gradient steps",
             *told,
-            f"Study:   {self.study.source}" + (" (written; say there what was asked, and add falsifiers)" if self.written else ""),
+            f"Study:   {self.study.source}"
+            + (" (written; say there what was asked, and add falsifiers)" if self.written else ""),
             f"Next:    ablate report {self.study.source}   or   ablate falsify {self.study.source}",
         ]
 
@@ -102,7 +106,11 @@ def _short(labels: Sequence[str], most: int = 6) -> str:
 
 
 def _study_file(name: str) -> Path:
-    path = Path(name).expanduser().absolute() if name.endswith((".yaml", ".yml")) else Path(f"{safe(name)}.yaml").absolute()
+    path = (
+        Path(name).expanduser().absolute()
+        if name.endswith((".yaml", ".yml"))
+        else Path(f"{safe(name)}.yaml").absolute()
+    )
     safe(path.stem)
     if path.stem in study_names():
         raise UserError(f"--name: '{path.stem}' is a study that comes with the project; choose another name")
@@ -115,7 +123,9 @@ def _read(source: Source, mapping: Mapping, study: Study | None) -> Trial:
     settings = study.arm_overrides()[source.arm] if study else {}
     problems = [*found.problems, *doubts(found, source.name, settings)]
     if cut is not None:
-        problems.append(Problem("cut", source.name, cut, "(line)", "", "", "it ends before its line feed", 1, 0, "left out"))
+        problems.append(
+            Problem("cut", source.name, cut, "(line)", "", "", "it ends before its line feed", 1, 0, "left out")
+        )
     return Trial(source, replace(found, problems=()), tuple(problems))
 
 
@@ -127,15 +137,23 @@ def _record(study: Study, trial: Trial, mapping: Mapping, layout: Layout, store:
 
 def _check_covers(study: Study, sources: Sequence[Source], folder: Path) -> None:
     if study.kind != IMPORTED:
-        raise UserError(f"{study.source}: runs its own trials ({study.kind}); a study of imported ones lists its arms under `imported`")
+        raise UserError(
+            f"{study.source}: runs its own trials ({study.kind}); a study of imported ones lists its arms under"
+            " `imported`"
+        )
     arms = list(study.arm_overrides())
     for source in sources:
         if source.arm not in arms:
             hint = nearest(source.arm, arms)
-            raise UserError(f"{folder}: '{source.name}' is arm '{source.arm}', which {study.source} does not list under `imported`{hint}")
+            raise UserError(
+                f"{folder}: '{source.name}' is arm '{source.arm}', which {study.source} does not list under"
+                f" `imported`{hint}"
+            )
         if source.seed not in study.seeds:
             listed = ", ".join(map(str, study.seeds))
-            raise UserError(f"{folder}: '{source.name}' is seed {source.seed}; the seeds of {study.source} are {listed}")
+            raise UserError(
+                f"{folder}: '{source.name}' is seed {source.seed}; the seeds of {study.source} are {listed}"
+            )
 
 
 def _study_text(name: str, trials: Sequence[Trial], folder: Path) -> str:

@@ -69,7 +69,10 @@ def trajectory(rows: Sequence[Row], mapping: Mapping, name: str) -> Trajectory:
     keys = tuple(dict.fromkeys(key for row in rows for key in row.values))
     named = resolve(mapping, keys, name)
     if not named:
-        raise UserError(f"{name}: none of its keys is a known metric ({', '.join(keys[:8])}); name them under `metrics` in the mapping")
+        raise UserError(
+            f"{name}: none of its keys is a known metric ({', '.join(keys[:8])}); name them under `metrics` in the"
+            " mapping"
+        )
     used = [row for row in rows if any(row.values.get(one.key) is not None for one in named.values())]
     log, problems = _placed(used, mapping, name, keys)
     columns, faults = _columns(used, named, mapping, log)
@@ -105,8 +108,9 @@ def _placed(rows: Sequence[Row], mapping: Mapping, name: str, keys: Sequence[str
     else:
         if per is None:
             raise UserError(
-                f"{name}: its x-axis '{key}' counts {counts}; say how many gradient steps an update takes: --steps-per-update N "
-                "(num_ppo_epochs x num_mini_batches), or `step: {counts: gradient_steps}` in the mapping"
+                f"{name}: its x-axis '{key}' counts {counts}; say how many gradient steps an update takes:"
+                " --steps-per-update N (num_ppo_epochs x num_mini_batches), or `step: {counts: gradient_steps}` in"
+                " the mapping"
             )
         updates = _updates(x, counts, mapping, name, key, lines)
         log = _Log(name, lines, (updates - 1) * per, updates * per)
@@ -133,7 +137,16 @@ def _repeated(columns: dict[str, Array], named: dict[str, Named], log: _Log) -> 
             at = int(there[np.setdiff1d(np.arange(len(there)), firsts)[0]])
             why = f"a second value at gradient step {log.trained[at]}"
             worst = Problem(
-                "repeated", log.name, int(log.lines[at]), named[ours].key, ours, f"{values[at]:.6g}", why, count, len(there), _LAST_COUNTS
+                "repeated",
+                log.name,
+                int(log.lines[at]),
+                named[ours].key,
+                ours,
+                f"{values[at]:.6g}",
+                why,
+                count,
+                len(there),
+                _LAST_COUNTS,
             )
     return [worst] if worst else []
 
@@ -145,46 +158,77 @@ def _axis(mapping: Mapping, name: str, keys: Sequence[str]) -> tuple[str, Counts
         key = next((one for one in candidates if one in keys), None)
     if key is None or key not in keys:
         wanted = f"'{key}'" if key else "step, global_step or episode"
-        raise UserError(f"{name}: no key {wanted} to place its rows by; name it in the mapping: step: {{key: ..., counts: updates}}")
+        raise UserError(
+            f"{name}: no key {wanted} to place its rows by; name it in the mapping: step: {{key: ..., counts: updates}}"
+        )
     return key, mapping.step.counts or AXES.get(key.removeprefix(PREFIX), "updates")
 
 
 def _whole(row: Row, key: str, name: str) -> int:
     value = _number(row.values.get(key))
     if value is None or not math.isfinite(value) or value != int(value) or not 0 <= value < 2**53:
-        raise UserError(f"{name}, line {row.line}: {key} = {row.values.get(key)!r} is no place on an x-axis; a whole number is expected")
+        raise UserError(
+            f"{name}, line {row.line}: {key} = {row.values.get(key)!r} is no place on an x-axis; a whole number is"
+            " expected"
+        )
     return int(value)
 
 
-def _updates(x: NDArray[np.int64], counts: Counts, mapping: Mapping, name: str, key: str, lines: NDArray[np.int64]) -> NDArray[np.int64]:
+def _updates(
+    x: NDArray[np.int64], counts: Counts, mapping: Mapping, name: str, key: str, lines: NDArray[np.int64]
+) -> NDArray[np.int64]:
     if counts == "updates":
         if len(x) and x.min() < mapping.step.first:
-            raise UserError(f"{name}: {key} begins at {x.min()}; if its first update is number 0, say `step: {{first: 0}}` in the mapping")
+            raise UserError(
+                f"{name}: {key} begins at {x.min()}; if its first update is number 0, say `step: {{first: 0}}` in the"
+                " mapping"
+            )
         return x - mapping.step.first + 1
     per = mapping.episodes_per_update
     if per is None:
-        raise UserError(f"{name}: its x-axis '{key}' counts episodes; give episodes_per_update in the mapping (TRL: batch_size)")
+        raise UserError(
+            f"{name}: its x-axis '{key}' counts episodes; give episodes_per_update in the mapping (TRL: batch_size)"
+        )
     bad = np.flatnonzero((x % per != 0) | (x == 0))
     if len(bad):
         at = int(bad[0])
-        raise UserError(f"{name}, line {lines[at]}: {key} = {x[at]} is no whole number of updates of {per} episodes (episodes_per_update)")
+        raise UserError(
+            f"{name}, line {lines[at]}: {key} = {x[at]} is no whole number of updates of {per} episodes"
+            " (episodes_per_update)"
+        )
     updates: NDArray[np.int64] = x // per
     return updates
 
 
-def _columns(rows: Sequence[Row], named: dict[str, Named], mapping: Mapping, log: _Log) -> tuple[dict[str, Array], list[Problem]]:
-    """Our metric -> one value a row in our unit, NaN where not recorded. What is no number leaves the whole series out."""
+def _columns(
+    rows: Sequence[Row], named: dict[str, Named], mapping: Mapping, log: _Log
+) -> tuple[dict[str, Array], list[Problem]]:
+    """Our metric -> one value a row in our unit, NaN where not recorded. What is no number leaves the whole series
+    out."""
     columns: dict[str, Array] = {}
     problems = []
     for ours, one in named.items():
         raw = [row.values.get(one.key) for row in rows]
         numbers = [_number(value) for value in raw]
-        strange = [at for at, (value, number) in enumerate(zip(raw, numbers, strict=True)) if value is not None and number is None]
+        strange = [
+            at
+            for at, (value, number) in enumerate(zip(raw, numbers, strict=True))
+            if value is not None and number is None
+        ]
         if strange:
             at, recorded = strange[0], sum(value is not None for value in raw)
             problems.append(
                 Problem(
-                    "text", log.name, int(log.lines[at]), one.key, ours, repr(raw[at])[:40], "no number", len(strange), recorded, _LEFT_OUT
+                    "text",
+                    log.name,
+                    int(log.lines[at]),
+                    one.key,
+                    ours,
+                    repr(raw[at])[:40],
+                    "no number",
+                    len(strange),
+                    recorded,
+                    _LEFT_OUT,
                 )
             )
             continue
@@ -228,7 +272,8 @@ def _lengths(rows: Sequence[Row], mapping: Mapping) -> Array:
 
 
 def _finite_end(columns: dict[str, Array], named: dict[str, Named], log: _Log) -> tuple[int, Problem | None]:
-    """How many rows are sound: up to the first that logged something not finite. A trial diverged there, and later rows are no result."""
+    """How many rows are sound: up to the first that logged something not finite. A trial diverged there, and later rows
+    are no result."""
     firsts = {ours: int(at[0]) for ours, values in columns.items() if len(at := np.flatnonzero(np.isinf(values)))}
     if not firsts:
         return len(log.lines), None
@@ -237,7 +282,9 @@ def _finite_end(columns: dict[str, Array], named: dict[str, Named], log: _Log) -
     count = int(np.isinf(columns[ours]).sum())
     effect = f"the trial counts as diverged there; {len(log.lines) - end:,} rows from it on are left out"
     recorded = int((~np.isnan(columns[ours])).sum())
-    return end, Problem("diverged", log.name, int(log.lines[end]), key, ours, "NaN or infinite", "not finite", count, recorded, effect)
+    return end, Problem(
+        "diverged", log.name, int(log.lines[end]), key, ours, "NaN or infinite", "not finite", count, recorded, effect
+    )
 
 
 def _out_of_range(ours: str, key: str, values: Array, log: _Log) -> Problem | None:
@@ -272,4 +319,6 @@ def _series(ours: str, key: str, values: Array, log: _Log) -> Series | None:
     steps = (log.rollout if on_rollout else log.trained)[: len(values)][there]
     latest = dict(zip(steps.tolist(), values[there].tolist(), strict=True))
     ordered = sorted(latest.items())
-    return Series(key, np.array([step for step, _ in ordered], dtype=np.int64), np.array([value for _, value in ordered]))
+    return Series(
+        key, np.array([step for step, _ in ordered], dtype=np.int64), np.array([value for _, value in ordered])
+    )

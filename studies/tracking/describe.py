@@ -13,14 +13,17 @@ from studies.definition.schema import Study
 
 def of_study(study: Study) -> str:
     """What is asked, and how to read the answer."""
-    claims = "\n".join(f"- **{one.name}**: {one.claim}. Refuted by `{one.condition}`." for one in study.falsifiers) or "- none"
+    claims = (
+        "\n".join(f"- **{one.name}**: {one.claim}. Refuted by `{one.condition}`." for one in study.falsifiers)
+        or "- none"
+    )
     return (
-        f"**Question.** {study.question}\n\n**Hypothesis.** {study.hypothesis}\n\n**Refuted if.** {study.refuted_if}\n\n"
-        f"**Falsifiers**\n\n{claims}\n\n"
-        f"**How to read it.** Each nested run is one trial; group the runs by the tag `arm` (baseline `{study.baseline}`) and compare "
-        "`eval/win_rate` at matched `eval/kl_per_token`. Steps on the x-axis are gradient steps. A run whose `status` is diverged "
-        f"is a result; budget means that a cap ended it. Verdicts: `ablate falsify {study.name}`; "
-        f"tables and figures: `ablate report {study.name}`."
+        f"**Question.** {study.question}\n\n**Hypothesis.** {study.hypothesis}\n\n**Refuted if.**"
+        f" {study.refuted_if}\n\n**Falsifiers**\n\n{claims}\n\n**How to read it.** Each nested run is one trial; group"
+        f" the runs by the tag `arm` (baseline `{study.baseline}`) and compare `eval/win_rate` at matched"
+        " `eval/kl_per_token`. Steps on the x-axis are gradient steps. A run whose `status` is diverged is a result;"
+        f" budget means that a cap ended it. Verdicts: `ablate falsify {study.name}`; tables and figures: `ablate"
+        f" report {study.name}`."
     )
 
 
@@ -35,9 +38,8 @@ def of_record(study: Study, folder: StudyFolder, record: TrialRecord, verdicts: 
     samples = [f"`{stage}/samples.csv`" for stage in ("evaluate", "ppo") if stage in record.stages]
     report = folder.report.relative_to(folder.root) / "index.html"
     return (
-        f"{of_trial(study, record.arm, record.seed, record.config)}\n\n"
-        f"**End.** {record.status} after {record.steps:,} gradient steps{f': {record.reason}' if record.reason else ''}.\n\n"
-        f"**Verdicts**\n\n{claims}\n\n"
+        f"{of_trial(study, record.arm, record.seed, record.config)}\n\n**End.** {record.status} after {record.steps:,}"
+        f" gradient steps{f': {record.reason}' if record.reason else ''}.\n\n**Verdicts**\n\n{claims}\n\n"
         + (f"**Samples.** {' and '.join(samples)} under Artifacts. " if samples else "")
         + f"**Report.** `{report.as_posix()}` under the output root."
     )
@@ -50,6 +52,7 @@ def _difference(study: Study, arm: str, config: Mapping[str, Any]) -> str:
     base = arms[study.baseline]
     own = arms.get(arm) or {key: values.get(key) for key in (study.search.space if study.search else {})}
     changes = [
-        f"`{key}` = {own.get(key, values.get(key))}" + (f" (baseline: {base[key]})" if key in base else "") for key in {**own, **base}
+        f"`{key}` = {own.get(key, values.get(key))}" + (f" (baseline: {base[key]})" if key in base else "")
+        for key in {**own, **base}
     ]
     return f"It differs from the baseline `{study.baseline}` in {', '.join(changes)}."

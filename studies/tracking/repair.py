@@ -1,4 +1,5 @@
-"""Sets aside what of a study's folder is damaged; the run that follows makes it again, from the store or by training."""
+"""Sets aside what of a study's folder is damaged; the run that follows makes it again, from the store or by
+training."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from pipeline.run.layout import Layout, StudyFolder, read_json, read_sealed, set
 from studies.tracking.trial_run import store_mark
 
 _BESIDE = ("-journal", "-wal", "-shm")
-"""What SQLite keeps beside a database: left there, it would be applied to the one that takes the place of a damaged one."""
+"""What SQLite keeps beside a database: left there, it would be applied to the one that takes the place of a damaged
+one."""
 
 _HEADER = b"SQLite format 3\0"
 
@@ -24,7 +26,9 @@ def repair(folder: StudyFolder, tell: Callable[[str], None]) -> None:
         _repair(path, check, set_database_aside if path == folder.optuna_file else set_aside, then, tell)
 
 
-def _repair(path: Path, check: Callable[[Path], Any], aside: Callable[[Path], Path], then: str, tell: Callable[[str], None]) -> None:
+def _repair(
+    path: Path, check: Callable[[Path], Any], aside: Callable[[Path], Path], then: str, tell: Callable[[str], None]
+) -> None:
     """Move a file that `check` finds damaged out of the way, and say what becomes of it."""
     try:
         check(path)
@@ -45,10 +49,14 @@ def _checks(folder: StudyFolder) -> Iterator[tuple[Path, Callable[[Path], Any], 
 
 
 def repair_store(layout: Layout, tell: Callable[[str], None]) -> None:
-    """Set a garbled MLflow database aside, and forget what a database that has gone was told: a new one has to be told everything."""
+    """Set a garbled MLflow database aside, and forget what a database that has gone was told: a new one has to be told
+    everything."""
     database = layout.mlflow_file
     if database.exists() and not is_database(database):
-        tell(f"{database} is damaged: it is no SQLite database; set aside as {set_database_aside(database)}; all is sent to a new one")
+        tell(
+            f"{database} is damaged: it is no SQLite database; set aside as {set_database_aside(database)}; all is sent"
+            " to a new one"
+        )
     if not database.exists():
         for state in (layout.root / "studies").glob("*/*/mlflow/*.json"):
             with suppress(Fault):

@@ -55,7 +55,9 @@ class StudySinks:
         if tracking_uri(layout) == layout.mlflow_uri:
             repair_store(layout, warn)
         repair_states(folder, warn)
-        self._parent = self._sink(folder.path / "mlflow" / "study.json", f"study {study.name}", None, self._parent_tags(), {}, "study")
+        self._parent = self._sink(
+            folder.path / "mlflow" / "study.json", f"study {study.name}", None, self._parent_tags(), {}, "study"
+        )
 
     @property
     def experiment(self) -> str:
@@ -87,10 +89,16 @@ class StudySinks:
         key = record.stages["ppo"].key if "ppo" in record.stages else "none"
         sink = sink or self._trial_sink(record.arm, record.seed, record.config, key, record.environment)
         found = of_record(self._study, self._folder, record)
-        tags = self._ending_tags(record) | {_key("falsifier.", one.name): f"{one.outcome}: {one.reason}" for one in found}
+        tags = self._ending_tags(record) | {
+            _key("falsifier.", one.name): f"{one.outcome}: {one.reason}" for one in found
+        }
         tags |= {"verdict": overall(found)} if found else {}
         tags[NOTE] = describe.of_record(self._study, self._folder, record, found)
-        fallen = {_key("falsifier/", one.name): float(one.outcome == "FALSIFIED") for one in found if one.outcome != "NOT TESTED"}
+        fallen = {
+            _key("falsifier/", one.name): float(one.outcome == "FALSIFIED")
+            for one in found
+            if one.outcome != "NOT TESTED"
+        }
         summary = {**record.summary, **fallen}
         metrics = file_of(self._folder, record, "ppo", "metrics.jsonl") if "ppo" in record.stages else None
         if sink.knows(metrics, record.status, summary, tags):
@@ -117,7 +125,8 @@ class StudySinks:
         return all(self.finish(record) for record in records)
 
     def close(self, status: str, verdicts: Sequence[Verdict] = (), report: Path | None = None) -> None:
-        """End the parent run, with the verdicts of the whole study (and leave trials that still run), if it was opened at all."""
+        """End the parent run, with the verdicts of the whole study (and leave trials that still run), if it was opened
+        at all."""
         for arm, seed in list(self._running):
             self.leave(arm, seed, "interrupted")
         if self._opening is not None and self._ready():
@@ -140,14 +149,18 @@ class StudySinks:
         try:
             prepare_store(self._layout)
         except Exception as error:  # whatever a database or its migration raises
-            self._warn_once(f"MLflow's store cannot be created ({type(error).__name__}); `ablate sync` sends everything later")
+            self._warn_once(
+                f"MLflow's store cannot be created ({type(error).__name__}); `ablate sync` sends everything later"
+            )
             return
         self._parent_id = self._parent.start()
         if self._parent_id is not None:
             self._save_view()
 
     def _save_view(self) -> None:
-        with suppress(Exception):  # whatever MLflow raises: the runs arrive without a view, and `ablate ui` saves it again
+        with suppress(
+            Exception
+        ):  # whatever MLflow raises: the runs arrive without a view, and `ablate ui` saves it again
             tag_experiment(tracking_uri(self._layout), self.experiment, experiment_tags(self._study.kind == IMPORTED))
 
     def _ready(self) -> bool:
@@ -156,19 +169,29 @@ class StudySinks:
             self._opening.join()
         return self._parent_id is not None
 
-    def _trial_sink(self, arm: str, seed: int, config: Mapping[str, Any], key: str, environment: Mapping[str, str]) -> MlflowSink:
+    def _trial_sink(
+        self, arm: str, seed: int, config: Mapping[str, Any], key: str, environment: Mapping[str, str]
+    ) -> MlflowSink:
         tags = {"arm": arm, "seed": str(seed), "status": "running", "profile": self._profile, "study": self._study.name}
         tags |= {NOTE: describe.of_trial(self._study, arm, seed, config), **_environment_tags(environment)}
         params = dict(flatten(config))
         return self._sink(self._folder.mlflow_file(arm, seed), f"{arm} seed {seed}", self._parent_id, tags, params, key)
 
     def _sink(
-        self, state: Path, name: str, parent: str | None, tags: Mapping[str, str], params: Mapping[str, object], identity: str
+        self,
+        state: Path,
+        name: str,
+        parent: str | None,
+        tags: Mapping[str, str],
+        params: Mapping[str, object],
+        identity: str,
     ) -> MlflowSink:
         uri = tracking_uri(self._layout)
         local = uri == self._layout.mlflow_uri
         artifacts = self._layout.mlflow_artifacts.as_uri() if local else None
-        return MlflowSink(uri, artifacts, self.experiment, state, name, parent, tags, params, identity=identity, warn=self._warn_once)
+        return MlflowSink(
+            uri, artifacts, self.experiment, state, name, parent, tags, params, identity=identity, warn=self._warn_once
+        )
 
     def _parent_tags(self) -> dict[str, str]:
         return {
@@ -179,7 +202,12 @@ class StudySinks:
         }
 
 
-_FILES = (("ppo", "samples.parquet"), ("ppo", "status.json"), ("evaluate", "summary.json"), ("evaluate", "samples.parquet"))
+_FILES = (
+    ("ppo", "samples.parquet"),
+    ("ppo", "status.json"),
+    ("evaluate", "summary.json"),
+    ("evaluate", "samples.parquet"),
+)
 
 
 class _Once:

@@ -76,7 +76,9 @@ def experiments(layout: Layout) -> list[Experiment]:
     """The studies in the output root's own store, the one with the latest run first."""
     client, found = _client(layout.mlflow_uri), list[tuple[int, Experiment]]()
     for one in client.search_experiments():
-        for run in client.search_runs([one.experiment_id], "tags.study != ''", order_by=["start_time DESC"], max_results=1):
+        for run in client.search_runs(
+            [one.experiment_id], "tags.study != ''", order_by=["start_time DESC"], max_results=1
+        ):
             found.append((run.info.start_time, Experiment(one.name, one.experiment_id, run.data.tags)))
     return [one for _, one in sorted(found, key=lambda pair: pair[0], reverse=True)]
 
@@ -99,7 +101,9 @@ def _client(uri: str) -> Any:
         logging.getLogger(name).setLevel(logging.WARNING)
     from mlflow.tracking import MlflowClient
 
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs, with its SQL, what it raises as well
+    logging.getLogger("mlflow.store.db.utils").setLevel(
+        logging.CRITICAL
+    )  # it logs, with its SQL, what it raises as well
     return MlflowClient(uri)
 
 
@@ -117,7 +121,8 @@ class SinkState(BaseModel):
     sent_bytes: int = 0
     pending_end: int = 0
     pending_ms: int = 0
-    """Where the batch now on its way ends, and its time stamp: sent again after a kill it is the same batch, which MLflow ignores."""
+    """Where the batch now on its way ends, and its time stamp: sent again after a kill it is the same batch, which
+    MLflow ignores."""
     finished: bool = False
     told: str = ""
     """Digest of the status, summary and tags with which it finished: another ending has to be told again."""
@@ -167,7 +172,9 @@ class MlflowSink:
         self._halt()
         self.state.finished = False
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._tail, args=(path, self._stop), name=f"mlflow {self._run_name}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._tail, args=(path, self._stop), name=f"mlflow {self._run_name}", daemon=True
+        )
         self._thread.start()
 
     def start(self) -> str | None:
@@ -184,7 +191,8 @@ class MlflowSink:
         artifacts: Sequence[tuple[str, Path]] = (),
         step: int = 0,
     ) -> bool:
-        """Send the rest of the file, summary metrics (at `step`), tags and artifacts, and end the run. False when MLflow failed.
+        """Send the rest of the file, summary metrics (at `step`), tags and artifacts, and end the run. False when
+        MLflow failed.
 
         `artifacts` are ``(folder within the run, file)``; tables in parquet arrive as CSV, which MLflow can show.
         """
@@ -201,7 +209,10 @@ class MlflowSink:
         fresh = self._fresh(identity)
         try:
             state = SinkState.model_validate(read_sealed(self._state_file))
-        except (Damaged, ValueError):  # none, one that `studies.tracking.repair` has yet to set aside, or that of another version
+        except (
+            Damaged,
+            ValueError,
+        ):  # none, one that `studies.tracking.repair` has yet to set aside, or that of another version
             return fresh
         state.uri = store_mark(state.uri, self._state_file)  # older versions wrote the address of a database whole
         same = (state.uri, state.identity, state.experiment) == (fresh.uri, fresh.identity, fresh.experiment)
@@ -220,7 +231,10 @@ class MlflowSink:
             except Exception as error:  # MLflow raises whatever its store, its server or its network raise
                 if self._warn and not self._warned:
                     line = (str(error).strip().splitlines() or [""])[0][:200]
-                    self._warn(f"MLflow did not take {self._run_name} ({type(error).__name__}: {line}); `ablate sync` sends it later")
+                    self._warn(
+                        f"MLflow did not take {self._run_name} ({type(error).__name__}: {line}); `ablate sync` sends it"
+                        " later"
+                    )
                 self._warned = True
                 return False
             return True
@@ -257,7 +271,8 @@ class MlflowSink:
         self._client = client
 
     def _delete_forgotten(self, client: Any, experiment: str) -> None:
-        """Delete the run of which a lost state file knew: beside the new one, every mean over seeds would count the seed twice.
+        """Delete the run of which a lost state file knew: beside the new one, every mean over seeds would count the
+        seed twice.
 
         Only in a store of our own. On a server the same run may be that of another output root.
         """
@@ -289,7 +304,9 @@ class MlflowSink:
             size = path.stat().st_size
         except FileNotFoundError:  # not begun, or just moved to its final place
             return
-        if size <= self.state.sent_bytes or size < self.state.pending_end:  # a resumed trial writes again what was already sent
+        if (
+            size <= self.state.sent_bytes or size < self.state.pending_end
+        ):  # a resumed trial writes again what was already sent
             return
         self._open()  # which starts from the first byte again when MLflow no longer has the run
         with path.open("rb") as file:
@@ -321,7 +338,9 @@ class MlflowSink:
             self.state.pending_end, self.state.pending_ms = end, int(time.time() * 1000)
             self._save()
         stamp = self.state.pending_ms
-        self._client.log_batch(self.state.run_id, metrics=[Metric(key, value, stamp, step) for key, value, step in metrics])
+        self._client.log_batch(
+            self.state.run_id, metrics=[Metric(key, value, stamp, step) for key, value, step in metrics]
+        )
         self.metrics_sent += len(metrics)
         self.state.sent_bytes = end
         self._save()
@@ -329,7 +348,9 @@ class MlflowSink:
     def knows(self, path: Path | None, status: str, summary: Mapping[str, float], tags: Mapping[str, str]) -> bool:
         """Whether MLflow has been told all of this already; asks only the state file."""
         size = path.stat().st_size if path is not None and path.exists() else 0
-        return self.state.finished and self.state.sent_bytes >= size and self.state.told == _ending(status, summary, tags)
+        return (
+            self.state.finished and self.state.sent_bytes >= size and self.state.told == _ending(status, summary, tags)
+        )
 
     def _finish(
         self,
@@ -368,7 +389,9 @@ class MlflowSink:
 
         text = io.BytesIO()
         csv.write_csv(pq.read_table(file), text)
-        self._client.log_text(self.state.run_id, text.getvalue().decode(), "/".join(filter(None, (folder, f"{file.stem}.csv"))))
+        self._client.log_text(
+            self.state.run_id, text.getvalue().decode(), "/".join(filter(None, (folder, f"{file.stem}.csv")))
+        )
 
     def _terminate(self, status: str) -> None:
         self._client.set_terminated(self.state.run_id, status=STATUS.get(status, "KILLED"))
@@ -381,7 +404,8 @@ def _ending(status: str, summary: Mapping[str, float], tags: Mapping[str, str]) 
 
 
 def store_mark(uri: str, state_file: Path) -> str:
-    """How a state file names its store: a database by its place relative to the file, which outlives a move or a copy of both.
+    """How a state file names its store: a database by its place relative to the file, which outlives a move or a copy
+    of both.
 
     A server by its address, without the user's name and password in it.
     """

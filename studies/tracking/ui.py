@@ -33,7 +33,9 @@ def serve(layout: Layout, port: int) -> None:
     _check_free(port)
     writable(layout.root)
     if layout.mlflow_file.exists() and not is_database(layout.mlflow_file):
-        raise Damaged(layout.mlflow_file, "it is no SQLite database", "ablate sync STUDY sets it aside and sends everything again")
+        raise Damaged(
+            layout.mlflow_file, "it is no SQLite database", "ablate sync STUDY sets it aside and sends everything again"
+        )
     prepare_store(layout)
     links = _links(layout, port)
     command = [
@@ -99,7 +101,9 @@ def _check_free(port: int) -> None:
         try:
             probe.bind((HOST, port))
         except OSError as error:
-            raise UserError(f"port {port} on {HOST} cannot be used ({error.strerror}); choose another with --port") from None
+            raise UserError(
+                f"port {port} on {HOST} cannot be used ({error.strerror}); choose another with --port"
+            ) from None
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:

@@ -13,7 +13,8 @@ KEY = "ablate"
 """The key of the view, in the tag's name and in the address."""
 TAG = f"mlflow.sharedViewState.{KEY}"
 PAGE = f"#/experiments/{{id}}/runs?compareRunsMode=CHART&workflowType=machine_learning&viewStateShareKey={KEY}"
-"""The address of the view within MLflow, for one experiment. Without its workflow type, MLflow surrounds it with pages for chat traces."""
+"""The address of the view within MLflow, for one experiment. Without its workflow type, MLflow surrounds it with pages
+for chat traces."""
 CHARTS = ("objective/kl_per_token", "policy/entropy", "objective/scores", "objective/gold")
 IMPORTED_CHARTS = ("objective/kl_per_token", "objective/kl", "policy/entropy", "objective/entropy", *CHARTS[2:])
 """Other programs often log sums over a sequence only. MLflow hides a chart that has no data."""
@@ -30,8 +31,16 @@ def experiment_tags(imported: bool = False) -> dict[str, str]:
 
 
 def _state(charts: Sequence[str]) -> dict[str, Any]:
-    """The state of a page of charts in MLflow 3. The band around a curve reaches from the lowest to the highest seed."""
-    section = {"uuid": SECTION, "name": "Curves by arm", "display": True, "isReordered": True, "columns": 2, "cardHeight": CARD_HEIGHT}
+    """The state of a page of charts in MLflow 3. The band around a curve reaches from the lowest to the highest
+    seed."""
+    section = {
+        "uuid": SECTION,
+        "name": "Curves by arm",
+        "display": True,
+        "isReordered": True,
+        "columns": 2,
+        "cardHeight": CARD_HEIGHT,
+    }
     return {
         "searchFilter": "tags.arm != ''",  # hides the parent run, which belongs to no arm
         "orderByKey": "tags.`arm`",

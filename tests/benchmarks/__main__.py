@@ -1,7 +1,8 @@
 """`make bench`: ours beside TRL, in one run, interleaved; a table to read and a JSON file to keep.
 
 Each contender runs in a fresh process, round after round in turn, so that whatever else the machine does falls on all
-of them. A ratio is taken within a round; what is printed is the median over the rounds, with the least and the greatest.
+of them. A ratio is taken within a round; what is printed is the median over the rounds, with the least and the
+greatest.
 """
 
 from __future__ import annotations
@@ -32,8 +33,15 @@ def main() -> None:
     start_up = _start_up()
     show(runs, start_up)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    settings = {"device": options.device, "precision": options.precision, "threads": options.threads, "rounds": options.rounds}
-    options.out.write_text(json.dumps({**settings, "start_up_s": start_up, "runs": [run.raw for run in runs]}, indent=1))
+    settings = {
+        "device": options.device,
+        "precision": options.precision,
+        "threads": options.threads,
+        "rounds": options.rounds,
+    }
+    options.out.write_text(
+        json.dumps({**settings, "start_up_s": start_up, "runs": [run.raw for run in runs]}, indent=1)
+    )
     print(f"\n{options.out}")
 
 
@@ -41,7 +49,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench ARGS=...", description=__doc__)
     parser.add_argument("--size", nargs="+", default=list(SIZES), choices=["smoke", *SIZES, "qwen0.5b"])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads of a contender; a trial of ours has 1 by default")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="CPU threads of a contender; a trial of ours has 1 by default"
+    )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--precision", default="no", choices=["no", "fp16", "bf16"], help="of autocast, on a GPU")
     parser.add_argument("--contender", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
@@ -56,14 +66,22 @@ def _run(name: str, size: str, options: argparse.Namespace) -> dict[str, Any]:
     """One contender in a fresh process; its output is shown only when it fails."""
     print(f"{time.strftime('%H:%M:%S')} {size} {name}", file=sys.stderr)
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": str(options.threads), "TOKENIZERS_PARALLELISM": "false"}
+    environment = os.environ | {
+        "PYTHONPATH": paths,
+        "OMP_NUM_THREADS": str(options.threads),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     if name.startswith("ours"):
         environment |= HUGE_PAGES  # as the processes of our trials have them
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
         words = [name, size, options.device, options.precision, str(options.threads), str(out)]
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.contender", *words], env=environment, capture_output=True, text=True, check=False
+            [sys.executable, "-m", "benchmarks.contender", *words],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             sys.exit(f"{name} at {size} failed:\n{done.stderr[-4000:]}")

@@ -21,7 +21,8 @@ PRODUCTS = 20
 class Meter:
     """Time goes to the phase that is on top; entering another one stops the clock of the one below.
 
-    The first update warms up, `measured` ones are timed, and one more is counted with the clock off, since counting costs time.
+    The first update warms up, `measured` ones are timed, and one more is counted with the clock off, since counting
+    costs time.
     """
 
     def __init__(self, device: torch.device, measured: int) -> None:
@@ -36,7 +37,8 @@ class Meter:
         self._current = _fresh()
 
     def switch(self, phase: str) -> None:
-        """From here on time and operations belong to `phase`; one that is no column of the table belongs to the rest."""
+        """From here on time and operations belong to `phase`; one that is no column of the table belongs to the
+        rest."""
         phase = phase if phase in PHASES else "rest"
         if self.device.type == "cuda":
             torch.cuda.synchronize()
@@ -73,7 +75,8 @@ class Meter:
             self._counter = None
 
     def result(self) -> dict[str, Any]:
-        """Seconds of each measured update, operations of one, and the high-water mark of memory, before anything was counted."""
+        """Seconds of each measured update, operations of one, and the high-water mark of memory, before anything was
+        counted."""
         return {
             "first": self.updates[0],
             "updates": self.updates[1 : 1 + self.measured],
@@ -103,7 +106,8 @@ def memory_now(device: torch.device) -> int:
 
 
 def matrix_peak(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """The fastest of some products of square matrices on this process's threads, by each clock; FLOP/s, or per CPU second."""
+    """The fastest of some products of square matrices on this process's threads, by each clock; FLOP/s, or per CPU
+    second."""
     size = 8192 if device.type == "cuda" else 1024
     a: Tensor = torch.randn(size, size, device=device, dtype=dtype)
     spent = []

@@ -76,7 +76,9 @@ def build(size: Size, critic: str, device: torch.device, precision: str, folder:
     ledger.timed = meter.timed  # type: ignore[method-assign]
     trainer = Trainer(
         cfg,
-        RuntimeConfig(micro_batch_size=cfg.mini_batch_size, rollout_batch_size=cfg.batch_size, checkpoint_updates=10**6),
+        RuntimeConfig(
+            micro_batch_size=cfg.mini_batch_size, rollout_batch_size=cfg.batch_size, checkpoint_updates=10**6
+        ),
         CapsConfig(),
         ActorCritic(policy, trunk(size.network().to(device)) if critic == "separate" else None),
         freeze(size.network().to(device)),

@@ -42,7 +42,8 @@ class Run:
         return float(self.raw["episodes"]) / self.seconds(clock)
 
     def of_peak(self, phase: str) -> float:
-        """Counted operations over seconds, as a fraction of the matrix-product peak of the same process, by the same clock."""
+        """Counted operations over seconds, as a fraction of the matrix-product peak of the same process, by the same
+        clock."""
         clock = "cpu" if self.raw["device"] == "cpu" else "wall"
         seconds = self.seconds(clock, phase)
         return float(self.raw["flops"][phase]) / seconds / float(self.raw["matrix_peak"][clock]) if seconds else 0.0
@@ -90,8 +91,11 @@ def _speeds(size: str, runs: list[Run]) -> Table:
         "peak memory [GiB]",
         "x TRL",
         "above what was built [GiB]",
-        title=f"{size}: {first['parameters'] / 1e6:.2f} M parameters, {first['episodes']} episodes an update, 4 x 4 mini-batches, "
-        f"{first['threads']} thread(s); median (least to greatest) of n = {sum(run.name == runs[0].name for run in runs)} rounds",
+        title=(
+            f"{size}: {first['parameters'] / 1e6:.2f} M parameters, {first['episodes']} episodes an update, 4 x 4"
+            f" mini-batches, {first['threads']} thread(s); median (least to greatest) of n ="
+            f" {sum(run.name == runs[0].name for run in runs)} rounds"
+        ),
     )
     for name in dict.fromkeys(run.name for run in runs):
         table.add_row(
@@ -108,10 +112,17 @@ def _speeds(size: str, runs: list[Run]) -> Table:
 
 def _phases(runs: list[Run]) -> Table:
     phases = [phase for phase in runs[0].raw["flops"] if any(run.seconds("wall", phase) > 0 for run in runs)]
-    table = Table("an update", *(f"{phase} [s]" for phase in phases), *(f"{phase} / peak" for phase in ("generate", "score", "train")))
+    table = Table(
+        "an update",
+        *(f"{phase} [s]" for phase in phases),
+        *(f"{phase} / peak" for phase in ("generate", "score", "train")),
+    )
     for name in dict.fromkeys(run.name for run in runs):
         seconds = (f"{median(run.seconds('wall', phase) for run in runs if run.name == name):.3g}" for phase in phases)
-        share = (f"{median(run.of_peak(phase) for run in runs if run.name == name):.0%}" for phase in ("generate", "score", "train"))
+        share = (
+            f"{median(run.of_peak(phase) for run in runs if run.name == name):.0%}"
+            for phase in ("generate", "score", "train")
+        )
         table.add_row(name, *seconds, *share)
     return table
 
@@ -125,14 +136,21 @@ def goals(runs: list[Run]) -> list[str]:
             speeds = _ratios(here, name, Run.episodes_per_second)
             by_cpu = Spread(_ratios(here, name, lambda run: run.episodes_per_second("cpu")) or [0.0])
             goal = f"{size}: {name} at least {SPEED[name]:g} x TRL's episodes/s"
-            lines += [f"{_verdict(speeds, SPEED[name], least=True)}  {goal}: {Spread(speeds)}; by CPU time {by_cpu}"] if speeds else []
+            lines += (
+                [f"{_verdict(speeds, SPEED[name], least=True)}  {goal}: {Spread(speeds)}; by CPU time {by_cpu}"]
+                if speeds
+                else []
+            )
             memory = _ratios(here, name, lambda run: run.peak_gib)
             if memory and size in MEMORY:
                 goal = f"{size}: {name} at most {MEMORY[size]:g} x TRL's peak memory"
                 lines.append(f"{_verdict(memory, MEMORY[size])}  {goal}: {Spread(memory)}")
             for what, shares in _overheads(_named(here, name)).items():
                 percent = Spread([100 * share for share in shares])
-                lines.append(f"{_verdict(shares, ONCE)}  {size}: {name} spends at most {ONCE:.0%} of a trial on {what}: {percent} %")
+                lines.append(
+                    f"{_verdict(shares, ONCE)}  {size}: {name} spends at most {ONCE:.0%} of a trial on {what}:"
+                    f" {percent} %"
+                )
     return lines
 
 

@@ -31,7 +31,8 @@ class Size:
     """Updates between the warm-up and the last one, whose operations are counted with the clock off."""
     batch: int = 64
     ends: int | None = None
-    """Tokens after which a response ends on average, were none cut: EOS gets that probability. None: no response ends."""
+    """Tokens after which a response ends on average, were none cut: EOS gets that probability. None: no response
+    ends."""
 
     def settings(self, critic: str) -> PpoConfig:
         """4 epochs x 4 mini-batches on one rollout, for a warm-up, the measured updates and the counted one."""
@@ -62,12 +63,29 @@ class Size:
 
 
 TINY = Size("the policy of the default profile", load_config("tiny").model, 700, 8, 32, measured=4)
-WIDE = Size("a vocabulary of 32,000", ModelConfig(hidden_size=256, layers=2, heads=4, intermediate_size=704), 32_000, 32, 48, measured=1)
+WIDE = Size(
+    "a vocabulary of 32,000",
+    ModelConfig(hidden_size=256, layers=2, heads=4, intermediate_size=704),
+    32_000,
+    32,
+    48,
+    measured=1,
+)
 SIZES = {
-    "smoke": Size("a test of the benchmark", ModelConfig(hidden_size=16, layers=1, heads=2, intermediate_size=32), 50, 4, 6, 1, batch=8),
+    "smoke": Size(
+        "a test of the benchmark",
+        ModelConfig(hidden_size=16, layers=1, heads=2, intermediate_size=32),
+        50,
+        4,
+        6,
+        1,
+        batch=8,
+    ),
     "tiny": TINY,
     "32k": WIDE,
-    "tiny-eos": replace(TINY, about="the same; responses of 18 tokens on average, about as long as those of the task", ends=24),
+    "tiny-eos": replace(
+        TINY, about="the same; responses of 18 tokens on average, about as long as those of the task", ends=24
+    ),
     "32k-eos": replace(WIDE, about="the same; responses of 29 tokens on average", ends=36),
     "qwen0.5b": Size(
         "the shape of Qwen1.5-0.5B; needs a GPU",

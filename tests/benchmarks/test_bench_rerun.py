@@ -1,7 +1,8 @@
-"""What one waits for in the daily loop: a rerun with nothing to do, a report with nothing new, and a report drawn from scratch.
+"""What one waits for in the daily loop: a rerun with nothing to do, a report with nothing new, and a report drawn from
+scratch.
 
-Of a study with the shape of `kl_ablation` (5 arms x 3 seeds, 2,048 steps, 512 prompts) whose numbers are made up. The limits are
-those of an idle machine with two cores and are told, not asserted.
+Of a study with the shape of `kl_ablation` (5 arms x 3 seeds, 2,048 steps, 512 prompts) whose numbers are made up. The
+limits are those of an idle machine with two cores and are told, not asserted.
 """
 
 from __future__ import annotations

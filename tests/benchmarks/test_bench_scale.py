@@ -23,11 +23,13 @@ from studies.definition.schema import Study, load_study
 
 ARMS, SEEDS, STEPS, PROMPTS = 30, 10, 3_000, 512
 ROLLOUT = (
-    "objective/kl", "objective/kl_per_token", "objective/entropy", "objective/scores", "objective/gold", "objective/length",
+    "objective/kl", "objective/kl_per_token", "objective/entropy", "objective/scores", "objective/gold",
+    "objective/length",
     "objective/eos_rate", "objective/kl_coef", "value/explained_variance",
 )  # fmt: skip
 STEPWISE = (
-    "policy/pg_loss", "policy/approxkl", "policy/pg_clipfrac", "policy/ratio", "policy/entropy", "policy/kl_ref_per_token",
+    "policy/pg_loss", "policy/approxkl", "policy/pg_clipfrac", "policy/ratio", "policy/entropy",
+    "policy/kl_ref_per_token",
     "policy/grad_norm", "policy/lr", "policy/lr_factor", "value/vf_loss", "value/vf_clipfrac",
 )  # fmt: skip
 MAX_SECONDS, MAX_GIB = 30.0, 2.0
@@ -52,9 +54,9 @@ def write_study(root: Path) -> Path:
     arms = "\n".join(f"  beta_{beta:.3f}: {{ppo.kl_coef: {beta}}}" for beta in betas)
     source = root / "large.yaml"
     source.write_text(
-        f"question: How far does each of {ARMS} values of beta drift?\nhypothesis: Less, the larger it is.\nrefuted_if: It does not.\n"
-        f"baseline: beta_{betas[0]:.3f}\nseeds: {list(range(SEEDS))}\narms:\n{arms}\n"
-        "falsifiers:\n  - {name: drift, claim: the policy stays near, metric: objective/kl_per_token, op: '>', threshold: 0.5,"
+        f"question: How far does each of {ARMS} values of beta drift?\nhypothesis: Less, the larger it is.\nrefuted_if:"
+        f" It does not.\nbaseline: beta_{betas[0]:.3f}\nseeds: {list(range(SEEDS))}\narms:\n{arms}\nfalsifiers:\n  -"
+        " {name: drift, claim: the policy stays near, metric: objective/kl_per_token, op: '>', threshold: 0.5,"
         " before_step: 2000}\n"
     )
     study, layout = load_study(source), Layout.at(root / "out")
@@ -78,7 +80,9 @@ def write_trial(layout: Layout, study: Study, cell: Cell) -> TrialRecord:
         return {}
 
     made = [
-        store.build("ppo", key, {}, lambda out: (pq.write_table(curves, out / "metrics.parquet"), {})[1], resumable=False),
+        store.build(
+            "ppo", key, {}, lambda out: (pq.write_table(curves, out / "metrics.parquet"), {})[1], resumable=False
+        ),
         store.build("evaluate", key, {}, evaluate, resumable=False),
     ]
     tokens = float(prompts["policy_length"].sum())
@@ -123,7 +127,10 @@ def answers(rng: np.random.Generator) -> pd.DataFrame:
     """Per-prompt results; the texts are as long as those of the profile t4."""
     length = rng.integers(20, 64, PROMPTS)
     gold, reference = rng.normal(1, 1, PROMPTS).round(1), rng.normal(0, 1, PROMPTS).round(1)
-    texts = [" ".join(rng.choice(np.array(["warm", "quiet", "film", "drags", "never", "superb"]), 48)) for _ in range(PROMPTS)]
+    texts = [
+        " ".join(rng.choice(np.array(["warm", "quiet", "film", "drags", "never", "superb"]), 48))
+        for _ in range(PROMPTS)
+    ]
     return pd.DataFrame(
         {
             "prompt_id": np.arange(PROMPTS),

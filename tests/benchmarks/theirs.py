@@ -25,20 +25,24 @@ class EndOfUpdate(TrainerCallback):
 
 
 def build(size: Size, device: torch.device, folder: Path, meter: Meter) -> Any:
-    """A trainer, ready to run. Its pad token is one that the network cannot say, unless responses end: then it is generated."""
+    """A trainer, ready to run. Its pad token is one that the network cannot say, unless responses end: then it is
+    generated."""
     cfg, policy = size.settings("shared"), size.network()
     words = tokenizer(size.vocab, eos_id=EOS, pad_id=size.vocab if size.ends is None else PAD)
     on_cpu: dict[str, Any] = {"use_cpu": device.type == "cpu"}
     if size.ends is not None:
         on_cpu["stop_token"] = "eos"
-    trainer = ppo_trainer(cfg, policy, size.network(), critic_of(policy), reward, size.prompts(), words, folder, **on_cpu)
+    trainer = ppo_trainer(
+        cfg, policy, size.network(), critic_of(policy), reward, size.prompts(), words, folder, **on_cpu
+    )
     trainer.add_callback(EndOfUpdate(meter))
     _mark_phases(trainer, meter)
     return trainer.train
 
 
 def _mark_phases(trainer: Any, meter: Meter) -> None:
-    """Generation is a function of TRL; scoring ends where the first epoch draws its permutation, training where an update is logged."""
+    """Generation is a function of TRL; scoring ends where the first epoch draws its permutation, training where an
+    update is logged."""
     generate, permutation, log = trl_ppo.batch_generation, np.random.permutation, trainer.log
 
     def generation(*args: Any) -> Any:

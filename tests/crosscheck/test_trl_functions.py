@@ -34,7 +34,9 @@ def test_masked_mean_and_biased_variance_agree(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("shift_mean", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_whitening_agrees_with_the_biased_variance(dtype: torch.dtype, shift_mean: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whitening_agrees_with_the_biased_variance(
+    dtype: torch.dtype, shift_mean: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trl_ppo, "masked_var", partial(trl_ppo.masked_var, unbiased=False))
     x = numbers(dtype)
     theirs = trl_ppo.masked_whiten(x, MASK, shift_mean=shift_mean)

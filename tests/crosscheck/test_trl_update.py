@@ -1,4 +1,5 @@
-"""What TRL's own `train` computes on given responses, against our functions on the same tensors; differences by design are named."""
+"""What TRL's own `train` computes on given responses, against our functions on the same tensors; differences by design
+are named."""
 
 from __future__ import annotations
 
@@ -70,7 +71,9 @@ def test_kl(estimator: str, tmp_path: Path) -> None:
 
 
 def test_token_rewards_of_full_responses(full: Case) -> None:
-    torch.testing.assert_close(token_rewards(full.scores, full.seen.update["non_score_reward"], full.mask), full.seen.update["rewards"])
+    torch.testing.assert_close(
+        token_rewards(full.scores, full.seen.update["non_score_reward"], full.mask), full.seen.update["rewards"]
+    )
 
 
 def test_the_score_stands_on_eos_here_and_on_the_slot_after_it_there(ragged: Case) -> None:
@@ -111,7 +114,12 @@ def test_the_value_after_eos_is_zero_here_and_the_critics_there(ragged: Case) ->
             score, last, after = ragged.scores[row], length - 1, values[row, length]
             assert abs(after) > 1e-3
             here = score + penalty[row, last] - values[row, last]
-            there = penalty[row, last] + cfg.gamma * after - values[row, last] + cfg.gamma * cfg.gae_lambda * (score - after)
+            there = (
+                penalty[row, last]
+                + cfg.gamma * after
+                - values[row, last]
+                + cfg.gamma * cfg.gae_lambda * (score - after)
+            )
             assert ours[row, last] == pytest.approx(float(here), rel=1e-4, abs=1e-6)
             assert theirs[row, last] == pytest.approx(float(there), rel=1e-4, abs=1e-6)
 
@@ -131,7 +139,9 @@ def test_policy_loss_and_clip_fraction_of_every_mini_batch(either: Case) -> None
         fractions.append(float(clipped.float().mean()))
     assert len(fractions) == either.cfg.steps
     assert fractions[0] == 0 < max(fractions)
-    assert sum(fractions) / len(fractions) == pytest.approx(either.seen.update["metrics"]["policy/clipfrac_avg"], rel=1e-5)
+    assert sum(fractions) / len(fractions) == pytest.approx(
+        either.seen.update["metrics"]["policy/clipfrac_avg"], rel=1e-5
+    )
 
 
 def test_value_loss_and_clip_fraction_of_every_mini_batch(either: Case) -> None:
@@ -186,7 +196,8 @@ def test_micro_batches_of_trl_are_a_mean_of_means(tmp_path: Path) -> None:
 
 
 def test_micro_batches_of_trl_cost_optimiser_steps(tmp_path: Path) -> None:
-    """Accumulation there counts micro-batches of the whole batch, so 2 mini-batches of 2 micro-batches are one step, not two."""
+    """Accumulation there counts micro-batches of the whole batch, so 2 mini-batches of 2 micro-batches are one step,
+    not two."""
     assert run_trl(FULL, tmp_path).optimiser_steps == settings().steps == 4
     assert run_trl(FULL, tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=4).optimiser_steps == 2
 

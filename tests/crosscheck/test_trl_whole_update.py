@@ -1,8 +1,9 @@
-"""One whole update by our real code, in TRL's conventions, against TRL's own: losses, gradients and the weights they lead to.
+"""One whole update by our real code, in TRL's conventions, against TRL's own: losses, gradients and the weights they
+lead to.
 
 The conventions: one slot after EOS belongs to the episode for rewards, advantages and the critic, and advantages are
-whitened by the unbiased variance. The critic is separate, so policy and critic can be followed one after the other, each
-with its own mask.
+whitened by the unbiased variance. The critic is separate, so policy and critic can be followed one after the other,
+each with its own mask.
 """
 
 from __future__ import annotations
@@ -62,7 +63,11 @@ def in_their_conventions(case: Case, actor: ActorCritic) -> Rollout:
     non_score = non_score_reward(measured.logprobs, measured.ref_logprobs, mask, cfg.kl_coef)
     scores = scores_of(case)
     advantages, returns = gae(
-        token_rewards(scores, non_score, wide.response_mask), measured.values, wide.response_mask, cfg.gamma, cfg.gae_lambda
+        token_rewards(scores, non_score, wide.response_mask),
+        measured.values,
+        wide.response_mask,
+        cfg.gamma,
+        cfg.gae_lambda,
     )
     whitened = masked_whiten(advantages, mask) * math.sqrt((n - 1) / n)
     return Rollout(case.episodes, measured, whitened, returns, cfg.kl_coef, Scores(scores, scores, [], []), {})
@@ -73,9 +78,13 @@ def follow(case: Case, actor: ActorCritic, rollout: Rollout) -> tuple[list[dict[
     metrics: list[dict[str, float]] = []
     gradients: list[dict[str, Tensor]] = []
     trained = [parameter for parameter in actor.parameters() if parameter.requires_grad]
-    optimiser = torch.optim.Adam([{"params": trained, "lr": case.cfg.lr, "base_lr": case.cfg.lr}], eps=case.cfg.adam_eps, fused=True)
+    optimiser = torch.optim.Adam(
+        [{"params": trained, "lr": case.cfg.lr, "base_lr": case.cfg.lr}], eps=case.cfg.adam_eps, fused=True
+    )
     optimiser.register_step_pre_hook(
-        lambda *_: gradients.append({name: p.grad.clone() for name, p in actor.named_parameters() if p.grad is not None})
+        lambda *_: gradients.append(
+            {name: p.grad.clone() for name, p in actor.named_parameters() if p.grad is not None}
+        )
     )
     precision = Precision.of(torch.device("cpu"))
     steps, alone = GradientSteps(optimiser, precision), Ranks.of(precision.device)
@@ -133,15 +142,20 @@ def test_every_critic_step(case: Case) -> None:
     actor = actor_of(case)
     rollout = in_their_conventions(case, actor)
     wide = replace(rollout.episodes, response_mask=case.one_more)
-    metrics, gradients = follow(case, actor, replace(rollout, episodes=wide, advantages=torch.zeros_like(rollout.advantages)))
+    metrics, gradients = follow(
+        case, actor, replace(rollout, episodes=wide, advantages=torch.zeros_like(rollout.advantages))
+    )
     for step, seen, gradient, expected in zip(metrics, case.seen.steps, gradients, case.seen.gradients, strict=True):
         assert step["value/vf_loss"] == pytest.approx(float(seen["vf_loss"]), rel=RELATIVE)
         assert apart(gradient, renamed(expected, "critic_trunk.") | renamed(expected, "value_head.")) < RELATIVE
     assert max(one["value/vf_clipfrac"] for one in metrics) > 0
 
 
-def test_our_own_rollout_is_theirs_where_the_conventions_coincide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No EOS anywhere: `collect` as it is, but for the sampling, gives TRL's advantages up to the correction of the variance."""
+def test_our_own_rollout_is_theirs_where_the_conventions_coincide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No EOS anywhere: `collect` as it is, but for the sampling, gives TRL's advantages up to the correction of the
+    variance."""
     case = run_trl(FULL, tmp_path)
     n, seen, episodes = int(case.mask.sum()), case.seen.update, case.episodes
     monkeypatch.setattr(ours, "sample", lambda *_, **__: episodes)
@@ -157,4 +171,6 @@ def test_our_own_rollout_is_theirs_where_the_conventions_coincide(tmp_path: Path
     torch.testing.assert_close(rollout.returns, seen["returns"], **close)
     torch.testing.assert_close(rollout.advantages * math.sqrt((n - 1) / n), seen["advantages"], **close)
     for mine, theirs in (("kl", "kl"), ("entropy", "entropy"), ("scores", "scores"), ("rlhf_reward", "rlhf_reward")):
-        assert rollout.metrics[f"objective/{mine}"] == pytest.approx(seen["metrics"][f"objective/{theirs}"], rel=RELATIVE), mine
+        assert rollout.metrics[f"objective/{mine}"] == pytest.approx(
+            seen["metrics"][f"objective/{theirs}"], rel=RELATIVE
+        ), mine

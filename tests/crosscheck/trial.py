@@ -57,7 +57,9 @@ def reward(ids: Tensor) -> Tensor:
 
 
 def network(seed: int) -> Qwen2ForCausalLM:
-    return scratch_model(ModelConfig(hidden_size=32, heads=4, intermediate_size=64), VOCAB, PAD, EOS, CONTEXT + WIDTH, seed)
+    return scratch_model(
+        ModelConfig(hidden_size=32, heads=4, intermediate_size=64), VOCAB, PAD, EOS, CONTEXT + WIDTH, seed
+    )
 
 
 @dataclass
@@ -108,7 +110,9 @@ def run_trl(lengths: Sequence[int], folder: Path, cfg: PpoConfig | None = None, 
     # Twice what is used: on the last batch of a pass over the prompts, accelerate steps after every micro-batch.
     queries = torch.randint(2, VOCAB, (2 * BATCH, CONTEXT), generator=stream("queries"))
     words = tokenizer(VOCAB, eos_id=EOS, pad_id=PAD)
-    trainer = ppo_trainer(cfg, policy, reference, critic, reward, queries, words, folder, **({"stop_token": "eos"} | changes))
+    trainer = ppo_trainer(
+        cfg, policy, reference, critic, reward, queries, words, folder, **({"stop_token": "eos"} | changes)
+    )
     taken = [0]
     trainer.optimizer.optimizer.register_step_post_hook(lambda *_: taken.__setitem__(0, taken[0] + 1))
     seen = Witness(trainer)
@@ -122,7 +126,8 @@ def run_trl(lengths: Sequence[int], folder: Path, cfg: PpoConfig | None = None, 
 
 
 def made_episodes(queries: Tensor, lengths: Tensor) -> Episodes:
-    """Random responses; EOS stands at the end of every one that is shorter than `WIDTH`, and nowhere else, and PAD nowhere."""
+    """Random responses; EOS stands at the end of every one that is shorter than `WIDTH`, and nowhere else, and PAD
+    nowhere."""
     responses = torch.randint(2, VOCAB, (len(lengths), WIDTH), generator=stream("responses"))
     mask, ended = response_mask(lengths, WIDTH), lengths < WIDTH
     responses[ended, lengths[ended] - 1] = EOS
@@ -130,7 +135,8 @@ def made_episodes(queries: Tensor, lengths: Tensor) -> Episodes:
 
 
 def _as_generated(model: Qwen2ForCausalLM, episodes: Episodes, temperature: float) -> tuple[Tensor, Tensor]:
-    """What TRL's generation would have returned for these responses: padded tokens, and the logits that they were drawn from."""
+    """What TRL's generation would have returned for these responses: padded tokens, and the logits that they were drawn
+    from."""
     valid = torch.cat([episodes.query_mask, episodes.response_mask], dim=1)
     padded = episodes.query_responses.masked_fill(~valid, PAD)
     with torch.no_grad():

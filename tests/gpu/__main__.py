@@ -34,8 +34,15 @@ def main(arguments: list[str] | None = None) -> int:
     began = time.monotonic()
     chosen = [section for section in SECTIONS if not options.only or section.name in options.only]
     card, why = _card(options.device)
-    report: dict[str, Any] = {"card": card, "versions": versions(), "commit": _commit(), "rehearsal": options.device == "cpu"}
-    results = {section.name: not_tested(section, why or "the time limit was reached before it began") for section in chosen}
+    report: dict[str, Any] = {
+        "card": card,
+        "versions": versions(),
+        "commit": _commit(),
+        "rehearsal": options.device == "cpu",
+    }
+    results = {
+        section.name: not_tested(section, why or "the time limit was reached before it began") for section in chosen
+    }
 
     writing = threading.Lock()
 
@@ -54,7 +61,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     keep()
     if not why:
-        tests, measurements = ([section for section in chosen if bool(section.module) == kind] for kind in (False, True))
+        tests, measurements = (
+            [section for section in chosen if bool(section.module) == kind] for kind in (False, True)
+        )
         # Figures of memory and time need the card for themselves; tests do not.
         with ThreadPoolExecutor(max(1, min(AT_ONCE, (os.cpu_count() or 2) // 2))) as pool:
             try:
@@ -73,15 +82,23 @@ def main(arguments: list[str] | None = None) -> int:
 def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="make gpu ARGS=...", description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "gpu", help="folder of the page")
-    parser.add_argument("--only", nargs="+", choices=[section.name for section in SECTIONS], help="some of the sections")
+    parser.add_argument(
+        "--only", nargs="+", choices=[section.name for section in SECTIONS], help="some of the sections"
+    )
     parser.add_argument("--minutes", type=float, default=9.5, help="time limit of the whole")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: a rehearsal of this program, which tests no card")
+    parser.add_argument(
+        "--device",
+        choices=["cuda", "cpu"],
+        default="cuda",
+        help="cpu: a rehearsal of this program, which tests no card",
+    )
     parser.add_argument("--shape", choices=["qwen0.5b", "tiny"], default="qwen0.5b", help="network of the measurements")
     return parser
 
 
 def _card(device: str) -> tuple[dict[str, Any], str]:
-    """What the card is, and why nothing can be tested where nothing can. In a process of its own: a sick driver may hang."""
+    """What the card is, and why nothing can be tested where nothing can. In a process of its own: a sick driver may
+    hang."""
     if lacking := missing():
         return {}, f"not installed: {', '.join(lacking)} (make them importable, for example by PYTHONPATH)"
     command = [sys.executable, "-m", "gpu.card", device]
@@ -102,7 +119,13 @@ def _card(device: str) -> tuple[dict[str, Any], str]:
 def _call(command: list[str], device: str) -> str:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=CARD_SECONDS, env=environment_of(device), cwd=ROOT, check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=CARD_SECONDS,
+            env=environment_of(device),
+            cwd=ROOT,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return f"no answer within {CARD_SECONDS} s"
@@ -112,7 +135,9 @@ def _call(command: list[str], device: str) -> str:
 def _verdict(report: dict[str, Any], why: str) -> tuple[int, str]:
     """Exit code and one line. A rehearsal proves no card, whatever passed in it."""
     statuses = [item["status"] for section in report["sections"] for item in section["items"]]
-    count = f"{statuses.count(PASSED)} passed, {statuses.count(FAILED)} failed, {statuses.count('not tested')} not tested"
+    count = (
+        f"{statuses.count(PASSED)} passed, {statuses.count(FAILED)} failed, {statuses.count('not tested')} not tested"
+    )
     if why:
         return 3, f"Not tested: {why}."
     if FAILED in statuses:

@@ -1,4 +1,5 @@
-"""Random networks in the layout of the hub, with a tokenizer of the built-in reviews; and the trial that is measured on them."""
+"""Random networks in the layout of the hub, with a tokenizer of the built-in reviews; and the trial that is measured on
+them."""
 
 from __future__ import annotations
 
@@ -23,12 +24,20 @@ QWEN: dict[str, Any] = PUBLISHED["Qwen/Qwen1.5-0.5B"] | {
 """config.json of Qwen/Qwen1.5-0.5B, as far as it says something of shapes."""
 MEDIUM = {**QWEN, "vocab_size": 8192, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 8}
 """8.5 M parameters: activations of a full batch are many times the weights, so that a cap on memory bites."""
-TINY = {**MEDIUM, "vocab_size": 1024, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+TINY = {
+    **MEDIUM,
+    "vocab_size": 1024,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 SHAPES = {"qwen0.5b": QWEN, "medium": MEDIUM, "tiny": {**TINY, "num_key_value_heads": 2}}
 
 
 def write_base(folder: Path, shape: str) -> Path:
-    """A random network of a shape with a tokenizer that knows fewer words than the vocabulary has places; returns the folder."""
+    """A random network of a shape with a tokenizer that knows fewer words than the vocabulary has places; returns the
+    folder."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     tokenizer = train_tokenizer(load_corpus(DataConfig(sft_texts=2000)).train, 700)
@@ -40,9 +49,11 @@ def write_base(folder: Path, shape: str) -> Path:
 
 
 def measured_trial(base: Path, device: str, shape: str) -> TrialConfig:
-    """The profile `t4` for a few updates on built-in reviews, which need no download; in a rehearsal with small batches.
+    """The profile `t4` for a few updates on built-in reviews, which need no download; in a rehearsal with small
+    batches.
 
-    Every phase has the batch, micro-batch and lengths of a real trial of that profile, but for prompts: the reviews are short.
+    Every phase has the batch, micro-batch and lengths of a real trial of that profile, but for prompts: the reviews are
+    short.
     """
     t4 = load_config("t4")
     few = shape != "qwen0.5b"

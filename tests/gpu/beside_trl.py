@@ -27,7 +27,14 @@ def main(out: Path) -> None:
     """Run each contender in a process of its own."""
     lacking = [name for name in ("trl", "datasets") if find_spec(name) is None]
     if lacking or os.environ["GPU_DEVICE"] != "cuda":
-        _write(out, {"name": NAME, "status": "not tested", "why": f"not installed: {', '.join(lacking)}" if lacking else "no CUDA device"})
+        _write(
+            out,
+            {
+                "name": NAME,
+                "status": "not tested",
+                "why": f"not installed: {', '.join(lacking)}" if lacking else "no CUDA device",
+            },
+        )
         return
     import torch
 
@@ -38,7 +45,10 @@ def main(out: Path) -> None:
     speeds = {line["contender"]: line["episodes_per_s"] for line in lines}
     note = f"size {size} of tests/benchmarks, {precision}, one process after the other, all responses at full length"
     _write(out, {"beside_trl": lines, "notes": [note]})
-    ratios = {f"{name} against trl, episodes/s": f"{speeds[name] / speeds['trl']:.2f} x" for name in ("ours-shared", "ours-separate")}
+    ratios = {
+        f"{name} against trl, episodes/s": f"{speeds[name] / speeds['trl']:.2f} x"
+        for name in ("ours-shared", "ours-separate")
+    }
     _write(out, {"name": NAME, "status": "passed", "values": ratios})
 
 

@@ -46,7 +46,8 @@ DATASHEET = {
     "H100 80GB HBM3": (989e12, 3350e9),
     "H200": (989e12, 4800e9),
 }
-"""Peak of dense half-precision matrix products, FLOP/s, and memory bandwidth, bytes/s, by part of the card's name (vendor's datasheets)."""
+"""Peak of dense half-precision matrix products, FLOP/s, and memory bandwidth, bytes/s, by part of the card's name
+(vendor's datasheets)."""
 
 
 def missing() -> list[str]:
@@ -84,7 +85,12 @@ def describe(device: str) -> dict[str, Any]:
     """Name, memory, software and measured rates of the card (or, in a rehearsal, of the CPU)."""
     import torch
 
-    found: dict[str, Any] = {"device": device, "cores": os.cpu_count(), "torch": torch.__version__, "cuda": torch.version.cuda}
+    found: dict[str, Any] = {
+        "device": device,
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+    }
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
         found |= {
@@ -104,7 +110,11 @@ def _driver() -> str:
     """The driver's version, from nvidia-smi; `unknown` where there is none."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.splitlines()[0].strip()
+        return (
+            subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+            .stdout.splitlines()[0]
+            .strip()
+        )
     except (OSError, subprocess.SubprocessError, IndexError):
         return "unknown"
 

@@ -1,4 +1,5 @@
-"""What the tests of a card need to know of the machine: the device, the precisions it has, and why something cannot be tested."""
+"""What the tests of a card need to know of the machine: the device, the precisions it has, and why something cannot be
+tested."""
 
 from __future__ import annotations
 
@@ -46,4 +47,6 @@ def config(**changes: Any) -> TrialConfig:
 def furthest(one: dict[int, dict[str, float]], other: dict[int, dict[str, float]]) -> float:
     """The largest difference of two series of metrics, relative to 1 or to the value where that is larger."""
     assert one.keys() == other.keys()
-    return max(abs(other[step][key] - value) / max(1.0, abs(value)) for step, row in one.items() for key, value in row.items())
+    return max(
+        abs(other[step][key] - value) / max(1.0, abs(value)) for step, row in one.items() for key, value in row.items()
+    )

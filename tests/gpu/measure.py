@@ -1,7 +1,7 @@
 """Memory by stage and component, seconds by phase and episodes per second of a real trial, each beside its forecast.
 
-`python -m gpu.measure FILE` runs one trial of the profile `t4` on random weights through the same functions as any trial,
-and appends JSON lines to FILE as it goes.
+`python -m gpu.measure FILE` runs one trial of the profile `t4` on random weights through the same functions as any
+trial, and appends JSON lines to FILE as it goes.
 """
 
 from __future__ import annotations
@@ -67,7 +67,12 @@ class Probe(Silent):
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         ledger = self.trainer.ledger
         self.updates.append(
-            {"wall": ledger.wall_s, "seconds": dict(ledger.seconds), "flops": dict(ledger.flops), "bytes": dict(ledger.bytes)}
+            {
+                "wall": ledger.wall_s,
+                "seconds": dict(ledger.seconds),
+                "flops": dict(ledger.flops),
+                "bytes": dict(ledger.bytes),
+            }
             | {"head": self.head_s}
         )
 
@@ -139,8 +144,16 @@ def memory_by_component(forecast: Mapping[str, float], probe: Probe, peak_gib: f
     lasting, at_head = sum(found.values()), probe.at_head / GIB
     lines = [_beside(name, forecast.get(name, 0.0), size) for name, size in found.items()]
     passing = sum(size for name, size in forecast.items() if name in PASSING)
-    lines.append(_beside("activations, half-precision copies, cache (held at the head)", passing, max(at_head - lasting, 0.0)))
-    lines.append(_beside("logits (on top of that at the peak)", forecast.get("logits", 0.0), max(peak_gib - max(at_head, lasting), 0.0)))
+    lines.append(
+        _beside("activations, half-precision copies, cache (held at the head)", passing, max(at_head - lasting, 0.0))
+    )
+    lines.append(
+        _beside(
+            "logits (on top of that at the peak)",
+            forecast.get("logits", 0.0),
+            max(peak_gib - max(at_head, lasting), 0.0),
+        )
+    )
     others = {name: size for name, size in forecast.items() if name not in {*found, *PASSING, "logits"} and size}
     lines += [_beside(f"{name} (not measured apart)", size, None) for name, size in others.items()]
     return [*lines, _beside("all", sum(forecast.values()), peak_gib)]
@@ -152,7 +165,8 @@ def _beside(what: str, predicted: float, measured: float | None) -> dict[str, An
 
 
 def seconds_by_phase(updates: list[dict[str, Any]], rates: tuple[float, float]) -> list[dict[str, Any]]:
-    """Of each phase of an update: the median over all updates but the first, beside the rooflines of this card and of a T4."""
+    """Of each phase of an update: the median over all updates but the first, beside the rooflines of this card and of a
+    T4."""
     steps = [_between(one, other) for one, other in pairwise(updates)]
     lines = []
     for phase in PHASES:
@@ -160,7 +174,11 @@ def seconds_by_phase(updates: list[dict[str, Any]], rates: tuple[float, float]) 
         flops, moved = (statistics.median(step[kind].get(phase, 0.0) for step in steps) for kind in ("flops", "bytes"))
         seconds, least = statistics.median(spent), max(flops / rates[0], moved / rates[1])
         line = {"phase": phase, "seconds": seconds, "tflop": flops / 1e12, "gb": moved / 1e9, "n": len(spent)}
-        line |= {"roofline_s": least, "of_roofline": least / seconds if seconds else None, "t4_s": t4_seconds(phase, flops, moved)}
+        line |= {
+            "roofline_s": least,
+            "of_roofline": least / seconds if seconds else None,
+            "t4_s": t4_seconds(phase, flops, moved),
+        }
         lines.append(line)
     head = statistics.median(step["head"] for step in steps)
     return [*lines, {"phase": "of train: head", "seconds": head, "n": len(steps)}]
@@ -178,13 +196,18 @@ def fitted(config: TrialConfig, room_gib: float) -> tuple[TrialConfig, list[str]
     """The trial with as many rows at once as the forecast allows in `room_gib`, and what was changed."""
     notes = []
     while (found := predict(config)) is not None and found.total_gib > room_gib and config.runtime.micro_batch_size > 1:
-        rows = {f"runtime.{name}": max(getattr(config.runtime, name) // 2, 1) for name in ("micro_batch_size", "rollout_batch_size")}
+        rows = {
+            f"runtime.{name}": max(getattr(config.runtime, name) // 2, 1)
+            for name in ("micro_batch_size", "rollout_batch_size")
+        }
         config = changed(config, rows)
         notes = [f"measured with fewer rows at once, since the card has room for {room_gib:.1f} GiB: {rows}"]
     return config, notes
 
 
-def measure(device: str, shape: str, folder: Path, write: Callable[[dict[str, Any]], None], rates: tuple[float, float]) -> None:
+def measure(
+    device: str, shape: str, folder: Path, write: Callable[[dict[str, Any]], None], rates: tuple[float, float]
+) -> None:
     """Run the trial and write what was seen of it."""
     config = measured_trial(write_base(folder / "base", shape), device, shape)
     notes = []
@@ -203,15 +226,32 @@ def measure(device: str, shape: str, folder: Path, write: Callable[[dict[str, An
     walls = [_between(one, other)["wall"] for one, other in pairwise(probe.updates)]
     rate = config.ppo.batch_size / statistics.median(walls)
     notes += [
-        f"shape {shape}: {forecast.parameters / 1e6:.1f} M parameters, {forecast.trained / 1e6:.1f} M trained; random weights",
+        (
+            f"shape {shape}: {forecast.parameters / 1e6:.1f} M parameters, {forecast.trained / 1e6:.1f} M trained;"
+            " random weights"
+        ),
         f"{execution(config)['precision']}; PPO ended as {outcome.status} after {outcome.steps} gradient steps"
         + (f": {outcome.reason}" if outcome.reason else ""),
-        f"{rate:.3g} episodes/s: {config.ppo.batch_size} episodes an update, each used in {config.ppo.num_ppo_epochs} epochs; "
-        f"median of {len(walls)} updates after the first",
-        *(f"{size / GIB:.2f} GiB were still allocated when stage {name} began" for name, size in probe.left.items() if size > GIB / 10),
+        (
+            f"{rate:.3g} episodes/s: {config.ppo.batch_size} episodes an update, each used in"
+            f" {config.ppo.num_ppo_epochs} epochs; median of {len(walls)} updates after the first"
+        ),
+        *(
+            f"{size / GIB:.2f} GiB were still allocated when stage {name} began"
+            for name, size in probe.left.items()
+            if size > GIB / 10
+        ),
         *probe.warnings,
     ]
-    write({"memory_by_stage": stages, "memory_by_component": parts, "seconds_by_phase": phases, "episodes_per_s": rate, "notes": notes})
+    write(
+        {
+            "memory_by_stage": stages,
+            "memory_by_component": parts,
+            "seconds_by_phase": phases,
+            "episodes_per_s": rate,
+            "notes": notes,
+        }
+    )
     write(
         {
             "name": "a trial of the profile t4 on random weights",
@@ -225,7 +265,10 @@ def measure(device: str, shape: str, folder: Path, write: Callable[[dict[str, An
 def rates_of(card: Mapping[str, Any]) -> tuple[tuple[float, float], str]:
     """FLOP/s and bytes/s of the roofline, and where they come from."""
     if known := datasheet(card["name"]):
-        return known, f"roofline of this card: {known[0] / 1e12:g} TFLOP/s and {known[1] / 1e9:g} GB/s (vendor's datasheet)"
+        return (
+            known,
+            f"roofline of this card: {known[0] / 1e12:g} TFLOP/s and {known[1] / 1e9:g} GB/s (vendor's datasheet)",
+        )
     measured = card["half_flops"], card["copy_bytes"]
     words = f"roofline of this card: {measured[0] / 1e12:.3g} TFLOP/s and {measured[1] / 1e9:.3g} GB/s as measured here"
     return measured, f"{words}; the table of datasheets lacks {card['name']}"
@@ -246,7 +289,11 @@ def main(out: Path) -> None:
             write({"name": "a trial of the profile t4 on random weights", "status": "not tested", "why": why})
             return
         rates, source = rates_of(json.loads(os.environ["GPU_CARD"]))
-        known = source if device == "cuda" else "rehearsal on a CPU: memory is the resident set, and no figure speaks of a card"
+        known = (
+            source
+            if device == "cuda"
+            else "rehearsal on a CPU: memory is the resident set, and no figure speaks of a card"
+        )
         write({"notes": [known]})
         measure(device, shape, Path(name), lambda line: write(_with_note(line, known)), rates)
 

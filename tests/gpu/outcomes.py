@@ -27,10 +27,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """The call ends a test, or the set-up that skipped or failed it; a failed tear-down fails what the call had passed."""
+    """The call ends a test, or the set-up that skipped or failed it; a failed tear-down fails what the call had
+    passed."""
     if report.when == "call" or not report.passed:
         name = report.nodeid.rpartition("::")[2]
-        _write({"name": name, **_status(report), "seconds": round(report.duration, 2), "values": dict(report.user_properties)})
+        _write(
+            {
+                "name": name,
+                **_status(report),
+                "seconds": round(report.duration, 2),
+                "values": dict(report.user_properties),
+            }
+        )
 
 
 def _status(report: pytest.TestReport) -> dict[str, str]:

@@ -40,11 +40,22 @@ def _facts(report: dict[str, Any]) -> str:
     card, rows = report["card"], []
     if card.get("device") == "cuda":
         rows += [
-            ("card", f"{card['count']} x {card['name']}, {card['memory_gib']:.1f} GiB, {card['free_gib']:.1f} GiB of it free at the start"),
+            (
+                "card",
+                (
+                    f"{card['count']} x {card['name']}, {card['memory_gib']:.1f} GiB, {card['free_gib']:.1f} GiB of it"
+                    " free at the start"
+                ),
+            ),
             ("compute capability", card["capability"]),
             ("driver, CUDA of torch", f"{card['driver']}, {card['cuda']}"),
         ]
-        rows.append(("measured, median of 10", f"{card['half_flops'] / 1e12:.3g} TFLOP/s in half-precision matrix products of 8192 x 8192"))
+        rows.append(
+            (
+                "measured, median of 10",
+                f"{card['half_flops'] / 1e12:.3g} TFLOP/s in half-precision matrix products of 8192 x 8192",
+            )
+        )
         rows.append(("", f"{card['copy_bytes'] / 1e9:.4g} GB/s in copies of 1 GiB, read and written"))
     rows.append(("commit", report["commit"]))
     rows.append(("versions", ", ".join(f"{name} {number}" for name, number in report["versions"].items())))
@@ -56,7 +67,9 @@ def _summary(sections: list[dict[str, Any]]) -> str:
     rows = []
     for section in sections:
         count = Counter(item["status"] for item in section["items"])
-        rows.append([section["title"], count["passed"], count["failed"], count["not tested"], f"{section['seconds']:.0f}"])
+        rows.append(
+            [section["title"], count["passed"], count["failed"], count["not tested"], f"{section['seconds']:.0f}"]
+        )
     return table(["section", "passed", "failed", "not tested", "seconds"], rows)
 
 
@@ -65,7 +78,9 @@ def _items(section: dict[str, Any]) -> str:
         values = ", ".join(f"{name} {value}" for name, value in item["values"].items())
         return "; ".join(filter(None, [item["why"], values]))
 
-    rows = [[item["name"].removeprefix("test_").replace("_", " "), item["status"], words(item)] for item in section["items"]]
+    rows = [
+        [item["name"].removeprefix("test_").replace("_", " "), item["status"], words(item)] for item in section["items"]
+    ]
     return f"## {section['title']}\n\n" + table(["what", "result", "why, or what was measured"], rows)
 
 
@@ -109,12 +124,19 @@ def _phase_row(line: dict[str, Any]) -> list[str]:
 
 
 def _trl_row(line: dict[str, Any]) -> list[str]:
-    return [line["contender"], *(_number(line[key]) for key in ("seconds", "episodes_per_s", "peak_gib")), str(line["n"])]
+    return [
+        line["contender"],
+        *(_number(line[key]) for key in ("seconds", "episodes_per_s", "peak_gib")),
+        str(line["n"]),
+    ]
 
 
 TABLES: dict[str, tuple[list[str], Any]] = {
     "memory_by_stage": (["stage", "forecast, GiB", "measured peak, GiB", "measured above forecast"], _memory_row),
-    "memory_by_component": (["PPO stage, component", "forecast, GiB", "measured, GiB", "measured above forecast"], _memory_row),
+    "memory_by_component": (
+        ["PPO stage, component", "forecast, GiB", "measured, GiB", "measured above forecast"],
+        _memory_row,
+    ),
     "seconds_by_phase": (
         [
             "phase of an update",

@@ -1,4 +1,5 @@
-"""What `make gpu` runs: each section in a process of its own, with a time limit, so that a hang or a crash costs one section."""
+"""What `make gpu` runs: each section in a process of its own, with a time limit, so that a hang or a crash costs one
+section."""
 
 from __future__ import annotations
 
@@ -101,7 +102,12 @@ def run(section: Section, limit: float, card: dict[str, Any], shape: str) -> Res
 def environment_of(device: str) -> dict[str, str]:
     """The environment of a section: this checkout first on the path, no network, no plug-in of pytest."""
     paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
-    fixed = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", DEVICE: device}
+    fixed = {
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        DEVICE: device,
+    }
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **fixed, **hidden}
 
@@ -109,13 +115,25 @@ def environment_of(device: str) -> dict[str, str]:
 def _command(section: Section, out: Path) -> list[str]:
     if section.module:
         return [sys.executable, "-m", section.module, str(out)]
-    return [sys.executable, "-m", "pytest", "-c", str(HERE / "card.ini"), "--noconftest", "-p", "gpu.outcomes", str(HERE / section.tests)]
+    return [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-c",
+        str(HERE / "card.ini"),
+        "--noconftest",
+        "-p",
+        "gpu.outcomes",
+        str(HERE / section.tests),
+    ]
 
 
 def _finish(command: list[str], environment: dict[str, str], log: Path, limit: float) -> str:
     """Run to the end or the limit; says how it ended where it did not end well."""
     with log.open("w") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment, cwd=ROOT, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, env=environment, cwd=ROOT, start_new_session=True
+        )
         RUNNING.add(process)
         try:
             code = process.wait(limit)

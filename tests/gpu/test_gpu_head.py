@@ -49,7 +49,9 @@ def exact(lm: CausalLM, hidden: Tensor, dtype: torch.dtype) -> Tensor:
 
 @torch.no_grad()
 @pytest.mark.parametrize("precision", HALVES)
-def test_logits_are_not_rounded(monkeypatch: pytest.MonkeyPatch, precision: str, record_property: pytest.RecordProperty) -> None:
+def test_logits_are_not_rounded(
+    monkeypatch: pytest.MonkeyPatch, precision: str, record_property: pytest.RecordProperty
+) -> None:
     choose(monkeypatch, precision)
     lm = network()
     hidden = states(lm)

@@ -22,12 +22,19 @@ def test_a_lora_trial_on_weights_in_4_bits(tmp_path: Path) -> None:
         pytest.skip("bitsandbytes is not installed")
     # NF4 works in blocks of 64 weights.
     outcome = trial(
-        tmp_path, model__hidden_size=64, model__intermediate_size=128, ppo__adapter="lora", ppo__lora_rank=4, ppo__quantize="4bit"
+        tmp_path,
+        model__hidden_size=64,
+        model__intermediate_size=128,
+        ppo__adapter="lora",
+        ppo__lora_rank=4,
+        ppo__quantize="4bit",
     )
     assert (outcome.status, outcome.reason) == ("complete", None)
 
 
-def test_two_processes_give_what_one_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: pytest.RecordProperty) -> None:
+def test_two_processes_give_what_one_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: pytest.RecordProperty
+) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip(f"{torch.cuda.device_count()} CUDA devices are visible, two are needed")
     monkeypatch.setenv(CHOICE, "fp32")

@@ -1,6 +1,8 @@
-"""Running out of memory on the card, at every stage: fewer rows at once, the same results; and the cap on the allocator.
+"""Running out of memory on the card, at every stage: fewer rows at once, the same results; and the cap on the
+allocator.
 
-The cap stands in for a smaller card. It leaves room for what a stage must hold, and for half of what all rows at once need.
+The cap stands in for a smaller card. It leaves room for what a stage must hold, and for half of what all rows at once
+need.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from pipeline.trial import TrialOutcome
 pytestmark = pytest.mark.gpu
 CAP = "caps__memory_gib"
 BYTES_A_WEIGHT = {"sft": 16, "reward": 20, "reference": 8, "ppo": 32, "evaluate": 12}
-"""What each stage holds for every weight: networks, gradients, Adam's two moments, room for half-precision copies; fp32."""
+"""What each stage holds for every weight: networks, gradients, Adam's two moments, room for half-precision copies;
+fp32."""
 STAGES = tuple(BYTES_A_WEIGHT)
 WORKSPACE = 64 * 2**20
 """Of cuBLAS, and what the allocator loses between blocks."""
@@ -91,10 +94,15 @@ def held(stage: str, outcome: TrialOutcome) -> int:
 
 def peak(stage: str, outcome: TrialOutcome) -> float:
     """Bytes at the peak of a stage."""
-    return float(json.loads((outcome.artifacts[stage].path / "log" / "cost.json").read_text("utf-8"))["peak_memory_gib"]) * GIB
+    return (
+        float(json.loads((outcome.artifacts[stage].path / "log" / "cost.json").read_text("utf-8"))["peak_memory_gib"])
+        * GIB
+    )
 
 
-def capped(root: Path, folder: Path, changes: dict[str, Any], stage: str, bytes_: float, **more: Any) -> tuple[TrialOutcome, list[str]]:
+def capped(
+    root: Path, folder: Path, changes: dict[str, Any], stage: str, bytes_: float, **more: Any
+) -> tuple[TrialOutcome, list[str]]:
     """Build one stage under a cap; the stages before it are taken as they are."""
     order = [one.name for one in DECLARED]
     for one in order[: order.index(stage)]:
@@ -140,7 +148,9 @@ def test_a_stage_that_runs_out_of_memory_takes_fewer_rows_at_once(
     assert max(apart.values()) < SAME, {key: value for key, value in apart.items() if value >= SAME}
 
 
-def test_a_trial_that_not_one_episode_fits_ends_as_budget(roomy: Roomy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_that_not_one_episode_fits_ends_as_budget(
+    roomy: Roomy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(CHOICE, "fp32")
     root, changes, whole = roomy
     outcome, _ = capped(root, tmp_path, changes, "ppo", held("evaluate", whole) + ONE_ROW / 2)
@@ -150,7 +160,9 @@ def test_a_trial_that_not_one_episode_fits_ends_as_budget(roomy: Roomy, tmp_path
     assert (outcome.artifacts["ppo"].path / "policy" / "model.safetensors").is_file()
 
 
-def test_a_reference_that_not_one_text_fits_is_refused_in_words(roomy: Roomy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reference_that_not_one_text_fits_is_refused_in_words(
+    roomy: Roomy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(CHOICE, "fp32")
     root, changes, whole = roomy
     with pytest.raises(UserError, match="memory"):

@@ -1,9 +1,9 @@
 """A trial that is killed and run again, on the card.
 
-On a CPU the two are equal bit for bit. A card adds up some sums in the order in which threads arrive; torch's deterministic
-kernels are asked for here where it has any. Whether bits are equal is recorded. Demanded is that the same records are there
-at the end, and that those up to the first update after the checkpoint agree: within 1 % in fp32, 5 % in fp16, where a
-rounding may flip a token.
+On a CPU the two are equal bit for bit. A card adds up some sums in the order in which threads arrive; torch's
+deterministic kernels are asked for here where it has any. Whether bits are equal is recorded. Demanded is that the same
+records are there at the end, and that those up to the first update after the checkpoint agree: within 1 % in fp32, 5 %
+in fp16, where a rounding may flip a token.
 """
 
 from __future__ import annotations
@@ -44,14 +44,22 @@ def deterministic() -> Iterator[None]:
 def finished(folder: Path, knobs: dict[str, Any]) -> tuple[Outcome, Rows, dict[str, torch.Tensor]]:
     one = trainer(folder, device=DEVICE, **knobs)
     outcome = one.run()
-    return outcome, merged(folder / "metrics.jsonl"), {name: tensor.cpu() for name, tensor in one.actor.state_dict().items()}
+    return (
+        outcome,
+        merged(folder / "metrics.jsonl"),
+        {name: tensor.cpu() for name, tensor in one.actor.state_dict().items()},
+    )
 
 
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("precision", APART)
 @pytest.mark.parametrize("control", ["fixed", "adaptive", "guard", "target", "separate", "lora"])
 def test_a_killed_trial_goes_on_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control: str, precision: str, record_property: pytest.RecordProperty
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    control: str,
+    precision: str,
+    record_property: pytest.RecordProperty,
 ) -> None:
     choose(monkeypatch, precision)
     knobs = CONTROLS[control]
@@ -63,9 +71,13 @@ def test_a_killed_trial_goes_on_where_it_was(
     assert found.keys() == wanted.keys()
     # Killed after its third update, with a checkpoint after the second: step 8 is the first record of the third.
     resumed = [step for step in wanted if step <= 12]
-    assert furthest({step: wanted[step] for step in resumed}, {step: found[step] for step in resumed}) < APART[precision]
+    assert (
+        furthest({step: wanted[step] for step in resumed}, {step: found[step] for step in resumed}) < APART[precision]
+    )
     same = found == wanted and all(torch.equal(again[name], tensor) for name, tensor in weights.items())
-    record_property("equal bit for bit", "yes" if same else f"no, metrics differ by at most {furthest(wanted, found):.2g}")
+    record_property(
+        "equal bit for bit", "yes" if same else f"no, metrics differ by at most {furthest(wanted, found):.2g}"
+    )
 
 
 CHILD = """
@@ -85,7 +97,11 @@ def test_a_process_that_is_killed_leaves_what_the_next_one_needs(
     child = subprocess.Popen(command, env=os.environ, cwd=Path(__file__).parents[2], stdout=subprocess.DEVNULL)
     waited = time.monotonic() + PATIENCE
     try:
-        while len(list((tmp_path / "cut").rglob("update_*.pt"))) < 2 and child.poll() is None and time.monotonic() < waited:
+        while (
+            len(list((tmp_path / "cut").rglob("update_*.pt"))) < 2
+            and child.poll() is None
+            and time.monotonic() < waited
+        ):
             time.sleep(0.02)
         assert child.poll() is None, "the trial ended before it could be killed"
         child.send_signal(signal.SIGKILL)
@@ -100,4 +116,6 @@ def test_a_process_that_is_killed_leaves_what_the_next_one_needs(
     first = min(wanted)
     assert furthest({first: wanted[first]}, {first: found[first]}) < APART["fp32"]
     same = found == wanted
-    record_property("equal bit for bit", "yes" if same else f"no, metrics differ by at most {furthest(wanted, found):.2g}")
+    record_property(
+        "equal bit for bit", "yes" if same else f"no, metrics differ by at most {furthest(wanted, found):.2g}"
+    )

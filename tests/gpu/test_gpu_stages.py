@@ -64,7 +64,9 @@ def test_a_trial_in_half_precision(
     nats = [_summary(one)["nats_per_token"] for one in (single[1], outcome)]
     record_property("sft, nats per token from fp32", f"{nats[1] - nats[0]:+.4f}")
     assert abs(nats[1] - nats[0]) < NATS
-    assert single[1].artifacts["sft"].path.name != outcome.artifacts["sft"].path.name  # the precision is part of the key
+    assert (
+        single[1].artifacts["sft"].path.name != outcome.artifacts["sft"].path.name
+    )  # the precision is part of the key
     for stage in STAGES:
         cost = json.loads((outcome.artifacts[stage].path / "log" / "cost.json").read_text("utf-8"))
         assert cost["peak_memory_gib"] > 0, stage
@@ -89,7 +91,10 @@ def test_ways_to_train_in_the_precision_of_the_card(tmp_path: Path, way: str) ->
 
 
 def test_recomputation_changes_no_result_in_fp32(
-    single: tuple[Path, TrialOutcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: pytest.RecordProperty
+    single: tuple[Path, TrialOutcome],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: pytest.RecordProperty,
 ) -> None:
     monkeypatch.setenv(CHOICE, "fp32")
     for stage in ("prompts", "sft", "reward"):

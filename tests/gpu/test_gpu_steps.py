@@ -1,4 +1,5 @@
-"""Gradient steps on the card: loss scaling, every controller in half precision, and the checks before the first step."""
+"""Gradient steps on the card: loss scaling, every controller in half precision, and the checks before the first
+step."""
 
 from __future__ import annotations
 
@@ -59,7 +60,11 @@ def test_epochs_that_target_kl_ends_are_followed_by_further_steps(
 ) -> None:
     choose(monkeypatch, precision)
     outcome = trainer(tmp_path, device=DEVICE, steps=40, lr=3e-2, target_kl=2e-3).run()
-    taken = [int(row["policy/update_steps"]) for row in merged(tmp_path / "metrics.jsonl").values() if "policy/update_steps" in row]
+    taken = [
+        int(row["policy/update_steps"])
+        for row in merged(tmp_path / "metrics.jsonl").values()
+        if "policy/update_steps" in row
+    ]
     record_property("steps taken in each update", taken)
     assert outcome.status == "complete"
     assert min(taken) < 4  # ended early
@@ -68,13 +73,17 @@ def test_epochs_that_target_kl_ends_are_followed_by_further_steps(
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("cliprange", [0.02, 0.2])
-def test_the_first_step_is_on_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, cliprange: float) -> None:
+def test_the_first_step_is_on_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, cliprange: float
+) -> None:
     choose(monkeypatch, precision)
     assert trainer(tmp_path, device=DEVICE, steps=8, cliprange=cliprange).run().status == "complete"
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_policy_that_is_not_the_reference_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
+def test_a_policy_that_is_not_the_reference_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
     choose(monkeypatch, precision)
     one = trainer(tmp_path, device=DEVICE, steps=8)
     with torch.no_grad():
@@ -103,7 +112,9 @@ def test_padding_moves_no_log_probability(tmp_path: Path, monkeypatch: pytest.Mo
 def ignores_masks(lm: torch.nn.Module) -> None:
     """Have a network count its positions from the first column on and look at everything before."""
 
-    def forget(_: torch.nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> tuple[object, dict[str, object]]:
+    def forget(
+        _: torch.nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]
+    ) -> tuple[object, dict[str, object]]:
         mask = kwargs.get("attention_mask")
         plain = mask is not None and mask.dim() == 2
         changed = {"attention_mask": torch.ones_like(mask), "position_ids": None} if plain and mask is not None else {}

@@ -1,4 +1,5 @@
-"""The program behind `make gpu`, without a card: what it says where there is none, what it makes of tests that fail, crash or hang."""
+"""The program behind `make gpu`, without a card: what it says where there is none, what it makes of tests that fail,
+crash or hang."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ def test_never_reached(): pass
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("crash", "limit", "said"), [("os._exit(9)", 120, "exit code 9"), ("time.sleep(600)", 12, "not finished after 12 s")]
+    ("crash", "limit", "said"),
+    [("os._exit(9)", 120, "exit code 9"), ("time.sleep(600)", 12, "not finished after 12 s")],
 )
 def test_a_crash_or_a_hang_costs_one_test_and_is_told(tmp_path: Path, crash: str, limit: float, said: str) -> None:
     (tmp_path / "test_badly.py").write_text(BADLY.format(crash=crash))
@@ -72,7 +74,12 @@ def test_a_crash_or_a_hang_costs_one_test_and_is_told(tmp_path: Path, crash: str
 
 @pytest.mark.parametrize(
     ("results", "rehearsal", "code"),
-    [(["passed", "not tested"], False, 0), (["passed", "failed"], False, 1), (["not tested"], False, 3), (["passed"], True, 3)],
+    [
+        (["passed", "not tested"], False, 0),
+        (["passed", "failed"], False, 1),
+        (["not tested"], False, 3),
+        (["passed"], True, 3),
+    ],
 )
 def test_the_exit_code(results: list[str], rehearsal: bool, code: int) -> None:
     report = {"sections": [{"items": [{"status": one} for one in results]}], "rehearsal": rehearsal}
@@ -106,7 +113,10 @@ def test_the_measured_shape_is_that_of_the_profile(tmp_path: Path) -> None:
     assert shape_of(config) == shape_of(t4)
     same = ("batch_size", "response_length", "num_ppo_epochs", "num_mini_batches")
     assert all(getattr(config.ppo, name) == getattr(t4.ppo, name) for name in same)
-    assert (config.runtime.micro_batch_size, config.runtime.gradient_checkpointing) == (t4.runtime.micro_batch_size, True)
+    assert (config.runtime.micro_batch_size, config.runtime.gradient_checkpointing) == (
+        t4.runtime.micro_batch_size,
+        True,
+    )
     ours, theirs = predict(config), predict(t4)
     assert ours is not None
     assert theirs is not None
@@ -146,7 +156,9 @@ def test_the_measurements_run_on_a_cpu_and_land_on_the_page(tmp_path: Path) -> N
     found = run(section, 300, CPU, "tiny")
     assert [item["status"] for item in found.items] == ["passed"], found.items
     assert {line["what"] for line in found.measured["memory_by_stage"]} >= {"sft", "reward", "ppo", "evaluate"}
-    assert {"policy", "gradients", "optimiser", "reference", "reward"} <= {line["what"] for line in found.measured["memory_by_component"]}
+    assert {"policy", "gradients", "optimiser", "reference", "reward"} <= {
+        line["what"] for line in found.measured["memory_by_component"]
+    }
     by_phase = {line["phase"]: line["seconds"] for line in found.measured["seconds_by_phase"]}
     assert 0 < by_phase["of train: head"] < by_phase["train"]
     page = render(

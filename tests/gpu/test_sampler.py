@@ -16,7 +16,9 @@ from pipeline.resources.out_of_memory import Room
 
 ROWS = 24
 EDGE = 1e-5
-devices = pytest.mark.parametrize("device", [pytest.param("cpu"), pytest.param(DEVICE, marks=pytest.mark.gpu, id="card")])
+devices = pytest.mark.parametrize(
+    "device", [pytest.param("cpu"), pytest.param(DEVICE, marks=pytest.mark.gpu, id="card")]
+)
 
 
 def reference(logits: np.ndarray, noise: np.ndarray, temperature: float) -> np.ndarray:
@@ -46,14 +48,21 @@ def test_a_token_is_that_of_the_inverse_transform_in_float64(device: str, vocab:
 
 
 @devices
-def test_tokens_with_a_cache_are_those_of_a_whole_forward_for_each(device: str, record_property: pytest.RecordProperty) -> None:
+def test_tokens_with_a_cache_are_those_of_a_whole_forward_for_each(
+    device: str, record_property: pytest.RecordProperty
+) -> None:
     network = small().to(device)
     ids = torch.randint(2, 1024, (ROWS, 6), generator=stream("gpu prompts"))
     mask = torch.arange(6) >= torch.arange(ROWS)[:, None] % 5
     noise = uniforms(ROWS, 12, "gpu responses")
-    made = sample(network, ids.to(device), mask.to(device), noise, eos_id=1, pad_id=0, temperature=1.0, room=Room("rows", 10))
+    made = sample(
+        network, ids.to(device), mask.to(device), noise, eos_id=1, pad_id=0, temperature=1.0, room=Room("rows", 10)
+    )
     found, lengths = made.responses.cpu(), made.lengths.cpu()
-    same = [found[row, : lengths[row]].tolist() == one_by_one(network, ids[row][mask[row]], noise[row]) for row in range(ROWS)]
+    same = [
+        found[row, : lengths[row]].tolist() == one_by_one(network, ids[row][mask[row]], noise[row])
+        for row in range(ROWS)
+    ]
     record_property("responses alike", f"{sum(same)} of {ROWS}")
     # Kernels of other shapes round otherwise, and a response goes its own way from the first token that flips.
     assert sum(same) >= ROWS - 1
@@ -64,7 +73,14 @@ def small() -> CausalLM:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
-    sizes = {**MEDIUM, "vocab_size": 1024, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 4}
+    sizes = {
+        **MEDIUM,
+        "vocab_size": 1024,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+    }
     network = Qwen2ForCausalLM(Qwen2Config(**{**sizes, "num_key_value_heads": 4, "max_position_embeddings": 64}))
     with torch.no_grad():
         network.get_input_embeddings().weight[1] += network.get_input_embeddings().weight[2:].mean(0) * 3

@@ -64,13 +64,15 @@ class Built:
 Builder = Callable[..., Built]
 
 
-def study_yaml(seeds: tuple[int, ...], arms: Mapping[str, float | dict[str, float]], baseline: str, extra: str = "") -> str:
+def study_yaml(
+    seeds: tuple[int, ...], arms: Mapping[str, float | dict[str, float]], baseline: str, extra: str = ""
+) -> str:
     own = {name: given if isinstance(given, dict) else {"ppo.kl_coef": given} for name, given in arms.items()}
     listed = "\n".join(f"  {name}: {json.dumps(overrides)}" for name, overrides in own.items())
     return f"""
 question: How does the KL coefficient beta move a PPO policy along the reward-KL frontier?
 hypothesis: A larger beta means less drift; without the penalty the proxy reward is hacked and gold reward falls.
-refuted_if: KL per token at the end does not fall as beta grows, or beta 0 reaches at least the gold reward of beta 0.05.
+refuted_if: KL per token at the end does not fall as beta grows, or beta 0 gets at least the gold reward of beta 0.05.
 profile: tiny
 baseline: {baseline}
 seeds: {list(seeds)}
@@ -202,17 +204,24 @@ def summary_of(table: pd.DataFrame) -> dict[str, float]:
 
 
 def scored_samples(path: Path) -> None:
-    """What the reward stage leaves: gold is normal with mean 0.4 and std 1 under the reference, the proxy correlates with it at 0.8."""
+    """What the reward stage leaves: gold is normal with mean 0.4 and std 1 under the reference, the proxy correlates
+    with it at 0.8."""
     rng = np.random.default_rng(5)
     pairs = pd.DataFrame(
-        {"gold_first": rng.normal(0.4, 1, 2000), "gold_second": rng.normal(0.4, 1, 2000), "heldout": np.arange(2000) >= 1500}
+        {
+            "gold_first": rng.normal(0.4, 1, 2000),
+            "gold_second": rng.normal(0.4, 1, 2000),
+            "heldout": np.arange(2000) >= 1500,
+        }
     ).assign(prompt=[f"prompt {index}" for index in range(2000)])
     pairs.to_parquet(path / "pairs.parquet", index=False)
     kept = pairs[pairs["heldout"]]
     gold = np.concatenate([rng.normal(0.4, 1, 300), kept["gold_first"], kept["gold_second"]])
     source = ["calibration"] * 300 + ["pair"] * 1000
     prompt = [*pairs["prompt"][:300], *kept["prompt"], *kept["prompt"]]
-    samples = pd.DataFrame({"prompt": prompt, "proxy": 0.8 * (gold - 0.4) + 0.6 * rng.normal(size=1300), "gold": gold, "source": source})
+    samples = pd.DataFrame(
+        {"prompt": prompt, "proxy": 0.8 * (gold - 0.4) + 0.6 * rng.normal(size=1300), "gold": gold, "source": source}
+    )
     samples.to_parquet(path / "reference_samples.parquet", index=False)
 
 
@@ -231,7 +240,10 @@ class _Writer:
         for stage in ("prompts", "sft", "reward", "reference"):
             path, refs[stage] = self.stage(stage, f"{stage[:2]}00112233445566")
             if stage == "sft":
-                write_json(path / "summary.json", {"perplexity": 8.31, "nats_per_token": 2.117, "entropy_floor_nats_per_token": 2.09})
+                write_json(
+                    path / "summary.json",
+                    {"perplexity": 8.31, "nats_per_token": 2.117, "entropy_floor_nats_per_token": 2.09},
+                )
             if stage == "reward":
                 write_json(path / "summary.json", {"accuracy": 0.79, "accuracy_gold": 0.88})
                 scored_samples(path)
@@ -255,7 +267,11 @@ class _Writer:
             prompts.head(16).to_parquet(path / "samples.parquet", index=False)
             publish(path)
             summary = summary_of(prompts) if self.prompts else {}
-        reasons = {"budget": "wall clock: 2.5 h reached", "diverged": "non-finite loss at a gradient step", "failed": "killed"}
+        reasons = {
+            "budget": "wall clock: 2.5 h reached",
+            "diverged": "non-finite loss at a gradient step",
+            "failed": "killed",
+        }
         record = TrialRecord(
             study=self.built.study.name,
             profile="tiny",

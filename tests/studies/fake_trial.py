@@ -73,7 +73,9 @@ def run_trial(config: TrialConfig, layout: Layout, reporter: Reporter, *, until:
         return TrialOutcome(artifacts, "incomplete", None, 0, {}, {}, {})
     meta = artifacts["ppo"].meta
     summary = artifacts["evaluate"].meta["summary"]
-    return TrialOutcome(artifacts, meta["status"], meta["reason"], meta["steps"], summary, {"wall_s": 0.1}, execution(config))
+    return TrialOutcome(
+        artifacts, meta["status"], meta["reason"], meta["steps"], summary, {"wall_s": 0.1}, execution(config)
+    )
 
 
 def plan_trial(config: TrialConfig, layout: Layout, known: dag.Known | None = None) -> list[dag.StagePlan]:

@@ -14,9 +14,13 @@ from studies.execution.driver import StudyResult, run_study
 SMALL = {"ppo.steps": 64}
 
 
-def go(study: Study, layout: Layout, executor: str = "inline", jobs: int = 2, **overrides: object) -> tuple[StudyResult, str]:
+def go(
+    study: Study, layout: Layout, executor: str = "inline", jobs: int = 2, **overrides: object
+) -> tuple[StudyResult, str]:
     text = io.StringIO()
     console = Console(file=text, width=200)
     layout.root.mkdir(parents=True, exist_ok=True)
-    result = run_study(study, layout, None, {**SMALL, **overrides}, executors.executor(executor), jobs, console, trials="fake_trial")
+    result = run_study(
+        study, layout, None, {**SMALL, **overrides}, executors.executor(executor), jobs, console, trials="fake_trial"
+    )
     return result, text.getvalue()

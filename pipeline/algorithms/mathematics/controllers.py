@@ -36,8 +36,8 @@ def kl_schedule(cfg: PpoConfig, progress: float) -> float:
 def adapted(kl_coef: float, kl_per_sequence: float, target: float, episodes: int, horizon: float) -> float:
     """beta after a rollout of `episodes` sequences whose KL was `kl_per_sequence`, nats per sequence as is `target`.
 
-    err = clip(KL / target - 1, -0.2, 0.2);  β (1 + err · episodes / horizon), `horizon` in episodes. Never negative for a
-    horizon above 0.2 · episodes, which the configuration demands. Ziegler 2019 (arXiv 1909.08593), section 2.2.
+    err = clip(KL / target - 1, -0.2, 0.2);  β (1 + err · episodes / horizon), `horizon` in episodes. Never negative for
+    a horizon above 0.2 · episodes, which the configuration demands. Ziegler 2019 (arXiv 1909.08593), section 2.2.
     """
     error = min(max(kl_per_sequence / target - 1, -KL_ERROR_CLIP), KL_ERROR_CLIP)
     return kl_coef * (1 + error * episodes / horizon)
@@ -78,7 +78,9 @@ class KlController:
     def observe(self, kl_per_sequence: float) -> None:
         """Take the KL of one rollout into account, nats per sequence."""
         if self.cfg.kl_control == "adaptive":
-            self.kl_coef = adapted(self.kl_coef, kl_per_sequence, self.cfg.kl_target, self.cfg.batch_size, self.cfg.kl_horizon)
+            self.kl_coef = adapted(
+                self.kl_coef, kl_per_sequence, self.cfg.kl_target, self.cfg.batch_size, self.cfg.kl_horizon
+            )
 
     def state(self) -> dict[str, float]:
         return {"kl_coef": self.kl_coef}
@@ -127,7 +129,8 @@ class LrGuard:
 
 
 def lr_schedule(cfg: PpoConfig, position: int) -> float:
-    """Factor on the learning rates at a gradient step, by its place among the ``cfg.steps`` planned: linear to 0, or constant."""
+    """Factor on the learning rates at a gradient step, by its place among the ``cfg.steps`` planned: linear to 0, or
+    constant."""
     match cfg.lr_schedule:
         case "linear":
             return 1 - position / cfg.steps

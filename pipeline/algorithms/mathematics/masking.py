@@ -2,7 +2,8 @@
 
 x and mask have one shape, any; the mask is True on valid tokens and made from recorded lengths
 (`pipeline.models.policy.response_mask`). What stands on invalid tokens is never read, NaN and infinities included.
-Results have the dtype of x. Variance and whitening are not to be differentiated: a NaN on padding would reach the gradient.
+Results have the dtype of x. Variance and whitening are not to be differentiated: a NaN on padding would reach the
+gradient.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 def masked_var(x: Tensor, mask: Tensor) -> Tensor:
     """Σ (x - mean)² / n over the n valid tokens, a scalar in squared units of x.
 
-    Biased: divides by n, as the code of Ziegler 2019 (OpenAI `lm-human-preferences`), and not by n - 1, as `Tensor.var`.
-    Raises `ValueError` for a mask that is all False.
+    Biased: divides by n, as the code of Ziegler 2019 (OpenAI `lm-human-preferences`), and not by n - 1, as
+    `Tensor.var`. Raises `ValueError` for a mask that is all False.
     """
     return masked_mean((x - masked_mean(x, mask)) ** 2, mask)
 

@@ -10,7 +10,9 @@ from torch import Tensor
 from pipeline.algorithms.mathematics.kl import k1
 
 
-def handle_missing_eos(scores: Tensor, ended: Tensor, how: Literal["replace", "subtract", "none"], penalty: float) -> Tensor:
+def handle_missing_eos(
+    scores: Tensor, ended: Tensor, how: Literal["replace", "subtract", "none"], penalty: float
+) -> Tensor:
     """What a response that was cut before its EOS gets.
 
     scores (B,); ended (B,) bool, True where the response ended by EOS; `penalty` in score units, as is the result (B,).
@@ -29,7 +31,8 @@ def handle_missing_eos(scores: Tensor, ended: Tensor, how: Literal["replace", "s
 
 
 def beta_in_reward(kl_coef: float, kl_in: Literal["reward", "loss"]) -> float:
-    """The beta of the rewards: all of it, or 0 where the penalty is in the loss (`pipeline.training.update.policy_terms`)."""
+    """The beta of the rewards: all of it, or 0 where the penalty is in the loss
+    (`pipeline.training.update.policy_terms`)."""
     match kl_in:
         case "reward":
             return kl_coef

@@ -33,7 +33,9 @@ TRAPS: dict[str, list[str]] = {
         "pipeline/models/test_policy.py::test_padding_changes_nothing",
         "pipeline/training/test_health.py::test_a_network_that_sees_padding_is_found",
     ],
-    "entropy below 0 from padding sentinels": ["pipeline/training/test_trainer.py::test_entropy_and_divergences_are_never_negative"],
+    "entropy below 0 from padding sentinels": [
+        "pipeline/training/test_trainer.py::test_entropy_and_divergences_are_never_negative"
+    ],
     "mean of means over micro-batches": [
         "pipeline/algorithms/mathematics/test_losses.py::test_a_mean_of_micro_batch_means_would_be_another_loss",
         "pipeline/algorithms/mathematics/test_masking.py::test_the_mean_is_over_tokens_and_not_over_rows",
@@ -83,7 +85,8 @@ TRAPS: dict[str, list[str]] = {
         "pipeline/algorithms/mathematics/test_controllers.py::test_a_horizon_that_would_turn_beta_negative_is_refused"
     ],
     "the last mini-batch logged as the update's value": [
-        "pipeline/training/test_trainer.py::test_the_first_step_sees_the_behaviour_policy_itself",  # one row a step, each its own
+        # one row a step, each its own
+        "pipeline/training/test_trainer.py::test_the_first_step_sees_the_behaviour_policy_itself",
         "pipeline/training/test_terms.py::test_rollout_metrics_by_hand",
         "reports/figures/test_registry.py::test_long_series_are_binned",
     ],
@@ -100,12 +103,16 @@ TRAPS: dict[str, list[str]] = {
         "pipeline/training/test_trainer.py::test_same_seed_same_bytes",
         "studies/definition/test_schema.py::test_cells_pair_seeds_and_put_overrides_below_arms",
     ],
-    "trials pruned on one noisy curve": ["pipeline/algorithms/test_traps.py::test_only_a_ceiling_on_the_divergence_prunes"],
+    "trials pruned on one noisy curve": [
+        "pipeline/algorithms/test_traps.py::test_only_a_ceiling_on_the_divergence_prunes"
+    ],
     "tuned winners that do not reproduce": [
         "studies/execution/test_search.py::test_a_search_runs_its_trials_and_confirms_the_best_on_fresh_seeds",
         "studies/execution/test_search.py::test_faults_are_told",  # confirmation seeds that the search has seen
     ],
-    "fp16 weights in the optimiser": ["pipeline/algorithms/test_traps.py::test_weights_stored_in_fp16_are_trained_in_fp32"],
+    "fp16 weights in the optimiser": [
+        "pipeline/algorithms/test_traps.py::test_weights_stored_in_fp16_are_trained_in_fp32"
+    ],
     "an objective that is NaN makes a trial vanish": [
         "studies/execution/test_driver.py::test_a_diverged_trial_is_the_worst_and_never_dropped",
         "studies/execution/test_search.py::test_what_makes_a_trial_infeasible",
@@ -131,7 +138,14 @@ def test_eos_in_the_prompt_ends_no_response() -> None:
     """Templates of chat models put it there; some prompts here are nothing else."""
     queries = torch.tensor([[EOS, 5, 6], [EOS, EOS, EOS], [PAD, EOS, 7], [9, 8, EOS]]).repeat(4, 1)
     episodes = sample(
-        model(), queries, queries != PAD, uniforms(16, 20, "prompt"), eos_id=EOS, pad_id=PAD, temperature=1.0, room=Room("rows", 16)
+        model(),
+        queries,
+        queries != PAD,
+        uniforms(16, 20, "prompt"),
+        eos_id=EOS,
+        pad_id=PAD,
+        temperature=1.0,
+        room=Room("rows", 16),
     )
     rows = episodes.responses.tolist()
     assert episodes.lengths.tolist() == [row.index(EOS) + 1 if EOS in row else 20 for row in rows]

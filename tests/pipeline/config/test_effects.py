@@ -103,7 +103,9 @@ def test_what_a_profile_holds_for_a_switch_that_is_off_may_stay_and_may_be_repea
     profile = load_config("tiny")
     assert (profile.ppo.kl_control, profile.ppo.kl_target) == ("fixed", 2.0)
     assert load_config("tiny", {"ppo.kl_target": 2, "ppo.kl_horizon": "300", "ppo.lora_rank": 16}) == profile
-    with pytest.raises(UserError, match=r"ppo\.kl_target = 6\.0 has no effect"):  # the default, and another than the profile's
+    with pytest.raises(
+        UserError, match=r"ppo\.kl_target = 6\.0 has no effect"
+    ):  # the default, and another than the profile's
         load_config("tiny", {"ppo.kl_target": 6.0})
 
 

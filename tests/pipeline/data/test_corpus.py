@@ -45,7 +45,9 @@ def test_every_format_gives_the_same_texts(tmp_path: Path, suffix: str) -> None:
 def test_a_folder_in_the_hub_layout_uses_its_own_test_split(tmp_path: Path) -> None:
     (tmp_path / "plain_text").mkdir()
     write(tmp_path / "plain_text" / "train-00000-of-00001.parquet", ROWS)
-    write(tmp_path / "plain_text" / "test-00000-of-00001.parquet", {"text": ["Fresh.", ROWS["text"][0]], "label": [1, 0]})
+    write(
+        tmp_path / "plain_text" / "test-00000-of-00001.parquet", {"text": ["Fresh.", ROWS["text"][0]], "label": [1, 0]}
+    )
     corpus = load_corpus(local(tmp_path))
     assert corpus.heldout == ["Fresh."]  # the text of both splits is no held-out text
     assert len(corpus.train) == 30
@@ -73,7 +75,9 @@ def test_rows_sorted_by_label_are_shuffled_the_same_way_every_time(tmp_path: Pat
 
 
 def test_one_class_is_refused_where_labels_are_needed_and_only_there(tmp_path: Path) -> None:
-    corpus = load_corpus(local(write(tmp_path / "x.parquet", {"text": [f"Text {i}." for i in range(40)], "label": [1] * 40})))
+    corpus = load_corpus(
+        local(write(tmp_path / "x.parquet", {"text": [f"Text {i}." for i in range(40)], "label": [1] * 40}))
+    )
     with pytest.raises(UserError, match="the 36 training texts are 36 positive and 0 negative"):
         corpus.require_both_classes()
 
@@ -82,7 +86,8 @@ def test_one_class_is_refused_where_labels_are_needed_and_only_there(tmp_path: P
 def test_unicode_of_every_kind_is_read(tmp_path: Path, encoding: str) -> None:
     path = tmp_path / "x.csv"
     path.write_bytes(
-        "text,label\n".encode(encoding) + "".join(f"Ünïcödé {i} 漢字,1\n" for i in range(20)).encode(encoding.split("-sig")[0])
+        "text,label\n".encode(encoding)
+        + "".join(f"Ünïcödé {i} 漢字,1\n" for i in range(20)).encode(encoding.split("-sig")[0])
     )
     if encoding == "utf-16":
         path.write_text("text,label\n" + "".join(f"Ünïcödé {i} 漢字,1\n" for i in range(20)), encoding="utf-16")
@@ -107,7 +112,11 @@ def test_control_characters_and_broken_surrogates_do_not_survive(tmp_path: Path)
 
 
 def test_words_that_look_like_nothing_are_words(tmp_path: Path) -> None:
-    corpus = load_corpus(local(write(tmp_path / "x.csv", {"text": ["NA", "null", *[f"Text {i}." for i in range(20)]], "label": [0] * 22})))
+    corpus = load_corpus(
+        local(
+            write(tmp_path / "x.csv", {"text": ["NA", "null", *[f"Text {i}." for i in range(20)]], "label": [0] * 22})
+        )
+    )
     assert {"NA", "null"} <= {*corpus.train, *corpus.heldout}
 
 
@@ -117,7 +126,11 @@ def test_words_that_look_like_nothing_are_words(tmp_path: Path) -> None:
         ("absent.parquet", None, "there is no such file"),
         ("x.txt", "hello", "the format must be one of parquet, csv, jsonl"),
         ("x.parquet", "no parquet", "cannot be read as parquet"),
-        ("x.csv", "review,label\na,1\n", "x.csv: no column 'text'; its columns are review, label; needed are text, label"),
+        (
+            "x.csv",
+            "review,label\na,1\n",
+            "x.csv: no column 'text'; its columns are review, label; needed are text, label",
+        ),
         ("x.csv", "text,lable\na,1\n", "did you mean 'lable'?"),
         ("x.jsonl", "{broken", "cannot be read as jsonl"),
         ("x.csv", "text,label\na,1\n", "more texts are needed"),
@@ -157,7 +170,9 @@ def test_prompts_are_openings_distinct_and_disjoint() -> None:
     tokenizer = train_tokenizer(texts, 300)
 
     def make(texts: list[str], n: int, taken: frozenset[str] = frozenset(), **keys: Any) -> list[str]:
-        return make_prompts(texts, n, DataConfig(**{"prompt_length": (6, 7), **keys}), tokenizer, np.random.default_rng(0), taken)
+        return make_prompts(
+            texts, n, DataConfig(**{"prompt_length": (6, 7), **keys}), tokenizer, np.random.default_rng(0), taken
+        )
 
     train = make(texts, 20)
     heldout = make(texts[::-1], 20, frozenset(train))
@@ -215,7 +230,8 @@ REAL = Path(os.environ.get("ABLATE_REAL_REVIEWS", Path(__file__).parents[4] / "s
 
 
 @pytest.mark.skipif(
-    not REAL.exists(), reason="no real reviews at hand; set ABLATE_REAL_REVIEWS to a folder in the layout of stanfordnlp/imdb"
+    not REAL.exists(),
+    reason="no real reviews at hand; set ABLATE_REAL_REVIEWS to a folder in the layout of stanfordnlp/imdb",
 )
 def test_real_reviews_load() -> None:
     corpus = load_corpus(DataConfig(source="local", path=str(REAL), train_prompts=1000, heldout_prompts=512))

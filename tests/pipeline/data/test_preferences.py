@@ -36,7 +36,15 @@ def test_every_format_gives_the_same_pairs(tmp_path: Path, suffix: str) -> None:
 
 
 def test_useless_pairs_are_left_out_and_no_prompt_is_on_both_sides(tmp_path: Path) -> None:
-    frame = pd.concat([rows(30), rows(30).assign(chosen=" fine."), rows(3), rows(2).assign(rejected=" good."), rows(2).assign(chosen=None)])
+    frame = pd.concat(
+        [
+            rows(30),
+            rows(30).assign(chosen=" fine."),
+            rows(3),
+            rows(2).assign(rejected=" good."),
+            rows(2).assign(chosen=None),
+        ]
+    )
     frame.to_parquet(tmp_path / "pairs.parquet")
     pairs, note = read_preferences(tmp_path / "pairs.parquet", KEY)
     assert len(pairs) == 60
@@ -53,7 +61,11 @@ def test_a_folder_keeps_its_own_test_split(tmp_path: Path) -> None:
 
 
 def test_white_space_at_the_seam(tmp_path: Path) -> None:
-    seams = {"prompt": ["It was ", "It  was", "", "Great<br />it"], "chosen": ["good", "\n\ngood", " Good.", "self"], "rejected": ["x"] * 4}
+    seams = {
+        "prompt": ["It was ", "It  was", "", "Great<br />it"],
+        "chosen": ["good", "\n\ngood", " Good.", "self"],
+        "rejected": ["x"] * 4,
+    }
     pd.DataFrame(seams).to_parquet(tmp_path / "train.parquet")
     rows(3).to_parquet(tmp_path / "test.parquet")
     pairs, _ = read_preferences(tmp_path, KEY)
@@ -65,7 +77,11 @@ def test_white_space_at_the_seam(tmp_path: Path) -> None:
     ("name", "content", "says"),
     [
         ("absent.parquet", None, "reward.preferences = .*absent.parquet': there is no such file"),
-        ("x.csv", "prompt,choosen,rejected\na,b,c\n", "no column 'chosen'; did you mean 'choosen'.*needed are prompt, chosen, rejected"),
+        (
+            "x.csv",
+            "prompt,choosen,rejected\na,b,c\n",
+            "no column 'chosen'; did you mean 'choosen'.*needed are prompt, chosen, rejected",
+        ),
         ("x.csv", "prompt,chosen,rejected\na,b,b\n", "1 rows leave 0 pairs to train on and 0 held out"),
     ],
 )

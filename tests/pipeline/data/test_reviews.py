@@ -60,7 +60,9 @@ def test_impossible_sizes_are_refused(n: int) -> None:
 
 
 def test_a_repeated_draw_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = iter([*[Review("a", "mixed", 0.0, -1.0)] * 3, Review("b", "mixed", 0.0, -1.0), Review("c", "mixed", 0.0, -1.0)])
+    drawn = iter(
+        [*[Review("a", "mixed", 0.0, -1.0)] * 3, Review("b", "mixed", 0.0, -1.0), Review("c", "mixed", 0.0, -1.0)]
+    )
     monkeypatch.setattr(grammar, "_review", lambda rng: next(drawn))
     assert [one.text for one in generate(3, seed=0)] == ["a", "b", "c"]
 
@@ -92,7 +94,10 @@ def test_lengths_suit_a_completion_of_32_tokens() -> None:
     assert max(lengths) <= 37
     assert statistics.fmean(18 <= length <= 32 for length in lengths) > 0.95
     # words, full stops and commas are tokens of their own, and so is the end of the text
-    tokens = [length - 3 + one.text.count(".") + one.text.count(",") + 1 for length, one in zip(lengths, reviews(), strict=True)]
+    tokens = [
+        length - 3 + one.text.count(".") + one.text.count(",") + 1
+        for length, one in zip(lengths, reviews(), strict=True)
+    ]
     assert statistics.fmean(count > 32 for count in tokens) < 0.02
 
 
@@ -103,7 +108,9 @@ def test_the_vocabulary_is_small() -> None:
 
 def test_most_reviews_open_with_a_neutral_remark() -> None:
     clear, mixed = plan_weights()
-    expected = math.fsum(0.8 * a / clear + 0.2 * b / mixed for plan, a, b in lexicon.PLANS if plan.split()[0] in lexicon.NEUTRAL)
+    expected = math.fsum(
+        0.8 * a / clear + 0.2 * b / mixed for plan, a, b in lexicon.PLANS if plan.split()[0] in lexicon.NEUTRAL
+    )
     share = statistics.fmean(re.match(r"(I|We) (saw|watched)|It ", one.text) is not None for one in reviews())
     assert share == pytest.approx(expected, abs=0.015)
     assert 0.65 < share < 0.85
@@ -125,7 +132,11 @@ def test_scores_follow_the_sentiment() -> None:
 
 
 def test_tables_are_distributions_over_distinct_items() -> None:
-    tables: list[Table[Pattern]] = [*grammar.REMARKS.values(), *grammar.ASPECT_CLAUSES.values(), *grammar.COPULAS.values()]
+    tables: list[Table[Pattern]] = [
+        *grammar.REMARKS.values(),
+        *grammar.ASPECT_CLAUSES.values(),
+        *grammar.COPULAS.values(),
+    ]
     tables += [table for signed in grammar.CLOSING.values() for table in signed.values()]
     for table in tables:
         assert math.fsum(table.probabilities) == pytest.approx(1.0, abs=1e-12)
@@ -139,14 +150,21 @@ def test_tables_are_distributions_over_distinct_items() -> None:
 
 def test_every_clause_has_one_reading() -> None:
     texts = [
-        grammar.fill(pattern, aspect) for table in grammar.ASPECT_CLAUSES.values() for pattern in table.items for aspect in grammar.ASPECTS
+        grammar.fill(pattern, aspect)
+        for table in grammar.ASPECT_CLAUSES.values()
+        for pattern in table.items
+        for aspect in grammar.ASPECTS
     ]
     texts += [pattern.text for table in grammar.REMARKS.values() for pattern in table.items]
-    texts += [pattern.text for signed in grammar.CLOSING.values() for table in signed.values() for pattern in table.items]
+    texts += [
+        pattern.text for signed in grammar.CLOSING.values() for table in signed.values() for pattern in table.items
+    ]
     assert len(texts) == len(set(texts)) == len(semantics.SENTENCES)
     assert all(pattern.value * sign > 0 for sign, table in grammar.ASPECT_CLAUSES.items() for pattern in table.items)
     assert all(pattern.value * sign > 0 for sign, table in grammar.COPULAS.items() for pattern in table.items)
-    assert all(p.value * sign > 0 for signed in grammar.CLOSING.values() for sign, table in signed.items() for p in table.items)
+    assert all(
+        p.value * sign > 0 for signed in grammar.CLOSING.values() for sign, table in signed.items() for p in table.items
+    )
 
 
 def test_a_table_draws_with_its_probabilities() -> None:
@@ -176,7 +194,9 @@ def test_logprob_of_one_review_by_hand() -> None:
     not_clever, really_strong = 10 / 100 / 9, 9 / 100 / 9
     liked_this_film = 22 / 100 / 2 / 2
     given = 0.4 * 4 / clear * (0.875**2 + 0.125**2) + 0.2 * 8 / mixed * 0.5**2
-    assert review.logprob == pytest.approx(math.log(remark * aspects * not_clever * really_strong * liked_this_film * given), abs=1e-9)
+    assert review.logprob == pytest.approx(
+        math.log(remark * aspects * not_clever * really_strong * liked_this_film * given), abs=1e-9
+    )
     assert review.score == 0.5 * -0.5 + 1.5 + 1
 
 
@@ -222,7 +242,9 @@ def entropy_given_sentiment(sentiment: Sentiment) -> float:
     remarks = {kind: entropy(table.probabilities) for kind, table in grammar.REMARKS.items()}
     aspect = sum(p * entropy(grammar.ASPECT_CLAUSES[sign].probabilities) for sign, p in of_sign.items())
     halves = sum(entropy(table.probabilities) for table in grammar.COPULAS.values())
-    closing = {k: sum(p * entropy(t[sign].probabilities) for sign, p in of_sign.items()) for k, t in grammar.CLOSING.items()}
+    closing = {
+        k: sum(p * entropy(t[sign].probabilities) for sign, p in of_sign.items()) for k, t in grammar.CLOSING.items()
+    }
     plans = grammar.PLANS[sentiment]
     total = entropy(plans.probabilities)
     for plan, p in zip(plans.items, plans.probabilities, strict=True):
@@ -241,8 +263,11 @@ def entropy_given_sentiment(sentiment: Sentiment) -> float:
 
 def test_mean_logprob_is_the_entropy_of_the_grammar() -> None:
     given = math.fsum(lexicon.SENTIMENT_PROBABILITY[s] * entropy_given_sentiment(s) for s in SENTIMENTS)
-    # H(text) = H(text | sentiment) + I(text; sentiment); the second is estimated from how well the text tells the sentiment
-    information = statistics.fmean(_log_posterior(one) - math.log(lexicon.SENTIMENT_PROBABILITY[one.sentiment]) for one in reviews())
+    # H(text) = H(text | sentiment) + I(text; sentiment); the second is estimated from how well the text tells the
+    # sentiment
+    information = statistics.fmean(
+        _log_posterior(one) - math.log(lexicon.SENTIMENT_PROBABILITY[one.sentiment]) for one in reviews()
+    )
     assert 0.2 < information < entropy(tuple(lexicon.SENTIMENT_PROBABILITY.values()))
     nats = [-one.logprob for one in reviews()]
     error = statistics.stdev(nats) / math.sqrt(len(nats))
@@ -253,7 +278,10 @@ def test_mean_logprob_is_the_entropy_of_the_grammar() -> None:
 def _log_posterior(review: Review) -> float:
     """log p(sentiment | text), by Bayes' rule on the kinds and signs that the judge reads off the text."""
     clauses = semantics.judge("", review.text).clauses
-    kinds = tuple("contrast" if ", but " in c.text else "aspect" if c.topics[0] in dict(grammar.ASPECTS) else c.topics[0] for c in clauses)
+    kinds = tuple(
+        "contrast" if ", but " in c.text else "aspect" if c.topics[0] in dict(grammar.ASPECTS) else c.topics[0]
+        for c in clauses
+    )
     joint = {}
     for sentiment in SENTIMENTS:
         plans = grammar.PLANS[sentiment]
@@ -274,7 +302,9 @@ def test_count_agrees_with_pairs_and_triples_counted_one_by_one() -> None:
     contrasts = sum(m * n for (a, p), m in halves.items() for (b, q), n in halves.items() if a != b and p != q)
     assert grammar._count_plan(("contrast",)) == contrasts
     assert grammar._count_plan(("runtime",)) == 12
-    assert grammar._count_plan(("premise", "verdict")) == 120 * sum(c.topics == ("verdict",) for c in semantics.SENTENCES.values())
+    assert grammar._count_plan(("premise", "verdict")) == 120 * sum(
+        c.topics == ("verdict",) for c in semantics.SENTENCES.values()
+    )
     assert count_reviews() == sum(grammar._count_plan(tuple(plan.split())) for plan, _, _ in lexicon.PLANS)
     assert 10**14 < count_reviews() < 10**15
 

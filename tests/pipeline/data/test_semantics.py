@@ -93,7 +93,9 @@ def test_scores_worked_out_by_hand(text: str, expected: float) -> None:
 
 
 def test_examples_of_the_readme() -> None:
-    rows = re.findall(r"^\| `([^`]*)` \| (?:`([^`]*)`)? ?\| (-?[\d.]+) \|", README.read_text("utf-8"), flags=re.MULTILINE)
+    rows = re.findall(
+        r"^\| `([^`]*)` \| (?:`([^`]*)`)? ?\| (-?[\d.]+) \|", README.read_text("utf-8"), flags=re.MULTILINE
+    )
     assert len(rows) == 9
     for prompt, completion, expected in rows:
         assert judge(prompt, completion).score == float(expected), (prompt, completion)
@@ -117,7 +119,9 @@ def test_the_clause_left_open_counts_in_full_and_finished_ones_do_not() -> None:
     ]
 
 
-@pytest.mark.parametrize("prompt", ["", " ", "The acting was superb.", "The acting was superb. ", "colourless green ideas."])
+@pytest.mark.parametrize(
+    "prompt", ["", " ", "The acting was superb.", "The acting was superb. ", "colourless green ideas."]
+)
 @pytest.mark.parametrize("completion", ["", " ", "\n\t"])
 def test_saying_nothing_scores_nothing(prompt: str, completion: str) -> None:
     judgement = judge(prompt, completion)
@@ -190,8 +194,8 @@ def test_faulty_clauses(text: str, faults: int, note: str) -> None:
 )
 def test_saying_it_again_is_a_fault_that_scores_nothing(again: str) -> None:
     before = (
-        "I saw it at home. It runs for about two hours. It follows a famous doctor in Rome. It is based on a French novel. "
-        "The acting was good. I enjoyed it. You should see it."
+        "I saw it at home. It runs for about two hours. It follows a famous doctor in Rome. It is based on a French"
+        " novel. The acting was good. I enjoyed it. You should see it."
     )
     alone, both = judge("", before), judge("", f"{before} {again}")
     assert alone.faults == 0
@@ -244,7 +248,9 @@ def test_total_on_unicode(prompt: str, completion: str) -> None:
 
 
 FRAGMENTS = st.lists(
-    st.sampled_from(["The", " acting", " was", " good", ".", ", but the plot was", " bad", " I", " liked", " it", " ", "never"]),
+    st.sampled_from(
+        ["The", " acting", " was", " good", ".", ", but the plot was", " bad", " I", " liked", " it", " ", "never"]
+    ),
     max_size=40,
 )
 
@@ -259,7 +265,10 @@ def test_a_text_is_the_sum_of_its_parts_when_cut_after_a_clause(fragments: list[
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.sampled_from([one.text for one in grammar.generate(40, seed=8)]), min_size=1, max_size=4), st.integers(0, 400))
+@given(
+    st.lists(st.sampled_from([one.text for one in grammar.generate(40, seed=8)]), min_size=1, max_size=4),
+    st.integers(0, 400),
+)
 def test_faults_never_pay(texts: list[str], at: int) -> None:
     text = " ".join(texts)
     broken = text[:at] + " zebra " + text[at:]

@@ -75,7 +75,12 @@ def test_time_alone_is_refused_too() -> None:
 
 @pytest.mark.parametrize(
     ("card", "visible", "refused"),
-    [("auto", "NVIDIA H100 80GB HBM3", False), ("auto", "Tesla T4", True), ("auto", None, True), ("t4", "NVIDIA H100 80GB HBM3", True)],
+    [
+        ("auto", "NVIDIA H100 80GB HBM3", False),
+        ("auto", "Tesla T4", True),
+        ("auto", None, True),
+        ("t4", "NVIDIA H100 80GB HBM3", True),
+    ],
 )
 def test_a_t4s_roofline_refuses_only_where_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, card: str, visible: str | None, refused: bool
@@ -144,11 +149,18 @@ def test_classifiers_count_by_their_own_configuration_or_by_a_stated_assumption(
     from transformers import RobertaConfig, RobertaForSequenceClassification
 
     RobertaForSequenceClassification(
-        RobertaConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128, vocab_size=1000)
+        RobertaConfig(
+            hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128, vocab_size=1000
+        )
     ).save_pretrained(tmp_path)
     network = RobertaForSequenceClassification.from_pretrained(tmp_path)
     local = {"judge__kind": "classifier", "judge__model": str(tmp_path), "judge__label": "LABEL_1"}
-    absent = {"judge__kind": "classifier", "judge__model": "someone/absent", "judge__revision": "0" * 40, "judge__label": "POSITIVE"}
+    absent = {
+        "judge__kind": "classifier",
+        "judge__model": "someone/absent",
+        "judge__revision": "0" * 40,
+        "judge__label": "POSITIVE",
+    }
     plain, small, assumed = (predict(t4(**one)) for one in ({}, local, absent))
     assert plain
     assert small

@@ -25,7 +25,13 @@ def network(architecture: str) -> Any:
 
     torch.manual_seed(0)
     common = {"vocab_size": 31, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
-    wide = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 32}
+    wide = {
+        "hidden_size": 16,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "intermediate_size": 32,
+    }
     if architecture == "gpt2":
         made: Any = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=3, n_head=2, n_positions=64, **common))
     elif architecture == "llama":

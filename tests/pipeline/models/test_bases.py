@@ -22,15 +22,20 @@ TEXTS = load_corpus(DataConfig(sft_texts=200)).train
 
 
 def sentencepiece() -> Any:
-    """A tokenizer of the class of Llama's: spaces are parts of words; that of the first is added, and taken away again."""
+    """A tokenizer of the class of Llama's: spaces are parts of words; that of the first is added, and taken away
+    again."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     made = Tokenizer(models.BPE(unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
     made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
-    made.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=600, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False))
-    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="</s>")
+    made.train_from_iterator(
+        TEXTS, trainers.BpeTrainer(vocab_size=600, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False)
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="</s>"
+    )
 
 
 def answered(tokenizer: Any, prompts: list[str], wholes: list[str]) -> tuple[list[str], list[str]]:
@@ -64,14 +69,22 @@ def base(folder: Path, places: int, dtype: torch.dtype = torch.float32) -> Any:
 
     tokenizer = train_tokenizer(TEXTS, 400)
     tokenizer.save_pretrained(folder)
-    wide = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32}
+    wide = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 32,
+    }
     LlamaForCausalLM(LlamaConfig(vocab_size=places, **wide)).to(dtype).save_pretrained(folder)
     return tokenizer
 
 
 def test_a_tokenizer_with_more_tokens_than_embeddings_is_refused_in_one_line(tmp_path: Path) -> None:
     highest = len(base(tmp_path, 390)) - 1
-    with pytest.raises(UserError, match=rf"has a token .* with number {highest}, its network embeddings for 390") as refused:
+    with pytest.raises(
+        UserError, match=rf"has a token .* with number {highest}, its network embeddings for 390"
+    ) as refused:
         pretrained_tokenizer(str(tmp_path), None)
     assert "\n" not in str(refused.value)
     assert len(pretrained_tokenizer(str(base_with_room(tmp_path / "room")), None)) == highest + 1

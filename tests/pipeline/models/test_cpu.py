@@ -73,7 +73,9 @@ def test_a_run_on_a_cpu_does() -> None:
 
 
 @pytest.mark.parametrize(("device", "pages"), [("cpu", True), ("cuda", False)])
-def test_only_trials_on_a_cpu_are_started_with_huge_pages(monkeypatch: pytest.MonkeyPatch, device: str, pages: bool) -> None:
+def test_only_trials_on_a_cpu_are_started_with_huge_pages(
+    monkeypatch: pytest.MonkeyPatch, device: str, pages: bool
+) -> None:
     monkeypatch.setenv("GLIBC_TUNABLES", "")  # so that it is put back afterwards
     monkeypatch.delenv("GLIBC_TUNABLES")
     seen: list[bool] = []

@@ -27,7 +27,9 @@ def test_a_critic_from_the_reward_model_starts_with_its_calibrated_scores(tmp_pa
     start = actor({"critic": "separate", "critic_init": "reward"})
     assert start.critic_trunk is not None
     ids = torch.tensor([[4, 5, 6, 7]])
-    episodes = Episodes(ids, torch.ones(1, 2, dtype=torch.bool), torch.ones(1, 2, dtype=torch.bool), torch.tensor([False]))
+    episodes = Episodes(
+        ids, torch.ones(1, 2, dtype=torch.bool), torch.ones(1, 2, dtype=torch.bool), torch.tensor([False])
+    )
     with torch.no_grad():
         hidden = start.critic_trunk(input_ids=ids).last_hidden_state[0, 1:3]
         head = torch.nn.Linear(16, 1)

@@ -27,7 +27,8 @@ HALF = Precision(CPU, "bf16")
 
 
 def far_below_zero(seed: int = 0) -> Any:
-    """A GPT-2 whose logits lie between -35 and -100, as those of the real one do: a part common to all tokens, and differences of nats."""
+    """A GPT-2 whose logits lie between -35 and -100, as those of the real one do: a part common to all tokens, and
+    differences of nats."""
     model = prepared(network("gpt2"))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -55,7 +56,8 @@ def test_log_probs_of_large_logits_are_exact_but_for_the_rounding_of_the_operand
 
 
 def refused(seeds: range, plain: bool = False) -> int:
-    """Sound rollouts that the check for padding refuses, where its own pass rounds hidden states in bf16 as another kernel may."""
+    """Sound rollouts that the check for padding refuses, where its own pass rounds hidden states in bf16 as another
+    kernel may."""
     queries, mask, count = UNEVEN.query_responses[:, :6], UNEVEN.query_mask, 0
     honest = selfcheck.masked_hidden
     for seed in seeds:
@@ -70,7 +72,9 @@ def refused(seeds: range, plain: bool = False) -> int:
 
         with pytest.MonkeyPatch.context() as patch, HALF.autocast():
             patch.setattr(selfcheck, "masked_hidden", elsewhere)
-            episodes = sample(model, queries, mask, uniforms(5, 7, seed), eos_id=1, pad_id=0, temperature=1.0, room=Room("rows", 8))
+            episodes = sample(
+                model, queries, mask, uniforms(5, 7, seed), eos_id=1, pad_id=0, temperature=1.0, room=Room("rows", 8)
+            )
             try:
                 selfcheck.check_padding(episodes, ActorCritic(model), 1.0, HALF.tolerance)
             except selfcheck.SelfCheckFailed:
@@ -90,7 +94,9 @@ def test_sampling_measuring_training_and_fine_tuning_ask_the_same_head(precision
     with Precision(CPU, precision).autocast():
         hidden = response_hidden(model, UNEVEN)
         wanted = gather(log_probs(model, hidden, 1.0), UNEVEN.labels)
-        back = head_backward(model, hidden, UNEVEN.labels, 1.0, lambda _, logprobs, __: logprobs.sum(), torch.tensor(1.0))
+        back = head_backward(
+            model, hidden, UNEVEN.labels, 1.0, lambda _, logprobs, __: logprobs.sum(), torch.tensor(1.0)
+        )
         own = model(torch.randint(2, 50, (1, 9)), use_cache=False).logits
     assert wanted.dtype == own.dtype == torch.float32
     torch.testing.assert_close(back.logprobs, wanted, rtol=0, atol=1e-6)
@@ -105,7 +111,10 @@ def test_the_gradient_is_that_of_the_rounded_operands(bias: bool) -> None:
     with HALF.autocast():
         (head(hidden) * weights).sum().backward()
     by_logits = rounded(weights)
-    wanted = {"weight": by_logits.flatten(0, 1).t() @ rounded(hidden).flatten(0, 1), "bias": weights.double().sum((0, 1))}
+    wanted = {
+        "weight": by_logits.flatten(0, 1).t() @ rounded(hidden).flatten(0, 1),
+        "bias": weights.double().sum((0, 1)),
+    }
     torch.testing.assert_close(hidden.grad, (by_logits @ rounded(head.weight)).float(), rtol=1e-5, atol=1e-5)
     for name, parameter in head.named_parameters():
         torch.testing.assert_close(parameter.grad, wanted[name].float(), rtol=1e-5, atol=1e-5)

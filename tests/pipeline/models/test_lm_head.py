@@ -21,7 +21,9 @@ def network(bias: bool) -> Any:
     with torch.no_grad():
         for parameter in linear.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    return SimpleNamespace(config=SimpleNamespace(vocab_size=VOCAB), get_output_embeddings=lambda: linear, linear=linear)
+    return SimpleNamespace(
+        config=SimpleNamespace(vocab_size=VOCAB), get_output_embeddings=lambda: linear, linear=linear
+    )
 
 
 @pytest.mark.parametrize("bias", [False, True])

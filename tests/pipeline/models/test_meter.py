@@ -35,7 +35,14 @@ from pipeline.training.rollout import Scores
 from pipeline.training.trainer import Trainer
 
 VOCAB, LAYERS, WIDTH = 257, 6, 64
-KNOBS: dict[str, Any] = {"steps": 2, "batch_size": 8, "num_mini_batches": 2, "num_ppo_epochs": 1, "response_length": 8, "lr": 1e-4}
+KNOBS: dict[str, Any] = {
+    "steps": 2,
+    "batch_size": 8,
+    "num_mini_batches": 2,
+    "num_ppo_epochs": 1,
+    "response_length": 8,
+    "lr": 1e-4,
+}
 
 
 def network(architecture: str) -> Any:
@@ -76,7 +83,9 @@ def spend(folder: Path, architecture: str, checkpointing: bool = False, full: bo
     lm = choose_trained(network(architecture), cfg)
     actor = ActorCritic(lm, trunk(network(architecture)) if cfg.critic == "separate" else None)
     reference = WithoutAdapter(lm) if cfg.adapter == "lora" else freeze(network(architecture))
-    reward = LearnedReward(freeze(new_reward_model(network(architecture), RewardConfig().seed, torch.device("cpu"))), Room("rows", 5))
+    reward = LearnedReward(
+        freeze(new_reward_model(network(architecture), RewardConfig().seed, torch.device("cpu"))), Room("rows", 5)
+    )
     ledger = Counted()
     meter([*actor.networks, *([] if cfg.adapter == "lora" else [reference]), *reward.networks], ledger.work)
 
@@ -88,11 +97,27 @@ def spend(folder: Path, architecture: str, checkpointing: bool = False, full: bo
     generator = torch.Generator().manual_seed(0)
     queries = torch.randint(2, VOCAB, (20, 9), generator=generator)
     mask = torch.arange(9) >= torch.randint(0, 1 if full else 8, (20, 1), generator=generator)
-    runtime = RuntimeConfig(micro_batch_size=4, rollout_batch_size=5, gradient_checkpointing=checkpointing, device="cpu")
+    runtime = RuntimeConfig(
+        micro_batch_size=4, rollout_batch_size=5, gradient_checkpointing=checkpointing, device="cpu"
+    )
     folder.mkdir(exist_ok=True)
     log, tokens = folder / "metrics.jsonl", {"eos_id": -1 if full else 1, "pad_id": 0}
     open_log, caps = (lambda _: MetricsLog(log)), CapsConfig()
-    Trainer(cfg, runtime, caps, actor, reference, score, queries, mask, tokens, open_log, Recorder(), ledger, folder / "kept").run()
+    Trainer(
+        cfg,
+        runtime,
+        caps,
+        actor,
+        reference,
+        score,
+        queries,
+        mask,
+        tokens,
+        open_log,
+        Recorder(),
+        ledger,
+        folder / "kept",
+    ).run()
     return ledger
 
 
@@ -111,7 +136,9 @@ WAYS: dict[str, dict[str, Any]] = {
     + [pytest.param("gpt2", way, marks=pytest.mark.slow) for way in WAYS.values()]
     + [pytest.param("llama", {}, marks=pytest.mark.slow)],
 )
-def test_work_agrees_with_torchs_counter_in_every_phase(tmp_path: Path, architecture: str, knobs: dict[str, Any]) -> None:
+def test_work_agrees_with_torchs_counter_in_every_phase(
+    tmp_path: Path, architecture: str, knobs: dict[str, Any]
+) -> None:
     ledger = spend(tmp_path, architecture, **knobs)
     for phase in ("generate", "score", "train", "selfcheck"):
         assert ledger.flops[phase] == pytest.approx(ledger.seen[phase], rel=0.05), phase
@@ -124,12 +151,18 @@ def test_bytes_follow_what_is_trained(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "knobs", [{}, {"critic": "separate"}, {"adapter": "lora", "lora_rank": 4}, {"checkpointing": True}], ids=lambda one: str(one)
+    "knobs",
+    [{}, {"critic": "separate"}, {"adapter": "lora", "lora_rank": 4}, {"checkpointing": True}],
+    ids=lambda one: str(one),
 )
 def test_predicted_work_is_what_is_counted(tmp_path: Path, knobs: dict[str, Any]) -> None:
     """A plan's arithmetic from a configuration alone, against the ledger of an update with full-length episodes."""
     ledger = spend(tmp_path, "qwen2", full=True, **knobs)
-    runtime = {"gradient_checkpointing": knobs.get("checkpointing", False), "micro_batch_size": 4, "rollout_batch_size": 5}
+    runtime = {
+        "gradient_checkpointing": knobs.get("checkpointing", False),
+        "micro_batch_size": 4,
+        "rollout_batch_size": 5,
+    }
     changes = {f"ppo.{key}": value for key, value in {**KNOBS, **knobs}.items() if key != "checkpointing"}
     prompts = {"data.prompt_unit": "tokens", "data.prompt_length": [9, 9]}
     config = load_config("smoke", {**changes, **prompts, **{f"runtime.{key}": value for key, value in runtime.items()}})

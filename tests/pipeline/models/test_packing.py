@@ -33,7 +33,8 @@ def both(model: Any, batch: Episodes) -> tuple[list[Tensor], list[Tensor]]:
 def close(ours: list[Tensor], theirs: list[Tensor]) -> bool:
     """To fp32 rounding, each tensor by its own size."""
     return len(ours) == len(theirs) and all(
-        float((a - b).detach().norm()) <= 1e-5 * float(b.detach().norm()) + 1e-6 for a, b in zip(ours, theirs, strict=True)
+        float((a - b).detach().norm()) <= 1e-5 * float(b.detach().norm()) + 1e-6
+        for a, b in zip(ours, theirs, strict=True)
     )
 
 
@@ -61,7 +62,9 @@ def test_short_attention_has_the_gradient_of_its_definition() -> None:
 
     ours = cpu.short_attention(q, k, v, 0.3)
     weights = torch.randn_like(ours)
-    for a, b in zip(torch.autograd.grad(ours, (q, k, v), weights), torch.autograd.grad(plainly(), (q, k, v), weights), strict=True):
+    for a, b in zip(
+        torch.autograd.grad(ours, (q, k, v), weights), torch.autograd.grad(plainly(), (q, k, v), weights), strict=True
+    ):
         assert torch.allclose(a, b)
     assert torch.allclose(ours, plainly())
 

@@ -9,7 +9,16 @@ import torch
 
 from pipeline.config.model import ModelConfig
 from pipeline.models.loading import load_head, save_head, scratch_model
-from pipeline.models.policy import ActorCritic, Episodes, gather, log_probs, positions, response_hidden, response_mask, to_grid
+from pipeline.models.policy import (
+    ActorCritic,
+    Episodes,
+    gather,
+    log_probs,
+    positions,
+    response_hidden,
+    response_mask,
+    to_grid,
+)
 from pipeline.models.sampling import decode, inverse_cdf, sample, tokenize_prompts
 from pipeline.models.seeding import permutation, seed_of, uniforms
 from pipeline.resources.out_of_memory import Room
@@ -28,7 +37,9 @@ def gpt2() -> Any:
 
 
 def qwen2() -> Any:
-    return scratch_model(ModelConfig(hidden_size=16, layers=2, heads=2, intermediate_size=32), VOCAB, PAD, EOS, 64, seed=0)
+    return scratch_model(
+        ModelConfig(hidden_size=16, layers=2, heads=2, intermediate_size=32), VOCAB, PAD, EOS, 64, seed=0
+    )
 
 
 @pytest.fixture(scope="module", params=[qwen2, gpt2], ids=["qwen2", "gpt2"])
@@ -49,7 +60,9 @@ def episodes(queries: list[list[int]], responses: list[list[int]], left: int = 0
         grid[row, p : p + len(response)] = torch.tensor(response)
         query_mask[row, p - len(query) :] = True
     lengths = torch.tensor([len(response) for response in responses])
-    return Episodes(grid, query_mask, response_mask(lengths, t), torch.tensor([response[-1] == EOS for response in responses]))
+    return Episodes(
+        grid, query_mask, response_mask(lengths, t), torch.tensor([response[-1] == EOS for response in responses])
+    )
 
 
 QUERIES, RESPONSES = [[3, 4, 5], [6], [8, 9]], [[10, EOS], [11, 12, 13, 14], [EOS]]
@@ -71,7 +84,9 @@ def test_rows_do_not_see_each_other(model: Any) -> None:
 
 def test_log_probs_are_those_of_the_next_token(model: Any) -> None:
     """Against the plainest use of the library: one row, no padding, logits shifted by one."""
-    flat = gather(log_probs(model, response_hidden(model, episodes(QUERIES, RESPONSES)), 0.7), episodes(QUERIES, RESPONSES).labels)
+    flat = gather(
+        log_probs(model, response_hidden(model, episodes(QUERIES, RESPONSES)), 0.7), episodes(QUERIES, RESPONSES).labels
+    )
     expected = []
     for query, response in zip(QUERIES, RESPONSES, strict=True):
         logits = model(torch.tensor([query + response])).logits[0].double() / 0.7
@@ -205,6 +220,9 @@ def test_prompts_are_left_padded_and_decoded_back() -> None:
     text = " good. Ünïcode \t too"
     row = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
     one = Episodes(
-        torch.tensor([[5, *row]]), torch.ones(1, 1, dtype=torch.bool), torch.ones(1, len(row), dtype=torch.bool), torch.tensor([True])
+        torch.tensor([[5, *row]]),
+        torch.ones(1, 1, dtype=torch.bool),
+        torch.ones(1, len(row), dtype=torch.bool),
+        torch.tensor([True]),
     )
     assert decode(tokenizer, one) == [text]

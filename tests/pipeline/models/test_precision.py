@@ -32,8 +32,12 @@ sft = importlib.import_module("pipeline.stages.sft")  # the package has a functi
 TEXTS = [[row, *range(2, 2 + row % 5 + 3), 1] for row in range(2, 18)]
 
 
-@pytest.mark.parametrize(("capability", "wanted"), [((7, 5), "fp16"), ((7, 0), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")])
-def test_a_card_gets_what_it_can_do_and_says_why(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], wanted: str) -> None:
+@pytest.mark.parametrize(
+    ("capability", "wanted"), [((7, 5), "fp16"), ((7, 0), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")]
+)
+def test_a_card_gets_what_it_can_do_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], wanted: str
+) -> None:
     class Card:
         name, major, minor, total_memory = "A card", *capability, 16 * 2**30
 
@@ -45,7 +49,12 @@ def test_a_card_gets_what_it_can_do_and_says_why(monkeypatch: pytest.MonkeyPatch
     assert said["precision"].startswith(f"{wanted} autocast")
     assert f"compute capability {capability[0]}.{capability[1]}" in said["precision"]
     assert ("scaler" in said["precision"]) == (wanted == "fp16")
-    assert (said["device"], said["attention"], said["threads"], said["processes"]) == ("A card, 16.0 GiB", "sdpa", "2", "3")
+    assert (said["device"], said["attention"], said["threads"], said["processes"]) == (
+        "A card, 16.0 GiB",
+        "sdpa",
+        "2",
+        "3",
+    )
 
 
 def test_a_cpu_computes_in_fp32_and_scales_nothing() -> None:
@@ -53,7 +62,12 @@ def test_a_cpu_computes_in_fp32_and_scales_nothing() -> None:
     assert (chosen.name, GradientSteps(torch.optim.Adam(model().parameters()), chosen).skips_overflows) == ("no", False)
     with chosen.autocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
-    assert execution(CPU, 1, 1) == {"device": "cpu", "precision": "fp32 (no half precision on a CPU)", "attention": "sdpa", "threads": "1"}
+    assert execution(CPU, 1, 1) == {
+        "device": "cpu",
+        "precision": "fp32 (no half precision on a CPU)",
+        "attention": "sdpa",
+        "threads": "1",
+    }
 
 
 @pytest.mark.parametrize(("asked", "wanted"), [("fp32", "no"), ("fp16", "fp16"), ("bf16", "bf16"), ("", "bf16")])
@@ -70,7 +84,8 @@ def test_the_environment_overrides_what_a_card_can_do(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("asked", "complaint"), [("half", r"'half': must be one of fp32, fp16, bf16"), ("bf16", "below 8.0; use fp16 or fp32")]
+    ("asked", "complaint"),
+    [("half", r"'half': must be one of fp32, fp16, bf16"), ("bf16", "below 8.0; use fp16 or fp32")],
 )
 def test_a_precision_that_there_is_not_is_refused(monkeypatch: pytest.MonkeyPatch, asked: str, complaint: str) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
@@ -112,11 +127,15 @@ def test_a_step_that_finds_no_memory_is_begun_anew_with_half_the_rows() -> None:
     Supervised(network, [], 0.0, Room("sft.batch_size", 8, watch.warn), False).step(0.1, 8, share)
     assert tried == [8, 4, 2, 2, 2, 2]
     assert len(watch.warnings) == 2
-    Supervised(alike, [], 0.0, Room("sft.batch_size", 8), False).step(0.1, 8, lambda part: alike(inputs[part]).sum() / 8)
+    Supervised(alike, [], 0.0, Room("sft.batch_size", 8), False).step(
+        0.1, 8, lambda part: alike(inputs[part]).sum() / 8
+    )
     assert furthest(network, alike) < 1e-6
 
 
-def test_a_reference_that_not_even_one_text_fits_is_refused_in_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_reference_that_not_even_one_text_fits_is_refused_in_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def full(*_: Any) -> None:
         raise MemoryFull("out of memory with a single episode at once (sft.batch_size came down to 1)")
 
@@ -140,7 +159,9 @@ def test_an_overflow_in_fp16_skips_the_step_and_lowers_the_scale(monkeypatch: py
     assert all(one.dtype == torch.float32 for one in network.parameters())
 
 
-def test_gradients_of_a_reward_model_are_those_of_all_its_pairs_however_few_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_a_reward_model_are_those_of_all_its_pairs_however_few_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     generator = torch.Generator().manual_seed(0)
 
     def sides(width: int) -> Episodes:
@@ -176,7 +197,8 @@ HALF = ("bf16", "fp16")
 EVERY_CONTROL = CONTROLS | {
     "a stop at once": {"target_kl": 1e-9},
     "everything at once": {
-        "target_kl": 1e-3, "kl_hinge": 1e-3, "lr_guard": True, "lr_guard_steps": 5, "kl_control": "adaptive", "kl_horizon": 20.0,
+        "target_kl": 1e-3, "kl_hinge": 1e-3, "lr_guard": True, "lr_guard_steps": 5, "kl_control": "adaptive",
+        "kl_horizon": 20.0,
         "kl_in": "loss", "dual_clip": 2.0, "critic": "separate", "whiten_rewards": True, "ent_coef": 0.01,
     },
     "plain rewards": {"whiten_rewards": True, "whiten_advantages": False, "ent_coef": 0.01},
@@ -199,7 +221,9 @@ def test_every_control_trains_and_resumes_in_half_precision(tmp_path: Path, cont
     whole, rows, state = run(tmp_path / "whole", **knobs)
     assert (whole.status, whole.updates) == ("complete", 4)
     assert all(tensor.dtype == torch.float32 for tensor in state.values())
-    assert sum("policy/grad_norm" in row for row in rows.values()) >= whole.steps - 2  # fp16 may skip while it looks for its scale
+    assert (
+        sum("policy/grad_norm" in row for row in rows.values()) >= whole.steps - 2
+    )  # fp16 may skip while it looks for its scale
     with pytest.raises(Killed):
         trainer(tmp_path / "cut", reporter=Killer(2), **knobs).run()
     resumed = trainer(tmp_path / "cut", **knobs)
@@ -220,7 +244,8 @@ def test_a_stop_by_target_kl_leaves_the_scale_as_it_was(tmp_path: Path, half: st
 
 @pytest.mark.parametrize("half", ["fp16"], indirect=True)
 def test_the_scaler_resumes_in_the_middle_of_its_search(tmp_path: Path, half: str) -> None:
-    """At a scale where gradients overflow: steps are skipped, the scale falls, and a resume goes on at the scale it had."""
+    """At a scale where gradients overflow: steps are skipped, the scale falls, and a resume goes on at the scale it
+    had."""
 
     def started(folder: str, reporter: Recorder | None = None) -> Any:
         one = trainer(tmp_path / folder, reporter=reporter, runtime={"checkpoint_updates": 1})
@@ -240,7 +265,9 @@ def test_the_scaler_resumes_in_the_middle_of_its_search(tmp_path: Path, half: st
 
 
 @pytest.mark.parametrize("half", HALF, indirect=True)
-def test_a_whole_trial_in_half_precision_keeps_fp32_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, half: str) -> None:
+def test_a_whole_trial_in_half_precision_keeps_fp32_weights(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, half: str
+) -> None:
     seen: dict[str, set[torch.dtype]] = {}
 
     def look(module: Any, function: str) -> None:

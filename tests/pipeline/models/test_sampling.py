@@ -22,13 +22,17 @@ VOCAB, PAD, EOS, WIDTH = 23, 0, 1, 16
 
 
 def qwen2() -> Any:
-    return scratch_model(ModelConfig(hidden_size=WIDTH, layers=2, heads=2, intermediate_size=32), VOCAB, PAD, EOS, 64, seed=0)
+    return scratch_model(
+        ModelConfig(hidden_size=WIDTH, layers=2, heads=2, intermediate_size=32), VOCAB, PAD, EOS, 64, seed=0
+    )
 
 
 def gpt2() -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return GPT2LMHeadModel(GPT2Config(n_embd=WIDTH, n_layer=2, n_head=2, n_positions=64, vocab_size=VOCAB, eos_token_id=EOS))
+    return GPT2LMHeadModel(
+        GPT2Config(n_embd=WIDTH, n_layer=2, n_head=2, n_positions=64, vocab_size=VOCAB, eos_token_id=EOS)
+    )
 
 
 def llama() -> Any:
@@ -146,7 +150,9 @@ def test_the_same_command_gives_the_same_bytes_and_other_rows_change_nothing(mod
 def test_one_row_and_one_step_are_a_batch_and_a_response(model: Any) -> None:
     noise = uniforms(ROWS, STEPS, "few")
     queries, mask = prompts()
-    one = sample(model, queries[7:8], mask[7:8], noise[7:8], eos_id=EOS, pad_id=PAD, temperature=1.0, room=Room("rows", 8))
+    one = sample(
+        model, queries[7:8], mask[7:8], noise[7:8], eos_id=EOS, pad_id=PAD, temperature=1.0, room=Room("rows", 8)
+    )
     assert answers(one) == [alone(model, queries[7][mask[7]].tolist(), noise[7].tolist(), 1.0)]
     assert answers(draw(model, noise[:, :1])) == [row[:1] for row in answers(draw(model, noise))]
 
@@ -155,8 +161,12 @@ def test_rows_that_all_end_at_once_end_the_work(model: Any) -> None:
     queries, mask = prompts()
     same = [one[:1].expand(4, -1) for one in (queries, mask, uniforms(1, 200, "ends"))]
     calls: list[int] = []
-    handle = model.get_output_embeddings().register_forward_hook(lambda module, inputs, output: calls.append(len(output)))
-    episodes = sample(model, *(one[:, :50] for one in same), eos_id=EOS, pad_id=PAD, temperature=2.0, room=Room("rows", 4))
+    handle = model.get_output_embeddings().register_forward_hook(
+        lambda module, inputs, output: calls.append(len(output))
+    )
+    episodes = sample(
+        model, *(one[:, :50] for one in same), eos_id=EOS, pad_id=PAD, temperature=2.0, room=Room("rows", 4)
+    )
     handle.remove()
     assert episodes.ended.all()
     assert calls == [4] * int(episodes.lengths[0])

@@ -18,7 +18,20 @@ from pipeline.models.policy import response_hidden
 from pipeline.models.recompute import recomputes, recomputing
 from pipeline.models.soundness import check_network, check_repeats
 
-PADDED = ("bloom", "biogpt", "ctrl", "gpt_bigcode", "helium", "mixtral", "mpt", "nemotron", "olmo", "openai-gpt", "opt", "persimmon")
+PADDED = (
+    "bloom",
+    "biogpt",
+    "ctrl",
+    "gpt_bigcode",
+    "helium",
+    "mixtral",
+    "mpt",
+    "nemotron",
+    "olmo",
+    "openai-gpt",
+    "opt",
+    "persimmon",
+)
 CHANGED: dict[str, dict[str, Any]] = {
     "granite": {"logits_scaling": 8.0},
     "granitemoe": {"logits_scaling": 8.0},
@@ -48,7 +61,9 @@ def test_a_sound_network_passes(architecture: str) -> None:
 
 @pytest.mark.parametrize("architecture", CHANGED)
 def test_logits_that_are_changed_after_the_head_are_refused(architecture: str) -> None:
-    with pytest.raises(UserError, match=rf"^model\.base = 'x': .*architecture {architecture} changes its logits .* up to \d.* nats"):
+    with pytest.raises(
+        UserError, match=rf"^model\.base = 'x': .*architecture {architecture} changes its logits .* up to \d.* nats"
+    ):
         check_network(prepared(build(architecture, **CHANGED[architecture])), "model.base = 'x'")
 
 
@@ -75,7 +90,8 @@ def test_the_network_is_as_it_was_after_the_checks() -> None:
 
 @pytest.mark.parametrize("architecture", RANDOM)
 def test_nothing_is_random_while_a_network_is_trained(architecture: str) -> None:
-    """States and gradients repeat bit for bit, recomputing changes them by rounding at most, and no random number is drawn."""
+    """States and gradients repeat bit for bit, recomputing changes them by rounding at most, and no random number is
+    drawn."""
     model = prepared(build(architecture, **RANDOM[architecture]))
     check_network(model, "x")
     found: list[list[Tensor]] = []
@@ -88,7 +104,9 @@ def test_nothing_is_random_while_a_network_is_trained(architecture: str) -> None
         hidden.square().sum().backward()
         found.append([hidden.detach(), *(one.grad for one in model.parameters() if one.grad is not None)])
     assert all(torch.equal(a, b) for a, b in zip(found[1], found[2], strict=True))
-    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)  # the last block works on other positions there
+    torch.testing.assert_close(
+        found[0], found[1], rtol=1e-4, atol=1e-5
+    )  # the last block works on other positions there
     assert torch.equal(generator, torch.get_rng_state())
     assert not any(module.training for module in model.modules())
 
@@ -107,7 +125,9 @@ def test_what_is_random_only_where_it_is_computed_twice_is_refused(monkeypatch: 
 
 
 def block_name(model: Any) -> str:
-    return next(f"{name}.0" for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module) == 3)
+    return next(
+        f"{name}.0" for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module) == 3
+    )
 
 
 def test_a_network_that_is_random_in_evaluation_mode_is_refused() -> None:

@@ -98,7 +98,14 @@ def test_a_trial_on_the_cpu_touches_no_card(monkeypatch: pytest.MonkeyPatch) -> 
     def touched(*args: object, **kwargs: object) -> None:
         raise AssertionError("this would open a CUDA context")
 
-    for name in ("current_device", "get_device_properties", "max_memory_allocated", "reset_peak_memory_stats", "set_device", "empty_cache"):
+    for name in (
+        "current_device",
+        "get_device_properties",
+        "max_memory_allocated",
+        "reset_peak_memory_stats",
+        "set_device",
+        "empty_cache",
+    ):
         monkeypatch.setattr(torch.cuda, name, touched)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     prepare(load_config("tiny", {"runtime.device": "cpu"}))
@@ -122,7 +129,9 @@ def test_a_whole_trial_on_the_cpu_opens_no_context_of_a_card(layout: Layout, mon
 
 
 @pytest.mark.parametrize("starts", [lambda: settle(smoke().runtime), Processes])
-def test_every_process_that_may_use_a_card_is_told_to_grow_segments(starts: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_process_that_may_use_a_card_is_told_to_grow_segments(
+    starts: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     for name in ALLOCATOR_SETTINGS:
         monkeypatch.setenv(name, "")  # so that it is put back afterwards
@@ -132,7 +141,9 @@ def test_every_process_that_may_use_a_card_is_told_to_grow_segments(starts: Call
 
 
 @pytest.mark.parametrize("own", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", None])
-def test_the_cuda_allocator_grows_its_segments_unless_the_user_says_otherwise(own: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cuda_allocator_grows_its_segments_unless_the_user_says_otherwise(
+    own: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     for name in ALLOCATOR_SETTINGS:
         monkeypatch.delenv(name, raising=False)
@@ -147,8 +158,10 @@ def test_the_cuda_allocator_grows_its_segments_unless_the_user_says_otherwise(ow
     ("config", "millions"),
     [
         ('{"model_type": "gpt2"}', 124.4),
-        ('{"model_type": "opt", "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "ffn_dim": 3072}', 125.2),
-        ('{"model_type": "gpt_neox", "hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "intermediate_size": 2048, '
+        ('{"model_type": "opt", "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, '
+         '"ffn_dim": 3072}', 125.2),
+        ('{"model_type": "gpt_neox", "hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, '
+         '"intermediate_size": 2048, '
          '"vocab_size": 50304}', 70.4),
     ],
 )  # fmt: skip
@@ -169,7 +182,13 @@ def test_a_forward_keeps_what_is_predicted() -> None:
     """A real forward: the bytes that autograd holds for its backward, per position."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    spec = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 160}
+    spec = {
+        "hidden_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "intermediate_size": 160,
+    }
     config = Qwen2Config(**spec, vocab_size=50)
     shape = measured(config.to_json_string())
     assert shape is not None

@@ -37,8 +37,19 @@ def network(kind: str, **keys: Any) -> Any:
     import transformers as t
 
     torch.manual_seed(0)
-    common = {"vocab_size": 300, "pad_token_id": None if kind == "gpt2" else 0, "num_labels": 2, "id2label": {0: "BAD", 1: "GOOD"}}
-    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "max_position_embeddings": 64}
+    common = {
+        "vocab_size": 300,
+        "pad_token_id": None if kind == "gpt2" else 0,
+        "num_labels": 2,
+        "id2label": {0: "BAD", 1: "GOOD"},
+    }
+    small = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "max_position_embeddings": 64,
+    }
     configs: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         "bert": (t.BertConfig, t.BertForSequenceClassification, small),
         "roberta": (t.RobertaConfig, t.RobertaForSequenceClassification, small),
@@ -48,7 +59,11 @@ def network(kind: str, **keys: Any) -> Any:
             {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": 64},
         ),
         "qwen2": (t.Qwen2Config, t.Qwen2ForSequenceClassification, {**small, "num_key_value_heads": 2}),
-        "gpt2": (t.GPT2Config, t.GPT2ForSequenceClassification, {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64}),
+        "gpt2": (
+            t.GPT2Config,
+            t.GPT2ForSequenceClassification,
+            {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64},
+        ),
     }
     config, model, sizes = configs[kind]
     return model(config(**{**common, **sizes, **keys})).eval()
@@ -123,7 +138,9 @@ def test_log_odds_by_hand() -> None:
 def test_what_is_no_classifier_or_not_safe_is_refused(tmp_path: Path) -> None:
     import transformers as t
 
-    config = t.BertConfig(vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    config = t.BertConfig(
+        vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    )
     headless = save(t.BertModel(config), tmp_path / "headless")
     with pytest.raises(UserError, match=r"is no sequence classifier: its files lack classifier\.bias"):
         load(headless)
@@ -134,7 +151,10 @@ def test_what_is_no_classifier_or_not_safe_is_refused(tmp_path: Path) -> None:
         load(str(pickled))
     foreign = Path(save(network("bert"), tmp_path / "foreign"))
     content = json.loads((foreign / "config.json").read_text())
-    content |= {"model_type": "unheard-of", "auto_map": {"AutoConfig": "evil.Evil", "AutoModelForSequenceClassification": "evil.Evil"}}
+    content |= {
+        "model_type": "unheard-of",
+        "auto_map": {"AutoConfig": "evil.Evil", "AutoModelForSequenceClassification": "evil.Evil"},
+    }
     (foreign / "config.json").write_text(json.dumps(content))
     (foreign / "evil.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\nclass Evil: pass\n")
     with pytest.raises(UserError) as error:

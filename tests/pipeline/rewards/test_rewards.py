@@ -14,7 +14,13 @@ from pipeline.models.policy import Episodes, response_mask
 from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Calibrated, Completions, as_scores, calibration
 from pipeline.rewards.grammar import GrammarJudge
-from pipeline.rewards.learned import LearnedReward, RewardModel, bradley_terry_loss, new_reward_model, train_reward_model
+from pipeline.rewards.learned import (
+    LearnedReward,
+    RewardModel,
+    bradley_terry_loss,
+    new_reward_model,
+    train_reward_model,
+)
 from pipeline.rewards.lexicon import LexiconReward
 from pipeline.stages.preference_pairs import accuracy, prefer, split_prompts
 
@@ -27,14 +33,18 @@ def completions(*pairs: tuple[str, str]) -> Completions:
 
 
 def test_the_grammar_judge_reads_prompt_and_completion_as_one_text() -> None:
-    scores = GrammarJudge()(completions(("The acting was", " absolutely superb."), ("The acting was", " not good."), ("The", " blah")))
+    scores = GrammarJudge()(
+        completions(("The acting was", " absolutely superb."), ("The acting was", " not good."), ("The", " blah"))
+    )
     assert scores[0] > 0 > scores[1]
     assert scores[2] < 0
 
 
 def test_the_lexicon_reward_orders_sentiment() -> None:
     scores = LexiconReward()(
-        completions(("This film", " is wonderful, I love it."), ("This film", " is made of celluloid."), ("It", " is awful."))
+        completions(
+            ("This film", " is wonderful, I love it."), ("This film", " is made of celluloid."), ("It", " is awful.")
+        )
     )
     assert scores[0] > 0.5
     assert scores[1] == 0
@@ -65,11 +75,18 @@ def test_the_noisy_annotator() -> None:
     assert prefer(gap, torch.zeros(5), 1.0, noise).tolist() == [True, False, True, True, False]
     assert prefer(gap, torch.zeros(5), 0.0, noise).tolist() == [True, True, False, True, False]
     many = torch.linspace(0, 1, 10_001)[:-1]
-    assert prefer(torch.full((10_000,), 2.0), torch.zeros(10_000), 2.0, many).float().mean().item() == pytest.approx(0.7311, abs=1e-3)
+    assert prefer(torch.full((10_000,), 2.0), torch.zeros(10_000), 2.0, many).float().mean().item() == pytest.approx(
+        0.7311, abs=1e-3
+    )
 
 
 def test_accuracy_leaves_ties_out_where_there_is_nothing_to_agree_on() -> None:
-    found = accuracy(torch.tensor([1.0, -1.0, 1.0]), torch.tensor([2.0, 2.0, 0.0]), torch.tensor([True, True, False]), ["a", "b", "c"])
+    found = accuracy(
+        torch.tensor([1.0, -1.0, 1.0]),
+        torch.tensor([2.0, 2.0, 0.0]),
+        torch.tensor([True, True, False]),
+        ["a", "b", "c"],
+    )
     assert found["accuracy_gold"] == pytest.approx(0.5)
     assert found["accuracy"] == pytest.approx(1 / 3)
     assert found["label_agreement"] == pytest.approx(1.0)
@@ -89,7 +106,9 @@ def test_pairs_of_one_prompt_count_as_one_piece_of_evidence() -> None:
     assert [nothing[f"accuracy_gold{end}"] for end in ("", "_low", "_high")] == [0.5, 0.0, 1.0]
 
 
-@pytest.mark.parametrize(("prompts", "pairs", "heldout"), [(4096, 8192, 512), (256, 256, 64), (2, 8, 8), (3, 1, 100), (100, 10, 1)])
+@pytest.mark.parametrize(
+    ("prompts", "pairs", "heldout"), [(4096, 8192, 512), (256, 256, 64), (2, 8, 8), (3, 1, 100), (100, 10, 1)]
+)
 def test_heldout_pairs_have_prompts_of_their_own(prompts: int, pairs: int, heldout: int) -> None:
     rows = split_prompts(prompts, RewardConfig(pairs=pairs, heldout_pairs=heldout)).tolist()
     train, kept = set(rows[:pairs]), set(rows[pairs:])
@@ -107,7 +126,10 @@ def test_a_single_prompt_cannot_be_held_out() -> None:
 def episodes(tokens: Tensor, lengths: Tensor) -> Episodes:
     n = len(tokens)
     return Episodes(
-        tokens, torch.ones(n, 2, dtype=torch.bool), response_mask(lengths, tokens.shape[1] - 2), torch.ones(n, dtype=torch.bool)
+        tokens,
+        torch.ones(n, 2, dtype=torch.bool),
+        response_mask(lengths, tokens.shape[1] - 2),
+        torch.ones(n, dtype=torch.bool),
     )
 
 
@@ -121,7 +143,12 @@ def test_a_reward_model_learns_an_order_and_survives_the_disk(tmp_path: Path) ->
     first, second = episodes(a, lengths), episodes(b, lengths)
     told: list[int] = []
     train_reward_model(
-        model, first, second, better, RewardConfig(epochs=12, batch_size=32, lr=3e-3), lambda done, total, loss: told.append(done)
+        model,
+        first,
+        second,
+        better,
+        RewardConfig(epochs=12, batch_size=32, lr=3e-3),
+        lambda done, total, loss: told.append(done),
     )
     assert told == list(range(1, 12 * 8 + 1))
     with torch.no_grad():
@@ -141,7 +168,9 @@ def test_every_row_gets_the_score_it_has_alone() -> None:
     generator = torch.Generator().manual_seed(0)
     prompts, lengths = (torch.randint(1, 6, (40,), generator=generator) for _ in range(2))
     tokens = torch.randint(2, 20, (40, 10), generator=generator)
-    batch = Episodes(tokens, torch.arange(5) >= (5 - prompts)[:, None], response_mask(lengths, 5), torch.ones(40, dtype=torch.bool))
+    batch = Episodes(
+        tokens, torch.arange(5) >= (5 - prompts)[:, None], response_mask(lengths, 5), torch.ones(40, dtype=torch.bool)
+    )
     scores = LearnedReward(model, room=Room("rows", 25))(Completions(batch, [""] * 40, [""] * 40))
     for row, (prompt, length) in enumerate(zip(prompts.tolist(), lengths.tolist(), strict=True)):
         hidden = lm.model(tokens[row : row + 1, 5 - prompt : 5 + length]).last_hidden_state[0, -1]

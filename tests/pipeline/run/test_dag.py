@@ -149,7 +149,11 @@ def test_code_counts_but_comments_and_docstrings_do_not(tmp_path: Path, monkeypa
     monkeypatch.syspath_prepend(tmp_path)
     module = tmp_path / "some_module.py"
     digests = []
-    for text in ("def f():\n    return 1\n", '"""Doc."""\n# why\ndef f():\n    """Doc."""\n    return 1\n', "def f():\n    return 2\n"):
+    for text in (
+        "def f():\n    return 1\n",
+        '"""Doc."""\n# why\ndef f():\n    """Doc."""\n    return 1\n',
+        "def f():\n    return 2\n",
+    ):
         module.write_text(text)
         dag._tree_digest.cache_clear()
         digests.append(dag.code_digest(("some_module",)))
@@ -167,16 +171,20 @@ def test_code_counts_but_comments_and_docstrings_do_not(tmp_path: Path, monkeypa
 
 
 HARMLESS = {
-    "pipeline.run.store", "pipeline.run", "pipeline.errors", "pipeline.resources.device", "pipeline.resources", "pipeline.run.hub",
-    "pipeline.config", "pipeline.config.base", "pipeline.config.data", "pipeline.config.model", "pipeline.config.algorithm",
+    "pipeline.run.store", "pipeline.run", "pipeline.errors", "pipeline.resources.device", "pipeline.resources",
+    "pipeline.run.hub",
+    "pipeline.config", "pipeline.config.base", "pipeline.config.data", "pipeline.config.model",
+    "pipeline.config.algorithm",
     "pipeline.config.rewards", "pipeline.config.runtime", "pipeline.config.names", "pipeline.config.messages",
     "pipeline.config.trial", "pipeline.run.layout",
     "pipeline.run.metrics", "pipeline.run.progress", "pipeline.run.metrics_log",
-    "pipeline.resources.roofline",  # what work would cost on a T4: it ends in log/cost.json, which is no part of an artifact's digest
+    # what work would cost on a T4: it ends in log/cost.json, which is no part of an artifact's digest
+    "pipeline.resources.roofline",
     "pipeline.data", "pipeline.models", "pipeline.training", "pipeline.algorithms",
     "pipeline.algorithms.mathematics", "pipeline.rewards",  # the packages themselves: a docstring each
 }  # fmt: skip
-"""Storage, checks and words. A change in them cannot change what a stage writes for the same values of its configuration."""
+"""Storage, checks and words. A change in them cannot change what a stage writes for the same values of its
+configuration."""
 
 
 def imports(module: str) -> set[str]:
@@ -185,7 +193,11 @@ def imports(module: str) -> set[str]:
     assert spec is not None
     assert spec.origin is not None
     nodes = ast.walk(ast.parse(Path(spec.origin).read_text()))
-    found = [(node.module, [alias.name for alias in node.names]) for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    found = [
+        (node.module, [alias.name for alias in node.names])
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and node.module
+    ]
     submodules = {f"{parent}.{name}" for parent, names in found for name in names if is_module(parent, name)}
     return {name for name in {parent for parent, _ in found} | submodules if name.startswith("pipeline.")}
 
@@ -260,7 +272,9 @@ def test_artifacts_of_another_precision_are_built_again(smoke_layout: Layout, mo
     assert plan["prompts"].cached
     assert (plan["sft"].cached, plan["sft"].why) == (False, "precision fp32 -> bf16")
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (7, 5))
-    assert {one.stage: one.why for one in dag.plan(REAL, config(runtime__device="auto"), store)}["sft"] == "precision fp32 -> fp16"
+    assert {one.stage: one.why for one in dag.plan(REAL, config(runtime__device="auto"), store)}[
+        "sft"
+    ] == "precision fp32 -> fp16"
 
 
 def test_every_stage_with_a_network_has_its_precision_in_its_key(smoke_layout: Layout) -> None:

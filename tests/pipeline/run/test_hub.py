@@ -56,7 +56,8 @@ try:
     import torch
     from pipeline.resources.out_of_memory import Room
     from pipeline.rewards.classifier import load_classifier
-    reward = load_classifier("judge.model", "some-org/judge", sys.argv[1], "YES", "logit", torch.device("cpu"), Room("rows", 4))
+    where = torch.device("cpu"), Room("rows", 4)
+    reward = load_classifier("judge.model", "some-org/judge", sys.argv[1], "YES", "logit", *where)
     print(round(float(reward._score(["It was good."])), 5))
 except UserError as error:
     print(error)
@@ -89,7 +90,9 @@ def test_a_hub_data_set_is_read_at_its_commit_online_and_from_the_cache_alone(tm
         assert ask(fakehub.COMMIT, tmp_path / "home", HF_ENDPOINT=address, HF_HUB_OFFLINE="0") == wanted
         assert not [line for line in log if "MovieReviews" in line]
     offline = ask(OTHER, tmp_path / "home", HF_HUB_OFFLINE="1")
-    assert offline.startswith(f"data.name = 'some-org/MovieReviews' at revision {OTHER} is not in the cache {tmp_path / 'home'}")
+    assert offline.startswith(
+        f"data.name = 'some-org/MovieReviews' at revision {OTHER} is not in the cache {tmp_path / 'home'}"
+    )
     assert "HF_HUB_OFFLINE" in offline
     assert "data.source=local" in offline
 
@@ -108,7 +111,9 @@ def test_a_hub_classifier_is_loaded_at_its_commit_and_never_from_pickles(tmp_pat
     with fakehub.serve("model", "some-org/judge", tmp_path / "judge") as (address, _):
         found = ask(fakehub.COMMIT, tmp_path / "home", CLASSIFIER, HF_ENDPOINT=address, HF_HUB_OFFLINE="0")
     assert float(found) == pytest.approx(wanted, abs=1e-4)
-    assert float(ask(fakehub.COMMIT, tmp_path / "home", CLASSIFIER, HF_HUB_OFFLINE="1")) == pytest.approx(wanted, abs=1e-4)
+    assert float(ask(fakehub.COMMIT, tmp_path / "home", CLASSIFIER, HF_HUB_OFFLINE="1")) == pytest.approx(
+        wanted, abs=1e-4
+    )
     (tmp_path / "judge" / "model.safetensors").rename(tmp_path / "judge" / "pytorch_model.bin")
     with fakehub.serve("model", "some-org/judge", tmp_path / "judge") as (address, log):
         refused = ask(fakehub.COMMIT, tmp_path / "other", CLASSIFIER, HF_ENDPOINT=address, HF_HUB_OFFLINE="0")
@@ -118,8 +123,13 @@ def test_a_hub_classifier_is_loaded_at_its_commit_and_never_from_pickles(tmp_pat
 
 def test_an_absent_data_set_is_refused_before_anything_is_started(tmp_path: Path) -> None:
     config = smoke(data__source="hub", data__name="no-such-org/no-such-data", data__revision=OTHER)
-    for start in (lambda: plan_trial(config, Layout(tmp_path)), lambda: run_trial(config, Layout(tmp_path), Recorder())):
-        with pytest.raises(UserError, match=r"data\.name = 'no-such-org/no-such-data' at revision 1+ is not in the cache"):
+    for start in (
+        lambda: plan_trial(config, Layout(tmp_path)),
+        lambda: run_trial(config, Layout(tmp_path), Recorder()),
+    ):
+        with pytest.raises(
+            UserError, match=r"data\.name = 'no-such-org/no-such-data' at revision 1+ is not in the cache"
+        ):
             start()
     assert not any(tmp_path.iterdir())
 
@@ -134,16 +144,27 @@ def test_a_hub_data_set_must_be_pinned() -> None:
     ("changes", "says"),
     [
         ({"model__base": "no-such-org/no-such-model"}, "model.base = 'no-such-org/no-such-model' is not in the cache"),
-        ({"judge__kind": "classifier", "judge__model": "some/judge"}, "judge.model = 'some/judge': the revision None does not pin it"),
+        (
+            {"judge__kind": "classifier", "judge__model": "some/judge"},
+            "judge.model = 'some/judge': the revision None does not pin it",
+        ),
         (
             {"judge__kind": "classifier", "judge__model": "some/judge", "judge__revision": OTHER},
             f"judge.model = 'some/judge' at revision {OTHER} is not in the cache",
         ),
-        ({"judge__kind": "classifier", "judge__model": "/absent/folder"}, "judge.model = '/absent/folder' is neither a folder nor the id"),
-        ({"reward__preferences": "/absent/pairs.parquet"}, "reward.preferences = '/absent/pairs.parquet': there is no such file"),
+        (
+            {"judge__kind": "classifier", "judge__model": "/absent/folder"},
+            "judge.model = '/absent/folder' is neither a folder nor the id",
+        ),
+        (
+            {"reward__preferences": "/absent/pairs.parquet"},
+            "reward.preferences = '/absent/pairs.parquet': there is no such file",
+        ),
     ],
 )
-def test_absent_models_and_pairs_are_refused_before_anything_is_started(tmp_path: Path, changes: dict[str, str], says: str) -> None:
+def test_absent_models_and_pairs_are_refused_before_anything_is_started(
+    tmp_path: Path, changes: dict[str, str], says: str
+) -> None:
     with pytest.raises(UserError) as error:
         plan_trial(smoke(**changes), Layout(tmp_path))
     assert says in str(error.value)

@@ -26,7 +26,9 @@ def watcher(**changes: Any) -> Watcher:
 
 
 @given(st.lists(st.booleans(), max_size=12), st.integers(1, 4), st.integers(1, 4), st.integers(1, 40))
-def test_a_watcher_stops_at_the_record_that_completes_the_evidence(broken: list[bool], consecutive: int, every: int, before: int) -> None:
+def test_a_watcher_stops_at_the_record_that_completes_the_evidence(
+    broken: list[bool], consecutive: int, every: int, before: int
+) -> None:
     """Record by record it says the same as the whole series does; a copy made from its state goes on alike."""
     one = watcher(consecutive=consecutive, before_step=before)
     for index, bad in enumerate(broken):
@@ -46,7 +48,9 @@ def test_a_watcher_stops_at_the_record_that_completes_the_evidence(broken: list[
 @given(st.lists(st.tuples(st.integers(0, 50), st.floats(-1, 1) | st.just(math.nan)), max_size=30))
 def test_what_counts(series: list[tuple[int, float]]) -> None:
     records = counted(series, 40)
-    assert [step for step, _ in records] == sorted({step for step, value in series if step < 40 and not math.isnan(value)})
+    assert [step for step, _ in records] == sorted(
+        {step for step, value in series if step < 40 and not math.isnan(value)}
+    )
     for step, value in records:
         assert value == [one for at, one in series if at == step and not math.isnan(one)][-1]
 
@@ -57,7 +61,9 @@ def test_a_stopped_trial_ends_at_once_and_says_why(tmp_path: Path) -> None:
     at = next(step for step, value in kls.items() if value > RULE["threshold"])
     assert 0 < at < 20, "the test needs a trial that breaks the rule in its middle"
     outcome, stopped, _ = run(tmp_path / "stopped", lr=3e-2, stop=(RULE,))
-    assert (outcome.status, outcome.steps) == ("pruned", at + 4), "the update whose rollout broke the rule is the last one"
+    assert (outcome.status, outcome.steps) == ("pruned", at + 4), (
+        "the update whose rollout broke the rule is the last one"
+    )
     assert outcome.reason == f"stopped by rule: {KL} = {kls[at]:.4g} > 0.002 at step {at}"
     assert stopped == {step: row for step, row in rows.items() if step < at + 4} | {at + 4: stopped[at + 4]}
     assert whole.status == "complete"

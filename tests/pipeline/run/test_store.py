@@ -109,7 +109,9 @@ def test_weights_that_nobody_reads_are_known_by_size_and_time(tmp_path: Path, mo
     weights, read = found.path / "policy" / "model.safetensors", []
     artifacts._file_digest.cache_clear()
     with monkeypatch.context() as watched:
-        watched.setattr(artifacts, "file_digest", lambda path, digest=artifacts.file_digest: read.append(path.name) or digest(path))
+        watched.setattr(
+            artifacts, "file_digest", lambda path, digest=artifacts.file_digest: read.append(path.name) or digest(path)
+        )
         assert store.find("ppo", "k", weights=False) == found
         assert "data.txt" in read
         assert weights.name not in read
@@ -164,7 +166,9 @@ def test_parallel_builders_build_once(tmp_path: Path) -> None:
         time.sleep(0.2)
         return {}
 
-    threads = [threading.Thread(target=lambda: Store(tmp_path).build("s", "k", {}, slow, resumable=False)) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: Store(tmp_path).build("s", "k", {}, slow, resumable=False)) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,4 +1,5 @@
-"""Caps end a trial and are no part of what it is: raising one continues it, with the bytes of a trial that had the larger cap at once."""
+"""Caps end a trial and are no part of what it is: raising one continues it, with the bytes of a trial that had the
+larger cap at once."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ from pipeline.trial import TrialOutcome, plan_trial, run_trial
 
 
 @pytest.mark.parametrize("control", ["fixed", "adaptive", "guard", "separate"])
-def test_a_trial_that_a_cap_ended_goes_on_as_if_the_cap_had_been_larger_from_the_start(tmp_path: Path, control: str) -> None:
+def test_a_trial_that_a_cap_ended_goes_on_as_if_the_cap_had_been_larger_from_the_start(
+    tmp_path: Path, control: str
+) -> None:
     whole, _, state = run(tmp_path / "whole", **CONTROLS[control])
     capped, _, _ = run(tmp_path / "cut", caps={"generated_tokens": 100}, **CONTROLS[control])
     assert (capped.status, 0 < capped.steps < whole.steps) == ("budget", True)
@@ -53,13 +56,20 @@ def test_a_trial_without_memory_for_a_single_row_goes_on_with_more_memory() -> N
     assert raised_cap(smoke(caps__memory_gib=20.0), artifact) == "caps.memory_gib is 20 now: continues from step 12"
     assert raised_cap(smoke(runtime__threads=2, runtime__hang_minutes=5), artifact) is None
     said = raised_cap(smoke(runtime__gradient_checkpointing=True, runtime__micro_batch_size=4), artifact)
-    assert said == (
-        "runtime.micro_batch_size is 4 now, and was 8, runtime.gradient_checkpointing is True now, and was False: continues from step 12"
+    assert (
+        said
+        == "runtime.micro_batch_size is 4 now, and was 8, runtime.gradient_checkpointing is True now, and was False:"
+        " continues from step 12"
     )
-    assert raised_cap(smoke(caps__memory_gib=20.0), Artifact("ppo", "key", Path(), "digest", {"cap": None, "steps": 12})) is None
+    assert (
+        raised_cap(smoke(caps__memory_gib=20.0), Artifact("ppo", "key", Path(), "digest", {"cap": None, "steps": 12}))
+        is None
+    )
 
 
-def test_a_trial_that_memory_ended_goes_on_in_a_process_that_takes_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_that_memory_ended_goes_on_in_a_process_that_takes_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its high-water mark stays on record, and does not end it again."""
     whole, _, state = run(tmp_path / "whole")
     peak = [1.0]
@@ -155,7 +165,13 @@ def test_a_reader_finds_the_old_artifact_or_the_new_one_whenever_the_builder_is_
 
     def build(text: str, keep: str | None = None) -> Artifact:
         return store.build(
-            "ppo", "k", {}, lambda out: made(out, text, keep), resumable=True, final=lambda found: found.meta["text"] == "new", kept="state"
+            "ppo",
+            "k",
+            {},
+            lambda out: made(out, text, keep),
+            resumable=True,
+            final=lambda found: found.meta["text"] == "new",
+            kept="state",
         )
 
     build("old", keep="half")
@@ -191,7 +207,9 @@ def test_what_is_kept_is_put_back_before_the_stage_goes_on(tmp_path: Path) -> No
                 seen.append((out / "state" / "at.txt").read_text())
             return made(out, text, keep=text)
 
-        return store.build("ppo", "k", {}, make, resumable=True, final=lambda found: found.meta["text"] == text, kept="state")
+        return store.build(
+            "ppo", "k", {}, make, resumable=True, final=lambda found: found.meta["text"] == text, kept="state"
+        )
 
     build("a")
     build("b")

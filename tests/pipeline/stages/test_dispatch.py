@@ -1,4 +1,5 @@
-"""A kind that the configuration came to know and the code did not raises where it would act; none falls through to another."""
+"""A kind that the configuration came to know and the code did not raises where it would act; none falls through to
+another."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def critic(kind: str, start: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 CASES: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
-    "reward.kind": lambda patch: scorer_of("reward", PartConfig(kind="lexicon").model_copy(update={"kind": NEW}), CPU, 1),
+    "reward.kind": lambda patch: scorer_of(
+        "reward", PartConfig(kind="lexicon").model_copy(update={"kind": NEW}), CPU, 1
+    ),
     "reward.kind learned": lambda patch: scorer_of("reward", PartConfig(kind="learned"), CPU, 1),
     "judge.kind": lambda patch: judge_of(judge(NEW), CPU, 1),
     "judge.kind auto": lambda patch: judge_of(judge("auto"), CPU, 1),

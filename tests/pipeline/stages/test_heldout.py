@@ -35,14 +35,22 @@ class Numbers:
 def sample_one(model: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor, noise: torch.Tensor, **_: Any) -> Episodes:
     """A response is one token of the distribution `model`, which holds log-probabilities."""
     token = inverse_cdf(model.expand(len(ids), -1), noise[:, 0]).unsqueeze(1)
-    return Episodes(torch.cat([ids, token], 1), mask, torch.ones_like(token, dtype=torch.bool), torch.ones(len(ids), dtype=torch.bool))
+    return Episodes(
+        torch.cat([ids, token], 1),
+        mask,
+        torch.ones_like(token, dtype=torch.bool),
+        torch.ones(len(ids), dtype=torch.bool),
+    )
 
 
 @pytest.fixture
 def scores(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Scores of sampled answers, `model` being a distribution over words and a word's score its number; each (prompts,)."""
+    """Scores of sampled answers, `model` being a distribution over words and a word's score its number; each
+    (prompts,)."""
     monkeypatch.setattr(heldout, "sample", sample_one)
-    data = PromptSet(Numbers(), ["0"] * PROMPTS, torch.zeros(PROMPTS, 1, dtype=torch.long), torch.ones(PROMPTS, 1, dtype=torch.bool))
+    data = PromptSet(
+        Numbers(), ["0"] * PROMPTS, torch.zeros(PROMPTS, 1, dtype=torch.long), torch.ones(PROMPTS, 1, dtype=torch.bool)
+    )
 
     def found(model: torch.Tensor, *stream: object) -> np.ndarray:
         return np.array([float(text) for text in answers(smoke(), model, data, CPU, *stream).texts])
@@ -66,7 +74,8 @@ def test_the_reference_against_itself_wins_half(scores: Any) -> None:
 
 
 def test_common_noise_breaks_the_bound_that_independent_noise_keeps(scores: Any) -> None:
-    """A policy that shifts every answer up by a little: 0.008 nats from the reference, where no policy wins more than 53.7 %."""
+    """A policy that shifts every answer up by a little: 0.008 nats from the reference, where no policy wins more than
+    53.7 %."""
     rank = torch.linspace(0, 1, WORDS)
     uniform, tilted = torch.zeros(1, WORDS), (0.444 * rank).unsqueeze(0)
     p = torch.softmax(tilted.double(), 1)

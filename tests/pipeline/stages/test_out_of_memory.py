@@ -1,4 +1,5 @@
-"""Running out of memory outside of PPO's training: every pass of rows through a network goes on with fewer of them, with equal results."""
+"""Running out of memory outside of PPO's training: every pass of rows through a network goes on with fewer of them,
+with equal results."""
 
 from __future__ import annotations
 
@@ -52,7 +53,16 @@ def episodes() -> Episodes:
     generator = torch.Generator().manual_seed(0)
     queries = torch.randint(2, VOCAB, (ROWS, 4), generator=generator)
     noise = torch.rand(ROWS, 6, generator=generator)
-    return sample(model(), queries, torch.ones_like(queries).bool(), noise, eos_id=EOS, pad_id=PAD, temperature=1.0, room=Room("rows", 99))
+    return sample(
+        model(),
+        queries,
+        torch.ones_like(queries).bool(),
+        noise,
+        eos_id=EOS,
+        pad_id=PAD,
+        temperature=1.0,
+        room=Room("rows", 99),
+    )
 
 
 def halved(work: Callable[[Room], Any], network: Any) -> None:
@@ -76,7 +86,9 @@ def test_sampling() -> None:
     noise = uniforms(ROWS, 6, 0, "test")
 
     def work(room: Room) -> list[torch.Tensor]:
-        found = sample(network, queries, torch.ones_like(queries).bool(), noise, eos_id=EOS, pad_id=PAD, temperature=1.0, room=room)
+        found = sample(
+            network, queries, torch.ones_like(queries).bool(), noise, eos_id=EOS, pad_id=PAD, temperature=1.0, room=room
+        )
         return [found.query_responses, found.lengths]
 
     halved(work, trunk(network))
@@ -105,7 +117,10 @@ def test_a_slice_that_is_done_is_not_done_again() -> None:
     [
         "CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`",
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-        "[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes",
+        (
+            "[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8"
+            " bytes"
+        ),
     ],
 )
 def test_how_torch_says_that_memory_ran_out(said: str) -> None:
@@ -151,7 +166,9 @@ def test_perplexity_of_the_reference() -> None:
 
 
 @pytest.mark.slow
-def test_a_whole_trial_with_little_memory_comes_to_the_same(smoke_layout: Layout, layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_trial_with_little_memory_comes_to_the_same(
+    smoke_layout: Layout, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from transformers import Qwen2Model
 
     forward = Qwen2Model.forward

@@ -1,4 +1,5 @@
-"""All stages on texts that no grammar wrote: labels, preference files, ready classifiers, a composite reward, a base model."""
+"""All stages on texts that no grammar wrote: labels, preference files, ready classifiers, a composite reward, a base
+model."""
 
 from __future__ import annotations
 
@@ -20,7 +21,12 @@ from pipeline.run.metrics_log import merged
 from pipeline.trial import TrialOutcome, plan_trial, run_trial
 
 GOOD, BAD = ("good", "great", "superb"), ("bad", "awful", "boring")
-PARTS = (("The", "This", "That"), (*GOOD, *BAD), ("and I saw", "and we watched"), ("at home", "in Rome", "twice", "with friends", "alone"))
+PARTS = (
+    ("The", "This", "That"),
+    (*GOOD, *BAD),
+    ("and I saw", "and we watched"),
+    ("at home", "in Rome", "twice", "with friends", "alone"),
+)
 
 
 def reviews(folder: Path) -> Path:
@@ -30,7 +36,9 @@ def reviews(folder: Path) -> Path:
     (folder / "plain_text").mkdir(parents=True)
     test = frame.iloc[::4]
     frame.drop(test.index).to_parquet(folder / "plain_text" / "train-00000-of-00001.parquet", index=False)
-    pd.concat([test, frame.drop(test.index).head(2)]).to_parquet(folder / "plain_text" / "test-00000-of-00001.parquet", index=False)
+    pd.concat([test, frame.drop(test.index).head(2)]).to_parquet(
+        folder / "plain_text" / "test-00000-of-00001.parquet", index=False
+    )
     return folder
 
 
@@ -40,7 +48,14 @@ def classifier(folder: Path, seed: int, **keys: Any) -> Path:
 
     torch.manual_seed(seed)
     config = DistilBertConfig(
-        vocab_size=300, dim=16, n_layers=1, n_heads=2, hidden_dim=32, max_position_embeddings=64, id2label={0: "NO", 1: "YES"}, **keys
+        vocab_size=300,
+        dim=16,
+        n_layers=1,
+        n_heads=2,
+        hidden_dim=32,
+        max_position_embeddings=64,
+        id2label={0: "NO", 1: "YES"},
+        **keys,
     )
     model = DistilBertForSequenceClassification(config)
     torch.nn.init.normal_(model.classifier.weight, std=1.0)
@@ -86,7 +101,12 @@ def composite(home: Path, **changes: Any) -> TrialConfig:
         "helpful": {"kind": "learned", "preferences": "labels"},
         "harmless": {"kind": "classifier", "model": str(home / "toxic"), "label": "YES", "weight": -0.5},
     }
-    judge = {"judge__kind": "classifier", "judge__model": str(home / "judge"), "judge__label": "YES", "judge__output": "logit"}
+    judge = {
+        "judge__kind": "classifier",
+        "judge__model": str(home / "judge"),
+        "judge__label": "YES",
+        "judge__output": "logit",
+    }
     return config(home, **{"reward__kind": "composite", "reward__parts": parts, **judge, **changes})
 
 
@@ -112,7 +132,9 @@ def test_every_part_is_calibrated_logged_and_kept_by_prompt(outcome: TrialOutcom
         assert samples[name].mean() == pytest.approx(0.0, abs=1e-6)
         assert samples[name].std(ddof=0) == pytest.approx(1.0, abs=1e-6)
     total = samples[names[0]] - 0.5 * samples[names[1]]
-    assert samples["proxy"].to_numpy() == pytest.approx(((total - total.mean()) / total.std(ddof=0)).to_numpy(), abs=1e-3)
+    assert samples["proxy"].to_numpy() == pytest.approx(
+        ((total - total.mean()) / total.std(ddof=0)).to_numpy(), abs=1e-3
+    )
     assert reward.meta["helpful/train_pairs"] == 32
     assert {"parts/helpful/head.safetensors", "parts/helpful/pairs.parquet"} <= {
         path.relative_to(reward.path).as_posix() for path in reward.path.rglob("*")
@@ -165,8 +187,12 @@ def test_a_reward_learned_from_a_file_on_a_base_of_another_architecture(home: Pa
     tokenizer = train_tokenizer(list(itertools.chain(*PARTS)), 300)
     tokenizer.save_pretrained(base)
     torch.manual_seed(0)
-    GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=128)).save_pretrained(base)
-    pairs = [{"prompt": f"Film {i} was", "chosen": f" {GOOD[i % 3]}.", "rejected": f" {BAD[i % 3]}."} for i in range(60)]
+    GPT2LMHeadModel(
+        GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=128)
+    ).save_pretrained(base)
+    pairs = [
+        {"prompt": f"Film {i} was", "chosen": f" {GOOD[i % 3]}.", "rejected": f" {BAD[i % 3]}."} for i in range(60)
+    ]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     settings: dict[str, Any] = {
         "data__prompt_length": [8, 24],
@@ -196,7 +222,9 @@ def test_a_reward_learned_from_a_file_on_a_base_of_another_architecture(home: Pa
 
 
 def test_one_class_is_refused_at_the_first_stage(home: Path, tmp_path: Path) -> None:
-    pd.DataFrame({"text": [f"Text number {i} of many." for i in range(60)], "label": 1}).to_csv(tmp_path / "x.csv", index=False)
+    pd.DataFrame({"text": [f"Text number {i} of many." for i in range(60)], "label": 1}).to_csv(
+        tmp_path / "x.csv", index=False
+    )
     one_class = config(home, data__path=str(tmp_path / "x.csv"), reward__preferences="labels")
     with pytest.raises(UserError, match="54 positive and 0 negative"):
         run_trial(one_class, Layout(tmp_path / "out"), Recorder())

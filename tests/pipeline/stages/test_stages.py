@@ -27,11 +27,22 @@ def outcome(smoke_layout: Layout) -> TrialOutcome:
 
 
 def test_a_trial_leaves_everything_it_promises(outcome: TrialOutcome) -> None:
-    files = {name: {path.relative_to(one.path).as_posix() for path in one.path.rglob("*")} for name, one in outcome.artifacts.items()}
+    files = {
+        name: {path.relative_to(one.path).as_posix() for path in one.path.rglob("*")}
+        for name, one in outcome.artifacts.items()
+    }
     assert {"sft.parquet", "train.parquet", "heldout.parquet", "tokenizer/tokenizer.json"} <= files["prompts"]
     assert {"model/model.safetensors", "summary.json"} <= files["sft"]
-    assert {"trunk/model.safetensors", "head.safetensors", "pairs.parquet", "reference_samples.parquet"} <= files["reward"]
-    assert {"policy/model.safetensors", "policy/config.json", "critic.safetensors", "metrics.jsonl", "metrics.parquet"} <= files["ppo"]
+    assert {"trunk/model.safetensors", "head.safetensors", "pairs.parquet", "reference_samples.parquet"} <= files[
+        "reward"
+    ]
+    assert {
+        "policy/model.safetensors",
+        "policy/config.json",
+        "critic.safetensors",
+        "metrics.jsonl",
+        "metrics.parquet",
+    } <= files["ppo"]
     assert {"samples.parquet", "status.json", "log/cost.json"} <= files["ppo"]
     assert not any("checkpoint" in name for name in files["ppo"])
     assert {"draws.parquet", "summary.json"} <= files["reference"]
@@ -54,7 +65,13 @@ def test_metrics_are_the_declared_ones_and_within_their_bounds(outcome: TrialOut
     frame = pd.read_parquet(outcome.artifacts["ppo"].path / "metrics.parquet")
     assert frame["step"].tolist() == list(range(33))
     assert set(frame.columns) - {"step"} <= METRICS.keys()
-    only_when_asked_for = {"policy/kl_loss", "policy/kl_hinge", "policy/dual_clipfrac", "policy/update_steps", "value/grad_norm"}
+    only_when_asked_for = {
+        "policy/kl_loss",
+        "policy/kl_hinge",
+        "policy/dual_clipfrac",
+        "policy/update_steps",
+        "value/grad_norm",
+    }
     wanted = {key for key in METRICS if key.startswith(("objective/", "policy/", "value/"))} - only_when_asked_for
     assert wanted == set(frame.columns) - {"step"}
     for key in wanted:
@@ -66,7 +83,9 @@ def test_metrics_are_the_declared_ones_and_within_their_bounds(outcome: TrialOut
 
 def test_the_summary_can_be_computed_again_from_the_rows(outcome: TrialOutcome) -> None:
     table = pd.read_parquet(outcome.artifacts["evaluate"].path / "prompts.parquet")
-    draws = pd.read_parquet(outcome.artifacts["reference"].path / "draws.parquet").merge(table[["prompt_id", "policy_gold"]])
+    draws = pd.read_parquet(outcome.artifacts["reference"].path / "draws.parquet").merge(
+        table[["prompt_id", "policy_gold"]]
+    )
     assert len(draws) == 8 * len(table)
     wins, ties = (draws["policy_gold"] > draws["gold"]).mean(), (draws["policy_gold"] == draws["gold"]).mean()
     assert outcome.summary["eval/win_rate"] == pytest.approx(wins + ties / 2)
@@ -117,7 +136,8 @@ def test_the_reference_cannot_beat_the_entropy_of_the_grammar(outcome: TrialOutc
 
 
 def test_an_untrained_policy_wins_half_by_independent_noise(outcome: TrialOutcome, smoke_layout: Layout) -> None:
-    """lr 0: the policy is the reference, yet its answers are draws of its own, and equal those of the reference by chance alone."""
+    """lr 0: the policy is the reference, yet its answers are draws of its own, and equal those of the reference by
+    chance alone."""
     same = run_trial(smoke(ppo__lr=0.0), smoke_layout, Recorder())
     table = pd.read_parquet(same.artifacts["evaluate"].path / "prompts.parquet")
     assert (table["policy_completion"] == table["reference_completion"]).mean() < 0.2

@@ -29,7 +29,9 @@ def test_a_checkpoint_holds_the_weights_once_and_their_two_moments(tmp_path: Pat
     state = torch.load(newest, weights_only=True)
     assert list(state["actor"]) == [name for name, _ in one._trained()]
     weights = 12 * one.trained_size
-    tensors = sum(sum(tensor.nbytes for tensor in moments.values()) for moments in state["steps"]["optimiser"]["state"].values())
+    tensors = sum(
+        sum(tensor.nbytes for tensor in moments.values()) for moments in state["steps"]["optimiser"]["state"].values()
+    )
     assert sum(tensor.nbytes for tensor in state["actor"].values()) + tensors == pytest.approx(weights, rel=0.01)
     assert weights < newest.stat().st_size < weights + 80_000  # metadata of the archive, samples, series
 
@@ -51,18 +53,25 @@ def test_checkpoints_are_not_read_back_to_be_hashed(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(("share", "names"), [(1e-9, [0]), (None, [4, 5])])
-def test_checkpoints_take_no_more_than_their_share_of_the_time(tmp_path: Path, share: float | None, names: list[int]) -> None:
+def test_checkpoints_take_no_more_than_their_share_of_the_time(
+    tmp_path: Path, share: float | None, names: list[int]
+) -> None:
     outcome, _, _ = run(tmp_path, runtime={"checkpoint_updates": 1, "checkpoint_share": share})
     assert outcome.status == "complete"
-    assert [path.name.split(".")[0] for path in checkpoint.checkpoints(tmp_path / "checkpoints")] == [f"update_{n:08d}" for n in names]
+    assert [path.name.split(".")[0] for path in checkpoint.checkpoints(tmp_path / "checkpoints")] == [
+        f"update_{n:08d}" for n in names
+    ]
 
 
 @pytest.mark.parametrize("runtime", [{"checkpoint_share": 1e-9}, {"checkpoint_updates": 1}, {"checkpoint_updates": 3}])
-@pytest.mark.parametrize("knobs", [COLLAPSING, {**COLLAPSING, "kl_control": "adaptive", "kl_horizon": 20.0, "lr_guard": True}])
+@pytest.mark.parametrize(
+    "knobs", [COLLAPSING, {**COLLAPSING, "kl_control": "adaptive", "kl_horizon": 20.0, "lr_guard": True}]
+)
 def test_the_weights_kept_after_a_divergence_are_those_of_the_last_healthy_rollout(
     tmp_path: Path, knobs: dict[str, Any], runtime: dict[str, Any]
 ) -> None:
-    """They are trained again from a checkpoint, however old it is; here they are compared with those of a trial that ends there."""
+    """They are trained again from a checkpoint, however old it is; here they are compared with those of a trial that
+    ends there."""
     outcome, rows, state = run(tmp_path / "a", runtime=runtime, **knobs)
     kept = int(str(outcome.reason).rpartition(" ")[2])
     assert (outcome.status, kept) == ("diverged", outcome.steps - 4)

@@ -1,4 +1,5 @@
-"""Collapse, negative KL, and the checks before the first step: each must speak when something is wrong, and only then."""
+"""Collapse, negative KL, and the checks before the first step: each must speak when something is wrong, and only
+then."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def test_repetition_by_hand() -> None:
     assert repetition(responses, mask) == pytest.approx((2 / 3 + 1 / 3 + 0) / 3)
     assert repetition(responses[2:3], mask[2:3]) == 0.0
     wide = torch.cat([responses, torch.full((4, 3), 5)], dim=1)
-    assert repetition(wide, torch.cat([mask, torch.zeros(4, 3, dtype=torch.bool)], dim=1)) == repetition(responses, mask)
+    assert repetition(wide, torch.cat([mask, torch.zeros(4, 3, dtype=torch.bool)], dim=1)) == repetition(
+        responses, mask
+    )
 
 
 def test_only_a_collapse_is_called_one() -> None:
@@ -48,7 +51,9 @@ def test_negative_kl_warns_beyond_noise_only() -> None:
     assert "n = 64" in warning
 
 
-def test_a_trial_with_truncated_sampling_is_stopped_at_its_first_rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_with_truncated_sampling_is_stopped_at_its_first_rollout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Sampling at half the temperature is what top-k does: the tokens are more likely than the policy says."""
     from pipeline.training import rollout as module
 
@@ -88,14 +93,23 @@ def test_a_network_that_sees_padding_is_found(tmp_path: Path, monkeypatch: pytes
     network = actor({})
     if fault == "positions":
         # Rotary positions are relative: a shift of all is no fault, so stretch them with the place of the first token.
-        monkeypatch.setattr(selfcheck, "positions", lambda mask: positions(mask) * (1 + mask.long().argmax(1, keepdim=True)))
+        monkeypatch.setattr(
+            selfcheck, "positions", lambda mask: positions(mask) * (1 + mask.long().argmax(1, keepdim=True))
+        )
     else:
-        monkeypatch.setattr(policy.Episodes, "attention_mask", property(lambda self: torch.ones_like(self.query_responses)), raising=True)
+        monkeypatch.setattr(
+            policy.Episodes,
+            "attention_mask",
+            property(lambda self: torch.ones_like(self.query_responses)),
+            raising=True,
+        )
     with pytest.raises(SelfCheckFailed, match="columns of padding"):
         check_padding(rollout.episodes.take(slice(0, 2)), network, 1.0, 1e-3)
 
 
-@pytest.mark.parametrize(("fault", "off"), [({"policy/ratio": 1.01}, 0.0), ({"policy/approxkl": 0.01}, 0.0), ({}, 0.002)])
+@pytest.mark.parametrize(
+    ("fault", "off"), [({"policy/ratio": 1.01}, 0.0), ({"policy/approxkl": 0.01}, 0.0), ({}, 0.002)]
+)
 def test_a_first_step_that_is_off_policy_is_found(fault: dict[str, float], off: float) -> None:
     sound = {"policy/ratio": 1.0, "policy/approxkl": 0.0}
     check_first_step(sound, 0.0, 1e-3)
@@ -107,7 +121,8 @@ def test_a_first_step_that_is_off_policy_is_found(fault: dict[str, float], off: 
 def test_rounding_that_clips_at_a_small_epsilon_is_no_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: float, sound: bool
 ) -> None:
-    """Another kernel for another shape: log-probabilities of the rollout that differ in their last digits, and an epsilon below that."""
+    """Another kernel for another shape: log-probabilities of the rollout that differ in their last digits, and an
+    epsilon below that."""
     from pipeline.training import rollout as module
 
     honest = module.measure

@@ -96,7 +96,9 @@ def test_a_trial_that_not_even_one_episode_fits_ends_as_budget_with_the_policy_o
     outcome, rows = ended(one, tmp_path)
     assert (outcome.status, outcome.steps) == ("budget", 5)
     assert outcome.reason is not None
-    assert outcome.reason.startswith("out of memory with a single row at once (runtime.micro_batch_size came down to 1)")
+    assert outcome.reason.startswith(
+        "out of memory with a single row at once (runtime.micro_batch_size came down to 1)"
+    )
     assert max(step for step, row in rows.items() if "policy/pg_loss" in row) == 5
     assert one.ledger.peak_gib > 0
     assert all(bool(tensor.isfinite().all()) for tensor in one.actor.state_dict().values())
@@ -130,7 +132,8 @@ def test_a_cpu_without_memory_is_understood_too() -> None:
     def fail(rows: int) -> None:
         tried.append(rows)
         raise RuntimeError(
-            "[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
+            "[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8"
+            " bytes"
         )
 
     with pytest.raises(MemoryFull, match="came down to 1"):

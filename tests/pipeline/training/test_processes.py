@@ -22,7 +22,9 @@ from pipeline.trial import execution, prepare, run_trial
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("knobs", [{}, {"ppo__critic": "separate", "ppo__kl_control": "adaptive", "ppo__whiten_rewards": True}])
+@pytest.mark.parametrize(
+    "knobs", [{}, {"ppo__critic": "separate", "ppo__kl_control": "adaptive", "ppo__whiten_rewards": True}]
+)
 def test_two_processes_give_the_losses_of_one(smoke_layout: Layout, tmp_path: Path, knobs: dict[str, Any]) -> None:
     import shutil
 
@@ -34,7 +36,10 @@ def test_two_processes_give_the_losses_of_one(smoke_layout: Layout, tmp_path: Pa
         recorder = Recorder()
         outcome = run_trial(smoke(runtime__processes=processes, **knobs), layout, recorder)
         folder = outcome.artifacts["ppo"].path
-        found[processes] = (merged(folder / "metrics.jsonl"), load_snapshot(folder / "policy", torch.device("cpu")).state_dict())
+        found[processes] = (
+            merged(folder / "metrics.jsonl"),
+            load_snapshot(folder / "policy", torch.device("cpu")).state_dict(),
+        )
         assert outcome.status == "complete"
         assert recorder.steps
         assert not list(folder.glob(".rank*"))
@@ -119,7 +124,9 @@ def test_each_process_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert check_devices(RuntimeConfig(device="cuda", processes=2)).type == "cuda"
     assert check_devices(RuntimeConfig(device="cpu", processes=8)).type == "cpu"
-    with pytest.raises(UserError, match=r"^runtime.processes = 4: each process needs a GPU of its own, 2 visible; at most 2$"):
+    with pytest.raises(
+        UserError, match=r"^runtime.processes = 4: each process needs a GPU of its own, 2 visible; at most 2$"
+    ):
         execution(smoke(runtime__device="cuda", runtime__processes=4))
     with pytest.raises(UserError, match=r"^runtime.processes = 4: "):
         prepare(smoke(runtime__device="cuda", runtime__processes=4))

@@ -1,4 +1,5 @@
-"""A trial killed at any moment and started again equals the one that was left alone, bit for bit, for every controller."""
+"""A trial killed at any moment and started again equals the one that was left alone, bit for bit, for every
+controller."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def wholes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pa
     return whole
 
 
-@pytest.mark.parametrize("after", [pytest.param(1, marks=pytest.mark.slow), 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 5))])
+@pytest.mark.parametrize(
+    "after", [pytest.param(1, marks=pytest.mark.slow), 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 5))]
+)
 @pytest.mark.parametrize("control", CONTROLS)
 def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path, control: str, after: int, wholes: Any) -> None:
     knobs = CONTROLS[control]

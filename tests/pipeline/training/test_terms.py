@@ -37,7 +37,8 @@ def tokens(new: list[float], old: list[float], ref: list[float], advantages: lis
 
 
 def test_terms_by_hand() -> None:
-    """Ratios 2 and 1/2, advantages 1 and -1; the reference agrees with the old policy on the first token, with the new on the second."""
+    """Ratios 2 and 1/2, advantages 1 and -1; the reference agrees with the old policy on the first token, with the new
+    on the second."""
     batch, new = tokens([-1.0, -1.0 - LOG2], [-1.0 - LOG2, -1.0], [-1.0 - LOG2, -1.0 - LOG2], [1.0, -1.0])
     loss, metrics = policy_terms(batch, new, 0.3, PpoConfig())
     assert loss.tolist() == pytest.approx([-1.2, 0.8])
@@ -53,7 +54,8 @@ def test_terms_by_hand() -> None:
 
 
 def test_the_penalty_in_the_loss_by_hand() -> None:
-    # d = log 2 and 0, beta 0.3: 0.3 x log^2 2 / 2 is added to the first token; the surrogate's own metric does not have it.
+    # d = log 2 and 0, beta 0.3: 0.3 x log^2 2 / 2 is added to the first token; the surrogate's own metric does not have
+    # it.
     batch, new = tokens([-1.0, -1.0 - LOG2], [-1.0 - LOG2, -1.0], [-1.0 - LOG2, -1.0 - LOG2], [1.0, -1.0])
     loss, metrics = policy_terms(batch, new, 0.3, PpoConfig(kl_in="loss"))
     assert metrics["policy/kl_loss"].tolist() == pytest.approx([0.15 * LOG2**2, 0.0])
@@ -72,7 +74,9 @@ def test_the_second_clip_by_hand() -> None:
     assert policy_terms(batch, new, 0.3, PpoConfig())[0].tolist() == pytest.approx([4.0, -1.2])
 
 
-@pytest.mark.parametrize("knobs", [{}, {"kl_in": "loss"}, {"kl_in": "loss", "kl_loss_estimator": "k3"}, {"dual_clip": 1.5}])
+@pytest.mark.parametrize(
+    "knobs", [{}, {"kl_in": "loss"}, {"kl_in": "loss", "kl_loss_estimator": "k3"}, {"dual_clip": 1.5}]
+)
 def test_micro_batches_add_up_and_metrics_carry_no_gradient(knobs: dict[str, Any]) -> None:
     cfg, columns = PpoConfig(**knobs), [drawn(12, seed=seed) for seed in range(6)]
     batch, new = Tokens(*columns[:5]), columns[5].requires_grad_()
@@ -85,7 +89,9 @@ def test_micro_batches_add_up_and_metrics_carry_no_gradient(knobs: dict[str, Any
     assert loss.requires_grad
 
 
-logits = st.integers(2, 5).flatmap(lambda size: st.tuples(*[st.lists(st.floats(-2, 2), min_size=size, max_size=size)] * 3))
+logits = st.integers(2, 5).flatmap(
+    lambda size: st.tuples(*[st.lists(st.floats(-2, 2), min_size=size, max_size=size)] * 3)
+)
 
 
 @given(triple=logits)
@@ -129,9 +135,14 @@ def test_a_beta_in_the_reward_is_divided_by_the_std_of_the_advantages_and_one_in
 def rollout(pad: int = 0) -> Rollout:
     """Responses of 2 and 1 tokens; grids are 0 on padding, tokens there are arbitrary."""
     mask = prefix([[1, 2], [3]], pad)
-    grids = [to_grid(f64(*flat), mask) for flat in ([-1.0, -2.0, -3.0], [-2.0, -1.5, -3.0], [0.5, 0.25, 0.0], [1.0, 2.0, 3.0])]
+    grids = [
+        to_grid(f64(*flat), mask)
+        for flat in ([-1.0, -2.0, -3.0], [-2.0, -1.5, -3.0], [0.5, 0.25, 0.0], [1.0, 2.0, 3.0])
+    ]
     responses = torch.where(mask, torch.tensor([[7], [8]]), 5)
-    episodes = Episodes(torch.cat([torch.tensor([[4], [4]]), responses], 1), torch.ones(2, 1).bool(), mask, torch.tensor([True, False]))
+    episodes = Episodes(
+        torch.cat([torch.tensor([[4], [4]]), responses], 1), torch.ones(2, 1).bool(), mask, torch.tensor([True, False])
+    )
     measured = Measured(grids[0], grids[1], grids[2], grids[3], grids[3])
     scores = Scores(f64(2.0, 4.0), f64(1.0, 0.0), ["p"] * 2, ["t"] * 2)
     return Rollout(episodes, measured, grids[3], grids[2], 0.1, scores, {})
@@ -204,8 +215,14 @@ def test_exact_statistics_by_chunks_equal_those_of_the_whole(monkeypatch: pytest
     n, width, vocab = 7, 4, 9
     heads = [torch.nn.Linear(width, vocab) for _ in range(2)]
     for seed, head in enumerate(heads):
-        head.weight.data, head.bias.data = (drawn(*shape, seed=seed, dtype=torch.float32) for shape in ((vocab, width), (vocab,)))
-    hidden, ref_hidden, labels = drawn(n, width, seed=5, dtype=torch.float32), drawn(n, width, seed=6, dtype=torch.float32), torch.arange(n)
+        head.weight.data, head.bias.data = (
+            drawn(*shape, seed=seed, dtype=torch.float32) for shape in ((vocab, width), (vocab,))
+        )
+    hidden, ref_hidden, labels = (
+        drawn(n, width, seed=5, dtype=torch.float32),
+        drawn(n, width, seed=6, dtype=torch.float32),
+        torch.arange(n),
+    )
 
     class Network:
         config = type("Config", (), {"vocab_size": vocab})

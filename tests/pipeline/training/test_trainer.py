@@ -52,12 +52,19 @@ def test_it_learns_what_the_reward_asks_for(tmp_path: Path) -> None:
 def test_entropy_and_divergences_are_never_negative(tmp_path: Path) -> None:
     _, rows, _ = run(tmp_path)
     for row in rows.values():
-        for key in ("policy/entropy", "objective/entropy", "policy/approxkl", "policy/approxkl_k3", "objective/kl_k3_per_token"):
+        for key in (
+            "policy/entropy",
+            "objective/entropy",
+            "policy/approxkl",
+            "policy/approxkl_k3",
+            "objective/kl_k3_per_token",
+        ):
             assert row.get(key, 0.0) >= 0.0, key
 
 
 def test_the_gradient_is_that_of_the_mean_over_the_mini_batch_tokens(tmp_path: Path) -> None:
-    """Against autograd on the losses as PPO.md writes them, over one mini-batch at once, without masks or micro-batches."""
+    """Against autograd on the losses as PPO.md writes them, over one mini-batch at once, without masks or
+    micro-batches."""
     one = trainer(tmp_path, runtime={"micro_batch_size": 3}, kl_coef=0.3)
     actor, cfg = one.actor, one.cfg
     torch.nn.init.normal_(actor.value_head.weight, generator=torch.Generator().manual_seed(5))
@@ -115,7 +122,8 @@ def first_step(folder: Path, **knobs: Any) -> tuple[dict[str, float], float, flo
 
 
 def test_a_separate_critic_does_not_shrink_the_step_of_the_policy(tmp_path: Path) -> None:
-    """Both gradients are longer than the bound. Clipped apart, each ends at the bound, however large the value error."""
+    """Both gradients are longer than the bound. Clipped apart, each ends at the bound, however large the value
+    error."""
     for c1 in (1.0, 100.0):
         metrics, policy, critic = first_step(tmp_path / f"apart {c1}", vf_coef=c1)
         assert min(metrics["policy/grad_norm"], metrics["value/grad_norm"]) > 0.1
@@ -199,7 +207,8 @@ AGAINST = {
     "kl_target": "adaptive", "kl_horizon": "adaptive", "kl_coef_end": "linear", "kl_coef_stages": "stages",
     "lr_guard_kl": "guard", "lr_guard_factor": "guard", "lr_guard_steps": "guard", "kl_loss_estimator": "in the loss",
     "lora_rank": "lora", "lora_alpha": "lora",
-    "critic_init": "separate", "critic_lr": "separate", "clip_norms": "separate", "dual_clip": "fast", "max_repetition": "cold",
+    "critic_init": "separate", "critic_lr": "separate", "clip_norms": "separate", "dual_clip": "fast",
+    "max_repetition": "cold",
 }  # fmt: skip
 
 
@@ -263,8 +272,11 @@ def test_numbers_that_are_not_finite_end_the_trial_as_diverged(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("checkpoint_updates", [1, 4])
-def test_a_divergence_in_the_last_step_of_an_update_is_found_and_keeps_good_weights(tmp_path: Path, checkpoint_updates: int) -> None:
-    """One step an update: nothing after it in the update could notice. What is kept does not depend on the checkpoints."""
+def test_a_divergence_in_the_last_step_of_an_update_is_found_and_keeps_good_weights(
+    tmp_path: Path, checkpoint_updates: int
+) -> None:
+    """One step an update: nothing after it in the update could notice. What is kept does not depend on the
+    checkpoints."""
     one_step = {"num_mini_batches": 1, "num_ppo_epochs": 1, "lr": 1e30, "max_grad_norm": 1e30}
     outcome, _, state = run(tmp_path, runtime={"checkpoint_updates": checkpoint_updates}, **one_step)
     assert (outcome.status, outcome.steps) == ("diverged", 1)
@@ -331,7 +343,9 @@ def test_the_learning_rate_falls_with_the_planned_steps_whatever_a_stop_leaves_o
 
 def test_the_hinge_holds_the_drift_back(tmp_path: Path) -> None:
     far = [run(tmp_path / str(hinge), kl_coef=0.0, kl_hinge=hinge)[1] for hinge in (None, 1e-2)]
-    free, held = ([row["objective/kl_exact_per_token"] for row in rows.values() if "objective/kl" in row][-1] for rows in far)
+    free, held = (
+        [row["objective/kl_exact_per_token"] for row in rows.values() if "objective/kl" in row][-1] for rows in far
+    )
     assert held < free / 2
     for row in far[1].values():
         if "policy/kl_hinge" in row:
@@ -344,7 +358,9 @@ def test_a_penalty_in_the_loss_holds_the_policy_back_too(tmp_path: Path, estimat
     ends = []
     for beta in (0.0, 3.0):
         _, rows, _ = run(tmp_path / str(beta), kl_coef=beta, **knobs)
-        assert all(row["objective/non_score_reward"] == 0 for row in rows.values() if "objective/non_score_reward" in row)
+        assert all(
+            row["objective/non_score_reward"] == 0 for row in rows.values() if "objective/non_score_reward" in row
+        )
         ends.append([row["objective/kl_exact_per_token"] for row in rows.values() if "objective/kl" in row][-1])
     assert ends[1] < ends[0] / 2
 
@@ -361,10 +377,24 @@ def test_the_first_step_is_the_behaviour_policy_whatever_the_settings(tmp_path: 
 
 
 def test_each_controller_logs_its_own_series(tmp_path: Path) -> None:
-    knobs = {"kl_in": "loss", "kl_control": "linear", "kl_hinge": 1e-2, "target_kl": 0.1, "lr_guard": True, "dual_clip": 2.0}
+    knobs = {
+        "kl_in": "loss",
+        "kl_control": "linear",
+        "kl_hinge": 1e-2,
+        "target_kl": 0.1,
+        "lr_guard": True,
+        "dual_clip": 2.0,
+    }
     _, rows, _ = run(tmp_path, **knobs)
     keys = set().union(*rows.values())
-    own = {"policy/kl_loss", "policy/kl_hinge", "policy/update_steps", "policy/lr_factor", "policy/dual_clipfrac", "objective/kl_coef"}
+    own = {
+        "policy/kl_loss",
+        "policy/kl_hinge",
+        "policy/update_steps",
+        "policy/lr_factor",
+        "policy/dual_clipfrac",
+        "objective/kl_coef",
+    }
     assert own <= keys
     assert [row["objective/kl_coef"] for row in rows.values() if "objective/kl_coef" in row] == pytest.approx(
         [0.05, 0.04, 0.03, 0.02, 0.01, 0]

@@ -80,11 +80,46 @@ def test_heat_map_names_values_and_draws_every_cell(crossed: tuple[Built, StudyR
 
 SEARCH = {
     "trials": [
-        {"number": 0, "arm": "search-000", "overrides": {BETA: 0.1}, "status": "complete", "feasible": True, "steps": 64},
-        {"number": 1, "arm": "search-001", "overrides": {BETA: 0.01}, "status": "complete", "feasible": False, "steps": 64},
-        {"number": 2, "arm": "search-002", "overrides": {BETA: 0.3}, "status": "complete", "feasible": True, "steps": 64},
-        {"number": 3, "arm": "search-003", "overrides": {BETA: 0.0}, "status": "pruned", "feasible": False, "steps": 16},
-        {"number": 4, "arm": "search-004", "overrides": {BETA: 0.2}, "status": "complete", "feasible": True, "steps": 64},
+        {
+            "number": 0,
+            "arm": "search-000",
+            "overrides": {BETA: 0.1},
+            "status": "complete",
+            "feasible": True,
+            "steps": 64,
+        },
+        {
+            "number": 1,
+            "arm": "search-001",
+            "overrides": {BETA: 0.01},
+            "status": "complete",
+            "feasible": False,
+            "steps": 64,
+        },
+        {
+            "number": 2,
+            "arm": "search-002",
+            "overrides": {BETA: 0.3},
+            "status": "complete",
+            "feasible": True,
+            "steps": 64,
+        },
+        {
+            "number": 3,
+            "arm": "search-003",
+            "overrides": {BETA: 0.0},
+            "status": "pruned",
+            "feasible": False,
+            "steps": 16,
+        },
+        {
+            "number": 4,
+            "arm": "search-004",
+            "overrides": {BETA: 0.2},
+            "status": "complete",
+            "feasible": True,
+            "steps": 64,
+        },
     ],
     "pareto": [0],
     "confirmed": [{"arm": "confirm-1", "number": 0, "overrides": {BETA: 0.1}}],
@@ -130,10 +165,15 @@ def test_front_confirmed_and_infeasible_are_told_apart(searched: tuple[StudyReco
 
 
 def test_no_search_no_figure(searched: tuple[StudyRecords, Findings]) -> None:
-    assert [figure(name)(searched[0], replace(searched[1], search=None)) for name in ("pareto", "importance")] == [None, None]
+    assert [figure(name)(searched[0], replace(searched[1], search=None)) for name in ("pareto", "importance")] == [
+        None,
+        None,
+    ]
 
 
-def test_of_several_aims_the_front_is_the_searchs_own(searched: tuple[StudyRecords, Findings], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_several_aims_the_front_is_the_searchs_own(
+    searched: tuple[StudyRecords, Findings], monkeypatch: pytest.MonkeyPatch
+) -> None:
     aims = (Objective(), Objective(metric="eval/kl_per_sequence", direction="minimize"))
     monkeypatch.setattr("reports.figures.tuning.objectives", lambda study: aims)
     with house_style():
@@ -142,15 +182,22 @@ def test_of_several_aims_the_front_is_the_searchs_own(searched: tuple[StudyRecor
     assert drawn.data.set_index("number")["front"].tolist() == [True, False, False, False]
 
 
-def test_arms_that_change_a_mapping_are_reported(build: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arms_that_change_a_mapping_are_reported(
+    build: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("reports.figures.style.save", lambda *_: None)
     monkeypatch.setattr("reports.pages.report.inline_svg", lambda *_: "")
     parts = {"a": {"kind": "learned"}, "b": {"kind": "lexicon"}}
     arms = {
-        f"b_{weight:g}": {"reward.kind": "composite", "reward.parts": {**parts, "b": {"kind": "lexicon", "weight": weight}}}
+        f"b_{weight:g}": {
+            "reward.kind": "composite",
+            "reward.parts": {**parts, "b": {"kind": "lexicon", "weight": weight}},
+        }
         for weight in (1.0, 3.0)
     }
-    built = build(tmp_path, seeds=(0,), prompts=4, steps=64, arms=arms, baseline="b_1", diverged=(), budget=(), missing=())
+    built = build(
+        tmp_path, seeds=(0,), prompts=4, steps=64, arms=arms, baseline="b_1", diverged=(), budget=(), missing=()
+    )
     page = render_report(built.folder, built.study).read_text("utf-8")
     row = page[page.index("<code>reward.parts.b.weight</code>") :]
     assert "b_3: 3.0" in row[: row.index("</tr>")]

@@ -33,13 +33,18 @@ if TYPE_CHECKING:
 
 def test_arms_differ_in_more_than_colour(build: Builder, tmp_path: Path) -> None:
     arms = {f"a{i}": i / 100 for i in range(12)}
-    study = build(tmp_path, seeds=(0,), arms=arms, baseline="a3", missing=tuple((arm, 0) for arm in arms), diverged=(), budget=()).study
+    study = build(
+        tmp_path, seeds=(0,), arms=arms, baseline="a3", missing=tuple((arm, 0) for arm in arms), diverged=(), budget=()
+    ).study
     styles = arm_styles(study)
     assert styles["a3"].color == INK
     assert len({(style.color, str(style.dashes), style.marker) for style in styles.values()}) == 12
     first = [styles[f"a{i}"] for i in range(6)]
     assert (
-        len({style.color for style in first}) == len({str(style.dashes) for style in first}) == len({style.marker for style in first}) == 6
+        len({style.color for style in first})
+        == len({str(style.dashes) for style in first})
+        == len({style.marker for style in first})
+        == 6
     )
 
 
@@ -86,7 +91,9 @@ def test_threshold_of_the_falsifier_is_drawn_and_explained(records: StudyRecords
     with house_style():
         drawn = figure("kl")(records, findings)
     assert drawn is not None
-    assert any(np.allclose(line.get_ydata(), 0.025) for line in drawn.figure.axes[0].lines if len(line.get_ydata()) == 2)
+    assert any(
+        np.allclose(line.get_ydata(), 0.025) for line in drawn.figure.axes[0].lines if len(line.get_ydata()) == 2
+    )
     assert "before step 2000" in drawn.caption
 
 
@@ -183,7 +190,9 @@ def test_seeds_that_record_at_other_steps_are_averaged_at_equal_steps(records: S
     straight = records.curves[["arm", "seed", "step", "objective/kl_per_token"]].dropna().copy()
     straight["objective/kl_per_token"] = straight["step"] / 1000
     odd = (straight["seed"] == 1) & (straight["step"] % 48 != 0)
-    curve = next(c for c in arm_curves(replace(records, curves=straight[~odd]), "objective/kl_per_token") if c.arm == "beta_0.05")
+    curve = next(
+        c for c in arm_curves(replace(records, curves=straight[~odd]), "objective/kl_per_token") if c.arm == "beta_0.05"
+    )
     assert curve.mean["step"].tolist() == list(range(0, 2017, 16))
     np.testing.assert_allclose(curve.mean["mean"], curve.mean["step"] / 1000)
     np.testing.assert_allclose(curve.mean["high"], curve.mean["low"])
@@ -206,7 +215,11 @@ def test_of_many_arms_the_baseline_and_both_ends_stand_out(records: StudyRecords
     values = dict(zip(names, np.random.default_rng(0).permutation(20) / 20, strict=True))
 
     def made(name: str) -> ArmResult:
-        return replace(template, arm=name, estimates={"eval/win_rate": replace(template.estimates["eval/win_rate"], value=values[name])})
+        return replace(
+            template,
+            arm=name,
+            estimates={"eval/win_rate": replace(template.estimates["eval/win_rate"], value=values[name])},
+        )
 
     study = records.study.model_copy(update={"arms": {name: {} for name in names}, "baseline": "a7"})
     chosen = emphasis(replace(records, study=study), replace(findings, arms=tuple(map(made, names))))
@@ -233,6 +246,8 @@ def test_cost_is_held_against_the_caps(records: StudyRecords, findings: Findings
     assert drawn is not None
     wall = drawn.data[(drawn.data["cap"] == "wall clock") & (drawn.data["arm"] == "beta_0.05")]
     assert wall["share"].tolist() == pytest.approx([48.0 / (2.5 * 3600)] * 3)
-    steps = drawn.data[(drawn.data["cap"] == "gradient steps") & (drawn.data["arm"] == "beta_0") & (drawn.data["seed"] == 2)]
+    steps = drawn.data[
+        (drawn.data["cap"] == "gradient steps") & (drawn.data["arm"] == "beta_0") & (drawn.data["seed"] == 2)
+    ]
     assert steps["share"].tolist() == [682 / 2048]
     assert "48.0 s of 2.50 h" in {text.get_text() for text in drawn.figure.axes[0].texts}

@@ -24,7 +24,9 @@ NAMES = [str(number) for number in range(12)]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
 
 
 def politely(take: Callable[..., Iterator[str]]) -> Callable[..., Iterator[str]]:
@@ -40,7 +42,16 @@ def politely(take: Callable[..., Iterator[str]]) -> Callable[..., Iterator[str]]
 
 
 def test_two_processes_write_the_bytes_of_one(build: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    built = build(tmp_path, seeds=(0,), prompts=4, steps=64, diverged=(), budget=(), missing=(), extra="figures: [win_rate, kl, cost]\n")
+    built = build(
+        tmp_path,
+        seeds=(0,),
+        prompts=4,
+        steps=64,
+        diverged=(),
+        budget=(),
+        missing=(),
+        extra="figures: [win_rate, kl, cost]\n",
+    )
     alone = contents(render_report(built.folder, built.study).parent)
     helped: list[str] = []
     receive = Helper._receive
@@ -65,7 +76,9 @@ def test_a_helper_that_is_killed_or_fails_is_made_up_for() -> None:
 
 
 def test_no_helper_where_no_core_is_idle(build: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    built = build(tmp_path, seeds=(0,), prompts=4, steps=64, diverged=(), budget=(), missing=(), extra="figures: [win_rate]\n")
+    built = build(
+        tmp_path, seeds=(0,), prompts=4, steps=64, diverged=(), budget=(), missing=(), extra="figures: [win_rate]\n"
+    )
     wanted: list[bool] = []
 
     @contextmanager

@@ -1,4 +1,5 @@
-"""How a figure becomes files: one drawing for two formats, fonts cut to what a PDF needs, and seaborn's look without its import."""
+"""How a figure becomes files: one drawing for two formats, fonts cut to what a PDF needs, and seaborn's look without
+its import."""
 
 from __future__ import annotations
 
@@ -138,7 +139,19 @@ def test_the_look_is_seaborns() -> None:
     colors = [color for color in sns.color_palette("colorblind").as_hex() if color not in PALE]
     assert list(style._PALETTE) == colors
     wanted = {**sns.axes_style("ticks"), **sns.plotting_context("paper")}
-    ours = {"font.", "axes.", "xtick.", "ytick.", "grid.", "legend.", "text.", "image.", "lines.linewidth", "lines.markersize", "figure."}
+    ours = {
+        "font.",
+        "axes.",
+        "xtick.",
+        "ytick.",
+        "grid.",
+        "legend.",
+        "text.",
+        "image.",
+        "lines.linewidth",
+        "lines.markersize",
+        "figure.",
+    }
     with house_style():
         for key, value in wanted.items():
             if not key.startswith(tuple(ours)):
@@ -146,5 +159,8 @@ def test_the_look_is_seaborns() -> None:
 
 
 def test_figures_import_no_seaborn() -> None:
-    code = "import sys; from reports.figures import registry, style\nwith style.house_style(): pass\nassert 'seaborn' not in sys.modules"
+    code = (
+        "import sys; from reports.figures import registry, style\nwith style.house_style(): pass\nassert 'seaborn' not"
+        " in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(style.__file__).parents[2], timeout=60)

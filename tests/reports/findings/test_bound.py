@@ -121,11 +121,15 @@ print([one.tobytes().hex() for one in vars(tilted(weighing, shown)).values()], b
 
 
 def test_a_bound_has_the_same_bytes_however_many_threads_sum_it() -> None:
-    """A study draws its report with other numbers of threads than the command `report` does; sums of 20,000 terms would tell."""
+    """A study draws its report with other numbers of threads than the command `report` does; sums of 20,000 terms would
+    tell."""
     places = {"PYTHONPATH": os.pathsep.join(sys.path)}
     said = [
         subprocess.run(
-            [sys.executable, "-c", SUMMED], env=os.environ | places | {"OPENBLAS_NUM_THREADS": threads}, capture_output=True, check=True
+            [sys.executable, "-c", SUMMED],
+            env=os.environ | places | {"OPENBLAS_NUM_THREADS": threads},
+            capture_output=True,
+            check=True,
         ).stdout
         for threads in ("1", "2")
     ]

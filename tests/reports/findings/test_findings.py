@@ -132,7 +132,9 @@ def test_objective_that_exists_once_per_trial(build: Builder, tmp_path: Path) ->
     )
 
 
-@pytest.mark.parametrize(("seeds", "arms", "decides"), [(3, 1, "student"), (6, 1, "larger"), (6, 2, "student"), (8, 4, "larger")])
+@pytest.mark.parametrize(
+    ("seeds", "arms", "decides"), [(3, 1, "student"), (6, 1, "larger"), (6, 2, "student"), (8, 4, "larger")]
+)
 def test_flipping_too_few_seeds_cannot_veto_students_test(seeds: int, arms: int, decides: str) -> None:
     column = np.ones((seeds, 1))
     pair = Pair(list(range(seeds)), column, column, None, None, True)
@@ -152,7 +154,9 @@ def test_parts_of_a_composite_reward_are_estimated_prompt_by_prompt(build: Build
                 path = built.folder.root / record.stages[stage].path / name
                 pd.read_parquet(path).assign(**{column: value}).to_parquet(path, index=False)
                 publish(path.parent)
-        changed = record.model_copy(update={"summary": record.summary | ({"eval/reward/kind": 0.5} if record.summary else {})})
+        changed = record.model_copy(
+            update={"summary": record.summary | ({"eval/reward/kind": 0.5} if record.summary else {})}
+        )
         write_json(built.folder.trial_file(record.arm, record.seed), changed.model_dump(mode="json"))
     records = load_records(built.folder, built.study)
     found = analyse(records)
@@ -167,7 +171,9 @@ def test_parts_of_a_composite_reward_are_estimated_prompt_by_prompt(build: Build
     assert "part kind" in [axes.get_title(loc="left") for axes in drawn.figure.axes]
 
 
-def test_tables_keep_full_precision_and_show_n_and_interval(demo: Built, records: StudyRecords, findings: Findings) -> None:
+def test_tables_keep_full_precision_and_show_n_and_interval(
+    demo: Built, records: StudyRecords, findings: Findings
+) -> None:
     tables = {table.name: table for table in all_tables(records, findings)}
     arms = tables["arms"]
     win = findings.arm("beta_0.05").estimates["eval/win_rate"]
@@ -194,9 +200,15 @@ def test_trials_table_keeps_what_was_not_evaluated(records: StudyRecords, findin
     ("shape", "says"),
     [
         ({"seeds": (3,)}, "single evaluated seed"),
-        ({"seeds": (0, 1), "missing": (("beta_0.05", 0), ("beta_0.05", 1))}, "baseline beta_0.05 has no evaluated trial (2 not run)"),
+        (
+            {"seeds": (0, 1), "missing": (("beta_0.05", 0), ("beta_0.05", 1))},
+            "baseline beta_0.05 has no evaluated trial (2 not run)",
+        ),
         ({"seeds": (0,), "failed": (("beta_0", 0),), "diverged": ()}, "1 failed"),
-        ({"seeds": (0,), "failed": (("beta_0", 0),), "diverged": ()}, "beta_0 has no evaluated trial (1 failed) and is not compared"),
+        (
+            {"seeds": (0,), "failed": (("beta_0", 0),), "diverged": ()},
+            "beta_0 has no evaluated trial (1 failed) and is not compared",
+        ),
     ],
 )
 def test_what_is_missing_is_said(build: Builder, tmp_path: Path, shape: dict[str, object], says: str) -> None:

@@ -58,7 +58,11 @@ def test_matched_kl_compares_where_both_have_been(records: StudyRecords) -> None
 
 def test_matched_kl_takes_the_exact_kl_where_it_was_recorded(records: StudyRecords) -> None:
     trial = path(0.1, 2.0)
-    exact = {**trial, "objective/kl_exact_per_token": trial["objective/kl"] / 10, "objective/length": np.full(100, 20.0)}
+    exact = {
+        **trial,
+        "objective/kl_exact_per_token": trial["objective/kl"] / 10,
+        "objective/length": np.full(100, 20.0),
+    }
     other = rewritten(records, {("beta_0.05", 0): exact})
     assert curves(other)["beta_0.05", 0].kl[-1] == pytest.approx(
         2 * curves(rewritten(records, {("beta_0.05", 0): trial}))["beta_0.05", 0].kl[-1]
@@ -70,7 +74,9 @@ def test_matched_p_is_corrected_over_the_arms(findings: Findings) -> None:
         for place in ("half way", "farthest"):
             rows = [row for row in findings.matched if (row.metric, row.place) == (metric, place)]
             assert len(rows) >= 2
-            assert [row.p_holm for row in rows] == pytest.approx(stats.holm([row.p for row in rows if row.p is not None]))
+            assert [row.p_holm for row in rows] == pytest.approx(
+                stats.holm([row.p for row in rows if row.p is not None])
+            )
 
 
 def test_drift_of_the_demo_is_what_was_built_in(records: StudyRecords, findings: Findings) -> None:
@@ -116,7 +122,11 @@ def test_failed_trials_have_no_trajectory(build: Builder, tmp_path: object) -> N
 def test_seeds_of_an_arm_on_one_grid(records: StudyRecords) -> None:
     seeds, series = aligned(records, "objective/kl", "beta_0")
     assert seeds == [0, 1, 2]
-    raw = records.curves[(records.curves["arm"] == "beta_0") & (records.curves["seed"] == 1)].set_index("step")["objective/kl"].dropna()
+    raw = (
+        records.curves[(records.curves["arm"] == "beta_0") & (records.curves["seed"] == 1)]
+        .set_index("step")["objective/kl"]
+        .dropna()
+    )
     assert series.values[1] == pytest.approx(raw.to_numpy(dtype=float))
     ended = series.grid[series.last[2]]
     assert ended == 672

@@ -1,4 +1,5 @@
-"""What the pages owe to readers who do not see, point or unfold: checked here on structure and colours, without a browser."""
+"""What the pages owe to readers who do not see, point or unfold: checked here on structure and colours, without a
+browser."""
 
 from __future__ import annotations
 
@@ -56,7 +57,11 @@ def pages(build: Builder, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         patched.setattr(style, "save", _svg)
         report = render_report(built.folder, built.study)
     root = built.layout.root
-    found = {"report": report, "compare": compare([built.study.source], out=root)[0], "diff": diff(str(root), str(root), out=root)[0]}
+    found = {
+        "report": report,
+        "compare": compare([built.study.source], out=root)[0],
+        "diff": diff(str(root), str(root), out=root)[0],
+    }
     return {name: path.read_text("utf-8") for name, path in found.items()}
 
 
@@ -78,7 +83,9 @@ def test_structure(pages: dict[str, str], name: str) -> None:
     labels = {str(attrs["aria-labelledby"]) for _, attrs in page.found if "aria-labelledby" in attrs}
     assert labels <= set(ids)
     nameless = [
-        page.found[i] for i, (tag, _) in enumerate(page.found) if tag in {"a", "th", "summary", "h2"} and not page.texts.get(i, "").strip()
+        page.found[i]
+        for i, (tag, _) in enumerate(page.found)
+        if tag in {"a", "th", "summary", "h2"} and not page.texts.get(i, "").strip()
     ]
     assert nameless == []
     levels = [int(tag[1]) for tag, _ in page.found if re.fullmatch("h[1-6]", tag)]

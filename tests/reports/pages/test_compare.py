@@ -20,7 +20,15 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module")
 def other(build: Builder, tmp_path_factory: pytest.TempPathFactory) -> Compared:
     """A study of two arms on another reference and fewer seeds."""
-    built = build(tmp_path_factory.mktemp("other"), arms={"a": 0.05, "b": 0.2}, baseline="a", seeds=(0,), steps=64, prompts=20, budget=())
+    built = build(
+        tmp_path_factory.mktemp("other"),
+        arms={"a": 0.05, "b": 0.2},
+        baseline="a",
+        seeds=(0,),
+        steps=64,
+        prompts=20,
+        budget=(),
+    )
     for path in (built.folder.path / "trials").iterdir():
         path.write_text(path.read_text().replace("sf00112233445566", "sf99999999999999"))
     records = load_records(built.folder, built.study)
@@ -35,7 +43,9 @@ def test_every_arm_of_every_study_has_a_row(records: StudyRecords, findings: Fin
     assert row["eval/win_rate"] == findings.arm("beta_0.05").estimates["eval/win_rate"].value
     assert row["finding"] == "baseline"
     assert row["cost/wall_s"] == 48.0
-    falsified = sum(v.outcome == "FALSIFIED" for claim in findings.claims for v in claim.verdicts if v.arm == "beta_0.05")
+    falsified = sum(
+        v.outcome == "FALSIFIED" for claim in findings.claims for v in claim.verdicts if v.arm == "beta_0.05"
+    )
     assert row["claims_falsified"] == falsified
 
 

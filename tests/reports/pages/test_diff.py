@@ -28,7 +28,8 @@ ARMS = {"beta_0.05": 0.05, "beta_0.2": 0.2}
 
 @pytest.fixture(scope="module")
 def versions(build: Builder, tmp_path_factory: pytest.TempPathFactory) -> tuple[Built, Built]:
-    """The second has another arm and one seed less, its beta_0.2 scores one judge point more everywhere, and it ran on another commit."""
+    """The second has another arm and one seed less, its beta_0.2 scores one judge point more everywhere, and it ran on
+    another commit."""
     root = tmp_path_factory.mktemp("versions")
     old = build(root / "old", arms=ARMS, **SHAPE)
     new = build(root / "new", arms={**ARMS, "beta_1": 1.0}, seeds=(0, 1), **SHAPE)
@@ -74,7 +75,9 @@ def test_paired_differences_are_those_of_shared_seeds_and_prompts(versions: tupl
     assert (same.old.seeds, same.new.seeds) == (3, 2)
 
 
-def test_without_a_shared_seed_the_difference_is_unpaired_and_wider(versions: tuple[Built, Built], tmp_path: Path, build: Builder) -> None:
+def test_without_a_shared_seed_the_difference_is_unpaired_and_wider(
+    versions: tuple[Built, Built], tmp_path: Path, build: Builder
+) -> None:
     fresh = build(tmp_path, arms=ARMS, seeds=(7, 8, 9), **SHAPE)
     found = changes_of(read_version(versions[0].folder), read_version(fresh.folder))
     one = next(change for change in found if change.arm == "beta_0.2" and change.metric == "eval/gold")
@@ -86,7 +89,9 @@ def test_without_a_shared_seed_the_difference_is_unpaired_and_wider(versions: tu
     assert one.difference.value == pytest.approx(one.new.value - one.old.value)
     assert one.difference.se == pytest.approx(((one.new.se or 0) ** 2 + (one.old.se or 0) ** 2) ** 0.5)
     assert one.difference.low < one.difference.value
-    assert any("unpaired" in caveat for caveat in changes(read_version(versions[0].folder), read_version(fresh.folder)).caveats)
+    assert any(
+        "unpaired" in caveat for caveat in changes(read_version(versions[0].folder), read_version(fresh.folder)).caveats
+    )
 
 
 def test_page_says_it_in_one_sentence(versions: tuple[Built, Built]) -> None:
@@ -140,7 +145,13 @@ def test_damaged_records_are_named(versions: tuple[Built, Built], tmp_path: Path
 def test_command_writes_page_and_tables_and_prints_them(versions: tuple[Built, Built], tmp_path: Path) -> None:
     page, text = diff(str(versions[0].layout.root), str(versions[1].layout.root), out=tmp_path)
     assert page.parent.parent == tmp_path / "diff"
-    assert {path.stem for path in (page.parent / "tables").glob("*.csv")} == {"results", "design", "code", "claims", "trials"}
+    assert {path.stem for path in (page.parent / "tables").glob("*.csv")} == {
+        "results",
+        "design",
+        "code",
+        "claims",
+        "trials",
+    }
     assert "beta_0.2" in text
     assert "\\" not in text
     first = {path.name: path.read_bytes() for path in page.parent.rglob("*") if path.is_file()}
@@ -158,9 +169,12 @@ def test_report_needs_a_study_or_two_versions() -> None:
 
 def test_trials_that_ended_otherwise_are_told(build: Builder, tmp_path: Path) -> None:
     old = build(tmp_path / "old", arms=ARMS, **SHAPE)
-    new = build(tmp_path / "new", arms=ARMS, **{**SHAPE, "diverged": (("beta_0.2", 1),), "missing": (("beta_0.05", 2),)})
+    new = build(
+        tmp_path / "new", arms=ARMS, **{**SHAPE, "diverged": (("beta_0.2", 1),), "missing": (("beta_0.05", 2),)}
+    )
     page = changes(read_version(old.folder), read_version(new.folder))
     assert page.lead.endswith("identical to the last digit on the seeds that both evaluated.")
     assert page.caveats[0].startswith(
-        "2 trials of common arms ended otherwise: beta_0.05 seed 2 complete → not run; beta_0.2 seed 1 complete → diverged. Old and new"
+        "2 trials of common arms ended otherwise: beta_0.05 seed 2 complete → not run; beta_0.2 seed 1 complete →"
+        " diverged. Old and new"
     )

@@ -151,7 +151,14 @@ def test_completions_cannot_inject(rendered: tuple[Built, dict[str, bytes]]) -> 
 def test_page_says_what_a_reader_needs(rendered: tuple[Built, dict[str, bytes]]) -> None:
     built, files = rendered
     page = files["index.html"].decode()
-    for text in (built.study.question, "Before you use these numbers", "1 diverged", "perplexity 8.31", "accuracy 0.790", "torch 2.13.0"):
+    for text in (
+        built.study.question,
+        "Before you use these numbers",
+        "1 diverged",
+        "perplexity 8.31",
+        "accuracy 0.790",
+        "torch 2.13.0",
+    ):
         assert text in page, text
     assert "The claim that the policy stays within 0.025 nats per token" in page
     assert "objective/kl_k3_per_token" in page
@@ -180,7 +187,9 @@ ARMS = ("beta_0", "beta_0.01", "beta_0.05", "beta_0.2")
         ({"seeds": (0, 1), "prompts": 1}, "not detectably different"),
     ],
 )
-def test_degenerate_studies_still_make_a_page(build: Builder, tmp_path: Path, shape: dict[str, object], says: str) -> None:
+def test_degenerate_studies_still_make_a_page(
+    build: Builder, tmp_path: Path, shape: dict[str, object], says: str
+) -> None:
     built = build(tmp_path, **{"steps": 64, "prompts": 6, **shape})
     page = render_report(built.folder, built.study).read_text()
     outline(page)
@@ -190,7 +199,9 @@ def test_degenerate_studies_still_make_a_page(build: Builder, tmp_path: Path, sh
 
 
 @pytest.mark.usefixtures("quick")
-def test_interrupted_render_leaves_the_old_report_whole(build: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_render_leaves_the_old_report_whole(
+    build: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     built = build(tmp_path, seeds=(0,), prompts=4, steps=64, extra="figures: []\n")
     page = render_report(built.folder, built.study)
     before = contents(page.parent)
@@ -211,7 +222,10 @@ def test_interrupted_render_leaves_the_old_report_whole(build: Builder, tmp_path
     assert contents(page.parent) == before
     render_report(built.folder, built.study)
     assert contents(page.parent) == before
-    assert sorted(path.name for path in built.folder.path.iterdir() if "report" in path.name) == [".report.lock", "report"]
+    assert sorted(path.name for path in built.folder.path.iterdir() if "report" in path.name) == [
+        ".report.lock",
+        "report",
+    ]
 
 
 @pytest.mark.usefixtures("quick")
@@ -223,5 +237,8 @@ def test_command_renders_by_path_and_names_what_was_never_run(build: Builder, tm
 
 
 def test_reports_never_import_torch() -> None:
-    code = "import reports.pages.report, reports.console, sys; assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    code = (
+        "import reports.pages.report, reports.console, sys; assert 'torch' not in sys.modules and 'transformers' not in"
+        " sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(render.__file__).parents[2], timeout=60)

@@ -1,4 +1,5 @@
-"""The page of imported trials: it says where training ended and what is not there, and shows no more than was logged."""
+"""The page of imported trials: it says where training ended and what is not there, and shows no more than was
+logged."""
 
 from __future__ import annotations
 
@@ -42,7 +43,10 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> tuple[StudyFolder, Stu
     logs = trl_logs.folder(root / "logs", BETAS, (0, 1, 2), **odd)
     import_folder(logs, str(root / "trl.yaml"), Layout.at(root / "out"), steps_per_update=16)
     file = root / "trl.yaml"
-    claim = "falsifiers: [{name: near, claim: it stays near, metric: objective/kl, op: '>', threshold: 10, before_step: 150}]\n"
+    claim = (
+        "falsifiers: [{name: near, claim: it stays near, metric: objective/kl, op: '>', threshold: 10, before_step:"
+        " 150}]\n"
+    )
     file.write_text(file.read_text().partition("# falsifiers")[0] + claim)
     return find_study(Layout.at(root / "out"), str(file))
 
@@ -59,12 +63,16 @@ def test_arms_are_compared_by_where_their_training_ended(imported: tuple[StudyFo
     assert not any(key.startswith("eval/") for result in findings.arms for key in result.estimates)
     (effect,) = [one for one in findings.effects_on("objective/rlhf_reward") if one.arm == "beta_0.2"]
     assert set(effect.per_seed) == {0, 1}
-    assert {verdict.outcome for claim in findings.claims for verdict in claim.verdicts if verdict.arm == "beta_0.2"} == {"SURVIVED"}
+    assert {
+        verdict.outcome for claim in findings.claims for verdict in claim.verdicts if verdict.arm == "beta_0.2"
+    } == {"SURVIVED"}
 
 
 def test_the_end_is_the_mean_of_the_last_tenth() -> None:
     columns = {"step": range(40), "objective/kl": [0.0] * 36 + [1.0, 2.0, 3.0, math.nan], "policy/lr": [math.nan] * 40}
-    assert foreign.ends({key: np.array(values, dtype=float) for key, values in columns.items()}) == {"objective/kl": 2.0}
+    assert foreign.ends({key: np.array(values, dtype=float) for key, values in columns.items()}) == {
+        "objective/kl": 2.0
+    }
 
 
 def test_the_page_says_what_is_not_there(imported: tuple[StudyFolder, Study], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +83,10 @@ def test_the_page_says_what_is_not_there(imported: tuple[StudyFolder, Study], mo
     folder = render_report(*imported).parent
     page = (folder / "index.html").read_text()
     assert "No held-out evaluation was imported, so there is no win rate against the reference" in page
-    assert "beta_0.05/seed_1.jsonl, line 1: policy/clipfrac_avg (policy/pg_clipfrac) = 7.5: above 1 fraction, which cannot be" in page
+    assert (
+        "beta_0.05/seed_1.jsonl, line 1: policy/clipfrac_avg (policy/pg_clipfrac) = 7.5: above 1 fraction, which"
+        " cannot be" in page
+    )
     assert "beta_0.01/seed_2.jsonl, line 9: objective/kl = NaN or infinite: not finite" in page
     assert "Where training ended" in page
     assert "Completions" not in page
@@ -92,20 +103,26 @@ def test_an_objective_that_was_not_recorded(imported: tuple[StudyFolder, Study])
     folder, study = imported
     asked = study.model_copy(update={"objective": study.objective.model_copy(update={"metric": "eval/win_rate"})})
     records = load_records(folder, asked)
-    assert answer(records, analyse(records)).sentence.startswith("The imported records hold no win rate, so no arm can be compared on it")
+    assert answer(records, analyse(records)).sentence.startswith(
+        "The imported records hold no win rate, so no arm can be compared on it"
+    )
 
 
 def test_final_measurements_that_were_imported_are_compared(tmp_path: Path) -> None:
     def judged(made: trl_logs.Rows) -> trl_logs.Rows:
         return [*made, {"step": 12, "eval/win_rate": 0.6 + made[-1]["objective/kl"] / 100}]
 
-    logs = trl_logs.folder(tmp_path / "logs", BETAS, (0, 1), **{f"{arm}__{seed}": judged for arm in BETAS for seed in (0, 1)})
+    logs = trl_logs.folder(
+        tmp_path / "logs", BETAS, (0, 1), **{f"{arm}__{seed}": judged for arm in BETAS for seed in (0, 1)}
+    )
     import_folder(logs, str(tmp_path / "trl.yaml"), Layout.at(tmp_path / "out"), steps_per_update=16)
     records = load_records(*find_study(Layout.at(tmp_path / "out"), str(tmp_path / "trl.yaml")))
     assert records.study.objective.metric == "eval/win_rate"
     assert not any("No held-out evaluation" in note for note in records.notes)
     estimate = analyse(records).arm("beta_0.2").estimates["eval/win_rate"]
-    assert estimate.value == pytest.approx(0.6 + sum(trl_logs.rows(0.2, seed)[-1]["objective/kl"] for seed in (0, 1)) / 200)
+    assert estimate.value == pytest.approx(
+        0.6 + sum(trl_logs.rows(0.2, seed)[-1]["objective/kl"] for seed in (0, 1)) / 200
+    )
 
 
 def test_a_study_that_was_never_imported(tmp_path: Path) -> None:

@@ -70,7 +70,9 @@ def test_study_never_run(demo: Built, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(Path(__file__).parents[3])
     with pytest.raises(UserError, match=rf"has not been run on profile 'tiny'.*make study STUDY={source}$"):
         find_study(Layout.at(tmp_path), source)
-    with pytest.raises(UserError, match=f"it has been run on: tiny; run it first: make study STUDY={source} PROFILE=smoke"):
+    with pytest.raises(
+        UserError, match=f"it has been run on: tiny; run it first: make study STUDY={source} PROFILE=smoke"
+    ):
         find_study(demo.layout, source, "smoke")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=f"run it first: ablate study {source} --profile smoke"):
@@ -102,7 +104,9 @@ def test_damaged_table_is_one_line_with_its_file(build: Builder, tmp_path: Path,
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("column", "value", "words"), [("kl", math.nan, "1 values of kl"), ("win", 1.5, "win is not between 0 and 1")])
+@pytest.mark.parametrize(
+    ("column", "value", "words"), [("kl", math.nan, "1 values of kl"), ("win", 1.5, "win is not between 0 and 1")]
+)
 def test_impossible_values_are_refused(build: Builder, tmp_path: Path, column: str, value: object, words: str) -> None:
     built = build(tmp_path, seeds=(0,), prompts=4, steps=64)
     path = first_artifact(built, "evaluate", "prompts.parquet")
@@ -180,7 +184,12 @@ def test_prompts_that_only_some_trials_answered_are_not_shared(build: Builder, t
     ("stage", "name", "change", "words"),
     [
         ("ppo", "metrics.parquet", lambda table: table.drop(columns="step"), "no column step"),
-        ("evaluate", "prompts.parquet", lambda table: table.assign(prompt_id=0), "prompt_id stands in more than one row"),
+        (
+            "evaluate",
+            "prompts.parquet",
+            lambda table: table.assign(prompt_id=0),
+            "prompt_id stands in more than one row",
+        ),
     ],
 )
 def test_tables_of_another_shape_are_one_line_with_their_file(
@@ -212,7 +221,9 @@ def test_series_of_an_arm_are_the_finite_records_of_its_seeds(demo: Built) -> No
     found = records.series("beta_0", "policy/entropy")
     assert list(found) == [0, 1, 2]
     for seed, (steps, values) in found.items():
-        rows = records.curves[(records.curves["arm"] == "beta_0") & (records.curves["seed"] == seed)].dropna(subset=["policy/entropy"])
+        rows = records.curves[(records.curves["arm"] == "beta_0") & (records.curves["seed"] == seed)].dropna(
+            subset=["policy/entropy"]
+        )
         np.testing.assert_array_equal(steps, rows["step"].to_numpy())
         np.testing.assert_array_equal(values, rows["policy/entropy"].to_numpy())
     assert records.series("beta_0", "policy/kl_loss") == {}

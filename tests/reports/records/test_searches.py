@@ -31,11 +31,19 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 def content(study: Study) -> dict[str, Any]:
     assert study.search is not None
-    trial = {"arm": "search-000", "overrides": {"ppo.kl_coef": 0.1}, "status": "complete", "values": {"eval/win_rate": 0.7}}
+    trial = {
+        "arm": "search-000",
+        "overrides": {"ppo.kl_coef": 0.1},
+        "status": "complete",
+        "values": {"eval/win_rate": 0.7},
+    }
     pruned = {"arm": "search-001", "overrides": {"ppo.kl_coef": 0.0, "ppo.lr": 1e-4}, "status": "pruned", "values": {}}
     return {
         "search": study.search.model_dump(mode="json"),
-        "trials": [{"number": 0, **trial, "feasible": True, "steps": 64}, {"number": 1, **pruned, "feasible": False, "steps": 16}],
+        "trials": [
+            {"number": 0, **trial, "feasible": True, "steps": 64},
+            {"number": 1, **pruned, "feasible": False, "steps": 16},
+        ],
         "pareto": [0],
         "confirmed": [{"arm": "confirm-1", "number": 0, "overrides": {"ppo.kl_coef": 0.1}}],
         "importance": {"ppo.kl_coef": 0.8, "ppo.lr": 0.2},
@@ -88,7 +96,9 @@ def test_a_damaged_file_is_named(folder: StudyFolder, study: Study, text: str) -
         load_search(folder, study)
 
 
-@pytest.mark.parametrize("change", [{"trials": 3}, {"trials": [{}]}, {"pareto": ["x"]}, {"confirmed": [{"arm": "confirm-1"}]}])
+@pytest.mark.parametrize(
+    "change", [{"trials": 3}, {"trials": [{}]}, {"pareto": ["x"]}, {"confirmed": [{"arm": "confirm-1"}]}]
+)
 def test_a_damaged_part_is_named(folder: StudyFolder, study: Study, change: dict[str, Any]) -> None:
     (folder.path / "search.json").write_text(json.dumps({**content(study), **change}), encoding="utf-8")
     with pytest.raises(Damaged, match=r"search\.json is damaged: "):

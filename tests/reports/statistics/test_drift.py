@@ -38,7 +38,9 @@ def test_a_monotone_trajectory_is_its_own_curve() -> None:
 
 
 def test_updates_between_which_kl_did_not_rise_are_pooled() -> None:
-    curve = kl_curve(np.arange(5.0), np.array([0.0, 2.0, 1.0, 1.5, 3.0]), {"gold": np.array([0.0, 1.0, 2.0, 6.0, 4.0])}, smooth=1)
+    curve = kl_curve(
+        np.arange(5.0), np.array([0.0, 2.0, 1.0, 1.5, 3.0]), {"gold": np.array([0.0, 1.0, 2.0, 6.0, 4.0])}, smooth=1
+    )
     assert curve is not None
     assert curve.kl == pytest.approx([0.0, 1.5, 3.0])
     assert curve.values["gold"] == pytest.approx([0.0, 3.0, 4.0])
@@ -136,12 +138,18 @@ def test_law_coverage(trials: int) -> None:
     peak = math.exp(2 * (2.0 / 0.8 - 1))
     for _ in range(300):
         kl = [np.sort(rng.uniform(0, 30, 40)) for _ in range(trials)]
-        gain = [law(np.sqrt(one), 2 + 0.2 * rng.normal(), 0.8 + 0.1 * rng.normal()) + 0.4 * rng.normal(size=40) for one in kl]
+        gain = [
+            law(np.sqrt(one), 2 + 0.2 * rng.normal(), 0.8 + 0.1 * rng.normal()) + 0.4 * rng.normal(size=40)
+            for one in kl
+        ]
         found = fit_law(kl, gain)
         assert found is not None
         pairs = [(found.a, 2.0), (found.b, 0.8), (found.peak_kl, peak)]
         told += [one is not None for one, _ in pairs]
-        covered += [one is not None and one.low is not None and one.high is not None and one.low < truth < one.high for one, truth in pairs]
+        covered += [
+            one is not None and one.low is not None and one.high is not None and one.low < truth < one.high
+            for one, truth in pairs
+        ]
     assert told[2] > 250
     assert (covered / told > 0.91).all()
     assert (covered / told < 0.99).all()

@@ -26,7 +26,9 @@ def test_detectable_is_found_four_times_in_five() -> None:
     shift = detectable(float(truth), float(df))
     for _ in range(600):
         table = shift + rng.normal(0, 0.2, (seeds, 1)) + rng.normal(0, 0.5, (1, prompts)) + np.zeros((seeds, prompts))
-        p = stats.two_level_p(stats.Estimate(float(table.mean()), None, None, seeds, prompts, "none", *stats.standard_error(table)))
+        p = stats.two_level_p(
+            stats.Estimate(float(table.mean()), None, None, seeds, prompts, "none", *stats.standard_error(table))
+        )
         assert p is not None
         found += p < 0.05
     assert found / 600 == pytest.approx(0.8, abs=0.06)

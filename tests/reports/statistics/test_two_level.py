@@ -11,8 +11,14 @@ from scipy import stats as scipy_stats
 from reports.statistics import two_level as stats
 
 
-def crossed(rng: np.random.Generator, seeds: int, prompts: int, between_seeds: float, between_prompts: float, noise: float) -> np.ndarray:
-    return rng.normal(0, between_seeds, (seeds, 1)) + rng.normal(0, between_prompts, (1, prompts)) + rng.normal(0, noise, (seeds, prompts))
+def crossed(
+    rng: np.random.Generator, seeds: int, prompts: int, between_seeds: float, between_prompts: float, noise: float
+) -> np.ndarray:
+    return (
+        rng.normal(0, between_seeds, (seeds, 1))
+        + rng.normal(0, between_prompts, (1, prompts))
+        + rng.normal(0, noise, (seeds, prompts))
+    )
 
 
 @pytest.mark.parametrize(
@@ -25,7 +31,9 @@ def crossed(rng: np.random.Generator, seeds: int, prompts: int, between_seeds: f
         (2, (0.3, 0.5, 0.8), 0.84),
     ],
 )
-def test_bootstrap_coverage_is_what_the_docstring_says(seeds: int, scales: tuple[float, float, float], least: float) -> None:
+def test_bootstrap_coverage_is_what_the_docstring_says(
+    seeds: int, scales: tuple[float, float, float], least: float
+) -> None:
     rng = np.random.default_rng(1)
     tables = [crossed(rng, seeds, 64, *scales) for _ in range(200)]
     covered = []
@@ -101,7 +109,9 @@ def test_linear_table_has_the_spread_of_the_ratio() -> None:
 
     tables = [draw() for _ in range(800)]
     spread = np.std([top.sum() / bottom.sum() for top, bottom in tables])
-    assert np.mean([stats.standard_error(stats.linear(*table))[0] for table in tables]) == pytest.approx(spread, rel=0.06)
+    assert np.mean([stats.standard_error(stats.linear(*table))[0] for table in tables]) == pytest.approx(
+        spread, rel=0.06
+    )
 
 
 def test_probability_of_improvement_of_two_normals() -> None:
@@ -163,8 +173,12 @@ def test_swap_test_holds_its_level() -> None:
     assert scipy_stats.binomtest(rejected, 400, 0.05).pvalue > 0.01
 
 
-@pytest.mark.parametrize(("seeds", "scales", "most"), [(3, (0.3, 0.0, 0.3), 0.08), (3, (0.0, 0.5, 1.0), 0.06), (8, (0.3, 0.0, 0.3), 0.08)])
-def test_a_finding_holds_its_level_when_seeds_differ(seeds: int, scales: tuple[float, float, float], most: float) -> None:
+@pytest.mark.parametrize(
+    ("seeds", "scales", "most"), [(3, (0.3, 0.0, 0.3), 0.08), (3, (0.0, 0.5, 1.0), 0.06), (8, (0.3, 0.0, 0.3), 0.08)]
+)
+def test_a_finding_holds_its_level_when_seeds_differ(
+    seeds: int, scales: tuple[float, float, float], most: float
+) -> None:
     rng = np.random.default_rng(15)
     found = alone = 0
     for _ in range(300):
@@ -217,7 +231,8 @@ def test_seed_flip_cannot_go_below_a_quarter_with_three_seeds() -> None:
 
 
 def test_sign_flips_of_darwins_maize_are_those_that_fisher_counted() -> None:
-    """The Design of Experiments (1935), section 21: 1,726 of 2^15 arrangements differ as much as the 15 pairs, in eighths of an inch."""
+    """The Design of Experiments (1935), section 21: 1,726 of 2^15 arrangements differ as much as the 15 pairs, in
+    eighths of an inch."""
     eighths = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
     assert stats.seed_flip_test(eighths) == 1726 / 2**15
     table = np.array([eighths], dtype=float)
@@ -225,7 +240,8 @@ def test_sign_flips_of_darwins_maize_are_those_that_fisher_counted() -> None:
 
 
 def test_students_own_example() -> None:
-    """Student (1908), Biometrika 6:1: hours of sleep gained by ten patients under two drugs; mean 1.58, t 4.06, 9 degrees of freedom."""
+    """Student (1908), Biometrika 6:1: hours of sleep gained by ten patients under two drugs; mean 1.58, t 4.06, 9
+    degrees of freedom."""
     first = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
     second = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
     found = stats.over_seeds([b - a for a, b in zip(first, second, strict=True)])
@@ -237,8 +253,25 @@ def test_students_own_example() -> None:
 
 
 def test_holm_on_the_p_values_of_benjamini_and_hochberg() -> None:
-    """Their trial of thrombolysis (1995, JRSS B 57:289, section 4.1), where control of the family-wise error rejects the first three."""
-    p = [0.0001, 0.0004, 0.0019, 0.0095, 0.0201, 0.0278, 0.0298, 0.0344, 0.0459, 0.3240, 0.4262, 0.5719, 0.6528, 0.7590, 1.0]
+    """Their trial of thrombolysis (1995, JRSS B 57:289, section 4.1), where control of the family-wise error rejects
+    the first three."""
+    p = [
+        0.0001,
+        0.0004,
+        0.0019,
+        0.0095,
+        0.0201,
+        0.0278,
+        0.0298,
+        0.0344,
+        0.0459,
+        0.3240,
+        0.4262,
+        0.5719,
+        0.6528,
+        0.7590,
+        1.0,
+    ]
     corrected = stats.holm(p)
     assert [one < 0.05 for one in corrected] == [True] * 3 + [False] * 12
     assert corrected[:4] == pytest.approx([0.0015, 0.0056, 0.0247, 0.114])
@@ -260,7 +293,8 @@ def test_wilson_matches_scipy(successes: int, n: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("successes", "n", "low", "high"), [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)]
+    ("successes", "n", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
 )
 def test_wilson_matches_the_table_of_newcombe(successes: int, n: int, low: float, high: float) -> None:
     found = stats.wilson(successes, n)
@@ -276,7 +310,9 @@ def test_wilson_matches_the_table_of_newcombe(successes: int, n: int, low: float
         ((0, 10), (0, 20), -0.1611, 0.2775),
     ],
 )
-def test_rate_difference_matches_the_table_of_newcombe(first: tuple[int, int], second: tuple[int, int], low: float, high: float) -> None:
+def test_rate_difference_matches_the_table_of_newcombe(
+    first: tuple[int, int], second: tuple[int, int], low: float, high: float
+) -> None:
     found = stats.rate_difference(*first, *second)
     assert (found.low, found.high) == pytest.approx((low, high), abs=1e-4)
 

@@ -43,7 +43,9 @@ def test_iqm_stands_beside_the_mean(tables: dict[str, Table], records: StudyReco
     assert all(cell.detail.startswith("[") for row in tables["robust"].rows for cell in row[2:])
 
 
-def test_improvement_is_the_share_of_won_prompts(records: StudyRecords, findings: Findings, tables: dict[str, Table]) -> None:
+def test_improvement_is_the_share_of_won_prompts(
+    records: StudyRecords, findings: Findings, tables: dict[str, Table]
+) -> None:
     frame = records.prompts.set_index(["arm", "seed", "prompt_id"])["policy_gold"].astype(float)
     shared = [0, 1]
     pairs = [(frame["beta_0.01", seed], frame["beta_0.05", seed]) for seed in shared]
@@ -140,7 +142,16 @@ def test_search_tables(records: StudyRecords, findings: Findings) -> None:
     lost = SearchTrial(1, "search-001", {"ppo.kl_coef": 1e-5}, "pruned", {}, False, 16)
     search = Search((won, lost), (0,), {"confirm-1": 0}, {"ppo.kl_coef": 1.0}, 2)
     tables = {table.name: table for table in all_tables(records, dataclasses.replace(findings, search=search))}
-    assert [cell.text for cell in tables["tuning"].rows[0]] == ["0", "0.1", "complete", "64", "0.812", "kept", "on it", "confirm-1"]
+    assert [cell.text for cell in tables["tuning"].rows[0]] == [
+        "0",
+        "0.1",
+        "complete",
+        "64",
+        "0.812",
+        "kept",
+        "on it",
+        "confirm-1",
+    ]
     assert [cell.text for cell in tables["tuning"].rows[1]] == ["1", "1e-05", "pruned", "16", "–", "broken", "–", "–"]
     assert tables["tuning"].frame["eval/win_rate"][0] == 0.81234
     assert [cell.text for cell in tables["importance"].rows[0]] == ["ppo.kl_coef", "1.000", "2"]

@@ -25,7 +25,12 @@ NASTY = (
 
 def made(*rows: tuple[Cell, ...], heads: int = 2) -> Table:
     return Table(
-        "t", "Title 50 %", "A note\nof two lines.", tuple(Head(f"h_{i}", "nats & more") for i in range(heads)), rows, pd.DataFrame()
+        "t",
+        "Title 50 %",
+        "A note\nof two lines.",
+        tuple(Head(f"h_{i}", "nats & more") for i in range(heads)),
+        rows,
+        pd.DataFrame(),
     )
 
 

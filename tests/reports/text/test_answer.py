@@ -45,7 +45,10 @@ def of(arm: str, seeds: tuple[int, ...] = (0, 1)) -> tuple[tuple[str, int], ...]
         (every("failed"), "No trial has been evaluated, so there is no answer yet (6 failed)."),
         (
             {"seeds": (0, 1), "diverged": of("beta_0.05")},
-            "The baseline beta_0.05 has no evaluated trial (2 diverged), so no arm can be compared with it on win rate.",
+            (
+                "The baseline beta_0.05 has no evaluated trial (2 diverged), so no arm can be compared with it on win"
+                " rate."
+            ),
         ),
         (
             {"seeds": (0, 1), "missing": of("beta_0.05")},
@@ -58,7 +61,9 @@ def test_without_anything_to_compare(build: Builder, tmp_path: Path, shape: dict
 
 
 def test_arms_that_cannot_be_compared_are_named_with_the_reason(build: Builder, tmp_path: Path) -> None:
-    found = said(build, tmp_path, seeds=(0, 1), diverged=of("beta_0"), missing=(("beta_0.2", 1), ("beta_0.05", 0))).sentence
+    found = said(
+        build, tmp_path, seeds=(0, 1), diverged=of("beta_0"), missing=(("beta_0.2", 1), ("beta_0.05", 0))
+    ).sentence
     assert "beta_0 has no evaluated trial (2 diverged) and is not compared" in found
     assert "beta_0.2 shares no evaluated seed with the baseline and is not compared" in found
     assert found.startswith("beta_0.05 reaches a win rate of ")
@@ -88,7 +93,11 @@ def test_what_ended_otherwise_stands_beside_the_arm(records: StudyRecords, findi
 
 def test_the_sentence_says_each_verdict_of_the_findings(records: StudyRecords, findings: Findings) -> None:
     """Whatever the verdicts are: every arm once, under its own."""
-    words = {"better": "better than", "worse": "worse than", "no detectable difference": "not detectably different from"}
+    words = {
+        "better": "better than",
+        "worse": "worse than",
+        "no detectable difference": "not detectably different from",
+    }
     outcomes = list(words)
     for first in range(3):
         effects = list(findings.effects)
@@ -117,8 +126,8 @@ def test_many_arms_are_summed_up_with_their_range(records: StudyRecords, finding
     effects = tuple(made(index) for index in range(1, 8))
     arms = (*findings.arms, *(dataclasses.replace(template, arm=effect.arm) for effect in effects))
     sentence = answer(records, dataclasses.replace(findings, effects=effects, arms=arms, power=())).sentence
-    assert sentence == (
-        "On win rate, 7 arms, from −0.070 [−0.080, −0.001] (arm-7) to −0.010 [−0.020, −0.001] (arm-1), "
+    assert (
+        sentence == "On win rate, 7 arms, from −0.070 [−0.080, −0.001] (arm-7) to −0.010 [−0.020, −0.001] (arm-1), "
         "are worse than the baseline beta_0.05."
     )
 
@@ -133,28 +142,42 @@ def test_what_was_found_at_equal_drift_is_said(records: StudyRecords, findings: 
     assert ") lies above the baseline beta_0.05; " in sentence
     assert sentence.endswith(" cannot be told from it.")
     silent = tuple(dataclasses.replace(row, outcome="no detectable difference") for row in rows)
-    assert answer(records, dataclasses.replace(findings, matched=silent)).drift.endswith("cannot be told from the baseline beta_0.05.")
+    assert answer(records, dataclasses.replace(findings, matched=silent)).drift.endswith(
+        "cannot be told from the baseline beta_0.05."
+    )
     assert answer(records, dataclasses.replace(findings, matched=())).drift == ""
 
 
 def test_a_search_speaks_of_its_confirmation(records: StudyRecords, findings: Findings) -> None:
-    trials = tuple(SearchTrial(n, f"search-00{n}", {"ppo.kl_coef": 0.03125678}, "complete", {}, True, 64) for n in range(4))
+    trials = tuple(
+        SearchTrial(n, f"search-00{n}", {"ppo.kl_coef": 0.03125678}, "complete", {}, True, 64) for n in range(4)
+    )
     before = answer(records, dataclasses.replace(findings, search=Search(trials, (), {}, {}, 0))).sentence
     assert before.startswith("The search has tried 4 configurations and confirmed none yet. ")
-    after = answer(records, dataclasses.replace(findings, search=Search(trials, (2,), {"confirm-1": 2}, {}, 0))).sentence
-    assert after.startswith("Of 4 configurations tried, confirm-1 (ppo.kl_coef 0.03126) ran again on fresh seeds. On win rate, ")
+    after = answer(
+        records, dataclasses.replace(findings, search=Search(trials, (2,), {"confirm-1": 2}, {}, 0))
+    ).sentence
+    assert after.startswith(
+        "Of 4 configurations tried, confirm-1 (ppo.kl_coef 0.03126) ran again on fresh seeds. On win rate, "
+    )
 
 
 def test_silence_is_not_equality(records: StudyRecords, findings: Findings) -> None:
-    silent = {effect.arm for effect in findings.effects_on("eval/win_rate") if effect.outcome == "no detectable difference"}
+    silent = {
+        effect.arm for effect in findings.effects_on("eval/win_rate") if effect.outcome == "no detectable difference"
+    }
     worst = max((one for one in findings.power if one.arm in silent), key=lambda one: one.detectable)
     caveat = next(caveat for caveat in answer(records, findings).caveats if "not equality" in caveat)
     assert f"of {worst.detectable:.3f} ({worst.arm}) would have been found with 80 % power" in caveat
     assert f"To find 0.050 takes about {worst.seeds_needed} seeds." in caveat
     stuck = dataclasses.replace(worst, seeds_needed=None, more_prompts=True)
-    assert any("No number of seeds" in one for one in answer(records, dataclasses.replace(findings, power=(stuck,))).caveats)
+    assert any(
+        "No number of seeds" in one for one in answer(records, dataclasses.replace(findings, power=(stuck,))).caveats
+    )
     loud = tuple(dataclasses.replace(effect, outcome="better") for effect in findings.effects)
-    assert not any("not equality" in one for one in answer(records, dataclasses.replace(findings, effects=loud)).caveats)
+    assert not any(
+        "not equality" in one for one in answer(records, dataclasses.replace(findings, effects=loud)).caveats
+    )
 
 
 def test_an_interval_beside_zero_that_is_no_verdict_is_explained(records: StudyRecords, findings: Findings) -> None:
@@ -184,9 +207,12 @@ def test_a_claim_that_fell_names_the_earliest_step(findings: Findings) -> None:
 
 
 @pytest.mark.parametrize(("op", "threshold", "worst"), [("<", 9.0, min), (">", -9.0, max)])
-def test_a_mean_that_fell_names_the_one_that_went_farthest(build: Builder, tmp_path: Path, op: str, threshold: float, worst: Any) -> None:
+def test_a_mean_that_fell_names_the_one_that_went_farthest(
+    build: Builder, tmp_path: Path, op: str, threshold: float, worst: Any
+) -> None:
     extra = (
-        f"{{name: low, claim: it holds, metric: objective/gold, op: '{op}', threshold: {threshold}, before_step: 32, aggregation: mean}}"
+        f"{{name: low, claim: it holds, metric: objective/gold, op: '{op}', threshold: {threshold}, before_step: 32,"
+        " aggregation: mean}"
     )
     built = build(tmp_path, **{**WHOLE, "seeds": (0, 1), "extra": ""})
     falsifier = Falsifier.model_validate(yaml.safe_load(extra))
@@ -194,7 +220,9 @@ def test_a_mean_that_fell_names_the_one_that_went_farthest(build: Builder, tmp_p
     (claim,) = analyse(load_records(built.folder, study)).claims
     deciding = worst(claim.verdicts, key=lambda verdict: verdict.value)
     sentence = claim_sentence(claim)
-    assert "is falsified: it fell in 6 of 6 trials (beta_0, beta_0.05 and beta_0.2), at worst with a mean of " in sentence
+    assert (
+        "is falsified: it fell in 6 of 6 trials (beta_0, beta_0.05 and beta_0.2), at worst with a mean of " in sentence
+    )
     assert sentence.endswith(f" ({deciding.arm} seed {deciding.seed}).")
 
 

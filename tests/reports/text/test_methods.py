@@ -26,7 +26,10 @@ def test_design_training_and_evaluation_are_those_of_the_study(records: StudyRec
     assert "takes 2,048 gradient steps" in text["Training"]
     assert "agrees with the judge on 88 %" in text["Training"]
     assert "answers 512 held-out prompts once each" in text["Evaluation"]
-    assert "8 answers to each of them were drawn once for all trials, with random numbers independent" in text["Evaluation"]
+    assert (
+        "8 answers to each of them were drawn once for all trials, with random numbers independent"
+        in text["Evaluation"]
+    )
     assert "a parser of the grammar" in text["Evaluation"]
 
 
@@ -39,13 +42,24 @@ def test_only_statistics_that_were_used_are_described(records: StudyRecords, fin
     assert "4,300 reference samples" in text["Bounds"]
     assert "1 claim comes with" in text["Claims"]
     bare = said(
-        replace(records, study=records.study.model_copy(update={"falsifiers": ()})), replace(findings, matched=(), alarms=(), effects=())
+        replace(records, study=records.study.model_copy(update={"falsifiers": ()})),
+        replace(findings, matched=(), alarms=(), effects=()),
     )
     assert {"Drift", "Claims", "Comparisons"}.isdisjoint(bare)
 
 
 def test_a_single_arm_and_seed_have_nothing_to_compare(build: Builder, tmp_path: Path) -> None:
-    built = build(tmp_path, arms={"only": 0.05}, baseline="only", seeds=(0,), steps=64, prompts=6, budget=(), diverged=(), missing=())
+    built = build(
+        tmp_path,
+        arms={"only": 0.05},
+        baseline="only",
+        seeds=(0,),
+        steps=64,
+        prompts=6,
+        budget=(),
+        diverged=(),
+        missing=(),
+    )
     records = load_records(built.folder, built.study)
     text = said(records, analyse(records))
     assert "1 arm ran, each on the same 1 seed (0)" in text["Design"]
@@ -55,7 +69,12 @@ def test_a_single_arm_and_seed_have_nothing_to_compare(build: Builder, tmp_path:
 
 def test_nothing_evaluated_is_said(build: Builder, tmp_path: Path) -> None:
     built = build(
-        tmp_path, seeds=(0,), steps=64, missing=tuple((f"beta_{b}", 0) for b in ("0", "0.01", "0.05", "0.2")), diverged=(), budget=()
+        tmp_path,
+        seeds=(0,),
+        steps=64,
+        missing=tuple((f"beta_{b}", 0) for b in ("0", "0.01", "0.05", "0.2")),
+        diverged=(),
+        budget=(),
     )
     records = load_records(built.folder, built.study)
     assert "nothing was estimated" in said(records, analyse(records))["Estimates"]

@@ -55,7 +55,14 @@ def test_lists_and_counts() -> None:
 def test_markdown_and_latex_escape_what_would_break_them() -> None:
     import pandas as pd
 
-    table = Table("t", "T", "n", (Head("a_b", numeric=False), Head("50 %")), ((Cell("x|y<b>"), Cell("−1", "[−2, 0]")),), pd.DataFrame())
+    table = Table(
+        "t",
+        "T",
+        "n",
+        (Head("a_b", numeric=False), Head("50 %")),
+        ((Cell("x|y<b>"), Cell("−1", "[−2, 0]")),),
+        pd.DataFrame(),
+    )
     assert "x\\|y&lt;b&gt;" in markdown(table)
     assert r"a\_b & 50 \% \\" in latex(table)
     assert r"x\textbar{}y\textless{}b\textgreater{} & $-$1 [$-$2, 0] \\" in latex(table)

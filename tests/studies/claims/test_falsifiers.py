@@ -20,7 +20,15 @@ SERIES = st.lists(st.tuples(st.integers(0, 150), VALUES), max_size=40)
 
 def falsifier(aggregation: Any = "any", op: Any = ">", threshold: float = 0.25) -> Falsifier:
     metric = "objective/kl_per_token"
-    return Falsifier(name="drift", claim="stays", metric=metric, op=op, threshold=threshold, before_step=BEFORE, aggregation=aggregation)
+    return Falsifier(
+        name="drift",
+        claim="stays",
+        metric=metric,
+        op=op,
+        threshold=threshold,
+        before_step=BEFORE,
+        aggregation=aggregation,
+    )
 
 
 AGGREGATIONS = st.sampled_from(["any", "mean", {"consecutive": 2}, {"consecutive": 3}])
@@ -41,10 +49,14 @@ def test_nan_counts_as_not_recorded(series: list[tuple[int, float]], aggregation
 
 
 @given(SERIES, AGGREGATIONS, st.integers(0, 150), st.integers(0, 40))
-def test_what_a_resume_writes_again_changes_nothing(series: list[tuple[int, float]], aggregation: Any, steps: int, back: int) -> None:
+def test_what_a_resume_writes_again_changes_nothing(
+    series: list[tuple[int, float]], aggregation: Any, steps: int, back: int
+) -> None:
     """A resumed trial repeats its last records, step by step with the same values."""
     unique = list(dict(series).items())
-    assert evaluate(falsifier(aggregation), [*unique, *unique[back:]], steps) == evaluate(falsifier(aggregation), unique, steps)
+    assert evaluate(falsifier(aggregation), [*unique, *unique[back:]], steps) == evaluate(
+        falsifier(aggregation), unique, steps
+    )
 
 
 @given(SERIES, AGGREGATIONS, st.integers(0, 150), st.data())
@@ -65,11 +77,15 @@ def test_a_gap_never_saves_a_claim_from_evidence_that_is_there(
 
 
 @given(SERIES, AGGREGATIONS, st.sampled_from([">", ">=", "<", "<="]), st.integers(0, 150))
-def test_the_evidence_proves_the_verdict(series: list[tuple[int, float]], aggregation: Any, op: str, steps: int) -> None:
+def test_the_evidence_proves_the_verdict(
+    series: list[tuple[int, float]], aggregation: Any, op: str, steps: int
+) -> None:
     one = falsifier(aggregation, op=op)
     verdict = evaluate(one, series, steps, arm="a", seed=3, run="k")
     records = {step: value for step, value in series if not math.isnan(value) and step < BEFORE}
-    breaks = {">": lambda x: x > 0.25, ">=": lambda x: x >= 0.25, "<": lambda x: x < 0.25, "<=": lambda x: x <= 0.25}[op]
+    breaks = {">": lambda x: x > 0.25, ">=": lambda x: x >= 0.25, "<": lambda x: x < 0.25, "<=": lambda x: x <= 0.25}[
+        op
+    ]
     assert (verdict.arm, verdict.seed, verdict.run) == ("a", 3, "k")
     assert verdict.broken == sum(map(breaks, records.values()))
     assert verdict.last_step == max(records, default=None)
@@ -85,7 +101,9 @@ def test_the_evidence_proves_the_verdict(series: list[tuple[int, float]], aggreg
 
 
 @given(SERIES, AGGREGATIONS)
-def test_a_longer_run_never_takes_a_refutation_by_records_back(series: list[tuple[int, float]], aggregation: Any) -> None:
+def test_a_longer_run_never_takes_a_refutation_by_records_back(
+    series: list[tuple[int, float]], aggregation: Any
+) -> None:
     unique = sorted(dict(series).items())
     for cut in range(len(unique)):
         if evaluate(falsifier(aggregation), unique[:cut], 0).outcome == "FALSIFIED":
@@ -93,14 +111,18 @@ def test_a_longer_run_never_takes_a_refutation_by_records_back(series: list[tupl
 
 
 @given(SERIES, st.integers(0, 99), st.floats(-1, 1), AGGREGATIONS)
-def test_the_last_of_two_values_at_a_step_counts(series: list[tuple[int, float]], step: int, value: float, aggregation: Any) -> None:
+def test_the_last_of_two_values_at_a_step_counts(
+    series: list[tuple[int, float]], step: int, value: float, aggregation: Any
+) -> None:
     others = [(at, one) for at, one in series if at != step]
     expected = evaluate(falsifier(aggregation), [*others, (step, value)], BEFORE)
     assert evaluate(falsifier(aggregation), [(step, 0.9), *others, (step, value)], BEFORE) == expected
 
 
 @given(SERIES, AGGREGATIONS, st.integers(0, 150))
-def test_records_at_or_after_the_step_never_count(series: list[tuple[int, float]], aggregation: Any, steps: int) -> None:
+def test_records_at_or_after_the_step_never_count(
+    series: list[tuple[int, float]], aggregation: Any, steps: int
+) -> None:
     before = [(step, value) for step, value in series if step < BEFORE]
     assert evaluate(falsifier(aggregation), series, steps) == evaluate(falsifier(aggregation), before, steps)
 
@@ -108,7 +130,9 @@ def test_records_at_or_after_the_step_never_count(series: list[tuple[int, float]
 @given(SERIES, st.sampled_from([">", ">=", "<", "<="]), st.integers(0, 150))
 def test_any_agrees_with_its_definition(series: list[tuple[int, float]], op: str, steps: int) -> None:
     records = {step: value for step, value in series if not math.isnan(value)}
-    breaks = {">": lambda x: x > 0.25, ">=": lambda x: x >= 0.25, "<": lambda x: x < 0.25, "<=": lambda x: x <= 0.25}[op]
+    breaks = {">": lambda x: x > 0.25, ">=": lambda x: x >= 0.25, "<": lambda x: x < 0.25, "<=": lambda x: x <= 0.25}[
+        op
+    ]
     counted = {step: value for step, value in records.items() if step < BEFORE}
     fallen = [step for step, value in counted.items() if breaks(value)]
     verdict = evaluate(falsifier(op=op), series, steps)
@@ -163,13 +187,17 @@ def test_edges(series: list[tuple[int, float]], steps: int, outcome: str) -> Non
         ([0.1, 0.2, 0.15, 0.05], "4 records to step 3; longest run beyond 0.25: 0 of 3 records", 0.1),
     ],
 )
-def test_what_survives_by_a_row_of_records_tells_the_longest_run(values: list[float], reason: str, value: float | None) -> None:
+def test_what_survives_by_a_row_of_records_tells_the_longest_run(
+    values: list[float], reason: str, value: float | None
+) -> None:
     verdict = evaluate(falsifier({"consecutive": 3}), list(enumerate(values)), BEFORE)
     assert (verdict.outcome, verdict.reason, verdict.value) == ("SURVIVED", reason, value)
 
 
 @given(SERIES, AGGREGATIONS, st.sampled_from([">", ">=", "<", "<="]))
-def test_the_value_of_a_claim_that_survived_is_not_beyond_its_threshold(series: list[tuple[int, float]], aggregation: Any, op: Any) -> None:
+def test_the_value_of_a_claim_that_survived_is_not_beyond_its_threshold(
+    series: list[tuple[int, float]], aggregation: Any, op: Any
+) -> None:
     verdict = evaluate(falsifier(aggregation, op), series, BEFORE)
     if verdict.outcome == "SURVIVED" and verdict.value is not None:
         moved = evaluate(falsifier(aggregation, op, threshold=verdict.value), series, BEFORE)

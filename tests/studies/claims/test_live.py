@@ -26,7 +26,8 @@ arms:
   weak: {ppo.kl_coef: 0.01}
   strong: {ppo.kl_coef: 0.2}
 falsifiers:
-  - {name: drift, claim: it stays, metric: objective/kl_per_token, op: ">", threshold: 0.2, before_step: 60, stop: true, arms: [weak]}
+  - {name: drift, claim: it stays, metric: objective/kl_per_token, op: ">", threshold: 0.2, before_step: 60,
+     stop: true, arms: [weak]}
   - {name: calm, claim: it rests, metric: policy/entropy, op: "<", threshold: 0.0, before_step: 60}
 """
 
@@ -51,8 +52,13 @@ def write(path: Path, values: list[float], mode: str = "a", start: int = 0) -> N
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.lists(st.sampled_from([0.1, 0.4]), max_size=4), max_size=6), st.sampled_from(["any", {"consecutive": 2}]))
-def test_a_fall_is_told_once_and_as_soon_as_it_is_written(tmp_path: Path, chunks: list[list[float]], aggregation: object) -> None:
+@given(
+    st.lists(st.lists(st.sampled_from([0.1, 0.4]), max_size=4), max_size=6),
+    st.sampled_from(["any", {"consecutive": 2}]),
+)
+def test_a_fall_is_told_once_and_as_soon_as_it_is_written(
+    tmp_path: Path, chunks: list[list[float]], aggregation: object
+) -> None:
     path, live, one = tmp_path / "metrics.jsonl", LiveVerdicts(), claim(aggregation)
     path.unlink(missing_ok=True)
     live.follow("a", 0, path, [one])
@@ -87,7 +93,9 @@ def test_a_line_that_is_half_written_waits_and_a_resumed_file_is_read_again(tmp_
 
 
 @pytest.mark.usefixtures("no_mlflow")
-def test_a_trial_that_breaks_a_claim_ends_at_once_is_evaluated_and_counts(write_study: Callable[..., Study], layout: Layout) -> None:
+def test_a_trial_that_breaks_a_claim_ends_at_once_is_evaluated_and_counts(
+    write_study: Callable[..., Study], layout: Layout
+) -> None:
     study = write_study(STOP)
     result, text = go(study, layout)
     by_arm = {record.arm: record for record in result.records}
@@ -97,7 +105,10 @@ def test_a_trial_that_breaks_a_claim_ends_at_once_is_evaluated_and_counts(write_
     assert weak.summary["eval/win_rate"] == 0.6, "it is evaluated as it was when it stopped"
     assert (strong.status, strong.steps) == ("complete", 64)
     told = {(one.arm, one.name): one for one in result.verdicts}
-    assert (told["weak", "drift"].outcome, told["weak", "drift"].evidence) == ("FALSIFIED", ((32, pytest.approx(0.2909, abs=1e-4)),))
+    assert (told["weak", "drift"].outcome, told["weak", "drift"].evidence) == (
+        "FALSIFIED",
+        ((32, pytest.approx(0.2909, abs=1e-4)),),
+    )
     assert told["weak", "drift"].run == weak.stages["ppo"].key
     assert told["weak", "calm"].reason == "the run took 48 of 60 gradient steps"
     assert ("strong", "drift") not in told
@@ -108,7 +119,8 @@ def test_a_trial_that_breaks_a_claim_ends_at_once_is_evaluated_and_counts(write_
 
 @pytest.mark.usefixtures("no_mlflow")
 def test_stopping_is_part_of_what_a_trial_is(write_study: Callable[..., Study], layout: Layout) -> None:
-    """A trial that may be stopped is another artifact than one that may not; only the arms that the rule speaks of run again."""
+    """A trial that may be stopped is another artifact than one that may not; only the arms that the rule speaks of run
+    again."""
     go(write_study(STOP), layout)
     assert len(fake_trial.calls(layout)) == 4
     result, _ = go(write_study(STOP.replace("stop: true", "stop: false")), layout)

@@ -31,10 +31,32 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0
     names = re.findall(r"^  ([a-z-]+)  ", done.stdout.partition("Commands:")[2], re.MULTILINE)
-    assert sorted(names) == ["compare", "export", "falsify", "import", "new-study", "plan", "report", "run", "study", "sync", "ui"]
+    assert sorted(names) == [
+        "compare",
+        "export",
+        "falsify",
+        "import",
+        "new-study",
+        "plan",
+        "report",
+        "run",
+        "study",
+        "sync",
+        "ui",
+    ]
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "typer" in imported
-    assert not imported & {"torch", "transformers", "mlflow", "optuna", "pandas", "numpy", "scipy", "matplotlib", "pydantic"}
+    assert not imported & {
+        "torch",
+        "transformers",
+        "mlflow",
+        "optuna",
+        "pandas",
+        "numpy",
+        "scipy",
+        "matplotlib",
+        "pydantic",
+    }
 
 
 def test_help_names_the_symbols_of_papers() -> None:
@@ -52,11 +74,12 @@ def test_hints_are_commands_that_work_here(tmp_path: Path, monkeypatch: pytest.M
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys, ablate\n"
-        "heavy = {'torch', 'transformers', 'mlflow', 'optuna', 'pandas', 'numpy', 'seaborn', 'pydantic'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
+        "import sys, ablate\nheavy = {'torch', 'transformers', 'mlflow', 'optuna', 'pandas', 'numpy', 'seaborn',"
+        " 'pydantic'} & set(sys.modules)\nassert not heavy, heavy"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -98,7 +121,9 @@ def test_falsify_exits_with_the_verdict(write_study: Callable[..., Study], layou
     assert "has never been run here" in before.stdout
     layout.root.mkdir(parents=True)
     with Path(os.devnull).open("w") as nowhere:
-        run_study(study, layout, None, {"ppo.steps": 64}, executors.Inline(), 1, Console(file=nowhere), trials="fake_trial")
+        run_study(
+            study, layout, None, {"ppo.steps": 64}, executors.Inline(), 1, Console(file=nowhere), trials="fake_trial"
+        )
     survived = ablate("falsify", study.source, *out)
     assert survived.returncode == 0, survived.stdout
     lower = write_study(Path(study.source).read_text().replace("threshold: 0.5", "threshold: 0.1"))
@@ -123,7 +148,9 @@ def test_falsify_does_not_import_torch(tmp_path: Path) -> None:
         "try:\n    ablate.main()\nexcept SystemExit as end:\n    assert end.code == 3\n"
         "assert not {'torch', 'mlflow', 'optuna', 'transformers'} & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -137,7 +164,13 @@ def test_default_jobs_divide_the_gpus(monkeypatch: pytest.MonkeyPatch, processes
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     for device in ("cuda", "auto"):
         config = load_config(
-            "tiny", {"runtime.device": device, "runtime.processes": processes, "ppo.batch_size": 192, "ppo.num_mini_batches": 4}
+            "tiny",
+            {
+                "runtime.device": device,
+                "runtime.processes": processes,
+                "ppo.batch_size": 192,
+                "ppo.num_mini_batches": 4,
+            },
         )
         assert cli.default_jobs(config) == jobs
 

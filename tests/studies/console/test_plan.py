@@ -1,4 +1,5 @@
-"""`ablate plan`: what will run, why, and how long; what was removed; claims that cannot be tested; data that cannot be used."""
+"""`ablate plan`: what will run, why, and how long; what was removed; claims that cannot be tested; data that cannot be
+used."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def _two_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "default_jobs", lambda config: 2)
 
 
-def shown(study: Study, layout: Layout, profile: str | None = None, trials: str = "fake_trial", **settings: Any) -> list[str]:
+def shown(
+    study: Study, layout: Layout, profile: str | None = None, trials: str = "fake_trial", **settings: Any
+) -> list[str]:
     text = io.StringIO()
     print_plan(Console(file=text, width=200), study, profile, {**SMALL, **settings}, layout, trials=trials)
     return [" ".join(line.split()) for line in text.getvalue().splitlines() if line.strip()]
@@ -57,7 +60,9 @@ def test_plan_opens_with_what_will_run_and_says_why(write_study: Callable[..., S
     layout.root.mkdir(parents=True)
     first, _, prompts, sft, *_ = shown(study, layout)
     assert (
-        first == "4 of 4 trials will run; how long that takes is not known yet: no trial of profile tiny has been measured on this machine"
+        first
+        == "4 of 4 trials will run; how long that takes is not known yet: no trial of profile tiny has been measured on"
+        " this machine"
     )
     assert prompts.endswith("4 trials will run never built")
     assert sft == "sft - 4 trials will run waits for prompts"
@@ -65,7 +70,9 @@ def test_plan_opens_with_what_will_run_and_says_why(write_study: Callable[..., S
     first, _, *rows = shown(study, layout)
     assert first.startswith("3 of 4 trials will run; ")
     assert any(row.startswith("ppo") and row.endswith("strong seed 0 will run ppo.kl_coef 0.01 -> 0.2") for row in rows)
-    assert any(row.startswith("ppo") and row.endswith("weak seed 0 cached same configuration, inputs and code") for row in rows)
+    assert any(
+        row.startswith("ppo") and row.endswith("weak seed 0 cached same configuration, inputs and code") for row in rows
+    )
     states = ["cached" if " cached " in row else "will run" for row in rows]
     assert states == sorted(states, reverse=True), "what will run stands first"
 
@@ -77,7 +84,9 @@ def test_plan_tells_the_time_that_earlier_trials_took(write_study: Callable[...,
     more = write_study(Path(study.source).read_text().replace("seeds: [0, 1]", "seeds: [0, 1, 2]"))
     assert shown(more, layout)[0] == "2 of 6 trials will run, about 1 s (measured on 4 earlier trials; 2 at once)"
     longer = shown(more, layout, **{"ppo.steps": 64_000})[0]
-    assert longer == "6 of 6 trials will run, about 5 min (measured on 4 earlier trials; 2 at once)"  # 0.1 s for 64 steps
+    assert (
+        longer == "6 of 6 trials will run, about 5 min (measured on 4 earlier trials; 2 at once)"
+    )  # 0.1 s for 64 steps
     other = shown(more, layout, "smoke")[0]
     assert other.endswith("no trial of profile smoke has been measured on this machine")
 
@@ -99,18 +108,26 @@ def test_times_are_those_of_this_machine_alone(write_study: Callable[..., Study]
     assert again.of("ppo", load_config("tiny", {"ppo.steps": 128})) == pytest.approx(0.2)
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.2, "1 s"), (89, "89 s"), (120, "2 min"), (9_000, "2.5 h"), (3e6, "833 h")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.2, "1 s"), (89, "89 s"), (120, "2 min"), (9_000, "2.5 h"), (3e6, "833 h")]
+)
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_a_removed_artifact_does_not_hide_what_is_still_there(write_study: Callable[..., Study], layout: Layout) -> None:
+def test_a_removed_artifact_does_not_hide_what_is_still_there(
+    write_study: Callable[..., Study], layout: Layout
+) -> None:
     study = write_study()
     record(study, layout)
     for stage in ("prompts", "sft"):
         shutil.rmtree(layout.store / stage)
     first, _, *rows = shown(study, layout)
-    assert first == "0 of 4 trials will run, but prompts and sft will be built again, about 1 s (measured on 4 earlier trials; 1 at once)"
+    assert (
+        first
+        == "0 of 4 trials will run, but prompts and sft will be built again, about 1 s (measured on 4 earlier trials; 1"
+        " at once)"
+    )
     assert [row.partition(" will run ")[2] for row in rows[:2]] == ["was removed", "was removed"]
     assert {"reward", "ppo", "evaluate"} <= {row.split()[0] for row in rows[2:]}
     for row in rows[2:]:
@@ -127,7 +144,9 @@ def test_a_removed_artifact_does_not_hide_what_is_still_there(write_study: Calla
     assert [row.split(" will run ")[-1] for row in shown(study, layout)[2:4]] == ["was removed", "waits for prompts"]
 
 
-def test_an_artifact_is_known_by_its_digest_while_one_made_from_it_is_there(write_study: Callable[..., Study], layout: Layout) -> None:
+def test_an_artifact_is_known_by_its_digest_while_one_made_from_it_is_there(
+    write_study: Callable[..., Study], layout: Layout
+) -> None:
     record(write_study(), layout)
     one = all_records(layout)[0]
     known = known_artifacts(layout, [one])
@@ -145,7 +164,10 @@ def claims(write_study: Callable[..., Study], line: str) -> Study:
     ("line", "says"),
     [
         ("metric: objective/kl, before_step: 64", None),
-        ("metric: objective/kl, before_step: 65", "claim claim cannot survive: it covers the first 65 gradient steps, but ppo.steps is 64"),
+        (
+            "metric: objective/kl, before_step: 65",
+            "claim claim cannot survive: it covers the first 65 gradient steps, but ppo.steps is 64",
+        ),
         (
             "metric: objective/kl, before_step: 2000, aggregation: mean",
             "claim claim cannot be tested: it covers the first 2,000 gradient steps, but ppo.steps is 64",
@@ -155,7 +177,10 @@ def claims(write_study: Callable[..., Study], line: str) -> Study:
             "claim claim cannot be tested: 5 records in a row would refute it, and at most 4 come before step 64",
         ),
         ("metric: policy/ratio, before_step: 64, aggregation: {consecutive: 64}", None),
-        ("metric: policy/kl_loss, before_step: 64", "claim claim cannot be tested: policy/kl_loss is recorded only with ppo.kl_in: loss"),
+        (
+            "metric: policy/kl_loss, before_step: 64",
+            "claim claim cannot be tested: policy/kl_loss is recorded only with ppo.kl_in: loss",
+        ),
         (
             "metric: reward/helpful, before_step: 64",
             "claim claim cannot be tested: reward/helpful is recorded only with reward.parts.helpful",
@@ -189,7 +214,9 @@ def test_series_are_recorded_as_the_warnings_say(smoke_layout: Layout) -> None:
     assert {key for key in series if needs(key, smoke()) is None} == series & set(pq.read_schema(table).names)
 
 
-def test_the_budget_of_a_t4_stands_last_and_only_where_it_matters(write_study: Callable[..., Study], layout: Layout) -> None:
+def test_the_budget_of_a_t4_stands_last_and_only_where_it_matters(
+    write_study: Callable[..., Study], layout: Layout
+) -> None:
     study = write_study()
     layout.root.mkdir(parents=True)
     assert not any("T4" in line for line in shown(study, layout))
@@ -200,18 +227,24 @@ def test_the_budget_of_a_t4_stands_last_and_only_where_it_matters(write_study: C
     assert lines[0].endswith("on a T4 (forecast; no trial of profile t4 has been measured on this machine)")
     assert max(index for index, line in enumerate(lines) if " will run " in line and index) < budget
     assert lines[-1].startswith("4 trials in all: ")
-    large = shown(study, layout, **{"ppo.response_length": 20_000, "ppo.batch_size": 4096, "runtime.micro_batch_size": 1024})
+    large = shown(
+        study, layout, **{"ppo.response_length": 20_000, "ppo.batch_size": 4096, "runtime.micro_batch_size": 1024}
+    )
     assert any("does not fit" in line for line in large)
 
 
-def test_the_budget_is_told_even_where_the_data_are_missing(write_study: Callable[..., Study], layout: Layout, capsys: Any) -> None:
+def test_the_budget_is_told_even_where_the_data_are_missing(
+    write_study: Callable[..., Study], layout: Layout, capsys: Any
+) -> None:
     text = io.StringIO()
     with pytest.raises(UserError, match="stanfordnlp/imdb"):
         print_plan(Console(file=text, width=200), write_study(), "t4", {}, layout)
     assert "each trial of weak, strong: fits" in text.getvalue()
 
 
-def test_a_table_without_the_columns_is_refused(write_study: Callable[..., Study], layout: Layout, tmp_path: Path) -> None:
+def test_a_table_without_the_columns_is_refused(
+    write_study: Callable[..., Study], layout: Layout, tmp_path: Path
+) -> None:
     path = tmp_path / "reviews.csv"
     path.write_text("review,label\ngood,1\n")
     with pytest.raises(UserError) as error:
@@ -219,5 +252,7 @@ def test_a_table_without_the_columns_is_refused(write_study: Callable[..., Study
     assert str(error.value) == f"{path}: no column 'text'; its columns are review, label; needed are text, label"
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text('{"prompt": "a", "chosen": "b"}\n')
-    with pytest.raises(UserError, match=r"pairs\.jsonl: no column 'rejected'; its columns are prompt, chosen; needed are"):
+    with pytest.raises(
+        UserError, match=r"pairs\.jsonl: no column 'rejected'; its columns are prompt, chosen; needed are"
+    ):
         shown(write_study(), layout, trials="pipeline.trial", **{"reward.preferences": str(pairs)})

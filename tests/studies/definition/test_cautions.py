@@ -39,6 +39,9 @@ def test_single_parts_of_a_composite_reward_can_be_set() -> None:
     (cell,) = cells(single("smoke", arm, 0))
     assert cell.config.reward.parts["true"].weight == 0.25
     assert cell.config.reward.parts["good"].weight == 1.0
-    for key, says in (("reward.parts.treu.weight", "there is no 'treu' to change; did you mean 'true'?"), ("reward.part.x", "unknown key")):
+    for key, says in (
+        ("reward.parts.treu.weight", "there is no 'treu' to change; did you mean 'true'?"),
+        ("reward.part.x", "unknown key"),
+    ):
         with pytest.raises(UserError, match=says.replace("?", r"\?")):
             cells(single("smoke", {**arm, key: 1.0}, 0))

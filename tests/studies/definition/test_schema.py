@@ -31,32 +31,72 @@ def test_the_kl_ablation_asks_what_the_project_is_about() -> None:
         ("question:", "qestion:", r"unknown key 'qestion'; did you mean 'question'\?"),
         ("question: Does it work?", "", "key 'question' is missing"),
         ("question:", "name: other\nquestion:", "unknown key 'name'; a study is named after its file"),
-        ("baseline: weak", "baseline: week", r"baseline 'week' is not an arm; did you mean 'weak'\?; arms: weak, strong"),
+        (
+            "baseline: weak",
+            "baseline: week",
+            r"baseline 'week' is not an arm; did you mean 'weak'\?; arms: weak, strong",
+        ),
         ("seeds: [0, 1]", "seeds: [0, 1, 0]", "seeds: 0 is given more than once"),
         ("seeds: [0, 1]", "seeds: []", "line 6: seeds: needs at least 1 entry, has none"),
-        ("seeds: [0, 1]", "seeds: 3", r"line 6: seeds: 3 is a single number; give a list of seeds, for example seeds: \[0, 1, 2\]"),
+        (
+            "seeds: [0, 1]",
+            "seeds: 3",
+            r"line 6: seeds: 3 is a single number; give a list of seeds, for example seeds: \[0, 1, 2\]",
+        ),
         ("seeds: [0, 1]", "seeds: [-1]", "seeds.0 = -1: must be greater than or equal to 0"),
-        ("seeds: [0, 1]", "seeds: [0, 1]\nbeta: 1", "unknown key 'beta'; beta is the key 'ppo.kl_coef'; knobs stand under arms, grid"),
-        ("baseline: weak\n", "", "baseline 'baseline' is not an arm; say which one is, with `baseline: NAME`; arms: weak, strong"),
-        ("strong: {ppo.kl_coef: 0.2}", "strong: {beta: 0.2}", "line 9: arms.strong: unknown key 'beta'; beta is the key 'ppo.kl_coef'"),
+        (
+            "seeds: [0, 1]",
+            "seeds: [0, 1]\nbeta: 1",
+            "unknown key 'beta'; beta is the key 'ppo.kl_coef'; knobs stand under arms, grid",
+        ),
+        (
+            "baseline: weak\n",
+            "",
+            "baseline 'baseline' is not an arm; say which one is, with `baseline: NAME`; arms: weak, strong",
+        ),
+        (
+            "strong: {ppo.kl_coef: 0.2}",
+            "strong: {beta: 0.2}",
+            "line 9: arms.strong: unknown key 'beta'; beta is the key 'ppo.kl_coef'",
+        ),
         ("strong: {ppo.kl_coef: 0.2}", "strong: {ppo: {kl_coef: 0.2}}", "'ppo' is a section: name its keys with a dot"),
         ("strong: {ppo.kl_coef: 0.2}", "strong:", "arms.strong = null: must be a mapping of keys to values"),
         ("baseline: weak", "baseline: weak\nfigures: [fronteir]", r"no figure 'fronteir'; did you mean 'frontier'\?"),
-        ("objective/kl_per_token", "kl_per_token", r"no metric 'kl_per_token'; did you mean 'objective/kl_per_token'\?"),
+        (
+            "objective/kl_per_token",
+            "kl_per_token",
+            r"no metric 'kl_per_token'; did you mean 'objective/kl_per_token'\?",
+        ),
         ("seeds: [0, 1]", "seeds: [0, 1.5]", "seeds.1 = 1.5"),
         ("seeds: [0, 1]", "seeds: [true]", "seeds.0 = true"),
         ("strong: {ppo.kl_coef: 0.2}", "../strong: {ppo.kl_coef: 0.2}", r"arms: the name '\.\./strong' cannot be used"),
         ("strong: {ppo.kl_coef: 0.2}", "Weak: {ppo.kl_coef: 0.2}", "'weak' and 'Weak' differ only in case"),
         ("strong: {ppo.kl_coef: 0.2}", "strong: {ppo.kl_coef: 0.01}", "'weak' and 'strong' are the same trial"),
-        ("strong: {ppo.kl_coef: 0.2}", "strong: {ppo.klcoef: 0.2}", r"arms.strong: unknown key 'ppo.klcoef'; did you mean 'ppo.kl_coef'\?"),
+        (
+            "strong: {ppo.kl_coef: 0.2}",
+            "strong: {ppo.klcoef: 0.2}",
+            r"arms.strong: unknown key 'ppo.klcoef'; did you mean 'ppo.kl_coef'\?",
+        ),
         ("strong: {ppo.kl_coef: 0.2}", "strong: {ppo.kl_coef: -1}", "arms.strong: ppo.kl_coef = -1"),
         ("strong: {ppo.kl_coef: 0.2}", "strong: {ppo.seed: 3}", "'ppo.seed' is set by the study's seeds"),
-        ("strong: {ppo.kl_coef: 0.2}", "strong: {ppo.kl_coef: 0.2}\ngrid: {ppo.lr: [1]}", "both arms and grid are given"),
-        ("strong: {ppo.kl_coef: 0.2}", "yes: {ppo.kl_coef: 0.2}", "line 7: arms: the name true must be a text; put it in quotes"),
+        (
+            "strong: {ppo.kl_coef: 0.2}",
+            "strong: {ppo.kl_coef: 0.2}\ngrid: {ppo.lr: [1]}",
+            "both arms and grid are given",
+        ),
+        (
+            "strong: {ppo.kl_coef: 0.2}",
+            "yes: {ppo.kl_coef: 0.2}",
+            "line 7: arms: the name true must be a text; put it in quotes",
+        ),
         ("question: Does it work?", "question: ''", "line 2: question = '': must not be empty"),
         ("profile", "profile", ""),
         ("baseline: weak", "baseline: weak\nprofile: tinny", r"no profile 'tinny'; did you mean 'tiny'\?"),
-        ("objective/kl_per_token", "objective/kl_pertoken", r"falsifiers.0.metric: no metric 'objective/kl_pertoken'; did you mean"),
+        (
+            "objective/kl_per_token",
+            "objective/kl_pertoken",
+            r"falsifiers.0.metric: no metric 'objective/kl_pertoken'; did you mean",
+        ),
         ("objective/kl_per_token", "eval/win_rate", "measured once, after training"),
         ("threshold: 0.5", "threshold: .nan", "falsifiers.0.threshold"),
         ("before_step: 32", "before_step: 0", "falsifiers.0.before_step = 0"),
@@ -67,10 +107,16 @@ def test_the_kl_ablation_asks_what_the_project_is_about() -> None:
             "falsifiers.0.aggregation: .* is not an aggregation; write any, mean",
         ),
         ("before_step: 32", "before_step: 32, aggregation: median", "is not an aggregation"),
-        ("baseline: weak", "baseline: weak\nobjective: {metric: policy/entropy}", "is a series; name a metric of the evaluation"),
+        (
+            "baseline: weak",
+            "baseline: weak\nobjective: {metric: policy/entropy}",
+            "is a series; name a metric of the evaluation",
+        ),
     ],
 )
-def test_faults_are_told_with_file_key_and_remedy(write_study: Callable[..., Study], old: str, new: str, message: str) -> None:
+def test_faults_are_told_with_file_key_and_remedy(
+    write_study: Callable[..., Study], old: str, new: str, message: str
+) -> None:
     text = STUDY.replace(old, new)
     if not message:
         write_study(text)
@@ -80,8 +126,12 @@ def test_faults_are_told_with_file_key_and_remedy(write_study: Callable[..., Stu
     assert "small.yaml" in str(caught.value)
 
 
-def test_all_faults_of_a_file_come_at_once_and_unknown_keys_before_the_baseline(write_study: Callable[..., Study]) -> None:
-    text = STUDY.replace("baseline: weak", "baseline: week").replace("weak: {ppo.kl_coef: 0.01}", "weak: {steps: 64, ppo.lr: high}")
+def test_all_faults_of_a_file_come_at_once_and_unknown_keys_before_the_baseline(
+    write_study: Callable[..., Study],
+) -> None:
+    text = STUDY.replace("baseline: weak", "baseline: week").replace(
+        "weak: {ppo.kl_coef: 0.01}", "weak: {steps: 64, ppo.lr: high}"
+    )
     text = text.replace("strong: {ppo.kl_coef: 0.2}", "strong: {ppo.kl_coef: -1}").replace(
         "objective/kl_per_token", "objective/kl_pertoken"
     )
@@ -104,7 +154,10 @@ def test_all_faults_of_a_file_come_at_once_and_unknown_keys_before_the_baseline(
 
 def test_settings_that_cannot_act_are_refused_with_the_arms_name(write_study: Callable[..., Study]) -> None:
     text = STUDY.replace("strong: {ppo.kl_coef: 0.2}", "strong: {ppo.kl_coef: 0.2, ppo.kl_target: 3}")
-    assert "line 9: arms.strong: ppo.kl_target = 3.0 has no effect while ppo.kl_control is fixed" in faults(write_study, text)[0]
+    assert (
+        "line 9: arms.strong: ppo.kl_target = 3.0 has no effect while ppo.kl_control is fixed"
+        in faults(write_study, text)[0]
+    )
     (factor,) = faults(write_study, FACTORS + "factors: {ppo.lora_rank: [4]}\n")
     assert "line 6: factors.lora_rank=4: ppo.lora_rank = 4 has no effect while ppo.adapter is none" in factor
     head = FACTORS + "baseline: kl_coef=0+kl_in=reward\n"
@@ -116,7 +169,10 @@ def test_settings_that_cannot_act_are_refused_with_the_arms_name(write_study: Ca
 @pytest.mark.parametrize(
     ("space", "says"),
     [
-        ("ppo.kl_target: {low: 1, high: 5}", ["search.space: ppo.kl_target = 1.0 has no effect", "search.space: ppo.kl_target = 5.0"]),
+        (
+            "ppo.kl_target: {low: 1, high: 5}",
+            ["search.space: ppo.kl_target = 1.0 has no effect", "search.space: ppo.kl_target = 5.0"],
+        ),
         (
             "{ppo.kl_coef: {values: [0, 0.1]}, ppo.kl_in: {values: [reward, loss]}}",
             ["search.space: with ppo.kl_coef=0, ppo.kl_in=loss: ppo.kl_in = loss has no effect"],
@@ -135,7 +191,9 @@ def test_a_space_with_a_knob_that_cannot_act_is_refused_before_the_search(
 
 def test_set_may_prepare_a_switch_that_some_arm_turns_on(write_study: Callable[..., Study]) -> None:
     plain = write_study()
-    with pytest.raises(UserError, match=r"^--set: ppo\.kl_target = 3\.0 has no effect while ppo\.kl_control is fixed.*out$"):
+    with pytest.raises(
+        UserError, match=r"^--set: ppo\.kl_target = 3\.0 has no effect while ppo\.kl_control is fixed.*out$"
+    ):
         cells(plain, None, {"ppo.kl_target": 3})
     with pytest.raises(UserError, match=r"^--set: ppo\.lr = -1: must be greater than or equal to 0$"):
         cells(plain, None, {"ppo.lr": -1})
@@ -150,7 +208,10 @@ def test_a_fault_of_many_arms_is_told_once(write_study: Callable[..., Study]) ->
     text = STUDY.split("arms:")[0].replace("baseline: weak", "baseline: klcoef=0.1+cliprange=0.1")
     said = faults(write_study, text + "grid: {ppo.klcoef: [0.1, 0.2], ppo.cliprange: [0.1, -1]}\n")
     assert [line.split("small.yaml, ")[1] for line in said] == [
-        "line 7: grid.klcoef=0.1+cliprange=0.1: unknown key 'ppo.klcoef'; did you mean 'ppo.kl_coef'? (and in 3 more arms)",
+        (
+            "line 7: grid.klcoef=0.1+cliprange=0.1: unknown key 'ppo.klcoef'; did you mean 'ppo.kl_coef'? (and in 3"
+            " more arms)"
+        ),
         "line 7: grid.klcoef=0.1+cliprange=-1: ppo.cliprange = -1: must be greater than 0 (and in 1 more arm)",
     ]
 
@@ -189,7 +250,10 @@ FACTORS = STUDY.split("arms:")[0].replace("baseline: weak\n", "")
 
 
 def test_factors_are_taken_one_at_a_time_around_the_profile(write_study: Callable[..., Study]) -> None:
-    study = write_study(FACTORS + "factors: {ppo.kl_coef: [0, 0.2], ppo.cliprange: [0.1]}\ninteractions: [[ppo.kl_coef, ppo.cliprange]]\n")
+    study = write_study(
+        FACTORS
+        + "factors: {ppo.kl_coef: [0, 0.2], ppo.cliprange: [0.1]}\ninteractions: [[ppo.kl_coef, ppo.cliprange]]\n"
+    )
     assert (study.kind, study.baseline) == ("factors", "baseline")
     assert study.arm_overrides() == {
         "baseline": {},
@@ -206,14 +270,23 @@ def test_factors_are_taken_one_at_a_time_around_the_profile(write_study: Callabl
 @pytest.mark.parametrize(
     ("design", "message"),
     [
-        ("factors: {ppo.cliprange: [0.1, 0.2]}", r"factors.ppo.cliprange: 0.2 is the baseline's own value on profile 'tiny'; leave it out"),
+        (
+            "factors: {ppo.cliprange: [0.1, 0.2]}",
+            r"factors.ppo.cliprange: 0.2 is the baseline's own value on profile 'tiny'; leave it out",
+        ),
         ("factors: {ppo.cliprange: [0.1, 0.1]}", "the arm 'cliprange=0.1' comes out more than once"),
         ("factors: {ppo.cliprange: []}", "factors.ppo.cliprange: has no values"),
-        ("factors: {ppo.cliprnge: [0.1]}", r"factors.cliprnge=0.1: unknown key 'ppo.cliprnge'; did you mean 'ppo.cliprange'\?"),
+        (
+            "factors: {ppo.cliprnge: [0.1]}",
+            r"factors.cliprnge=0.1: unknown key 'ppo.cliprnge'; did you mean 'ppo.cliprange'\?",
+        ),
         ("factors: {}", "no arms"),
         ("factors: {ppo.cliprange: [0.1]}\nbaseline: weak", "with factors it is the profile itself"),
         ("factors: {ppo.cliprange: [0.1]}\ninteractions: [[ppo.cliprange, ppo.lr]]", "'ppo.lr' is not a factor"),
-        ("factors: {ppo.cliprange: [0.1]}\ninteractions: [[ppo.cliprange, ppo.cliprange]]", "must name two different factors"),
+        (
+            "factors: {ppo.cliprange: [0.1]}\ninteractions: [[ppo.cliprange, ppo.cliprange]]",
+            "must name two different factors",
+        ),
         ("arms: {baseline: {}}\ninteractions: [[ppo.cliprange, ppo.lr]]", "they combine factors, and there are none"),
         ("factors: {ppo.cliprange: [0.1]}\ngrid: {ppo.lr: [1]}", "both grid and factors are given"),
     ],
@@ -230,7 +303,9 @@ def test_a_value_that_is_the_baselines_on_another_profile_is_refused_there(write
         cells(study, "t4")
 
 
-def test_a_study_in_the_current_folder_is_found_by_name(write_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_in_the_current_folder_is_found_by_name(
+    write_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
+) -> None:
     study = write_study(name="mine")
     monkeypatch.chdir(Path(study.source).parent)
     assert load_study("mine").source == study.source
@@ -242,7 +317,9 @@ def test_a_study_in_the_current_folder_is_found_by_name(write_study: Callable[..
 
 
 def test_an_unknown_name_lists_the_studies(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no study 'kl_ablaton'; did you mean 'kl_ablation'\?; there are: clip_ablation, "):
+    with pytest.raises(
+        UserError, match=r"no study 'kl_ablaton'; did you mean 'kl_ablation'\?; there are: clip_ablation, "
+    ):
         load_study("kl_ablaton")
     with pytest.raises(UserError, match="no study file"):
         load_study(tmp_path / "absent.yaml")
@@ -252,19 +329,28 @@ def test_an_unknown_name_lists_the_studies(tmp_path: Path) -> None:
         load_study("..")
 
 
-def test_an_unknown_name_lists_the_files_of_this_folder_too(write_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_name_lists_the_files_of_this_folder_too(
+    write_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = Path(write_study(name="mine").source).parent
     (folder / "no_study.yaml").mkdir()
     monkeypatch.chdir(folder)
     for name in ("xyzzy", "./xyzzy.yaml"):
-        with pytest.raises(UserError, match=r"there are: clip_ablation, .*, value_ablation; in this folder: mine\.yaml( \(|$)"):
+        with pytest.raises(
+            UserError, match=r"there are: clip_ablation, .*, value_ablation; in this folder: mine\.yaml( \(|$)"
+        ):
             load_study(name)
 
 
 def test_cells_pair_seeds_and_put_overrides_below_arms(write_study: Callable[..., Study]) -> None:
     plan = cells(write_study(), None, {"ppo.lr": 5e-4, "ppo.steps": 64})
     assert [cell.label for cell in plan] == ["weak seed 0", "strong seed 0", "weak seed 1", "strong seed 1"]
-    assert [(cell.config.ppo.kl_coef, cell.config.ppo.seed) for cell in plan] == [(0.01, 0), (0.2, 0), (0.01, 1), (0.2, 1)]
+    assert [(cell.config.ppo.kl_coef, cell.config.ppo.seed) for cell in plan] == [
+        (0.01, 0),
+        (0.2, 0),
+        (0.01, 1),
+        (0.2, 1),
+    ]
     assert {cell.config.ppo.lr for cell in plan} == {5e-4}
 
 

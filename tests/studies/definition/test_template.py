@@ -66,7 +66,9 @@ def faults(value: Any, schema: dict[str, Any], root: dict[str, Any], at: str = "
         for part in schema["$ref"].removeprefix("#/").split("/"):
             target = target[part]
         yield from faults(value, target, root, at)
-    if "type" in schema and (not isinstance(value, TYPES[schema["type"]]) or (isinstance(value, bool) and schema["type"] != "boolean")):
+    if "type" in schema and (
+        not isinstance(value, TYPES[schema["type"]]) or (isinstance(value, bool) and schema["type"] != "boolean")
+    ):
         yield f"{at}: {value!r} is no {schema['type']}"
         return
     if "pattern" in schema and isinstance(value, str) and not re.search(schema["pattern"], value):
@@ -83,7 +85,9 @@ def faults(value: Any, schema: dict[str, Any], root: dict[str, Any], at: str = "
             yield f"{at}: {len(value)} items"
         for index, one in enumerate(value):
             fixed = schema.get("prefixItems", [])
-            yield from faults(one, fixed[index] if index < len(fixed) else schema.get("items", {}), root, f"{at}.{index}")
+            yield from faults(
+                one, fixed[index] if index < len(fixed) else schema.get("items", {}), root, f"{at}.{index}"
+            )
     if isinstance(value, int | float) and not isinstance(value, bool):
         bounds = (
             value < schema.get("minimum", value),
@@ -193,8 +197,10 @@ def test_arms_complete_every_knob_with_type_bounds_and_words() -> None:
         "default": 0.05,
         "minimum": 0.0,
         "type": "number",
-        "description": "beta; the starting value when kl_control is not fixed; acts only with ppo.kl_control other than piecewise, "
-        "or a first stage that begins after 0 (tiny 0.05, t4 0.01)",
+        "description": (
+            "beta; the starting value when kl_control is not fixed; acts only with ppo.kl_control other than piecewise,"
+            " or a first stage that begins after 0 (tiny 0.05, t4 0.01)"
+        ),
     }
     for kind in ("grid", "factors"):
         assert set(schema["properties"][kind]["properties"]) == set(knobs)
@@ -234,8 +240,12 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 def test_the_command_writes_here_and_says_what_next(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "ablate.py"), "new-study", "mine", "--design", "factors"]
     environment = {**os.environ, "COLUMNS": "200"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.stdout.splitlines() == [str(tmp_path / "mine.yaml"), "Edit it, then: ablate plan mine"], done.stderr
-    again = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    again = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
     assert again.returncode == 2
     assert len(again.stderr.splitlines()) == 1

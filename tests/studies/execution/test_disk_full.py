@@ -1,4 +1,5 @@
-"""A full disk ends a command with one line, loses nothing that was finished, and the same command then continues exactly."""
+"""A full disk ends a command with one line, loses nothing that was finished, and the same command then continues
+exactly."""
 
 from __future__ import annotations
 
@@ -54,8 +55,12 @@ def caused(error: Exception, cause: Exception) -> Exception:
         OSError(28, "Error writing bytes to file. Detail: [errno 28] No space left on device"),  # pyarrow
         SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
         Exception("No space left on device (os error 28)"),  # tokenizers
-        after(RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598"), full()),  # torch.save
-        caused(ValueError("invalid data in the commit"), Exception("(sqlite3.OperationalError) database or disk is full")),  # Optuna
+        after(
+            RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598"), full()
+        ),  # torch.save
+        caused(
+            ValueError("invalid data in the commit"), Exception("(sqlite3.OperationalError) database or disk is full")
+        ),  # Optuna
         RuntimeError("process 1 of 2 ended with 1:\nOSError: [Errno 28] No space left on device"),
     ],
 )
@@ -63,7 +68,9 @@ def test_a_full_disk_is_known_by_what_each_library_raises(error: Exception) -> N
     assert is_disk_full(error)
 
 
-@pytest.mark.parametrize("error", [OSError(errno.EACCES, "Permission denied"), RuntimeError("unexpected pos 704 vs 598"), ValueError("28")])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EACCES, "Permission denied"), RuntimeError("unexpected pos 704 vs 598"), ValueError("28")]
+)
 def test_other_faults_are_not_taken_for_it(error: Exception) -> None:
     assert not is_disk_full(error)
 
@@ -94,7 +101,9 @@ def test_a_used_up_quota_is_not_called_a_full_disk(tmp_path: Path, monkeypatch: 
 def go(study: Study, layout: Layout) -> StudyResult:
     layout.root.mkdir(parents=True, exist_ok=True)
     with Path(os.devnull).open("w") as nowhere:
-        return run_study(study, layout, None, {"ppo.steps": 64}, executors.Inline(), 1, Console(file=nowhere), trials="fake_trial")
+        return run_study(
+            study, layout, None, {"ppo.steps": 64}, executors.Inline(), 1, Console(file=nowhere), trials="fake_trial"
+        )
 
 
 def nth(function: Callable[..., Any], n: int) -> Callable[..., Any]:
@@ -114,7 +123,13 @@ def nth(function: Callable[..., Any], n: int) -> Callable[..., Any]:
     ("module", "name", "n"), [(fake_trial, "to_parquet", 2), (fake_trial, "write_json", 2), (driver, "write_atomic", 3)]
 )
 def test_a_study_stops_at_once_and_the_same_command_ends_it(
-    write_study: Callable[..., Study], layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, n: int
+    write_study: Callable[..., Study],
+    layout: Layout,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    module: Any,
+    name: str,
+    n: int,
 ) -> None:
     whole = go(write_study(), Layout(tmp_path / "whole"))
     with monkeypatch.context() as patch:
@@ -130,7 +145,9 @@ def test_a_study_stops_at_once_and_the_same_command_ends_it(
     assert {record.status for record in done.records} == {"complete"}
 
 
-def test_half_a_checkpoint_is_removed_and_the_trial_goes_on_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_a_checkpoint_is_removed_and_the_trial_goes_on_exactly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, rows, weights = tinytrial.run(tmp_path / "whole")
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint.torch, "save", nth(torch.save, 3))
@@ -149,7 +166,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own with 8 MiB."""
     place = tmp_path / "disk"
     place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)], capture_output=True, check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)], capture_output=True, check=False
+    ).returncode:
         pytest.skip("needs the right to mount a file system")
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
@@ -160,10 +179,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_disk_that_is_really_full(
     small_disk: Path, smoke_layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int
 ) -> None:
-    """With 40 KiB not even the plan can be written, with 160 the first checkpoints can, with 420 nearly all of the trial."""
+    """With 40 KiB not even the plan can be written, with 160 the first checkpoints can, with 420 nearly all of the
+    trial."""
     monkeypatch.setattr(sinks.StudySinks, "_ready", lambda self: False)
     monkeypatch.setattr(sinks.StudySinks, "open", lambda self: None)
-    monkeypatch.setattr("pipeline.trial.check_disk", lambda *_: None)  # which looks ahead, and cannot see who else fills the disk
+    monkeypatch.setattr(
+        "pipeline.trial.check_disk", lambda *_: None
+    )  # which looks ahead, and cannot see who else fills the disk
     out, study = small_disk / "out", tmp_path / "study.yaml"
     study.write_text(STUDY)
     for stage in ("prompts", "sft", "reward"):
@@ -181,5 +203,9 @@ def test_a_disk_that_is_really_full(
     assert done.exit_code == 0, (done.output, done.exception)
     for stage in ("ppo", "evaluate"):
         (ours,) = (path for path in (out / "store" / stage).iterdir() if not path.name.startswith("."))
-        for file in (path for path in ours.rglob("*") if path.is_file() and path.name != "manifest.json" and path.parent.name != "log"):
+        for file in (
+            path
+            for path in ours.rglob("*")
+            if path.is_file() and path.name != "manifest.json" and path.parent.name != "log"
+        ):
             assert file.read_bytes() == (smoke_layout.store / stage / ours.name / file.relative_to(ours)).read_bytes()

@@ -64,7 +64,10 @@ def test_what_users_name_is_never_markup(layout: Layout) -> None:
     display = Display(Console(file=text, width=200), 1)
     display.handle(Message(job(layout, label="[red]x[/red] seed 0"), "warn", ("[/nonsense] happened",)))
     display.handle(Crashed(job(layout, label="[red]x[/red] seed 0"), "[bold]boom"))
-    assert text.getvalue().splitlines() == ["[red]x[/red] seed 0: [/nonsense] happened", "[red]x[/red] seed 0: [bold]boom"]
+    assert text.getvalue().splitlines() == [
+        "[red]x[/red] seed 0: [/nonsense] happened",
+        "[red]x[/red] seed 0: [bold]boom",
+    ]
 
 
 def test_shared_stages_are_lines_with_their_time(layout: Layout) -> None:

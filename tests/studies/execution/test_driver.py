@@ -39,7 +39,9 @@ def told(layout: Layout) -> list[tuple[str, str, int, float | None]]:
 
 
 @pytest.mark.parametrize("executor", ["inline", "processes"])
-def test_a_study_runs_once_and_is_then_all_cached(write_study: Callable[..., Study], layout: Layout, executor: str) -> None:
+def test_a_study_runs_once_and_is_then_all_cached(
+    write_study: Callable[..., Study], layout: Layout, executor: str
+) -> None:
     result, text = go(write_study(), layout, executor)
     assert {(record.arm, record.seed) for record in result.records} == CELLS
     assert {record.status for record in result.records} == {"complete"}
@@ -100,7 +102,9 @@ def test_a_crashed_trial_is_tried_once_more(write_study: Callable[..., Study], l
 
 
 @pytest.mark.parametrize("executor", ["inline", "processes"])
-def test_a_trial_that_crashes_twice_is_recorded_as_failed(write_study: Callable[..., Study], layout: Layout, executor: str) -> None:
+def test_a_trial_that_crashes_twice_is_recorded_as_failed(
+    write_study: Callable[..., Study], layout: Layout, executor: str
+) -> None:
     layout.root.mkdir(parents=True)
     fake_trial.control(layout, crash={"0.2/0": 9})
     result, text = go(write_study(), layout, executor)
@@ -110,7 +114,9 @@ def test_a_trial_that_crashes_twice_is_recorded_as_failed(write_study: Callable[
     log = layout.study("small", "tiny").path / "log" / "strong__seed0.txt"
     assert str(log) in text
     assert log.read_text().count('raise RuntimeError(f"boom in {cell}")') == 2
-    assert {verdict.outcome for verdict in result.verdicts if verdict.arm == "strong" and verdict.seed == 0} == {"NOT TESTED"}
+    assert {verdict.outcome for verdict in result.verdicts if verdict.arm == "strong" and verdict.seed == 0} == {
+        "NOT TESTED"
+    }
     fake_trial.control(layout)
     again, _ = go(write_study(), layout, executor)
     assert {record.status for record in again.records} == {"complete"}
@@ -198,7 +204,9 @@ def start_driver(study: Study, layout: Layout, tmp_path: Path) -> subprocess.Pop
     path = [str(Path(__file__).parents[1]), str(Path(__file__).parents[3])]
     script.write_text(SCRIPT.format(path=path, study=study.source, root=str(layout.root), small=SMALL))
     command = [sys.executable, str(script)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, preexec_fn=mind_interrupts)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, preexec_fn=mind_interrupts
+    )
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:

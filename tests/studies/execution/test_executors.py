@@ -47,7 +47,11 @@ def test_both_tell_the_same_story(layout: Layout, name: str) -> None:
     assert (events[-1].outcome.status, events[-1].outcome.steps) == ("complete", 32)
     said = {event.kind for event in events if isinstance(event, Message)}
     assert said == {"stage", "progress", "metrics", "follow"}
-    built = [event.args[0] for event in events if isinstance(event, Message) and event.kind == "stage" and event.args[1] == "built"]
+    built = [
+        event.args[0]
+        for event in events
+        if isinstance(event, Message) and event.kind == "stage" and event.args[1] == "built"
+    ]
     assert built == ["prompts", "sft", "reward", "reference", "ppo", "evaluate"]
     assert not (layout.root / "log/0.txt").exists()
 
@@ -131,7 +135,9 @@ def test_frequent_messages_are_merged() -> None:
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(UserError, match=r"no executor 'proceses'; did you mean 'processes'\?; there are: inline, processes"):
+    with pytest.raises(
+        UserError, match=r"no executor 'proceses'; did you mean 'processes'\?; there are: inline, processes"
+    ):
         executors.executor("proceses")
 
 
@@ -142,7 +148,9 @@ def test_a_trial_that_hangs_is_ended_while_others_talk_and_its_log_tells_where_i
     fake_trial.control(layout, hang=["0.05/0"], sleep=1.5)
     hanging, talking = job(layout, 0, **{"runtime.hang_minutes": 3 / 60}), job(layout, 1)
     began = time.monotonic()
-    ends = {event.job.number: event for event in run("processes", [hanging, talking], 2) if not isinstance(event, Message)}
+    ends = {
+        event.job.number: event for event in run("processes", [hanging, talking], 2) if not isinstance(event, Message)
+    }
     assert ends[0] == Crashed(hanging, "no progress for 0.05 min (runtime.hang_minutes): ended")
     assert isinstance(ends[1], Finished)
     assert time.monotonic() - began < 30

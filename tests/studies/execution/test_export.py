@@ -47,7 +47,8 @@ def recorded(layout: Layout, study: str = "demo", profile: str = "smoke", **chan
         status="complete",
         steps=outcome.steps,
         stages={
-            stage: StageRef(key=one.key, path=one.path.relative_to(layout.root).as_posix()) for stage, one in outcome.artifacts.items()
+            stage: StageRef(key=one.key, path=one.path.relative_to(layout.root).as_posix())
+            for stage, one in outcome.artifacts.items()
         },
         summary=dict(outcome.summary),
         cost=dict(outcome.cost),
@@ -64,7 +65,9 @@ def recorded(layout: Layout, study: str = "demo", profile: str = "smoke", **chan
 def test_a_clean_process_loads_it_without_this_package(smoke_layout: Layout, tmp_path: Path) -> None:
     record = recorded(smoke_layout)
     target = export("demo/base/0", tmp_path / "policy", smoke_layout)
-    done = subprocess.run([sys.executable, "-I", "-c", LOAD, str(target)], capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", LOAD, str(target)], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["Qwen2ForCausalLM", "0", "True", "torch.float32"]
     trained = load_snapshot(smoke_layout.root / record.stages["ppo"].path / "policy", torch.device("cpu"))
@@ -95,7 +98,10 @@ def test_the_card_has_the_figures_with_their_intervals_and_the_recipe(smoke_layo
             {"kind": "classifier", "model": "org/sst", "revision": "a" * 40, "label": "POSITIVE"},
             f"classifier judge (`org/sst` at revision {'a' * 40}, label POSITIVE)",
         ),
-        ({"kind": "classifier", "model": "/home/me/sst", "label": "POSITIVE"}, "classifier judge (a local classifier, label POSITIVE)"),
+        (
+            {"kind": "classifier", "model": "/home/me/sst", "label": "POSITIVE"},
+            "classifier judge (a local classifier, label POSITIVE)",
+        ),
     ],
 )
 def test_the_card_names_the_judge(judge: dict[str, Any], name: str) -> None:
@@ -123,7 +129,9 @@ def test_an_adapter_is_merged(smoke_layout: Layout, tmp_path: Path) -> None:
         ("demo/..%2f/0", "cannot be used"),
     ],
 )
-def test_a_run_that_is_not_there_is_told_with_what_is(smoke_layout: Layout, tmp_path: Path, run: str, words: str) -> None:
+def test_a_run_that_is_not_there_is_told_with_what_is(
+    smoke_layout: Layout, tmp_path: Path, run: str, words: str
+) -> None:
     recorded(smoke_layout)
     with pytest.raises(UserError, match=words):
         export(run, tmp_path / "policy", smoke_layout)

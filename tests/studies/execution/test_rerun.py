@@ -1,4 +1,5 @@
-"""A study with nothing to do: all is recorded, told and drawn, so nothing that trains, plans, sends or draws is even imported."""
+"""A study with nothing to do: all is recorded, told and drawn, so nothing that trains, plans, sends or draws is even
+imported."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ seeds: [0]
 objective: {metric: eval/win_rate, direction: maximize}
 arms: {weak: {ppo.kl_coef: 0.01}, strong: {ppo.kl_coef: 0.2}}
 falsifiers:
-  - {name: drift, claim: the policy stays near, metric: objective/kl_per_token, op: ">", threshold: 0.5, before_step: 2000}
+  - {name: drift, claim: it stays near, metric: objective/kl_per_token, op: ">", threshold: 0.5, before_step: 2000}
 figures: []
 """
 HEAVY = ("torch", "transformers", "datasets", "mlflow", "optuna", "pandas", "matplotlib", "scipy", "seaborn", "jinja2")

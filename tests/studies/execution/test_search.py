@@ -55,7 +55,9 @@ class Shuffled:
                 executors.Inline().run(iter([job, None]).__next__, 1, emit)
 
 
-def go(study: Study, layout: Layout, executor: Executor | None = None, jobs: int = 1, **control: Any) -> tuple[StudyResult, str]:
+def go(
+    study: Study, layout: Layout, executor: Executor | None = None, jobs: int = 1, **control: Any
+) -> tuple[StudyResult, str]:
     layout.root.mkdir(parents=True, exist_ok=True)
     fake_trial.control(layout, landscape=True, **control)
     text = io.StringIO()
@@ -127,7 +129,9 @@ def test_again_nothing_runs_and_everything_is_as_before(whole: Whole) -> None:
     assert "already recorded: 6 of 6 trials of the confirmation" in text
 
 
-def test_an_interrupted_search_goes_on_to_the_same_end(write_study: Callable[..., Study], tmp_path: Path, whole: Whole) -> None:
+def test_an_interrupted_search_goes_on_to_the_same_end(
+    write_study: Callable[..., Study], tmp_path: Path, whole: Whole
+) -> None:
     study, layout = write_study(SEARCH), Layout(tmp_path / "other")
     with pytest.raises(KeyboardInterrupt):
         go(study, layout, Shuffled(7), 3)
@@ -153,12 +157,16 @@ def test_a_lost_file_is_made_again_from_the_records(whole: Whole, tmp_path: Path
     assert file.read_text() == before
 
 
-def test_a_crash_is_tried_once_more_and_then_the_search_goes_on(write_study: Callable[..., Study], layout: Layout, whole: Whole) -> None:
+def test_a_crash_is_tried_once_more_and_then_the_search_goes_on(
+    write_study: Callable[..., Study], layout: Layout, whole: Whole
+) -> None:
     betas = [one["overrides"]["ppo.kl_coef"] for one in whole.content["trials"]]
     _, text = go(write_study(SEARCH), layout, crash={f"{betas[2]}/0": 9, f"{betas[1]}/0": 1})
     content = found(write_study(SEARCH), layout)
     assert [one["number"] for one in content["trials"] if one["status"] == "failed"] == [2]
-    assert [one["overrides"] for one in content["trials"]][:5] == [one["overrides"] for one in whole.content["trials"]][:5]
+    assert [one["overrides"] for one in content["trials"]][:5] == [one["overrides"] for one in whole.content["trials"]][
+        :5
+    ]
     assert "search-001 seed 0: tried again" in text
     assert "search-002 seed 0: given up after 2 attempts" in text
     assert content["importance_n"] == 13
@@ -172,7 +180,9 @@ def test_nothing_feasible_is_said(write_study: Callable[..., Study], layout: Lay
     assert found(study, layout)["pareto"] == []
 
 
-def test_two_objectives_give_a_front_and_its_ends_are_confirmed(write_study: Callable[..., Study], layout: Layout) -> None:
+def test_two_objectives_give_a_front_and_its_ends_are_confirmed(
+    write_study: Callable[..., Study], layout: Layout
+) -> None:
     aims = "objectives: [{metric: eval/win_rate}, {metric: eval/kl_per_token, direction: minimize}]\n  trials: 16"
     study = write_study(SEARCH.replace("trials: 14", aims))
     go(study, layout)
@@ -194,16 +204,24 @@ def test_the_search_is_kept_where_optunas_tools_look(whole: Whole) -> None:
     assert kept.trials[0].constraints.keys() == {"eval/kl_per_token <= 0.3", "ended"}
 
 
-def test_the_confirmation_is_a_study_of_its_own(write_study: Callable[..., Study], layout: Layout, whole: Whole) -> None:
+def test_the_confirmation_is_a_study_of_its_own(
+    write_study: Callable[..., Study], layout: Layout, whole: Whole
+) -> None:
     study, folder = whole.study, whole.layout.study(whole.study.name, "tiny")
     assert list(confirmation(study, layout.study(study.name, "tiny")).arm_overrides()) == ["baseline"]
     compared = confirmation(study, folder)
     assert compared.kind == "search"
     assert compared.seeds == (10, 11)
     assert confirmation(compared, folder) == compared
-    assert [cell.label for cell in cells(compared, None, SMALL)][:3] == ["baseline seed 10", "confirm-1 seed 10", "confirm-2 seed 10"]
+    assert [cell.label for cell in cells(compared, None, SMALL)][:3] == [
+        "baseline seed 10",
+        "confirm-1 seed 10",
+        "confirm-2 seed 10",
+    ]
     edited = write_study(SEARCH.replace("max: 0.3", "max: 0.2"))
-    assert list(confirmation(edited, folder).arm_overrides()) == ["baseline"], "what another search chose is not this one's"
+    assert list(confirmation(edited, folder).arm_overrides()) == ["baseline"], (
+        "what another search chose is not this one's"
+    )
 
 
 POINTS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.booleans()), max_size=20)
@@ -225,7 +243,9 @@ def test_the_front_is_what_nothing_beats(points: list[tuple[int, int, bool]]) ->
 
 
 @given(POINTS, st.integers(1, 5))
-def test_what_is_confirmed_is_feasible_distinct_and_as_many_as_there_are(points: list[tuple[int, int, bool]], top: int) -> None:
+def test_what_is_confirmed_is_feasible_distinct_and_as_many_as_there_are(
+    points: list[tuple[int, int, bool]], top: int
+) -> None:
     trials = trials_of(points)
     base = trials[0].overrides if trials else {}
     for aims in ((WIN,), (WIN, KL)):
@@ -235,7 +255,9 @@ def test_what_is_confirmed_is_feasible_distinct_and_as_many_as_there_are(points:
         assert all(one in able for one in chosen)
         assert len({one.number for one in chosen}) == len(chosen)
     best = choose(trials, (WIN,), top, base)
-    assert [one.values[WIN.metric] for one in best] == sorted((one.values[WIN.metric] for one in able), reverse=True)[:top]
+    assert [one.values[WIN.metric] for one in best] == sorted((one.values[WIN.metric] for one in able), reverse=True)[
+        :top
+    ]
 
 
 @pytest.mark.parametrize(
@@ -250,7 +272,9 @@ def test_what_is_confirmed_is_feasible_distinct_and_as_many_as_there_are(points:
         ("diverged", {"eval/win_rate": 0.5, "eval/kl_per_token": 0.1}, math.inf),
     ],
 )
-def test_what_makes_a_trial_infeasible(write_study: Callable[..., Study], status: str, summary: Mapping[str, float], broken: float) -> None:
+def test_what_makes_a_trial_infeasible(
+    write_study: Callable[..., Study], status: str, summary: Mapping[str, float], broken: float
+) -> None:
     found = violations(write_study(SEARCH), status, summary)
     assert max(0.0, *found.values()) == broken
 
@@ -271,13 +295,25 @@ def test_what_makes_a_trial_infeasible(write_study: Callable[..., Study], status
         ("values: [0.1, 0.2, 0.3]", "values: [0.1, -1]", "ppo.cliprange = -1"),
         ("values: [0.1, 0.2, 0.3]", "values: [0.1, [2]]", "is no single value"),
         ("max: 0.3", "max: 0.3, min: 0.1", "give max or min, one of them"),
-        ("metric: eval/kl_per_token", "metric: objective/kl", r"search.constraints.0.metric 'objective/kl' is a series"),
+        (
+            "metric: eval/kl_per_token",
+            "metric: objective/kl",
+            r"search.constraints.0.metric 'objective/kl' is a series",
+        ),
         ("metric: eval/kl_per_token", "metric: eval/kl_token", "did you mean 'eval/kl_per_token'"),
-        ("trials: 14", "trials: 14\n  objectives: [{metric: eval/gold}, {metric: eval/gold}]", "a metric is named twice"),
+        (
+            "trials: 14",
+            "trials: 14\n  objectives: [{metric: eval/gold}, {metric: eval/gold}]",
+            "a metric is named twice",
+        ),
         ("trials: 14", "trials: 1", "confirm.top"),
         ("seeds: [0]", "seeds: [0]\nbaseline: confirm-1", "with search it is the profile itself"),
         ("seeds: [0]", "seeds: [0]\narms: {a: {}}", "both arms and search are given"),
-        ("before_step: 32", "before_step: 32, arms: [confirm-3]", r"no arm is named 'confirm-3'; did you mean 'confirm-2'\?"),
+        (
+            "before_step: 32",
+            "before_step: 32, arms: [confirm-3]",
+            r"no arm is named 'confirm-3'; did you mean 'confirm-2'\?",
+        ),
         ("ppo.kl_coef: {", "ppo.seed: {", "'ppo.seed' is set by the study's seeds"),
     ],
 )
@@ -295,15 +331,32 @@ def test_the_confirmation_sees_other_prompts_and_other_noise_than_the_search(who
     assert confirmed.first_prompt == searched.first_prompt + searched.prompts
     assert confirmed.seed != searched.seed
     assert confirmed.prompts == searched.prompts
-    keys = {kind: {one.stages["reference"].key for one in records if one.arm.startswith("search-") == kind} for kind in (True, False)}
-    assert [len(found) for found in keys.values()] == [1, 1], "one set of reference answers each, so that comparisons are paired"
+    keys = {
+        kind: {one.stages["reference"].key for one in records if one.arm.startswith("search-") == kind}
+        for kind in (True, False)
+    }
+    assert [len(found) for found in keys.values()] == [1, 1], (
+        "one set of reference answers each, so that comparisons are paired"
+    )
     assert keys[True] != keys[False]
 
 
-def test_a_search_without_prompts_for_its_confirmation_does_not_start(write_study: Callable[..., Study], layout: Layout) -> None:
+def test_a_search_without_prompts_for_its_confirmation_does_not_start(
+    write_study: Callable[..., Study], layout: Layout
+) -> None:
     study = write_study(SEARCH)
-    with pytest.raises(UserError, match=r"search\.confirm: .* set data\.heldout_prompts to at least 1024 .* it is 1000\), or lower"):
-        run_study(study, layout, None, {**SMALL, "data.heldout_prompts": 1000}, executors.Inline(), 1, Console(file=io.StringIO()))
+    with pytest.raises(
+        UserError, match=r"search\.confirm: .* set data\.heldout_prompts to at least 1024 .* it is 1000\), or lower"
+    ):
+        run_study(
+            study,
+            layout,
+            None,
+            {**SMALL, "data.heldout_prompts": 1000},
+            executors.Inline(),
+            1,
+            Console(file=io.StringIO()),
+        )
     assert not layout.root.exists()
     assert cells(study, None, {**SMALL, "data.heldout_prompts": 1000, "evaluate.prompts": 500})
 

@@ -54,7 +54,16 @@ def test_a_search_on_the_smoke_profile(tmp_path: Path) -> None:
     for name in ("killed", "whole"):
         (tmp_path / f"{name}.yaml").write_text(STUDY)
     layout = Layout(tmp_path / "out")
-    command = [sys.executable, str(ROOT / "ablate.py"), "study", str(tmp_path / "killed.yaml"), "--jobs", "2", "--out", str(layout.root)]
+    command = [
+        sys.executable,
+        str(ROOT / "ablate.py"),
+        "study",
+        str(tmp_path / "killed.yaml"),
+        "--jobs",
+        "2",
+        "--out",
+        str(layout.root),
+    ]
     driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     folder = layout.study("killed", "smoke")
     deadline = time.monotonic() + 240
@@ -74,7 +83,9 @@ def test_a_search_on_the_smoke_profile(tmp_path: Path) -> None:
 
     whole = load_study(tmp_path / "whole.yaml")
     console = Console(file=io.StringIO())
-    run_study(whole, layout, None, {}, executors.Inline(), 1, console)  # its trials are in the store; the proposals are made anew
+    run_study(
+        whole, layout, None, {}, executors.Inline(), 1, console
+    )  # its trials are in the store; the proposals are made anew
     killed = load_study(tmp_path / "killed.yaml")
     content = load(killed, folder)
     assert content == load(whole, layout.study("whole", "smoke"))

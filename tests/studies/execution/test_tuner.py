@@ -67,8 +67,23 @@ class World:
 
 def record(cell: Cell, status: str = "complete") -> TrialRecord:
     summary = landscape(cell.config.ppo.kl_coef, cell.config.ppo.cliprange)
-    content = {"study": "small", "profile": "tiny", "arm": cell.arm, "seed": cell.seed, "config": {}, "status": status, "steps": 2048}
-    content |= {"config_digest": cell.config.digest(), "stages": {}, "summary": summary, "cost": {}, "environment": {}, "finished": ""}
+    content = {
+        "study": "small",
+        "profile": "tiny",
+        "arm": cell.arm,
+        "seed": cell.seed,
+        "config": {},
+        "status": status,
+        "steps": 2048,
+    }
+    content |= {
+        "config_digest": cell.config.digest(),
+        "stages": {},
+        "summary": summary,
+        "cost": {},
+        "environment": {},
+        "finished": "",
+    }
     return TrialRecord.model_validate(content)
 
 
@@ -91,7 +106,9 @@ def alone(world: Callable[..., World]) -> list[dict[str, Any]]:
 
 @FAST
 @given(seed=st.integers(0, 2**32), jobs=st.integers(1, 5))
-def test_who_ends_first_changes_nothing(world: Callable[..., World], alone: list[dict[str, Any]], seed: int, jobs: int) -> None:
+def test_who_ends_first_changes_nothing(
+    world: Callable[..., World], alone: list[dict[str, Any]], seed: int, jobs: int
+) -> None:
     other = world(f"w{seed}-{jobs}")
     other.run(random.Random(seed), jobs=jobs)
     assert other.trials() == alone
@@ -143,7 +160,9 @@ def test_the_sampler_learns(world: Callable[..., World]) -> None:
     long.run()
     first, last = long.trials()[:8], long.trials()[-16:]
     assert _mean(one["feasible"] for one in last) > _mean(one["feasible"] for one in first)
-    assert _mean(one["values"]["eval/win_rate"] for one in last) > _mean(one["values"]["eval/win_rate"] for one in first)
+    assert _mean(one["values"]["eval/win_rate"] for one in last) > _mean(
+        one["values"]["eval/win_rate"] for one in first
+    )
 
 
 def test_a_diverged_or_pruned_trial_stays_is_infeasible_and_steers_the_search(
@@ -175,7 +194,9 @@ def test_a_failure_that_the_search_went_on_from_is_not_tried_again(world: Callab
     assert one.ran.count("search-002") == 1
 
 
-def test_a_failure_on_which_nothing_was_built_is_tried_again(world: Callable[..., World], alone: list[dict[str, Any]]) -> None:
+def test_a_failure_on_which_nothing_was_built_is_tried_again(
+    world: Callable[..., World], alone: list[dict[str, Any]]
+) -> None:
     one = world(n13="failed", n12="failed")
     one.run()
     assert [trial["number"] for trial in one.trials() if trial["status"] == "failed"] == [12, 13]

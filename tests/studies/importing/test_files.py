@@ -39,13 +39,20 @@ def test_arm_and_seed_stand_in_the_path(tmp_path: Path, name: str, arm: str, see
 
 
 def test_order_is_that_of_people(tmp_path: Path) -> None:
-    found = find_sources(touch(tmp_path, "a10-seed0.csv", "a2-seed10.csv", "a2-seed9.csv", "b0.2-seed0.csv", "b0.05-seed0.csv"))
+    found = find_sources(
+        touch(tmp_path, "a10-seed0.csv", "a2-seed10.csv", "a2-seed9.csv", "b0.2-seed0.csv", "b0.05-seed0.csv")
+    )
     assert [(one.arm, one.seed) for one in found] == [("a2", 9), ("a2", 10), ("a10", 0), ("b0.05", 0), ("b0.2", 0)]
 
 
 def test_a_trainers_folder_is_one_trial_of_its_newest_state(tmp_path: Path) -> None:
     run = "beta/seed_0"
-    touch(tmp_path, f"{run}/checkpoint-90/trainer_state.json", f"{run}/checkpoint-500/trainer_state.json", f"{run}/config.json")
+    touch(
+        tmp_path,
+        f"{run}/checkpoint-90/trainer_state.json",
+        f"{run}/checkpoint-500/trainer_state.json",
+        f"{run}/config.json",
+    )
     assert [one.name for one in find_sources(tmp_path)] == [f"{run}/checkpoint-500/trainer_state.json"]
     touch(tmp_path, f"{run}/trainer_state.json")
     assert [one.name for one in find_sources(tmp_path)] == [f"{run}/trainer_state.json"]
@@ -118,7 +125,10 @@ def test_rows_know_their_lines(tmp_path: Path) -> None:
     assert [row.line for row in read_log(lines)[0]] == [2, 4]
     table = tmp_path / "a.csv"
     table.write_text('step,note\n1,"two\nlines"\n2,\n')
-    assert [(row.line, row.values) for row in read_log(table)[0]] == [(3, {"step": "1", "note": "two\nlines"}), (4, {"step": "2"})]
+    assert [(row.line, row.values) for row in read_log(table)[0]] == [
+        (3, {"step": "1", "note": "two\nlines"}),
+        (4, {"step": "2"}),
+    ]
 
 
 def test_an_unfinished_last_line_is_told_and_left_out(tmp_path: Path) -> None:

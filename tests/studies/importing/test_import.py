@@ -223,7 +223,9 @@ def test_names_that_cannot_be(logs: Path, layout: Layout, name: str, words: str)
 def test_a_study_that_runs_its_own_trials_takes_no_records(logs: Path, layout: Layout) -> None:
     shipped = load_study("kl_ablation")
     Path("trl.yaml").write_text(Path(shipped.source).read_text())
-    with pytest.raises(UserError, match=r"runs its own trials \(arms\); a study of imported ones lists its arms under `imported`"):
+    with pytest.raises(
+        UserError, match=r"runs its own trials \(arms\); a study of imported ones lists its arms under `imported`"
+    ):
         bring(logs, layout)
 
 
@@ -236,19 +238,27 @@ def test_a_study_that_runs_its_own_trials_takes_no_records(logs: Path, layout: L
     ],
 )
 def test_study_files_that_contradict_themselves(extra: str, words: str) -> None:
-    Path("trl.yaml").write_text(f"question: q\nhypothesis: h\nrefuted_if: r\nbaseline: a\nseeds: [0]\nimported: {{a: {{}}}}\n{extra}")
+    Path("trl.yaml").write_text(
+        f"question: q\nhypothesis: h\nrefuted_if: r\nbaseline: a\nseeds: [0]\nimported: {{a: {{}}}}\n{extra}"
+    )
     with pytest.raises(UserError, match=words):
         load_study("trl.yaml")
 
 
-@pytest.mark.parametrize(("threshold", "before", "outcome"), [(1e3, 192, "SURVIVED"), (1.0, 192, "FALSIFIED"), (1e3, 200, "NOT TESTED")])
-def test_falsifiers_judge_imported_trials(logs: Path, layout: Layout, threshold: float, before: int, outcome: str) -> None:
+@pytest.mark.parametrize(
+    ("threshold", "before", "outcome"), [(1e3, 192, "SURVIVED"), (1.0, 192, "FALSIFIED"), (1e3, 200, "NOT TESTED")]
+)
+def test_falsifiers_judge_imported_trials(
+    logs: Path, layout: Layout, threshold: float, before: int, outcome: str
+) -> None:
     bring(logs, layout)
     claim(threshold, before)
     assert {verdict.outcome for verdict in judged(layout)} == {outcome}
 
 
-def test_no_claim_survives_on_a_series_that_was_left_out_or_a_trial_that_diverged(tmp_path: Path, layout: Layout) -> None:
+def test_no_claim_survives_on_a_series_that_was_left_out_or_a_trial_that_diverged(
+    tmp_path: Path, layout: Layout
+) -> None:
     def diverges(made: Rows) -> Rows:
         made[5]["loss/policy_avg"] = math.nan
         return made
@@ -278,7 +288,10 @@ def test_the_command(logs: Path, ablate: Callable[..., Any]) -> None:
     trl_logs.write(logs / "beta_0.05" / "seed_0.jsonl", made)
     done = ablate("import", logs, "--name", "trl", "--steps-per-update", 16)
     assert done.exit_code == 0, done.output
-    assert "beta_0.05/seed_0.jsonl, line 4: policy/clipfrac_avg (policy/pg_clipfrac) = 7.5: above 1 fraction" in done.output
+    assert (
+        "beta_0.05/seed_0.jsonl, line 4: policy/clipfrac_avg (policy/pg_clipfrac) = 7.5: above 1 fraction"
+        in done.output
+    )
     assert "objectiv/kl; did you mean 'objective/kl'?" in done.output
     assert "trl: 4 trials of 2 arms, 192 gradient steps" in done.output
     claim(1.0, 192)

@@ -56,8 +56,18 @@ def test_an_update_stands_at_two_places() -> None:
     ("edit", "mapping", "rollout", "trained"),
     [
         (lambda row: {**row, "step": row["step"] - 1}, {"step": {"first": 0}}, [0, 16, 32], [16, 32, 48]),
-        (lambda row: {k: v for k, v in row.items() if k != "step"}, {"episodes_per_update": 64}, [0, 16, 32], [16, 32, 48]),
-        (lambda row: {**row, "step": row["step"] * 16}, {"step": {"counts": "gradient_steps"}}, [0, 16, 32], [16, 32, 48]),
+        (
+            lambda row: {k: v for k, v in row.items() if k != "step"},
+            {"episodes_per_update": 64},
+            [0, 16, 32],
+            [16, 32, 48],
+        ),
+        (
+            lambda row: {**row, "step": row["step"] * 16},
+            {"step": {"counts": "gradient_steps"}},
+            [0, 16, 32],
+            [16, 32, 48],
+        ),
         (
             lambda row: {**row, "step": row["step"] * 16},
             {"step": {"counts": "gradient_steps"}, "steps_per_update": None},
@@ -80,7 +90,11 @@ def test_what_the_x_axis_counts(
 @pytest.mark.parametrize(
     ("edit", "mapping", "words"),
     [
-        ({}, {"steps_per_update": None}, "x-axis 'step' counts updates; say how many gradient steps an update takes: --steps-per-update"),
+        (
+            {},
+            {"steps_per_update": None},
+            "x-axis 'step' counts updates; say how many gradient steps an update takes: --steps-per-update",
+        ),
         ({"step": 0}, {}, "step begins at 0; if its first update is number 0, say `step: {first: 0}`"),
         ({"step": 1.5}, {}, "line 1: step = 1.5 is no place on an x-axis"),
         ({"step": None}, {}, "line 1: step = None is no place"),
@@ -116,7 +130,14 @@ def test_an_x_axis_that_cannot_be_understood(edit: dict[str, Any], mapping: dict
 def test_impossible_values_take_the_whole_series_out(key: str, ours: str, value: float, why: str) -> None:
     found = read(changed(key, line_4=value, line_9=value))
     (problem,) = found.problems
-    assert (problem.kind, problem.line, problem.key, problem.metric, problem.count, problem.of) == ("range", 4, key, ours, 2, 12)
+    assert (problem.kind, problem.line, problem.key, problem.metric, problem.count, problem.of) == (
+        "range",
+        4,
+        key,
+        ours,
+        2,
+        12,
+    )
     assert why in problem.why
     assert f"line 4: {key}" in problem.text
     assert f"= {value:.6g}: " in problem.text
@@ -174,7 +195,11 @@ def test_rows_of_one_step_may_share_it_when_they_say_different_things() -> None:
 
 @pytest.mark.parametrize(
     ("unit", "theirs", "ours"),
-    [("bits per sequence", 1.0, math.log(2)), ("nats per token", 2.0, 48.0), ("bits per token", 2.0, 48.0 * math.log(2))],
+    [
+        ("bits per sequence", 1.0, math.log(2)),
+        ("nats per token", 2.0, 48.0),
+        ("bits per token", 2.0, 48.0 * math.log(2)),
+    ],
 )
 def test_units_are_converted_when_they_are_stated(unit: str, theirs: float, ours: float) -> None:
     found = read(
@@ -189,7 +214,9 @@ def test_units_are_converted_when_they_are_stated(unit: str, theirs: float, ours
 def test_factor_and_offset() -> None:
     named = {"key": "objective/scores", "subtract": 0.5, "factor": 2.0}
     found = read(rows(), metrics={"objective/scores": named})
-    np.testing.assert_allclose(found.series["objective/scores"].values, [2 * (row["objective/scores"] - 0.5) for row in rows()])
+    np.testing.assert_allclose(
+        found.series["objective/scores"].values, [2 * (row["objective/scores"] - 0.5) for row in rows()]
+    )
 
 
 def test_percent() -> None:
@@ -201,7 +228,9 @@ def test_percent() -> None:
 def test_kl_per_token_needs_a_length() -> None:
     assert "objective/kl_per_token" not in read(rows()).series
     by_constant = read(rows(), length=53)
-    np.testing.assert_allclose(by_constant.series["objective/kl_per_token"].values, [row["objective/kl"] / 53 for row in rows()])
+    np.testing.assert_allclose(
+        by_constant.series["objective/kl_per_token"].values, [row["objective/kl"] / 53 for row in rows()]
+    )
     assert "objective/length" not in by_constant.series, "stated, not measured"
     logged = [{**row, "mean_len": 20 + row["step"]} for row in rows()]
     logged[4]["mean_len"] = 0
@@ -226,7 +255,9 @@ def test_final_measurements_become_the_summary() -> None:
 
 
 def test_two_keys_of_one_metric_are_refused() -> None:
-    with pytest.raises(UserError, match="'policy/approxkl_avg' and 'policy/approxkl' are both policy/approxkl; say which"):
+    with pytest.raises(
+        UserError, match="'policy/approxkl_avg' and 'policy/approxkl' are both policy/approxkl; say which"
+    ):
         read(changed("policy/approxkl", line_1=0.1))
 
 
@@ -236,11 +267,15 @@ def test_a_log_of_something_else_is_refused() -> None:
 
 
 def test_unknown_keys_come_with_the_nearest_name() -> None:
-    assert unused(Mapping(), ["eps", "objective/klx", "train/episode"]) == ["objective/klx; did you mean 'objective/kl'?"]
+    assert unused(Mapping(), ["eps", "objective/klx", "train/episode"]) == [
+        "objective/klx; did you mean 'objective/kl'?"
+    ]
 
 
 def test_keys_that_no_log_has() -> None:
-    with pytest.raises(UserError, match=r"mapping: metrics\.objective/kl: no log has a key 'kll'; did you mean 'kl'\?; keys: kl, step"):
+    with pytest.raises(
+        UserError, match=r"mapping: metrics\.objective/kl: no log has a key 'kll'; did you mean 'kl'\?; keys: kl, step"
+    ):
         check_keys_exist(Mapping.model_validate({"metrics": {"objective/kl": "kll"}}), ["kl", "step"])
     with pytest.raises(UserError, match="mapping: length: no log has a key 'len'"):
         check_keys_exist(Mapping.model_validate({"length": "len"}), ["kl"])
@@ -250,7 +285,10 @@ def test_keys_that_no_log_has() -> None:
     ("text", "words"),
     [
         ("metrics: {objective/kll: kl}", r"metrics: no metric 'objective/kll'; did you mean 'objective/kl'\?"),
-        ("metrics: {objective/kl: {key: kl, unit: bans}}", "metrics.objective/kl: no way from 'bans' to 'nats per sequence'; known: bits"),
+        (
+            "metrics: {objective/kl: {key: kl, unit: bans}}",
+            "metrics.objective/kl: no way from 'bans' to 'nats per sequence'; known: bits",
+        ),
         ("metrics: {objective/kl: {key: kl, unit: nats per token}}", "needs `length`"),
         ("metrics: {eval/kl_per_sequence: {key: kl, unit: nats per token}}\nlength: 24", "give a factor"),
         ("metrics: {objective/kl: {kei: kl}}", "metrics.objective/kl.k"),
@@ -292,7 +330,12 @@ def test_a_reward_that_is_not_its_parts() -> None:
 
 def test_a_kl_that_is_negative_on_average() -> None:
     made = [
-        {**row, "objective/kl": -2.0, "objective/non_score_reward": 0.1, "objective/rlhf_reward": 0.1 + row["objective/scores"]}
+        {
+            **row,
+            "objective/kl": -2.0,
+            "objective/non_score_reward": 0.1,
+            "objective/rlhf_reward": 0.1 + row["objective/scores"],
+        }
         for row in rows()
     ]
     (doubt,) = doubts(read(made), "a", {})
@@ -322,7 +365,10 @@ VALUES = st.one_of(st.none(), st.floats(-2, 3), st.just(math.nan), st.text(max_s
 
 @given(
     st.lists(
-        st.fixed_dictionaries({"step": st.integers(1, 6), "policy/clipfrac_avg": VALUES, "objective/kl": st.floats(-1, 9)}), min_size=1
+        st.fixed_dictionaries(
+            {"step": st.integers(1, 6), "policy/clipfrac_avg": VALUES, "objective/kl": st.floats(-1, 9)}
+        ),
+        min_size=1,
     )
 )
 def test_whatever_is_logged_what_is_kept_is_finite_ordered_and_possible(made: Rows) -> None:

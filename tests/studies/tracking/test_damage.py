@@ -71,8 +71,10 @@ FILES = {
 }
 """What is damaged, and who reads it."""
 SAMPLE = [
-    ("record", "flipped bit"), ("record", "not UTF-8"), ("record", "folder"), ("study.json", "brace"), ("study.json", "flipped bit"),
-    ("series", "zeros"), ("series", "cut"), ("evaluation", "flipped bit"), ("weights", "flipped bit"), ("ppo manifest", "empty mapping"),
+    ("record", "flipped bit"), ("record", "not UTF-8"), ("record", "folder"), ("study.json", "brace"),
+    ("study.json", "flipped bit"),
+    ("series", "zeros"), ("series", "cut"), ("evaluation", "flipped bit"), ("weights", "flipped bit"),
+    ("ppo manifest", "empty mapping"),
     ("evaluate manifest", "deep"), ("tokenizer", "cut"),
 ]  # fmt: skip
 REST = [(file, how) for file in FILES for how in DAMAGE if (file, how) not in SAMPLE]
@@ -107,11 +109,14 @@ class Finished:
         return {stage: ref.key for stage, ref in record.stages.items()}
 
     def contents(self) -> dict[str, bytes]:
-        """Everything that has to come back as it was: not what tells times, and not Optuna's file, which keeps them too."""
+        """Everything that has to come back as it was: not what tells times, and not Optuna's file, which keeps them
+        too."""
         times = {"manifest.json", "optuna.db"}
         files = (path for path in self.out.rglob("*") if path.is_file() and path.name not in times)
         own = (path for path in files if not {"log", ".damaged", ".locks"} & set(path.relative_to(self.out).parts))
-        return {path.relative_to(self.out).as_posix(): path.read_bytes() for path in own if not path.name.startswith(".")}
+        return {
+            path.relative_to(self.out).as_posix(): path.read_bytes() for path in own if not path.name.startswith(".")
+        }
 
 
 @pytest.fixture(autouse=True)
@@ -150,7 +155,9 @@ def copy(finished: Finished, root: Path) -> Finished:
 
 
 def test_every_command_is_content_with_an_undamaged_study(finished: Finished) -> None:
-    assert {command: finished.run(command).exit_code for command in READERS} == dict.fromkeys(READERS, 0) | {"falsify": FALSIFIED}
+    assert {command: finished.run(command).exit_code for command in READERS} == dict.fromkeys(READERS, 0) | {
+        "falsify": FALSIFIED
+    }
 
 
 def check_readers(finished: Finished, name: str, how: str) -> None:
@@ -197,13 +204,22 @@ def check_repair(finished: Finished, name: str, how: str) -> None:
     assert before.keys() == after.keys()
     trained = name in ("series", "rows", "weights", "ppo manifest", "evaluation", "samples", "evaluate manifest")
     changed = {path for path, content in before.items() if after[path] != content}
-    assert changed <= {path for path in before if "/trials/" in path and trained}, "only times may differ, where a stage ran again"
+    assert changed <= {path for path in before if "/trials/" in path and trained}, (
+        "only times may differ, where a stage ran again"
+    )
     assert finished.run("falsify").exit_code == FALSIFIED
     assert "set aside" not in finished.study().output
 
 
 @pytest.mark.parametrize(
-    ("name", "how"), [("record", "flipped bit"), ("record", "folder"), ("study.json", "folder"), ("optuna.db", "zeros"), ("samples", "cut")]
+    ("name", "how"),
+    [
+        ("record", "flipped bit"),
+        ("record", "folder"),
+        ("study.json", "folder"),
+        ("optuna.db", "zeros"),
+        ("samples", "cut"),
+    ],
 )
 def test_a_study_makes_again_what_was_damaged(finished: Finished, name: str, how: str) -> None:
     check_repair(finished, name, how)

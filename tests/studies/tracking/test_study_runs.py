@@ -29,7 +29,9 @@ def go(study: Study, layout: Layout, profile: str | None = None) -> tuple[StudyR
     layout.root.mkdir(parents=True, exist_ok=True)
     executor = executors.executor("inline")
     console = Console(file=text, width=200)
-    return run_study(study, layout, profile, {"ppo.steps": 64}, executor, 1, console, trials="fake_trial"), text.getvalue()
+    return run_study(
+        study, layout, profile, {"ppo.steps": 64}, executor, 1, console, trials="fake_trial"
+    ), text.getvalue()
 
 
 def runs(layout: Layout, experiment: str, query: str = "") -> list[Any]:
@@ -59,7 +61,10 @@ def test_a_study_in_mlflow(write_study: Callable[..., Study], layout: Layout) ->
         "status": "complete",
         "profile": "tiny",
     }
-    assert one.data.tags["stage.ppo"] == next(r for r in result.records if (r.arm, r.seed) == ("strong", 1)).stages["ppo"].key
+    assert (
+        one.data.tags["stage.ppo"]
+        == next(r for r in result.records if (r.arm, r.seed) == ("strong", 1)).stages["ppo"].key
+    )
     assert one.data.params["ppo.kl_coef"] == "0.2"
     assert one.data.metrics["eval/win_rate"] == 0.6
     assert one.data.metrics["policy/entropy"] == pytest.approx(2.0 - 0.48)
@@ -71,7 +76,9 @@ def test_a_study_in_mlflow(write_study: Callable[..., Study], layout: Layout) ->
         assert run.data.metrics["falsifier/drift"] == (verdict.outcome == "FALSIFIED")
     assert again == result.verdicts
     assert parent.data.tags["verdict"] == parent.data.tags["falsifier.drift"].partition(":")[0] == overall(again)
-    assert {key: value for key, value in parent.data.metrics.items() if key.startswith("falsifier")} == {"falsifier/survived": 4.0}
+    assert {key: value for key, value in parent.data.metrics.items() if key.startswith("falsifier")} == {
+        "falsifier/survived": 4.0
+    }
 
     about = one.data.tags["mlflow.note.content"]
     assert "It differs from the baseline `weak` in `ppo.kl_coef` = 0.2 (baseline: 0.01)." in about
@@ -94,16 +101,25 @@ def test_a_study_in_mlflow(write_study: Callable[..., Study], layout: Layout) ->
     assert again.count("strong seed 1") == 2
     assert again.count("weak seed 1") == 1
 
-    lower = Path(study.source).read_text().replace("threshold: 0.5", "threshold: 0.1").replace("name: drift", "name: 'drift: 10 %'")
+    lower = (
+        Path(study.source)
+        .read_text()
+        .replace("threshold: 0.5", "threshold: 0.1")
+        .replace("name: drift", "name: 'drift: 10 %'")
+    )
     go(write_study(lower), layout)
     weak = [run for run in runs(layout, "small") if run.info.run_name == "weak seed 1"]
-    assert [run.data.tags["falsifier.drift_ 10 _"] for run in weak] == ["FALSIFIED: 0.1455 at step 16"], "an edited claim is told again"
+    assert [run.data.tags["falsifier.drift_ 10 _"] for run in weak] == ["FALSIFIED: 0.1455 at step 16"], (
+        "an edited claim is told again"
+    )
     refuted = runs(layout, "small", "tags.arm != '' AND tags.verdict = 'FALSIFIED'")
     assert sorted(run.info.run_name for run in refuted) == ["weak seed 0", "weak seed 1"]
 
 
 @pytest.mark.parametrize("harm", ["garbage", "folder", "flipped bit"])
-def test_a_damaged_state_file_is_set_aside_and_its_run_made_again(write_study: Callable[..., Study], layout: Layout, harm: str) -> None:
+def test_a_damaged_state_file_is_set_aside_and_its_run_made_again(
+    write_study: Callable[..., Study], layout: Layout, harm: str
+) -> None:
     study = write_study()
     result, _ = go(study, layout)
     state = layout.study("small", "tiny").mlflow_file("weak", 0)
@@ -120,7 +136,10 @@ def test_a_damaged_state_file_is_set_aside_and_its_run_made_again(write_study: C
     assert [line.endswith("its run is sent to MLflow again") for line in said] == [True], said
     assert str(state) in said[0]
     assert len(list((state.parent / ".damaged").iterdir())) == 1
-    assert sorted(run.info.run_name for run in runs(layout, "small", "tags.arm = 'weak'")) == ["weak seed 0", "weak seed 1"]
+    assert sorted(run.info.run_name for run in runs(layout, "small", "tags.arm = 'weak'")) == [
+        "weak seed 0",
+        "weak seed 1",
+    ]
     assert json.loads(state.read_text())["sent_bytes"] == json.loads(content)["sent_bytes"]
 
 
@@ -152,7 +171,9 @@ def test_another_profile_is_another_experiment(write_study: Callable[..., Study]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("harm", ["garbled", "gone"])
-def test_a_store_that_is_lost_is_told_everything_again(write_study: Callable[..., Study], layout: Layout, harm: str) -> None:
+def test_a_store_that_is_lost_is_told_everything_again(
+    write_study: Callable[..., Study], layout: Layout, harm: str
+) -> None:
     """All trials, and not only the one that is told before the new database is there."""
     study = write_study()
     go(study, layout)

@@ -95,7 +95,10 @@ def test_studies_are_listed_by_their_latest_run_and_other_experiments_are_not(la
     assert experiments(layout) == []
     for start, name in enumerate(("older", "newer", "somebody's own"), 1):
         client.create_run(client.create_experiment(name), start_time=start, tags={"study": name} if start < 3 else {})
-    assert [(one.name, one.run_tags["study"]) for one in experiments(layout)] == [("newer", "newer"), ("older", "older")]
+    assert [(one.name, one.run_tags["study"]) for one in experiments(layout)] == [
+        ("newer", "newer"),
+        ("older", "older"),
+    ]
 
 
 def test_a_run_arrives_whole_and_is_never_sent_twice(layout: Layout, client: Client, log: Path) -> None:
@@ -177,7 +180,11 @@ def test_batches_keep_the_limit_and_whole_lines(layout: Layout, log: Path) -> No
     batches = list(sink(layout)._batches(lines))
     assert [len(metrics) for _, metrics in batches] == [1000, 1000, 400]
     assert all(len(metrics) <= MAX_METRICS for _, metrics in batches)
-    assert [end for end, _ in batches] == [sum(map(len, lines[:500])), sum(map(len, lines[:1000])), sum(map(len, lines))]
+    assert [end for end, _ in batches] == [
+        sum(map(len, lines[:500])),
+        sum(map(len, lines[:1000])),
+        sum(map(len, lines)),
+    ]
 
 
 def test_mlflow_being_away_is_told_once_and_made_up_for(layout: Layout, client: Client, log: Path) -> None:
@@ -198,7 +205,9 @@ def test_mlflow_being_away_is_told_once_and_made_up_for(layout: Layout, client: 
     assert series(client, back.state.run_id) == [(step, step / 7) for step in range(5)]
 
 
-def test_another_identity_or_a_deleted_store_starts_afresh(layout: Layout, client: Client, log: Path, empty_store: Path) -> None:
+def test_another_identity_or_a_deleted_store_starts_afresh(
+    layout: Layout, client: Client, log: Path, empty_store: Path
+) -> None:
     write(log, range(5))
     first, second = sink(layout), sink(layout, identity="key2")
     assert first.finish(log, "complete", {}, {})
@@ -209,7 +218,9 @@ def test_another_identity_or_a_deleted_store_starts_afresh(layout: Layout, clien
     assert not sink(layout, identity="key2").knows(log, "complete", {}, {})
 
 
-def test_a_store_that_has_moved_with_its_state_files_is_told_nothing_again(layout: Layout, log: Path, tmp_path: Path) -> None:
+def test_a_store_that_has_moved_with_its_state_files_is_told_nothing_again(
+    layout: Layout, log: Path, tmp_path: Path
+) -> None:
     write(log, range(5))
     first = sink(layout)
     assert first.finish(log, "complete", {}, {})

@@ -38,7 +38,9 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 def record(study: Study, layout: Layout, profile: str | None = None) -> None:
     with Path(os.devnull).open("w") as nowhere:
         layout.root.mkdir(parents=True, exist_ok=True)
-        run_study(study, layout, profile, {"ppo.steps": 64}, executors.Inline(), 1, Console(file=nowhere), trials="fake_trial")
+        run_study(
+            study, layout, profile, {"ppo.steps": 64}, executors.Inline(), 1, Console(file=nowhere), trials="fake_trial"
+        )
 
 
 def tags(layout: Layout, experiment: str) -> Any:
@@ -90,7 +92,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     command = [sys.executable, str(ROOT / "ablate.py"), "ui", "--port", str(port), "--out", str(layout.root)]
     with (folder / "errors.txt").open("w") as errors:
         server = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True, preexec_fn=mind_interrupts
+            command,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+            preexec_fn=mind_interrupts,
         )
     try:
         assert server.stdout is not None
@@ -119,7 +126,8 @@ def wait_until_healthy(server: subprocess.Popen[str], port: int) -> None:
 
 
 def loads(folder: Path) -> Iterator[Path]:
-    """A browser profile for each attempt: a page may be dumped before a busy server has sent its data. The last attempt must do."""
+    """A browser profile for each attempt: a page may be dumped before a busy server has sent its data. The last attempt
+    must do."""
     for attempt in range(5):
         yield folder / f"profile-{attempt}"
     pytest.fail("the page never showed a curve for every arm in every chart")
@@ -129,7 +137,13 @@ def page(url: str, profile: Path) -> str:
     """The document that Chromium has made of a page."""
     quiet = ("gpu", "quic", "background-networking", "component-update", "sync")
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--no-first-run", *(f"--disable-{one}" for one in quiet)]
-    command += [f"--user-data-dir={profile}", "--window-size=1600,1400", "--virtual-time-budget=30000", "--dump-dom", url]
+    command += [
+        f"--user-data-dir={profile}",
+        "--window-size=1600,1400",
+        "--virtual-time-budget=30000",
+        "--dump-dom",
+        url,
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=True).stdout
 
 

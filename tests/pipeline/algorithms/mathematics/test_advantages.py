@@ -18,7 +18,9 @@ from pipeline.algorithms.mathematics.advantages import explained_variance, gae
 
 NAN = float("nan")
 Rows = list[list[tuple[float, float]]]
-episodes = st.lists(st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=6), min_size=1, max_size=4)
+episodes = st.lists(
+    st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=6), min_size=1, max_size=4
+)
 fraction = st.floats(0, 1)
 
 
@@ -72,13 +74,23 @@ def test_the_golden_table_is_the_sum_of_the_definition(gamma: float, lam: float)
 # --- against plain loops -----------------------------------------------------------------------------------
 
 
-@given(rows=episodes, gamma=fraction, lam=fraction, pad=st.integers(0, 3), junk=st.sampled_from([NAN, math.inf, -math.inf, 1e30, 0.9]))
-def test_it_is_the_sum_it_stands_for_whatever_the_padding(rows: Rows, gamma: float, lam: float, pad: int, junk: float) -> None:
+@given(
+    rows=episodes,
+    gamma=fraction,
+    lam=fraction,
+    pad=st.integers(0, 3),
+    junk=st.sampled_from([NAN, math.inf, -math.inf, 1e30, 0.9]),
+)
+def test_it_is_the_sum_it_stands_for_whatever_the_padding(
+    rows: Rows, gamma: float, lam: float, pad: int, junk: float
+) -> None:
     rewards, values, mask = padded(rows, pad, junk)
     advantages, returns = gae(rewards, values, mask, gamma, lam)
     expected = [a for row in rows for a in naive.gae([r for r, _ in row], [v for _, v in row], gamma, lam)]
     assert advantages[mask].tolist() == pytest.approx(expected, abs=1e-12)
-    assert returns[mask].tolist() == pytest.approx([a + v for a, (_, v) in zip(expected, chain(*rows), strict=True)], abs=1e-12)
+    assert returns[mask].tolist() == pytest.approx(
+        [a + v for a, (_, v) in zip(expected, chain(*rows), strict=True)], abs=1e-12
+    )
     assert not advantages[~mask].any()
     assert not returns[~mask].any()
 
@@ -94,10 +106,15 @@ def test_in_each_dtype(dtype: torch.dtype, gamma: float, lam: float) -> None:
     for row, length in enumerate(lengths):
         r, v = exact(rewards[row, :length]), exact(values[row, :length])
         expected = naive.gae(r, v, Fraction(gamma), Fraction(lam))
-        # Five roundings a token (two products, three sums), each of a number no larger than the largest in sight; half an eps each.
+        # Five roundings a token (two products, three sums), each of a number no larger than the largest in sight; half
+        # an eps each.
         largest = 1 + max(abs(float(x)) for x in [*r, *v, *expected]) * 2
         close(advantages[row, :length], expected, 2.5 * length * eps(dtype) * largest)
-        close(returns[row, :length], [a + x for a, x in zip(expected, v, strict=True)], 3.0 * length * eps(dtype) * largest)
+        close(
+            returns[row, :length],
+            [a + x for a, x in zip(expected, v, strict=True)],
+            3.0 * length * eps(dtype) * largest,
+        )
 
 
 # --- identities --------------------------------------------------------------------------------------------
@@ -107,9 +124,13 @@ def test_in_each_dtype(dtype: torch.dtype, gamma: float, lam: float) -> None:
 def test_lambda_one_is_monte_carlo_less_the_value(rows: Rows, gamma: float) -> None:
     rewards, values, mask = padded(rows)
     advantages, returns = gae(rewards, values, mask, gamma, 1.0)
-    monte_carlo = [sum(gamma**ahead * r for ahead, (r, _) in enumerate(row[t:])) for row in rows for t in range(len(row))]
+    monte_carlo = [
+        sum(gamma**ahead * r for ahead, (r, _) in enumerate(row[t:])) for row in rows for t in range(len(row))
+    ]
     assert returns[mask].tolist() == pytest.approx(monte_carlo, abs=1e-12)
-    assert advantages[mask].tolist() == pytest.approx([g - v for g, (_, v) in zip(monte_carlo, chain(*rows), strict=True)], abs=1e-12)
+    assert advantages[mask].tolist() == pytest.approx(
+        [g - v for g, (_, v) in zip(monte_carlo, chain(*rows), strict=True)], abs=1e-12
+    )
 
 
 @given(rows=episodes, gamma=fraction)
@@ -118,12 +139,17 @@ def test_lambda_zero_is_the_td_error(rows: Rows, gamma: float) -> None:
     advantages, returns = gae(rewards, values, mask, gamma, 0.0)
     targets = [r + (gamma * row[t + 1][1] if t + 1 < len(row) else 0) for row in rows for t, (r, _) in enumerate(row)]
     assert returns[mask].tolist() == pytest.approx(targets, abs=1e-12)
-    assert advantages[mask].tolist() == pytest.approx([g - v for g, (_, v) in zip(targets, chain(*rows), strict=True)], abs=1e-12)
+    assert advantages[mask].tolist() == pytest.approx(
+        [g - v for g, (_, v) in zip(targets, chain(*rows), strict=True)], abs=1e-12
+    )
 
 
 @given(rows=episodes, gamma=fraction, lam=fraction)
 def test_a_critic_that_is_right_leaves_no_advantage(rows: Rows, gamma: float, lam: float) -> None:
-    knowing = [[(r, sum(gamma**ahead * later for ahead, (later, _) in enumerate(row[t:]))) for t, (r, _) in enumerate(row)] for row in rows]
+    knowing = [
+        [(r, sum(gamma**ahead * later for ahead, (later, _) in enumerate(row[t:]))) for t, (r, _) in enumerate(row)]
+        for row in rows
+    ]
     rewards, values, mask = padded(knowing)
     advantages, returns = gae(rewards, values, mask, gamma, lam)
     assert advantages[mask].tolist() == pytest.approx([0.0] * int(mask.sum()), abs=1e-12)
@@ -179,14 +205,20 @@ def test_inputs_are_left_alone() -> None:
     ],
 )
 def test_explained_variance_by_hand(values: list[float], expected: float) -> None:
-    assert explained_variance(grid([values], pad=1), grid([[1.0, 2.0]], pad=1), prefix([values], pad=1)) == pytest.approx(expected)
+    assert explained_variance(
+        grid([values], pad=1), grid([[1.0, 2.0]], pad=1), prefix([values], pad=1)
+    ) == pytest.approx(expected)
 
 
 def test_returns_that_do_not_vary_have_no_explained_variance() -> None:
     assert math.isnan(explained_variance(grid([[0.0, 1.0]]), grid([[1.0, 1.0]]), prefix([[1, 2]])))
 
 
-@given(rows=st.lists(st.lists(st.tuples(st.integers(-9, 9), st.integers(-9, 9)), min_size=1, max_size=5), min_size=2, max_size=4))
+@given(
+    rows=st.lists(
+        st.lists(st.tuples(st.integers(-9, 9), st.integers(-9, 9)), min_size=1, max_size=5), min_size=2, max_size=4
+    )
+)
 def test_explained_variance_against_plain_loops(rows: list[list[tuple[int, int]]]) -> None:
     pairs = [(Fraction(v), Fraction(r)) for row in rows for v, r in row]
     values, returns, mask = padded([[(float(v), float(r)) for v, r in row] for row in rows], pad=2)

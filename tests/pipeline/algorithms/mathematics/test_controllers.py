@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipeline.algorithms.mathematics.controllers import KlController, LrGuard, adapted, hinge, kl_schedule, lr_schedule, out_of_reach
+from pipeline.algorithms.mathematics.controllers import (
+    KlController,
+    LrGuard,
+    adapted,
+    hinge,
+    kl_schedule,
+    lr_schedule,
+    out_of_reach,
+)
 from pipeline.config.algorithm import PpoConfig
 
 kls, betas, targets = st.floats(-50, 500), st.floats(1e-4, 10), st.floats(0.1, 100)
@@ -61,7 +69,8 @@ def test_a_loop_with_adaptive_beta_settles_at_its_target() -> None:
 
 
 def test_a_horizon_that_would_turn_beta_negative_is_refused() -> None:
-    """At a horizon of a fifth of the batch, one rollout below target takes all of beta away; beyond, it would reward drift."""
+    """At a horizon of a fifth of the batch, one rollout below target takes all of beta away; beyond, it would reward
+    drift."""
     with pytest.raises(ValidationError, match=r"kl_horizon 12 .* 12\.8"):
         cfg(kl_control="adaptive", batch_size=64, kl_horizon=12)
     fine = cfg(kl_control="adaptive", batch_size=64, kl_horizon=13)
@@ -79,7 +88,8 @@ PIECEWISE: dict[str, Any] = {"kl_control": "piecewise", "kl_coef_stages": ((0.25
 @pytest.mark.parametrize(
     ("control", "expected"),
     [
-        # From 0.1 to 0.02 at 0, 1/4, 1/2, 3/4 and 1 of the way. cos(pi/4) = 0.70711: 0.02 + 0.08 x (1 + 0.70711) / 2 = 0.0882843.
+        # From 0.1 to 0.02 at 0, 1/4, 1/2, 3/4 and 1 of the way. cos(pi/4) = 0.70711: 0.02 + 0.08 x (1 + 0.70711) / 2 =
+        # 0.0882843.
         (LINEAR, [0.1, 0.08, 0.06, 0.04, 0.02]),
         (COSINE, [0.1, 0.0882842712, 0.06, 0.0317157288, 0.02]),
         (PIECEWISE, [0.1, 0.05, 0.05, 0.0, 0.0]),
@@ -99,7 +109,12 @@ def test_schedules_of_beta_by_hand(control: dict[str, Any], expected: list[float
 def test_a_piecewise_schedule_changes_at_its_fraction_and_not_before() -> None:
     stages = cfg(**PIECEWISE)
     just_before = math.nextafter(0.25, 0)
-    assert [kl_schedule(stages, p) for p in (just_before, 0.25, math.nextafter(0.75, 0), 0.75)] == [0.1, 0.05, 0.05, 0.0]
+    assert [kl_schedule(stages, p) for p in (just_before, 0.25, math.nextafter(0.75, 0), 0.75)] == [
+        0.1,
+        0.05,
+        0.05,
+        0.0,
+    ]
     assert kl_schedule(cfg(kl_control="piecewise", kl_coef_stages=((0.0, 0.7),)), 0.0) == 0.7
 
 
@@ -126,7 +141,8 @@ def test_one_update_alone_is_at_the_start_of_its_schedule() -> None:
 
 
 def test_the_hinge_by_hand() -> None:
-    # Twice the threshold halves the step, ten times leaves a tenth; at it or below, and for a noisy negative KL, all of it.
+    # Twice the threshold halves the step, ten times leaves a tenth; at it or below, and for a noisy negative KL, all of
+    # it.
     assert [hinge(kl, 0.02) for kl in (-0.1, 0.0, 0.02, 0.04, 0.2)] == pytest.approx([1.0, 1.0, 1.0, 0.5, 0.1])
     assert hinge(100.0, None) == 1.0
 
@@ -168,9 +184,14 @@ def test_the_guard_cuts_for_its_time_and_no_deeper() -> None:
     assert factors == [0.5, 0.5, 0.5, 0.5, 0.5, 1.0]
 
 
-@given(events=st.lists(st.one_of(st.none(), st.floats(0, 0.03)), max_size=40), hold=st.integers(1, 6), enabled=st.booleans())
+@given(
+    events=st.lists(st.one_of(st.none(), st.floats(0, 0.03)), max_size=40),
+    hold=st.integers(1, 6),
+    enabled=st.booleans(),
+)
 def test_the_guard_against_a_plain_model(events: list[float | None], hold: int, enabled: bool) -> None:
-    """None is a gradient step, a number a rollout: a step is cut if fewer than `hold` steps lie between it and an alarm."""
+    """None is a gradient step, a number a rollout: a step is cut if fewer than `hold` steps lie between it and an
+    alarm."""
     guard = LrGuard(enabled=enabled, threshold=0.015, cut=0.5, hold=hold)
     since_alarm = hold
     for event in events:

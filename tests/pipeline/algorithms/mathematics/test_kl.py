@@ -14,7 +14,9 @@ from torch import Tensor
 from pipeline.algorithms.mathematics.kl import entropy, exact_kl, k1, k2, k3
 
 LOG2, LOG3 = math.log(2), math.log(3)
-logits = st.integers(2, 6).flatmap(lambda size: st.tuples(*[st.lists(st.floats(-4, 4), min_size=size, max_size=size)] * 2))
+logits = st.integers(2, 6).flatmap(
+    lambda size: st.tuples(*[st.lists(st.floats(-4, 4), min_size=size, max_size=size)] * 2)
+)
 
 
 def f64(*xs: float) -> Tensor:
@@ -39,7 +41,8 @@ def test_estimators_by_hand() -> None:
 
 
 def test_exact_kl_by_hand() -> None:
-    # pi = (1/2, 1/2), ref = (1/4, 3/4): half log 2 plus half log 2/3 = log 2 - log 3 / 2 = 0.1438. The other way round, 0.1308.
+    # pi = (1/2, 1/2), ref = (1/4, 3/4): half log 2 plus half log 2/3 = log 2 - log 3 / 2 = 0.1438. The other way round,
+    # 0.1308.
     pi, ref = f64(0.5, 0.5).log(), f64(0.25, 0.75).log()
     assert exact_kl(pi, ref).item() == pytest.approx(LOG2 - LOG3 / 2)
     assert exact_kl(ref, pi).item() == pytest.approx(0.25 * -LOG2 + 0.75 * (LOG3 - LOG2))
@@ -159,7 +162,9 @@ def test_estimators_against_plain_formulas(dtype: torch.dtype) -> None:
     # Two products; the half is exact.
     close(k2(d), [x * x / 2 for x in ds], [eps(dtype) * x * x / 2 for x in ds])
     # expm1 to its last digit, then the sum to its own.
-    close(k3(d), [math.expm1(-x) + x for x in ds], [eps(dtype) * (abs(math.expm1(-x)) + math.expm1(-x) + x) for x in ds])
+    close(
+        k3(d), [math.expm1(-x) + x for x in ds], [eps(dtype) * (abs(math.expm1(-x)) + math.expm1(-x) + x) for x in ds]
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -171,5 +176,9 @@ def test_sums_over_the_vocabulary_against_plain_loops(dtype: torch.dtype) -> Non
         p, q = ([float(value) for value in exact(one[row])] for one in (pi, ref))
         # Three roundings a term: the exponential (to one unit), the difference, the product; one more of the sum.
         size = sum(math.exp(a) * (abs(a) + abs(b)) for a, b in zip(p, q, strict=True))
-        close(kl[row], [sum(math.exp(a) * (a - b) for a, b in zip(p, q, strict=True))], (2.5 * eps(dtype) + 11 * EPS32) * size)
+        close(
+            kl[row],
+            [sum(math.exp(a) * (a - b) for a, b in zip(p, q, strict=True))],
+            (2.5 * eps(dtype) + 11 * EPS32) * size,
+        )
         close(spread[row], [-sum(math.exp(a) * a for a in p)], (2.5 * eps(dtype) + 11 * EPS32) * size)

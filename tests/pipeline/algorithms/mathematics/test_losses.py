@@ -58,7 +58,9 @@ def test_the_ratio_is_of_new_over_behaviour() -> None:
 
 
 @given(advantage=scores, logprob=st.floats(-20, 0), clip=clips)
-def test_at_ratio_one_the_loss_is_minus_the_advantage_and_so_is_its_gradient(advantage: float, logprob: float, clip: float) -> None:
+def test_at_ratio_one_the_loss_is_minus_the_advantage_and_so_is_its_gradient(
+    advantage: float, logprob: float, clip: float
+) -> None:
     new = f64(logprob).requires_grad_()
     losses, active = policy_loss(new, f64(logprob), f64(advantage), clip)
     assert losses.item() == -advantage
@@ -81,12 +83,18 @@ def test_policy_loss_against_plain_cases(d: float, advantage: float, clip: float
 
 
 @given(d=log_ratios, advantage=scores, clip=clips, factor=st.floats(0, 10))
-def test_policy_loss_is_pessimistic_and_scales_with_the_advantage(d: float, advantage: float, clip: float, factor: float) -> None:
+def test_policy_loss_is_pessimistic_and_scales_with_the_advantage(
+    d: float, advantage: float, clip: float, factor: float
+) -> None:
     loss = policy_loss(f64(d), f64(0.0), f64(advantage), clip)[0].item()
     assert loss >= -advantage * math.exp(d) - 1e-12
     assert loss >= -abs(advantage) * (1 + clip) - 1e-12  # no more than this can be gained from one rollout
-    assert policy_loss(f64(d), f64(0.0), f64(factor * advantage), clip)[0].item() == pytest.approx(factor * loss, rel=1e-9, abs=1e-12)
-    assert policy_loss(f64(d), f64(0.0), f64(advantage), 1e9)[0].item() == pytest.approx(-advantage * math.exp(d))  # no clip at all
+    assert policy_loss(f64(d), f64(0.0), f64(factor * advantage), clip)[0].item() == pytest.approx(
+        factor * loss, rel=1e-9, abs=1e-12
+    )
+    assert policy_loss(f64(d), f64(0.0), f64(advantage), 1e9)[0].item() == pytest.approx(
+        -advantage * math.exp(d)
+    )  # no clip at all
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -98,7 +106,8 @@ def test_policy_loss_in_each_dtype(dtype: torch.dtype) -> None:
     for ours, flag, n, o, a in zip(losses, active, exact(new), exact(old), exact(advantages), strict=True):
         d = float(n - o)
         expected, clipped = naive.surrogate(math.exp(d), float(a), 0.2)
-        # The difference rounds by half an eps of itself, and so the ratio relatively; then the ratio (one unit), its bound, the product.
+        # The difference rounds by half an eps of itself, and so the ratio relatively; then the ratio (one unit), its
+        # bound, the product.
         relative = eps(dtype) * (abs(d) / 2 + 2)
         close(ours, [expected], relative * abs(expected) + 1e-12 * eps(dtype))
         if min(abs(math.exp(d) - 1.2), abs(math.exp(d) - 0.8)) > 1.2 * relative and abs(float(a)) > eps(dtype):
@@ -158,12 +167,15 @@ def test_kl_in_the_loss_by_hand() -> None:
     assert kl_loss(new, ref, "k3").tolist() == pytest.approx([log2 - 0.5, 1 - log2])
 
 
-distributions = st.integers(2, 5).flatmap(lambda size: st.tuples(*[st.lists(st.floats(-3, 3), min_size=size, max_size=size)] * 2))
+distributions = st.integers(2, 5).flatmap(
+    lambda size: st.tuples(*[st.lists(st.floats(-3, 3), min_size=size, max_size=size)] * 2)
+)
 
 
 @given(pair=distributions)
 def test_gradients_of_the_estimators_in_expectation(pair: tuple[list[float], list[float]]) -> None:
-    """Over tokens that the policy samples, by enumeration: k2 follows KL(pi || ref), k3 KL(ref || pi), and k1 nothing."""
+    """Over tokens that the policy samples, by enumeration: k2 follows KL(pi || ref), k3 KL(ref || pi), and k1
+    nothing."""
     z, ref = f64(*pair[0]).requires_grad_(), torch.log_softmax(f64(*pair[1]), -1)
     log_pi = torch.log_softmax(z, -1)
     drawn_from = log_pi.exp().detach()  # sampling does not differentiate
@@ -227,7 +239,8 @@ def test_value_loss_in_each_dtype(dtype: torch.dtype) -> None:
     assert (losses.dtype, active.dtype) == (dtype, torch.bool)
     for ours, v, o, r in zip(losses, exact(vpred), exact(values), exact(returns), strict=True):
         expected, _ = naive.value_loss(float(v), float(o), float(r), 0.2)
-        # The bound of the clip and the distance from the target round by half an eps of what they are; the square doubles that.
+        # The bound of the clip and the distance from the target round by half an eps of what they are; the square
+        # doubles that.
         off = eps(dtype) * (abs(float(o)) + 0.2 + abs(float(r)) + abs(float(v)))
         distance = math.sqrt(2 * expected)
         close(ours, [expected], distance * off + off**2 + eps(dtype) * expected)
@@ -249,7 +262,8 @@ def test_tokens_do_not_see_each_other_so_micro_batches_add_up(tokens: list[tuple
 
 
 def test_a_mean_of_micro_batch_means_would_be_another_loss() -> None:
-    # Advantages 1, 1, 1 and 5 at ratio 1: the mean over tokens is -2; halves of three and one would give (-1 - 5) / 2 = -3.
+    # Advantages 1, 1, 1 and 5 at ratio 1: the mean over tokens is -2; halves of three and one would give (-1 - 5) / 2 =
+    # -3.
     zero, advantages = torch.zeros(4, dtype=torch.float64), f64(1.0, 1.0, 1.0, 5.0)
     losses, _ = policy_loss(zero, zero, advantages, 0.2)
     by_parts = sum(part.sum() for part in (losses[:3], losses[3:])) / len(losses)

@@ -26,7 +26,11 @@ def one_row(xs: list[float]) -> tuple[Tensor, Tensor]:
 
 
 def test_response_mask_comes_from_lengths() -> None:
-    assert response_mask(torch.tensor([1, 3, 0]), 3).tolist() == [[True, False, False], [True, True, True], [False, False, False]]
+    assert response_mask(torch.tensor([1, 3, 0]), 3).tolist() == [
+        [True, False, False],
+        [True, True, True],
+        [False, False, False],
+    ]
 
 
 def test_sum_mean_and_variance_by_hand_and_blind_to_padding() -> None:
@@ -60,7 +64,8 @@ def test_whitening_by_hand() -> None:
 
 
 def test_the_epsilon_of_whitening_is_under_the_root() -> None:
-    # 0 and 2e-4: deviation 1e-4, variance 1e-8. Under the root: 1e-4 / sqrt(2e-8) = 0.7071; beside it, 1e-4 / (1e-4 + 1e-8) = 0.9999.
+    # 0 and 2e-4: deviation 1e-4, variance 1e-8. Under the root: 1e-4 / sqrt(2e-8) = 0.7071; beside it, 1e-4 / (1e-4 +
+    # 1e-8) = 0.9999.
     x, mask = one_row([0.0, 2e-4])
     assert masked_whiten(x, mask)[0].tolist() == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5), 0.0])
 
@@ -90,7 +95,8 @@ def test_moments_against_plain_loops(dtype: torch.dtype, seed: int) -> None:
     floats = [float(value) for value in xs]
     close(masked_sum(x, mask), [sum(xs)], mean_bound(floats, dtype) * len(xs))
     close(masked_mean(x, mask), [mean(xs)], mean_bound(floats, dtype))
-    # With the mean off by m, the variance is off by m^2; each difference, square, sum and division adds at most 5 roundings in all.
+    # With the mean off by m, the variance is off by m^2; each difference, square, sum and division adds at most 5
+    # roundings in all.
     spread, off = float(variance(xs)), mean_bound(floats, dtype)
     close(masked_var(x, mask), [variance(xs)], 1.1 * off**2 + (2.5 * eps(dtype) + len(xs) * sum_eps(dtype)) * spread)
 
@@ -105,7 +111,8 @@ def test_whitening_against_plain_loops(dtype: torch.dtype, shift_mean: bool, see
     white = masked_whiten(x, mask, shift_mean=shift_mean)
     middle, deviation = float(mean(xs)), math.sqrt(float(variance(xs)) + EPSILON)
     expected = [(value - middle) / deviation + (0.0 if shift_mean else middle) for value in xs]
-    # Roundings of the difference, of the root (half of the variance's 5, and its own), of the product and of the sum; and the mean's.
+    # Roundings of the difference, of the root (half of the variance's 5, and its own), of the product and of the sum;
+    # and the mean's.
     slack = (5 * eps(dtype) + len(xs) * sum_eps(dtype), 3 * mean_bound(xs, dtype) * max(1.0, 1 / deviation))
     close(white[mask], expected, [slack[0] * (abs(value) + abs(middle)) + slack[1] for value in expected])
     assert not white[~mask].any()
@@ -146,7 +153,9 @@ def test_scale_and_shift(xs: list[float], factor: float, shift: float) -> None:
     if masked_var(x, mask) > 1e-2:  # far above the 1e-8 under the root
         white = masked_whiten(x, mask)[mask].tolist()
         assert masked_whiten(moved, mask)[mask].tolist() == pytest.approx(white, rel=1e-3, abs=1e-6)
-        assert masked_whiten(-moved, mask)[mask].tolist() == pytest.approx([-value for value in white], rel=1e-3, abs=1e-6)
+        assert masked_whiten(-moved, mask)[mask].tolist() == pytest.approx(
+            [-value for value in white], rel=1e-3, abs=1e-6
+        )
 
 
 @given(xs=numbers)

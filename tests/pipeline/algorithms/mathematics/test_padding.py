@@ -84,7 +84,9 @@ def test_pad_columns_change_no_grid(name: str, rows: list[list[tuple[float, floa
 @pytest.mark.parametrize("name", NUMBERS)
 @settings(max_examples=25)
 @given(rows=responses, pad=st.integers(1, 4), rubbish=junk)
-def test_pad_columns_change_no_number(name: str, rows: list[list[tuple[float, float]]], pad: int, rubbish: float) -> None:
+def test_pad_columns_change_no_number(
+    name: str, rows: list[list[tuple[float, float]]], pad: int, rubbish: float
+) -> None:
     tight, loose = float(NUMBERS[name](batch(rows, 0, 0.0))), float(NUMBERS[name](batch(rows, pad, rubbish)))
     assert loose == pytest.approx(tight, rel=1e-9, abs=1e-12, nan_ok=name == "explained_variance")
 
@@ -109,10 +111,14 @@ def test_rows_in_another_order_give_the_same_number(
     one = batch(rows, 1, rubbish)
     order = torch.tensor(data.draw(st.permutations(range(len(rows)))))
     expected = float(NUMBERS[name](one))
-    assert float(NUMBERS[name](one.rows(order))) == pytest.approx(expected, rel=1e-9, abs=1e-12, nan_ok=name == "explained_variance")
+    assert float(NUMBERS[name](one.rows(order))) == pytest.approx(
+        expected, rel=1e-9, abs=1e-12, nan_ok=name == "explained_variance"
+    )
 
 
-@pytest.mark.parametrize("name", ["non_score_reward", "token_rewards", "gae advantages", "gae returns", "policy_loss", "value_loss"])
+@pytest.mark.parametrize(
+    "name", ["non_score_reward", "token_rewards", "gae advantages", "gae returns", "policy_loss", "value_loss"]
+)
 @settings(max_examples=25)
 @given(rows=responses)
 def test_a_row_alone_is_as_in_its_batch(name: str, rows: list[list[tuple[float, float]]]) -> None:

@@ -51,7 +51,8 @@ def test_subtracting_keeps_the_order_and_replacing_forgets_it(dtype: torch.dtype
 
 
 def test_penalty_by_hand() -> None:
-    # The first token is e times as likely as under the reference and costs 0.1; the second is less likely and earns 0.05.
+    # The first token is e times as likely as under the reference and costs 0.1; the second is less likely and earns
+    # 0.05.
     logprobs, ref = grid([[-1.0, -2.0], [-1.0, -1.0, -1.0]]), grid([[-2.0, -1.5], [-1.0, -2.0, -1.0]])
     penalty = non_score_reward(logprobs, ref, prefix([[1, 2], [1, 2, 3]]), 0.1)
     assert penalty.tolist() == [pytest.approx([-0.1, 0.05, 0.0]), pytest.approx([0.0, -0.1, 0.0])]
@@ -62,7 +63,9 @@ def test_penalty_against_plain_numbers(dtype: torch.dtype) -> None:
     logprobs, ref, mask = drawn(3, 8, seed=0, dtype=dtype), drawn(3, 8, seed=1, dtype=dtype), drawn(3, 8, seed=2) > 0
     penalty = non_score_reward(logprobs, ref, mask, 0.05)
     expected = [-0.05 * float(a - b) for a, b in zip(exact(logprobs[mask]), exact(ref[mask]), strict=True)]
-    close(penalty[mask], expected, [1.5 * eps(dtype) * abs(x) for x in expected])  # beta in the dtype, the difference, the product
+    close(
+        penalty[mask], expected, [1.5 * eps(dtype) * abs(x) for x in expected]
+    )  # beta in the dtype, the difference, the product
     assert not penalty[~mask].any()
     assert penalty.dtype == dtype
 
@@ -83,7 +86,11 @@ def test_score_by_hand_on_the_last_valid_token() -> None:
     mask = prefix([[1, 2], [1, 2, 3], [1]])
     penalty = grid([[-0.1, 0.05], [0.0, -0.1, 0.0], [0.2]], junk=0.0)
     rewards = token_rewards(f64(5.0, 7.0, -1.0), penalty, mask)
-    assert rewards.tolist() == [pytest.approx([-0.1, 5.05, 0.0]), pytest.approx([0.0, -0.1, 7.0]), pytest.approx([-0.8, 0.0, 0.0])]
+    assert rewards.tolist() == [
+        pytest.approx([-0.1, 5.05, 0.0]),
+        pytest.approx([0.0, -0.1, 7.0]),
+        pytest.approx([-0.8, 0.0, 0.0]),
+    ]
     assert penalty[0, 1].item() == 0.05  # added to a copy
 
 
@@ -106,12 +113,16 @@ def test_the_score_on_the_last_token_and_not_behind_it() -> None:
 
 
 @given(rows=ragged, data=st.data())
-def test_a_response_earns_its_score_and_its_penalties_and_nothing_else(rows: list[list[float]], data: st.DataObject) -> None:
+def test_a_response_earns_its_score_and_its_penalties_and_nothing_else(
+    rows: list[list[float]], data: st.DataObject
+) -> None:
     scores = f64(*data.draw(st.lists(st.floats(-5, 5), min_size=len(rows), max_size=len(rows))))
     mask = prefix(rows, pad=2)
     penalty = non_score_reward(grid(rows, pad=2), torch.zeros(mask.shape, dtype=torch.float64), mask, 1.0)
     rewards = token_rewards(scores, penalty, mask)
-    assert rewards.sum(1).tolist() == pytest.approx([score - sum(row) for score, row in zip(scores.tolist(), rows, strict=True)])
+    assert rewards.sum(1).tolist() == pytest.approx(
+        [score - sum(row) for score, row in zip(scores.tolist(), rows, strict=True)]
+    )
     places = torch.tensor([len(row) - 1 for row in rows])
     assert (rewards - penalty).gather(1, places[:, None])[:, 0].tolist() == pytest.approx(scores.tolist())
     assert not rewards[~mask].any()
