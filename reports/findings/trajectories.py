@@ -17,7 +17,8 @@ from reports.statistics.two_level import Array, Estimate, Outcome
 
 REWARDS = ("objective/gold", "objective/scores")
 """Compared at matched KL: what the judge says, and what was trained on."""
-PLACES: dict[str, float] = {"half way": 0.25, "farthest": 1.0}
+Place = Literal["half way", "farthest"]
+PLACES: dict[Place, float] = {"half way": 0.25, "farthest": 1.0}
 """Share of the largest common KL at which arms are compared; half the distance sqrt(KL) is a quarter of the KL."""
 POOLED = "all arms"
 KL = "objective/kl"
@@ -33,7 +34,7 @@ class MatchedKL:
 
     metric: str
     arm: str
-    place: Literal["half way", "farthest"]
+    place: Place
     kl: float
     """Nats per sequence at which they are compared."""
     low: float
@@ -196,7 +197,7 @@ def _rewards(frame: pd.DataFrame) -> list[str]:
     return [key for key in REWARDS if key in frame.columns and frame[key].notna().any()]
 
 
-def _matched(found: Curves, metric: str, arm: str, base: str, place: str) -> MatchedKL | None:
+def _matched(found: Curves, metric: str, arm: str, base: str, place: Place) -> MatchedKL | None:
     seeds = [seed for name, seed in found if name == arm and (base, seed) in found]
     seeds = [seed for seed in seeds if metric in found[arm, seed].values and metric in found[base, seed].values]
     both = common_range([found[name, seed] for name in (arm, base) for seed in seeds])
@@ -214,9 +215,8 @@ def _matched(found: Curves, metric: str, arm: str, base: str, place: str) -> Mat
     ]
     per_seed = dict(zip(seeds, differences, strict=True))
     p = stats.two_level_p(estimate)
-    return MatchedKL(
-        metric, arm, place, kl, low, high, when[0], when[1], *values, estimate, per_seed, p, None, "not estimable"
-    )  # type: ignore[arg-type]
+    found_at = (kl, low, high, when[0], when[1], *values, estimate, per_seed, p, None)
+    return MatchedKL(metric, arm, place, *found_at, "not estimable")
 
 
 def _corrected(rows: Sequence[MatchedKL]) -> list[MatchedKL]:
