@@ -27,6 +27,7 @@ $(VENV)/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep -E '^torch==' constraints.txt)"
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@$(BIN)/python -m studies.definition.editor_schema
 	@touch $@
 
 $(VENV)/.stamp-dev: $(VENV)/.stamp

@@ -1,7 +1,8 @@
 """The JSON schema of a study file, so that editors complete and check its keys while it is written.
 
-Made from the pydantic models, the trial's configuration and the list of metrics; ``study.schema.json`` beside
-this file is its text. ``python -m studies.definition.editor_schema`` writes it again.
+Made from the pydantic models, the trial's configuration and the list of metrics. Setting up and `new-study` write it
+to ``studies/study.schema.json``, where the first line of the shipped studies looks for it; so does
+``python -m studies.definition.editor_schema``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +33,10 @@ def header(path: Path) -> str:
     return f"# yaml-language-server: $schema={where}"
 
 
-def schema_text() -> str:
-    """What ``study.schema.json`` has to contain."""
-    return json.dumps(study_schema(), indent=1, ensure_ascii=False) + "\n"
+def write_schema() -> None:
+    """Write ``study.schema.json`` as the program is now; without a word where its folder cannot be written."""
+    with suppress(OSError):
+        SCHEMA.write_text(json.dumps(study_schema(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def study_schema() -> dict[str, Any]:
@@ -143,4 +146,4 @@ def _line(text: str | None) -> str:
 
 
 if __name__ == "__main__":
-    SCHEMA.write_text(schema_text(), encoding="utf-8")
+    write_schema()

@@ -7,7 +7,7 @@ from pathlib import Path
 from pipeline.config.names import SYMBOLS, nearest
 from pipeline.errors import UserError
 from pipeline.run.layout import safe
-from studies.definition.editor_schema import header
+from studies.definition.editor_schema import header, write_schema
 from studies.definition.schema import study_names
 
 _HEAD = """{header}
@@ -121,6 +121,7 @@ def new_study(name: str, design: str, folder: Path) -> Path:
         raise UserError(f"{path} exists and is not overwritten; choose another name, or remove it") from None
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}") from None
+    write_schema()
     return path
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -15,8 +16,9 @@ from pipeline.config.loading import dotted_keys, profile_names
 from pipeline.config.names import SYMBOLS
 from pipeline.errors import UserError
 from pipeline.run.metrics import METRICS
+from studies.definition import editor_schema
 from studies.definition.design import cells
-from studies.definition.editor_schema import SCHEMA, header, schema_text, study_schema
+from studies.definition.editor_schema import SCHEMA, header, study_schema
 from studies.definition.schema import SEED_KEY, STOP_KEY, STUDIES, load_study, study_names
 from studies.definition.template import DESIGNS, new_study, template
 
@@ -115,8 +117,14 @@ def _object_faults(value: dict[str, Any], schema: dict[str, Any], root: dict[str
             yield from faults(one, others, root, f"{at}.{key}")
 
 
-def test_the_committed_schema_is_current() -> None:
-    assert SCHEMA.read_text("utf-8") == schema_text(), "write it again: python -m studies.definition.editor_schema"
+def test_a_new_study_comes_with_its_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(editor_schema, "SCHEMA", tmp_path / "there.json")
+    path = new_study("mine", "arms", tmp_path)
+    assert path.read_text().splitlines()[0] == f"# yaml-language-server: $schema={editor_schema.SCHEMA.name}"
+    assert json.loads(editor_schema.SCHEMA.read_text("utf-8")) == study_schema()
+    editor_schema.SCHEMA.unlink()
+    editor_schema.SCHEMA.mkdir()  # cannot be written
+    assert new_study("other", "arms", tmp_path).exists()
 
 
 @pytest.mark.parametrize("name", study_names())
