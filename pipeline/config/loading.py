@@ -14,7 +14,7 @@ import yaml
 
 from pipeline.config.base import Section
 from pipeline.config.effects import inert, value_at
-from pipeline.config.messages import Fault, unknown_key, validated
+from pipeline.config.messages import ConfigFault, unknown_key, validated
 from pipeline.config.names import nearest
 from pipeline.config.trial import TrialConfig
 from pipeline.config.yaml_files import read_yaml
@@ -61,7 +61,7 @@ def load_config(
 
 def read_config(
     profile: str, overrides: Mapping[str, Any], below: Mapping[str, Any]
-) -> tuple[TrialConfig | None, list[Fault]]:
+) -> tuple[TrialConfig | None, list[ConfigFault]]:
     """As `load_config`, but gives all faults, each with the key of the override that has it. Raises `UserError` for an
     unknown profile."""
     names = profile_names()
@@ -72,13 +72,13 @@ def read_config(
     under, faults = _changed(content, below)
     content, wrong = _changed(under, overrides)
     config, refused = validated(TrialConfig, content)
-    faults += [*wrong, *(Fault(_override(fault, {**below, **overrides}), fault.text) for fault in refused)]
+    faults += [*wrong, *(ConfigFault(_override(fault, {**below, **overrides}), fault.text) for fault in refused)]
     if config is not None:
         faults += _inert(config, under, overrides)
     return (None if faults else config), faults
 
 
-def _changed(content: dict[str, Any], changes: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
+def _changed(content: dict[str, Any], changes: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigFault]]:
     """The sections with dotted keys changed, and a fault for each key that cannot be."""
     found, faults = dict(content), []
     for key, value in changes.items():
@@ -90,16 +90,18 @@ def _changed(content: dict[str, Any], changes: Mapping[str, Any]) -> tuple[dict[
                 name: _with(found.get(section, {}).get(name), inner, value, key),
             }
         except UserError as error:
-            faults.append(Fault((key,), str(error)))
+            faults.append(ConfigFault((key,), str(error)))
     return found, faults
 
 
-def _inert(config: TrialConfig, under: dict[str, Any], overrides: Mapping[str, Any]) -> list[Fault]:
+def _inert(config: TrialConfig, under: dict[str, Any], overrides: Mapping[str, Any]) -> list[ConfigFault]:
     """Overrides that have no effect in `config`; those that repeat what is under them are none."""
     idle = {key: why for key in overrides if (why := inert(config, key))}
     base = validated(TrialConfig, under)[0] if idle else None
     return [
-        Fault((key,), why) for key, why in idle.items() if base is None or value_at(base, key) != value_at(config, key)
+        ConfigFault((key,), why)
+        for key, why in idle.items()
+        if base is None or value_at(base, key) != value_at(config, key)
     ]
 
 
@@ -110,7 +112,7 @@ def check_key(key: str) -> None:
         raise UserError(unknown_key(key, known))
 
 
-def _override(fault: Fault, changes: Mapping[str, Any]) -> tuple[str, ...]:
+def _override(fault: ConfigFault, changes: Mapping[str, Any]) -> tuple[str, ...]:
     """The override whose value is at fault; nothing where it is a whole section, or the profile."""
     ways = (".".join(map(str, fault.where[:depth])) for depth in range(len(fault.where), 1, -1))
     return next(((way,) for way in ways if way in changes), ())

@@ -33,7 +33,7 @@ PLAIN = {
 """pydantic's kinds of faults whose own words are those of a programmer."""
 
 
-class Fault(NamedTuple):
+class ConfigFault(NamedTuple):
     """One fault, and the way to the entry that has it."""
 
     where: Where
@@ -48,12 +48,12 @@ def validate(model: type[M], content: Mapping[str, Any], origin: str) -> M:
     return made
 
 
-def validated(model: type[M], content: Mapping[str, Any]) -> tuple[M | None, list[Fault]]:
+def validated(model: type[M], content: Mapping[str, Any]) -> tuple[M | None, list[ConfigFault]]:
     """The model, or every fault that keeps the content from being one."""
     try:
         return model.model_validate(content), []
     except ValidationError as error:
-        return None, [Fault(tuple(fault["loc"]), _explain(model, fault)) for fault in error.errors()]
+        return None, [ConfigFault(tuple(fault["loc"]), _explain(model, fault)) for fault in error.errors()]
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:

@@ -45,7 +45,7 @@ class Pattern:
     value: float
 
 
-class Table(Generic[T]):
+class Distribution(Generic[T]):
     """A finite distribution that is sampled by inversion, one uniform number a draw."""
 
     def __init__(self, weighted: Iterable[tuple[T, float]]) -> None:
@@ -90,21 +90,23 @@ def _found(negator: str, adverb: str, adjective: str) -> str:
     return _join("I did not find the {noun}" if negator else "I found the {noun}", adverb, adjective)
 
 
-def _mix(share: float, first: list[tuple[Pattern, float]], second: list[tuple[Pattern, float]]) -> Table[Pattern]:
+def _mix(
+    share: float, first: list[tuple[Pattern, float]], second: list[tuple[Pattern, float]]
+) -> Distribution[Pattern]:
     """The first list with probability `share`, else the second."""
     scaled = []
     for part, pairs in ((share, first), (1.0 - share, second)):
         total = math.fsum(weight for _, weight in pairs)
         scaled += [(pattern, part * weight / total) for pattern, weight in pairs]
-    return Table(scaled)
+    return Distribution(scaled)
 
 
-def _aspects(sign: Sign) -> Table[Pattern]:
+def _aspects(sign: Sign) -> Distribution[Pattern]:
     found = _phrases(lexicon.FOUND_FORMS, ADJECTIVES, sign, _found)
     return _mix(lexicon.FOUND_SHARE, found, _phrases(lexicon.COPULA_FORMS, ADJECTIVES, sign, _copula))
 
 
-def _verdicts(sign: Sign) -> Table[Pattern]:
+def _verdicts(sign: Sign) -> Distribution[Pattern]:
     weighted: list[tuple[Pattern, float]] = []
     for target in lexicon.OBJECTS:
 
@@ -113,10 +115,10 @@ def _verdicts(sign: Sign) -> Table[Pattern]:
             return _join("I", "did not" if negator else "", adverb, infinitive if negator else past, target)
 
         weighted += _phrases(lexicon.VERDICT_FORMS, lexicon.VERDICT_VERBS, sign, realise)
-    return Table(weighted)
+    return Distribution(weighted)
 
 
-def _recommendations(sign: Sign) -> Table[Pattern]:
+def _recommendations(sign: Sign) -> Distribution[Pattern]:
     # Nothing is the opposite of `recommend`, so favourable clauses take the plain forms and the others the negated
     # ones.
     forms = tuple(form for form in lexicon.RECOMMEND_FORMS if lexicon.NEGATION[form[1]] * sign > 0)
@@ -140,24 +142,24 @@ ASPECTS: Final[tuple[tuple[str, str], ...]] = tuple((noun, "was") for noun in le
     (noun, "were") for noun in lexicon.ASPECTS_PLURAL
 )
 """Noun and its verb."""
-REMARKS: Final[dict[str, Table[Pattern]]] = {
-    kind: Table((Pattern(_join(*choice), 0.0), 1.0) for choice in product(*columns))
+REMARKS: Final[dict[str, Distribution[Pattern]]] = {
+    kind: Distribution((Pattern(_join(*choice), 0.0), 1.0) for choice in product(*columns))
     for kind, columns in lexicon.NEUTRAL.items()
 }
 ASPECT_CLAUSES: Final = {sign: _aspects(sign) for sign in SIGNS}
-COPULAS: Final = {sign: Table(_phrases(lexicon.COPULA_FORMS, ADJECTIVES, sign, _copula)) for sign in SIGNS}
+COPULAS: Final = {sign: Distribution(_phrases(lexicon.COPULA_FORMS, ADJECTIVES, sign, _copula)) for sign in SIGNS}
 """The halves of a contrast; they have opposite signs."""
 CLOSING: Final = {
     "verdict": {sign: _verdicts(sign) for sign in SIGNS},
     "recommendation": {sign: _recommendations(sign) for sign in SIGNS},
 }
-PLANS: Final[dict[Sentiment, Table[tuple[str, ...]]]] = {
-    sentiment: Table(
+PLANS: Final[dict[Sentiment, Distribution[tuple[str, ...]]]] = {
+    sentiment: Distribution(
         (tuple(plan.split()), mixed if sentiment == "mixed" else clear) for plan, clear, mixed in lexicon.PLANS
     )
     for sentiment in SENTIMENTS
 }
-_SENTIMENT: Final = Table((sentiment, lexicon.SENTIMENT_PROBABILITY[sentiment]) for sentiment in SENTIMENTS)
+_SENTIMENT: Final = Distribution((sentiment, lexicon.SENTIMENT_PROBABILITY[sentiment]) for sentiment in SENTIMENTS)
 _LOG_PLAN: Final = {
     sentiment: {plan: math.log(p) for plan, p in zip(table.items, table.probabilities, strict=True)}
     for sentiment, table in PLANS.items()
@@ -211,7 +213,7 @@ class _Draft:
         text = contrast(fill(conceded, self._aspect()), fill(claimed, self._aspect()))
         return Pattern(text, lexicon.CONCEDED * conceded.value + claimed.value)
 
-    def _draw(self, table: Table[Pattern]) -> Pattern:
+    def _draw(self, table: Distribution[Pattern]) -> Pattern:
         pattern, logprob = table.draw(self.rng)
         self.logprob += logprob
         return pattern

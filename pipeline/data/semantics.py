@@ -118,7 +118,7 @@ def _cost(words: list[str]) -> int:
     return max(1, -(-length // lexicon.WORDS_PER_FAULT))
 
 
-def _aspect_clauses(tables: dict[lexicon.Sign, grammar.Table[grammar.Pattern]]) -> dict[str, Clause]:
+def _aspect_clauses(tables: dict[lexicon.Sign, grammar.Distribution[grammar.Pattern]]) -> dict[str, Clause]:
     patterns = [pattern for table in tables.values() for pattern in table.items]
     clauses = [
         Clause(grammar.fill(pattern, aspect), (aspect[0],), pattern.value)

@@ -12,8 +12,8 @@ from typing import Any
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
 from pipeline.forecast.policy_shape import scorer_shapes, shape_of
-from pipeline.forecast.subject import Device, Trial
-from pipeline.forecast.work import Estimate, estimate
+from pipeline.forecast.subject import Device, ForecastSubject
+from pipeline.forecast.work import Forecast, estimate
 from pipeline.resources.device import gpu_visible
 from pipeline.resources.machine import GIB
 
@@ -30,7 +30,7 @@ class Knob:
     """A change of the configuration and what would be predicted with it."""
 
     changes: Changes
-    found: Estimate
+    found: Forecast
 
     def __str__(self) -> str:
         """Ready for ``--set``, with the figures."""
@@ -38,13 +38,13 @@ class Knob:
         return f"{keys} ({self.found.total_gib:.1f} GiB, {hours(self.found.t4_hours)})"
 
 
-def predict(config: TrialConfig) -> Estimate | None:
+def predict(config: TrialConfig) -> Forecast | None:
     """Peak memory of every stage and T4-hours; None where the sizes of the base cannot be had."""
     shape = shape_of(config)
     return (
         None
         if shape is None
-        else estimate(Trial(config, shape, device_of(config), scorer_shapes(config), t4_judges(config)))
+        else estimate(ForecastSubject(config, shape, device_of(config), scorer_shapes(config), t4_judges(config)))
     )
 
 
@@ -107,7 +107,7 @@ def _gib(size: float) -> str:
     return f"{size:.1f} GiB" if size >= 1 else f"{size:.2g} GiB"
 
 
-def excess(found: Estimate) -> str:
+def excess(found: Forecast) -> str:
     """What is predicted of what is allowed, with the largest parts."""
     parts = sorted(found.memory_gib.items(), key=lambda part: -part[1])[:4]
     said = []
@@ -147,7 +147,7 @@ def knobs(config: TrialConfig) -> list[Knob]:
     return [together] if together else []
 
 
-def variants(config: TrialConfig) -> dict[str, Estimate | None]:
+def variants(config: TrialConfig) -> dict[str, Forecast | None]:
     """The same trial with each way to train: what the choice costs."""
     whole: Changes = {"ppo.adapter": "none", "ppo.quantize": "none"}
     ways: dict[str, Changes] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.forecast.subject import Trained, Trial
+from pipeline.forecast.subject import ForecastSubject, Trained
 
 DISK_BYTES = 200e6
 """Bytes per second that a checkpoint is copied from the card, hashed and written with; assumed of a cloud machine's
@@ -11,13 +11,13 @@ KEPT = 3
 """Checkpoints on disk at once: two that are kept, and the one being written."""
 
 
-def checkpoint_bytes(trial: Trial, trained: Trained) -> float:
+def checkpoint_bytes(trial: ForecastSubject, trained: Trained) -> float:
     """Size of one checkpoint: what is trained, and Adam's two moments of it, in fp32."""
     own = trial.shape.trunk if trial.config.ppo.critic == "separate" else 0
     return 12.0 * (trained.parameters + own)
 
 
-def checkpoint_hours(trial: Trial, trained: Trained, hours: float) -> float:
+def checkpoint_hours(trial: ForecastSubject, trained: Trained, hours: float) -> float:
     """Hours that checkpoints add to a trial of `hours`: as many as their cadence asks for, at most their share of the
     time."""
     runtime, cfg = trial.config.runtime, trial.config.ppo
@@ -26,7 +26,7 @@ def checkpoint_hours(trial: Trial, trained: Trained, hours: float) -> float:
     return wanted if runtime.checkpoint_share is None else min(wanted, runtime.checkpoint_share * hours)
 
 
-def disk_by_part(trial: Trial, trained: Trained) -> dict[str, float]:
+def disk_by_part(trial: ForecastSubject, trained: Trained) -> dict[str, float]:
     """Bytes at the peak of a trial's PPO stage, the stages before it left out."""
     own = 4.0 * trial.shape.trunk if trial.config.ppo.critic == "separate" else 0.0
     return {
@@ -36,6 +36,6 @@ def disk_by_part(trial: Trial, trained: Trained) -> dict[str, float]:
     }
 
 
-def shared_disk(trial: Trial) -> float:
+def shared_disk(trial: ForecastSubject) -> float:
     """Bytes of the reference and of learned rewards, which the trials of a study have in common."""
     return 4.0 * (trial.shape.parameters + trial.learned * trial.shape.trunk)

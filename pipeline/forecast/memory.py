@@ -6,7 +6,7 @@ on a CPU, networks of 10 M to 56 M parameters agree with measured peaks within 1
 
 from __future__ import annotations
 
-from pipeline.forecast.subject import Trained, Trial
+from pipeline.forecast.subject import ForecastSubject, Trained
 from pipeline.models import cpu
 from pipeline.resources.chunking import chunk_tokens, pair_rows, text_rows
 from pipeline.resources.device import built_for_cards
@@ -23,7 +23,7 @@ Parts = dict[str, float]
 """Bytes by component."""
 
 
-def memory_by_stage(trial: Trial, trained: Trained) -> dict[str, Parts]:
+def memory_by_stage(trial: ForecastSubject, trained: Trained) -> dict[str, Parts]:
     """Bytes at the peak of each stage. What a phase needs for a while is that of the phase that needs most."""
     phases = {"sft": _sft(trial), "reward": _reward(trial), "ppo": _ppo(trial, trained), "evaluate": _evaluate(trial)}
     return {
@@ -37,7 +37,7 @@ def _whole(on_card: bool, lasting: Parts, passing: Parts) -> Parts:
     return {"interpreter and libraries": libraries, **lasting, **passing}
 
 
-def _sft(trial: Trial) -> list[tuple[Parts, Parts]]:
+def _sft(trial: ForecastSubject) -> list[tuple[Parts, Parts]]:
     """All weights are trained, whatever PPO trains; the optimiser goes before the held-out texts are measured."""
     shape, cfg = trial.shape, trial.config.sft
     positions = cfg.max_tokens * text_rows(cfg.batch_size, cfg.max_tokens, shape.vocab, trial.on_card)
@@ -61,7 +61,7 @@ def _sft(trial: Trial) -> list[tuple[Parts, Parts]]:
     return [(fitted, train)] * bool(cfg.steps) + [({"policy": 4.0 * shape.parameters}, measure)]
 
 
-def _reward(trial: Trial) -> list[tuple[Parts, Parts]]:
+def _reward(trial: ForecastSubject) -> list[tuple[Parts, Parts]]:
     """Of learned parts the last is trained while the others wait; then samples are drawn and scored."""
     shape, cfg = trial.shape, trial.config.reward
     lasting = {"reference": 4.0 * shape.parameters, "reward": _rewards(trial)}
@@ -86,14 +86,14 @@ def _reward(trial: Trial) -> list[tuple[Parts, Parts]]:
     return found
 
 
-def _evaluate(trial: Trial) -> list[tuple[Parts, Parts]]:
+def _evaluate(trial: ForecastSubject) -> list[tuple[Parts, Parts]]:
     weights = 4.0 * trial.shape.parameters
     return [
         ({"policy": weights, "reference": weights, "reward": _rewards(trial)}, passing) for passing in _unlearned(trial)
     ]
 
 
-def _ppo(trial: Trial, trained: Trained) -> list[tuple[Parts, Parts]]:
+def _ppo(trial: ForecastSubject, trained: Trained) -> list[tuple[Parts, Parts]]:
     shape, cfg = trial.shape, trial.config.ppo
     own = shape.trunk if cfg.critic == "separate" else 0
     weights = 4.0 * shape.parameters + 4.0 * (trained.parameters if cfg.adapter == "lora" else 0)
@@ -114,12 +114,12 @@ def _ppo(trial: Trial, trained: Trained) -> list[tuple[Parts, Parts]]:
     ]
 
 
-def _rewards(trial: Trial) -> float:
+def _rewards(trial: ForecastSubject) -> float:
     """What rewards and a judge hold between their calls."""
     return 4.0 * (trial.learned * trial.shape.parameters + sum(one.parameters for one in trial.scorers))
 
 
-def _kept(trial: Trial) -> float:
+def _kept(trial: ForecastSubject) -> float:
     """Bytes per position that a forward keeps for its backward where every weight is trained."""
     shape = trial.shape
     kept = shape.kept_half if trial.on_card else shape.kept_fp32
@@ -128,7 +128,7 @@ def _kept(trial: Trial) -> float:
     )
 
 
-def _copies(trial: Trial) -> float:
+def _copies(trial: ForecastSubject) -> float:
     """Half-precision copies of the weights that PPO trains and of those that it goes back through.
 
     Those of trained ones are kept as long as autocast lasts, those of frozen ones until the backward of their block,
@@ -140,7 +140,7 @@ def _copies(trial: Trial) -> float:
     return 2.0 * (shape.maps * trunks / (shape.layers if once else 1) + shape.vocab * shape.hidden) * trial.on_card
 
 
-def _training(trial: Trial, trained: Trained) -> Parts:
+def _training(trial: ForecastSubject, trained: Trained) -> Parts:
     """What a gradient step of PPO needs beside the networks."""
     shape, cfg, runtime = trial.shape, trial.config.ppo, trial.config.runtime
     length = trial.longest_prompt + cfg.response_length - 1
@@ -157,7 +157,7 @@ def _training(trial: Trial, trained: Trained) -> Parts:
     }
 
 
-def _unlearned(trial: Trial, copies: float = 0.0) -> list[Parts]:
+def _unlearned(trial: ForecastSubject, copies: float = 0.0) -> list[Parts]:
     """What sampling, measuring and scoring by classifiers need beside the networks."""
     shape, cfg, runtime, half = trial.shape, trial.config.ppo, trial.config.runtime, trial.on_card
     length = trial.longest_prompt + cfg.response_length - 1

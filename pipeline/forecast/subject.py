@@ -15,7 +15,7 @@ TOKENS_PER_WORD = 1.5
 
 
 @dataclass(frozen=True)
-class Trial:
+class ForecastSubject:
     """What an estimate depends on: the configuration, the policy's shape, and those of networks that only score."""
 
     config: TrialConfig

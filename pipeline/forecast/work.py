@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pipeline.forecast.disk import checkpoint_hours, disk_by_part, shared_disk
 from pipeline.forecast.memory import memory_by_stage
-from pipeline.forecast.subject import Trained, Trial
+from pipeline.forecast.subject import ForecastSubject, Trained
 from pipeline.resources.chunking import chunk_tokens, pair_rows, text_rows
 from pipeline.resources.machine import GIB
 from pipeline.resources.roofline import (
@@ -27,7 +27,7 @@ from pipeline.resources.roofline import (
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Forecast:
     """A prediction for one trial."""
 
     parameters: int
@@ -84,7 +84,7 @@ class Estimate:
         return (not self.timed or self.t4_hours <= self.cap_hours) and self.total_gib <= self.cap_gib
 
 
-def estimate(trial: Trial) -> Estimate:
+def estimate(trial: ForecastSubject) -> Forecast:
     """Predict memory and time."""
     cfg = trial.config.ppo
     trained = Trained.of(trial.shape, cfg)
@@ -98,7 +98,7 @@ def estimate(trial: Trial) -> Estimate:
         for stage, parts in memory_by_stage(trial, trained).items()
     }
     disk = {name: size / GIB for name, size in disk_by_part(trial, trained).items() if size}
-    return Estimate(
+    return Forecast(
         trial.shape.parameters,
         trained.parameters,
         memory,
@@ -112,7 +112,7 @@ def estimate(trial: Trial) -> Estimate:
     )
 
 
-def work_of_shared(trial: Trial) -> dict[str, tuple[float, float]]:
+def work_of_shared(trial: ForecastSubject) -> dict[str, tuple[float, float]]:
     """(FLOPs, bytes) of training the reference and learned rewards, sampling and measuring apart."""
     shape, sft, reward = trial.shape, trial.config.sft, trial.config.reward
     episode = trial.mean_prompt + trial.config.ppo.response_length
@@ -139,7 +139,7 @@ def work_of_shared(trial: Trial) -> dict[str, tuple[float, float]]:
     return found
 
 
-def work_of_update(trial: Trial, trained: Trained) -> dict[str, tuple[float, float]]:
+def work_of_update(trial: ForecastSubject, trained: Trained) -> dict[str, tuple[float, float]]:
     """(FLOPs, bytes) of one update, by phase."""
     shape, cfg, runtime = trial.shape, trial.config.ppo, trial.config.runtime
     rows, prompt, response = cfg.batch_size, trial.mean_prompt, cfg.response_length

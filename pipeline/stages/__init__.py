@@ -53,6 +53,7 @@ STAGES = (
             "pipeline.rewards",
             "pipeline.models",
             "pipeline.data.preferences",
+            "pipeline.data.text_episodes",
             "pipeline.data.files",
             "pipeline.data.cleaning",
             *SUPERVISED,

@@ -34,7 +34,7 @@ POLL_SECONDS = 0.05
 ORPHAN_SECONDS = 1.0
 
 
-class Speaker(Silent):
+class PipeReporter(Silent):
     """The reporter of the first process: says everything to the parent."""
 
     def progress(self, stage: str, done: int, total: int, note: str = "") -> None:
@@ -148,7 +148,7 @@ def main() -> None:
     threading.Thread(target=_die_with_parent, args=(os.getppid(),), daemon=True).start()
     name, config, out, artifacts = pickle.load(sys.stdin.buffer)
     module, _, function = name.partition(":")
-    reporter = Speaker() if os.environ["RANK"] == "0" else Silent()
+    reporter = PipeReporter() if os.environ["RANK"] == "0" else Silent()
     settle(config.runtime)
     if device_of(config.runtime.device).type == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

@@ -114,7 +114,7 @@ class Ranks:
             self.state.destroy_process_group()
 
 
-class Mute:
+class NullLog:
     """The metrics file of a process that does not write."""
 
     offset = 0

@@ -44,7 +44,7 @@ ScoreFn = Callable[[Episodes, Sequence[int]], Scores]
 
 
 @dataclass(frozen=True)
-class World:
+class RolloutContext:
     """What a rollout needs and a trial does not change: the networks and how they are asked."""
 
     actor: ActorCritic
@@ -74,7 +74,7 @@ class Prompts:
 
 
 @dataclass(frozen=True)
-class Measured:
+class TokenStats:
     """What the networks say of every valid token; grids are (B, T), 0 on invalid tokens, nats."""
 
     logprobs: Tensor
@@ -92,7 +92,7 @@ class Rollout:
     """One batch of episodes with everything the losses need; grids are (B, T), 0 on invalid tokens."""
 
     episodes: Episodes
-    measured: Measured
+    measured: TokenStats
     advantages: Tensor
     returns: Tensor
     kl_coef: float
@@ -101,7 +101,7 @@ class Rollout:
     metrics: dict[str, float]
 
 
-def collect(world: World, prompts: Prompts, update: int, kl_coef: float) -> Rollout:
+def collect(world: RolloutContext, prompts: Prompts, update: int, kl_coef: float) -> Rollout:
     """Sample and measure the rollout of one update.
 
     Raises `Diverged` when what was sampled or measured is not finite, `MemoryFull` in all processes when a row does not
@@ -139,7 +139,7 @@ def collect(world: World, prompts: Prompts, update: int, kl_coef: float) -> Roll
     return Rollout(episodes, measured, advantages, returns, kl_coef, scores, metrics)
 
 
-def _own_share(world: World, prompts: Prompts, update: int) -> tuple[Episodes, Scores, Measured]:
+def _own_share(world: RolloutContext, prompts: Prompts, update: int) -> tuple[Episodes, Scores, TokenStats]:
     """What this process samples and measures of a rollout; it speaks to no other. Raises `MemoryFull`."""
     cfg, share = world.cfg, world.ranks.share(prompts.rows)
     with world.timed("generate"):
@@ -162,7 +162,7 @@ def _own_share(world: World, prompts: Prompts, update: int) -> tuple[Episodes, S
     return episodes, scores, measured
 
 
-def score_in_parts(world: World, episodes: Episodes, rows: Sequence[int]) -> Scores:
+def score_in_parts(world: RolloutContext, episodes: Episodes, rows: Sequence[int]) -> Scores:
     """The scores of all rows, so many at a time as there is room for."""
     parts = world.room.over(len(rows), lambda place: world.score(episodes.take(place), rows[place]))
     if len(parts) == 1:
@@ -176,7 +176,9 @@ def score_in_parts(world: World, episodes: Episodes, rows: Sequence[int]) -> Sco
     )
 
 
-def together(ranks: Ranks, episodes: Episodes, scores: Scores, measured: Measured) -> tuple[Episodes, Scores, Measured]:
+def together(
+    ranks: Ranks, episodes: Episodes, scores: Scores, measured: TokenStats
+) -> tuple[Episodes, Scores, TokenStats]:
     """The shares of all processes as one rollout, the same everywhere."""
     if ranks.count == 1:
         return episodes, scores, measured
@@ -190,12 +192,12 @@ def together(ranks: Ranks, episodes: Episodes, scores: Scores, measured: Measure
             texts=ranks.join_lists(scores.texts),
             parts={name: ranks.join(part.to(device)).cpu() for name, part in scores.parts.items()},
         ),
-        Measured(*(ranks.join(column) for column in vars(measured).values())),
+        TokenStats(*(ranks.join(column) for column in vars(measured).values())),
     )
 
 
 @torch.no_grad()
-def measure(actor: ActorCritic, reference: CausalLM, episodes: Episodes, temperature: float, room: Room) -> Measured:
+def measure(actor: ActorCritic, reference: CausalLM, episodes: Episodes, temperature: float, room: Room) -> TokenStats:
     """Both networks and the critic on every valid token, as many rows at a time as `room` has. Raises `MemoryFull`."""
     grids = torch.zeros(5, *episodes.response_mask.shape, device=episodes.response_mask.device)
 
@@ -208,10 +210,10 @@ def measure(actor: ActorCritic, reference: CausalLM, episodes: Episodes, tempera
             grid[rows, : mask.shape[1]] = to_grid(column, mask)
 
     episodes.by_length(room, fill)
-    return Measured(*grids)
+    return TokenStats(*grids)
 
 
-def drift_metrics(measured: Measured, mask: Tensor) -> dict[str, float]:
+def drift_metrics(measured: TokenStats, mask: Tensor) -> dict[str, float]:
     """KL to the reference by every estimator, and sampled entropy; definitions in pipeline/run/metrics.py."""
     d = measured.logprobs - measured.ref_logprobs
     return {

@@ -29,8 +29,8 @@ from pipeline.run.progress import RESUMED
 from pipeline.run.stopping import Watcher
 from pipeline.training import checkpoint
 from pipeline.training.health import Diverged, check_collapse, negative_kl
-from pipeline.training.processes import Mute, Ranks
-from pipeline.training.rollout import Prompts, Rollout, ScoreFn, World, collect
+from pipeline.training.processes import NullLog, Ranks
+from pipeline.training.rollout import Prompts, Rollout, RolloutContext, ScoreFn, collect
 from pipeline.training.selfcheck import check_rollout
 from pipeline.training.update import Learner, OnStep, train_on
 
@@ -115,7 +115,7 @@ class Trainer:
         self.steps = GradientSteps(torch.optim.Adam(_groups(actor, cfg), eps=cfg.adam_eps, fused=True), self.precision)
         self.kl, self.guard, self.stop = KlController.of(cfg), LrGuard.of(cfg), Watcher(cfg.stop)
         rollout_room = Room("runtime.rollout_batch_size", min(runtime.rollout_batch_size, cfg.batch_size), watch.warn)
-        self.world = World(actor, reference, score, cfg, token_ids, rollout_room, ledger.timed, self.ranks)
+        self.world = RolloutContext(actor, reference, score, cfg, token_ids, rollout_room, ledger.timed, self.ranks)
         train_room = Room("runtime.micro_batch_size", min(runtime.micro_batch_size, cfg.mini_batch_size), watch.warn)
         self.learner = Learner(
             actor, self.steps, self.precision, self.ranks, cfg, self.guard, train_room, runtime.gradient_checkpointing
@@ -299,7 +299,7 @@ class Trainer:
             self._open()
         self.ranks.wait()
         if not self.ranks.main:
-            self.log: Log = Mute()
+            self.log: Log = NullLog()
             state = checkpoint.load_latest(self.folder, self.watch.warn)
             assert state is not None
             self._load(state)

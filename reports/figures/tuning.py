@@ -12,7 +12,7 @@ from reports.figures.forest import rows_axis, side
 from reports.figures.style import INK, MUTED, SINGLE, Drawn, new_figure
 from reports.findings.findings import Findings
 from reports.records.load import StudyRecords
-from reports.records.searches import Search, SearchTrial
+from reports.records.searches import SearchResult, SearchTrial
 from reports.text.words import counted, name, number
 from studies.definition.search import objectives
 
@@ -92,7 +92,7 @@ def pareto(records: StudyRecords, findings: Findings) -> Drawn | None:
     )
 
 
-def _axes(records: StudyRecords, search: Search) -> tuple[str, str]:
+def _axes(records: StudyRecords, search: SearchResult) -> tuple[str, str]:
     """What the search traded for what: a second aim, else what it constrained, else drift; and the first aim. Empty
     without a second."""
     aims, settings = [aim.metric for aim in objectives(records.study)], records.study.search
@@ -103,7 +103,7 @@ def _axes(records: StudyRecords, search: Search) -> tuple[str, str]:
     return wanted[0] if wanted else "", aims[0]
 
 
-def _front(records: StudyRecords, search: Search, drawn: list[SearchTrial], x: str, y: str) -> set[int]:
+def _front(records: StudyRecords, search: SearchResult, drawn: list[SearchTrial], x: str, y: str) -> set[int]:
     """Trials that kept the constraints and that no other such one beats on both metrics; of several aims, as the search
     itself found."""
     aims = objectives(records.study)
@@ -139,7 +139,7 @@ def _legend(confirmed: bool) -> list[Line2D]:
     return [*entries, ring] if confirmed else entries
 
 
-def _table(search: Search, drawn: list[SearchTrial], best: set[int], x: str, y: str) -> pd.DataFrame:
+def _table(search: SearchResult, drawn: list[SearchTrial], best: set[int], x: str, y: str) -> pd.DataFrame:
     arms = {number: arm for arm, number in search.confirmed.items()}
     rows = [
         {"number": t.number, "arm": t.arm, "status": t.status, "feasible": t.feasible, "front": t.number in best}
@@ -149,7 +149,7 @@ def _table(search: Search, drawn: list[SearchTrial], best: set[int], x: str, y: 
     return pd.DataFrame(rows)
 
 
-def _caption(search: Search, drawn: list[SearchTrial]) -> str:
+def _caption(search: SearchResult, drawn: list[SearchTrial]) -> str:
     left = len(search.trials) - len(drawn)
     text = (
         f"Trials of the search (n = {len(drawn)}, one seed each, no interval): choosing the best of many noisy trials"

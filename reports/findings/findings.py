@@ -9,7 +9,7 @@ from reports.findings import trajectories
 from reports.findings.pairs import PER_PROMPT, pair_of, parts, per_prompt
 from reports.findings.trajectories import ArmAlarm, Curves, MatchedKL, RewardLaw
 from reports.records.load import StudyRecords
-from reports.records.searches import Search, load_search
+from reports.records.searches import SearchResult, load_search
 from reports.statistics import power
 from reports.statistics import two_level as stats
 from reports.statistics.two_level import Estimate, Outcome
@@ -150,7 +150,7 @@ class Findings:
     matched: tuple[MatchedKL, ...]
     laws: tuple[RewardLaw, ...]
     alarms: tuple[ArmAlarm, ...]
-    search: Search | None
+    search: SearchResult | None
     """What a search tried, apart from what was confirmed."""
 
     def arm(self, name: str) -> ArmResult:

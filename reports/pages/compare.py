@@ -16,7 +16,7 @@ from reports.pages.page import Page, Part
 from reports.records.load import StudyRecords
 from reports.tables.cells import DASH, columns, sample, shown, size
 from reports.tables.results import effect_word
-from reports.tables.table import Cell, Head, Table
+from reports.tables.table import Head, Table, TableCell
 from reports.text.answer import answer
 from reports.text.words import counted, listed, name, number
 from studies.claims.falsifiers import OUTCOMES
@@ -98,7 +98,7 @@ def comparison_table(studies: Sequence[Compared]) -> Table:
 
 def _row(
     one: Compared, result: ArmResult, keys: list[str], costs: list[str]
-) -> tuple[tuple[Cell, ...], dict[str, Any]]:
+) -> tuple[tuple[TableCell, ...], dict[str, Any]]:
     study = one.records.study
     flags = [f"{n} {status}" for status, n in result.counts.items() if status != "complete"]
     biggest = max(result.estimates.values(), key=lambda estimate: estimate.prompts, default=None)
@@ -114,11 +114,11 @@ def _row(
         for key in costs
     }
     cells = (
-        Cell(one.label), Cell(result.arm), Cell(size(biggest), ", ".join(flags)),
+        TableCell(one.label), TableCell(result.arm), TableCell(size(biggest), ", ".join(flags)),
         *[shown(result.estimates.get(key), key) for key in keys],
-        Cell(finding, tone={"better": "good", "worse": "bad"}.get(finding, "")),
-        Cell(", ".join(f"{n} {outcome.lower()}" for outcome, n in claims.items() if n) or "–"),
-        *[Cell(number(value)) if value == value else DASH for value in spent.values()],
+        TableCell(finding, tone={"better": "good", "worse": "bad"}.get(finding, "")),
+        TableCell(", ".join(f"{n} {outcome.lower()}" for outcome, n in claims.items() if n) or "–"),
+        *[TableCell(number(value)) if value == value else DASH for value in spent.values()],
     )  # fmt: skip
     record: dict[str, Any] = {
         "study": study.name,

@@ -13,7 +13,7 @@ from reports.findings.changes import COMPARED, Change, changes_of
 from reports.pages.page import Page, Part
 from reports.records.versions import MISSING, Version
 from reports.tables.cells import DASH, columns, sample, shown, shown_difference, size
-from reports.tables.table import Cell, Head, Table
+from reports.tables.table import Head, Table, TableCell
 from reports.text.words import counted, listed, name, number, p_value, signed
 from studies.claims.falsifiers import OUTCOMES
 
@@ -145,7 +145,7 @@ def _change_table(table: str, title: str, rows: Rows) -> Table:
     frame = pd.DataFrame(rows, columns=["what", "arms", "old", "new"])
     if not any(arms for _, arms, _, _ in rows):
         del heads[1]
-    cells = tuple(tuple(Cell(text) for i, text in enumerate(row) if i != 1 or len(heads) == 4) for row in rows)
+    cells = tuple(tuple(TableCell(text) for i, text in enumerate(row) if i != 1 or len(heads) == 4) for row in rows)
     note = (
         f"{MISSING}: was not there. Keys are those of the resolved configuration; the seed of a trial is none of them."
     )
@@ -166,9 +166,11 @@ def _results_tables(found: list[Change]) -> tuple[Table, ...]:
         unit = METRICS[one.metric].unit
         rows.append(
             (
-                Cell(one.arm), Cell(name(one.metric), unit), shown(one.old, one.metric), shown(one.new, one.metric),
+                TableCell(one.arm), TableCell(name(one.metric), unit),
+                shown(one.old, one.metric), shown(one.new, one.metric),
                 shown_difference(one.difference, one.metric) if one.difference else DASH,
-                Cell(size(one.difference)), Cell(one.pairing), Cell(p_value(one.p_holm)), Cell(one.finding),
+                TableCell(size(one.difference)), TableCell(one.pairing), TableCell(p_value(one.p_holm)),
+                TableCell(one.finding),
             )
         )  # fmt: skip
         data.append(
@@ -206,7 +208,7 @@ def _claims(old: Version, new: Version) -> tuple[tuple[str, ...], tuple[Table, .
                 ", ".join(f"{t[arm][o]} {o.lower()}" for o in OUTCOMES if t[arm][o]) if arm in t else MISSING
                 for t in tallies
             ]
-            rows.append((Cell(claim), Cell(arm), *[Cell(word) for word in words]))
+            rows.append((TableCell(claim), TableCell(arm), *[TableCell(word) for word in words]))
             data.append({"claim": claim, "arm": arm, "old": words[0], "new": words[1]})
     note = (
         "Each version's own claim on its own records; where the claim itself changed, the table of the design says so."
@@ -234,9 +236,9 @@ def _trials_table(old: Version, new: Version) -> Table:
         means = {key: [_mean([_spent(record, key) for record in group]) for group in own] for key in present}
         rows.append(
             (
-                Cell(arm),
-                *map(Cell, said),
-                *[Cell(f"{number(first)} → {number(second)}") for first, second in means.values()],
+                TableCell(arm),
+                *map(TableCell, said),
+                *[TableCell(f"{number(first)} → {number(second)}") for first, second in means.values()],
             )
         )
         spent = {

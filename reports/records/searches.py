@@ -26,7 +26,7 @@ class SearchTrial:
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchResult:
     """All trials of a search, its front, what was confirmed, and how much each knob mattered."""
 
     trials: tuple[SearchTrial, ...]
@@ -50,7 +50,7 @@ class Search:
         return list(dict.fromkeys(key for trial in self.trials for key in trial.overrides))
 
 
-def load_search(folder: StudyFolder, study: Study) -> Search | None:
+def load_search(folder: StudyFolder, study: Study) -> SearchResult | None:
     """The search of a study, None where it has none or the file is of another search than the study gives now.
 
     Raises `Damaged`.
@@ -68,9 +68,9 @@ def load_search(folder: StudyFolder, study: Study) -> Search | None:
         raise Damaged(path, f"{type(error).__name__}: {error}", folder.remedy) from None
 
 
-def search_of(content: dict[str, Any]) -> Search:
+def search_of(content: dict[str, Any]) -> SearchResult:
     """The content of ``search.json``. Raises `KeyError`, `TypeError` or `ValueError` where it is not of that form."""
-    return Search(
+    return SearchResult(
         trials=tuple(_trial(entry) for entry in content["trials"]),
         pareto=tuple(int(number) for number in content["pareto"]),
         confirmed={str(entry["arm"]): int(entry["number"]) for entry in content["confirmed"]},

@@ -5,26 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 from reports.statistics.two_level import Estimate
-from reports.tables.table import Cell
+from reports.tables.table import TableCell
 from reports.text.words import interval, signed
 
-DASH = Cell("–")
+DASH = TableCell("–")
 
 
-def shown(estimate: Estimate | None, key: str = "", *, bold: bool = False) -> Cell:
+def shown(estimate: Estimate | None, key: str = "", *, bold: bool = False) -> TableCell:
     """Value and interval, with equal decimals; a dash for none."""
     if estimate is None:
         return DASH
     value, _, bounds = interval(estimate, key).partition(" ")
-    return Cell(value, bounds, bold=bold)
+    return TableCell(value, bounds, bold=bold)
 
 
-def shown_difference(estimate: Estimate | None, key: str = "") -> Cell:
+def shown_difference(estimate: Estimate | None, key: str = "") -> TableCell:
     """Signed value and interval."""
     if estimate is None:
         return DASH
     value, _, bounds = signed(estimate, key).partition(" ")
-    return Cell(value, bounds)
+    return TableCell(value, bounds)
 
 
 def size(estimate: Estimate | None) -> str:

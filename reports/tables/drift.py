@@ -12,7 +12,7 @@ from reports.findings.findings import Findings
 from reports.findings.trajectories import ArmAlarm, kl_source
 from reports.records.load import StudyRecords
 from reports.tables.cells import DASH, columns, sample, shown, shown_difference
-from reports.tables.table import Cell, Head, Table
+from reports.tables.table import Head, Table, TableCell
 from reports.text.words import name, number, p_value
 
 
@@ -30,16 +30,16 @@ def matched_table(records: StudyRecords, findings: Findings) -> Table:
         unit = METRICS[row.metric].unit
         rows.append(
             (
-                Cell(row.arm),
-                Cell(name(row.metric), unit),
-                Cell(number(row.kl), row.place),
+                TableCell(row.arm),
+                TableCell(name(row.metric), unit),
+                TableCell(number(row.kl), row.place),
                 shown(row.arm_value),
                 shown(row.base_value),
                 shown_difference(row.difference),
-                Cell(str(row.difference.seeds)),
-                Cell(f"{row.arm_step:,.0f} / {row.base_step:,.0f}"),
-                Cell(p_value(row.p_holm)),
-                Cell({"better": "higher", "worse": "lower"}.get(row.outcome, row.outcome)),
+                TableCell(str(row.difference.seeds)),
+                TableCell(f"{row.arm_step:,.0f} / {row.base_step:,.0f}"),
+                TableCell(p_value(row.p_holm)),
+                TableCell({"better": "higher", "worse": "lower"}.get(row.outcome, row.outcome)),
             )
         )
         head = {
@@ -86,17 +86,17 @@ def law_table(records: StudyRecords, findings: Findings) -> Table:
         law = one.law
         peak = shown(law.peak_kl)
         if law.extrapolated:
-            peak = Cell(peak.text, f"{peak.detail} extrapolated".strip())
+            peak = TableCell(peak.text, f"{peak.detail} extrapolated".strip())
         rows.append(
             (
-                Cell(one.arm),
-                Cell(str(one.trials)),
+                TableCell(one.arm),
+                TableCell(str(one.trials)),
                 shown(law.a),
                 shown(law.b),
-                peak if law.peak_kl else Cell("none", "b may be 0"),
-                Cell(number(law.peak_gain)),
-                Cell(number(law.largest_kl)),
-                Cell(number(law.residual)),
+                peak if law.peak_kl else TableCell("none", "b may be 0"),
+                TableCell(number(law.peak_gain)),
+                TableCell(number(law.largest_kl)),
+                TableCell(number(law.residual)),
             )
         )
         record: dict[str, Any] = {
@@ -148,22 +148,22 @@ def alarm_table(findings: Findings) -> Table:
     return Table("alarms", "Over-optimisation", note, heads, tuple(rows), pd.DataFrame(data, columns=names))
 
 
-def _alarm_row(one: ArmAlarm) -> tuple[Cell, ...]:
+def _alarm_row(one: ArmAlarm) -> tuple[TableCell, ...]:
     found = list(one.alarms.values())
     if not found:
-        return Cell(one.arm), Cell(f"0 of {one.trials}"), DASH, DASH, DASH, DASH
+        return TableCell(one.arm), TableCell(f"0 of {one.trials}"), DASH, DASH, DASH, DASH
     steps, seen = [alarm.step for alarm in found], [alarm.seen_step for alarm in found]
     gold = math.fsum(alarm.gold for alarm in found) / len(found)
     return (
-        Cell(one.arm),
-        Cell(f"{len(found)} of {one.trials}"),
+        TableCell(one.arm),
+        TableCell(f"{len(found)} of {one.trials}"),
         shown(one.kl),
         _spread(steps),
         _spread(seen),
-        Cell(number(gold)),
+        TableCell(number(gold)),
     )
 
 
-def _spread(values: list[float]) -> Cell:
+def _spread(values: list[float]) -> TableCell:
     mean, low, high = sum(values) / len(values), min(values), max(values)
-    return Cell(f"{mean:,.0f}", f"{low:,.0f} to {high:,.0f}" if high > low else "")
+    return TableCell(f"{mean:,.0f}", f"{low:,.0f} to {high:,.0f}" if high > low else "")

@@ -17,7 +17,7 @@ from reports.tables.cells import DASH, columns, sample, shown, shown_difference,
 from reports.tables.drift import alarm_table, law_table, matched_table
 from reports.tables.runs import cost_table, trial_table, upstream_table
 from reports.tables.search import importance_table, tuning_table
-from reports.tables.table import Cell, Head, Table
+from reports.tables.table import Head, Table, TableCell
 from reports.text.words import counted, listed, name, number, p_value, setting
 from studies.definition.schema import IMPORTED
 
@@ -93,7 +93,7 @@ def robust_table(findings: Findings) -> Table:
         heads += [Head(f"{name(key)}, mean", METRICS[key].unit), Head("interquartile mean", METRICS[key].unit)]
     rows, data = [], []
     for result in findings.arms:
-        cells = [Cell(result.arm), Cell(size(next(iter(result.iqm.values()), None)))]
+        cells = [TableCell(result.arm), TableCell(size(next(iter(result.iqm.values()), None)))]
         record: dict[str, Any] = {"arm": result.arm, **sample(next(iter(result.iqm.values()), None))}
         for key in ROBUST:
             cells += [shown(result.estimates.get(key), key), shown(result.iqm.get(key), key)]
@@ -119,14 +119,14 @@ def effects_table(records: StudyRecords, findings: Findings) -> Table:
         word = effect_word(effect, records.study.objective.metric)
         rows.append(
             (
-                Cell(effect.arm),
-                Cell(name(effect.metric), METRICS[effect.metric].unit),
+                TableCell(effect.arm),
+                TableCell(name(effect.metric), METRICS[effect.metric].unit),
                 shown_difference(effect.estimate, effect.metric),
-                Cell(size(effect.estimate)),
-                Cell(p_value(effect.p)),
-                Cell(p_value(effect.p_seeds)),
-                Cell(p_value(effect.p_holm)),
-                Cell(word, tone={"better": "good", "worse": "bad"}.get(word, "")),
+                TableCell(size(effect.estimate)),
+                TableCell(p_value(effect.p)),
+                TableCell(p_value(effect.p_seeds)),
+                TableCell(p_value(effect.p_holm)),
+                TableCell(word, tone={"better": "good", "worse": "bad"}.get(word, "")),
             )
         )
     found = list(dict.fromkeys(effect.metric for effect in findings.effects if effect.estimate))
@@ -170,7 +170,7 @@ def sensitivity_table(records: StudyRecords, findings: Findings) -> Table:
     for arm in dict.fromkeys((*better, *power)):
         found, need = better.get(arm), power.get(arm)
         estimate = found.estimate if found else None
-        rows.append((Cell(arm), shown(estimate, "eval/win_rate"), Cell(size(estimate)), *_power_cells(need)))
+        rows.append((TableCell(arm), shown(estimate, "eval/win_rate"), TableCell(size(estimate)), *_power_cells(need)))
         record: dict[str, Any] = {
             "arm": arm,
             "improvement_metric": found.metric if found else None,
@@ -191,15 +191,15 @@ def sensitivity_table(records: StudyRecords, findings: Findings) -> Table:
     )
 
 
-def _power_cells(need: Power | None) -> tuple[Cell, ...]:
+def _power_cells(need: Power | None) -> tuple[TableCell, ...]:
     if need is None:
         return DASH, DASH, DASH, DASH
     if need.target is None or need.suffices is None:
-        return Cell(number(need.detectable, need.metric)), DASH, DASH, DASH
+        return TableCell(number(need.detectable, need.metric)), DASH, DASH, DASH
     seeds = "more prompts" if need.more_prompts else str(need.seeds_needed or "–")
     enough = "yes" if need.suffices else "no"
-    sizes = (Cell(number(size, need.metric)) for size in (need.detectable, need.target))
-    return *sizes, Cell(enough), Cell(seeds, f"there are {need.seeds}")
+    sizes = (TableCell(number(size, need.metric)) for size in (need.detectable, need.target))
+    return *sizes, TableCell(enough), TableCell(seeds, f"there are {need.seeds}")
 
 
 def verdict_table(findings: Findings) -> Table:
@@ -214,14 +214,14 @@ def verdict_table(findings: Findings) -> Table:
             tone = {"SURVIVED": "good", "FALSIFIED": "bad"}.get(v.outcome, "")
             rows.append(
                 (
-                    Cell(v.name),
-                    Cell(v.arm),
-                    Cell(str(v.seed)),
-                    Cell(v.outcome, tone=tone),
-                    Cell(f"{v.step:,}" if v.step is not None else "–"),
-                    Cell(number(v.value)),
-                    Cell(str(v.n)),
-                    Cell(v.reason),
+                    TableCell(v.name),
+                    TableCell(v.arm),
+                    TableCell(str(v.seed)),
+                    TableCell(v.outcome, tone=tone),
+                    TableCell(f"{v.step:,}" if v.step is not None else "–"),
+                    TableCell(number(v.value)),
+                    TableCell(str(v.n)),
+                    TableCell(v.reason),
                 )
             )
             data.append({**vars(v), "metric": claim.falsifier.metric, "unit": METRICS[claim.falsifier.metric].unit})
@@ -242,12 +242,12 @@ def status_table(records: StudyRecords, findings: Findings) -> Table:
     )
     rows, data = [], []
     for result in findings.arms:
-        cells = [Cell(str(result.counts.get(status, 0))) for status in present]
+        cells = [TableCell(str(result.counts.get(status, 0))) for status in present]
         rate, apart = result.divergence, result.divergence_difference
         rows.append(
             (
-                Cell(result.arm),
-                Cell(str(result.planned)),
+                TableCell(result.arm),
+                TableCell(str(result.planned)),
                 *cells,
                 shown(rate, "eval/win_rate"),
                 shown_difference(apart, "eval/win_rate"),
@@ -311,7 +311,7 @@ def _method_note(findings: Findings, keys: list[str]) -> str:
     )
 
 
-def _arm_row(records: StudyRecords, findings: Findings, result: ArmResult, keys: list[str]) -> tuple[Cell, ...]:
+def _arm_row(records: StudyRecords, findings: Findings, result: ArmResult, keys: list[str]) -> tuple[TableCell, ...]:
     own = records.baseline_values
     named = (
         ", ".join(f"{key} {setting(value)}" for key, value in own.items())
@@ -323,7 +323,7 @@ def _arm_row(records: StudyRecords, findings: Findings, result: ArmResult, keys:
     values = [shown(result.estimates.get(key), key, bold=findings.best.get(key) == result.arm) for key in keys]
     prompts = _prompts(result)
     n = (f"{len(result.seeds)} × {prompts}" if prompts else counted(len(result.seeds), "seed")) if result.seeds else "0"
-    return Cell(result.arm, baseline), Cell(n, ", ".join(flags)), *values
+    return TableCell(result.arm, baseline), TableCell(n, ", ".join(flags)), *values
 
 
 def _prompts(result: ArmResult) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from reports.records.load import StudyRecords
-from reports.tables.table import Cell, Head, Table
+from reports.tables.table import Head, Table, TableCell
 from reports.text.words import number
 
 
@@ -25,16 +25,16 @@ def cost_table(records: StudyRecords) -> Table:
     rows, data = [], []
     for arm in records.arms:
         ended = records.trials[(records.trials["arm"] == arm) & (records.trials["status"] != "missing")]
-        cells = [Cell(arm), Cell(str(len(ended)))]
+        cells = [TableCell(arm), TableCell(str(len(ended)))]
         record: dict[str, Any] = {"arm": arm, "trials": len(ended)}
         for key in columns:
             values = ended[key].dropna().astype(float)
             if len(values):
                 low, high, centre = float(values.min()), float(values.max()), float(values.mean())
-                cells.append(Cell(_amount(centre), f"{_amount(low)} to {_amount(high)}" if high > low else ""))
+                cells.append(TableCell(_amount(centre), f"{_amount(low)} to {_amount(high)}" if high > low else ""))
                 record |= {f"{key}_mean": centre, f"{key}_min": low, f"{key}_max": high}
             else:
-                cells.append(Cell("–"))
+                cells.append(TableCell("–"))
         rows.append(tuple(cells))
         data.append(record)
     note = (
@@ -66,18 +66,19 @@ def trial_table(records: StudyRecords) -> Table:
         keys.append(stages)
         remark = record.reason or "" if record else ""
         values = [
-            Cell(number(float(trial.get(key, float("nan"))), key)) for key in ("eval/win_rate", "eval/kl_per_sequence")
+            TableCell(number(float(trial.get(key, float("nan"))), key))
+            for key in ("eval/win_rate", "eval/kl_per_sequence")
         ]
         rows.append(
             (
-                Cell(str(trial["arm"])),
-                Cell(str(trial["seed"])),
-                Cell(str(trial["status"])),
-                Cell(f"{trial['steps']:,} of {trial['planned_steps']:,}"),
+                TableCell(str(trial["arm"])),
+                TableCell(str(trial["seed"])),
+                TableCell(str(trial["status"])),
+                TableCell(f"{trial['steps']:,} of {trial['planned_steps']:,}"),
                 *values,
-                Cell(stages.get("ppo", "–")[:12]),
-                Cell(stages.get("evaluate", "–")[:12]),
-                Cell(remark),
+                TableCell(stages.get("ppo", "–")[:12]),
+                TableCell(stages.get("evaluate", "–")[:12]),
+                TableCell(remark),
             )
         )
     frame = records.trials.copy()
@@ -107,7 +108,14 @@ def upstream_table(records: StudyRecords) -> Table:
         measured = "; ".join(
             f"{key.replace('_', ' ')} {number(value)}" for key, value in sorted(entry["summary"].items())
         )
-        rows.append((Cell(entry["stage"]), Cell(entry["key"][:12]), Cell(str(entry["trials"])), Cell(measured or "–")))
+        rows.append(
+            (
+                TableCell(entry["stage"]),
+                TableCell(entry["key"][:12]),
+                TableCell(str(entry["trials"])),
+                TableCell(measured or "–"),
+            )
+        )
         data.append({"stage": entry["stage"], "key": entry["key"], "trials": entry["trials"], **entry["summary"]})
     note = "Built once and shared by all trials with the same key. Perplexity: of the reference on held-out texts; "
     note += "accuracy: of the reward on held-out pairs."

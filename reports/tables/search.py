@@ -7,12 +7,12 @@ from typing import Any
 import pandas as pd
 
 from pipeline.run.metrics import METRICS
-from reports.records.searches import Search
-from reports.tables.table import Cell, Head, Table
+from reports.records.searches import SearchResult
+from reports.tables.table import Head, Table, TableCell
 from reports.text.words import name, number, setting
 
 
-def tuning_table(search: Search) -> Table:
+def tuning_table(search: SearchResult) -> Table:
     """Every trial of the search."""
     heads = (
         Head("trial"), *[Head(key) for key in search.knobs], Head("status", numeric=False),
@@ -26,14 +26,14 @@ def tuning_table(search: Search) -> Table:
         front = trial.number in search.pareto
         rows.append(
             (
-                Cell(str(trial.number)),
-                *[Cell(setting(trial.overrides[key]) if key in trial.overrides else "–") for key in search.knobs],
-                Cell(trial.status),
-                Cell(f"{trial.steps:,}"),
-                *[Cell(number(trial.values.get(key), key)) for key in search.metrics],
-                Cell("kept" if trial.feasible else "broken", tone="" if trial.feasible else "bad"),
-                Cell("on it" if front else "–"),
-                Cell(arms.get(trial.number, "–")),
+                TableCell(str(trial.number)),
+                *[TableCell(setting(trial.overrides[key]) if key in trial.overrides else "–") for key in search.knobs],
+                TableCell(trial.status),
+                TableCell(f"{trial.steps:,}"),
+                *[TableCell(number(trial.values.get(key), key)) for key in search.metrics],
+                TableCell("kept" if trial.feasible else "broken", tone="" if trial.feasible else "bad"),
+                TableCell("on it" if front else "–"),
+                TableCell(arms.get(trial.number, "–")),
             )
         )
         record: dict[str, Any] = {
@@ -53,11 +53,13 @@ def tuning_table(search: Search) -> Table:
     return Table("tuning", "What the search tried", note, heads, tuple(rows), pd.DataFrame(data))
 
 
-def importance_table(search: Search) -> Table:
+def importance_table(search: SearchResult) -> Table:
     """How much each knob mattered."""
     heads = Head("knob", numeric=False), Head("importance", "fraction"), Head("n", "trials")
     ranked = sorted(search.importance.items(), key=lambda item: (-item[1], item[0]))
-    rows = tuple((Cell(key), Cell(f"{value:.3f}"), Cell(str(search.importance_n))) for key, value in ranked)
+    rows = tuple(
+        (TableCell(key), TableCell(f"{value:.3f}"), TableCell(str(search.importance_n))) for key, value in ranked
+    )
     data = [{"knob": key, "importance": value, "trials": search.importance_n} for key, value in ranked]
     note = (
         "PED-ANOVA (Watanabe et al. 2023) over the trials of the search: the share of each knob in what tells the"

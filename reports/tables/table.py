@@ -19,7 +19,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """What one cell says: a main text and a smaller line under it."""
 
     text: str
@@ -38,7 +38,7 @@ class Table:
     title: str
     note: str
     heads: tuple[Head, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[TableCell, ...], ...]
     frame: pd.DataFrame
 
 
@@ -74,12 +74,12 @@ def _title(head: Head) -> str:
     return f"{head.text} [{head.unit}]" if head.unit else head.text
 
 
-def _md_cell(cell: Cell) -> str:
+def _md_cell(cell: TableCell) -> str:
     text = f"**{_md(cell.text)}**" if cell.bold else _md(cell.text)
     return f"{text} {_md(_beside(cell.detail))}".strip()
 
 
-def _tex_cell(cell: Cell) -> str:
+def _tex_cell(cell: TableCell) -> str:
     text = rf"\textbf{{{_tex(cell.text)}}}" if cell.bold else _tex(cell.text)
     return f"{text} {_tex(_beside(cell.detail))}".strip()
 

@@ -8,7 +8,7 @@ from pipeline.run.metrics import METRICS
 from reports.findings.findings import ArmResult, Claim, Effect, Findings, once
 from reports.findings.trajectories import REWARDS
 from reports.records.load import StudyRecords
-from reports.records.searches import Search
+from reports.records.searches import SearchResult
 from reports.statistics.two_level import Estimate
 from reports.text.words import counted, interval, listed, name, number, setting, signed
 from studies.definition.schema import IMPORTED
@@ -141,7 +141,7 @@ def _at_equal_drift(records: StudyRecords, findings: Findings) -> str:
     return f"At equal drift, as far as both had gone, on {name(metric)}: {'; '.join(parts)}."
 
 
-def _searched(search: Search) -> str:
+def _searched(search: SearchResult) -> str:
     if not search.confirmed:
         return f"The search has tried {counted(len(search.trials), 'configuration')} and confirmed none yet. "
     chosen = {one.number: one for one in search.trials}

@@ -23,7 +23,7 @@ from studies.definition.schema import Study
 from studies.definition.search import confirmation, load
 from studies.definition.testable import untestable
 from studies.execution.driver import TRIALS, trial_count
-from studies.execution.history import Measured, all_records, known_artifacts, measured
+from studies.execution.history import StageSeconds, all_records, known_artifacts, measured
 
 OWN_STAGES = ("ppo", "evaluate")
 """Stages that every trial has for itself."""
@@ -124,7 +124,7 @@ class Work:
         return line if n else f"{line}, but {again} will be built again"
 
 
-def _time(work: Work, found: Measured | None, profile: str) -> str:
+def _time(work: Work, found: StageSeconds | None, profile: str) -> str:
     """How long that takes: by earlier trials of the profile on this machine, else by the forecast for a T4."""
     from studies.console.cli import default_jobs
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.config.effects import inert, value_at
 from pipeline.config.loading import check_key, profile_names, read_config
-from pipeline.config.messages import Fault
+from pipeline.config.messages import ConfigFault
 from pipeline.config.names import meant, nearest
 from pipeline.config.trial import TrialConfig
 from pipeline.config.yaml_files import Where, line_of
@@ -37,12 +37,12 @@ PAIRS_CHECKED = 500
 it."""
 
 
-def check(study: Study) -> list[Fault]:
+def check(study: Study) -> list[ConfigFault]:
     """Everything that is wrong with a study whose shape is right."""
     try:
         study.arm_overrides()
     except UserError as error:
-        return [Fault((study.kind,), str(error))]
+        return [ConfigFault((study.kind,), str(error))]
     found = list(_profile(study))
     if study.kind == IMPORTED:  # a series counts as well: by its end
         return [
@@ -58,13 +58,13 @@ def check(study: Study) -> list[Fault]:
     return [*found, *_aims(study), *_claims(study)]
 
 
-def check_names(content: Mapping[str, Any]) -> list[Fault]:
+def check_names(content: Mapping[str, Any]) -> list[ConfigFault]:
     """The knobs and metrics in a file whose shape is wrong elsewhere, so that all its faults come at once."""
     spaces: dict[tuple[str, ...], Any] = {(kind,): content.get(kind) for kind in ("grid", "factors")}
     spaces |= {("arms", arm): overrides for arm, overrides in _mapping(content.get("arms")).items()}
     spaces["search", "space"] = _mapping(content.get("search")).get("space")
     found = [
-        Fault((*where, key), f"{'.'.join(where)}: {text}")
+        ConfigFault((*where, key), f"{'.'.join(where)}: {text}")
         for where, keys in spaces.items()
         for key in map(str, _mapping(keys))
         if (text := _key_fault(key))
@@ -84,7 +84,7 @@ def check_names(content: Mapping[str, Any]) -> list[Fault]:
     return found
 
 
-def told(source: str, faults: Iterable[Fault]) -> str:
+def told(source: str, faults: Iterable[ConfigFault]) -> str:
     """One line per fault, with file and line; what is wrong with ``--set`` is in no file."""
     lines = (
         fault.text if fault.text.startswith("--set") else f"{_at(source, fault.where)}: {fault.text}"
@@ -110,7 +110,7 @@ def arm_names(study: Study) -> list[str]:
 
 def built(
     study: Study, profile: str, below: Mapping[str, Any], extra: Mapping[str, Mapping[str, Any]]
-) -> tuple[dict[str, TrialConfig], list[Fault]]:
+) -> tuple[dict[str, TrialConfig], list[ConfigFault]]:
     """The configuration of every arm, with `below` changed under it and ``extra[arm]`` over it; and all faults of the
     others."""
     configs: dict[str, TrialConfig] = {}
@@ -127,25 +127,25 @@ def built(
         more = f" (and in {len(arms) - 1} more arm{'s' * (len(arms) > 2)})" if len(arms) > 1 else ""
         if study.kind == "grid" and IDLE in text:
             more += "; a grid runs every combination: list the ones you want under arms instead"
-        faults.append(Fault(where, f"{study.kind}.{arms[0]}{' with --set' if below else ''}: {text}{more}"))
+        faults.append(ConfigFault(where, f"{study.kind}.{arms[0]}{' with --set' if below else ''}: {text}{more}"))
     return configs, faults
 
 
 def _of_all_arms(
     study: Study, profile: str, below: Mapping[str, Any], found: dict[tuple[Where, str], list[str]]
-) -> list[Fault]:
+) -> list[ConfigFault]:
     """What is wrong with ``--set`` whatever an arm changes; taken out of `found`."""
     own = [fault.text for fault in read_config(profile, {}, below)[1]] if below else []
     count = len(study.arm_overrides())
     told_of = [text for text in own if sum(len(arms) for (_, one), arms in found.items() if one == text) == count]
     for one in [one for one in found if one[1] in told_of]:
         del found[one]
-    return [Fault((), f"--set: {text}") for text in told_of]
+    return [ConfigFault((), f"--set: {text}") for text in told_of]
 
 
 def _idle_everywhere(
     study: Study, profile: str, below: Mapping[str, Any], configs: Mapping[str, TrialConfig]
-) -> list[Fault]:
+) -> list[ConfigFault]:
     """Keys of ``--set`` that have no effect in any arm, nor anywhere in a search space."""
     arms, found = study.arm_overrides(), []
     space = study.search.space if study.search else {}
@@ -161,7 +161,7 @@ def _idle_everywhere(
             config for point in points if (config := read_config(profile, {}, {**below, **point})[0]) is not None
         ]
         if all(inert(config, key) for config in reached):
-            found.append(Fault((), f"--set: {inert(places[0], key)}"))
+            found.append(ConfigFault((), f"--set: {inert(places[0], key)}"))
     return found
 
 
@@ -198,23 +198,23 @@ def _override_fault(study: Study, key: str) -> str | None:
     return None
 
 
-def _profile(study: Study) -> Iterator[Fault]:
+def _profile(study: Study) -> Iterator[ConfigFault]:
     if study.kind == IMPORTED:
         if study.profile != IMPORTED:
-            yield Fault(
+            yield ConfigFault(
                 ("profile",), f"profile: imported trials have none, '{study.profile}' is given; leave the key out"
             )
     elif study.profile not in profile_names():
         hint = nearest(study.profile, profile_names())
-        yield Fault(
+        yield ConfigFault(
             ("profile",), f"profile: no profile '{study.profile}'{hint}; there are: {', '.join(profile_names())}"
         )
 
 
-def _names(study: Study) -> Iterator[Fault]:
+def _names(study: Study) -> Iterator[ConfigFault]:
     arms = list(study.arm_overrides())
     if study.kind in ("factors", "search") and study.baseline != BASELINE:
-        yield Fault(
+        yield ConfigFault(
             ("baseline",), f"baseline '{study.baseline}': with {study.kind} it is the profile itself; leave the key out"
         )
     else:
@@ -224,21 +224,21 @@ def _names(study: Study) -> Iterator[Fault]:
         try:
             safe(arm)
         except UserError as error:
-            yield Fault((study.kind, arm), f"arms: {error}")
+            yield ConfigFault((study.kind, arm), f"arms: {error}")
         twin = folded.setdefault(arm.lower(), arm)
         if twin != arm:
-            yield Fault(
+            yield ConfigFault(
                 (study.kind, arm),
                 f"arms '{twin}' and '{arm}' differ only in case; some file systems cannot tell them apart",
             )
 
 
-def _knobs(study: Study) -> Iterator[Fault]:
+def _knobs(study: Study) -> Iterator[ConfigFault]:
     """Keys and values of all arms, and of a search's space."""
     arms = study.arm_overrides()
     for arm, own in arms.items():
         for key in sorted(FIXED.keys() & own.keys()):
-            yield Fault((study.kind, arm, key), f"{study.kind}.{arm}: '{key}' {FIXED[key]}")
+            yield ConfigFault((study.kind, arm, key), f"{study.kind}.{arm}: '{key}' {FIXED[key]}")
     configs, faults = built(study, study.profile, {}, {})
     yield from faults
     digests: dict[str, str] = {}
@@ -249,28 +249,28 @@ def _knobs(study: Study) -> Iterator[Fault]:
         if study.factors and twin == BASELINE:
             key, value = next(iter(arms[arm].items()))
             own_value = f"the baseline's own value on profile '{study.profile}'"
-            yield Fault(("factors", key), f"factors.{key}: {value} is {own_value}; leave it out")
+            yield ConfigFault(("factors", key), f"factors.{key}: {value} is {own_value}; leave it out")
         else:
-            yield Fault(
+            yield ConfigFault(
                 (study.kind, arm),
                 f"arms '{twin}' and '{arm}' are the same trial on profile '{study.profile}'; keep one",
             )
     yield from _space(study)
 
 
-def _space(study: Study) -> Iterator[Fault]:
+def _space(study: Study) -> Iterator[ConfigFault]:
     """Both ends of every range, and every value, must make a valid trial by themselves and beside each other."""
     if study.search is None:
         return
     fixed = sorted(FIXED.keys() & study.search.space.keys())
     for key in fixed:
-        yield Fault(("search", "space", key), f"search.space: '{key}' {FIXED[key]}")
+        yield ConfigFault(("search", "space", key), f"search.space: '{key}' {FIXED[key]}")
     points = [(key, end) for key, dimension in study.search.space.items() if key not in fixed for end in dimension.ends]
     wrong: set[str] = set()
     for key, end in points:
         for fault in read_config(study.profile, {key: end}, {})[1]:
             wrong.add(key)
-            yield Fault(("search", "space", key), f"search.space: {fault.text}")
+            yield ConfigFault(("search", "space", key), f"search.space: {fault.text}")
     pairs = [
         dict(pair)
         for pair in itertools.combinations(points, 2)
@@ -279,10 +279,10 @@ def _space(study: Study) -> Iterator[Fault]:
     for pair in pairs[:PAIRS_CHECKED]:
         for fault in read_config(study.profile, pair, {})[1]:
             words = ", ".join(f"{key}={end}" for key, end in pair.items())
-            yield Fault(("search", "space", *fault.where[:1]), f"search.space: with {words}: {fault.text}")
+            yield ConfigFault(("search", "space", *fault.where[:1]), f"search.space: with {words}: {fault.text}")
 
 
-def _aims(study: Study) -> Iterator[Fault]:
+def _aims(study: Study) -> Iterator[ConfigFault]:
     yield from _metric(study.objective.metric, ("objective", "metric"), True)
     if study.search is not None:
         for index, objective in enumerate(study.search.objectives):
@@ -291,42 +291,42 @@ def _aims(study: Study) -> Iterator[Fault]:
             yield from _metric(constraint.metric, ("search", "constraints", index, "metric"), True)
 
 
-def _metric(name: str, where: Where, evaluated: bool | None) -> Iterator[Fault]:
+def _metric(name: str, where: Where, evaluated: bool | None) -> Iterator[ConfigFault]:
     """A metric of the evaluation, or else a series; None: either."""
     key = ".".join(map(str, where))
     listed = [one for one in METRICS if evaluated is None or one.startswith("eval/") == evaluated]
     if not known(name):
         same = meant(name.rpartition("/")[2], listed, "/")
         hint = f"; did you mean '{same[0]}'?" if same else nearest(name, listed)
-        yield Fault(where, f"{key}: no metric '{name}'{hint}")
+        yield ConfigFault(where, f"{key}: no metric '{name}'{hint}")
     elif evaluated is True and not metric(name).key.startswith("eval/"):
-        yield Fault(where, f"{key} '{name}' is a series; name a metric of the evaluation (eval/...)")
+        yield ConfigFault(where, f"{key} '{name}' is a series; name a metric of the evaluation (eval/...)")
     elif evaluated is False and metric(name).key.startswith("eval/"):
-        yield Fault(where, f"{key}: '{name}' is measured once, after training; name a series that has steps")
+        yield ConfigFault(where, f"{key}: '{name}' is measured once, after training; name a series that has steps")
 
 
-def _baseline(name: str, arms: Sequence[str], given: bool = True) -> Iterator[Fault]:
+def _baseline(name: str, arms: Sequence[str], given: bool = True) -> Iterator[ConfigFault]:
     if name not in arms:
         hint = nearest(name, arms) if given else "; say which one is, with `baseline: NAME`"
-        yield Fault(("baseline",), f"baseline '{name}' is not an arm{hint}; arms: {', '.join(arms)}")
+        yield ConfigFault(("baseline",), f"baseline '{name}' is not an arm{hint}; arms: {', '.join(arms)}")
 
 
-def _patterns(index: int, patterns: Iterable[str], arms: Sequence[str]) -> Iterator[Fault]:
+def _patterns(index: int, patterns: Iterable[str], arms: Sequence[str]) -> Iterator[ConfigFault]:
     """Of a falsifier: names and patterns of arms that are there."""
     for pattern in patterns:
         if not any(fnmatchcase(arm, pattern) for arm in arms):
             hint = f"no arm is named '{pattern}'{nearest(pattern, arms)}; arms: {', '.join(arms)}"
-            yield Fault(("falsifiers", index, "arms"), f"falsifiers.{index}.arms: {hint}")
+            yield ConfigFault(("falsifiers", index, "arms"), f"falsifiers.{index}.arms: {hint}")
 
 
-def _claims(study: Study) -> Iterator[Fault]:
+def _claims(study: Study) -> Iterator[ConfigFault]:
     """Falsifiers and figures."""
     arms = arm_names(study)
     names = [falsifier.name for falsifier in study.falsifiers]
     for index, falsifier in enumerate(study.falsifiers):
         where = f"falsifiers.{index}"
         if falsifier.name in names[:index]:
-            yield Fault(
+            yield ConfigFault(
                 ("falsifiers", index, "name"), f"{where}.name: '{falsifier.name}' is the name of two falsifiers"
             )
         yield from _metric(falsifier.metric, ("falsifiers", index, "metric"), False)
@@ -334,4 +334,4 @@ def _claims(study: Study) -> Iterator[Fault]:
     for index, name in enumerate(study.figures or ()):
         if name not in FIGURES:
             hint = nearest(name, FIGURES)
-            yield Fault(("figures", index), f"figures: no figure '{name}'{hint}; there are: {', '.join(FIGURES)}")
+            yield ConfigFault(("figures", index), f"figures: no figure '{name}'{hint}; there are: {', '.join(FIGURES)}")

@@ -17,7 +17,7 @@ from pydantic import Field, field_validator, model_validator
 from pipeline.config.algorithm import StopRule
 from pipeline.config.base import Positive, Section
 from pipeline.config.loading import dotted_keys, load_config
-from pipeline.config.messages import Fault, validated
+from pipeline.config.messages import ConfigFault, validated
 from pipeline.config.names import WORDS, meant, meant_key, nearest
 from pipeline.config.yaml_files import read_yaml
 from pipeline.errors import UserError
@@ -245,7 +245,7 @@ def load_study(name_or_path: str | Path) -> Study:
     path = _find(str(name_or_path))
     content = read_yaml(path)
     faults = [
-        Fault((key,), f"unknown key '{key}'; a study is named after its file")
+        ConfigFault((key,), f"unknown key '{key}'; a study is named after its file")
         for key in ("name", "source")
         if key in content
     ]
@@ -256,7 +256,7 @@ def load_study(name_or_path: str | Path) -> Study:
     return study
 
 
-def _knob_outside(fault: Fault) -> Fault:
+def _knob_outside(fault: ConfigFault) -> ConfigFault:
     """A knob beside the arms instead of in one is answered with where it belongs."""
     key = str(fault.where[0]) if len(fault.where) == 1 and fault.text.startswith("unknown key") else ""
     knobs = dotted_keys()
@@ -266,7 +266,7 @@ def _knob_outside(fault: Fault) -> Fault:
         or not (key in knobs or key.lower() in WORDS or meant(key, knobs))
     ):
         return fault
-    return Fault(
+    return ConfigFault(
         fault.where,
         f"unknown key '{key}'{meant_key(key, knobs)}; knobs stand under arms, grid, factors or search.space",
     )

@@ -27,7 +27,7 @@ STYLES = {"complete": "green", "budget": "yellow", "pruned": "yellow", "diverged
 
 
 @dataclass
-class Row:
+class JobRow:
     """What is known of one job."""
 
     job: Job
@@ -70,7 +70,7 @@ class Display:
         self.total = total
         """Trials in all; what a search will confirm is only known when it ends."""
         self._ended = 0
-        self._rows: dict[tuple[int, str], Row] = {}
+        self._rows: dict[tuple[int, str], JobRow] = {}
         self._stages: dict[tuple[int, str], float] = {}
         self._first: float | None = None
         """When the first trial of this call started; shared stages come before."""
@@ -102,7 +102,7 @@ class Display:
 
     def handle(self, event: Event) -> None:
         """Show an event."""
-        row = self._rows.setdefault((event.job.number, event.job.label), Row(event.job))
+        row = self._rows.setdefault((event.job.number, event.job.label), JobRow(event.job))
         if self._first is None and event.job.until is None:
             self._first = self._clock()
         if isinstance(event, Finished):
@@ -116,12 +116,12 @@ class Display:
 
     def fallen(self, job: Job, verdicts: Sequence[Verdict]) -> None:
         """Claims that a trial has just refuted."""
-        row = self._rows.setdefault((job.number, job.label), Row(job))
+        row = self._rows.setdefault((job.number, job.label), JobRow(job))
         for one in verdicts:
             row.fallen.append(one.name if one.step is None else f"{one.name} {one.step}")
             self.line(f"{one.arm} seed {one.seed}: claim {one.name} FALSIFIED, {one.reason}", "red")
 
-    def _message(self, row: Row, message: Message) -> None:
+    def _message(self, row: JobRow, message: Message) -> None:
         args: tuple[Any, ...] = message.args
         if message.kind == "stage":
             self._stage(row, *args)
@@ -136,7 +136,7 @@ class Display:
         elif message.kind == "warn":
             self.line(f"{row.job.label}: {args[0]}", "yellow")
 
-    def _stage(self, row: Row, name: str, state: str, detail: str) -> None:
+    def _stage(self, row: JobRow, name: str, state: str, detail: str) -> None:
         if state == "building":
             self._stages[row.job.number, name] = self._clock()
             row.stage, row.status, row.done, row.total, row.began_at = name, "running", 0, 0, None
@@ -148,7 +148,7 @@ class Display:
         if row.job.until is not None or state == "damaged":
             self.line(f"{name:<9} {state}{took}{f' ({detail})' if detail else ''}", "dim" if state == "cached" else "")
 
-    def _speak(self, row: Row) -> None:
+    def _speak(self, row: JobRow) -> None:
         if self._live is None and self._clock() - row.spoken >= PLAIN_SECONDS:
             row.spoken = self._clock()
             values = "  ".join(f"{title} {row.values[key]:.4g}" for title, key in COLUMNS.items() if key in row.values)
@@ -156,7 +156,7 @@ class Display:
                 f"{row.job.label}: {row.stage} {row.done}/{row.total}  {values}  left {_duration(row.seconds_left)}"
             )
 
-    def _finished(self, row: Row, event: Finished) -> None:
+    def _finished(self, row: JobRow, event: Finished) -> None:
         self._close(row, event.outcome.status)
         row.done, row.total = event.outcome.steps, row.planned or event.outcome.steps
         if row.job.until is None:
@@ -181,7 +181,7 @@ class Display:
         """A stage before PPO that is there already."""
         self.line(f"{stage:<9} cached ({key})", "dim")
 
-    def _close(self, row: Row, status: str) -> None:
+    def _close(self, row: JobRow, status: str) -> None:
         row.status = status
         if row.job.until is not None:
             del self._rows[row.job.number, row.job.label]
@@ -196,7 +196,7 @@ class Display:
             table.add_row(*self._cells(row))
         return Group(table, Text(f"ended: {self._summary()}", style="dim"))
 
-    def _cells(self, row: Row) -> list[Text]:
+    def _cells(self, row: JobRow) -> list[Text]:
         arm, _, seed = row.job.label.rpartition(" seed ") if row.job.until is None else ("shared stages", "", "")
         steps = f"{row.done}/{row.total}" if row.total else "-"
         status = row.status if row.status != "running" or row.stage == "ppo" else row.stage

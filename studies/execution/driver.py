@@ -44,7 +44,7 @@ from studies.definition.schema import Study
 from studies.definition.search import confirmation
 from studies.definition.testable import untestable
 from studies.execution.display import Display
-from studies.execution.executors import Crashed, Event, Executor, Finished, Job, Message, TrialOutcome
+from studies.execution.executors import Crashed, Event, Executor, Finished, Job, Message, TrialResult
 from studies.execution.planner import Planner, Ticket, is_settled, remember_settled
 from studies.tracking.repair import repair, set_database_aside
 from studies.tracking.study_runs import StudySinks
@@ -420,7 +420,7 @@ def _details(job: Job) -> str:
     return f"; details: {job.log}" if job.log.exists() else ""
 
 
-def _record(run: _Run, cell: Cell, outcome: TrialOutcome | None, reason: str | None = None) -> TrialRecord:
+def _record(run: _Run, cell: Cell, outcome: TrialResult | None, reason: str | None = None) -> TrialRecord:
     artifacts = outcome.artifacts if outcome else {}
     return TrialRecord(
         study=run.study.name,

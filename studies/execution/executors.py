@@ -48,7 +48,7 @@ POLL_SECONDS = 1.0
 """Between two looks at who has been silent for too long."""
 
 
-class TrialOutcome(Protocol):
+class TrialResult(Protocol):
     """What a trial function returns (see `pipeline.trial`)."""
 
     @property
@@ -96,7 +96,7 @@ class Finished:
     """A trial has ended with an outcome, be it good or bad."""
 
     job: Job
-    outcome: TrialOutcome
+    outcome: TrialResult
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Executor(Protocol):
         """Have at most `slots` jobs at once. An exception from `emit`, or Ctrl-C, ends all running jobs."""
 
 
-class Relay:
+class EventReporter:
     """The `Reporter` of a trial: turns calls into messages and keeps frequent ones rare."""
 
     def __init__(self, send: Callable[[str, tuple[Any, ...]], None]) -> None:
@@ -167,7 +167,7 @@ class Inline:
             emit(Message(job, kind, args))
 
         try:
-            return Finished(job, _call(job, Relay(send)))
+            return Finished(job, _call(job, EventReporter(send)))
         except UserError as error:
             return Crashed(job, str(error), user_error=True)
         except Exception as error:
@@ -257,13 +257,13 @@ def executor(name: str) -> Executor:
     return EXECUTORS[name]()
 
 
-def _call(job: Job, relay: Relay) -> TrialOutcome:
+def _call(job: Job, relay: EventReporter) -> TrialResult:
     os.environ["OMP_NUM_THREADS"] = str(job.config.runtime.threads)  # for libraries that are imported from here on
     module, _, function = job.trial.partition(":")
     run_trial = getattr(importlib.import_module(module), function)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(job.config.runtime.threads)
-    outcome: TrialOutcome = run_trial(job.config, job.layout, relay, until=job.until)
+    outcome: TrialResult = run_trial(job.config, job.layout, relay, until=job.until)
     return outcome
 
 
@@ -280,7 +280,7 @@ def _work(pipe: Connection, job: Job, gpus: list[str]) -> None:
 
     with _output_to(job.log):
         try:
-            result: tuple[str, tuple[Any, ...]] = ("finished", (_call(job, Relay(send)),))
+            result: tuple[str, tuple[Any, ...]] = ("finished", (_call(job, EventReporter(send)),))
         except UserError as error:
             result = ("crashed", (str(error), True, False))
         except BaseException as error:

@@ -50,7 +50,7 @@ def _inputs(manifest: Path) -> Mapping[str, str]:
 
 
 @dataclass(frozen=True)
-class Measured:
+class StageSeconds:
     """Seconds that stages took in earlier trials: means."""
 
     trials: int
@@ -66,7 +66,7 @@ class Measured:
 
 def measured(
     layout: Layout, records: Sequence[TrialRecord], profile: str, environment: Mapping[str, str]
-) -> Measured | None:
+) -> StageSeconds | None:
     """Times of the trials of a profile that ran as `environment` says (platform and device); None where there are
     none."""
     alike = [
@@ -84,7 +84,7 @@ def measured(
                 and (took := _json(layout.root / one.path / "log" / "cost.json").get("wall_s")) is not None
             ):
                 times[stage][one.key] = float(took)
-    return Measured(
+    return StageSeconds(
         len(alike),
         {stage: _mean(found.values()) for stage, found in times.items()},
         math.fsum(record.cost["wall_s"] for record in alike) / sum(record.steps for record in alike),

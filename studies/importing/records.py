@@ -28,7 +28,7 @@ FORMAT = "studies.importing/1"
 
 
 @dataclass(frozen=True)
-class Trial:
+class ImportedTrial:
     """One log, read and checked."""
 
     source: Source
@@ -36,7 +36,7 @@ class Trial:
     problems: tuple[Problem, ...]
 
 
-def publish(store: Store, trial: Trial, mapping: mappings.Mapping) -> Artifact:
+def publish(store: Store, trial: ImportedTrial, mapping: mappings.Mapping) -> Artifact:
     """Write a trial's series into the store, or find them there."""
     identity = {
         "format": FORMAT,
@@ -70,7 +70,12 @@ def rows_of(found: Trajectory) -> Iterable[tuple[int, dict[str, float]]]:
 
 
 def record_of(
-    study: str, trial: Trial, artifact: Artifact, settings: Mapping[str, Any], mapping: mappings.Mapping, root: Path
+    study: str,
+    trial: ImportedTrial,
+    artifact: Artifact,
+    settings: Mapping[str, Any],
+    mapping: mappings.Mapping,
+    root: Path,
 ) -> TrialRecord:
     """What reports and verdicts need to know; there is no configuration of ours, so `config` says where it came
     from."""
@@ -101,7 +106,7 @@ def record_of(
 
 
 @dataclass(frozen=True)
-class Change:
+class ImportSummary:
     """What an import did to the records: labels of trials."""
 
     added: tuple[str, ...]
@@ -112,7 +117,7 @@ class Change:
 
 def commit(
     folder: StudyFolder, records: Sequence[TrialRecord], started: Mapping[str, Any], problems: Sequence[Problem]
-) -> Change:
+) -> ImportSummary:
     """Put all records in place of the old ones, in one step: readers see all of the old ones or all of the new.
 
     Nothing is written where nothing differs (the time at which a log was last touched does not count).
@@ -123,7 +128,7 @@ def commit(
     before = {(record.arm, record.seed): record for record in folder.records()}
     after = {(record.arm, record.seed): record for record in records}
     same = {cell for cell, record in after.items() if cell in before and _content(before[cell]) == _content(record)}
-    change = Change(
+    change = ImportSummary(
         added=tuple(f"{arm} seed {seed}" for arm, seed in after if (arm, seed) not in before),
         changed=tuple(f"{arm} seed {seed}" for arm, seed in after if (arm, seed) in before and (arm, seed) not in same),
         removed=tuple(f"{arm} seed {seed}" for arm, seed in before if (arm, seed) not in after),

@@ -18,14 +18,14 @@ _SPACE = " \t\r\n"
 
 
 @dataclass(frozen=True)
-class Row:
+class LogRow:
     """What a program logged at once."""
 
     line: int
     values: dict[str, Any]
 
 
-def read_log(path: Path) -> tuple[list[Row], int | None]:
+def read_log(path: Path) -> tuple[list[LogRow], int | None]:
     """All rows of a log, and the line of an unfinished last one, which a program that still writes or was killed
     leaves.
 
@@ -52,14 +52,14 @@ def read_log(path: Path) -> tuple[list[Row], int | None]:
     return rows, cut
 
 
-def _lines(text: str, path: Path) -> tuple[list[Row], int | None]:
-    rows: list[Row] = []
+def _lines(text: str, path: Path) -> tuple[list[LogRow], int | None]:
+    rows: list[LogRow] = []
     lines = text.split("\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            rows.append(Row(number, _mapping(_decode(line), path, number)))
+            rows.append(LogRow(number, _mapping(_decode(line), path, number)))
         except ValueError as error:
             if number == len(lines) and rows:  # no line feed after it
                 return rows, number
@@ -69,7 +69,7 @@ def _lines(text: str, path: Path) -> tuple[list[Row], int | None]:
     return rows, None
 
 
-def _list(text: str, path: Path) -> Iterator[Row]:
+def _list(text: str, path: Path) -> Iterator[LogRow]:
     """The mappings of a list, or of the list under ``log_history`` in a mapping."""
     try:
         start = _skip(text, 0)
@@ -80,7 +80,7 @@ def _list(text: str, path: Path) -> Iterator[Row]:
         line, seen = 1, 0
         for at, value in _elements(text, start):
             line, seen = line + text.count("\n", seen, at), at
-            yield Row(line, _mapping(value, path, line))
+            yield LogRow(line, _mapping(value, path, line))
     except ValueError as error:
         at = getattr(error, "pos", len(text))
         raise UserError(f"{path}, line {text.count(chr(10), 0, at) + 1}: not JSON ({_short(error)})") from None
@@ -120,7 +120,7 @@ def _skip(text: str, at: int) -> int:
     return at
 
 
-def _csv(text: str, path: Path) -> Iterator[Row]:
+def _csv(text: str, path: Path) -> Iterator[LogRow]:
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         head = next(reader, [])
@@ -132,7 +132,7 @@ def _csv(text: str, path: Path) -> Iterator[Row]:
                 raise UserError(f"{path}, line {reader.line_num}: {len(cells)} cells under {len(head)} column names")
             values = {name: cell.strip() for name, cell in zip(head, cells, strict=False) if cell.strip()}
             if values:
-                yield Row(reader.line_num, values)
+                yield LogRow(reader.line_num, values)
     except csv.Error as error:
         raise UserError(f"{path}, line {reader.line_num}: not CSV ({error})") from None
 

@@ -20,7 +20,7 @@ from studies.importing.doubts import doubts
 from studies.importing.files import Source, find_sources
 from studies.importing.mapping import Mapping, check_keys_exist, load_mapping, unused
 from studies.importing.problems import Problem
-from studies.importing.records import Change, Trial, commit, publish, record_of
+from studies.importing.records import ImportedTrial, ImportSummary, commit, publish, record_of
 from studies.importing.rows import read_log
 from studies.importing.trajectory import trajectory
 from studies.tracking.repair import repair
@@ -41,7 +41,7 @@ class Imported:
     """Whether the study's file was written, there being none."""
     folder: StudyFolder
     records: list[TrialRecord]
-    change: Change
+    change: ImportSummary
     problems: tuple[Problem, ...]
     unused: list[str]
 
@@ -117,7 +117,7 @@ def _study_file(name: str) -> Path:
     return path
 
 
-def _read(source: Source, mapping: Mapping, study: Study | None) -> Trial:
+def _read(source: Source, mapping: Mapping, study: Study | None) -> ImportedTrial:
     rows, cut = read_log(source.path)
     found = trajectory(rows, mapping, source.name)
     settings = study.arm_overrides()[source.arm] if study else {}
@@ -126,10 +126,10 @@ def _read(source: Source, mapping: Mapping, study: Study | None) -> Trial:
         problems.append(
             Problem("cut", source.name, cut, "(line)", "", "", "it ends before its line feed", 1, 0, "left out")
         )
-    return Trial(source, replace(found, problems=()), tuple(problems))
+    return ImportedTrial(source, replace(found, problems=()), tuple(problems))
 
 
-def _record(study: Study, trial: Trial, mapping: Mapping, layout: Layout, store: Store) -> TrialRecord:
+def _record(study: Study, trial: ImportedTrial, mapping: Mapping, layout: Layout, store: Store) -> TrialRecord:
     artifact = publish(store, trial, mapping)
     settings = study.arm_overrides()[trial.source.arm]
     return record_of(study.name, trial, artifact, settings, mapping, layout.root)
@@ -156,7 +156,7 @@ def _check_covers(study: Study, sources: Sequence[Source], folder: Path) -> None
             )
 
 
-def _study_text(name: str, trials: Sequence[Trial], folder: Path) -> str:
+def _study_text(name: str, trials: Sequence[ImportedTrial], folder: Path) -> str:
     """A study file for what was found, to be edited: its sentences say that they were written by nobody."""
     arms = list(dict.fromkeys(trial.source.arm for trial in trials))
     seeds = sorted({trial.source.seed for trial in trials})
@@ -187,7 +187,7 @@ _EXAMPLE = """\
 """
 
 
-def _objective(trials: Iterable[Trial]) -> tuple[str, str]:
+def _objective(trials: Iterable[ImportedTrial]) -> tuple[str, str]:
     everywhere = set.intersection(*({*trial.found.series, *trial.found.summary} for trial in trials))
     listed = [*OBJECTIVES, *((key, "minimize") for key in sorted(everywhere))]
     return next((pair for pair in listed if pair[0] in everywhere), OBJECTIVES[0])

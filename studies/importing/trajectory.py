@@ -19,7 +19,7 @@ from pipeline.errors import UserError
 from pipeline.run.metrics import METRICS
 from studies.importing.mapping import AXES, PREFIX, Counts, Mapping, Named, conversion, resolve
 from studies.importing.problems import Problem
-from studies.importing.rows import Row
+from studies.importing.rows import LogRow
 
 Array = NDArray[np.float64]
 TOLERANCE = 1e-6
@@ -64,7 +64,7 @@ class _Log:
     trained: NDArray[np.int64]
 
 
-def trajectory(rows: Sequence[Row], mapping: Mapping, name: str) -> Trajectory:
+def trajectory(rows: Sequence[LogRow], mapping: Mapping, name: str) -> Trajectory:
     """Series of a log in our names and units. Raises `UserError` when its x-axis or its keys cannot be understood."""
     keys = tuple(dict.fromkeys(key for row in rows for key in row.values))
     named = resolve(mapping, keys, name)
@@ -97,7 +97,7 @@ def _ending(log: _Log, end: int) -> str | None:
     return None if end == len(log.lines) else f"not finite from line {log.lines[end]} of {log.name}"
 
 
-def _placed(rows: Sequence[Row], mapping: Mapping, name: str, keys: Sequence[str]) -> tuple[_Log, list[Problem]]:
+def _placed(rows: Sequence[LogRow], mapping: Mapping, name: str, keys: Sequence[str]) -> tuple[_Log, list[Problem]]:
     """Where each row stands in gradient steps; rows that go back, or repeat a place, are told of."""
     key, counts = _axis(mapping, name, keys)
     x = np.array([_whole(row, key, name) for row in rows], dtype=np.int64)
@@ -164,7 +164,7 @@ def _axis(mapping: Mapping, name: str, keys: Sequence[str]) -> tuple[str, Counts
     return key, mapping.step.counts or AXES.get(key.removeprefix(PREFIX), "updates")
 
 
-def _whole(row: Row, key: str, name: str) -> int:
+def _whole(row: LogRow, key: str, name: str) -> int:
     value = _number(row.values.get(key))
     if value is None or not math.isfinite(value) or value != int(value) or not 0 <= value < 2**53:
         raise UserError(
@@ -201,7 +201,7 @@ def _updates(
 
 
 def _columns(
-    rows: Sequence[Row], named: dict[str, Named], mapping: Mapping, log: _Log
+    rows: Sequence[LogRow], named: dict[str, Named], mapping: Mapping, log: _Log
 ) -> tuple[dict[str, Array], list[Problem]]:
     """Our metric -> one value a row in our unit, NaN where not recorded. What is no number leaves the whole series
     out."""
@@ -253,7 +253,7 @@ def _marked(number: float | None) -> float:
     return math.nan if number is None else number if math.isfinite(number) else math.inf
 
 
-def _converted(values: Array, ours: str, one: Named, rows: Sequence[Row], mapping: Mapping) -> Array:
+def _converted(values: Array, ours: str, one: Named, rows: Sequence[LogRow], mapping: Mapping) -> Array:
     factor, power = conversion(one.unit, METRICS[ours], mapping.length is not None) if one.unit else (1.0, 0)
     scale: Array | float = _lengths(rows, mapping) ** power if power else 1.0
     infinite = np.isinf(values)
@@ -263,7 +263,7 @@ def _converted(values: Array, ours: str, one: Named, rows: Sequence[Row], mappin
     return result
 
 
-def _lengths(rows: Sequence[Row], mapping: Mapping) -> Array:
+def _lengths(rows: Sequence[LogRow], mapping: Mapping) -> Array:
     """Tokens of a response at each row; NaN where they were not logged, or could not be."""
     if not isinstance(mapping.length, str):
         return np.full(len(rows), mapping.length or math.nan)

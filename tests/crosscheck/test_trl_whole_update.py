@@ -30,7 +30,7 @@ from pipeline.models.precision import GradientSteps, Precision
 from pipeline.resources.out_of_memory import Room
 from pipeline.training import rollout as ours
 from pipeline.training.processes import Ranks
-from pipeline.training.rollout import Prompts, Rollout, Scores, World, collect, measure
+from pipeline.training.rollout import Prompts, Rollout, RolloutContext, Scores, collect, measure
 from pipeline.training.update import Learner, train_on
 
 RELATIVE = 1e-4
@@ -164,7 +164,7 @@ def test_our_own_rollout_is_theirs_where_the_conventions_coincide(
         return Scores(scores_of(case), scores_of(case), [""] * len(rows), [""] * len(rows))
 
     alone, ids, room = Ranks.of(torch.device("cpu")), {"eos_id": EOS, "pad_id": PAD}, Room("rows", BATCH)
-    world = World(actor_of(case), case.reference, score, case.cfg, ids, room, lambda _: nullcontext(), alone)
+    world = RolloutContext(actor_of(case), case.reference, score, case.cfg, ids, room, lambda _: nullcontext(), alone)
     prompts = Prompts(episodes.query_responses[:, :CONTEXT], episodes.query_mask, list(range(BATCH)))
     rollout = collect(world, prompts, 0, case.cfg.kl_coef)
     close = {"rtol": RELATIVE, "atol": 1e-5}

@@ -16,7 +16,7 @@ import pytest
 from pipeline.data import reviews as grammar
 from pipeline.data import semantics
 from pipeline.data import vocabulary as lexicon
-from pipeline.data.reviews import Pattern, Review, Table, count_reviews, generate
+from pipeline.data.reviews import Distribution, Pattern, Review, count_reviews, generate
 from pipeline.data.vocabulary import SENTIMENTS, Sentiment
 
 
@@ -132,7 +132,7 @@ def test_scores_follow_the_sentiment() -> None:
 
 
 def test_tables_are_distributions_over_distinct_items() -> None:
-    tables: list[Table[Pattern]] = [
+    tables: list[Distribution[Pattern]] = [
         *grammar.REMARKS.values(),
         *grammar.ASPECT_CLAUSES.values(),
         *grammar.COPULAS.values(),
@@ -178,7 +178,7 @@ def test_a_table_draws_with_its_probabilities() -> None:
         def random(self) -> float:
             return self.value
 
-    table = Table([("a", 1.0), ("b", 2.0), ("c", 1.0)])
+    table = Distribution([("a", 1.0), ("b", 2.0), ("c", 1.0)])
     drawn = [table.draw(Fixed(u))[0] for u in (0.0, 0.2499, 0.25, 0.7499, 0.75, 0.9999999999999999)]
     assert drawn == ["a", "a", "b", "b", "c", "c"]
     assert table.draw(Fixed(0.5))[1] == pytest.approx(math.log(0.5))

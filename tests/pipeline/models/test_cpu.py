@@ -43,7 +43,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> None:
         def __getattr__(self, name: str) -> Any:
             raise AssertionError(f"entered: {name}")
 
-    for module in ("models.generation", "models.packing", "models.policy", "stages.common"):
+    for module in ("models.sampling", "models.packing", "models.policy", "stages.common"):
         monkeypatch.setattr(f"pipeline.{module}.cpu", Closed())
 
 

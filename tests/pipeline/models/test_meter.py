@@ -18,7 +18,7 @@ from pipeline.config.loading import load_config
 from pipeline.config.rewards import RewardConfig
 from pipeline.config.runtime import CapsConfig, RuntimeConfig
 from pipeline.forecast.policy_shape import measured
-from pipeline.forecast.subject import Trained, Trial
+from pipeline.forecast.subject import ForecastSubject, Trained
 from pipeline.forecast.work import work_of_update
 from pipeline.models.adapters import WithoutAdapter, choose_trained
 from pipeline.models.anatomy import trunk
@@ -168,6 +168,6 @@ def test_predicted_work_is_what_is_counted(tmp_path: Path, knobs: dict[str, Any]
     config = load_config("smoke", {**changes, **prompts, **{f"runtime.{key}": value for key, value in runtime.items()}})
     shape = measured(network("qwen2").config.to_json_string())
     assert shape is not None
-    trial = Trial(config, shape, "cpu")
+    trial = ForecastSubject(config, shape, "cpu")
     for phase, (flops, _) in work_of_update(trial, Trained.of(shape, config.ppo)).items():
         assert flops == pytest.approx(ledger.flops[phase], rel=0.06), phase

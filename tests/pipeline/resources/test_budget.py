@@ -12,7 +12,7 @@ from helpers import Recorder, smoke
 
 from pipeline.config.loading import load_config
 from pipeline.forecast.policy_shape import measured, shape_of
-from pipeline.forecast.subject import Trial
+from pipeline.forecast.subject import ForecastSubject
 from pipeline.forecast.work import estimate
 from pipeline.resources.chunking import CARD_TOKENS, CHUNK_TOKENS, chunk_tokens
 from pipeline.resources.ledger import Ledger
@@ -24,11 +24,11 @@ from pipeline.trial import prepare, run_trial
 from studies.execution.executors import Processes
 
 
-def trial(profile: str = "t4", **changes: object) -> Trial:
+def trial(profile: str = "t4", **changes: object) -> ForecastSubject:
     config = load_config(profile, {key.replace("__", "."): value for key, value in changes.items()})
     shape = shape_of(config)
     assert shape is not None
-    return Trial(config, shape, "cuda" if config.runtime.device == "cuda" else "cpu")
+    return ForecastSubject(config, shape, "cuda" if config.runtime.device == "cuda" else "cpu")
 
 
 def test_the_roofline_takes_the_slower_side() -> None:

@@ -13,7 +13,7 @@ from pipeline.config.loading import load_config
 from pipeline.errors import UserError
 from pipeline.forecast.advice import check_disk, predict
 from pipeline.forecast.policy_shape import shape_of
-from pipeline.forecast.subject import Trial
+from pipeline.forecast.subject import ForecastSubject
 from pipeline.forecast.work import estimate
 from pipeline.resources.ledger import Ledger
 from pipeline.resources.machine import GIB
@@ -137,11 +137,11 @@ def test_the_ledger_counts_checkpoints_and_their_bytes(tmp_path: Path) -> None:
 # --- the forecast --------------------------------------------------------------------------------------------
 
 
-def t4(**changes: object) -> Trial:
+def t4(**changes: object) -> ForecastSubject:
     config = load_config("t4", {key.replace("__", "."): value for key, value in changes.items()})
     shape = shape_of(config)
     assert shape is not None
-    return Trial(config, shape, "cuda")
+    return ForecastSubject(config, shape, "cuda")
 
 
 def test_the_forecast_counts_checkpoints_in_bytes_and_time() -> None:

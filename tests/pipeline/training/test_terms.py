@@ -17,7 +17,7 @@ from pipeline.algorithms.mathematics.masking import masked_var, masked_whiten
 from pipeline.config.algorithm import PpoConfig
 from pipeline.models import lm_head as head_module
 from pipeline.models.policy import Episodes, to_grid
-from pipeline.training.rollout import Measured, Rollout, Scores, drift_metrics, reward_metrics, text_metrics
+from pipeline.training.rollout import Rollout, Scores, TokenStats, drift_metrics, reward_metrics, text_metrics
 from pipeline.training.token_stats import token_stats
 from pipeline.training.update import Tokens, policy_terms
 
@@ -143,7 +143,7 @@ def rollout(pad: int = 0) -> Rollout:
     episodes = Episodes(
         torch.cat([torch.tensor([[4], [4]]), responses], 1), torch.ones(2, 1).bool(), mask, torch.tensor([True, False])
     )
-    measured = Measured(grids[0], grids[1], grids[2], grids[3], grids[3])
+    measured = TokenStats(grids[0], grids[1], grids[2], grids[3], grids[3])
     scores = Scores(f64(2.0, 4.0), f64(1.0, 0.0), ["p"] * 2, ["t"] * 2)
     return Rollout(episodes, measured, grids[3], grids[2], 0.1, scores, {})
 
@@ -195,7 +195,7 @@ def test_pad_columns_reach_no_loss() -> None:
 
     dirty = replace(
         one,
-        measured=Measured(*(spoilt(grid) for grid in vars(one.measured).values())),
+        measured=TokenStats(*(spoilt(grid) for grid in vars(one.measured).values())),
         advantages=spoilt(one.advantages),
         returns=spoilt(one.returns),
     )

@@ -134,7 +134,8 @@ def test_weights_are_not_read(small: Built) -> None:
 def test_a_report_that_stands_imports_nothing_that_draws(small: Built) -> None:
     current_report(small.folder, small.study)
     code = (
-        f"import sys; from reports import cli; cli.report({small.study.source!r}, None, {str(small.layout.root)!r})\n"
+        "import sys; from reports import console\n"
+        f"console.report({small.study.source!r}, None, {str(small.layout.root)!r})\n"
         "print({'matplotlib', 'pandas', 'numpy', 'scipy', 'jinja2', 'pyarrow', 'torch'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -7,7 +7,7 @@ import re
 import pandas as pd
 import pytest
 
-from reports.tables.table import Cell, Head, Table, latex, markdown
+from reports.tables.table import Head, Table, TableCell, latex, markdown
 
 NASTY = (
     "a--b",
@@ -23,7 +23,7 @@ NASTY = (
 )
 
 
-def made(*rows: tuple[Cell, ...], heads: int = 2) -> Table:
+def made(*rows: tuple[TableCell, ...], heads: int = 2) -> Table:
     return Table(
         "t",
         "Title 50 %",
@@ -82,7 +82,7 @@ def check_tabular(text: str, columns: int) -> list[list[str]]:
 
 @pytest.mark.parametrize("text", NASTY)
 def test_latex_survives_anything_in_a_cell(text: str) -> None:
-    table = made((Cell(text, text), Cell(text, bold=True)), (Cell(text), Cell("", text)))
+    table = made((TableCell(text, text), TableCell(text, bold=True)), (TableCell(text), TableCell("", text)))
     assert len(check_tabular(latex(table), 2)) == 2
 
 
@@ -94,20 +94,20 @@ def test_latex_of_every_table_of_a_study(findings: object, records: object) -> N
 
 
 def test_latex_prints_what_was_meant() -> None:
-    row = latex(made((Cell("−1.5", "[−2, −1]", bold=True), Cell("a--b")))).splitlines()[-3]
+    row = latex(made((TableCell("−1.5", "[−2, −1]", bold=True), TableCell("a--b")))).splitlines()[-3]
     assert row == r"\textbf{$-$1.5} [$-$2, $-$1] & a-{}-b \\"
-    assert "caf" in latex(made((Cell("café"), Cell("中"))))
-    assert r"cafe & \texttt{U+4E2D} \\" in latex(made((Cell("café"), Cell("中"))))
-    assert latex(made((Cell("[x]"), Cell("y")))).splitlines()[-3].startswith("{}[x] &")
+    assert "caf" in latex(made((TableCell("café"), TableCell("中"))))
+    assert r"cafe & \texttt{U+4E2D} \\" in latex(made((TableCell("café"), TableCell("中"))))
+    assert latex(made((TableCell("[x]"), TableCell("y")))).splitlines()[-3].startswith("{}[x] &")
 
 
 @pytest.mark.parametrize("text", NASTY)
 def test_markdown_stays_a_table(text: str) -> None:
-    lines = markdown(made((Cell(text, text, bold=True), Cell(text)))).splitlines()
+    lines = markdown(made((TableCell(text, text, bold=True), TableCell(text)))).splitlines()
     assert len(lines) == 3
     assert len({len(re.split(r"(?<!\\)\|", line)) for line in lines}) == 1
 
 
 def test_markdown_says_which_is_best_and_what_a_detail_is() -> None:
-    lines = markdown(made((Cell("0.9", "[0.8, 1.0]", bold=True), Cell("beta", "baseline")))).splitlines()
+    lines = markdown(made((TableCell("0.9", "[0.8, 1.0]", bold=True), TableCell("beta", "baseline")))).splitlines()
     assert lines[2] == r"| **0.9** \[0.8, 1.0\] | beta (baseline) |"

@@ -11,7 +11,7 @@ import yaml
 
 from reports.findings.findings import Effect, Findings, analyse
 from reports.records.load import StudyRecords, load_records
-from reports.records.searches import Search, SearchTrial
+from reports.records.searches import SearchResult, SearchTrial
 from reports.statistics.two_level import Estimate
 from reports.text.answer import Answer, answer, claim_sentence
 from studies.definition.schema import Falsifier
@@ -152,10 +152,10 @@ def test_a_search_speaks_of_its_confirmation(records: StudyRecords, findings: Fi
     trials = tuple(
         SearchTrial(n, f"search-00{n}", {"ppo.kl_coef": 0.03125678}, "complete", {}, True, 64) for n in range(4)
     )
-    before = answer(records, dataclasses.replace(findings, search=Search(trials, (), {}, {}, 0))).sentence
+    before = answer(records, dataclasses.replace(findings, search=SearchResult(trials, (), {}, {}, 0))).sentence
     assert before.startswith("The search has tried 4 configurations and confirmed none yet. ")
     after = answer(
-        records, dataclasses.replace(findings, search=Search(trials, (2,), {"confirm-1": 2}, {}, 0))
+        records, dataclasses.replace(findings, search=SearchResult(trials, (2,), {"confirm-1": 2}, {}, 0))
     ).sentence
     assert after.startswith(
         "Of 4 configurations tried, confirm-1 (ppo.kl_coef 0.03126) ran again on fresh seeds. On win rate, "

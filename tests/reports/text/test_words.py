@@ -6,7 +6,7 @@ import pytest
 
 from reports.pages.page import visible
 from reports.statistics.two_level import Estimate
-from reports.tables.table import Cell, Head, Table, latex, markdown
+from reports.tables.table import Head, Table, TableCell, latex, markdown
 from reports.text.words import counted, interval, listed, number, signed
 
 
@@ -60,7 +60,7 @@ def test_markdown_and_latex_escape_what_would_break_them() -> None:
         "T",
         "n",
         (Head("a_b", numeric=False), Head("50 %")),
-        ((Cell("x|y<b>"), Cell("−1", "[−2, 0]")),),
+        ((TableCell("x|y<b>"), TableCell("−1", "[−2, 0]")),),
         pd.DataFrame(),
     )
     assert "x\\|y&lt;b&gt;" in markdown(table)

@@ -29,7 +29,7 @@ from studies.definition.schema import Study
 from studies.definition.testable import needs, untestable
 from studies.execution import executors
 from studies.execution.driver import run_study
-from studies.execution.history import Measured, all_records, known_artifacts, measured
+from studies.execution.history import StageSeconds, all_records, known_artifacts, measured
 
 SMALL = {"ppo.steps": 64}
 
@@ -96,7 +96,7 @@ def test_times_are_those_of_this_machine_alone(write_study: Callable[..., Study]
     records = all_records(layout)
     here = {"device": "abacus"}
     found = measured(layout, records, "tiny", here)
-    assert found == Measured(4, {}, pytest.approx(0.1 / 64))
+    assert found == StageSeconds(4, {}, pytest.approx(0.1 / 64))
     assert measured(layout, records, "tiny", {"device": "a card"}) is None
     for one in records:
         folder = layout.root / one.stages["evaluate"].path / "log"

@@ -184,7 +184,8 @@ sys.path[:0] = {path!r}
 from pathlib import Path
 from rich.console import Console
 from pipeline.run.layout import Layout
-from studies import executors, sinks
+from studies.execution import executors
+from studies.tracking import study_runs as sinks
 from studies.execution.driver import run_study
 from studies.definition.schema import load_study
 executors.PRELOAD = ["studies.execution.executors"]

@@ -14,7 +14,7 @@ from pipeline.config.loading import load_config
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout
 from studies.execution import executors
-from studies.execution.executors import Crashed, Event, Finished, Job, Message, Relay
+from studies.execution.executors import Crashed, Event, EventReporter, Finished, Job, Message
 
 
 def job(layout: Layout, number: int, **changes: Any) -> Job:
@@ -124,7 +124,7 @@ def test_ctrl_c_is_the_drivers_business(layout: Layout) -> None:
 
 def test_frequent_messages_are_merged() -> None:
     said: list[tuple[str, tuple[Any, ...]]] = []
-    relay = Relay(lambda kind, args: said.append((kind, args)))
+    relay = EventReporter(lambda kind, args: said.append((kind, args)))
     for step in range(1000):
         relay.progress("ppo", step, 1000)
         relay.metrics(step, {"policy/entropy": float(step)})
@@ -159,7 +159,7 @@ def test_a_trial_that_hangs_is_ended_while_others_talk_and_its_log_tells_where_i
 
 def test_where_a_trial_resumes_is_never_dropped() -> None:
     said: list[tuple[str, tuple[Any, ...]]] = []
-    relay = Relay(lambda kind, args: said.append((kind, args)))
+    relay = EventReporter(lambda kind, args: said.append((kind, args)))
     relay.progress("sft", 1, 10)
     relay.progress("ppo", 432, 2048, "resumed")
     assert said[-1] == ("progress", ("ppo", 432, 2048, "resumed"))

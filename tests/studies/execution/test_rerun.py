@@ -31,8 +31,8 @@ HEAVY = ("torch", "transformers", "datasets", "mlflow", "optuna", "pandas", "mat
 SCRIPT = """
 import json, sys
 import ablate
-from pipeline import mlflow_sink
-mlflow_sink.MlflowSink.knows = lambda *_: True  # all has been sent
+from studies.tracking import trial_run
+trial_run.MlflowSink.knows = lambda *_: True  # all has been sent
 sys.argv = {arguments!r}
 try:
     ablate.main()

@@ -18,13 +18,13 @@ from pipeline.run.metrics import METRICS
 from studies.importing.doubts import doubts
 from studies.importing.mapping import TRL, Mapping, check_keys_exist, load_mapping, unused
 from studies.importing.problems import Problem, grouped
-from studies.importing.rows import Row
+from studies.importing.rows import LogRow
 from studies.importing.trajectory import Trajectory, trajectory
 
 
 def read(made: Rows, name: str = "a-seed0.jsonl", **mapping: Any) -> Trajectory:
     settings = {"steps_per_update": 16, **mapping}
-    return trajectory([Row(line, row) for line, row in enumerate(made, 1)], Mapping.model_validate(settings), name)
+    return trajectory([LogRow(line, row) for line, row in enumerate(made, 1)], Mapping.model_validate(settings), name)
 
 
 def changed(key: str, **values: Any) -> Rows:
