@@ -64,7 +64,7 @@ class Episodes:
         rows = torch.arange(len(lengths), device=lengths.device) if rows is None else rows
         return list(torch.split(rows[lengths[rows].argsort(stable=True)], size))
 
-    def shelves(self, most: int) -> list[Tensor]:
+    def length_buckets(self, most: int) -> list[Tensor]:
         """Buckets of all rows for a pass without gradients, at most `most` rows each; on a CPU so few that they stay in
         a core's cache."""
         return self.buckets(min(most, cpu.BUCKET) if self.ended.device.type == "cpu" else most)

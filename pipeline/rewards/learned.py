@@ -32,7 +32,7 @@ class RewardModel(nn.Module):
         self.lm, self.head = lm, head
 
     def forward(self, episodes: Episodes) -> Tensor:
-        parts = episodes.shelves(len(episodes.ended))
+        parts = episodes.length_buckets(len(episodes.ended))
         scores = torch.cat([self._score(episodes.take(rows)) for rows in parts])
         return scores[torch.cat(parts).argsort()]
 

@@ -68,3 +68,10 @@ def negative_kl(logprobs: Tensor, ref_logprobs: Tensor) -> str | None:
         f" {len(per_sequence)}): the responses were not sampled from the policy that was measured (another temperature,"
         " a truncated distribution, other position ids, or dropout)"
     )
+
+
+def check_finite(values: dict[str, float]) -> None:
+    """Raise `Diverged` with the names of those that are not finite."""
+    bad = [name for name, value in values.items() if not math.isfinite(value)]
+    if bad:
+        raise Diverged(f"not finite: {', '.join(bad)}")

@@ -10,17 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.mathematics.advantages import explained_variance, gae
+from pipeline.algorithms.mathematics.advantages import explained_variance
 from pipeline.algorithms.mathematics.kl import k3
 from pipeline.algorithms.mathematics.masking import masked_mean, masked_var, masked_whiten
 from pipeline.algorithms.mathematics.shaping import beta_in_reward, handle_missing_eos, non_score_reward, token_rewards
+from pipeline.algorithms.ppo import estimate
 from pipeline.config.algorithm import PpoConfig
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import ActorCritic, Episodes, response_hidden, to_grid
 from pipeline.models.sampling import sample
 from pipeline.models.seeding import uniforms
 from pipeline.resources.out_of_memory import Room
-from pipeline.training.health import Diverged, repetition
+from pipeline.training.health import check_finite, repetition
 from pipeline.training.processes import Ranks
 from pipeline.training.token_stats import token_stats
 
@@ -101,26 +102,20 @@ class Rollout:
     metrics: dict[str, float]
 
 
-def collect(world: RolloutContext, prompts: Prompts, update: int, kl_coef: float) -> Rollout:
-    """Sample and measure the rollout of one update.
+def collect(context: RolloutContext, prompts: Prompts, update: int, kl_coef: float) -> Rollout:
+    """Sample, score and measure the rollout of one update, estimate its advantages, and report on it.
 
     Raises `Diverged` when what was sampled or measured is not finite, `MemoryFull` in all processes when a row does not
     fit in one.
     """
-    cfg = world.cfg
-    mine = world.ranks.all_fit(lambda: _own_share(world, prompts, update))
-    with world.timed("score"), torch.no_grad():
-        episodes, scores, measured = together(world.ranks, *mine)
-        final = handle_missing_eos(
-            scores.proxy.to(prompts.queries.device), episodes.ended, cfg.missing_eos, cfg.missing_eos_penalty
-        )
-        # 5 rewards, GAE, returns, whitening
+    cfg = context.cfg
+    mine = context.ranks.all_fit(lambda: _own_share(context, prompts, update))
+    with context.timed("score"), torch.no_grad():
+        episodes, scores, measured = gather(context.ranks, *mine)
         mask = episodes.response_mask
-        non_score = non_score_reward(measured.logprobs, measured.ref_logprobs, mask, beta_in_reward(kl_coef, cfg.kl_in))
-        rewards = token_rewards(final, non_score, mask)
-        if cfg.whiten_rewards:
-            rewards = masked_whiten(rewards, mask, shift_mean=False)
-        advantages, returns = gae(rewards, measured.values, mask, cfg.gamma, cfg.gae_lambda)
+        final, non_score = shaped(scores, episodes, measured, kl_coef, cfg)
+        # 5 rewards, GAE, returns, whitening
+        advantages, returns = estimate(token_rewards(final, non_score, mask), measured.values, mask, cfg)
         metrics = {
             **drift_metrics(measured, mask),
             **reward_metrics(scores, final, non_score),
@@ -128,9 +123,7 @@ def collect(world: RolloutContext, prompts: Prompts, update: int, kl_coef: float
             "objective/kl_coef": kl_coef,
             "objective/advantage_std": float(masked_var(advantages, mask).sqrt()),
         }
-        bad = [key for key, value in metrics.items() if not math.isfinite(value)]
-        if bad:
-            raise Diverged(f"not finite: {', '.join(bad)}")
+        check_finite(metrics)
         explained = explained_variance(measured.values, returns, mask)
         if math.isfinite(explained):
             metrics["value/explained_variance"] = explained
@@ -139,32 +132,42 @@ def collect(world: RolloutContext, prompts: Prompts, update: int, kl_coef: float
     return Rollout(episodes, measured, advantages, returns, kl_coef, scores, metrics)
 
 
-def _own_share(world: RolloutContext, prompts: Prompts, update: int) -> tuple[Episodes, Scores, TokenStats]:
+def shaped(
+    scores: Scores, episodes: Episodes, measured: TokenStats, kl_coef: float, cfg: PpoConfig
+) -> tuple[Tensor, Tensor]:
+    """The score of each response after EOS handling, (B,), and the KL penalty of each token, (B, T); score units."""
+    device = episodes.response_mask.device
+    final = handle_missing_eos(scores.proxy.to(device), episodes.ended, cfg.missing_eos, cfg.missing_eos_penalty)
+    beta = beta_in_reward(kl_coef, cfg.kl_in)
+    return final, non_score_reward(measured.logprobs, measured.ref_logprobs, episodes.response_mask, beta)
+
+
+def _own_share(context: RolloutContext, prompts: Prompts, update: int) -> tuple[Episodes, Scores, TokenStats]:
     """What this process samples and measures of a rollout; it speaks to no other. Raises `MemoryFull`."""
-    cfg, share = world.cfg, world.ranks.share(prompts.rows)
-    with world.timed("generate"):
+    cfg, share = context.cfg, context.ranks.share(prompts.rows)
+    with context.timed("generate"):
         # 1 sample responses; 2 cut after EOS
         noise = uniforms(len(prompts.rows), cfg.response_length, cfg.seed, "rollout", update)
         episodes = sample(
-            world.actor.lm,
+            context.actor.lm,
             prompts.queries[share],
             prompts.query_mask[share],
             noise[share],
             temperature=cfg.temperature,
-            room=world.room,
-            **world.token_ids,
+            room=context.room,
+            **context.token_ids,
         )
-    with world.timed("score"), torch.no_grad():
+    with context.timed("score"), torch.no_grad():
         # 3 score the cut text
-        scores = score_in_parts(world, episodes, prompts.rows[share])
+        scores = score_in_parts(context, episodes, prompts.rows[share])
         # 4 log-probs, reference log-probs and values by the training forward
-        measured = measure(world.actor, world.reference, episodes, cfg.temperature, world.room)
+        measured = measure(context.actor, context.reference, episodes, cfg.temperature, context.room)
     return episodes, scores, measured
 
 
-def score_in_parts(world: RolloutContext, episodes: Episodes, rows: Sequence[int]) -> Scores:
+def score_in_parts(context: RolloutContext, episodes: Episodes, rows: Sequence[int]) -> Scores:
     """The scores of all rows, so many at a time as there is room for."""
-    parts = world.room.over(len(rows), lambda place: world.score(episodes.take(place), rows[place]))
+    parts = context.room.over(len(rows), lambda place: context.score(episodes.take(place), rows[place]))
     if len(parts) == 1:
         return parts[0]
     return Scores(
@@ -176,7 +179,7 @@ def score_in_parts(world: RolloutContext, episodes: Episodes, rows: Sequence[int
     )
 
 
-def together(
+def gather(
     ranks: Ranks, episodes: Episodes, scores: Scores, measured: TokenStats
 ) -> tuple[Episodes, Scores, TokenStats]:
     """The shares of all processes as one rollout, the same everywhere."""

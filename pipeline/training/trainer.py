@@ -115,7 +115,9 @@ class Trainer:
         self.steps = GradientSteps(torch.optim.Adam(_groups(actor, cfg), eps=cfg.adam_eps, fused=True), self.precision)
         self.kl, self.guard, self.stop = KlController.of(cfg), LrGuard.of(cfg), Watcher(cfg.stop)
         rollout_room = Room("runtime.rollout_batch_size", min(runtime.rollout_batch_size, cfg.batch_size), watch.warn)
-        self.world = RolloutContext(actor, reference, score, cfg, token_ids, rollout_room, ledger.timed, self.ranks)
+        self.rollout_context = RolloutContext(
+            actor, reference, score, cfg, token_ids, rollout_room, ledger.timed, self.ranks
+        )
         train_room = Room("runtime.micro_batch_size", min(runtime.micro_batch_size, cfg.mini_batch_size), watch.warn)
         self.learner = Learner(
             actor, self.steps, self.precision, self.ranks, cfg, self.guard, train_room, runtime.gradient_checkpointing
@@ -197,7 +199,7 @@ class Trainer:
     def _rollout(self) -> Rollout:
         self.kl.start(self.update)
         with self.precision.autocast():
-            return collect(self.world, self._prompts(), self.update, self.kl.kl_coef)
+            return collect(self.rollout_context, self._prompts(), self.update, self.kl.kl_coef)
 
     def _learn(self, rollout: Rollout, on_step: OnStep) -> None:
         with self.ledger.timed("train"):

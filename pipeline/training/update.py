@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pipeline.algorithms.mathematics.controllers import LrGuard, hinge, lr_schedule, out_of_reach
-from pipeline.algorithms.mathematics.kl import k2, k3
-from pipeline.algorithms.mathematics.losses import dual_clip, kl_loss, policy_loss, value_loss
+from pipeline.algorithms.mathematics.losses import value_loss
+from pipeline.algorithms.ppo import Tokens, policy_terms
 from pipeline.config.algorithm import PpoConfig
 from pipeline.models.lm_head import head_backward
 from pipeline.models.policy import ActorCritic, Episodes
@@ -19,7 +19,7 @@ from pipeline.models.precision import GradientSteps, Precision
 from pipeline.models.recompute import recomputing
 from pipeline.models.seeding import permutation
 from pipeline.resources.out_of_memory import Room
-from pipeline.training.health import Diverged
+from pipeline.training.health import check_finite
 from pipeline.training.processes import Ranks
 from pipeline.training.rollout import Rollout
 from pipeline.training.selfcheck import OFF_POLICY, check_first_step
@@ -42,27 +42,6 @@ class Learner:
     """Episodes in memory at once; changes nothing."""
     checkpointing: bool = False
     """Compute activations twice instead of keeping them; changes nothing."""
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """The valid tokens of some rows of a rollout, row by row; each (N,)."""
-
-    logprobs: Tensor
-    ref_logprobs: Tensor
-    values: Tensor
-    advantages: Tensor
-    returns: Tensor
-
-    @classmethod
-    def of(cls, rollout: Rollout, rows: Tensor) -> Tokens:
-        mask, measured = rollout.episodes.response_mask[rows], rollout.measured
-        grids = (measured.logprobs, measured.ref_logprobs, measured.values, rollout.advantages, rollout.returns)
-        return cls(*(grid[rows][mask] for grid in grids))
-
-    def at(self, rows: slice) -> Tokens:
-        """A slice of the tokens."""
-        return Tokens(*(column[rows] for column in vars(self).values()))
 
 
 def train_on(rollout: Rollout, learner: Learner, update: int, taken: int, on_step: OnStep) -> int:
@@ -126,7 +105,7 @@ def backward(rollout: Rollout, rows: Tensor, learner: Learner, weight: Tensor) -
     sums."""
     cfg, actor = learner.cfg, learner.actor
     episodes: Episodes = rollout.episodes.take(rows)
-    batch = Tokens.of(rollout, rows)
+    batch = tokens_of(rollout, rows)
     scale = learner.steps.scale(weight)
     with recomputing(actor.networks, learner.checkpointing):
         hidden, vpred = actor.hidden_and_values(episodes)
@@ -145,27 +124,11 @@ def backward(rollout: Rollout, rows: Tensor, learner: Learner, weight: Tensor) -
         return {name: column.sum(dtype=torch.float32) for name, column in metrics.items()}
 
 
-def policy_terms(
-    batch: Tokens, new_logprobs: Tensor, kl_coef: float, cfg: PpoConfig
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The policy's loss of every token, entropy bonus apart, and what the metrics average; all (N,)."""
-    loss, clipped = policy_loss(new_logprobs, batch.logprobs, batch.advantages, cfg.cliprange)
-    log_ratio = (new_logprobs - batch.logprobs).detach()
-    ratio = log_ratio.exp()
-    metrics = {
-        "policy/pg_clipfrac": clipped,
-        "policy/approxkl": k2(log_ratio),
-        "policy/approxkl_k3": k3(-log_ratio),
-        "policy/ratio": ratio,
-        "policy/kl_ref_per_token": ratio * (new_logprobs.detach() - batch.ref_logprobs),
-    }
-    if cfg.dual_clip is not None:
-        loss, metrics["policy/dual_clipfrac"] = dual_clip(loss, batch.advantages, cfg.dual_clip)
-    metrics["policy/pg_loss"] = loss.detach()
-    if cfg.kl_in == "loss":
-        penalty = kl_coef * kl_loss(new_logprobs, batch.ref_logprobs, cfg.kl_loss_estimator)
-        loss, metrics["policy/kl_loss"] = loss + penalty, penalty.detach()
-    return loss, metrics
+def tokens_of(rollout: Rollout, rows: Tensor) -> Tokens:
+    """The valid tokens of some rows, (B,) indices, of a rollout."""
+    mask, measured = rollout.episodes.response_mask[rows], rollout.measured
+    grids = (measured.logprobs, measured.ref_logprobs, measured.values, rollout.advantages, rollout.returns)
+    return Tokens(*(grid[rows][mask] for grid in grids))
 
 
 def apply(learner: Learner, position: int, metrics: dict[str, float]) -> dict[str, float]:
@@ -204,10 +167,3 @@ def clip(learner: Learner) -> dict[str, float]:
         groups = {"policy/grad_norm": list(actor.lm.parameters()), "value/grad_norm": critic}
     norms = learner.steps.clip(groups.values(), learner.cfg.max_grad_norm)
     return {name: float(norm) for name, norm in zip(groups, norms, strict=True)}
-
-
-def check_finite(values: dict[str, float]) -> None:
-    """Raise `Diverged` with the names of those that are not finite."""
-    bad = [name for name, value in values.items() if not math.isfinite(value)]
-    if bad:
-        raise Diverged(f"not finite: {', '.join(bad)}")

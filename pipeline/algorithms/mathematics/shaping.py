@@ -32,7 +32,7 @@ def handle_missing_eos(
 
 def beta_in_reward(kl_coef: float, kl_in: Literal["reward", "loss"]) -> float:
     """The beta of the rewards: all of it, or 0 where the penalty is in the loss
-    (`pipeline.training.update.policy_terms`)."""
+    (`pipeline.algorithms.ppo.policy_terms`)."""
     match kl_in:
         case "reward":
             return kl_coef

@@ -62,12 +62,12 @@ def test_a_run_on_a_card_does_not_enter(monkeypatch: pytest.MonkeyPatch) -> None
     out, _ = attend(torch.nn.Identity(), query, query, query, None, packing=places)
     assert out.shape == (1, 6, 2, 8)
     card = Episodes(UNEVEN.query_responses, UNEVEN.query_mask, UNEVEN.response_mask, UNEVEN.ended.to(META))
-    assert [len(rows) for rows in card.shelves(4)] == [4, 1]
+    assert [len(rows) for rows in card.length_buckets(4)] == [4, 1]
 
 
 @pytest.mark.usefixtures("closed")
 def test_a_run_on_a_cpu_does() -> None:
-    for enter in (lambda: common.settle(smoke().runtime), lambda: UNEVEN.shelves(4)):
+    for enter in (lambda: common.settle(smoke().runtime), lambda: UNEVEN.length_buckets(4)):
         with pytest.raises(AssertionError, match="entered"):
             enter()
 

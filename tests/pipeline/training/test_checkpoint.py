@@ -97,8 +97,8 @@ def test_weights_that_cannot_be_trained_again_for_lack_of_memory_are_those_of_th
     rewind = one._rewind
 
     def short_of_memory() -> int:
-        one.world.room.rows = 1
-        one._rollout = lambda: one.world.room.fit(full)  # type: ignore[method-assign]
+        one.rollout_context.room.rows = 1
+        one._rollout = lambda: one.rollout_context.room.fit(full)  # type: ignore[method-assign]
         return rewind()
 
     def full(rows: int) -> Any:

@@ -69,7 +69,7 @@ def test_a_trial_with_truncated_sampling_is_stopped_at_its_first_rollout(
 
 def first_rollout(tmp_path: Path) -> tuple[Rollout, Any]:
     one = trainer(tmp_path)
-    return collect(one.world, one._prompts(), 0, 0.05), one
+    return collect(one.rollout_context, one._prompts(), 0, 0.05), one
 
 
 def test_the_first_rollout_of_a_sound_trial_passes(tmp_path: Path) -> None:

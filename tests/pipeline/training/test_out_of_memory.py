@@ -70,8 +70,10 @@ def test_a_rollout_is_sampled_and_scored_in_smaller_batches_with_the_same_result
     watch = Recorder()
     one = limited(trainer(tmp_path / "a", watch, **KNOBS), lambda rows, gradients: not gradients and rows > 4)
     scored: list[int] = []
-    score = one.world.score
-    object.__setattr__(one.world, "score", lambda episodes, rows: (scored.append(len(rows)), score(episodes, rows))[1])
+    score = one.rollout_context.score
+    object.__setattr__(
+        one.rollout_context, "score", lambda episodes, rows: (scored.append(len(rows)), score(episodes, rows))[1]
+    )
     outcome, rows = ended(one, tmp_path / "a")
     _, wanted, _ = run(tmp_path / "b", **KNOBS)
     assert_halved(outcome, rows, wanted, watch, "runtime.rollout_batch_size", 16)

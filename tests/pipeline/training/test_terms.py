@@ -14,12 +14,13 @@ from naive import drawn, prefix
 from torch import Tensor
 
 from pipeline.algorithms.mathematics.masking import masked_var, masked_whiten
+from pipeline.algorithms.ppo import Tokens, policy_terms
 from pipeline.config.algorithm import PpoConfig
 from pipeline.models import lm_head as head_module
 from pipeline.models.policy import Episodes, to_grid
 from pipeline.training.rollout import Rollout, Scores, TokenStats, drift_metrics, reward_metrics, text_metrics
 from pipeline.training.token_stats import token_stats
-from pipeline.training.update import Tokens, policy_terms
+from pipeline.training.update import tokens_of
 
 LOG2 = math.log(2)
 
@@ -199,8 +200,8 @@ def test_pad_columns_reach_no_loss() -> None:
         advantages=spoilt(one.advantages),
         returns=spoilt(one.returns),
     )
-    clean = vars(Tokens.of(rollout(), rows))
-    for name, column in vars(Tokens.of(dirty, rows)).items():
+    clean = vars(tokens_of(rollout(), rows))
+    for name, column in vars(tokens_of(dirty, rows)).items():
         assert torch.equal(column, clean[name]), name
     assert clean["logprobs"].tolist() == [-3.0, -1.0, -2.0]
 

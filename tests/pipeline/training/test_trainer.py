@@ -69,7 +69,9 @@ def test_the_gradient_is_that_of_the_mean_over_the_mini_batch_tokens(tmp_path: P
     actor, cfg = one.actor, one.cfg
     torch.nn.init.normal_(actor.value_head.weight, generator=torch.Generator().manual_seed(5))
     rows = torch.arange(8)
-    rollout = collect(one.world, Prompts(one.queries[rows], one.query_mask[rows], rows.tolist()), 0, cfg.kl_coef)
+    rollout = collect(
+        one.rollout_context, Prompts(one.queries[rows], one.query_mask[rows], rows.tolist()), 0, cfg.kl_coef
+    )
     mini = torch.tensor([6, 1, 3, 4])
     total, tokens = torch.zeros(()), 0
     for row in mini.tolist():
@@ -96,7 +98,7 @@ def test_the_std_that_whitening_divides_by_is_measured(tmp_path: Path) -> None:
     found = {}
     for whiten in (True, False):
         one = trainer(tmp_path / str(whiten), kl_coef=0.3, whiten_advantages=whiten)
-        found[whiten] = collect(one.world, one._prompts(), 0, 0.3)
+        found[whiten] = collect(one.rollout_context, one._prompts(), 0, 0.3)
     std = found[True].metrics["objective/advantage_std"]
     assert std == found[False].metrics["objective/advantage_std"]
     mask = found[True].episodes.response_mask
@@ -109,7 +111,9 @@ def first_step(folder: Path, **knobs: Any) -> tuple[dict[str, float], float, flo
     """Metrics of the first step, and the norms of what clipping leaves of the gradients of policy and critic."""
     one = trainer(folder, critic="separate", max_grad_norm=0.1, **knobs)
     rows = torch.arange(8)
-    rollout = collect(one.world, Prompts(one.queries[rows], one.query_mask[rows], rows.tolist()), 0, one.cfg.kl_coef)
+    rollout = collect(
+        one.rollout_context, Prompts(one.queries[rows], one.query_mask[rows], rows.tolist()), 0, one.cfg.kl_coef
+    )
     metrics = accumulate(rollout, torch.arange(4), one.learner)
     metrics |= clip(one.learner)
     assert one.actor.critic_trunk is not None
@@ -287,7 +291,7 @@ def test_a_divergence_in_the_last_step_of_an_update_is_found_and_keeps_good_weig
 def test_a_rollout_that_is_not_finite_ends_the_trial_as_diverged(tmp_path: Path) -> None:
     one = trainer(tmp_path)
     nan = Scores(torch.full((8,), float("nan")), torch.zeros(8), ["p"] * 8, ["t"] * 8)
-    one.world = replace(one.world, score=lambda episodes, rows: nan)
+    one.rollout_context = replace(one.rollout_context, score=lambda episodes, rows: nan)
     outcome = one.run()
     assert outcome.status == "diverged"
     assert "objective/scores" in str(outcome.reason)
