@@ -34,15 +34,15 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
 	@touch $@
 
-setup: $(VENV)/.stamp  ## create .venv
+setup: $(VENV)/.stamp  ## create .venv and install the package
 
 study: $(VENV)/.stamp  ## run or continue STUDY
 	@$(ABLATE) study "$(STUDY)" $(CHOICE) $(CHANGES) $(WORKERS) $(OPTIONS)
 
-run: $(VENV)/.stamp  ## one trial of PROFILE
-	@$(ABLATE) run $(CHOICE) $(CHANGES) $(OPTIONS)
+run: $(VENV)/.stamp  ## run one trial with PROFILE
+	@$(ABLATE) run $(CHOICE) $(CHANGES) $(if $(EXECUTOR),--executor $(EXECUTOR)) $(OPTIONS)
 
-plan: $(VENV)/.stamp  ## what would run, what is cached, does it fit the budget
+plan: $(VENV)/.stamp  ## show what would run, what is cached, and whether it fits the budget
 	@$(ABLATE) plan "$(STUDY)" $(CHOICE) $(CHANGES) $(OPTIONS)
 
 new-study: $(VENV)/.stamp  ## write NAME.yaml, a commented study to start from (DESIGN: arms, grid, factors, search)
@@ -51,19 +51,19 @@ new-study: $(VENV)/.stamp  ## write NAME.yaml, a commented study to start from (
 report: $(VENV)/.stamp  ## redraw tables and figures from records
 	@$(ABLATE) report "$(STUDY)" $(CHOICE) $(OPTIONS)
 
-compare: $(VENV)/.stamp  ## one table over STUDIES="a b"
+compare: $(VENV)/.stamp  ## compare several studies in one table (STUDIES="a b")
 	@$(ABLATE) compare $(STUDIES) $(CHOICE) $(OPTIONS)
 
-falsify: $(VENV)/.stamp  ## verdicts; make's own exit code is 2 for any that is not SURVIVED, `ablate falsify` tells 1 from 3
+falsify: $(VENV)/.stamp  ## evaluate STUDY's claims; make returns 2 unless all survive, `ablate falsify` gives the exact code
 	@$(ABLATE) falsify "$(STUDY)" $(CHOICE) $(OPTIONS)
 
 ui: $(VENV)/.stamp  ## browse the runs in MLflow on 127.0.0.1
 	@$(ABLATE) ui $(OPTIONS)
 
-sync: $(VENV)/.stamp  ## send to MLflow what it missed
-	@$(ABLATE) sync $(OPTIONS)
+sync: $(VENV)/.stamp  ## send STUDY's missing records to MLflow
+	@$(ABLATE) sync "$(STUDY)" $(CHOICE) $(OPTIONS)
 
-test: $(VENV)/.stamp-dev  ## lint, types, layers and the tests, but for those marked slow
+test: $(VENV)/.stamp-dev  ## style, types, layers, and all tests not marked slow
 	@$(MAKE) --no-print-directory lint
 	$(BIN)/pytest -n $(or $(JOBS),2) --dist worksteal -m "not slow"
 
@@ -76,10 +76,10 @@ lint: $(VENV)/.stamp-dev  ## ruff, mypy, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(VENV)/.stamp-dev
+format: $(VENV)/.stamp-dev  ## apply ruff's fixes and formatting
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
-bench: $(VENV)/.stamp-dev  ## ours beside TRL, speed and memory in one run (ARGS="--rounds 5 --size tiny"); then a large study's report
+bench: $(VENV)/.stamp-dev  ## measure speed and memory beside TRL (ARGS="--rounds 5 --size tiny"), then a large study's report
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks $(ARGS)
 	$(BIN)/python -m pytest tests/benchmarks -n 0 -s --benchmarks
 

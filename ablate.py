@@ -29,8 +29,8 @@ TRACEBACK = "ABLATE_TRACEBACK"
 app = typer.Typer(
     help="Ablation studies of PPO-based RLHF on small language models.",
     epilog=(
-        "Exit codes: 0 done, or SURVIVED; 1 FALSIFIED; 2 wrong usage; 3 NOT TESTED; 4 a fault of data, disk or"
-        f" program, or a failed trial; {INTERRUPTED} interrupted. {TRACEBACK}=1 shows the traceback of a fault."
+        "Exit codes: 0 success, or SURVIVED; 1 FALSIFIED; 2 something to correct; 3 NOT TESTED; 4 a fault of data, disk"
+        f" or program, or a failed trial; {INTERRUPTED} interrupted. {TRACEBACK}=1 shows the traceback of a fault."
     ),
     no_args_is_help=True,
     add_completion=False,
@@ -40,18 +40,18 @@ app = typer.Typer(
 
 
 StudiesArgument = Annotated[
-    list[str], typer.Argument(metavar="STUDY...", help="Names or YAML paths of studies.", show_default=False)
+    list[str], typer.Argument(metavar="STUDY", help="Names or YAML paths of studies.", show_default=False)
 ]
 OptionalStudy = Annotated[
     str | None,
-    typer.Argument(metavar="[STUDY]", help="A study's name, or the path of a YAML file.", show_default=False),
+    typer.Argument(metavar="STUDY", help="A study's name, or the path of a YAML file.", show_default=False),
 ]
 DiffOption = Annotated[
     tuple[str, str] | None,
     typer.Option(
         "--diff",
         metavar="OLD NEW",
-        help="Compare two versions: study folders, output roots (STUDY chooses), or studies.",
+        help="Compare two versions: study names, study folders, or output roots (then name the STUDY).",
     ),
 ]
 
@@ -62,8 +62,10 @@ def report(
     profile: cli.ProfileOption = None,
     out: cli.OutOption = None,
 ) -> None:
-    """Draw tables, figures and the page of a study again, from its records, or compare two versions of it; no
-    training."""
+    """Draw a study's report again, or compare two versions.
+
+    From the records alone, without training.
+    """
     from reports import console
 
     if versions:
@@ -76,7 +78,10 @@ def report(
 
 
 def compare(names: StudiesArgument, profile: cli.ProfileOption = None, out: cli.OutOption = None) -> None:
-    """Set several studies side by side in one table, from their records; no training."""
+    """Compare several studies in one table.
+
+    From their records, without training.
+    """
     from reports import console
 
     page, text = console.compare(names, profile, out)

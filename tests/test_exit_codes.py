@@ -100,4 +100,4 @@ def test_a_closed_pipe_is_no_verdict(monkeypatch: pytest.MonkeyPatch, write: str
 
 def test_help_lists_the_codes() -> None:
     told = " ".join(CliRunner().invoke(ablate.app, ["--help"]).stdout.split())
-    assert "0 done, or SURVIVED; 1 FALSIFIED; 2 wrong usage; 3 NOT TESTED; 4 a fault" in told
+    assert "0 success, or SURVIVED; 1 FALSIFIED; 2 something to correct; 3 NOT TESTED; 4 a fault" in told

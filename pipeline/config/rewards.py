@@ -40,11 +40,11 @@ class Scorer(Section):
 class PartConfig(Scorer):
     """One part of a composite reward. Learned parts are trained by the settings of the reward."""
 
-    kind: Literal["learned", "lexicon", "classifier", "grammar"] = Field(description="as of the reward")
+    kind: Literal["learned", "lexicon", "classifier", "grammar"] = Field(description="see reward.kind")
     weight: Annotated[float, Field(allow_inf_nan=False)] = Field(
         1.0, description="of the calibrated part in the sum; negative: less is better"
     )
-    preferences: str = Field("judge", description="as of the reward")
+    preferences: str = Field("judge", description="see reward.preferences")
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:

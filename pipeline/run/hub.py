@@ -57,8 +57,8 @@ def absent(key: str, name: str, revision: str | None, cause: str, cache: object,
     """The one line for what can be had neither from the network nor from a cache."""
     at = f" at revision {revision}" if revision else ""
     return (
-        f"{key} = '{name}'{at} is not in the cache {cache}, and the hub does not give it ({cause}). With a copy on"
-        f" disk, {instead}"
+        f"{key} = '{name}'{at} is not in the cache {cache} and could not be downloaded from the hub ({cause}). With a"
+        f" copy on disk, {instead}"
     )
 
 

@@ -137,7 +137,9 @@ def _at_equal_drift(records: StudyRecords, findings: Findings) -> str:
     silent = [row.arm for row in rows if row.outcome not in ("better", "worse")]
     if silent:
         named = listed(silent) if len(silent) <= LISTED else f"{len(silent)} arms"
-        parts.append(f"{named} cannot be told from {'it' if parts else base}")
+        parts.append(
+            f"{named} {'is' if len(silent) == 1 else 'are'} not distinguishable from {'it' if parts else base}"
+        )
     return f"At equal drift, as far as both had gone, on {name(metric)}: {'; '.join(parts)}."
 
 
@@ -266,7 +268,7 @@ def _beside_zero(records: StudyRecords, findings: Findings) -> list[str]:
     ]
     if not odd:
         return []
-    whose = f"Of {listed(odd)} the interval leaves out 0, and is no verdict all the same"
+    whose = f"The interval of {listed(odd)} excludes 0, but this is no verdict"
     return [
         f"{whose}, since a verdict has to hold on new seeds as well and after Holm's correction for"
         f" {counted(len(effects), 'comparison')}."

@@ -22,17 +22,25 @@ StudyArgument = Annotated[
     str, typer.Argument(metavar="STUDY", help="A study's name, or the path of a YAML file.", show_default=False)
 ]
 ProfileOption = Annotated[
-    str | None, typer.Option("--profile", help="Profile of the trials instead of the study's own: smoke, tiny or t4.")
+    str | None,
+    typer.Option("--profile", help="Profile to use instead of the study's own: tiny, smoke, t4 or t4-rehearsal."),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", help=f"Change a key of every trial: section.key=value. Repeatable. In papers: {SYMBOLS}."),
+    typer.Option(
+        "--set", help=f"Set a key for every trial, as section.key=value. Can be repeated. In papers: {SYMBOLS}."
+    ),
 ]
 OutOption = Annotated[Path | None, typer.Option("--out", help="Output root; default $ABLATE_HOME, else ./outputs.")]
 JobsOption = Annotated[
-    int | None, typer.Option("--jobs", min=1, help="Trials at once; default: CPU cores / threads of a trial.")
+    int | None,
+    typer.Option(
+        "--jobs", min=1, help="Trials at once; default: CPU cores / threads per trial, or GPUs / processes per trial."
+    ),
 ]
-ExecutorOption = Annotated[str, typer.Option("--executor", help="processes (one per trial) or inline.")]
+ExecutorOption = Annotated[
+    str, typer.Option("--executor", help="processes: each trial in its own process; inline: all in this one.")
+]
 
 Reporting = Callable[["Study", "StudyFolder"], Path | None]
 _report: Reporting | None = None
@@ -52,7 +60,7 @@ def study(
     executor: ExecutorOption = "processes",
     out: OutOption = None,
 ) -> None:
-    """Run a study; run it again and it continues, or is all cached."""
+    """Run or continue a study; finished trials are not repeated."""
     from pipeline.config.loading import parse_set
     from pipeline.run.layout import Layout
     from studies.definition.schema import load_study
@@ -63,7 +71,7 @@ def study(
 def run(
     profile: Annotated[str, typer.Option("--profile", help="Profile of the trial.")] = "tiny",
     settings: SetOption = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the PPO stage.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed of the ppo stage.")] = 0,
     executor: ExecutorOption = "processes",
     out: OutOption = None,
 ) -> None:
@@ -76,7 +84,10 @@ def run(
 
 
 def plan(name: StudyArgument, profile: ProfileOption = None, settings: SetOption = None, out: OutOption = None) -> None:
-    """Show what would run, what is cached and why, and whether it fits the budget."""
+    """Show what would run, how long it takes, what is cached.
+
+    Also why, and whether a trial fits the budget.
+    """
     from pipeline.config.loading import parse_set
     from pipeline.run.layout import Layout
     from studies.console.plan import print_plan
@@ -90,9 +101,12 @@ def new_study(
         str, typer.Argument(metavar="NAME", help="Name of the study; its file is NAME.yaml.", show_default=False)
     ],
     design: Annotated[str, typer.Option("--design", help="arms, grid, factors (one at a time) or search.")] = "arms",
-    folder: Annotated[Path, typer.Option("--folder", help="Where to write it.")] = Path(),
+    folder: Annotated[Path, typer.Option("--folder", help="Folder for the new file.")] = Path(),
 ) -> None:
-    """Write a commented study to start from, NAME.yaml in the current folder; never overwrites."""
+    """Write a commented study file to start from, NAME.yaml.
+
+    An existing file is not overwritten.
+    """
     from studies.definition.template import new_study as write
 
     path = write(name, design, folder.expanduser().absolute())
@@ -103,7 +117,7 @@ def falsify(
     name: StudyArgument,
     profile: ProfileOption = None,
     settings: SetOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Verdicts as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
     out: OutOption = None,
 ) -> None:
     """Evaluate a study's falsifiers on its records. Exit code: 0 survived, 1 falsified, 3 not tested, 4 damaged
@@ -151,11 +165,16 @@ def export(
         str,
         typer.Argument(metavar="RUN", help="STUDY/ARM/SEED, for example kl_ablation/beta_0.05/0.", show_default=False),
     ],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.", show_default=False)],
-    profile: Annotated[str | None, typer.Option("--profile", help="Where the study has been run on several.")] = None,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.", show_default=False)],
+    profile: Annotated[
+        str | None, typer.Option("--profile", help="Profile of the run, if the study was run on more than one.")
+    ] = None,
     out: OutOption = None,
 ) -> None:
-    """Write the policy of one run as a plain folder: safetensors, tokenizer, generation settings, model card."""
+    """Write a trained policy as a plain model folder.
+
+    The folder holds safetensors, tokenizer, generation settings and a model card.
+    """
     from pipeline.run.layout import Layout
     from studies.execution.export import export as write
 
@@ -166,7 +185,7 @@ def ui(
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port on 127.0.0.1.")] = 5000,
     out: OutOption = None,
 ) -> None:
-    """Browse the runs in MLflow on this machine; Ctrl-C ends it."""
+    """Serve the runs with MLflow on this machine until Ctrl-C."""
     from pipeline.run.layout import Layout
     from studies.tracking.ui import serve
 
@@ -174,7 +193,7 @@ def ui(
 
 
 def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = None) -> None:
-    """Send MLflow what it missed of a study; what it knows is not sent again."""
+    """Send a study's missing records to MLflow."""
     from rich.text import Text
 
     from pipeline.errors import FAULT, UserError

@@ -15,24 +15,31 @@ SHOWN = 40
 def import_command(
     folder: Annotated[
         Path,
-        typer.Argument(help="Holds a log per arm and seed: ARM/seed_N.jsonl, ARM-seedN.csv, ...", show_default=False),
+        typer.Argument(
+            metavar="FOLDER",
+            help="Folder with one log per arm and seed: ARM/seed_N.jsonl, ARM-seedN.csv, ...",
+            show_default=False,
+        ),
     ],
     name: Annotated[
         str,
         typer.Option(
-            "--name", help="The study: NAME.yaml here, or its path. Written when there is none.", show_default=False
+            "--name", help="Name or path of the study; NAME.yaml is written if it does not exist.", show_default=False
         ),
     ],
     map_file: Annotated[
-        Path | None, typer.Option("--map", help="YAML of names, units and factors; TRL's names need none.")
+        Path | None, typer.Option("--map", help="YAML file that maps names and units; not needed for TRL's names.")
     ] = None,
     steps_per_update: Annotated[
         int | None,
-        typer.Option("--steps-per-update", min=1, help="Gradient steps in one update: epochs x mini-batches."),
+        typer.Option("--steps-per-update", min=1, help="Gradient steps per update (epochs x mini-batches)."),
     ] = None,
     out: OutOption = None,
 ) -> None:
-    """Bring records of other programs into the store: TRL's logged keys, as JSON, JSON lines or CSV."""
+    """Import training logs of other programs, such as TRL.
+
+    Logs are JSON, JSON lines or CSV.
+    """
     from rich.text import Text
 
     from pipeline.run.layout import Layout
@@ -56,7 +63,7 @@ def import_command(
             Text(f"{rest}every occurrence by file: {done.folder.path / 'problems.csv'}", "yellow"), soft_wrap=True
         )
     if done.unused:
-        console.print(Text(f"not imported, as no metric is named so: {', '.join(done.unused)}"), soft_wrap=True)
+        console.print(Text(f"Ignored keys (no matching metric): {', '.join(done.unused)}"), soft_wrap=True)
     for line in done.lines:
         console.print(Text(line), soft_wrap=True)
     send(done, layout, warn)

@@ -140,10 +140,10 @@ def test_what_was_found_at_equal_drift_is_said(records: StudyRecords, findings: 
     sentence = answer(records, dataclasses.replace(findings, matched=changed)).drift
     assert f"on gold reward in training: {rows[0].arm} (" in sentence
     assert ") lies above the baseline beta_0.05; " in sentence
-    assert sentence.endswith(" cannot be told from it.")
+    assert sentence.endswith(" not distinguishable from it.")
     silent = tuple(dataclasses.replace(row, outcome="no detectable difference") for row in rows)
     assert answer(records, dataclasses.replace(findings, matched=silent)).drift.endswith(
-        "cannot be told from the baseline beta_0.05."
+        "not distinguishable from the baseline beta_0.05."
     )
     assert answer(records, dataclasses.replace(findings, matched=())).drift == ""
 
