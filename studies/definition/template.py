@@ -18,7 +18,7 @@ _HEAD = """{header}
 # What is to be found out, what you expect and why, and what would show that you are wrong. Write these before you run.
 {question}
 
-profile: tiny                    # smoke (seconds), tiny (a minute a trial), t4; --profile replaces it
+profile: tiny                    # smoke (seconds), tiny (1 to 2 minutes a trial), t4; --profile replaces it
 """
 
 _SEEDS = """seeds: [0, 1, 2]                 # every arm gets the same seeds and prompts, so comparisons are paired
