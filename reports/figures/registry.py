@@ -9,12 +9,12 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
-from reports.figures.second_process import Helper
 from reports.findings.findings import Findings
 from reports.records.load import StudyRecords
 from reports.records.provenance import Provenance, provenance
 
 if TYPE_CHECKING:
+    from reports.figures.second_process import Helper
     from reports.figures.style import Drawn
 
 FIGURES = {
@@ -43,6 +43,12 @@ def figure(name: str) -> Callable[[StudyRecords, Findings], Drawn | None]:
     """What draws the figure of this name; it gives None where the records hold nothing for it to draw."""
     found: Callable[[StudyRecords, Findings], Drawn | None] = resolve_name(FIGURES[name])
     return found
+
+
+def import_figures() -> None:
+    """Import what draws, before there is anything to draw."""
+    for name in FIGURES:
+        figure(name)
 
 
 def chosen_figures(records: StudyRecords) -> list[str]:

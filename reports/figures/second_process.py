@@ -7,7 +7,6 @@ however it ends. What it fails to draw is drawn by the first process, which then
 from __future__ import annotations
 
 import gc
-import importlib
 import multiprocessing
 import os
 import signal
@@ -17,16 +16,8 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-WARM = (
-    "reports.figures.registry",
-    "reports.figures.overoptimisation",
-    "reports.figures.cost",
-    "reports.figures.frontier",
-    "reports.figures.style",
-)
-"""Modules that drawing needs."""
 PATIENCE = 5.0
-"""Seconds."""
+"""Seconds to wait for the other process; not for ever, since it may be killed while it holds the lock."""
 Paint = Callable[[str], Any]
 """Draws the figure of that name into its files, and returns what the page says of it."""
 
@@ -110,11 +101,10 @@ def _done(action: Callable[[Any], None], argument: object) -> bool:
 
 def _next(names: Sequence[str], taken: Any) -> Iterator[str]:
     """The names that the other process has not taken. `taken` counts those that either has."""
+    count = taken.get_obj()  # without the lock, for which its own `value` would wait without end
     while True:
-        free = taken.get_lock().acquire(
-            timeout=PATIENCE
-        )  # not forever: a process may be killed while it holds the lock
-        place, taken.value = taken.value, taken.value + 1
+        free = taken.get_lock().acquire(timeout=PATIENCE)
+        place, count.value = count.value, count.value + 1
         if free:
             taken.get_lock().release()
         if place >= len(names):
@@ -126,8 +116,9 @@ def _serve(pipe: Connection, taken: Any) -> None:
     """The second process: draw until all is drawn, or nobody is there to ask for it. A figure that fails ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the first process, which ends this one
     gc.disable()  # nothing that it makes is thrown away
-    for module in WARM:  # while the first process still reads its records
-        importlib.import_module(module)
+    from reports.figures.registry import import_figures
+
+    import_figures()  # while the first process still reads its records
     with suppress(Exception):
         names, paint = pipe.recv()
         for name in _next(names, taken):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -73,6 +75,16 @@ def test_a_helper_that_is_killed_or_fails_is_made_up_for() -> None:
         failing.draw([*NAMES, "no number"], int)
     failing.close()
     assert not failing._process.is_alive()
+
+
+def test_a_lock_that_nobody_will_release_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a process leaves it that is killed while it takes a name."""
+    monkeypatch.setattr(helper, "PATIENCE", 0.01)
+    taken = multiprocessing.get_context("spawn").Value("i", 1)
+    holder = threading.Thread(target=taken.get_lock().acquire)
+    holder.start()
+    holder.join()
+    assert list(helper._next(NAMES, taken)) == NAMES[1:]
 
 
 def test_no_helper_where_no_core_is_idle(build: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
