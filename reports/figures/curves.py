@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from pipeline.run.metrics import METRICS
@@ -287,24 +286,6 @@ def _last(curve: ArmCurve) -> float:
         return float(curve.mean["mean"].iloc[-1])
     lasts = [float(tail["value"].iloc[-1]) for tail in curve.tails]
     return float(np.mean(lasts)) if lasts else float(curve.mean["mean"].iloc[-1])
-
-
-def handles(styles: dict[str, ArmStyle]) -> list[Line2D]:
-    """Legend entries of all arms."""
-    return [
-        Line2D(
-            [],
-            [],
-            color=style.color,
-            linestyle=style.dashes,
-            marker=style.marker,
-            ms=4,
-            mec="white",
-            mew=0.4,
-            label=arm,
-        )
-        for arm, style in styles.items()
-    ]
 
 
 def _short_unit(key: str, axes: Axes) -> str:

@@ -11,7 +11,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.lines import Line2D
 from numpy.typing import ArrayLike
 
-from reports.figures.style import MUTED, ArmStyle
+from reports.figures.style import MUTED, ArmStyle, legend_entry
 from reports.findings.findings import Findings
 from reports.records.load import StudyRecords
 from reports.statistics.two_level import Array
@@ -47,29 +47,9 @@ class Emphasis:
 
     def handles(self, styles: dict[str, ArmStyle]) -> list[Line2D]:
         """Legend entries."""
-        entries = [
-            Line2D(
-                [],
-                [],
-                color=style.color,
-                linestyle=style.dashes,
-                marker=style.marker,
-                ms=4,
-                mec="white",
-                mew=0.4,
-                label=arm,
-            )
-            for arm, style in styles.items()
-            if arm in self
-        ]
-        return [
-            *entries,
-            *(
-                [Line2D([], [], color=MUTED, lw=0.6, alpha=0.6, label=f"{self.others} other arms")]
-                if self.others
-                else []
-            ),
-        ]
+        entries = [legend_entry(arm, style) for arm, style in styles.items() if arm in self]
+        rest = Line2D([], [], color=MUTED, lw=0.6, alpha=0.6, label=f"{self.others} other arms")
+        return [*entries, rest] if self.others else entries
 
 
 def emphasis(records: StudyRecords, findings: Findings) -> Emphasis:

@@ -7,9 +7,19 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from reports.figures.curves import handles, seed_counts
+from reports.figures.curves import seed_counts
 from reports.figures.forest import INTERVAL_SENTENCE, estimate_rows, whiskers
-from reports.figures.style import MUTED, SINGLE, ArmStyle, Drawn, arm_styles, legend_columns, new_figure, square_root
+from reports.figures.style import (
+    MUTED,
+    SINGLE,
+    ArmStyle,
+    Drawn,
+    arm_styles,
+    legend_columns,
+    legend_entry,
+    new_figure,
+    square_root,
+)
 from reports.findings.bound import Path, ReferenceScores, best_of, best_win_rate, reference_scores, tilted
 from reports.findings.findings import ArmResult, Findings
 from reports.records.load import StudyRecords
@@ -50,7 +60,8 @@ def frontier(records: StudyRecords, findings: Findings) -> Drawn | None:
     bottom.set_ylabel("win rate [fraction]")
     bottom.set_ylim(0, 1.02)
     bottom.set_xlabel("exact KL to the reference [nats per sequence], square-root scale")
-    shown = [handle for handle in handles(styles) if handle.get_label() in {result.arm for result in arms}]
+    evaluated = {result.arm for result in arms}
+    shown = [legend_entry(arm, style) for arm, style in styles.items() if arm in evaluated]
     for handle in shown:
         handle.set_linestyle("")
     figure.legend(handles=shown + _legend(scores), loc="outside upper left", ncols=columns, handlelength=2.2)

@@ -25,6 +25,7 @@ from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from reports.figures.replay import DPI, draw_once
@@ -164,6 +165,12 @@ def _round(value: float) -> float:
     """The nearest of 1, 2, 3, 5 times a power of ten at or below."""
     power = 10.0 ** math.floor(math.log10(value))
     return float(f"{max(step for step in (1, 2, 3, 5) if step <= value / power + 1e-9) * power:.3g}")
+
+
+def legend_entry(arm: str, style: ArmStyle) -> Line2D:
+    """How a legend shows an arm that is drawn as a line."""
+    look: Any = {"color": style.color, "linestyle": style.dashes, "marker": style.marker}
+    return Line2D([], [], **look, ms=4, mec="white", mew=0.4, label=arm)
 
 
 def legend_columns(names: Iterable[str], width: float) -> int:

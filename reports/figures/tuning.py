@@ -12,9 +12,9 @@ from reports.figures.forest import rows_axis, side
 from reports.figures.style import INK, MUTED, SINGLE, Drawn, new_figure
 from reports.findings.findings import Findings
 from reports.records.load import StudyRecords
-from reports.records.searches import SearchResult, SearchTrial
+from reports.records.searches import SearchResult
 from reports.text.words import counted, name, number
-from studies.definition.search import objectives
+from studies.definition.search import Tried, objectives
 
 DRIFT = "eval/kl_per_sequence"
 _BLUE = "#0173b2"
@@ -103,7 +103,7 @@ def _axes(records: StudyRecords, search: SearchResult) -> tuple[str, str]:
     return wanted[0] if wanted else "", aims[0]
 
 
-def _front(records: StudyRecords, search: SearchResult, drawn: list[SearchTrial], x: str, y: str) -> set[int]:
+def _front(records: StudyRecords, search: SearchResult, drawn: list[Tried], x: str, y: str) -> set[int]:
     """Trials that kept the constraints and that no other such one beats on both metrics; of several aims, as the search
     itself found."""
     aims = objectives(records.study)
@@ -119,7 +119,7 @@ def _front(records: StudyRecords, search: SearchResult, drawn: list[SearchTrial]
     }
 
 
-def _trial(axes: Axes, trial: SearchTrial, x: str, y: str, *, on_front: bool) -> None:
+def _trial(axes: Axes, trial: Tried, x: str, y: str, *, on_front: bool) -> None:
     at = [trial.values[x]], [trial.values[y]]
     if not trial.feasible:
         axes.plot(*at, marker="x", ms=4.5, color=MUTED, mew=1.0, linestyle="", zorder=2)
@@ -139,7 +139,7 @@ def _legend(confirmed: bool) -> list[Line2D]:
     return [*entries, ring] if confirmed else entries
 
 
-def _table(search: SearchResult, drawn: list[SearchTrial], best: set[int], x: str, y: str) -> pd.DataFrame:
+def _table(search: SearchResult, drawn: list[Tried], best: set[int], x: str, y: str) -> pd.DataFrame:
     arms = {number: arm for arm, number in search.confirmed.items()}
     rows = [
         {"number": t.number, "arm": t.arm, "status": t.status, "feasible": t.feasible, "front": t.number in best}
@@ -149,7 +149,7 @@ def _table(search: SearchResult, drawn: list[SearchTrial], best: set[int], x: st
     return pd.DataFrame(rows)
 
 
-def _caption(search: SearchResult, drawn: list[SearchTrial]) -> str:
+def _caption(search: SearchResult, drawn: list[Tried]) -> str:
     left = len(search.trials) - len(drawn)
     text = (
         f"Trials of the search (n = {len(drawn)}, one seed each, no interval): choosing the best of many noisy trials"
@@ -161,6 +161,6 @@ def _caption(search: SearchResult, drawn: list[SearchTrial]) -> str:
     )
 
 
-def _alt(drawn: list[SearchTrial], front: list[tuple[float, float]], x: str, y: str) -> str:
+def _alt(drawn: list[Tried], front: list[tuple[float, float]], x: str, y: str) -> str:
     best = "; ".join(f"{number(a)} and {number(b, y)}" for a, b in front)
     return f"Scatter of {len(drawn)} trials by {name(x)} and {name(y)}; the front runs through {best or 'no trial'}."

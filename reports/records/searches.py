@@ -8,28 +8,14 @@ from typing import Any
 from pipeline.errors import Damaged
 from pipeline.run.layout import StudyFolder, read_sealed
 from studies.definition.schema import Study
-
-
-@dataclass(frozen=True)
-class SearchTrial:
-    """One configuration that a search tried, on a single seed."""
-
-    number: int
-    arm: str
-    overrides: dict[str, Any]
-    status: str
-    values: dict[str, float]
-    """Metric -> value of its evaluation, as far as it was measured."""
-    feasible: bool
-    """Whether it kept the constraints."""
-    steps: int
+from studies.definition.search import Tried
 
 
 @dataclass(frozen=True)
 class SearchResult:
     """All trials of a search, its front, what was confirmed, and how much each knob mattered."""
 
-    trials: tuple[SearchTrial, ...]
+    trials: tuple[Tried, ...]
     pareto: tuple[int, ...]
     """Numbers of the trials that no other one beats on all objectives."""
     confirmed: dict[str, int]
@@ -79,7 +65,7 @@ def search_of(content: dict[str, Any]) -> SearchResult:
     )
 
 
-def _trial(entry: dict[str, Any]) -> SearchTrial:
+def _trial(entry: dict[str, Any]) -> Tried:
     values = {str(key): float(value) for key, value in entry["values"].items() if value is not None}
     head = int(entry["number"]), str(entry["arm"]), dict(entry["overrides"]), str(entry["status"])
-    return SearchTrial(*head, values, bool(entry["feasible"]), int(entry["steps"]))
+    return Tried(*head, values, bool(entry["feasible"]), int(entry["steps"]))

@@ -32,6 +32,7 @@ class Tried:
     values: dict[str, float]
     """Objectives and constrained metrics, as far as they were measured."""
     feasible: bool
+    """Whether it kept the constraints."""
     steps: int
 
 

@@ -10,10 +10,11 @@ import pytest
 
 from reports.findings.findings import Findings, analyse
 from reports.records.load import StudyRecords, load_records
-from reports.records.searches import SearchResult, SearchTrial
+from reports.records.searches import SearchResult
 from reports.statistics import two_level as stats
 from reports.tables.results import all_tables, arm_table
 from reports.tables.table import Table
+from studies.definition.search import Tried
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -138,8 +139,8 @@ def test_a_single_arm_is_not_the_best_of_all(build: Builder, tmp_path: Path) -> 
 
 
 def test_search_tables(records: StudyRecords, findings: Findings) -> None:
-    won = SearchTrial(0, "search-000", {"ppo.kl_coef": 0.1}, "complete", {"eval/win_rate": 0.81234}, True, 64)
-    lost = SearchTrial(1, "search-001", {"ppo.kl_coef": 1e-5}, "pruned", {}, False, 16)
+    won = Tried(0, "search-000", {"ppo.kl_coef": 0.1}, "complete", {"eval/win_rate": 0.81234}, True, 64)
+    lost = Tried(1, "search-001", {"ppo.kl_coef": 1e-5}, "pruned", {}, False, 16)
     search = SearchResult((won, lost), (0,), {"confirm-1": 0}, {"ppo.kl_coef": 1.0}, 2)
     tables = {table.name: table for table in all_tables(records, dataclasses.replace(findings, search=search))}
     assert [cell.text for cell in tables["tuning"].rows[0]] == [

@@ -11,10 +11,11 @@ import yaml
 
 from reports.findings.findings import Effect, Findings, analyse
 from reports.records.load import StudyRecords, load_records
-from reports.records.searches import SearchResult, SearchTrial
+from reports.records.searches import SearchResult
 from reports.statistics.two_level import Estimate
 from reports.text.answer import Answer, answer, claim_sentence
 from studies.definition.schema import Falsifier
+from studies.definition.search import Tried
 
 if TYPE_CHECKING:
     from tests.reports.conftest import Builder
@@ -149,9 +150,7 @@ def test_what_was_found_at_equal_drift_is_said(records: StudyRecords, findings: 
 
 
 def test_a_search_speaks_of_its_confirmation(records: StudyRecords, findings: Findings) -> None:
-    trials = tuple(
-        SearchTrial(n, f"search-00{n}", {"ppo.kl_coef": 0.03125678}, "complete", {}, True, 64) for n in range(4)
-    )
+    trials = tuple(Tried(n, f"search-00{n}", {"ppo.kl_coef": 0.03125678}, "complete", {}, True, 64) for n in range(4))
     before = answer(records, dataclasses.replace(findings, search=SearchResult(trials, (), {}, {}, 0))).sentence
     assert before.startswith("The search has tried 4 configurations and confirmed none yet. ")
     after = answer(
