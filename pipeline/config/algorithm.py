@@ -33,7 +33,7 @@ class PpoConfig(Section):
     num_ppo_epochs: Positive = Field(4, description="passes over one rollout")
     response_length: Positive = Field(32, description="most tokens in a response")
     temperature: StrictlyPositive = Field(1.0, description="of sampling; all log-probabilities are at it")
-    lr: NonNegative = Field(1e-4, description="learning rate of the policy's trunk")
+    lr: NonNegative = Field(1e-4, description="learning rate of the policy network")
     value_head_lr: NonNegative | None = Field(
         None, description="learning rate of the value head, on the same schedule; none: lr"
     )
@@ -48,12 +48,13 @@ class PpoConfig(Section):
     )
     cliprange: StrictlyPositive = Field(0.2, description="epsilon")
     dual_clip: Annotated[float, Field(gt=1.0, allow_inf_nan=False)] | None = Field(
-        None, description="bound c on the loss of a negative advantage, at c times its size; none: no bound"
+        None,
+        description="c: the loss of a token with a negative advantage is at most c times the advantage; none: no limit",
     )
     cliprange_value: StrictlyPositive = Field(
         0.2, description="how far a value may move from that of the rollout before its error is clipped"
     )
-    gamma: Fraction = Field(1.0, description="discount per token")
+    gamma: Fraction = Field(1.0, description="discount factor per token")
     gae_lambda: Fraction = Field(0.95, description="lambda")
     kl_coef: NonNegative = Field(0.05, description="beta; the starting value when kl_control is not fixed")
     vf_coef: NonNegative = Field(
@@ -80,7 +81,7 @@ class PpoConfig(Section):
         ),
     )
     kl_loss_estimator: Literal["k2", "k3"] = Field(
-        "k2", description="estimator of the penalty in the loss; k1 has no gradient on average"
+        "k2", description="estimator of the KL penalty in the loss; k1 is not offered, since its mean gradient is 0"
     )
     kl_control: Literal["fixed", "adaptive", "linear", "cosine", "piecewise"] = Field(
         "fixed",
@@ -92,10 +93,14 @@ class PpoConfig(Section):
     )
     kl_target: StrictlyPositive = Field(6.0, description="adaptive beta: target in nats per sequence")
     kl_horizon: StrictlyPositive = Field(10_000, description="adaptive beta: horizon in episodes")
-    lr_guard: bool = Field(False, description="cut the learning rate while KL per token is above lr_guard_kl")
+    lr_guard: bool = Field(
+        False, description="reduce the learning rate when the KL per token of a rollout exceeds lr_guard_kl"
+    )
     lr_guard_kl: StrictlyPositive = Field(0.015, description="nats per token")
-    lr_guard_factor: Fraction = Field(0.5, description="what a cut multiplies the learning rate by")
-    lr_guard_steps: Positive = Field(100, description="gradient steps that a cut lasts")
+    lr_guard_factor: Fraction = Field(0.5, description="factor by which the guard reduces the learning rate")
+    lr_guard_steps: Positive = Field(
+        100, description="number of gradient steps for which the guard reduces the learning rate"
+    )
     kl_hinge: StrictlyPositive | None = Field(
         None,
         description=(
@@ -116,7 +121,7 @@ class PpoConfig(Section):
         "none", description="lora: train a low-rank adapter; the reference is then the same network"
     )
     lora_rank: Positive = Field(16, description="width of the adapter")
-    lora_alpha: StrictlyPositive = Field(32.0, description="the adapter counts alpha / rank times")
+    lora_alpha: StrictlyPositive = Field(32.0, description="the adapter's output is multiplied by alpha / rank")
     quantize: Literal["none", "4bit"] = Field(
         "none", description="4bit: hold the frozen weights in NF4; needs adapter: lora and a GPU"
     )
@@ -124,10 +129,11 @@ class PpoConfig(Section):
         0, description="lowest blocks that are not trained, embeddings included"
     )
     min_entropy: NonNegative = Field(
-        0.01, description="nats per token: a rollout below it has collapsed, and the trial ends as diverged"
+        0.01, description="nats per token: a rollout with less entropy has collapsed, and the trial ends as diverged"
     )
     max_repetition: Fraction = Field(
-        0.8, description="share of repeated token pairs in a response: a rollout above it has collapsed too"
+        0.8,
+        description="share of repeated token pairs: above it a rollout has collapsed, and the trial ends as diverged",
     )
     stop: tuple[StopRule, ...] = Field(
         (), description="what ends the trial early; set by a study's falsifiers and its search"

@@ -95,9 +95,8 @@ def _read(path: Path, columns: Sequence[str]) -> Any:
             # As strings, and nothing is "missing": a review may consist of the word NA.
             frame = pd.read_csv(path, encoding=_encoding(path), dtype=str, keep_default_na=False)
         else:
-            frame = pd.DataFrame(
-                list(_json_lines(path)), dtype=object
-            )  # as they are: a string type would refuse half a surrogate pair
+            # As they are: a string type would refuse half a surrogate pair.
+            frame = pd.DataFrame(list(_json_lines(path)), dtype=object)
     require(columns, list(frame.columns), str(path))
     return frame[list(columns)]
 

@@ -68,9 +68,8 @@ def _reward(trial: ForecastSubject) -> list[tuple[Parts, Parts]]:
     found = [(lasting, passing) for passing in _unlearned(trial)]
     for part in cfg.scorers().values():
         if part.kind == "learned":
-            episode = (
-                trial.mean_prompt + trial.config.ppo.response_length
-            )  # sorted by length: little of them is padding
+            # Sorted by length: little of them is padding.
+            episode = trial.mean_prompt + trial.config.ppo.response_length
             tokens = int(episode) if part.preferences == "judge" else cfg.max_tokens
             rows = 2 * pair_rows(cfg.batch_size, tokens, trial.on_card)
             fitted = {**lasting, "gradients": 4.0 * shape.trunk, "optimiser": 8.0 * shape.trunk}

@@ -113,9 +113,8 @@ def inverse_cdf(logits: Tensor, noise: Tensor, temperature: float = 1.0) -> Tens
     masses = torch.cat([_block_masses(part, temperature) for part in torch.split(logits, rows)])
     cumulative = _cumulative(masses)
     block = _find(cumulative, noise)
-    within = 1 - (cumulative.gather(1, block) - noise * cumulative[:, -1:]) / masses.gather(
-        1, block
-    )  # how far into its block
+    # How far into its block.
+    within = 1 - (cumulative.gather(1, block) - noise * cumulative[:, -1:]) / masses.gather(1, block)
     tokens = block * BLOCK + torch.arange(BLOCK, device=logits.device)
     inside = tokens.clamp(max=vocab - 1)
     few = logits.gather(1, inside).masked_fill(tokens >= vocab, -torch.inf)

@@ -36,9 +36,8 @@ class ClassifierReward:
     @torch.inference_mode()
     def __call__(self, completions: Completions) -> Tensor:
         texts = [prompt + text for prompt, text in zip(completions.prompts, completions.texts, strict=True)]
-        order = sorted(
-            range(len(texts)), key=lambda row: len(texts[row])
-        )  # texts of one length together: little padding
+        # Texts of one length together: little padding.
+        order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
         scores = torch.empty(len(texts))
         scores[order] = torch.cat(
             self._room.over(len(order), lambda rows: self._score([texts[row] for row in order[rows]]))

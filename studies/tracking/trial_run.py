@@ -101,9 +101,8 @@ def _client(uri: str) -> Any:
         logging.getLogger(name).setLevel(logging.WARNING)
     from mlflow.tracking import MlflowClient
 
-    logging.getLogger("mlflow.store.db.utils").setLevel(
-        logging.CRITICAL
-    )  # it logs, with its SQL, what it raises as well
+    # It logs, with its SQL, what it raises as well.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     return MlflowClient(uri)
 
 

@@ -90,7 +90,7 @@ def _options() -> argparse.ArgumentParser:
         "--device",
         choices=["cuda", "cpu"],
         default="cuda",
-        help="cpu: a rehearsal of this program, which tests no card",
+        help="cpu: rehearse this program without testing a card",
     )
     parser.add_argument("--shape", choices=["qwen0.5b", "tiny"], default="qwen0.5b", help="network of the measurements")
     return parser
