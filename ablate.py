@@ -27,10 +27,11 @@ TRACEBACK = "ABLATE_TRACEBACK"
 """Environment variable; where it is set, a fault also prints its traceback."""
 
 app = typer.Typer(
-    help="Ablation studies of PPO-based RLHF on small language models.",
+    help="Ablation studies of RLHF for small language models.",
     epilog=(
-        "Exit codes: 0 success, or SURVIVED; 1 FALSIFIED; 2 something to correct; 3 NOT TESTED; 4 a fault of data, disk"
-        f" or program, or a failed trial; {INTERRUPTED} interrupted. {TRACEBACK}=1 shows the traceback of a fault."
+        "Exit codes: 0 success (falsify: all SURVIVED and SUPPORTED); 1 falsify: FALSIFIED or REFUTED; 2 an error to"
+        " correct in the command, a file or the data; 3 falsify: NOT TESTED or UNDECIDED; 4 a fault of data, disk or"
+        f" program, or a failed trial; {INTERRUPTED} interrupted. {TRACEBACK}=1 shows the traceback of a fault."
     ),
     no_args_is_help=True,
     add_completion=False,
@@ -60,6 +61,7 @@ def report(
     name: OptionalStudy = None,
     versions: DiffOption = None,
     profile: cli.ProfileOption = None,
+    without_missing: cli.WithoutMissingOption = False,
     out: cli.OutOption = None,
 ) -> None:
     """Draw a study's report again, or compare two versions.
@@ -69,22 +71,27 @@ def report(
     from reports import console
 
     if versions:
-        page, text = console.diff(*versions, study=name, profile=profile, out=out)
+        page, text = console.diff(*versions, study=name, profile=profile, out=out, without_missing=without_missing)
         print(f"{text}\nPage: {page}")
     elif name:
-        print(f"Report: {console.report(name, profile, out, second=True)}")
+        print(f"Report: {console.report(name, profile, out, second=True, without_missing=without_missing)}")
     else:
         raise UserError("report: name a study, or two versions of one with --diff OLD NEW")
 
 
-def compare(names: StudiesArgument, profile: cli.ProfileOption = None, out: cli.OutOption = None) -> None:
+def compare(
+    names: StudiesArgument,
+    profile: cli.ProfileOption = None,
+    without_missing: cli.WithoutMissingOption = False,
+    out: cli.OutOption = None,
+) -> None:
     """Compare several studies in one table.
 
     From their records, without training.
     """
     from reports import console
 
-    page, text = console.compare(names, profile, out)
+    page, text = console.compare(names, profile, out, without_missing=without_missing)
     print(f"{text}\nPage: {page}")
 
 
@@ -155,10 +162,18 @@ def _draw(study: Study, folder: StudyFolder) -> Path | None:
     return current_report(folder, study, second=True)
 
 
+def _judge(folder: StudyFolder, study: Study) -> dict[str, Any]:
+    """The verdicts on a study's hypotheses."""
+    from reports.console import judged
+
+    return judged(folder, study)
+
+
 def main() -> None:
     """Run a command and exit with its code."""
     atexit.register(gc.freeze)  # to look for cycles among all that ends with the process takes half a second
-    cli.draw_reports_with(_draw)
+    cli.draw_reports_with(_draw, "reports.interim")
+    cli.judge_hypotheses_with(_judge)
     try:
         app()
     except KeyboardInterrupt:

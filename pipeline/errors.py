@@ -9,6 +9,8 @@ FAULT = 4
 """Apart from every verdict of `falsify` (0, 1, 3)."""
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+WITHOUT_MISSING = "--without-missing"
+"""Option of the commands that read results: what has gone is left out."""
 
 
 class UserError(Exception):
@@ -35,3 +37,10 @@ class Gone(Damaged):
 
     def __str__(self) -> str:
         return f"{self.path} is missing" + (f"; {self.remedy}" if self.remedy else "")
+
+
+class Lost(Gone):
+    """Results of recorded trials that are no longer on disk."""
+
+    def __str__(self) -> str:
+        return f"{self.path} is missing: {self.why}; {self.remedy}"

@@ -33,7 +33,7 @@ def is_disk_full(error: BaseException) -> bool:
     `torch.save` and SQLAlchemy raise an exception of their own after it, and that one blames something else.
     """
     return any(
-        getattr(one, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or _FULL.search(str(one)) for one in chain(error)
+        getattr(link, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or _FULL.search(str(link)) for link in chain(error)
     )
 
 
@@ -42,18 +42,18 @@ def chain(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:
-        one = left.pop(0)
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            yield one
-            left += [one.__cause__, one.__context__]
+        link = left.pop(0)
+        if link is not None and id(link) not in seen:
+            seen.add(id(link))
+            yield link
+            left += [link.__cause__, link.__context__]
 
 
 def disk_full(error: BaseException, root: Path) -> DiskFull:
     """Which disk is full, what was kept, and what to do. `root` is the output root, where the exception names no
     file."""
     named = [
-        Path(name) for one in chain(error) if isinstance(name := getattr(one, "filename", None), str | os.PathLike)
+        Path(name) for link in chain(error) if isinstance(name := getattr(link, "filename", None), str | os.PathLike)
     ]
     places = [_existing(path) for path in (*named[:1], root, Path(tempfile.gettempdir()))]
     place = places[0] if named else min(places, key=lambda path: shutil.disk_usage(path).free)
@@ -90,12 +90,12 @@ def in_words(error: BaseException) -> str:
 def _existing(path: Path) -> Path:
     """The nearest folder above a path, or the path itself, that is there."""
     path = path.absolute()
-    return next((one for one in (path, *path.parents) if one.exists()), Path("/"))
+    return next((place for place in (path, *path.parents) if place.exists()), Path("/"))
 
 
 def _mount_point(path: Path) -> Path:
     path = path.resolve()
-    return next((one for one in (path, *path.parents) if one.is_mount()), path)
+    return next((place for place in (path, *path.parents) if place.is_mount()), path)
 
 
 def _size(n: float) -> str:

@@ -42,7 +42,7 @@ def build(folder: Path, texts: list[str], architecture: str, width: int, layers:
     model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return sum(one.numel() for one in model.parameters())
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ LIBRARIES = ("torch", "transformers", "datasets", "accelerate", "tokenizers", "m
 
 @dataclass(frozen=True)
 class TrialOutcome:
-    """What a trial came to; status and numbers are empty while its PPO stage has not run."""
+    """What a trial came to; status and numbers are empty while it has not been trained."""
 
     artifacts: Mapping[str, Artifact]
     status: str
@@ -48,12 +48,12 @@ def run_trial(config: TrialConfig, layout: Layout, reporter: Reporter, *, until:
     plan_trial(config, layout)
     store = Store(layout.store, reporter.warn)
     artifacts = dag.run(STAGES, config, store, reporter, until)
-    if "ppo" not in artifacts:
+    if "train" not in artifacts:
         return TrialOutcome(artifacts, "incomplete", None, 0, {}, {}, {})
-    meta = artifacts["ppo"].meta
+    meta = artifacts["train"].meta
     summary = artifacts["evaluate"].meta["summary"] if "evaluate" in artifacts else {}
     cost, execution = (
-        json.loads((artifacts["ppo"].path / "log" / name).read_text("utf-8"))
+        json.loads((artifacts["train"].path / "log" / name).read_text("utf-8"))
         for name in ("cost.json", "execution.json")
     )
     return TrialOutcome(artifacts, meta["status"], meta["reason"], meta["steps"], summary, cost, execution)
@@ -66,7 +66,7 @@ def plan_trial(config: TrialConfig, layout: Layout, known: dag.Known | None = No
     """
     check_source(config.data)
     plan = dag.plan(STAGES, config, Store(layout.store), known)
-    check_sources(config, [one.stage for one in plan if not one.cached])
+    check_sources(config, [planned.stage for planned in plan if not planned.cached])
     return plan
 
 
@@ -107,17 +107,17 @@ def execution(config: TrialConfig) -> dict[str, str]:
 @lru_cache(maxsize=1)
 def environment() -> dict[str, str]:
     """Versions, platform and commit: what a reader needs to run the same again."""
-    found = {
+    versions = {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "git_commit": _commit(),
     }
     for name in LIBRARIES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "absent"
-    return found
+            versions[name] = "absent"
+    return versions
 
 
 def _commit() -> str:

@@ -22,7 +22,7 @@ class DataConfig(Section):
     name: str | None = Field(None, description="hub: id of the data set")
     revision: str | None = Field(None, description="hub: commit of the data set, 40 hexadecimal digits")
     sft_texts: Positive = Field(20_000, description="texts for supervised fine-tuning")
-    train_prompts: Positive = Field(4_096, description="prompts for reward modelling and PPO")
+    train_prompts: Positive = Field(4_096, description="prompts for reward modelling and training")
     heldout_prompts: Positive = Field(
         1_024,
         description=(

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.config.presets import NAME, PRESETS
+
 Config = Any
 """A `pipeline.config.trial.TrialConfig`, which is made in the layer above."""
 
@@ -54,18 +56,16 @@ def value_at(config: Config, key: str) -> Any:
 
 def _betas(config: Config) -> Iterator[float]:
     """Every beta that a trial goes through."""
-    ppo = config.ppo
     if not _begins_at_a_stage(config):
-        yield ppo.kl_coef
-    if ppo.kl_control in ("linear", "cosine"):
-        yield ppo.kl_coef_end
-    if ppo.kl_control == "piecewise":
-        yield from (beta for _, beta in ppo.kl_coef_stages)
+        yield config.kl.beta
+    if config.kl.control in ("linear", "cosine"):
+        yield config.kl.beta_end
+    if config.kl.control == "piecewise":
+        yield from (beta for _, beta in config.kl.beta_stages)
 
 
 def _begins_at_a_stage(config: Config) -> bool:
-    ppo = config.ppo
-    return ppo.kl_control == "piecewise" and any(start == 0 for start, _ in ppo.kl_coef_stages)
+    return config.kl.control == "piecewise" and any(start == 0 for start, _ in config.kl.beta_stages)
 
 
 def _learned(config: Config) -> list[str]:
@@ -74,9 +74,9 @@ def _learned(config: Config) -> list[str]:
 
 
 PENALTY = Condition(
-    "a KL penalty: ppo.kl_coef above 0, or a schedule that goes above 0",
+    "a KL penalty: kl.beta above 0, or a schedule that goes above 0",
     lambda config: any(_betas(config)),
-    "ppo.kl_coef",
+    "kl.beta",
 )
 LEARNED = Condition("a learned reward", lambda config: bool(_learned(config)), "reward.kind")
 JUDGED = Condition(
@@ -87,21 +87,31 @@ GIVEN_PAIRS = Condition(
     lambda config: any(source != "judge" for source in _learned(config)),
     "reward.kind",
 )
-A_CRITIC_THAT_SPEAKS = Condition(
-    "ppo.vf_coef above 0 or ppo.critic_init: reward (any other critic stays at 0)",
-    lambda config: config.ppo.vf_coef > 0 or (config.ppo.critic == "separate" and config.ppo.critic_init == "reward"),
-    "ppo.vf_coef",
+TRAINED_CRITIC = Condition(
+    "critic.vf_coef above 0 or critic.init: reward (any other critic stays at 0)",
+    lambda config: (
+        config.critic.vf_coef > 0
+        or config.critic.kind == "none"
+        or (config.critic.kind == "separate" and config.critic.init == "reward")
+    ),
+    "critic.vf_coef",
 )
 TRAINED_OR_SCRATCH = Condition(
     "sft.steps above 0 or no model.base", lambda config: config.sft.steps > 0 or config.model.base is None, "sft.steps"
 )
 A_BEGINNING = Condition(
-    "ppo.kl_control other than piecewise, or a first stage that begins after 0",
+    "kl.control other than piecewise, or a first stage that begins after 0",
     lambda config: not _begins_at_a_stage(config),
-    "ppo.kl_coef_stages",
+    "kl.beta_stages",
 )
+USERS = {
+    key: tuple(name for name, preset in PRESETS.items() if key in preset.knobs)
+    for key in dict.fromkeys(key for preset in PRESETS.values() for key in preset.knobs)
+}
+"""Keys that not every algorithm has a use for, and the algorithms that have."""
+CRITIC = setting("critic.kind", "shared", "separate")
 SCRATCH = absent("model.base")
-SEPARATE = setting("ppo.critic", "separate")
+SEPARATE = setting("critic.kind", "separate")
 SFT = above_zero("sft.steps")
 
 ACTS: dict[str, tuple[Condition, ...]] = {
@@ -114,27 +124,39 @@ ACTS: dict[str, tuple[Condition, ...]] = {
     **dict.fromkeys(("sft.batch_size", "sft.lr", "sft.warmup", "sft.weight_decay"), (SFT,)),
     "sft.seed": (TRAINED_OR_SCRATCH,),
     **dict.fromkeys(
-        ("reward.pairs", "reward.heldout_pairs", "reward.epochs", "reward.batch_size", "reward.lr"), (LEARNED,)
+        (
+            "reward.pairs",
+            "reward.heldout_pairs",
+            "reward.pairs_seed",
+            "reward.epochs",
+            "reward.batch_size",
+            "reward.lr",
+        ),
+        (LEARNED,),
     ),
     "reward.label_noise": (JUDGED,),
     "reward.max_tokens": (GIVEN_PAIRS,),
-    "ppo.value_head_lr": (above_zero("ppo.vf_coef"),),
-    "ppo.cliprange_value": (above_zero("ppo.vf_coef"),),
-    "ppo.critic": (A_CRITIC_THAT_SPEAKS,),
-    "ppo.critic_init": (SEPARATE,),
-    "ppo.critic_lr": (SEPARATE, above_zero("ppo.vf_coef")),
-    "ppo.clip_norms": (SEPARATE, above_zero("ppo.vf_coef")),
-    "ppo.missing_eos_penalty": (setting("ppo.missing_eos", "replace", "subtract"),),
-    "ppo.kl_coef": (A_BEGINNING,),
-    "ppo.kl_in": (PENALTY,),
-    "ppo.kl_loss_estimator": (setting("ppo.kl_in", "loss"), PENALTY),
-    "ppo.kl_control": (PENALTY,),
-    "ppo.kl_coef_end": (setting("ppo.kl_control", "linear", "cosine"),),
-    "ppo.kl_target": (setting("ppo.kl_control", "adaptive"), PENALTY),
-    "ppo.kl_horizon": (setting("ppo.kl_control", "adaptive"), PENALTY),
-    **dict.fromkeys(("ppo.lr_guard_kl", "ppo.lr_guard_factor", "ppo.lr_guard_steps"), (setting("ppo.lr_guard", True),)),
-    "ppo.lora_rank": (setting("ppo.adapter", "lora"),),
-    "ppo.lora_alpha": (setting("ppo.adapter", "lora"),),
+    "critic.head_lr": (CRITIC, above_zero("critic.vf_coef")),
+    "critic.cliprange": (CRITIC, above_zero("critic.vf_coef")),
+    **{key: (setting(NAME, *names),) for key, names in USERS.items()},
+    "critic.vf_coef": (CRITIC,),
+    "critic.kind": (TRAINED_CRITIC,),
+    "critic.init": (SEPARATE,),
+    "critic.lr": (SEPARATE, above_zero("critic.vf_coef")),
+    "optimiser.clip_norms": (SEPARATE, above_zero("critic.vf_coef")),
+    "train.missing_eos_penalty": (setting("train.missing_eos", "replace", "subtract"),),
+    "kl.beta": (A_BEGINNING,),
+    "kl.place": (PENALTY,),
+    "kl.loss_estimator": (setting("kl.place", "loss"), PENALTY),
+    "kl.control": (PENALTY,),
+    "kl.beta_end": (setting("kl.control", "linear", "cosine"),),
+    "kl.target": (setting("kl.control", "adaptive"), PENALTY),
+    "kl.horizon": (setting("kl.control", "adaptive"), PENALTY),
+    **dict.fromkeys(
+        ("optimiser.guard_kl", "optimiser.guard_factor", "optimiser.guard_steps"), (setting("optimiser.guard", True),)
+    ),
+    "adapter.rank": (setting("adapter.kind", "lora"),),
+    "adapter.alpha": (setting("adapter.kind", "lora"),),
 }
 """Knobs that act only under conditions, all of which must hold. What is not listed always acts, or is refused by
 itself."""

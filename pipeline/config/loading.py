@@ -16,6 +16,7 @@ from pipeline.config.base import Section
 from pipeline.config.effects import inert, value_at
 from pipeline.config.messages import ConfigFault, unknown_key, validated
 from pipeline.config.names import nearest
+from pipeline.config.presets import preset_of, spelt
 from pipeline.config.trial import TrialConfig
 from pipeline.config.yaml_files import read_yaml
 from pipeline.errors import UserError
@@ -48,7 +49,7 @@ def load_config(
 ) -> TrialConfig:
     """Read a profile and change single keys of it.
 
-    `overrides` maps dotted keys (``ppo.kl_coef``) to values; those of `below` are changed first. Raises `UserError`
+    `overrides` maps dotted keys (``kl.beta``) to values; those of `below` are changed first. Raises `UserError`
     with one line per fault: the key, the value, what is allowed and the nearest right name; `origin` says in these
     lines where the overrides stood.
     """
@@ -67,8 +68,10 @@ def read_config(
     names = profile_names()
     if profile not in names:
         raise UserError(f"no profile '{profile}'{nearest(profile, names)}; there are: {', '.join(names)}")
+    below, overrides = spelt(below), spelt(overrides)
     path = PROFILES / f"{profile}.yaml"
     content: dict[str, Any] = {"profile": profile, **_read_profile(path, path.stat().st_mtime_ns)}
+    content, _ = _changed(content, preset_of(below, overrides))
     under, faults = _changed(content, below)
     content, wrong = _changed(under, overrides)
     config, refused = validated(TrialConfig, content)
@@ -80,18 +83,18 @@ def read_config(
 
 def _changed(content: dict[str, Any], changes: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigFault]]:
     """The sections with dotted keys changed, and a fault for each key that cannot be."""
-    found, faults = dict(content), []
+    sections, faults = dict(content), []
     for key, value in changes.items():
         try:
             check_key(key)
             section, name, *inner = key.split(".")
-            found[section] = {
-                **found.get(section, {}),
-                name: _with(found.get(section, {}).get(name), inner, value, key),
+            sections[section] = {
+                **sections.get(section, {}),
+                name: _with(sections.get(section, {}).get(name), inner, value, key),
             }
         except UserError as error:
             faults.append(ConfigFault((key,), str(error)))
-    return found, faults
+    return sections, faults
 
 
 def _inert(config: TrialConfig, under: dict[str, Any], overrides: Mapping[str, Any]) -> list[ConfigFault]:
@@ -124,9 +127,9 @@ def _with(old: Any, inner: list[str], value: Any, key: str) -> Any:
         return value
     name, *deeper = inner
     if not isinstance(old, Mapping) or (deeper and name not in old):
-        found = list(old) if isinstance(old, Mapping) else []
+        names = list(old) if isinstance(old, Mapping) else []
         raise UserError(
-            f"{key}: there is no '{name}' to change{nearest(name, found)}; there are: {', '.join(found) or 'none'}"
+            f"{key}: there is no '{name}' to change{nearest(name, names)}; there are: {', '.join(names) or 'none'}"
         )
     return {**old, name: _with(old.get(name), deeper, value, key)}
 
@@ -139,18 +142,18 @@ def _read_profile(path: Path, modified_ns: int) -> dict[str, Any]:
 
 
 def parse_set(assignments: list[str]) -> dict[str, Any]:
-    """Turn ``["ppo.kl_coef=0.1"]`` into ``{"ppo.kl_coef": 0.1}``; values are read as YAML.
+    """Turn ``["kl.beta=0.1"]`` into ``{"kl.beta": 0.1}``; values are read as YAML.
 
-    >>> parse_set(["ppo.kl_coef=0.1", "data.prompt_length=[3, 5]"])
-    {'ppo.kl_coef': 0.1, 'data.prompt_length': [3, 5]}
+    >>> parse_set(["kl.beta=0.1", "data.prompt_length=[3, 5]"])
+    {'kl.beta': 0.1, 'data.prompt_length': [3, 5]}
     """
     result: dict[str, Any] = {}
     for text in assignments:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            raise UserError(f"--set '{text}': write it as section.key=value, for example ppo.kl_coef=0.1")
+            raise UserError(f"--set '{text}': write it as section.key=value, for example kl.beta=0.1")
         try:
             result[key.strip()] = yaml.safe_load(value)
         except yaml.YAMLError:
             raise UserError(f"--set '{text}': '{value}' is not a YAML value") from None
-    return result
+    return spelt(result)

@@ -16,7 +16,7 @@ M = TypeVar("M", bound=BaseModel)
 PLAIN = {
     "tuple_type": "must be a list, such as [1, 2]",
     "list_type": "must be a list, such as [1, 2]",
-    "dict_type": "must be a mapping of keys to values, for example {ppo.kl_coef: 0.1}",
+    "dict_type": "must be a mapping of keys to values, for example {kl.beta: 0.1}",
     "model_type": "must be a mapping of keys to values",
     "model_attributes_type": "must be a mapping of keys to values",
     "string_type": "must be a text",
@@ -104,7 +104,7 @@ def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
         info = model.model_fields.get(str(part))
         annotation = info.annotation if info else None
         candidates = [annotation, *getattr(annotation, "__args__", ())]
-        models = [one for one in candidates if isinstance(one, type) and issubclass(one, BaseModel)]
+        models = [member for member in candidates if isinstance(member, type) and issubclass(member, BaseModel)]
         if models:
             model = models[0]
     return list(model.model_fields)

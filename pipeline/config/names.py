@@ -7,9 +7,37 @@ Imports nothing outside the standard library, so that ``--help`` can name the wo
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+_MOVED = {
+    "train": (
+        "seed steps batch_size num_mini_batches num_ppo_epochs:num_epochs response_length temperature missing_eos"
+        " missing_eos_penalty min_entropy max_repetition stop"
+    ),
+    "algorithm": "cliprange dual_clip gamma gae_lambda ent_coef whiten_rewards whiten_advantages target_kl",
+    "kl": (
+        "kl_coef:beta kl_in:place kl_loss_estimator:loss_estimator kl_control:control kl_coef_end:beta_end"
+        " kl_coef_stages:beta_stages kl_target:target kl_horizon:horizon kl_hinge:hinge"
+    ),
+    "optimiser": (
+        "lr lr_schedule adam_eps max_grad_norm clip_norms lr_guard:guard lr_guard_kl:guard_kl"
+        " lr_guard_factor:guard_factor lr_guard_steps:guard_steps"
+    ),
+    "critic": "critic:kind critic_init:init critic_lr:lr value_head_lr:head_lr vf_coef cliprange_value:cliprange",
+    "adapter": "adapter:kind lora_rank:rank lora_alpha:alpha quantize frozen_layers",
+}
+"""What was the section ``ppo``: where its keys are now, as ``name`` or ``old:new``."""
+
+TRAINING = tuple(_MOVED)
+"""The sections that most studies are about."""
 
 RENAMED: dict[str, str] = {
+    **{
+        f"ppo.{pair.partition(':')[0]}": f"{section}.{pair.rpartition(':')[2]}"
+        for section, pairs in _MOVED.items()
+        for pair in pairs.split()
+    },
     "ppo.max_wall_clock_h": "caps.wall_clock_h",
     "ppo.max_generated_tokens": "caps.generated_tokens",
     "ppo.max_memory_gib": "caps.memory_gib",
@@ -18,36 +46,56 @@ RENAMED: dict[str, str] = {
 silently."""
 
 WORDS: dict[str, tuple[str, ...]] = {
-    "beta": ("ppo.kl_coef",),
-    "lambda": ("ppo.gae_lambda",),
-    "epsilon": ("ppo.cliprange",),
-    "c1": ("ppo.vf_coef",),
-    "c2": ("ppo.ent_coef",),
-    "β": ("ppo.kl_coef",),
-    "λ": ("ppo.gae_lambda",),
-    "ε": ("ppo.cliprange",),
-    "γ": ("ppo.gamma",),
-    "lam": ("ppo.gae_lambda",),
-    "eps": ("ppo.cliprange",),
-    "clip": ("ppo.cliprange",),
-    "clip_range": ("ppo.cliprange",),
-    "clip_ratio": ("ppo.cliprange",),
-    "init_kl_coef": ("ppo.kl_coef",),
-    "value_coef": ("ppo.vf_coef",),
-    "entropy_coef": ("ppo.ent_coef",),
-    "epochs": ("ppo.num_ppo_epochs", "reward.epochs"),
-    "learning_rate": ("ppo.lr", "sft.lr", "reward.lr"),
-    "max_new_tokens": ("ppo.response_length",),
-    "max_steps": ("ppo.steps", "sft.steps"),
+    **{old.removeprefix("ppo."): (new,) for old, new in RENAMED.items()},
+    "beta": ("kl.beta",),
+    "lambda": ("algorithm.gae_lambda",),
+    "epsilon": ("algorithm.cliprange",),
+    "c1": ("critic.vf_coef",),
+    "c2": ("algorithm.ent_coef",),
+    "β": ("kl.beta",),
+    "λ": ("algorithm.gae_lambda",),
+    "ε": ("algorithm.cliprange",),
+    "γ": ("algorithm.gamma",),
+    "lam": ("algorithm.gae_lambda",),
+    "eps": ("algorithm.cliprange",),
+    "clip": ("algorithm.cliprange",),
+    "clip_range": ("algorithm.cliprange",),
+    "clip_ratio": ("algorithm.cliprange",),
+    "init_kl_coef": ("kl.beta",),
+    "value_coef": ("critic.vf_coef",),
+    "entropy_coef": ("algorithm.ent_coef",),
+    "epochs": ("train.num_epochs", "reward.epochs"),
+    "learning_rate": ("optimiser.lr", "sft.lr", "reward.lr"),
+    "max_new_tokens": ("train.response_length",),
+    "max_steps": ("train.steps", "sft.steps"),
     "model_name_or_path": ("model.base",),
+    **dict.fromkeys(
+        ("num_generations", "group_size", "rloo_k", "n_samples_per_prompt"), ("train.responses_per_prompt",)
+    ),
+    **dict.fromkeys(("algo", "algorithm", "method", "estimator", "adv_estimator"), ("algorithm.name",)),
 }
 """Words by which papers and other libraries know a knob, lower case, and the keys that may be meant."""
 
 REMARKS: dict[str, str] = {"c1": " (of half the squared error: give twice a recipe's c1)"}
 """What to say of a word whose key does not mean quite the same."""
 
-SYMBOLS = f"beta = ppo.kl_coef, lambda = ppo.gae_lambda, epsilon = ppo.cliprange, c1 = ppo.vf_coef{REMARKS['c1']}"
+SYMBOLS = (
+    f"beta = kl.beta, lambda = algorithm.gae_lambda, epsilon = algorithm.cliprange, c1 = critic.vf_coef{REMARKS['c1']}"
+)
 """The four that every paper on PPO uses, for help texts and templates."""
+
+
+def upgraded(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A recorded configuration with its former keys under their present names.
+
+    >>> upgraded({"ppo": {"steps": 4, "kl_coef": 0.1}, "sft": {}})
+    {'sft': {}, 'train': {'steps': 4}, 'kl': {'beta': 0.1}}
+    """
+    sections = {section: content for section, content in config.items() if section != "ppo"}
+    for name, value in (config.get("ppo") or {}).items():
+        section, _, key = RENAMED.get(f"ppo.{name}", f"ppo.{name}").partition(".")
+        sections[section] = {**sections.get(section, {}), key: value}
+    return sections
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str:
@@ -59,37 +107,43 @@ def nearest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str:
 def meant_key(key: str, known: Sequence[str]) -> str:
     """A hint at the dotted key that is meant by one that no configuration has, or nothing.
 
-    >>> keys = ["ppo.steps", "sft.steps", "ppo.kl_coef"]
-    >>> meant_key("beta", keys), meant_key("steps", keys)
-    ("; beta is the key 'ppo.kl_coef'", "; did you mean 'ppo.steps' or 'sft.steps'?")
+    >>> keys = ["train.steps", "sft.steps", "kl.beta"]
+    >>> meant_key("kl_coef", keys), meant_key("steps", keys)
+    ("; kl_coef is the key 'kl.beta'", "; did you mean 'train.steps' or 'sft.steps'?")
     >>> meant_key("ppo.klcoef", keys), meant_key("ppo", keys)
-    ("; did you mean 'ppo.kl_coef'?", "; 'ppo' is a section: name its keys with a dot, for example 'ppo.steps'")
+    ("; did you mean 'kl.beta'?", '; its keys are now in train, algorithm, kl, optimiser, critic, adapter')
     """
     if key in RENAMED:
         return f"; it is now '{RENAMED[key]}'"
+    if key == "ppo":
+        return f"; its keys are now in {', '.join(TRAINING)}"
     section, _, name = key.rpartition(".")
-    of_section = [one for one in known if one.startswith(f"{section}.")]
-    if any(one.startswith(f"{key}.") for one in known):
+    of_section = [dotted for dotted in known if dotted.startswith(f"{section}.")]
+    if any(dotted.startswith(f"{key}.") for dotted in known):
         return (
             f"; '{key}' is a section: name its keys with a dot, for example"
-            f" '{next(one for one in known if one.startswith(f'{key}.'))}'"
+            f" '{next(dotted for dotted in known if dotted.startswith(f'{key}.'))}'"
         )
     if same := meant(name, of_section) if section else meant(name, known):
         return f"; did you mean {either(same)}?"
-    if words := [one for one in WORDS.get(name.lower(), ()) if one in known]:
+    if words := [dotted for dotted in WORDS.get(name.lower(), ()) if dotted in known]:
         return (
             f"; {name} is the key"
-            f" {either([one for one in words if one in of_section] or words)}{REMARKS.get(name.lower(), '')}"
+            f" {either([dotted for dotted in words if dotted in of_section] or words)}{REMARKS.get(name.lower(), '')}"
         )
     if same := meant(name, known):
         return f"; did you mean {either(same)}?"
+    if former := difflib.get_close_matches(key, RENAMED, n=1, cutoff=0.8) if section == "ppo" else []:
+        return f"; did you mean '{RENAMED[former[0]]}'?"
     return nearest(key, known) if section else _nearest_name(name, known)
 
 
 def meant(name: str, known: Iterable[str], mark: str = ".") -> list[str]:
-    """The known names whose last part, after `mark`, is `name`; those of the section ``ppo``, which studies are about,
-    first."""
-    return sorted((one for one in known if one.rpartition(mark)[2] == name), key=lambda one: not one.startswith("ppo."))
+    """The known names whose last part, after `mark`, is `name`; those that most studies are about first."""
+    return sorted(
+        (candidate for candidate in known if candidate.rpartition(mark)[2] == name),
+        key=lambda candidate: candidate.partition(".")[0] not in TRAINING,
+    )
 
 
 def either(names: Sequence[str]) -> str:
@@ -99,7 +153,9 @@ def either(names: Sequence[str]) -> str:
 
 
 def _nearest_name(name: str, known: Iterable[str]) -> str:
-    """A hint for a key without its section, by the names of the keys alone."""
+    """A hint for a key without its section, by the names of the keys alone, former ones included."""
     listed = list(known)
-    close = difflib.get_close_matches(name, [one.rpartition(".")[2] for one in listed], n=1, cutoff=0.6)
-    return f"; did you mean {either(meant(close[0], listed))}?" if close else nearest(name, listed)
+    names = [*(dotted.rpartition(".")[2] for dotted in listed), *WORDS]
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    keys = (meant(close[0], listed) or [dotted for dotted in WORDS[close[0]] if dotted in listed]) if close else []
+    return f"; did you mean {either(keys)}?" if keys else nearest(name, listed)

@@ -11,6 +11,12 @@ from pipeline.config.names import nearest
 
 PartName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")]
 PREFERENCES = ["judge", "labels"]
+READY = {
+    "lexicon": "lexicon judge (VADER)",
+    "classifier": "ready sequence classifier",
+    "grammar": "grammar judge",
+}
+"""Kinds that score without being trained here, in words; how they are loaded is in `pipeline.rewards.registry`."""
 
 
 class Scorer(Section):
@@ -40,7 +46,7 @@ class Scorer(Section):
 class PartConfig(Scorer):
     """One part of a composite reward. Learned parts are trained by the settings of the reward."""
 
-    kind: Literal["learned", "lexicon", "classifier", "grammar"] = Field(description="see reward.kind")
+    kind: Literal["learned", *READY] = Field(description="see reward.kind")  # type: ignore[valid-type]
     weight: Annotated[float, Field(allow_inf_nan=False)] = Field(
         1.0, description="of the calibrated part in the sum; negative: less is better"
     )
@@ -56,9 +62,12 @@ class PartConfig(Scorer):
 class RewardConfig(Scorer):
     """The training signal (proxy)."""
 
-    kind: Literal["learned", "lexicon", "classifier", "grammar", "composite"] = Field(
+    kind: Literal["learned", *READY, "composite"] = Field(  # type: ignore[valid-type]
         "learned",
-        description="a Bradley-Terry model, VADER, a ready classifier, the grammar's judge, or a weighted sum of parts",
+        description=(
+            "learned: Bradley-Terry model; composite: weighted sum of parts; "
+            + "; ".join(f"{kind}: {words}" for kind, words in READY.items())
+        ),
     )
     parts: dict[PartName, PartConfig] = Field(
         {}, description="composite: its parts by name; each is calibrated, then weighed and added"
@@ -89,7 +98,8 @@ class RewardConfig(Scorer):
     epochs: Positive = Field(2, description="passes over the pairs")
     batch_size: Positive = Field(64, description="pairs in one step")
     lr: StrictlyPositive = Field(1e-3, description="peak learning rate")
-    seed: int = Field(0, description="of the sampled pairs, their labels and their order")
+    pairs_seed: int = Field(0, description="of the preference pairs: which are sampled, and their labels")
+    seed: int = Field(0, description="of the reward model: its initialisation, the order of its training, its scale")
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
@@ -131,7 +141,7 @@ def check_preferences(kind: str, preferences: str) -> None:
 class JudgeConfig(Scorer):
     """The gold judge: what decides wins and is never trained on."""
 
-    kind: Literal["auto", "grammar", "lexicon", "classifier"] = Field(
+    kind: Literal["auto", *READY] = Field(  # type: ignore[valid-type]
         "auto", description="auto: grammar on built-in reviews, else VADER"
     )
 

@@ -19,7 +19,7 @@ class RuntimeConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where there is one")
     threads: Positive = Field(1, description="CPU threads of one process of a trial")
     processes: Positive = Field(
-        1, description="processes that share the work of one PPO trial, each with its own GPU where there are any"
+        1, description="processes that share the training of one trial, each with its own GPU where there are any"
     )
     micro_batch_size: Positive = Field(64, description="episodes in memory at once during training")
     rollout_batch_size: Positive = Field(512, description="episodes in memory at once during generation and scoring")
@@ -41,7 +41,7 @@ class CapsConfig(Section):
     """What one trial may spend; a trial that reaches a cap ends as `budget`. Part of no stage's identity: a larger cap
     continues it."""
 
-    wall_clock_h: StrictlyPositive = Field(2.5, description="hours of the PPO stage")
+    wall_clock_h: StrictlyPositive = Field(2.5, description="hours of training")
     generated_tokens: Positive = Field(50_000_000, description="tokens sampled in rollouts")
     memory_gib: StrictlyPositive = Field(
         14.6, description="peak memory: RSS on a CPU, allocator on a GPU, which enforces it"

@@ -13,10 +13,13 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.config.algorithm import PpoConfig
+from pipeline.config.algorithm import AlgorithmConfig, OptimiserConfig, TrainConfig
 from pipeline.config.base import Positive, Section, StrictlyPositive
 from pipeline.config.data import DataConfig
+from pipeline.config.kl import KlConfig
 from pipeline.config.model import ModelConfig, SftConfig
+from pipeline.config.networks import AdapterConfig, CriticConfig
+from pipeline.config.presets import check_needs
 from pipeline.config.rewards import JudgeConfig, RewardConfig
 from pipeline.config.runtime import CapsConfig, RuntimeConfig
 
@@ -57,7 +60,12 @@ class TrialConfig(Section):
     sft: SftConfig = SftConfig()
     reward: RewardConfig = RewardConfig()
     judge: JudgeConfig = JudgeConfig()
-    ppo: PpoConfig = PpoConfig()
+    train: TrainConfig = TrainConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    kl: KlConfig = KlConfig()
+    optimiser: OptimiserConfig = OptimiserConfig()
+    critic: CriticConfig = CriticConfig()
+    adapter: AdapterConfig = AdapterConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     caps: CapsConfig = CapsConfig()
     runtime: RuntimeConfig = RuntimeConfig()
@@ -98,10 +106,12 @@ class TrialConfig(Section):
                 f"{asked}evaluate.prompts {self.evaluate.prompts} is more than data.heldout_prompts"
                 f" {self.data.heldout_prompts}; raise the latter to at least {last}"
             )
-        if self.ppo.mini_batch_size % self.runtime.processes:
+        check_needs(self.algorithm.name, self.critic.kind, self.train.responses_per_prompt)
+        self.kl.check_horizon(self.train.batch_size)
+        if self.train.mini_batch_size % self.runtime.processes:
             raise ValueError(
-                f"runtime.processes {self.runtime.processes} does not divide a mini-batch of {self.ppo.mini_batch_size}"
-                " episodes (ppo.batch_size / ppo.num_mini_batches)"
+                f"runtime.processes {self.runtime.processes} does not divide a mini-batch of"
+                f" {self.train.mini_batch_size} episodes (train.batch_size / train.num_mini_batches)"
             )
         grammar = [name for name, part in self.reward.scorers().items() if part.kind == "grammar"]
         if (self.gold.kind == "grammar" or grammar) and self.data.source != "builtin":
@@ -120,9 +130,9 @@ class TrialConfig(Section):
             raise ValueError(
                 "preferences 'labels' need labelled texts, data.source is 'builtin'; use judge, or texts of your own"
             )
-        if self.ppo.critic == "separate" and self.ppo.critic_init == "reward" and self.reward.kind != "learned":
+        if self.critic.kind == "separate" and self.critic.init == "reward" and self.reward.kind != "learned":
             raise ValueError(
-                f"ppo.critic_init 'reward' needs a reward that is a network, reward.kind is '{self.reward.kind}'; use"
+                f"critic.init 'reward' needs a reward that is a network, reward.kind is '{self.reward.kind}'; use"
                 " learned"
             )
         return self
@@ -141,8 +151,8 @@ def canonical_json(value: Any) -> str:
 def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield ``(dotted key, value)`` of nested mappings.
 
-    >>> dict(flatten({"ppo": {"lr": 0.1}, "seed": 1}))
-    {'ppo.lr': 0.1, 'seed': 1}
+    >>> dict(flatten({"optimiser": {"lr": 0.1}, "profile": "tiny"}))
+    {'optimiser.lr': 0.1, 'profile': 'tiny'}
     """
     for key, value in config.items():
         if isinstance(value, Mapping):

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from pipeline.config.presets import NAME, SHORT
 from pipeline.errors import UserError
 
 PLAIN = {
@@ -50,17 +51,17 @@ def line_of(path: Path, where: Where) -> int | None:
         return None
     line = None
     for part in where:
-        found = _entry(node, part)
-        if found is None:
+        entry = _entry(node, part)
+        if entry is None:
             break
-        line, node = found
+        line, node = entry
     return line
 
 
 def _entry(node: yaml.Node | None, part: str | int) -> tuple[int, yaml.Node] | None:
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value == str(part):
+            if isinstance(key, yaml.ScalarNode) and key.value in (str(part), SHORT if part == NAME else part):
                 return key.start_mark.line + 1, value
     if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
         return node.value[part].start_mark.line + 1, node.value[part]

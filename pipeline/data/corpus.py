@@ -103,14 +103,14 @@ def _split(splits: Mapping[str, Any], cfg: DataConfig) -> Corpus:
 
 def _distinct(frame: Any, counts: dict[str, int]) -> dict[str, int]:
     """Cleaned texts with their polarity; of equal texts the first counts."""
-    found: dict[str, int] = {}
+    distinct: dict[str, int] = {}
     for raw, label in zip(frame["text"].tolist(), frame["label"].tolist(), strict=True):
         text = clean(raw) if isinstance(raw, str) else ""
         counts["empty"] += not text
-        counts["repeated"] += text in found
+        counts["repeated"] += text in distinct
         if text:
-            found.setdefault(text, polarity(label))
-    return found
+            distinct.setdefault(text, polarity(label))
+    return distinct
 
 
 def _shuffled(texts: dict[str, int], seed: int, stream: int) -> dict[str, int]:

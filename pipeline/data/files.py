@@ -32,8 +32,8 @@ def split_files(path: Path, key: str) -> dict[str, list[Path]]:
         if path.suffix[1:] not in FORMATS:
             raise UserError(f"{key} = '{path}': the format must be one of {', '.join(FORMATS)}")
         return {"train": [path]}
-    found = sorted(file for file in path.rglob("*") if file.suffix[1:] in FORMATS)
-    splits = {split: [file for file in found if file.name.startswith(split)] for split in ("train", "test")}
+    tables = sorted(file for file in path.rglob("*") if file.suffix[1:] in FORMATS)
+    splits = {split: [file for file in tables if file.name.startswith(split)] for split in ("train", "test")}
     if not splits["train"]:
         raise UserError(f"{key} = '{path}': the folder holds no train*.parquet, train*.csv or train*.jsonl")
     return {split: files for split, files in splits.items() if files}
@@ -41,8 +41,8 @@ def split_files(path: Path, key: str) -> dict[str, list[Path]]:
 
 def digests(path: Path, key: str) -> dict[str, str]:
     """Digest of every file that `split_files` finds: other content under the same path is another source."""
-    found = [file for files in split_files(path, key).values() for file in files]
-    return {"." if file == path else file.relative_to(path).as_posix(): file_digest(file) for file in found}
+    tables = [file for files in split_files(path, key).values() for file in files]
+    return {"." if file == path else file.relative_to(path).as_posix(): file_digest(file) for file in tables}
 
 
 def check_source(cfg: DataConfig) -> None:
@@ -70,13 +70,13 @@ def check_columns(path: Path, key: str, columns: Sequence[str]) -> None:
     for files in split_files(path, key).values():
         for file in files:
             with _readable(file):
-                found = _header(file, columns)
-            require(columns, found, str(file))
+                header = _header(file, columns)
+            require(columns, header, str(file))
 
 
-def require(columns: Sequence[str], found: Sequence[object], origin: str) -> None:
+def require(columns: Sequence[str], header: Sequence[object], origin: str) -> None:
     """Refuse a table that lacks one of `columns`."""
-    names = [str(name) for name in found]
+    names = [str(name) for name in header]
     for column in columns:
         if column not in names:
             its = f"its columns are {', '.join(names)}" if names else "it has no columns"
@@ -111,12 +111,12 @@ def _header(path: Path, columns: Sequence[str]) -> list[str]:
     if path.suffix == ".csv":
         with path.open(encoding=_encoding(path), newline="") as file:
             return next(csv.reader(file), [])
-    found: dict[str, None] = {}
+    header: dict[str, None] = {}
     for row in _json_lines(path):
-        found |= dict.fromkeys(row)
-        if set(columns) <= found.keys():
+        header |= dict.fromkeys(row)
+        if set(columns) <= header.keys():
             break
-    return list(found)
+    return list(header)
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def _builder(cfg: DataConfig) -> Any:
     builder = load_dataset_builder(name, revision=cfg.revision)
     if Path(builder.cache_dir).name != cfg.revision:
         raise _absent(cfg, f"the newest copy in the cache is of revision {Path(builder.cache_dir).name}")
-    if not any(one.__name__ in TABLES for one in type(builder).__mro__):
+    if not any(base.__name__ in TABLES for base in type(builder).__mro__):
         raise UserError(
             f"data.name = '{name}': its files are no parquet, CSV or JSON but for {type(builder).__name__}; use another"
             " data set"

@@ -45,7 +45,7 @@ def _clean(frame: Any) -> pd.DataFrame:
     """Distinct pairs with two different sides; `_group` is what must not be on both sides of the split."""
     rows: dict[tuple[str, str, str], str] = {}
     for prompt, chosen, rejected in frame.itertuples(index=False):
-        if not all(isinstance(one, str) for one in (prompt, chosen, rejected)):
+        if not all(isinstance(text, str) for text in (prompt, chosen, rejected)):
             continue
         opening = clean(prompt)
         # Cleaned as one text, so that the space between prompt and completion stays what it was.

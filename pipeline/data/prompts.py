@@ -28,20 +28,20 @@ def make_prompts(
     """
     cut = cut_at(cfg.prompt_unit, tokenizer)
     low, high = cfg.prompt_length
-    found: dict[str, None] = {}
+    prompts: dict[str, None] = {}
     for text in texts:
         prompt = cut(text, int(rng.integers(low, high + 1)))
         if (
             prompt
             and prompt not in taken
-            and prompt not in found
+            and prompt not in prompts
             and _tokens(tokenizer, prompt) <= cfg.max_prompt_tokens
         ):
-            found[prompt] = None
-            if len(found) == n:
-                return list(found)
+            prompts[prompt] = None
+            if len(prompts) == n:
+                return list(prompts)
     raise UserError(
-        f"data: {len(texts)} texts give only {len(found)} distinct prompts of {low} to {high} {cfg.prompt_unit} (at"
+        f"data: {len(texts)} texts give only {len(prompts)} distinct prompts of {low} to {high} {cfg.prompt_unit} (at"
         f" most {cfg.max_prompt_tokens} tokens), {n} are asked for; lower data.train_prompts or data.heldout_prompts,"
         " or widen data.prompt_length"
     )
@@ -72,10 +72,10 @@ def tokens_of(tokenizer: Any) -> Cut:
     """Cuts after k tokens, where the text up to there is k tokens by itself: not in the middle of a character, say."""
 
     def cut(text: str, k: int) -> str | None:
-        found = tokenizer(text[: CHARACTERS_A_TOKEN * (k + 1)], add_special_tokens=False, return_offsets_mapping=True)
-        if len(found["input_ids"]) <= k:
+        encoded = tokenizer(text[: CHARACTERS_A_TOKEN * (k + 1)], add_special_tokens=False, return_offsets_mapping=True)
+        if len(encoded["input_ids"]) <= k:
             return None
-        prompt = text[: found["offset_mapping"][k - 1][1]]
+        prompt = text[: encoded["offset_mapping"][k - 1][1]]
         return prompt if _tokens(tokenizer, prompt) == k else None
 
     return cut

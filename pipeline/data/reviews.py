@@ -69,13 +69,13 @@ def _phrases(
     realise: Callable[[str, str, T], str],
 ) -> list[tuple[Pattern, float]]:
     """All patterns of the forms whose meaning has this sign; each form's weight is shared by its words."""
-    found = []
+    patterns = []
     for strength, negator, adverb, weight in forms:
         polarity: Sign = 1 if (sign > 0) == (lexicon.NEGATION[negator] > 0) else -1
         value = polarity * lexicon.STRENGTH[strength] * lexicon.INTENSITY[adverb] * lexicon.NEGATION[negator]
         choices = words[strength, polarity]
-        found += [(Pattern(realise(negator, adverb, word), value), weight / len(choices)) for word in choices]
-    return found
+        patterns += [(Pattern(realise(negator, adverb, word), value), weight / len(choices)) for word in choices]
+    return patterns
 
 
 def _join(*words: str) -> str:
@@ -102,8 +102,8 @@ def _mix(
 
 
 def _aspects(sign: Sign) -> Distribution[Pattern]:
-    found = _phrases(lexicon.FOUND_FORMS, ADJECTIVES, sign, _found)
-    return _mix(lexicon.FOUND_SHARE, found, _phrases(lexicon.COPULA_FORMS, ADJECTIVES, sign, _copula))
+    found_phrases = _phrases(lexicon.FOUND_FORMS, ADJECTIVES, sign, _found)
+    return _mix(lexicon.FOUND_SHARE, found_phrases, _phrases(lexicon.COPULA_FORMS, ADJECTIVES, sign, _copula))
 
 
 def _verdicts(sign: Sign) -> Distribution[Pattern]:
@@ -238,7 +238,7 @@ def _review(rng: random.Random) -> Review:
         draft.add(kind)
     given = [_log_sentiment(latent, plan, draft.favourable, draft.unfavourable) for latent in SENTIMENTS]
     largest = max(given)
-    marginal = largest + math.log(math.fsum(math.exp(one - largest) for one in given))
+    marginal = largest + math.log(math.fsum(math.exp(logprob - largest) for logprob in given))
     return Review(" ".join(draft.clauses), sentiment, draft.score, draft.logprob + marginal)
 
 

@@ -9,6 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.presets import PRESETS
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
 from pipeline.forecast.policy_shape import scorer_shapes, shape_of
@@ -18,10 +19,10 @@ from pipeline.resources.device import gpu_visible
 from pipeline.resources.machine import GIB
 
 Changes = Mapping[str, Any]
-SHARED: Changes = {"ppo.critic": "shared"}
-LORA: Changes = {"ppo.adapter": "lora", "ppo.frozen_layers": 0}
-FOUR_BIT: Changes = {**LORA, "ppo.quantize": "4bit"}
-CONSEQUENCES = ("ppo.frozen_layers",)
+SHARED: Changes = {"critic.kind": "shared"}
+LORA: Changes = {"adapter.kind": "lora", "adapter.frozen_layers": 0}
+FOUR_BIT: Changes = {**LORA, "adapter.quantize": "4bit"}
+CONSEQUENCES = ("adapter.frozen_layers",)
 """Keys that are changed only because others are."""
 
 
@@ -67,22 +68,22 @@ def t4_judges(config: TrialConfig) -> bool:
 
 def check_budget(config: TrialConfig, label: str) -> None:
     """Raise `UserError` for a trial that cannot fit, with the knobs that make it fit; `label` names the trial."""
-    found = predict(config)
-    if found is None or found.fits:
+    forecast = predict(config)
+    if forecast is None or forecast.fits:
         return
-    raise UserError(f"{label} cannot fit: {excess(found)}. {remedy(config)}")
+    raise UserError(f"{label} cannot fit: {excess(forecast)}. {remedy(config)}")
 
 
 def disk_needed(configs: Sequence[TrialConfig], jobs: int) -> tuple[float, float] | None:
     """GiB on disk that one trial needs while it trains, and that all of them need, `jobs` at a time; None where sizes
     are unknown."""
-    found = [predict(config) for config in configs]
-    known = [one for one in found if one is not None]
-    if not known or len(known) < len(found):
+    forecasts = [predict(config) for config in configs]
+    known = [trial for trial in forecasts if trial is not None]
+    if not known or len(known) < len(forecasts):
         return None
-    passing = sorted((one.disk_gib - one.left_gib for one in known), reverse=True)[:jobs]
-    whole = max(one.shared_disk_gib for one in known) + sum(one.left_gib for one in known) + sum(passing)
-    return max(one.disk_gib for one in known), whole
+    passing = sorted((trial.disk_gib - trial.left_gib for trial in known), reverse=True)[:jobs]
+    whole = max(trial.shared_disk_gib for trial in known) + sum(trial.left_gib for trial in known) + sum(passing)
+    return max(trial.disk_gib for trial in known), whole
 
 
 def check_disk(configs: Sequence[TrialConfig], jobs: int, root: Path) -> str | None:
@@ -91,11 +92,11 @@ def check_disk(configs: Sequence[TrialConfig], jobs: int, root: Path) -> str | N
     needed = disk_needed(configs, jobs)
     if needed is None:
         return None
-    one, whole = needed
+    most, whole = needed
     free = shutil.disk_usage(root).free / GIB
-    if one > free:
+    if most > free:
         raise UserError(
-            f"a trial needs {_gib(one)} of disk for checkpoints and the policy, but {root} has only {_gib(free)} free;"
+            f"a trial needs {_gib(most)} of disk for checkpoints and the policy, but {root} has only {_gib(free)} free;"
             " use another --out"
         )
     if whole > free:
@@ -107,68 +108,83 @@ def _gib(size: float) -> str:
     return f"{size:.1f} GiB" if size >= 1 else f"{size:.2g} GiB"
 
 
-def excess(found: Forecast) -> str:
+def excess(forecast: Forecast) -> str:
     """What is predicted of what is allowed, with the largest parts."""
-    parts = sorted(found.memory_gib.items(), key=lambda part: -part[1])[:4]
+    parts = sorted(forecast.memory_gib.items(), key=lambda part: -part[1])[:4]
     said = []
-    if found.total_gib > found.cap_gib:
+    if forecast.total_gib > forecast.cap_gib:
         most = ", ".join(f"{name} {size:.1f}" for name, size in parts)
         said.append(
-            f"{found.total_gib:.1f} GiB predicted in stage {found.stage} ({most}, ...), caps.memory_gib ="
-            f" {found.cap_gib:g}"
+            f"{forecast.total_gib:.1f} GiB predicted in stage {forecast.stage} ({most}, ...), caps.memory_gib ="
+            f" {forecast.cap_gib:g}"
         )
-    if found.timed and found.t4_hours > found.cap_hours:
-        said.append(f"{hours(found.t4_hours)} predicted on a T4, caps.wall_clock_h = {found.cap_hours:g}")
+    if forecast.timed and forecast.t4_hours > forecast.cap_hours:
+        said.append(f"{hours(forecast.t4_hours)} predicted on a T4, caps.wall_clock_h = {forecast.cap_hours:g}")
     return "; ".join(said)
 
 
 def remedy(config: TrialConfig) -> str:
     """The knobs in words."""
-    found = knobs(config)
-    if not found:
+    ways = knobs(config)
+    if not ways:
         return "No single knob makes it fit, nor all of them together: take a smaller base, or raise the cap"
-    either = "Any one of these makes it fit" if len(found) > 1 else "This makes it fit"
-    return f"{either}: {'; '.join(map(str, found))}"
+    either = "Any one of these makes it fit" if len(ways) > 1 else "This makes it fit"
+    return f"{either}: {'; '.join(map(str, ways))}"
 
 
 def knobs(config: TrialConfig) -> list[Knob]:
     """Single changes that make a trial fit, those that change no result first; where none does, as few together as are
     needed."""
-    lengths = [_largest(config, "ppo.response_length", 1), _largest(config, "ppo.steps", config.ppo.steps_per_update)]
+    lengths = [
+        _largest(config, "train.response_length", 1),
+        _largest(config, "train.steps", config.train.steps_per_update),
+    ]
     single = [_first(config, ladder) for ladder in _ladders(config)] + lengths
-    if found := [knob for knob in single if knob is not None]:
-        return found
+    if fitting := [knob for knob in single if knob is not None]:
+        return fitting
     # Batch sizes come last: small ones cost time.
     switches, batches = (
         [ladder[-1] for ladder in _ladders(config) if (len(ladder) > 1) == sizes] for sizes in (False, True)
     )
-    shorter: Changes = {"ppo.response_length": max(config.ppo.response_length // 4, 1)}
-    together = _first(config, accumulate([*switches, shorter, *batches], lambda one, two: {**one, **two}))
+    shorter: Changes = {"train.response_length": max(config.train.response_length // 4, 1)}
+    together = _first(config, accumulate([*switches, shorter, *batches], lambda before, more: {**before, **more}))
     return [together] if together else []
 
 
 def variants(config: TrialConfig) -> dict[str, Forecast | None]:
     """The same trial with each way to train: what the choice costs."""
-    whole: Changes = {"ppo.adapter": "none", "ppo.quantize": "none"}
+    whole: Changes = {"adapter.kind": "none", "adapter.quantize": "none"}
     ways: dict[str, Changes] = {
         "full, shared critic": {**SHARED, **whole},
-        "full, separate critic": {**whole, "ppo.critic": "separate"},
-        "LoRA, shared critic": {**SHARED, "ppo.quantize": "none", **LORA},
+        "full, separate critic": {**whole, "critic.kind": "separate"},
+        "full, no critic": {**whole, "critic.kind": "none"},
+        "LoRA, shared critic": {**SHARED, "adapter.quantize": "none", **LORA},
+        "LoRA, no critic": {"critic.kind": "none", "adapter.quantize": "none", **LORA},
         "LoRA on 4 bits, shared critic": {**SHARED, **FOUR_BIT},
+        "LoRA on 4 bits, no critic": {"critic.kind": "none", **FOUR_BIT},
     }
-    return {name: predict(changed(config, changes)) for name, changes in ways.items()}
+    critics = PRESETS[config.algorithm.name].critics
+    return {
+        name: predict(changed(config, changes)) for name, changes in ways.items() if changes["critic.kind"] in critics
+    }
 
 
 def _ladders(config: TrialConfig) -> list[list[Changes]]:
     """For every knob its settings, the mildest first."""
-    cfg, runtime = config.ppo, config.runtime
+    cfg, runtime = config, config.runtime
     ladders: list[list[Changes]] = [
-        [{"runtime.micro_batch_size": rows} for rows in _halves(min(runtime.micro_batch_size, cfg.mini_batch_size))],
-        [{"runtime.rollout_batch_size": rows} for rows in _halves(min(runtime.rollout_batch_size, cfg.batch_size))],
+        [
+            {"runtime.micro_batch_size": rows}
+            for rows in _halves(min(runtime.micro_batch_size, cfg.train.mini_batch_size))
+        ],
+        [
+            {"runtime.rollout_batch_size": rows}
+            for rows in _halves(min(runtime.rollout_batch_size, cfg.train.batch_size))
+        ],
         [{"runtime.gradient_checkpointing": True}] if not runtime.gradient_checkpointing else [],
-        [SHARED] if cfg.critic == "separate" else [],
-        [LORA] if cfg.adapter == "none" else [],
-        [FOUR_BIT] if cfg.quantize == "none" and device_of(config) == "cuda" else [],
+        [SHARED] if cfg.critic.kind == "separate" else [],
+        [LORA] if cfg.adapter.kind == "none" else [],
+        [FOUR_BIT] if cfg.adapter.quantize == "none" and device_of(config) == "cuda" else [],
         [{"sft.steps": 0}] if config.sft.steps and config.model.base is not None else [],
     ]
     return [ladder for ladder in ladders if ladder]
@@ -183,9 +199,9 @@ def _halves(rows: int) -> Iterator[int]:
 
 def _first(config: TrialConfig, ladder: Iterable[Changes]) -> Knob | None:
     for changes in ladder:
-        found = predict(changed(config, changes))
-        if found is not None and found.fits:
-            return Knob(changes, found)
+        forecast = predict(changed(config, changes))
+        if forecast is not None and forecast.fits:
+            return Knob(changes, forecast)
     return None
 
 

@@ -13,22 +13,22 @@ KEPT = 3
 
 def checkpoint_bytes(trial: ForecastSubject, trained: Trained) -> float:
     """Size of one checkpoint: what is trained, and Adam's two moments of it, in fp32."""
-    own = trial.shape.trunk if trial.config.ppo.critic == "separate" else 0
+    own = trial.shape.trunk if trial.config.critic.kind == "separate" else 0
     return 12.0 * (trained.parameters + own)
 
 
 def checkpoint_hours(trial: ForecastSubject, trained: Trained, hours: float) -> float:
     """Hours that checkpoints add to a trial of `hours`: as many as their cadence asks for, at most their share of the
     time."""
-    runtime, cfg = trial.config.runtime, trial.config.ppo
+    runtime, cfg = trial.config.runtime, trial.config
     each = checkpoint_bytes(trial, trained) / DISK_BYTES / 3600
-    wanted = cfg.updates // runtime.checkpoint_updates * each
+    wanted = cfg.train.updates // runtime.checkpoint_updates * each
     return wanted if runtime.checkpoint_share is None else min(wanted, runtime.checkpoint_share * hours)
 
 
 def disk_by_part(trial: ForecastSubject, trained: Trained) -> dict[str, float]:
-    """Bytes at the peak of a trial's PPO stage, the stages before it left out."""
-    own = 4.0 * trial.shape.trunk if trial.config.ppo.critic == "separate" else 0.0
+    """Bytes at the peak of a trial's training, the stages before it left out."""
+    own = 4.0 * trial.shape.trunk if trial.config.critic.kind == "separate" else 0.0
     return {
         "checkpoints": KEPT * checkpoint_bytes(trial, trained),
         "policy": 4.0 * trial.shape.parameters,

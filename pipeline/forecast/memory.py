@@ -25,10 +25,15 @@ Parts = dict[str, float]
 
 def memory_by_stage(trial: ForecastSubject, trained: Trained) -> dict[str, Parts]:
     """Bytes at the peak of each stage. What a phase needs for a while is that of the phase that needs most."""
-    phases = {"sft": _sft(trial), "reward": _reward(trial), "ppo": _ppo(trial, trained), "evaluate": _evaluate(trial)}
+    phases = {
+        "sft": _sft(trial),
+        "reward": _reward(trial),
+        "train": _train(trial, trained),
+        "evaluate": _evaluate(trial),
+    }
     return {
-        stage: max((_whole(trial.on_card, *one) for one in found), key=lambda parts: sum(parts.values()))
-        for stage, found in phases.items()
+        stage: max((_whole(trial.on_card, *phase) for phase in of_stage), key=lambda parts: sum(parts.values()))
+        for stage, of_stage in phases.items()
     }
 
 
@@ -65,15 +70,15 @@ def _reward(trial: ForecastSubject) -> list[tuple[Parts, Parts]]:
     """Of learned parts the last is trained while the others wait; then samples are drawn and scored."""
     shape, cfg = trial.shape, trial.config.reward
     lasting = {"reference": 4.0 * shape.parameters, "reward": _rewards(trial)}
-    found = [(lasting, passing) for passing in _unlearned(trial)]
+    phases = [(lasting, passing) for passing in _unlearned(trial)]
     for part in cfg.scorers().values():
         if part.kind == "learned":
             # Sorted by length: little of them is padding.
-            episode = trial.mean_prompt + trial.config.ppo.response_length
+            episode = trial.mean_prompt + trial.config.train.response_length
             tokens = int(episode) if part.preferences == "judge" else cfg.max_tokens
             rows = 2 * pair_rows(cfg.batch_size, tokens, trial.on_card)
             fitted = {**lasting, "gradients": 4.0 * shape.trunk, "optimiser": 8.0 * shape.trunk}
-            found.append(
+            phases.append(
                 (
                     fitted,
                     {
@@ -82,7 +87,7 @@ def _reward(trial: ForecastSubject) -> list[tuple[Parts, Parts]]:
                     },
                 )
             )
-    return found
+    return phases
 
 
 def _evaluate(trial: ForecastSubject) -> list[tuple[Parts, Parts]]:
@@ -92,18 +97,18 @@ def _evaluate(trial: ForecastSubject) -> list[tuple[Parts, Parts]]:
     ]
 
 
-def _ppo(trial: ForecastSubject, trained: Trained) -> list[tuple[Parts, Parts]]:
-    shape, cfg = trial.shape, trial.config.ppo
-    own = shape.trunk if cfg.critic == "separate" else 0
-    weights = 4.0 * shape.parameters + 4.0 * (trained.parameters if cfg.adapter == "lora" else 0)
-    if cfg.quantize == "4bit":
+def _train(trial: ForecastSubject, trained: Trained) -> list[tuple[Parts, Parts]]:
+    shape, cfg = trial.shape, trial.config
+    own = shape.trunk if cfg.critic.kind == "separate" else 0
+    weights = 4.0 * shape.parameters + 4.0 * (trained.parameters if cfg.adapter.kind == "lora" else 0)
+    if cfg.adapter.quantize == "4bit":
         weights -= shape.maps * (4.0 - NF4_BYTES)
     lasting = {
-        "adapter library": ADAPTER_LIBRARY_GIB * GIB if cfg.adapter == "lora" and not trial.on_card else 0.0,
+        "adapter library": ADAPTER_LIBRARY_GIB * GIB if cfg.adapter.kind == "lora" and not trial.on_card else 0.0,
         "policy": weights,
         "gradients": 4.0 * (trained.parameters + own),
         "optimiser": 8.0 * (trained.parameters + own),
-        "reference": 0.0 if cfg.adapter == "lora" else 4.0 * shape.parameters,
+        "reference": 0.0 if cfg.adapter.kind == "lora" else 4.0 * shape.parameters,
         "critic": 4.0 * own,
         "reward": _rewards(trial),
     }
@@ -115,7 +120,7 @@ def _ppo(trial: ForecastSubject, trained: Trained) -> list[tuple[Parts, Parts]]:
 
 def _rewards(trial: ForecastSubject) -> float:
     """What rewards and a judge hold between their calls."""
-    return 4.0 * (trial.learned * trial.shape.parameters + sum(one.parameters for one in trial.scorers))
+    return 4.0 * (trial.learned * trial.shape.parameters + sum(scorer.parameters for scorer in trial.scorers))
 
 
 def _kept(trial: ForecastSubject) -> float:
@@ -133,19 +138,21 @@ def _copies(trial: ForecastSubject) -> float:
     Those of trained ones are kept as long as autocast lasts, those of frozen ones until the backward of their block,
     which may come at once.
     """
-    shape, cfg = trial.shape, trial.config.ppo
-    once = cfg.quantize == "4bit" or (cfg.adapter == "lora" and trial.config.runtime.gradient_checkpointing)
-    trunks = 2 if cfg.critic == "separate" else 1
+    shape, cfg = trial.shape, trial.config
+    once = cfg.adapter.quantize == "4bit" or (
+        cfg.adapter.kind == "lora" and trial.config.runtime.gradient_checkpointing
+    )
+    trunks = 2 if cfg.critic.kind == "separate" else 1
     return 2.0 * (shape.maps * trunks / (shape.layers if once else 1) + shape.vocab * shape.hidden) * trial.on_card
 
 
 def _training(trial: ForecastSubject, trained: Trained) -> Parts:
     """What a gradient step of PPO needs beside the networks."""
-    shape, cfg, runtime = trial.shape, trial.config.ppo, trial.config.runtime
-    length = trial.longest_prompt + cfg.response_length - 1
-    rows = min(runtime.micro_batch_size, cfg.mini_batch_size)
-    trunks = 2 if cfg.critic == "separate" else 1
-    upper = 1.0 if runtime.gradient_checkpointing else 1 - cfg.frozen_layers / shape.layers
+    shape, cfg, runtime = trial.shape, trial.config, trial.config.runtime
+    length = trial.longest_prompt + cfg.train.response_length - 1
+    rows = min(runtime.micro_batch_size, cfg.train.mini_batch_size)
+    trunks = 2 if cfg.critic.kind == "separate" else 1
+    upper = 1.0 if runtime.gradient_checkpointing else 1 - cfg.adapter.frozen_layers / shape.layers
     head, entries = shape.vocab * shape.hidden, chunk_tokens(shape.vocab, trial.on_card) * shape.vocab
     return {
         "activations": rows * length * _kept(trial) * upper * trunks,
@@ -158,16 +165,16 @@ def _training(trial: ForecastSubject, trained: Trained) -> Parts:
 
 def _unlearned(trial: ForecastSubject, copies: float = 0.0) -> list[Parts]:
     """What sampling, measuring and scoring by classifiers need beside the networks."""
-    shape, cfg, runtime, half = trial.shape, trial.config.ppo, trial.config.runtime, trial.on_card
-    length = trial.longest_prompt + cfg.response_length - 1
+    shape, cfg, runtime, half = trial.shape, trial.config, trial.config.runtime, trial.on_card
+    length = trial.longest_prompt + cfg.train.response_length - 1
     block = (shape.kept_half if half else shape.kept_fp32) / shape.layers
     entries = chunk_tokens(shape.vocab, half) * shape.vocab
-    sampled = min(runtime.rollout_batch_size, cfg.batch_size)
+    sampled = min(runtime.rollout_batch_size, cfg.train.batch_size)
     cache = sampled * length * shape.kv * (3.0 if half else 4.0) * (1 + 1 / shape.layers)
     shelf = sampled if half else min(sampled, cpu.BUCKET)
     classifiers = [
-        {"activations": runtime.rollout_batch_size * length * one.block_bytes, "half-precision copies": copies}
-        for one in trial.scorers
+        {"activations": runtime.rollout_batch_size * length * scorer.block_bytes, "half-precision copies": copies}
+        for scorer in trial.scorers
     ]
     return [
         {"cache": cache, "logits": sampled * shape.vocab * 12.0, "half-precision copies": copies},

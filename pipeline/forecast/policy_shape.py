@@ -35,7 +35,7 @@ def shape_of(config: TrialConfig) -> Shape | None:
 
 def scorer_shapes(config: TrialConfig) -> tuple[ScorerShape, ...]:
     """Of every classifier that rewards or judges; of one whose configuration cannot be had, `BASE_CLASSIFIER`."""
-    return tuple(_scorer(*one) or BASE_CLASSIFIER for one in _scorers(config))
+    return tuple(_scorer(*classifier) or BASE_CLASSIFIER for classifier in _scorers(config))
 
 
 def assumed_scorers(config: TrialConfig) -> list[str]:
@@ -64,7 +64,7 @@ def _scorer(model: str, revision: str | None) -> ScorerShape | None:
     maps = [sizes for module in network.modules() if (sizes := map_sizes(module)) is not None]
     widest = max((outputs for _, outputs in maps), default=0)
     width = int(getattr(config, "hidden_size", 0) or getattr(config, "dim", 0))
-    parameters = sum(one.numel() for one in network.parameters())
+    parameters = sum(parameter.numel() for parameter in network.parameters())
     return ScorerShape(parameters, sum(inputs * outputs for inputs, outputs in maps), 4.0 * (4 * width + 2 * widest))
 
 
@@ -90,19 +90,19 @@ def measured(config_json: str) -> Shape | None:
         with torch.device("meta"):
             network: CausalLM = AutoModelForCausalLM.from_config(config)
         maps = linear_maps(network)
-        in_blocks = sum(one.numel() for block in blocks_of(network) for one in block.parameters())
-        body = sum(one.numel() for one in trunk(network).parameters())
+        in_blocks = sum(parameter.numel() for block in blocks_of(network) for parameter in block.parameters())
+        body = sum(parameter.numel() for parameter in trunk(network).parameters())
         return Shape(
             vocab=int(config.vocab_size),
             hidden=int(config.hidden_size),
             layers=int(config.num_hidden_layers),
             attention=attention_width(config),
             kv=cached_numbers(config),
-            maps=sum(one.weights for one in maps),
-            ports=sum(one.inputs + one.outputs for one in maps),
+            maps=sum(linear.weights for linear in maps),
+            ports=sum(linear.inputs + linear.outputs for linear in maps),
             blocks=in_blocks,
             outside=body - in_blocks,
-            head=sum(one.numel() for one in network.parameters()) - body,
+            head=sum(parameter.numel() for parameter in network.parameters()) - body,
             kept_fp32=_kept(content, int(config.num_hidden_layers), half=False),
             kept_half=_kept(content, int(config.num_hidden_layers), half=True),
         )
@@ -112,8 +112,8 @@ def measured(config_json: str) -> Shape | None:
 
 def _kept(content: dict[str, Any], layers: int, *, half: bool) -> float:
     """Bytes per position that the backward of a trunk needs: measured at two lengths on one layer and on two."""
-    one, two = ([_saved(content, count, length, half) for length in (16, 32)] for count in (1, 2))
-    rest, both = one[1] - one[0], two[1] - two[0]
+    one_layer, two_layers = ([_saved(content, count, length, half) for length in (16, 32)] for count in (1, 2))
+    rest, both = one_layer[1] - one_layer[0], two_layers[1] - two_layers[0]
     return (rest + (both - rest) * (layers - 1)) / 16
 
 
@@ -135,12 +135,12 @@ def _saved(content: dict[str, Any], layers: int, length: int, half: bool) -> int
 
     with FakeTensorMode():
         network = AutoModelForCausalLM.from_config(config, attn_implementation=PROBE)
-        own = {one.untyped_storage()._cdata for one in network.parameters()}
+        own = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
         ids, mask = torch.zeros(1, length, dtype=torch.long), torch.ones(1, 1, length, length, dtype=torch.bool)
         saving = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
         with saving, torch.autocast("cpu", dtype=torch.float16, enabled=half):
             trunk(network)(input_ids=ids, attention_mask=mask, position_ids=ids, use_cache=False)
-        return sum(one.untyped_storage().nbytes() for key, one in kept.items() if key not in own)
+        return sum(tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in own)
 
 
 class _Attention(torch.autograd.Function):
@@ -162,6 +162,6 @@ def _attention(
 ) -> tuple[Tensor, None]:
     tensors = [query, key, value]
     if torch.is_autocast_enabled("cpu"):
-        tensors = [one.to(torch.get_autocast_dtype("cpu")) for one in tensors]
+        tensors = [tensor.to(torch.get_autocast_dtype("cpu")) for tensor in tensors]
     out: Tensor = _Attention.apply(*tensors)  # type: ignore[no-untyped-call]
     return out.transpose(1, 2).contiguous(), None

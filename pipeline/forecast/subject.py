@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.config.algorithm import PpoConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.forecast.shapes import ScorerShape, Shape
 
@@ -65,13 +64,13 @@ class Trained:
     head: bool
 
     @classmethod
-    def of(cls, shape: Shape, cfg: PpoConfig) -> Trained:
-        if cfg.adapter == "lora":
-            extra = cfg.lora_rank * shape.ports
+    def of(cls, shape: Shape, cfg: TrialConfig) -> Trained:
+        if cfg.adapter.kind == "lora":
+            extra = cfg.adapter.rank * shape.ports
             return cls(extra, extra, shape.maps + extra, shape.maps + extra, False)
-        upper = 1 - cfg.frozen_layers / shape.layers
-        head = not (cfg.frozen_layers and shape.head == 0)
-        outside = 0 if cfg.frozen_layers else shape.outside
+        upper = 1 - cfg.adapter.frozen_layers / shape.layers
+        head = not (cfg.adapter.frozen_layers and shape.head == 0)
+        outside = 0 if cfg.adapter.frozen_layers else shape.outside
         return cls(
             round(shape.blocks * upper) + outside + shape.head, shape.maps * upper, shape.maps * upper, shape.maps, head
         )

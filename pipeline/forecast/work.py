@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pipeline.algorithms.registry import ALGORITHMS
 from pipeline.forecast.disk import checkpoint_hours, disk_by_part, shared_disk
 from pipeline.forecast.memory import memory_by_stage
 from pipeline.forecast.subject import ForecastSubject, Trained
@@ -35,11 +36,11 @@ class Forecast:
     stages: dict[str, dict[str, float]]
     """Memory of each stage by component, GiB."""
     hours: dict[str, float]
-    """Of the PPO stage on a T4, by phase."""
+    """Of training on a T4, by phase."""
     shared_hours: dict[str, float]
     """On a T4, by stage, of what the trials of a study have in common."""
     disk: dict[str, float]
-    """On disk at the peak of the PPO stage, by part, GiB."""
+    """On disk at the peak of training, by part, GiB."""
     shared_disk_gib: float
     """On disk, of what the trials of a study have in common."""
     cap_gib: float
@@ -67,7 +68,7 @@ class Forecast:
 
     @property
     def disk_gib(self) -> float:
-        """On disk at the peak of the PPO stage."""
+        """On disk at the peak of training."""
         return sum(self.disk.values())
 
     @property
@@ -86,10 +87,11 @@ class Forecast:
 
 def estimate(trial: ForecastSubject) -> Forecast:
     """Predict memory and time."""
-    cfg = trial.config.ppo
+    cfg = trial.config
     trained = Trained.of(trial.shape, cfg)
     hours = {
-        phase: cfg.updates * t4_seconds(phase, *work) / 3600 for phase, work in work_of_update(trial, trained).items()
+        phase: cfg.train.updates * t4_seconds(phase, *work) / 3600
+        for phase, work in work_of_update(trial, trained).items()
     }
     hours["checkpoint"] = checkpoint_hours(trial, trained, sum(hours.values()))
     shared = {stage: t4_seconds("train", *work) / 3600 for stage, work in work_of_shared(trial).items()}
@@ -115,37 +117,37 @@ def estimate(trial: ForecastSubject) -> Forecast:
 def work_of_shared(trial: ForecastSubject) -> dict[str, tuple[float, float]]:
     """(FLOPs, bytes) of training the reference and learned rewards, sampling and measuring apart."""
     shape, sft, reward = trial.shape, trial.config.sft, trial.config.reward
-    episode = trial.mean_prompt + trial.config.ppo.response_length
+    episode = trial.mean_prompt + trial.config.train.response_length
     head, micro = shape.vocab * shape.hidden, text_rows(sft.batch_size, sft.max_tokens, shape.vocab, trial.on_card)
     positions = sft.steps * sft.batch_size * sft.max_tokens
-    one = BYTES_READ_CAST + BYTES_BACKWARD + BYTES_GRADIENT
-    weights = shape.blocks * one + head * (BYTES_READ_HALF + BYTES_BACKWARD + BYTES_HEAD_GRADIENT)
+    per_weight = BYTES_READ_CAST + BYTES_BACKWARD + BYTES_GRADIENT
+    weights = shape.blocks * per_weight + head * (BYTES_READ_HALF + BYTES_BACKWARD + BYTES_HEAD_GRADIENT)
     passes = (4 if trial.config.runtime.gradient_checkpointing else 3) * 2.0
     fitted = (
         positions * (passes * shape.maps + 3 * 2.0 * head),
         sft.steps * (-(-sft.batch_size // micro) * weights + shape.parameters * BYTES_STEP)
         + 2 * positions * shape.vocab * BYTES_LOGIT,
     )
-    found: dict[str, tuple[float, float]] = {"sft": fitted}
+    work: dict[str, tuple[float, float]] = {"sft": fitted}
     for part in reward.scorers().values():
         if part.kind == "learned":
             tokens = episode if part.preferences == "judge" else reward.max_tokens
             steps = reward.epochs * (reward.pairs // min(reward.batch_size, reward.pairs))
             rows = pair_rows(reward.batch_size, int(tokens), trial.on_card)
             flops = steps * reward.batch_size * 2 * tokens * passes * shape.maps
-            moved = steps * (-(-reward.batch_size // rows) * 2 * shape.blocks * one + shape.trunk * BYTES_STEP)
-            before = found.get("reward", (0.0, 0.0))
-            found["reward"] = (before[0] + flops, before[1] + moved)
-    return found
+            moved = steps * (-(-reward.batch_size // rows) * 2 * shape.blocks * per_weight + shape.trunk * BYTES_STEP)
+            before = work.get("reward", (0.0, 0.0))
+            work["reward"] = (before[0] + flops, before[1] + moved)
+    return work
 
 
 def work_of_update(trial: ForecastSubject, trained: Trained) -> dict[str, tuple[float, float]]:
     """(FLOPs, bytes) of one update, by phase."""
-    shape, cfg, runtime = trial.shape, trial.config.ppo, trial.config.runtime
-    rows, prompt, response = cfg.batch_size, trial.mean_prompt, cfg.response_length
+    shape, cfg, runtime = trial.shape, trial.config, trial.config.runtime
+    rows, prompt, response = cfg.train.batch_size, trial.mean_prompt, cfg.train.response_length
     tokens, span, head = rows * (prompt + response - 1), prompt + response - 1, shape.vocab * shape.hidden
     pairs = 4.0 * shape.attention * shape.layers
-    read = BYTES_READ_CAST if cfg.adapter == "lora" else BYTES_READ_HALF
+    read = BYTES_READ_CAST if cfg.adapter.kind == "lora" else BYTES_READ_HALF
     calls = -(-rows // runtime.rollout_batch_size) * response
     mean_keys = prompt + response / 2
     generate = (
@@ -155,12 +157,12 @@ def work_of_update(trial: ForecastSubject, trained: Trained) -> dict[str, tuple[
         calls * (shape.blocks + head) * read
         + rows * response * (mean_keys * shape.kv * BYTES_CACHE + shape.vocab * BYTES_LOGIT),
     )
-    separate = cfg.critic == "separate"
-    networks, scorers = 2 + trial.learned + separate, sum(one.maps for one in trial.scorers)
-    one = 2.0 * tokens * shape.maps + pairs * tokens * span
+    separate = cfg.critic.kind == "separate"
+    networks, scorers = 2 + trial.learned + separate, sum(scorer.maps for scorer in trial.scorers)
+    forward = 2.0 * tokens * shape.maps + pairs * tokens * span
     chunks = -(-rows * response // chunk_tokens(shape.vocab, True))
     score = (
-        networks * one + 2.0 * tokens * scorers + 2 * 2.0 * rows * response * head,
+        networks * forward + 2.0 * tokens * scorers + 2 * 2.0 * rows * response * head,
         (networks * shape.blocks + scorers) * -(-rows // runtime.rollout_batch_size) * BYTES_READ_CAST
         + 2 * chunks * head * BYTES_READ_CAST
         + 2 * rows * response * shape.vocab * BYTES_LOGIT,
@@ -168,20 +170,25 @@ def work_of_update(trial: ForecastSubject, trained: Trained) -> dict[str, tuple[
     again = 1.0 if runtime.gradient_checkpointing else 0.0
     through = trained.forward * (1 + again) + trained.below + trained.maps
     passes = 2.0 * tokens * through + pairs * tokens * span * (3 + again)
-    critic = (3 + again) * one if separate else 0.0
-    micros = -(-rows // min(runtime.micro_batch_size, cfg.mini_batch_size))
+    critic = (3 + again) * forward if separate else 0.0
+    micros = -(-rows // min(runtime.micro_batch_size, cfg.train.mini_batch_size))
     moved = 1.0 * shape.blocks * (BYTES_READ_CAST + BYTES_BACKWARD) * (1 + separate)
     moved += (trained.maps + separate * shape.maps) * BYTES_GRADIENT
     head_bytes = head * (
         (BYTES_READ_HALF if trained.head else BYTES_READ_CAST) + BYTES_BACKWARD + BYTES_HEAD_GRADIENT * trained.head
     )
-    steps = cfg.num_mini_batches * (trained.parameters + separate * shape.trunk) * BYTES_STEP
+    # A loss of whole responses goes through the head once more, to know their log-probs beforehand.
+    twice = ALGORITHMS[cfg.algorithm.name].scope == "sequence"
+    steps = cfg.train.num_mini_batches * (trained.parameters + separate * shape.trunk) * BYTES_STEP
     epoch = (
-        passes + critic + 2.0 * rows * response * head * (2 + trained.head),
-        micros * moved + chunks * head_bytes + 2 * rows * response * shape.vocab * BYTES_LOGIT + steps,
+        passes + critic + 2.0 * rows * response * head * (2 + trained.head + twice),
+        micros * moved
+        + chunks * (head_bytes + twice * head * BYTES_READ_CAST)
+        + (2 + twice) * rows * response * shape.vocab * BYTES_LOGIT
+        + steps,
     )
     return {
         "generate": generate,
         "score": score,
-        "train": (cfg.num_ppo_epochs * epoch[0], cfg.num_ppo_epochs * epoch[1]),
+        "train": (cfg.train.num_epochs * epoch[0], cfg.train.num_epochs * epoch[1]),
     }

@@ -12,41 +12,41 @@ from typing import Any, assert_never
 import torch
 from torch import nn
 
-from pipeline.config.algorithm import PpoConfig
+from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
 from pipeline.models.anatomy import block_lists, trunk
 from pipeline.models.loading import CausalLM
 from pipeline.models.seeding import seed_of
 
 
-def choose_trained(lm: CausalLM, cfg: PpoConfig) -> CausalLM:
+def choose_trained(lm: CausalLM, cfg: TrialConfig) -> CausalLM:
     """Leave gradients on what `cfg` trains of the policy, and add the adapter where it asks for one; returns `lm`."""
-    match cfg.adapter:
+    match cfg.adapter.kind:
         case "lora":
             _add_lora(lm, cfg)
         case "none":
-            if cfg.frozen_layers:
-                _freeze_lower(lm, cfg.frozen_layers)
+            if cfg.adapter.frozen_layers:
+                _freeze_lower(lm, cfg.adapter.frozen_layers)
         case _:
-            assert_never(cfg.adapter)
+            assert_never(cfg.adapter.kind)
     return lm
 
 
-def _add_lora(lm: CausalLM, cfg: PpoConfig) -> None:
+def _add_lora(lm: CausalLM, cfg: TrialConfig) -> None:
     """LoRA on every linear map of the blocks (Hu 2021, arXiv 2106.09685): W + (α / r) B A, with B zero at the start."""
     from peft import LoraConfig, inject_adapter_in_model
     from transformers.pytorch_utils import Conv1D
 
     transposed = any(isinstance(module, Conv1D) for module in lm.modules())
     config = LoraConfig(
-        r=cfg.lora_rank,
-        lora_alpha=cfg.lora_alpha,
+        r=cfg.adapter.rank,
+        lora_alpha=cfg.adapter.alpha,
         lora_dropout=0.0,
         target_modules="all-linear",
         fan_in_fan_out=transposed,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_of(cfg.seed, "adapter"))
+        torch.manual_seed(seed_of(cfg.train.seed, "adapter"))
         inject_adapter_in_model(config, lm)
 
 
@@ -55,7 +55,7 @@ def _freeze_lower(lm: CausalLM, count: int) -> None:
     layers = blocks(lm)
     if count >= len(layers):
         raise UserError(
-            f"ppo.frozen_layers = {count}: the policy has {len(layers)} layers; leave at least one to train"
+            f"adapter.frozen_layers = {count}: the policy has {len(layers)} layers; leave at least one to train"
         )
     # A position embedding left to train would send every gradient through all that is frozen.
     embeddings = [module for module in trunk(lm).children() if isinstance(module, nn.Embedding)]
@@ -65,12 +65,12 @@ def _freeze_lower(lm: CausalLM, count: int) -> None:
 
 def blocks(lm: CausalLM) -> nn.ModuleList:
     """The network's blocks, lowest first; every decoder-only architecture keeps them in one list."""
-    found = block_lists(trunk(lm).children(), lm.config)
-    if len(found) != 1:
+    lists = block_lists(trunk(lm).children(), lm.config)
+    if len(lists) != 1:
         raise UserError(
-            f"ppo.frozen_layers: cannot tell the blocks of a {type(lm).__name__} apart; use 0, or a LoRA adapter"
+            f"adapter.frozen_layers: cannot tell the blocks of a {type(lm).__name__} apart; use 0, or a LoRA adapter"
         )
-    return found[0]
+    return lists[0]
 
 
 def adapter_layers(lm: CausalLM) -> Iterator[tuple[str, Any]]:

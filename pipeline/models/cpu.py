@@ -80,7 +80,7 @@ def _short_attention() -> Any:
         @staticmethod
         def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
             width = query.shape[2]
-            q, k, v = (one.flatten(0, 1) for one in (query, key, value))
+            q, k, v = (tensor.flatten(0, 1) for tensor in (query, key, value))
             future = query.new_full((width, width), -torch.inf).triu(1)
             p = torch.softmax(torch.baddbmm(future, q, k.transpose(1, 2), alpha=scale), dim=-1)
             ctx.save_for_backward(q, k, v, p)

@@ -17,7 +17,9 @@ HEAD, TRUNK = "value_head.", "critic_trunk."
 
 
 def save_critic(actor: ActorCritic, path: Path) -> None:
-    """The value head, and the critic's trunk where it has one of its own, in one file."""
+    """The value head, and the critic's trunk where it has one of its own, in one file; none without a critic."""
+    if not actor.has_critic:
+        return
     tensors = {name: tensor for name, tensor in actor.state_dict().items() if name.startswith((HEAD, TRUNK))}
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
 

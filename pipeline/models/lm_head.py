@@ -1,7 +1,8 @@
 """The language-modelling head, a chunk of tokens at a time: nothing of size (tokens, vocabulary) outlives its chunk.
 
 The loss of a token depends on its own log-probability and entropy alone, so a chunk's gradient is known as soon
-as the chunk is: it goes back through the head at once, and the trunk gets one gradient for all tokens.
+as the chunk is: it goes back through the head at once, and the trunk gets one gradient for all tokens. A loss of whole
+responses is made into such losses by a first pass, `head_logprobs` (`pipeline.training.surrogate_loss`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from pipeline.algorithms.mathematics.kl import expectation
 from pipeline.models.loading import CausalLM
+from pipeline.models.policy import gather, log_probs
 from pipeline.resources.chunking import chunk_tokens
 
 TokenLoss = Callable[[slice, Tensor, Tensor], Tensor]
@@ -37,6 +39,14 @@ def chunks(labels: Tensor, vocab: int) -> Iterator[slice]:
     size, tokens = chunk_tokens(vocab, labels.device.type == "cuda"), len(labels)
     for start in range(0, tokens, size):
         yield slice(start, min(start + size, tokens))
+
+
+@torch.no_grad()
+def head_logprobs(lm: CausalLM, hidden: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Log-probabilities (N,) of the labels at hidden (N, H), nats, fp32; without gradients."""
+    slices = chunks(labels, int(lm.config.vocab_size))
+    hidden = hidden.detach()  # A module that is called on a tensor with a gradient trips torch's FLOP counter here.
+    return torch.cat([gather(log_probs(lm, hidden[rows], temperature), labels[rows]) for rows in slices])
 
 
 def head_backward(

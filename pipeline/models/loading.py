@@ -102,7 +102,7 @@ def load_quantized(path: Path, device: torch.device) -> CausalLM:
             if device.type != "cuda"
             else "the package bitsandbytes is not installed (extra `quantize`)"
         )
-        raise UserError(f"ppo.quantize = '4bit': {lacking}; use none")
+        raise UserError(f"adapter.quantize = '4bit': {lacking}; use none")
     half = DTYPES[mixed_precision(device)]
     config = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=half, bnb_4bit_use_double_quant=True

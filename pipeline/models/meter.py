@@ -95,24 +95,24 @@ class TrunkMeter:
         self._tally, self._block = tally, blocks_of(network)[0]
         maps = linear_maps(network)
         self._adapters = [layer for _, layer in adapter_layers(network)][:1]
-        self._bare = sum(one.weights for one in maps if not one.adapter)
-        self._forward = sum(one.weights for one in maps)
+        self._bare = sum(linear.weights for linear in maps if not linear.adapter)
+        self._forward = sum(linear.weights for linear in maps)
         # Computing a block again ends before its last map: nothing in the backward needs what that one gives.
-        self._again = self._forward - sum({one.block: one.weights for one in maps}.values())
+        self._again = self._forward - sum({linear.block: linear.weights for linear in maps}.values())
         # A map needs the gradient of its input where something below it is trained.
-        lowest = min((one.block for one in maps if one.trained), default=len(maps))
-        below = [one for one in maps if one.block >= lowest]
+        lowest = min((linear.block for linear in maps if linear.trained), default=len(maps))
+        below = [linear for linear in maps if linear.block >= lowest]
         self._backward = _backward(maps, lowest)
         # What is left out of a packed call where nobody reads (`pipeline.models.hidden_states`).
-        ending = [one for one in maps if one.block == maps[-1].block and one.part == "mlp"]
-        self._ending, self._ending_backward = sum(one.weights for one in ending), _backward(ending, lowest)
-        self._layers_below = len({one.block for one in below})
+        ending = [linear for linear in maps if linear.block == maps[-1].block and linear.part == "mlp"]
+        self._ending, self._ending_backward = sum(linear.weights for linear in ending), _backward(ending, lowest)
+        self._layers_below = len({linear.block for linear in below})
         self._attention = attention_width(network.config)
         self._layers = int(getattr(network.config, "num_hidden_layers", 0))
         self._cache = cached_numbers(network.config)
-        parameters = [one for block in blocks_of(network) for one in block.parameters()]
-        self._trained = sum(one.numel() for one in parameters if one.requires_grad)
-        self._frozen = sum(one.numel() for one in parameters) - self._trained
+        parameters = [parameter for block in blocks_of(network) for parameter in block.parameters()]
+        self._trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+        self._frozen = sum(parameter.numel() for parameter in parameters) - self._trained
         trunk(network).register_forward_pre_hook(self._on_call, with_kwargs=True)
 
     def _on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -145,7 +145,7 @@ class TrunkMeter:
 
 def _backward(maps: list[LinearMap], lowest: int) -> int:
     """Weights that a backward multiplies by, where the gradient goes down to the block `lowest`."""
-    return sum(one.weights * ((one.block >= lowest) + one.trained) for one in maps)
+    return sum(linear.weights * ((linear.block >= lowest) + linear.trained) for linear in maps)
 
 
 def _head_hook(trained: bool, tally: Tally) -> Callable[[Any, tuple[Any, ...]], None]:
@@ -166,7 +166,7 @@ def _head_hook(trained: bool, tally: Tally) -> Callable[[Any, tuple[Any, ...]], 
 
 def meter(networks: Iterator[CausalLM] | list[CausalLM], tally: Tally) -> None:
     """Count every call of these networks from here on; one that is named twice is counted once."""
-    for network in {id(one): one for one in networks}.values():
+    for network in {id(lm): lm for lm in networks}.values():
         TrunkMeter(network, tally)
         head = network.get_output_embeddings() if hasattr(network, "get_output_embeddings") else None
         if isinstance(head, nn.Linear):

@@ -151,7 +151,7 @@ def attend(
     if packing is None:
         out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
         return out, None
-    query, key, value = (packing.grid(one) for one in (query, key, value))
+    query, key, value = (packing.grid(tensor) for tensor in (query, key, value))
     if query.device.type == "cpu" and cpu.is_short(query, key):
         return packing.pack(
             cpu.short_attention(query, key, value, kwargs.get("scaling") or query.shape[-1] ** -0.5)

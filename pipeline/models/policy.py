@@ -1,4 +1,4 @@
-"""The policy with its value head, and the one forward that rollouts and training share.
+"""The policy with its critic, if it has one, and the one forward that rollouts and training share.
 
 Shapes: B sequences, P prompt columns (left-padded), T response columns (right-padded), H width, V
 vocabulary, N valid response tokens of the batch, row by row. Everything after the trunk happens on the N
@@ -153,22 +153,38 @@ def to_grid(flat: Tensor, mask: Tensor) -> Tensor:
 
 
 class ActorCritic(nn.Module):
-    """A causal language model and a critic: a scalar head on the policy's trunk, or on a trunk of its own."""
+    """A causal language model and a critic: a scalar head on the policy's trunk, on a trunk of its own, or none."""
 
-    def __init__(self, lm: CausalLM, critic_trunk: CausalLM | None = None, value_head: nn.Linear | None = None) -> None:
+    def __init__(
+        self,
+        lm: CausalLM,
+        critic_trunk: CausalLM | None = None,
+        value_head: nn.Linear | None = None,
+        *,
+        has_critic: bool = True,
+    ) -> None:
         """Without `critic_trunk` the critic is shared; without `value_head` (H, 1) it is zero at the start."""
         super().__init__()
         self.lm = lm
         self.critic_trunk = critic_trunk
-        self.value_head = value_head or zero_head((critic_trunk or lm).config.hidden_size)
+        self.value_head = value_head
+        if has_critic and value_head is None:
+            self.value_head = zero_head((critic_trunk or lm).config.hidden_size)
 
-    def hidden_and_values(self, episodes: Episodes) -> tuple[Tensor, Tensor]:
+    @property
+    def has_critic(self) -> bool:
+        return self.value_head is not None
+
+    def hidden_and_values(self, episodes: Episodes) -> tuple[Tensor, Tensor | None]:
         """Hidden states (N, H) of the policy and values (N,) at the positions that predict the valid response tokens.
+        No values without a critic.
 
         The value of token t is that of the state before it was chosen: a shared critic reads the very hidden
         state that the language-modelling head reads.
         """
         hidden = response_hidden(self.lm, episodes)
+        if self.value_head is None:
+            return hidden, None
         state = hidden if self.critic_trunk is None else response_hidden(self.critic_trunk, episodes)
         return hidden, scalar(self.value_head, state)
 
@@ -177,7 +193,7 @@ class ActorCritic(nn.Module):
         """The policy, and the critic's trunk where it is separate."""
         return [network for network in (self.lm, self.critic_trunk) if network is not None]
 
-    def forward(self, episodes: Episodes, temperature: float) -> tuple[Tensor, Tensor]:
+    def forward(self, episodes: Episodes, temperature: float) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities (N, V) and values (N,) at the valid response tokens, both fp32."""
         hidden, values = self.hidden_and_values(episodes)
         return log_probs(self.lm, hidden, temperature), values

@@ -19,6 +19,7 @@ from torch.autograd.graph import increment_version
 from pipeline.errors import UserError
 from pipeline.models import cpu
 from pipeline.resources.device import PRECISION as CHOICE
+from pipeline.resources.machine import processor
 
 DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 TOLERANCE = {"no": 1e-3, "bf16": 1e-1, "fp16": 3e-2}
@@ -108,7 +109,7 @@ class GradientSteps:
         self.scaler.update()
         # A fused optimiser does not count its step as a change of the weights; copies in half precision go by that
         # count.
-        increment_version([one for group in self.optimiser.param_groups for one in group["params"]])
+        increment_version([parameter for group in self.optimiser.param_groups for parameter in group["params"]])
 
     def state(self) -> dict[str, Any]:
         return {"optimiser": self.optimiser.state_dict(), "scaler": self.scaler.state_dict()}
@@ -130,5 +131,7 @@ def execution(device: torch.device, threads: int, processes: int) -> dict[str, s
     if os.environ.get(CHOICE):
         why = f"asked for by {CHOICE}"
     how = f"{HOW[name]} ({why})"
-    found = {"device": where, "precision": how, "attention": ATTENTION, "threads": str(threads)}
-    return found | ({"processes": str(processes)} if processes > 1 else {})
+    setup = {"device": where, "precision": how, "attention": ATTENTION, "threads": str(threads)}
+    # Kernels are chosen by what the processor offers, and round differently; so these say where results are repeatable.
+    setup |= {"processor": processor(), "instruction_set": torch.backends.cpu.get_cpu_capability()}
+    return setup | ({"processes": str(processes)} if processes > 1 else {})

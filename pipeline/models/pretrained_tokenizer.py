@@ -39,7 +39,7 @@ def _check_vocabulary(base: str, revision: str | None, tokenizer: Any) -> None:
         places = int(AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=False).vocab_size)
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(cannot_load("model.base", base, revision, error)) from None
-    token, highest = max(tokenizer.get_vocab().items(), key=lambda one: one[1])
+    token, highest = max(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
     if highest >= places:
         raise UserError(
             f"model.base = '{base}': its tokenizer has a token {token!r} with number {highest}, its network embeddings"

@@ -90,7 +90,9 @@ def _sample(
         if left <= KEEP * len(live):
             kept = open_.nonzero().squeeze(1)
             cache.reorder_cache(kept)
-            tokens, place, mask, noise, live, open_ = (one[kept] for one in (tokens, place, mask, noise, live, open_))
+            tokens, place, mask, noise, live, open_ = (
+                tensor[kept] for tensor in (tokens, place, mask, noise, live, open_)
+            )
     return responses, lengths
 
 

@@ -42,8 +42,8 @@ def _gpu_possible() -> bool:
 @lru_cache(maxsize=1)
 def _build() -> ModuleType | None:
     """What torch says of its build; None where it has no file that says so, and must be asked itself."""
-    found = find_spec("torch")
-    path = Path(found.origin).with_name("version.py") if found is not None and found.origin is not None else None
+    package = find_spec("torch")
+    path = Path(package.origin).with_name("version.py") if package is not None and package.origin is not None else None
     spec = spec_from_file_location("_torch_version", path) if path is not None else None
     if spec is None or spec.loader is None:
         return None

@@ -6,6 +6,7 @@ A process that computes on the CPU must not touch a card: the context alone woul
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from pipeline.resources.device import gpu_visible
 
 GIB = 2**30
 PROC = Path("/proc/self")
+CPUINFO = Path("/proc/cpuinfo")
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Both are read by torch 2.11 to 2.13; the second one, the older name, wins where both are set."""
 
@@ -28,6 +30,22 @@ def grow_segments() -> None:
         os.environ[ALLOCATOR_SETTINGS[0]] = "expandable_segments:True"
 
 
+def processor() -> str:
+    """Model of this machine's CPU; ``unknown`` where the system does not name it.
+
+    With family and model number: a virtual machine's name may be that of a whole series.
+    """
+    facts: dict[str, str] = {}
+    with suppress(OSError):
+        for line in CPUINFO.read_text("utf-8", "replace").splitlines():
+            key, _, value = line.partition(":")
+            facts.setdefault(key.strip(), " ".join(value.split()))
+    if not facts.get("model name"):
+        return platform.processor() or "unknown"
+    numbers = [f"{word} {facts[key]}" for key, word in (("cpu family", "family"), ("model", "model")) if facts.get(key)]
+    return facts["model name"] + (f" ({', '.join(numbers)})" if numbers else "")
+
+
 def visible_gpus() -> list[str]:
     """The GPUs that this process may use, as ``CUDA_VISIBLE_DEVICES`` would name them; opens no CUDA context."""
     if not gpu_visible():
@@ -36,7 +54,7 @@ def visible_gpus() -> list[str]:
 
     count = torch.cuda.device_count()
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return [one.strip() for one in listed.split(",")][:count] if listed else [str(index) for index in range(count)]
+    return [gpu.strip() for gpu in listed.split(",")][:count] if listed else [str(index) for index in range(count)]
 
 
 def peak_gib(on_card: bool = False) -> float:

@@ -56,8 +56,8 @@ class Room:
             def part(rows: int, start: int = start) -> tuple[int, T]:
                 return start + rows, work(slice(start, start + rows))
 
-            start, found = self.fit(part, min(n - start, most or n))
-            done.append(found)
+            start, result = self.fit(part, min(n - start, most or n))
+            done.append(result)
         return done
 
     def _halve(self, rows: int, said: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Literal, assert_never
 import torch
 from torch import Tensor
 
+from pipeline.config.rewards import Scorer
 from pipeline.errors import UserError
 from pipeline.models.fp32_heads import fp32_classes
 from pipeline.models.loading import freeze
@@ -69,14 +70,13 @@ def log_odds(logits: Tensor, index: int) -> Tensor:
     return logits[:, index] if others.shape[1] == 0 else logits[:, index] - others.logsumexp(dim=1)
 
 
-def load_classifier(
-    key: str, name: str, revision: str | None, label: str | None, output: Output, device: torch.device, room: Room
-) -> ClassifierReward:
+def load(section: str, cfg: Scorer, device: torch.device, room: Room) -> ClassifierReward:
     """Load a hub id at a commit, or a folder: safetensors only, no code of theirs, fp32.
 
-    `key` names in messages where the model was configured. Raises `UserError` for a model that cannot be had, that
+    `section` names in messages where the model was configured. Raises `UserError` for a model that cannot be had, that
     is no sequence classifier, or that does not know the label.
     """
+    key, name, revision = f"{section}.model", cfg.model or "", cfg.revision
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     try:
@@ -95,9 +95,9 @@ def load_classifier(
     absent = sorted(report["missing_keys"])
     if absent:
         raise UserError(f"{key} = '{name}' is no sequence classifier: its files lack {', '.join(absent[:3])}")
-    index = label_index(model.config.id2label, label, key.rpartition(".")[0] + ".label")
+    index = label_index(model.config.id2label, cfg.label, f"{section}.label")
     _prepare(model, tokenizer)
-    return ClassifierReward(fp32_classes(freeze(model)).to(device), tokenizer, index, output, room)
+    return ClassifierReward(fp32_classes(freeze(model)).to(device), tokenizer, index, cfg.output, room)
 
 
 def _prepare(model: Any, tokenizer: Any) -> None:

@@ -22,7 +22,7 @@ def check_classifier(key: str, name: str, label: str | None) -> None:
     if kinds and not any("ForSequenceClassification" in kind for kind in kinds):
         raise UserError(f"{key} = '{name}' is no sequence classifier but {', '.join(kinds)}")
     if names := content.get("id2label"):
-        label_index({int(index): one for index, one in names.items()}, label, key.rpartition(".")[0] + ".label")
+        label_index({int(index): title for index, title in names.items()}, label, key.rpartition(".")[0] + ".label")
 
 
 def label_index(names: dict[int, str], label: str | None, key: str) -> int:

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from pipeline.config.rewards import Scorer
+from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Completions, as_scores
 
 
@@ -27,3 +30,8 @@ class LexiconReward:
     def __call__(self, completions: Completions) -> Tensor:
         pairs = zip(completions.prompts, completions.texts, strict=True)
         return as_scores([self._analyzer.polarity_scores(prompt + text)["compound"] for prompt, text in pairs])
+
+
+def load(section: str, cfg: Scorer, device: torch.device, room: Room) -> LexiconReward:
+    """It has nothing to configure."""
+    return LexiconReward()

@@ -40,7 +40,7 @@ where one ends."""
 
 @dataclass(frozen=True)
 class Stage:
-    """One node. `sections` are attributes (``ppo``) or single keys (``ppo.temperature``) of the configuration."""
+    """One node. `sections` are attributes (``train``) or single keys (``train.temperature``) of the configuration."""
 
     name: str
     run: Callable[..., dict[str, Any]] | str
@@ -65,7 +65,7 @@ class Stage:
         if isinstance(self.run, str):
             return _inputs_in_source(self.run)
         parameters = inspect.signature(self.run).parameters.values()
-        return tuple(one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY)
+        return tuple(parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY)
 
     def function(self) -> Callable[..., dict[str, Any]]:
         """The function itself, imported. Raises `UserError` where the stage's code has changed since its digest was
@@ -73,11 +73,11 @@ class Stage:
         if not isinstance(self.run, str):
             return self.run
         module, _, name = self.run.partition(":")
-        found: Callable[..., dict[str, Any]] = getattr(importlib.import_module(module), name)
+        function: Callable[..., dict[str, Any]] = getattr(importlib.import_module(module), name)
         for path in _sources_of(self.modules):
             if _state(path) != _tree_digest(path)[0] and _tree_digest.__wrapped__(path)[1] != _tree_digest(path)[1]:
                 raise UserError(f"{path} was edited while this command was running; run the same command again")
-        return found
+        return function
 
 
 Known = Mapping[tuple[str, str], str | None]
@@ -119,17 +119,17 @@ def run(
     """Bring every stage (up to and with `until`) into the store, building only what is not there."""
     done: dict[str, Artifact] = {}
     for stage in order(stages):
-        identity = _identity(stage, config, {name: one.digest for name, one in done.items()})
+        identity = _identity(stage, config, {name: upstream.digest for name, upstream in done.items()})
         key = _key(identity)
-        found = _intact(store, stage.name, key)
-        if found and stage.unfinished(config, found) is None:
+        artifact = _intact(store, stage.name, key)
+        if artifact and stage.unfinished(config, artifact) is None:
             reporter.stage(stage.name, "cached", key)
         else:
             reporter.stage(stage.name, "building", key)
-            found = _build(stage, key, identity, config, store, reporter, done)
-            note = found.meta.get("note")
+            artifact = _build(stage, key, identity, config, store, reporter, done)
+            note = artifact.meta.get("note")
             reporter.stage(stage.name, "built", f"{key}: {note}" if note else key)
-        done[stage.name] = found
+        done[stage.name] = artifact
         if stage.name == until:
             break
     return done
@@ -152,19 +152,19 @@ def plan(stages: Sequence[Stage], config: BaseModel, store: Store, known: Known 
             continue
         identity = _identity(stage, config, digests)
         key, above = _key(identity), set[str]().union(*(removed[need] for need in stage.needs))
-        found, why = _look_up(stage.name, key, identity, store, (stage.name, key) in known)
-        again = stage.unfinished(config, found) if found else None
+        artifact, why = _look_up(stage.name, key, identity, store, (stage.name, key) in known)
+        again = stage.unfinished(config, artifact) if artifact else None
         if again:
             result.append(StagePlan(stage.name, key, False, again))
             continue
-        digest = found.digest if found else known.get((stage.name, key))
+        digest = artifact.digest if artifact else known.get((stage.name, key))
         if digest is not None:
             digests[stage.name] = digest
-            removed[stage.name] = above if found else above | {stage.name}
-        if found and above:
-            names = [one.name for one in order(stages) if one.name in above]
+            removed[stage.name] = above if artifact else above | {stage.name}
+        if artifact and above:
+            names = [upper.name for upper in order(stages) if upper.name in above]
             why = f"if {' and '.join(names)} {'comes' if len(names) == 1 else 'come'} out the same"
-        result.append(StagePlan(stage.name, key, found is not None, why, found.digest if found else None))
+        result.append(StagePlan(stage.name, key, artifact is not None, why, artifact.digest if artifact else None))
     return result
 
 
@@ -173,8 +173,8 @@ def _look_up(
 ) -> tuple[Artifact | None, str]:
     """The artifact, if it is there, and why the stage would be built or not."""
     try:
-        if found := store.find(stage, key, weights=False):  # a plan reads none
-            return found, "same configuration, inputs and code"
+        if artifact := store.find(stage, key, weights=False):  # a plan reads none
+            return artifact, "same configuration, inputs and code"
     except Damaged as error:
         return None, f"damaged: {error.path.name}: {error.why}"
     return None, "was removed" if known else _why(identity, store)
@@ -284,8 +284,8 @@ def _tree_digest(path: Path) -> tuple[tuple[int, int], str]:
 
 
 def _state(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_mtime_ns, found.st_size
+    stat = path.stat()
+    return stat.st_mtime_ns, stat.st_size
 
 
 @lru_cache(maxsize=64)
@@ -323,5 +323,5 @@ def _inputs_in_source(reference: str) -> tuple[str, ...]:
     tree = ast.parse(_sources(module)[0].read_text("utf-8"))
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
-            return tuple(one.arg for one in node.args.kwonlyargs)
+            return tuple(argument.arg for argument in node.args.kwonlyargs)
     raise ValueError(f"a stage names '{reference}', which does not exist")

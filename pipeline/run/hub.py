@@ -73,7 +73,7 @@ def cause_of_absence(kind: Literal["dataset", "model"], name: str, revision: str
         info = HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=TIMEOUT_S)
     except Exception as error:  # its client raises a dozen unrelated classes for "not to be had"
         return in_words(error)
-    files = [one.rfilename for one in getattr(info, "siblings", None) or []]
+    files = [sibling.rfilename for sibling in getattr(info, "siblings", None) or []]
     if kind == "model" and not any(file.endswith(".safetensors") for file in files):
         return "it has no *.safetensors, and pickled weights are never read"
     return ""

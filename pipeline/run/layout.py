@@ -4,6 +4,8 @@
 <root>/studies/<study>/<profile>/study.json     the study as it was last started
                                  optuna.db      the plan
                                  search.json    of a search: its trials, its front, what is confirmed
+                                 registration.jsonl   claims as they were before the data, and every later change
+                                 begun/<arm>__seed<seed>         one empty file for each trial that has begun
                                  trials/<arm>__seed<seed>.json   one TrialRecord each
                                  mlflow/<arm>__seed<seed>.json   what MLflow has been told
                                  report/        tables, figures, index.html
@@ -29,7 +31,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pipeline.config.trial import canonical_json
+from pipeline.config.names import upgraded
+from pipeline.config.trial import TrialConfig, canonical_json
 from pipeline.errors import Damaged, Fault, Gone, UserError
 
 Status = Literal["complete", "budget", "diverged", "pruned", "failed"]
@@ -68,6 +71,8 @@ class TrialRecord(BaseModel):
     stages: dict[str, StageRef]
     summary: dict[str, float]
     """`eval/*` metrics; win rate of this seed's prompts etc. Empty when evaluation was impossible."""
+    ends: dict[str, float] = {}
+    """Where each series arrived, of a trial that was never evaluated here; else empty."""
     cost: dict[str, float]
     """wall_s, generated_tokens, peak_memory_gib, tflop, t4_s."""
     environment: dict[str, str]
@@ -119,6 +124,10 @@ class StudyFolder:
         return self.path / "study.json"
 
     @property
+    def registration_file(self) -> Path:
+        return self.path / "registration.jsonl"
+
+    @property
     def search_file(self) -> Path:
         return self.path / "search.json"
 
@@ -134,8 +143,16 @@ class StudyFolder:
     def report(self) -> Path:
         return self.path / "report"
 
+    @property
+    def claims_file(self) -> Path:
+        """What the report says of hypotheses and claims, for the terminal, MLflow and the page of a confirmation."""
+        return self.report / "claims.json"
+
     def trial_file(self, arm: str, seed: int) -> Path:
         return self.path / "trials" / f"{safe(arm)}__seed{seed}.json"
+
+    def begun_file(self, arm: str, seed: int) -> Path:
+        return self.path / "begun" / self.trial_file(arm, seed).stem
 
     def mlflow_file(self, arm: str, seed: int) -> Path:
         return self.path / "mlflow" / f"{safe(arm)}__seed{seed}.json"
@@ -150,8 +167,8 @@ class StudyFolder:
 
     def records(self) -> list[TrialRecord]:
         """All records, ordered by arm and seed. Raises `Damaged` for one that is not what was written."""
-        found = [self.read(path) for path in self.trial_files()]
-        return sorted(found, key=lambda record: (record.arm, record.seed))
+        records = [self.read(path) for path in self.trial_files()]
+        return sorted(records, key=lambda record: (record.arm, record.seed))
 
     def record(self, arm: str, seed: int) -> TrialRecord | None:
         """The record of one cell, None if it has not ended. Raises `Damaged`."""
@@ -192,12 +209,25 @@ class StudyFolder:
 
 
 def read_record(path: Path) -> TrialRecord:
-    """A record as it was written. Raises `Damaged`, also for one of another version of the program."""
+    """A record as it was written, former names in it replaced by those of today. Raises `Damaged`, also for one that
+    this version of the program cannot read."""
+    content = read_sealed(path)
     try:
-        return TrialRecord.model_validate(read_sealed(path))
+        return TrialRecord.model_validate(_of_today(content) if "ppo" in (content.get("config") or {}) else content)
     except ValidationError as error:
         fault = error.errors()[0]
         raise Damaged(path, f"{'.'.join(map(str, fault['loc'])) or 'content'}: {fault['msg']}") from None
+    except (AttributeError, TypeError, ValueError) as error:
+        raise Damaged(path, f"it cannot be read as a record of an older version: {error}") from None
+
+
+def _of_today(content: dict[str, Any]) -> dict[str, Any]:
+    """A record whose training had one section and one stage called ``ppo``; another configuration has another
+    digest."""
+    config = upgraded(content["config"])
+    stages = {"train" if name == "ppo" else name: stage for name, stage in content["stages"].items()}
+    digest = TrialConfig.model_validate(config).digest()
+    return {**content, "config": config, "stages": stages, "config_digest": digest}
 
 
 def record_text(record: TrialRecord) -> str:

@@ -12,9 +12,12 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from pipeline.config.names import nearest
 from pipeline.errors import UserError
+
+Direction = Literal["maximize", "minimize"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class Metric:
     formula: str
     low: float = -math.inf
     high: float = math.inf
+    direction: Direction | None = None
+    """Which way is better, whatever a study asks; None where that depends on the question."""
 
     @property
     def label(self) -> str:
@@ -34,31 +39,63 @@ class Metric:
 
 
 _ALL = (
-    Metric("objective/kl", "nats per sequence", "mean over sequences of sum_t (logprobs - ref_logprobs); k1"),
-    Metric("objective/kl_per_token", "nats per token", "sum (logprobs - ref_logprobs) / valid tokens; k1"),
     Metric(
-        "objective/kl_k3_per_token", "nats per token", "mean of exp(-d) - 1 + d, d = logprobs - ref_logprobs; k3", 0.0
+        "objective/kl",
+        "nats per sequence",
+        "mean over sequences of sum_t (logprobs - ref_logprobs); k1",
+        direction="minimize",
+    ),
+    Metric(
+        "objective/kl_per_token",
+        "nats per token",
+        "sum (logprobs - ref_logprobs) / valid tokens; k1",
+        direction="minimize",
+    ),
+    Metric(
+        "objective/kl_k3_per_token",
+        "nats per token",
+        "mean of exp(-d) - 1 + d, d = logprobs - ref_logprobs; k3",
+        0.0,
+        direction="minimize",
     ),
     Metric(
         "objective/kl_exact_per_token",
         "nats per token",
         "mean over tokens of sum_v pi(v) (log pi(v) - log ref(v))",
         0.0,
+        direction="minimize",
     ),
     Metric("objective/entropy", "nats per sequence", "mean over sequences of sum_t -logprobs", 0.0),
-    Metric("objective/scores", "std of reference samples", "mean calibrated proxy reward before EOS handling"),
+    Metric(
+        "objective/scores",
+        "std of reference samples",
+        "mean calibrated proxy reward before EOS handling",
+        direction="maximize",
+    ),
     Metric("objective/scores_std", "std of reference samples", "standard deviation of the same", 0.0),
-    Metric("objective/gold", "judge points", "mean gold score of the rollout; never used in training"),
+    Metric(
+        "objective/gold", "judge points", "mean gold score of the rollout; never used in training", direction="maximize"
+    ),
     Metric(
         "objective/non_score_reward",
         "std of reference samples",
         "mean over sequences of sum_t -kl_coef (logprobs - ref_logprobs); 0 where the penalty is in the loss",
     ),
-    Metric("objective/rlhf_reward", "std of reference samples", "mean of score after EOS handling + KL part"),
+    Metric(
+        "objective/rlhf_reward",
+        "std of reference samples",
+        "mean of score after EOS handling + KL part",
+        direction="maximize",
+    ),
     Metric("objective/length", "tokens", "mean valid tokens of a response, EOS included", 1.0),
     Metric("objective/eos_rate", "fraction", "responses that ended by EOS", 0.0, 1.0),
     Metric(
-        "objective/repetition", "fraction", "mean over responses of 1 - different token pairs / token pairs", 0.0, 1.0
+        "objective/repetition",
+        "fraction",
+        "mean over responses of 1 - different token pairs / token pairs",
+        0.0,
+        1.0,
+        direction="minimize",
     ),
     Metric(
         "objective/kl_coef",
@@ -69,10 +106,12 @@ _ALL = (
     Metric(
         "objective/advantage_std",
         "std of reference samples",
-        "standard deviation over valid tokens, before whitening",
+        "standard deviation over valid tokens, or over responses where these are compared as wholes, before whitening",
         0.0,
     ),
-    Metric("policy/pg_loss", "1", "clipped policy loss, masked mean"),
+    Metric(
+        "policy/pg_loss", "1", "clipped policy loss, mean over valid tokens, or over responses where it is of those"
+    ),
     Metric(
         "policy/approxkl",
         "nats per token",
@@ -80,7 +119,13 @@ _ALL = (
         0.0,
     ),
     Metric("policy/approxkl_k3", "nats per token", "masked mean of ratio - 1 - log ratio", 0.0),
-    Metric("policy/pg_clipfrac", "fraction", "valid tokens on which the clipped term is the active one", 0.0, 1.0),
+    Metric(
+        "policy/pg_clipfrac",
+        "fraction",
+        "valid tokens, or of a loss of whole responses the responses, on which the clipped term is the active one",
+        0.0,
+        1.0,
+    ),
     Metric(
         "policy/dual_clipfrac",
         "fraction",
@@ -92,7 +137,11 @@ _ALL = (
     Metric("policy/entropy", "nats per token", "masked mean of the exact entropy over the vocabulary", 0.0),
     Metric("policy/kl_ref_per_token", "nats per token", "masked mean of ratio (new_logprobs - ref_logprobs)"),
     Metric(
-        "policy/kl_loss", "1", "masked mean of kl_coef times the KL estimator, where the penalty is in the loss", 0.0
+        "policy/kl_loss",
+        "1",
+        "mean over valid tokens of kl_coef times the KL estimator, where the penalty is in the loss; of a loss of whole"
+        " responses its sum over a response, mean over responses",
+        0.0,
     ),
     Metric("policy/kl_hinge", "1", "what the KL hinge multiplies the learning rate by", 0.0, 1.0),
     Metric("policy/update_steps", "gradient steps", "steps of one update until the target-KL stop", 1.0),
@@ -104,7 +153,7 @@ _ALL = (
     ),
     Metric("policy/lr", "1", "learning rate of the step", 0.0),
     Metric("policy/lr_factor", "1", "what the KL guard multiplies the learning rate by", 0.0, 1.0),
-    Metric("value/vf_loss", "squared score", "half the clipped squared error, masked mean", 0.0),
+    Metric("value/vf_loss", "squared score", "half the clipped squared error, masked mean", 0.0, direction="minimize"),
     Metric(
         "value/vf_clipfrac", "fraction", "valid tokens on which the clipped value error is the active one", 0.0, 1.0
     ),
@@ -114,6 +163,7 @@ _ALL = (
         "1",
         "1 - Var(returns - values) / Var(returns) on valid tokens of the rollout",
         high=1.0,
+        direction="maximize",
     ),
     Metric(
         "eval/win_rate",
@@ -121,6 +171,7 @@ _ALL = (
         "mean over prompts of the share of reference draws beaten, ties half; independent noise, gold judge",
         0.0,
         1.0,
+        direction="maximize",
     ),
     Metric(
         "eval/win_rate_low",
@@ -128,8 +179,9 @@ _ALL = (
         "lower end of the 95 % interval of this trial's win rate over its prompts (Wilson, effective n)",
         0.0,
         1.0,
+        direction="maximize",
     ),
-    Metric("eval/win_rate_high", "fraction", "upper end of the same", 0.0, 1.0),
+    Metric("eval/win_rate_high", "fraction", "upper end of the same", 0.0, 1.0, direction="maximize"),
     Metric(
         "eval/tie_rate",
         "fraction",
@@ -137,22 +189,38 @@ _ALL = (
         0.0,
         1.0,
     ),
-    Metric("eval/gold", "judge points", "mean gold score of the policy"),
+    Metric("eval/gold", "judge points", "mean gold score of the policy", direction="maximize"),
     Metric("eval/gold_reference", "judge points", "mean gold score of all reference draws"),
-    Metric("eval/proxy", "std of reference samples", "mean calibrated proxy reward of the policy"),
+    Metric(
+        "eval/proxy", "std of reference samples", "mean calibrated proxy reward of the policy", direction="maximize"
+    ),
     Metric("eval/proxy_reference", "std of reference samples", "mean calibrated proxy reward of all reference draws"),
     Metric(
-        "eval/kl_per_token", "nats per token", "exact KL to the reference / tokens, on the policy's completions", 0.0
+        "eval/kl_per_token",
+        "nats per token",
+        "exact KL to the reference / tokens, on the policy's completions",
+        0.0,
+        direction="minimize",
     ),
     Metric(
-        "eval/kl_per_sequence", "nats per sequence", "exact KL to the reference summed over a completion, mean", 0.0
+        "eval/kl_per_sequence",
+        "nats per sequence",
+        "exact KL to the reference summed over a completion, mean",
+        0.0,
+        direction="minimize",
     ),
     Metric("eval/entropy", "nats per token", "exact entropy over the vocabulary, mean over tokens", 0.0),
     Metric("eval/distinct_1", "fraction", "different words / words over all completions", 0.0, 1.0),
     Metric("eval/distinct_2", "fraction", "different word pairs / word pairs over all completions", 0.0, 1.0),
     Metric("eval/length", "tokens", "mean tokens of a completion, EOS included", 1.0),
     Metric("eval/eos_rate", "fraction", "completions that ended by EOS", 0.0, 1.0),
-    Metric("eval/ppl_reference", "1", "perplexity of the policy's completions under the reference", 1.0),
+    Metric(
+        "eval/ppl_reference",
+        "1",
+        "perplexity of the policy's completions under the reference",
+        1.0,
+        direction="minimize",
+    ),
 )
 
 FAMILIES = (
@@ -160,11 +228,13 @@ FAMILIES = (
         "reward/<part>",
         "std of reference samples",
         "mean calibrated score of one part of a composite reward, on the rollout",
+        direction="maximize",
     ),
     Metric(
         "eval/reward/<part>",
         "std of reference samples",
         "mean calibrated score of one part of a composite reward, of the policy",
+        direction="maximize",
     ),
 )
 """Metrics of which there is one for every part of a composite reward, by the names that the user gave them."""
@@ -176,13 +246,28 @@ class _Metrics(dict[str, Metric]):
 
     def __missing__(self, key: str) -> Metric:
         family, _, part = key.rpartition("/")
-        for one in FAMILIES:
-            if one.key == f"{family}/<part>" and _PART.fullmatch(part):
-                return replace(one, key=key)
+        for metric in FAMILIES:
+            if metric.key == f"{family}/<part>" and _PART.fullmatch(part):
+                return replace(metric, key=key)
         raise KeyError(key)
 
 
 METRICS: dict[str, Metric] = _Metrics({metric.key: metric for metric in _ALL})
+PER_PROMPT: dict[str, tuple[str, str | None]] = {
+    "eval/win_rate": ("win", None),
+    "eval/tie_rate": ("tie", None),
+    "eval/gold": ("policy_gold", None),
+    "eval/gold_reference": ("reference_gold", None),
+    "eval/proxy": ("policy_proxy", None),
+    "eval/proxy_reference": ("reference_proxy", None),
+    "eval/kl_per_token": ("kl", "policy_length"),
+    "eval/kl_per_sequence": ("kl", None),
+    "eval/entropy": ("entropy", "policy_length"),
+    "eval/length": ("policy_length", None),
+    "eval/eos_rate": ("policy_eos", None),
+}
+"""Metrics that are a mean over prompts, or a ratio of two sums over prompts: numerator and denominator column of an
+evaluation's ``prompts.parquet``."""
 
 
 def known(key: str) -> bool:

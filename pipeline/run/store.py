@@ -108,9 +108,9 @@ class Store:
         locks.mkdir(parents=True, exist_ok=True)
         with FileLock(locks / key):
             self._restore(stage, key)
-            found = self._find_or_set_aside(stage, key)
-            if found and final(found):
-                return found
+            artifact = self._find_or_set_aside(stage, key)
+            if artifact and final(artifact):
+                return artifact
             partial, aside = self.partial(stage, key), self.root / stage / ".kept" / key
             if not resumable:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -277,7 +277,7 @@ def _manifest(file: Path, modified_ns: int, size: int, inode: int) -> Manifest:
     files, digest, meta, finished, weights = (
         content.get(key) for key in ("files", "digest", "meta", "finished", "weights")
     )
-    if not (isinstance(files, dict) and isinstance(meta, dict) and all(isinstance(one, str) for one in files.values())):
+    if not (isinstance(files, dict) and isinstance(meta, dict) and all(isinstance(sha, str) for sha in files.values())):
         raise Damaged(file, "it lists no files")
     if _digest(files, meta) != digest:
         raise Damaged(file, "its digest is not that of its files")
@@ -298,8 +298,8 @@ def _files(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _state(path: Path) -> list[int]:
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns]
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns]
 
 
 def _as_published(path: Path, state: Any) -> bool:

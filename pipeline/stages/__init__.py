@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipeline.config.names import TRAINING
 from pipeline.run.dag import Stage, code_digest
 from pipeline.stages import pausing, sources
 
@@ -43,7 +44,7 @@ STAGES = (
     Stage(
         "reward",
         "pipeline.stages.reward:reward",
-        ("reward", "gold", "ppo.response_length", "ppo.temperature"),
+        ("reward", "gold", "train.response_length", "train.temperature"),
         (
             "pipeline.stages.reward",
             "pipeline.stages.preference_pairs",
@@ -65,7 +66,7 @@ STAGES = (
     Stage(
         "reference",
         "pipeline.stages.reference:reference",
-        (*HELDOUT, "evaluate.reference_draws", "gold", "ppo.response_length"),
+        (*HELDOUT, "evaluate.reference_draws", "gold", "train.response_length"),
         (
             "pipeline.stages.reference",
             "pipeline.stages.heldout",
@@ -81,11 +82,11 @@ STAGES = (
         precision=sources.precision,
     ),
     Stage(
-        "ppo",
-        "pipeline.stages.ppo:ppo",
-        ("ppo", "gold", "model"),
+        "train",
+        "pipeline.stages.train:train",
+        (*TRAINING, "gold", "model"),
         (
-            "pipeline.stages.ppo",
+            "pipeline.stages.train",
             "pipeline.stages.launch",
             "pipeline.stages.pausing",
             "pipeline.stages.common",
@@ -110,7 +111,7 @@ STAGES = (
     Stage(
         "evaluate",
         "pipeline.stages.evaluate:evaluate",
-        (*HELDOUT, "evaluate.sample_rows", "gold", "ppo.response_length"),
+        (*HELDOUT, "evaluate.sample_rows", "gold", "train.response_length"),
         (
             "pipeline.stages.evaluate",
             "pipeline.stages.heldout",

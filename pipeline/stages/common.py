@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any
 
 import pandas as pd
 import torch
@@ -21,11 +21,9 @@ from pipeline.models.sampling import tokenize_prompts
 from pipeline.resources.machine import grow_segments
 from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Calibrated, Reward
-from pipeline.rewards.classifier import load_classifier
 from pipeline.rewards.composite import Proxy
-from pipeline.rewards.grammar import GrammarJudge
 from pipeline.rewards.learned import LearnedReward, RewardModel
-from pipeline.rewards.lexicon import LexiconReward
+from pipeline.rewards.registry import ready
 from pipeline.run.store import Artifact
 
 
@@ -55,25 +53,7 @@ class PromptSet:
 
 def judge_of(judge: JudgeConfig, device: torch.device, room: Room) -> Reward:
     """The gold judge; never part of training."""
-    return scorer_of("judge", judge, device, room)
-
-
-def scorer_of(key: str, cfg: JudgeConfig | PartConfig, device: torch.device, room: Room) -> Reward:
-    """Whatever scores texts without having been trained here; `key` names its section in messages.
-
-    Raises `ValueError` for a kind that is no such scorer: `learned` is trained, `auto` stands for another kind.
-    """
-    match cfg.kind:
-        case "classifier":
-            return load_classifier(f"{key}.model", cfg.model or "", cfg.revision, cfg.label, cfg.output, device, room)
-        case "grammar":
-            return GrammarJudge()
-        case "lexicon":
-            return LexiconReward()
-        case "learned" | "auto":
-            raise ValueError(f"{key}: '{cfg.kind}' is no kind of scorer that is ready to use")
-        case _:
-            assert_never(cfg.kind)
+    return ready("judge", judge.kind, judge, device, room)
 
 
 def part_folder(reward: Path, name: str, composite: bool) -> Path:
@@ -91,7 +71,7 @@ def reward_of(reward: Artifact, device: torch.device, room: Room) -> Proxy:
         if spec.kind == "learned":
             raw = LearnedReward(RewardModel.load(part_folder(reward.path, name, composite), device), room)
         else:
-            raw = scorer_of(part_key(name, composite), spec, device, room)
+            raw = ready(part_key(name, composite), spec.kind, spec, device, room)
         parts[name] = Calibrated(raw, made["mean"], made["std"])
     return Proxy(
         parts, {name: made["spec"]["weight"] for name, made in meta["parts"].items()}, meta["mean"], meta["std"]

@@ -41,13 +41,13 @@ def evaluate(
     sft: Artifact,
     reward: Artifact,
     reference: Artifact,
-    ppo: Artifact,
+    train: Artifact,
 ) -> dict[str, Any]:
     """Judge one completion of the policy on every held-out prompt, and measure its drift from the reference."""
     device = device_of(cfg.runtime.device)
     with spending(out, device):
         drawn = Draws.load(reference)
-        table = _table(cfg, reporter, heldout_prompts(cfg, prompts), sft, reward, drawn, ppo, device)
+        table = _table(cfg, reporter, heldout_prompts(cfg, prompts), sft, reward, drawn, train, device)
         summary = summarise(table, drawn.count)
         check_keys(summary)
         table.to_parquet(out / "prompts.parquet", index=False)
@@ -64,11 +64,11 @@ def _table(
     sft: Artifact,
     reward: Artifact,
     drawn: Draws,
-    ppo: Artifact,
+    train: Artifact,
     device: torch.device,
 ) -> pd.DataFrame:
     room, first = rollout_room(cfg.runtime, reporter.warn), cfg.evaluate.first_prompt
-    policy = freeze(load_snapshot(ppo.path / "policy", device))
+    policy = freeze(load_snapshot(train.path / "policy", device))
     reporter.progress("evaluate", 0, 3, "sampling")
     mine = answers(cfg, policy, data, device, room, "policy")
     reporter.progress("evaluate", 1, 3, "judging")
@@ -94,7 +94,7 @@ def _table(
             "kl": kl.sum(1).double().numpy(),
             "entropy": entropy.sum(1).double().numpy(),
             "reference_nats": ref_nats.sum(1).double().numpy(),
-            **{f"policy_reward/{name}": one.double().numpy() for name, one in parts.items()},
+            **{f"policy_reward/{name}": part.double().numpy() for name, part in parts.items()},
         }
     )
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM
 from pipeline.models.precision import Precision
-from pipeline.models.sampling import sample
+from pipeline.models.sampler import EagerSampler
 from pipeline.models.seeding import uniforms
 from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Completions
@@ -41,15 +41,9 @@ def answers(
     """One completion of every prompt; `stream` names the noise, and other names give independent noise. Raises
     `MemoryFull`."""
     with Precision.of(device).autocast():
-        episodes = sample(
-            model,
-            data.ids.to(device),
-            data.mask.to(device),
-            uniforms(len(data.texts), cfg.ppo.response_length, cfg.evaluate.seed, "evaluate", *stream),
-            temperature=cfg.evaluate.temperature,
-            room=room,
-            **data.token_ids,
-        )
+        sampler = EagerSampler(model, cfg.evaluate.temperature, room, **data.token_ids)
+        noise = uniforms(len(data.texts), cfg.train.response_length, cfg.evaluate.seed, "evaluate", *stream)
+        episodes = sampler.sample(data.ids.to(device), data.mask.to(device), noise)
     return Completions.of(data.tokenizer, episodes, data.texts)
 
 

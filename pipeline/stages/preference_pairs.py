@@ -72,16 +72,16 @@ def split_prompts(n: int, cfg: RewardConfig) -> Tensor:
 
 
 def judged_pairs(
-    answers: Callable[[Tensor, str], Completions], judge: Reward, prompts: int, cfg: RewardConfig
+    answers: Callable[[Tensor, str, int], Completions], judge: Reward, prompts: int, cfg: RewardConfig
 ) -> tuple[Pairs, tuple[Tensor, Tensor]]:
     """Two answers of the reference to a prompt, labelled by a noisy judge; and the judge's own scores. `prompts`: how
     many there are."""
     rows = split_prompts(prompts, cfg)
     n = len(rows)
-    first, second = answers(rows, "first"), answers(rows, "second")
+    first, second = answers(rows, "first", cfg.pairs_seed), answers(rows, "second", cfg.pairs_seed)
     gold = judge(first), judge(second)
     temperature = cfg.label_noise * float(torch.cat(gold).std(correction=0))
-    wins = prefer(*gold, temperature, uniforms(n, 1, cfg.seed, "labels").squeeze(1))
+    wins = prefer(*gold, temperature, uniforms(n, 1, cfg.pairs_seed, "labels").squeeze(1))
     return Pairs(first, second, wins, cfg.pairs), gold
 
 
@@ -96,8 +96,8 @@ def given_pairs(
         frame, note = read_preferences(Path(source), key)
     chosen = pd.concat(
         [
-            _some(frame[~frame["heldout"]], cfg.pairs, cfg.seed),
-            _some(frame[frame["heldout"]], cfg.heldout_pairs, cfg.seed),
+            _some(frame[~frame["heldout"]], cfg.pairs, cfg.pairs_seed),
+            _some(frame[frame["heldout"]], cfg.heldout_pairs, cfg.pairs_seed),
         ]
     )
     opening = chosen["prompt"].tolist()

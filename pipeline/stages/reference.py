@@ -60,7 +60,7 @@ def _reference(
             "length": drawn.episodes.lengths.cpu().numpy(),
             "eos": drawn.episodes.ended.cpu().numpy(),
         }
-        tables.append(pd.DataFrame(columns | {f"reward/{name}": one.double().numpy() for name, one in parts.items()}))
+        tables.append(pd.DataFrame(columns | {f"reward/{name}": part.double().numpy() for name, part in parts.items()}))
     table = pd.concat(tables).sort_values(["prompt_id", "draw"], ignore_index=True)
     table.to_parquet(out / DRAWS, index=False)
     summary = summarise(Draws(table, count))
@@ -73,12 +73,12 @@ def _reference(
 
 def summarise(draws: Draws) -> dict[str, float]:
     """Means over all draws, with 95 % intervals over prompts, and the spread of single draws."""
-    found: dict[str, float] = {"prompts": float(len(draws.grid("gold"))), "draws_per_prompt": float(draws.count)}
+    summary: dict[str, float] = {"prompts": float(len(draws.grid("gold"))), "draws_per_prompt": float(draws.count)}
     for name in ("gold", "proxy"):
         grid = draws.grid(name)
         mean, low, high = student(grid.mean(1))
-        found[name] = mean
+        summary[name] = mean
         if len(grid) > 1:
-            found |= {f"{name}_low": low, f"{name}_high": high}
-        found[f"{name}_std"] = float(grid.std())
-    return found | {"length": float(draws.grid("length").mean()), "eos_rate": float(draws.grid("eos").mean())}
+            summary |= {f"{name}_low": low, f"{name}_high": high}
+        summary[f"{name}_std"] = float(grid.std())
+    return summary | {"length": float(draws.grid("length").mean()), "eos_rate": float(draws.grid("eos").mean())}

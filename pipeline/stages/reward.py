@@ -22,16 +22,17 @@ from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
 from pipeline.models.positions import check_room
 from pipeline.models.precision import Precision
-from pipeline.models.sampling import sample
+from pipeline.models.sampler import EagerSampler
 from pipeline.models.seeding import uniforms
 from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Calibrated, Completions, Reward, calibration, standardised
 from pipeline.rewards.composite import Proxy
 from pipeline.rewards.learned import LearnedReward, new_reward_model, train_reward_model
+from pipeline.rewards.registry import ready
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
-from pipeline.stages.common import PromptSet, judge_of, part_folder, rollout_room, scorer_of
+from pipeline.stages.common import PromptSet, judge_of, part_folder, rollout_room
 from pipeline.stages.preference_pairs import accuracy, given_pairs, judged_pairs
 from pipeline.stages.spending import spending
 
@@ -53,18 +54,13 @@ class _Bench:
     device: torch.device
     room: Room
 
-    def answers(self, rows: Tensor, label: str) -> Completions:
+    def answers(self, rows: Tensor, label: str, seed: int) -> Completions:
         """One reference sample for each of `rows`, which are numbers of prompts, (n,) int64."""
         with Precision.of(self.device).autocast():
-            episodes = sample(
-                self.reference,
-                self.data.ids[rows].to(self.device),
-                self.data.mask[rows].to(self.device),
-                uniforms(len(rows), self.cfg.ppo.response_length, self.cfg.reward.seed, label),
-                temperature=self.cfg.ppo.temperature,
-                room=self.room,
-                **self.data.token_ids,
-            )
+            sampler = EagerSampler(self.reference, self.cfg.train.temperature, self.room, **self.data.token_ids)
+            noise = uniforms(len(rows), self.cfg.train.response_length, seed, label)
+            queries, mask = self.data.ids[rows].to(self.device), self.data.mask[rows].to(self.device)
+            episodes = sampler.sample(queries, mask, noise)
         return Completions.of(self.data.tokenizer, episodes, [self.data.texts[row] for row in rows.tolist()])
 
 
@@ -80,15 +76,16 @@ def _reward(
 ) -> dict[str, Any]:
     reference: CausalLM = freeze(load_snapshot(sft.path / "model", device))
     data = PromptSet.load(prompts, "train")
-    check_room(reference, "ppo.response_length", cfg.ppo.response_length, beside=data.ids.shape[1])
+    check_room(reference, "train.response_length", cfg.train.response_length, beside=data.ids.shape[1])
     room = rollout_room(cfg.runtime, reporter.warn)
     bench = _Bench(cfg, reporter, prompts, sft, data, reference, judge_of(cfg.gold, device, room), device, room)
     composite = cfg.reward.kind == "composite"
     raw, summary, unseen = _parts(bench, out, composite)
-    samples = bench.answers(torch.arange(cfg.reward.calibration_samples) % len(data.texts), "calibration")
+    rows = torch.arange(cfg.reward.calibration_samples) % len(data.texts)
+    samples = bench.answers(rows, "calibration", cfg.reward.seed)
     scores = {name: part(samples) for name, part in raw.items()}
-    scales = {name: calibration(one, part_key(name, composite)) for name, one in scores.items()}
-    calibrated = {name: standardised(one, *scales[name]) for name, one in scores.items()}
+    scales = {name: calibration(score, part_key(name, composite)) for name, score in scores.items()}
+    calibrated = {name: standardised(score, *scales[name]) for name, score in scores.items()}
     specs = cfg.reward.scorers()
     proxy = Proxy(
         {name: Calibrated(raw[name], *scales[name]) for name in raw},
@@ -99,7 +96,7 @@ def _reward(
     total, gold = standardised(proxy.weigh(calibrated), mean, std), bench.gold(samples)
     summary |= _measured(total, calibrated if composite else {}, gold, scales, composite)
     tables = [_scored("calibration", samples, total, calibrated if composite else {}, gold)]
-    tables += [_scored("pair", one, *proxy.explained(one), judged) for one, judged in unseen]
+    tables += [_scored("pair", answers, *proxy.explained(answers), judged) for answers, judged in unseen]
     pd.concat(tables).to_parquet(out / "reference_samples.parquet", index=False)
     write_json(out / "summary.json", {"kind": cfg.reward.kind, "judge": cfg.gold.kind, **summary})
     parts = {
@@ -125,7 +122,7 @@ def _scored(source: str, samples: Completions, total: Tensor, parts: dict[str, T
         "gold": gold.tolist(),
         "source": source,
     }
-    return pd.DataFrame(table | {f"reward/{name}": one.tolist() for name, one in parts.items()})
+    return pd.DataFrame(table | {f"reward/{name}": part.tolist() for name, part in parts.items()})
 
 
 def _parts(bench: _Bench, out: Path, composite: bool) -> tuple[dict[str, Reward], dict[str, Any], _Unseen]:
@@ -136,11 +133,11 @@ def _parts(bench: _Bench, out: Path, composite: bool) -> tuple[dict[str, Reward]
     for name, spec in bench.cfg.reward.scorers().items():
         key = part_key(name, composite)
         if spec.kind == "learned":
-            raw[name], found, fresh = _learn(bench, spec, key, part_folder(out, name, composite))
+            raw[name], measured, fresh = _learn(bench, spec, key, part_folder(out, name, composite))
             unseen = unseen or fresh  # parts learned from the judge share their pairs
-            summary |= {f"{name}/{what}": value for what, value in found.items()} if composite else found
+            summary |= {f"{name}/{what}": value for what, value in measured.items()} if composite else measured
         else:
-            raw[name] = scorer_of(key, spec, bench.device, bench.room)
+            raw[name] = ready(key, spec.kind, spec, bench.device, bench.room)
     return raw, summary, unseen
 
 
@@ -152,12 +149,12 @@ def _measured(
     def correlation(scores: Tensor) -> float:
         return float(torch.corrcoef(torch.stack([scores, gold]))[0, 1].nan_to_num())
 
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     for name, (mean, std) in scales.items():
         prefix = f"{name}/" if composite else ""
-        found |= {f"{prefix}calibration_mean": mean, f"{prefix}calibration_std": std}
-    found |= {f"{name}/correlation_gold": correlation(scores) for name, scores in calibrated.items()}
-    return found | {
+        numbers |= {f"{prefix}calibration_mean": mean, f"{prefix}calibration_std": std}
+    numbers |= {f"{name}/correlation_gold": correlation(scores) for name, scores in calibrated.items()}
+    return numbers | {
         "gold_reference": float(gold.mean()),
         "correlation_gold": correlation(total),
         "reference_samples": len(gold),
@@ -166,12 +163,12 @@ def _measured(
 
 def _note(summary: dict[str, Any]) -> str:
     """What is printed when the stage is built."""
-    found = [
+    figures = [
         f"{key.replace('_', ' ')} {value:.3f}"
         for key, value in summary.items()
         if key.endswith(("accuracy", "correlation_gold"))
     ]
-    return ", ".join(found)
+    return ", ".join(figures)
 
 
 def _learn(bench: _Bench, spec: PartConfig, key: str, out: Path) -> tuple[LearnedReward, dict[str, Any], _Unseen]:
@@ -196,11 +193,11 @@ def _learn(bench: _Bench, spec: PartConfig, key: str, out: Path) -> tuple[Learne
     pairs.table(gold or (torch.cat([unjudged, judged[0]]), torch.cat([unjudged, judged[1]]))).to_parquet(
         out / "pairs.parquet", index=False
     )
-    found: dict[str, Any] = {"train_pairs": pairs.train, **({"pairs": pairs.note} if pairs.note else {})}
-    found |= accuracy(
+    measured: dict[str, Any] = {"train_pairs": pairs.train, **({"pairs": pairs.note} if pairs.note else {})}
+    measured |= accuracy(
         learned(answers[0]) - learned(answers[1]), judged[0] - judged[1], pairs.first_wins[kept], pairs.openings()[kept]
     )
-    return learned, found, list(zip(answers, judged, strict=True)) if gold else []
+    return learned, measured, list(zip(answers, judged, strict=True)) if gold else []
 
 
 def _progress(reporter: Reporter) -> Callable[[int, int, float], None]:

@@ -76,8 +76,8 @@ def encode(tokenizer: Any, texts: pd.Series, max_tokens: int) -> list[list[int]]
     """Token rows with EOS at the end, unless the text was cut before it."""
     every, rows = texts.tolist(), list[list[int]]()
     for start in range(0, len(every), ENCODED):
-        found = tokenizer(every[start : start + ENCODED], add_special_tokens=False)["input_ids"]
-        rows += [[*row, tokenizer.eos_token_id][:max_tokens] for row in found]
+        encoded = tokenizer(every[start : start + ENCODED], add_special_tokens=False)["input_ids"]
+        rows += [[*row, tokenizer.eos_token_id][:max_tokens] for row in encoded]
     return rows
 
 

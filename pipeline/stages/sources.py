@@ -35,10 +35,10 @@ def scorers(config: TrialConfig) -> dict[str, str]:
 
 def scorers_and_pairs(config: TrialConfig) -> dict[str, str]:
     """The same, and of the preference files."""
-    found = scorers(config)
+    all_digests = scorers(config)
     for key, path in _preference_files(config).items():
-        found |= {f"{key}/{name}": digest for name, digest in digests(Path(path), key).items()}
-    return found
+        all_digests |= {f"{key}/{name}": digest for name, digest in digests(Path(path), key).items()}
+    return all_digests
 
 
 def precision(config: TrialConfig) -> str:
@@ -72,7 +72,7 @@ def check_sources(config: TrialConfig, stages: Collection[str]) -> None:
         check_reachable(config.data)
     if config.model.base is not None and {"prompts", "sft"} & set(stages):
         check_model("model.base", config.model.base, config.model.revision, pinned=False)
-    if {"reward", "reference", "ppo", "evaluate"} & set(stages):
+    if {"reward", "reference", "train", "evaluate"} & set(stages):
         for key, part in {"judge": config.gold, **_parts(config)}.items():
             if part.model is not None:
                 check_model(f"{key}.model", part.model, part.revision, pinned=True)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from pipeline.config.algorithm import PpoConfig
+from pipeline.config.trial import TrialConfig
 
 NOISE = 5.0
 """Standard errors by which a sampled mean may miss its expectation before it is no longer noise."""
@@ -36,16 +36,18 @@ def repetition(responses: Tensor, mask: Tensor) -> float:
     return float((1 - different[rows] / counts[rows]).mean())
 
 
-def check_collapse(metrics: dict[str, float], entropy_per_token: float, cfg: PpoConfig) -> None:
+def check_collapse(metrics: dict[str, float], entropy_per_token: float, cfg: TrialConfig) -> None:
     """Raise `Diverged` for a rollout whose policy hardly chooses any more, or says the same thing over and over."""
-    if entropy_per_token < cfg.min_entropy:
+    if entropy_per_token < cfg.train.min_entropy:
         raise Diverged(
-            f"entropy collapsed: {entropy_per_token:.3g} nats per token, below ppo.min_entropy = {cfg.min_entropy:g}"
+            f"entropy collapsed: {entropy_per_token:.3g} nats per token, below train.min_entropy ="
+            f" {cfg.train.min_entropy:g}"
         )
     repeated = metrics["objective/repetition"]
-    if repeated > cfg.max_repetition:
+    if repeated > cfg.train.max_repetition:
         raise Diverged(
-            f"repeated text: {repeated:.1%} of the token pairs, above ppo.max_repetition = {cfg.max_repetition:g}"
+            f"repeated text: {repeated:.1%} of the token pairs, above train.max_repetition ="
+            f" {cfg.train.max_repetition:g}"
         )
 
 

@@ -10,15 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline.algorithms.base import Judged
 from pipeline.algorithms.mathematics.advantages import explained_variance
 from pipeline.algorithms.mathematics.kl import k3
 from pipeline.algorithms.mathematics.masking import masked_mean, masked_var, masked_whiten
-from pipeline.algorithms.mathematics.shaping import beta_in_reward, handle_missing_eos, non_score_reward, token_rewards
-from pipeline.algorithms.ppo import estimate
-from pipeline.config.algorithm import PpoConfig
+from pipeline.algorithms.mathematics.shaping import beta_in_reward, handle_missing_eos, non_score_reward
+from pipeline.algorithms.registry import ALGORITHMS
+from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import ActorCritic, Episodes, response_hidden, to_grid
-from pipeline.models.sampling import sample
+from pipeline.models.sampler import Sampler
 from pipeline.models.seeding import uniforms
 from pipeline.resources.out_of_memory import Room
 from pipeline.training.health import check_finite, repetition
@@ -51,9 +52,9 @@ class RolloutContext:
     actor: ActorCritic
     reference: CausalLM
     score: ScoreFn
-    cfg: PpoConfig
-    token_ids: dict[str, int]
-    """``eos_id`` and ``pad_id``."""
+    cfg: TrialConfig
+    sampler: Sampler
+    """Of the actor's policy."""
     room: Room
     """Rows in memory at once; changes nothing."""
     timed: Callable[[str], Any]
@@ -75,7 +76,7 @@ class Prompts:
 
 
 @dataclass(frozen=True)
-class TokenStats:
+class Measured:
     """What the networks say of every valid token; grids are (B, T), 0 on invalid tokens, nats."""
 
     logprobs: Tensor
@@ -84,8 +85,13 @@ class TokenStats:
     """Exact, over the vocabulary."""
     entropy: Tensor
     """Exact, of the policy."""
-    values: Tensor
-    """In score units."""
+    values: Tensor | None
+    """Of the critic, in score units; None without one."""
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Measured:
+        """Every grid changed alike."""
+        values = None if self.values is None else change(self.values)
+        return Measured(change(self.logprobs), change(self.ref_logprobs), change(self.kl), change(self.entropy), values)
 
 
 @dataclass(frozen=True)
@@ -93,9 +99,10 @@ class Rollout:
     """One batch of episodes with everything the losses need; grids are (B, T), 0 on invalid tokens."""
 
     episodes: Episodes
-    measured: TokenStats
+    measured: Measured
     advantages: Tensor
-    returns: Tensor
+    returns: Tensor | None
+    """Of the critic's loss; None without a critic."""
     kl_coef: float
     """beta in force."""
     scores: Scores
@@ -114,54 +121,55 @@ def collect(context: RolloutContext, prompts: Prompts, update: int, kl_coef: flo
         episodes, scores, measured = gather(context.ranks, *mine)
         mask = episodes.response_mask
         final, non_score = shaped(scores, episodes, measured, kl_coef, cfg)
-        # 5 rewards, GAE, returns, whitening
-        advantages, returns = estimate(token_rewards(final, non_score, mask), measured.values, mask, cfg)
+        # 5 advantages, returns, whitening
+        groups = torch.arange(len(mask), device=mask.device) // cfg.train.responses_per_prompt
+        algorithm = ALGORITHMS[cfg.algorithm.name]
+        estimate = algorithm.estimate(Judged(final, non_score, measured.values, mask, groups), cfg.algorithm)
+        # Of a response as a whole the first token speaks, or long ones would weigh more.
+        width = mask.shape[1] if algorithm.scope == "token" else 1
+        advantages, counted = estimate.advantages[:, :width], mask[:, :width]
         metrics = {
             **drift_metrics(measured, mask),
             **reward_metrics(scores, final, non_score),
             **text_metrics(episodes),
             "objective/kl_coef": kl_coef,
-            "objective/advantage_std": float(masked_var(advantages, mask).sqrt()),
+            "objective/advantage_std": float(masked_var(advantages, counted).sqrt()),
         }
         check_finite(metrics)
-        explained = explained_variance(measured.values, returns, mask)
-        if math.isfinite(explained):
-            metrics["value/explained_variance"] = explained
-        if cfg.whiten_advantages:
-            advantages = masked_whiten(advantages, mask)
-    return Rollout(episodes, measured, advantages, returns, kl_coef, scores, metrics)
+        if measured.values is not None and estimate.returns is not None:
+            explained = explained_variance(measured.values, estimate.returns, mask)
+            metrics |= {"value/explained_variance": explained} if math.isfinite(explained) else {}
+        if cfg.algorithm.whiten_advantages:
+            advantages = masked_whiten(advantages, counted)
+        advantages = torch.where(mask, advantages, 0.0)
+    return Rollout(episodes, measured, advantages, estimate.returns, kl_coef, scores, metrics)
 
 
 def shaped(
-    scores: Scores, episodes: Episodes, measured: TokenStats, kl_coef: float, cfg: PpoConfig
+    scores: Scores, episodes: Episodes, measured: Measured, kl_coef: float, cfg: TrialConfig
 ) -> tuple[Tensor, Tensor]:
     """The score of each response after EOS handling, (B,), and the KL penalty of each token, (B, T); score units."""
     device = episodes.response_mask.device
-    final = handle_missing_eos(scores.proxy.to(device), episodes.ended, cfg.missing_eos, cfg.missing_eos_penalty)
-    beta = beta_in_reward(kl_coef, cfg.kl_in)
+    final = handle_missing_eos(
+        scores.proxy.to(device), episodes.ended, cfg.train.missing_eos, cfg.train.missing_eos_penalty
+    )
+    beta = beta_in_reward(kl_coef, cfg.kl.place)
     return final, non_score_reward(measured.logprobs, measured.ref_logprobs, episodes.response_mask, beta)
 
 
-def _own_share(context: RolloutContext, prompts: Prompts, update: int) -> tuple[Episodes, Scores, TokenStats]:
+def _own_share(context: RolloutContext, prompts: Prompts, update: int) -> tuple[Episodes, Scores, Measured]:
     """What this process samples and measures of a rollout; it speaks to no other. Raises `MemoryFull`."""
     cfg, share = context.cfg, context.ranks.share(prompts.rows)
     with context.timed("generate"):
         # 1 sample responses; 2 cut after EOS
-        noise = uniforms(len(prompts.rows), cfg.response_length, cfg.seed, "rollout", update)
-        episodes = sample(
-            context.actor.lm,
-            prompts.queries[share],
-            prompts.query_mask[share],
-            noise[share],
-            temperature=cfg.temperature,
-            room=context.room,
-            **context.token_ids,
-        )
+        noise = uniforms(len(prompts.rows), cfg.train.response_length, cfg.train.seed, "rollout", update)
+        context.sampler.refresh()
+        episodes = context.sampler.sample(prompts.queries[share], prompts.query_mask[share], noise[share])
     with context.timed("score"), torch.no_grad():
         # 3 score the cut text
         scores = score_in_parts(context, episodes, prompts.rows[share])
         # 4 log-probs, reference log-probs and values by the training forward
-        measured = measure(context.actor, context.reference, episodes, cfg.temperature, context.room)
+        measured = measure(context.actor, context.reference, episodes, cfg.train.temperature, context.room)
     return episodes, scores, measured
 
 
@@ -179,9 +187,7 @@ def score_in_parts(context: RolloutContext, episodes: Episodes, rows: Sequence[i
     )
 
 
-def gather(
-    ranks: Ranks, episodes: Episodes, scores: Scores, measured: TokenStats
-) -> tuple[Episodes, Scores, TokenStats]:
+def gather(ranks: Ranks, episodes: Episodes, scores: Scores, measured: Measured) -> tuple[Episodes, Scores, Measured]:
     """The shares of all processes as one rollout, the same everywhere."""
     if ranks.count == 1:
         return episodes, scores, measured
@@ -195,28 +201,29 @@ def gather(
             texts=ranks.join_lists(scores.texts),
             parts={name: ranks.join(part.to(device)).cpu() for name, part in scores.parts.items()},
         ),
-        TokenStats(*(ranks.join(column) for column in vars(measured).values())),
+        measured.each(ranks.join),
     )
 
 
 @torch.no_grad()
-def measure(actor: ActorCritic, reference: CausalLM, episodes: Episodes, temperature: float, room: Room) -> TokenStats:
+def measure(actor: ActorCritic, reference: CausalLM, episodes: Episodes, temperature: float, room: Room) -> Measured:
     """Both networks and the critic on every valid token, as many rows at a time as `room` has. Raises `MemoryFull`."""
-    grids = torch.zeros(5, *episodes.response_mask.shape, device=episodes.response_mask.device)
+    grids = torch.zeros(4 + actor.has_critic, *episodes.response_mask.shape, device=episodes.ended.device)
 
     def fill(rows: Tensor, chunk: Episodes) -> None:
         mask = chunk.response_mask
         hidden, values = actor.hidden_and_values(chunk)
         stats = token_stats(actor.lm, hidden, reference, response_hidden(reference, chunk), chunk.labels, temperature)
-        columns = (stats.logprobs, stats.ref_logprobs, stats.kl, stats.entropy, values)
+        columns = [stats.logprobs, stats.ref_logprobs, stats.kl, stats.entropy, *([] if values is None else [values])]
         for grid, column in zip(grids, columns, strict=True):
             grid[rows, : mask.shape[1]] = to_grid(column, mask)
 
     episodes.by_length(room, fill)
-    return TokenStats(*grids)
+    logprobs, ref_logprobs, kl, entropy = grids[:4]
+    return Measured(logprobs, ref_logprobs, kl, entropy, grids[4] if actor.has_critic else None)
 
 
-def drift_metrics(measured: TokenStats, mask: Tensor) -> dict[str, float]:
+def drift_metrics(measured: Measured, mask: Tensor) -> dict[str, float]:
     """KL to the reference by every estimator, and sampled entropy; definitions in pipeline/run/metrics.py."""
     d = measured.logprobs - measured.ref_logprobs
     return {

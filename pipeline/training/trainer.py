@@ -16,11 +16,11 @@ from torch import Tensor
 
 from pipeline.algorithms.mathematics.controllers import KlController, LrGuard
 from pipeline.algorithms.mathematics.masking import masked_mean
-from pipeline.config.algorithm import PpoConfig
-from pipeline.config.runtime import CapsConfig, RuntimeConfig
+from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.precision import GradientSteps, Precision
+from pipeline.models.sampler import EagerSampler
 from pipeline.models.seeding import permutation
 from pipeline.resources.ledger import Ledger, Reached
 from pipeline.resources.out_of_memory import MemoryFull, MemoryFullSomewhere, Room
@@ -85,13 +85,11 @@ class Place:
 
 
 class Trainer:
-    """One PPO trial. Everything that changes while it runs is in `_state`, and so in every checkpoint."""
+    """The training of one trial. Everything that changes while it runs is in `_state`, and so in every checkpoint."""
 
     def __init__(
         self,
-        cfg: PpoConfig,
-        runtime: RuntimeConfig,
-        caps: CapsConfig,
+        cfg: TrialConfig,
         actor: ActorCritic,
         reference: CausalLM,
         score: ScoreFn,
@@ -108,19 +106,33 @@ class Trainer:
         `open_log` opens the metrics file at an offset and cuts off what stood behind it; 0 is a fresh file.
         """
         self.device = next(actor.parameters()).device
-        self.cfg, self.runtime, self.caps, self.actor = cfg, runtime, caps, actor.to(self.device).eval()
+        self.cfg, self.actor = cfg, actor.to(self.device).eval()
         self.queries, self.query_mask = queries, query_mask
         self.open_log, self.watch, self.ledger, self.folder = open_log, watch, ledger, checkpoints
         self.precision, self.ranks = Precision.of(self.device), Ranks.of(self.device)
-        self.steps = GradientSteps(torch.optim.Adam(_groups(actor, cfg), eps=cfg.adam_eps, fused=True), self.precision)
-        self.kl, self.guard, self.stop = KlController.of(cfg), LrGuard.of(cfg), Watcher(cfg.stop)
-        rollout_room = Room("runtime.rollout_batch_size", min(runtime.rollout_batch_size, cfg.batch_size), watch.warn)
-        self.rollout_context = RolloutContext(
-            actor, reference, score, cfg, token_ids, rollout_room, ledger.timed, self.ranks
+        self.steps = GradientSteps(
+            torch.optim.Adam(_groups(actor, cfg), eps=cfg.optimiser.adam_eps, fused=True), self.precision
         )
-        train_room = Room("runtime.micro_batch_size", min(runtime.micro_batch_size, cfg.mini_batch_size), watch.warn)
+        self.kl, self.guard, self.stop = KlController.of(cfg), LrGuard.of(cfg), Watcher(cfg.train.stop)
+        rollout_room = Room(
+            "runtime.rollout_batch_size", min(cfg.runtime.rollout_batch_size, cfg.train.batch_size), watch.warn
+        )
+        sampler = EagerSampler(actor.lm, cfg.train.temperature, rollout_room, **token_ids)
+        self.rollout_context = RolloutContext(
+            actor, reference, score, cfg, sampler, rollout_room, ledger.timed, self.ranks
+        )
+        train_room = Room(
+            "runtime.micro_batch_size", min(cfg.runtime.micro_batch_size, cfg.train.mini_batch_size), watch.warn
+        )
         self.learner = Learner(
-            actor, self.steps, self.precision, self.ranks, cfg, self.guard, train_room, runtime.gradient_checkpointing
+            actor,
+            self.steps,
+            self.precision,
+            self.ranks,
+            cfg,
+            self.guard,
+            train_room,
+            cfg.runtime.gradient_checkpointing,
         )
         self.trained_size = sum(tensor.numel() for _, tensor in self._trained())
         self.update = self.taken = self.reached = 0
@@ -138,7 +150,7 @@ class Trainer:
             status, reason = self._train()
         finally:
             self.log.close()
-        episodes = self.update * self.cfg.batch_size
+        episodes = self.update * self.cfg.train.batch_size
         cap = None if self.cap is None else {"key": self.cap.key, "spent": self.cap.spent, "step": self.saved.taken}
         return Outcome(
             status, reason, self.taken, self.update, episodes, self.ledger.generated_tokens, cap, self.samples
@@ -146,8 +158,8 @@ class Trainer:
 
     def _train(self) -> tuple[str, str | None]:
         try:
-            while self.update < self.cfg.updates:
-                self.cap = self.ranks.agree(self.ledger.exceeded(self.caps))
+            while self.update < self.cfg.train.updates:
+                self.cap = self.ranks.agree(self.ledger.exceeded(self.cfg.caps))
                 if self.cap:
                     self._pause()
                     return "budget", str(self.cap)
@@ -165,7 +177,7 @@ class Trainer:
             self._check_shared(error)
             self.taken = max(self.taken, self.reached)
             self.ledger.mark()
-            self.cap = Reached("memory_gib", self.caps.memory_gib, str(error))
+            self.cap = Reached("memory_gib", self.cfg.caps.memory_gib, str(error))
             return "budget", str(error)
         self.ledger.mark()
         return "complete", None
@@ -189,12 +201,12 @@ class Trainer:
         self._write(start, rollout.metrics)  # 7 metrics
         self._keep_samples(start, rollout)
         self._learn(rollout, self._on_step)
-        if self.cfg.target_kl is not None:
+        if self.cfg.algorithm.target_kl is not None:
             self._write(self.taken, {"policy/update_steps": float(self.taken - start)})
         self.ledger.generated_tokens += int(rollout.episodes.response_mask.sum())
         self.log.flush(durable=False)
         self.watch.metrics(start, {**rollout.metrics, **self.last_step})
-        self.watch.progress("ppo", self.update * self.cfg.steps_per_update, self.cfg.steps)
+        self.watch.progress("train", self.update * self.cfg.train.steps_per_update, self.cfg.train.steps)
 
     def _rollout(self) -> Rollout:
         self.kl.start(self.update)
@@ -214,7 +226,7 @@ class Trainer:
         measured, mask = rollout.measured, rollout.episodes.response_mask
         if self.update == 0:
             with self.ledger.timed("selfcheck"):
-                check_rollout(rollout, self.actor, self.cfg.temperature, self.precision.tolerance)
+                check_rollout(rollout, self.actor, self.cfg.train.temperature, self.precision.tolerance)
         check_collapse(rollout.metrics, float(masked_mean(measured.entropy, mask)), self.cfg)
         warning = None if self.warned else negative_kl(measured.logprobs, measured.ref_logprobs)
         if warning:
@@ -235,8 +247,8 @@ class Trainer:
             queries, mask = prompts.queries[:2], prompts.query_mask[:2]
             # Any token will do as a response.
             episodes = Episodes(torch.cat([queries, queries[:, -1:]], dim=1), mask, mask[:, -1:], mask[:, -1])
-            log_pi, values = self.actor(episodes, self.cfg.temperature)
-        if not bool(torch.isfinite(log_pi).all() and torch.isfinite(values).all()):
+            log_pi, values = self.actor(episodes, self.cfg.train.temperature)
+        if not all(bool(torch.isfinite(said).all()) for said in (log_pi, values) if said is not None):
             raise Diverged("not finite: the policy after its last step")
 
     def _prompts(self) -> Prompts:
@@ -244,31 +256,36 @@ class Trainer:
         return Prompts(self.queries[rows].to(self.device), self.query_mask[rows].to(self.device), rows.tolist())
 
     def _prompt_rows(self) -> Tensor:
-        """Prompts of the current update: each pass over all prompts in a fresh order, (batch_size,) int64."""
-        n, size = len(self.queries), self.cfg.batch_size
+        """Prompts of the current update: each pass over all prompts in a fresh order, as many rows of each as it gets
+        responses; (batch_size,) int64."""
+        each = self.cfg.train.responses_per_prompt
+        n, size = len(self.queries), self.cfg.train.batch_size // each
         places = range(self.update * size, (self.update + 1) * size)
-        orders = {turn: permutation(n, self.cfg.seed, "prompts", turn) for turn in {place // n for place in places}}
-        return torch.stack([orders[place // n][place % n] for place in places])
+        orders = {
+            turn: permutation(n, self.cfg.train.seed, "prompts", turn) for turn in {place // n for place in places}
+        }
+        return torch.stack([orders[place // n][place % n] for place in places]).repeat_interleave(each)
 
     def _write(self, step: int, values: Mapping[str, float]) -> None:
         self.log.append(step, values)
         self.stop.observe(step, values)
 
     def _keep_samples(self, step: int, rollout: Rollout) -> None:
-        every = max(self.cfg.updates // SAMPLE_TABLES, 1)
+        every = max(self.cfg.train.updates // SAMPLE_TABLES, 1)
         if self.update % every:
             return
         scores = rollout.scores
         columns: Sequence[Sequence[Any]] = (scores.prompts, scores.texts, scores.proxy.tolist(), scores.gold.tolist())
-        for prompt, text, proxy, gold in list(zip(*columns, strict=True))[:SAMPLE_ROWS]:
+        different = slice(0, SAMPLE_ROWS * self.cfg.train.responses_per_prompt, self.cfg.train.responses_per_prompt)
+        for prompt, text, proxy, gold in list(zip(*columns, strict=True))[different]:
             self.samples.append({"step": step, "prompt": prompt, "completion": text, "proxy": proxy, "gold": gold})
 
     def _due(self) -> bool:
         """Whether it is time for a checkpoint: enough updates after the last one, and not too large a share of the
         time."""
-        share = self.runtime.checkpoint_share
+        share = self.cfg.runtime.checkpoint_share
         rare = share is None or self.ledger.checkpoint_s <= share * (self.ledger.wall_s - self.saved.wall_s)
-        return rare and self.update - self.saved.update >= self.runtime.checkpoint_updates
+        return rare and self.update - self.saved.update >= self.cfg.runtime.checkpoint_updates
 
     def _checkpoint(self) -> None:  # 9 checkpoint
         """Save the trial as it stood before the update at hand. Its rollout has been healthy, so the weights are good
@@ -320,7 +337,7 @@ class Trainer:
             self._checkpoint()
             return
         self._load(state)
-        self.watch.progress("ppo", self.update * self.cfg.steps_per_update, self.cfg.steps, RESUMED)
+        self.watch.progress("train", self.update * self.cfg.train.steps_per_update, self.cfg.train.steps, RESUMED)
 
     def _load(self, state: dict[str, Any]) -> None:
         self._load_learner(state)
@@ -375,11 +392,14 @@ class Trainer:
                 tensor.copy_(weights[name])
 
 
-def _groups(actor: ActorCritic, cfg: PpoConfig) -> list[dict[str, Any]]:
+def _groups(actor: ActorCritic, cfg: TrialConfig) -> list[dict[str, Any]]:
     """Parameters by base learning rate. The value head starts at zero and may have to move faster than the trunk it
     reads."""
-    rates = [(actor.lm, cfg.lr), (actor.value_head, cfg.lr if cfg.value_head_lr is None else cfg.value_head_lr)]
-    if actor.critic_trunk is not None:
-        rates.append((actor.critic_trunk, cfg.lr if cfg.critic_lr is None else cfg.critic_lr))
-    trained = [([one for one in module.parameters() if one.requires_grad], rate) for module, rate in rates]
-    return [{"params": parameters, "lr": rate, "base_lr": rate} for parameters, rate in trained]
+    rates = ((actor.lm, None), (actor.value_head, cfg.critic.head_lr), (actor.critic_trunk, cfg.critic.lr))
+    groups = []
+    for module, own in rates:
+        if module is not None:
+            rate = cfg.optimiser.lr if own is None else own
+            trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+            groups.append({"params": trained, "lr": rate, "base_lr": rate})
+    return groups

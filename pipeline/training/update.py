@@ -11,9 +11,10 @@ from torch import Tensor
 
 from pipeline.algorithms.mathematics.controllers import LrGuard, hinge, lr_schedule, out_of_reach
 from pipeline.algorithms.mathematics.losses import value_loss
-from pipeline.algorithms.ppo import Tokens, policy_terms
-from pipeline.config.algorithm import PpoConfig
-from pipeline.models.lm_head import head_backward
+from pipeline.algorithms.registry import ALGORITHMS
+from pipeline.algorithms.terms import Tokens, kl_penalty, step_metrics
+from pipeline.config.trial import TrialConfig
+from pipeline.models.lm_head import head_backward, head_logprobs
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.precision import GradientSteps, Precision
 from pipeline.models.recompute import recomputing
@@ -23,6 +24,7 @@ from pipeline.training.health import check_finite
 from pipeline.training.processes import Ranks
 from pipeline.training.rollout import Rollout
 from pipeline.training.selfcheck import OFF_POLICY, check_first_step
+from pipeline.training.surrogate_loss import SurrogateLoss, of_sequences, of_tokens, summed
 
 OnStep = Callable[[int, dict[str, float]], None]
 
@@ -36,12 +38,21 @@ class Learner:
     precision: Precision
     ranks: Ranks
     """The processes that share the work."""
-    cfg: PpoConfig
+    cfg: TrialConfig
     guard: LrGuard
     micro_batch: Room
     """Episodes in memory at once; changes nothing."""
     checkpointing: bool = False
     """Compute activations twice instead of keeping them; changes nothing."""
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """What the losses of a mini-batch are averaged over, in all processes together."""
+
+    tokens: Tensor
+    """() valid ones."""
+    sequences: int
 
 
 def train_on(rollout: Rollout, learner: Learner, update: int, taken: int, on_step: OnStep) -> int:
@@ -51,17 +62,17 @@ def train_on(rollout: Rollout, learner: Learner, update: int, taken: int, on_ste
     is not finite would be taken.
     """
     cfg, first = learner.cfg, taken
-    for epoch in range(cfg.num_ppo_epochs):
-        order = permutation(cfg.batch_size, cfg.seed, "epoch", update, epoch).to(rollout.advantages.device)
-        for place, rows in enumerate(torch.split(order, cfg.mini_batch_size)):
-            position = update * cfg.steps_per_update + epoch * cfg.num_mini_batches + place
+    for epoch in range(cfg.train.num_epochs):
+        order = permutation(cfg.train.batch_size, cfg.train.seed, "epoch", update, epoch).to(rollout.advantages.device)
+        for place, rows in enumerate(torch.split(order, cfg.train.mini_batch_size)):
+            position = update * cfg.train.steps_per_update + epoch * cfg.train.num_mini_batches + place
             metrics = accumulate(rollout, rows, learner)
             off_policy = metrics.pop(OFF_POLICY)
             if taken == 0:
                 check_first_step(metrics, off_policy, learner.precision.tolerance)
             # Decided while the gradient is still scaled: it can then be dropped, and the scaler is ready for the next
             # one.
-            if out_of_reach(metrics["policy/approxkl"], cfg.target_kl):
+            if out_of_reach(metrics["policy/approxkl"], cfg.algorithm.target_kl):
                 return taken - first
             metrics |= apply(learner, position, metrics)
             taken += 1
@@ -75,60 +86,94 @@ def accumulate(rollout: Rollout, rows: Tensor, learner: Learner) -> dict[str, fl
 
     Micro-batches change no result. Raises `Diverged` for what is not finite, `MemoryFull` for what does not fit.
     """
-    tokens = rollout.episodes.response_mask[rows].sum()
+    batch = MiniBatch(rollout.episodes.response_mask[rows].sum(), len(rows))
     mine = learner.ranks.part(rows)
     room, episodes = learner.micro_batch, rollout.episodes
     sums = learner.ranks.all_fit(
-        lambda: room.fit(lambda size: gradient(rollout, episodes.buckets(size, mine), learner, tokens))
+        lambda: room.fit(lambda size: gradient(rollout, episodes.buckets(size, mine), learner, batch))
     )
     learner.ranks.add([parameter.grad for parameter in learner.actor.parameters() if parameter.grad is not None])
     learner.ranks.add(sums.values())
-    means = dict(zip(sums, (torch.stack(list(sums.values())) / tokens).tolist(), strict=True))
+    means = dict(zip(sums, (torch.stack(list(sums.values())) / batch.tokens).tolist(), strict=True))
     check_finite(means)
     return means
 
 
-def gradient(rollout: Rollout, parts: list[Tensor], learner: Learner, tokens: Tensor) -> dict[str, Tensor]:
+def gradient(rollout: Rollout, parts: list[Tensor], learner: Learner, batch: MiniBatch) -> dict[str, Tensor]:
     """Leave the gradient of all `parts` in the parameters, in place of what was there; the metrics' sums over their
     tokens."""
     learner.steps.clear()
     sums: dict[str, Tensor] = {}
     for part in parts:
         with learner.precision.autocast():
-            for name, value in backward(rollout, part, learner, 1 / tokens).items():
+            for name, value in backward(rollout, part, learner, batch).items():
                 sums[name] = sums.get(name, torch.zeros_like(value)) + value
     return sums
 
 
-def backward(rollout: Rollout, rows: Tensor, learner: Learner, weight: Tensor) -> dict[str, Tensor]:
-    """Add ``weight`` times the gradient of the summed loss over the valid tokens of `rows`; returns the metrics'
-    sums."""
+def backward(rollout: Rollout, rows: Tensor, learner: Learner, whole: MiniBatch) -> dict[str, Tensor]:
+    """Add the gradient of the loss of `rows`, a part of the mini-batch `whole`; returns the metrics' sums."""
     cfg, actor = learner.cfg, learner.actor
     episodes: Episodes = rollout.episodes.take(rows)
     batch = tokens_of(rollout, rows)
-    scale = learner.steps.scale(weight)
+    scale = learner.steps.scale(1 / whole.tokens)
     with recomputing(actor.networks, learner.checkpointing):
         hidden, vpred = actor.hidden_and_values(episodes)
+    surrogate = surrogate_loss(learner, batch, episodes, hidden, whole)
+
+    def penalty(part: slice, new_logprobs: Tensor) -> Tensor | None:
+        tokens = kl_penalty(batch.ref_logprobs[part], new_logprobs, rollout.kl_coef, cfg.kl)
+        return None if tokens is None else surrogate.weight * tokens
 
     def token_loss(part: slice, new_logprobs: Tensor, entropy: Tensor) -> Tensor:
-        loss = policy_terms(batch.at(part), new_logprobs, rollout.kl_coef, cfg)[0].sum()
-        return loss - cfg.ent_coef * entropy.sum() if cfg.ent_coef else loss
+        loss, kl = surrogate.loss(part, new_logprobs), penalty(part, new_logprobs)
+        total = (loss if kl is None else loss + kl).sum()
+        if cfg.algorithm.ent_coef:
+            total = total - cfg.algorithm.ent_coef * surrogate.weight * entropy.sum()
+        return total
 
-    head = head_backward(actor.lm, hidden, episodes.labels, cfg.temperature, token_loss, scale)
-    vf, vf_clipped = value_loss(vpred, batch.values, batch.returns, cfg.cliprange_value)
-    torch.autograd.backward([hidden, vf.sum()], [head.gradient.to(hidden.dtype), cfg.vf_coef * scale])
+    head = head_backward(actor.lm, hidden, episodes.labels, cfg.train.temperature, token_loss, scale)
+    roots, gradients, metrics = [hidden], [head.gradient.to(hidden.dtype)], {"policy/entropy": head.entropy}
+    if vpred is not None and batch.values is not None and batch.returns is not None:
+        vf, vf_clipped = value_loss(vpred, batch.values, batch.returns, cfg.critic.cliprange)
+        roots, gradients = [*roots, vf.sum()], [*gradients, cfg.critic.vf_coef * scale]
+        metrics |= {"value/vf_loss": vf, "value/vf_clipfrac": vf_clipped}
+    torch.autograd.backward(roots, gradients)
     with torch.no_grad():
-        _, metrics = policy_terms(batch, head.logprobs, rollout.kl_coef, cfg)
+        metrics |= step_metrics(batch, head.logprobs)
         metrics[OFF_POLICY] = (head.logprobs - batch.logprobs).abs() > learner.precision.tolerance
-        metrics |= {"policy/entropy": head.entropy, "value/vf_loss": vf, "value/vf_clipfrac": vf_clipped}
-        return {name: column.sum(dtype=torch.float32) for name, column in metrics.items()}
+        if (kl := penalty(slice(None), head.logprobs)) is not None:
+            metrics["policy/kl_loss"] = kl
+        return {**summed(metrics), **surrogate.sums(head.logprobs)}
+
+
+def surrogate_loss(
+    learner: Learner, batch: Tokens, episodes: Episodes, hidden: Tensor, whole: MiniBatch
+) -> SurrogateLoss:
+    """The algorithm's surrogate on some rows of a mini-batch; hidden (N, H) of the network at hand."""
+    cfg = learner.cfg
+    algorithm = ALGORITHMS[cfg.algorithm.name]
+    if algorithm.scope == "token":
+        return of_tokens(algorithm, batch, cfg.algorithm)
+    now = head_logprobs(learner.actor.lm, hidden, episodes.labels, cfg.train.temperature)
+    per_sequence = whole.tokens / whole.sequences
+    return of_sequences(algorithm, batch, episodes.response_mask, now, per_sequence, cfg.algorithm)
 
 
 def tokens_of(rollout: Rollout, rows: Tensor) -> Tokens:
     """The valid tokens of some rows, (B,) indices, of a rollout."""
     mask, measured = rollout.episodes.response_mask[rows], rollout.measured
-    grids = (measured.logprobs, measured.ref_logprobs, measured.values, rollout.advantages, rollout.returns)
-    return Tokens(*(grid[rows][mask] for grid in grids))
+
+    def flat(grid: Tensor | None) -> Tensor | None:
+        return None if grid is None else grid[rows][mask]
+
+    return Tokens(
+        measured.logprobs[rows][mask],
+        measured.ref_logprobs[rows][mask],
+        rollout.advantages[rows][mask],
+        flat(measured.values),
+        flat(rollout.returns),
+    )
 
 
 def apply(learner: Learner, position: int, metrics: dict[str, float]) -> dict[str, float]:
@@ -142,7 +187,7 @@ def apply(learner: Learner, position: int, metrics: dict[str, float]) -> dict[st
     size = clip(learner)
     if not learner.steps.skips_overflows:
         check_finite(size)
-    held = hinge(metrics["policy/kl_ref_per_token"], cfg.kl_hinge)
+    held = hinge(metrics["policy/kl_ref_per_token"], cfg.kl.hinge)
     cut = guard.factor
     factor = lr_schedule(cfg, position) * cut * held
     for group in learner.steps.optimiser.param_groups:
@@ -150,8 +195,8 @@ def apply(learner: Learner, position: int, metrics: dict[str, float]) -> dict[st
     learner.steps.step()
     guard.step()
     size = {name: norm for name, norm in size.items() if math.isfinite(norm)}
-    size |= {"policy/lr": cfg.lr * factor, "policy/lr_factor": cut}
-    return size if cfg.kl_hinge is None else {**size, "policy/kl_hinge": held}
+    size |= {"policy/lr": cfg.optimiser.lr * factor, "policy/lr_factor": cut}
+    return size if cfg.kl.hinge is None else {**size, "policy/kl_hinge": held}
 
 
 def clip(learner: Learner) -> dict[str, float]:
@@ -162,8 +207,8 @@ def clip(learner: Learner) -> dict[str, float]:
     """
     actor = learner.actor
     groups = {"policy/grad_norm": list(actor.parameters())}
-    if actor.critic_trunk is not None and learner.cfg.clip_norms == "apart":
+    if actor.critic_trunk is not None and actor.value_head is not None and learner.cfg.optimiser.clip_norms == "apart":
         critic = [*actor.critic_trunk.parameters(), *actor.value_head.parameters()]
         groups = {"policy/grad_norm": list(actor.lm.parameters()), "value/grad_norm": critic}
-    norms = learner.steps.clip(groups.values(), learner.cfg.max_grad_norm)
+    norms = learner.steps.clip(groups.values(), learner.cfg.optimiser.max_grad_norm)
     return {name: float(norm) for name, norm in zip(groups, norms, strict=True)}

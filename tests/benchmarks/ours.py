@@ -10,7 +10,6 @@ import torch
 from benchmarks.meter import Meter
 from benchmarks.sizes import EOS, PAD, Size, reward
 
-from pipeline.config.runtime import CapsConfig, RuntimeConfig
 from pipeline.models import precision as precision_module
 from pipeline.models.anatomy import trunk
 from pipeline.models.cpu import keep_freed_memory
@@ -76,10 +75,6 @@ def build(size: Size, critic: str, device: torch.device, precision: str, folder:
     ledger.timed = meter.timed  # type: ignore[method-assign]
     trainer = Trainer(
         cfg,
-        RuntimeConfig(
-            micro_batch_size=cfg.mini_batch_size, rollout_batch_size=cfg.batch_size, checkpoint_updates=10**6
-        ),
-        CapsConfig(),
         ActorCritic(policy, trunk(size.network().to(device)) if critic == "separate" else None),
         freeze(size.network().to(device)),
         score,

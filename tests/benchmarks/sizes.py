@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from transformers import Qwen2ForCausalLM
 
-from pipeline.config.algorithm import PpoConfig
 from pipeline.config.loading import load_config
 from pipeline.config.model import ModelConfig
+from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import scratch_model
 from pipeline.models.seeding import stream
 
@@ -34,18 +34,22 @@ class Size:
     """Tokens after which a response ends on average, were none cut: EOS gets that probability. None: no response
     ends."""
 
-    def settings(self, critic: str) -> PpoConfig:
+    def settings(self, critic: str) -> TrialConfig:
         """4 epochs x 4 mini-batches on one rollout, for a warm-up, the measured updates and the counted one."""
-        return load_config("tiny").ppo.model_copy(
-            update={
-                "steps": (self.measured + 2) * 16,
-                "batch_size": self.batch,
-                "num_mini_batches": 4,
-                "num_ppo_epochs": 4,
-                "response_length": self.response,
-                "missing_eos": "none",
-                "critic": critic,
-            }
+        return load_config(
+            "tiny",
+            {
+                "train.steps": (self.measured + 2) * 16,
+                "train.batch_size": self.batch,
+                "train.num_mini_batches": 4,
+                "train.num_epochs": 4,
+                "train.response_length": self.response,
+                "train.missing_eos": "none",
+                "critic.kind": critic,
+                "runtime.micro_batch_size": self.batch // 4,
+                "runtime.rollout_batch_size": self.batch,
+                "runtime.checkpoint_updates": 10**6,
+            },
         )
 
     def network(self) -> Qwen2ForCausalLM:

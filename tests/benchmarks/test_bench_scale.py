@@ -51,7 +51,7 @@ def test_report_of_a_large_study(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def write_study(root: Path) -> Path:
     """A study of `ARMS` values of beta with records and artifacts in the real store; returns its file."""
     betas = [round(0.002 * (1 + i), 3) for i in range(ARMS)]
-    arms = "\n".join(f"  beta_{beta:.3f}: {{ppo.kl_coef: {beta}}}" for beta in betas)
+    arms = "\n".join(f"  beta_{beta:.3f}: {{kl.beta: {beta}}}" for beta in betas)
     source = root / "large.yaml"
     source.write_text(
         f"question: How far does each of {ARMS} values of beta drift?\nhypothesis: Less, the larger it is.\nrefuted_if:"
@@ -70,9 +70,9 @@ def write_study(root: Path) -> Path:
 
 
 def write_trial(layout: Layout, study: Study, cell: Cell) -> TrialRecord:
-    rng = np.random.default_rng([cell.seed, round(cell.config.ppo.kl_coef * 1000)])
+    rng = np.random.default_rng([cell.seed, round(cell.config.kl.beta * 1000)])
     store, key = Store(layout.store), cell.config.digest()
-    curves, prompts = trajectory(rng, cell.config.ppo.kl_coef), answers(rng)
+    curves, prompts = trajectory(rng, cell.config.kl.beta), answers(rng)
 
     def evaluate(out: Path) -> dict[str, object]:
         prompts.to_parquet(out / "prompts.parquet", index=False)
@@ -81,7 +81,7 @@ def write_trial(layout: Layout, study: Study, cell: Cell) -> TrialRecord:
 
     made = [
         store.build(
-            "ppo", key, {}, lambda out: (pq.write_table(curves, out / "metrics.parquet"), {})[1], resumable=False
+            "train", key, {}, lambda out: (pq.write_table(curves, out / "metrics.parquet"), {})[1], resumable=False
         ),
         store.build("evaluate", key, {}, evaluate, resumable=False),
     ]

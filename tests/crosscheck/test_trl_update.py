@@ -65,7 +65,7 @@ def test_kl(estimator: str, tmp_path: Path) -> None:
     assert d.abs().max() > 0.01
     torch.testing.assert_close({"k1": k1, "k3": k3}[estimator](d), seen["kl"], **CLOSE)
     if estimator == "k1":
-        ours = non_score_reward(seen["logprobs"], seen["ref_logprobs"], mask, case.cfg.kl_coef)
+        ours = non_score_reward(seen["logprobs"], seen["ref_logprobs"], mask, case.cfg.kl.beta)
         torch.testing.assert_close(ours, seen["non_score_reward"], **CLOSE)
         assert float(d.sum(1).mean()) == pytest.approx(seen["metrics"]["objective/kl"], rel=1e-4)
 
@@ -91,14 +91,18 @@ def test_the_score_stands_on_eos_here_and_on_the_slot_after_it_there(ragged: Cas
 
 def test_gae_of_full_responses(full: Case) -> None:
     seen = full.seen.update
-    advantages, returns = gae(seen["rewards"], seen["values"], full.mask, full.cfg.gamma, full.cfg.gae_lambda)
+    advantages, returns = gae(
+        seen["rewards"], seen["values"], full.mask, full.cfg.algorithm.gamma, full.cfg.algorithm.gae_lambda
+    )
     torch.testing.assert_close(returns, seen["returns"], **CLOSE)
     torch.testing.assert_close(advantages, unwhitened(full), **CLOSE)
 
 
 def test_gae_over_the_slot_after_eos_is_trls(ragged: Case) -> None:
     seen, mask = ragged.seen.update, ragged.one_more
-    advantages, returns = gae(seen["rewards"], seen["values"], mask, ragged.cfg.gamma, ragged.cfg.gae_lambda)
+    advantages, returns = gae(
+        seen["rewards"], seen["values"], mask, ragged.cfg.algorithm.gamma, ragged.cfg.algorithm.gae_lambda
+    )
     torch.testing.assert_close(returns[mask], seen["returns"][mask], **CLOSE)
     torch.testing.assert_close(advantages[mask], unwhitened(ragged)[mask], **CLOSE)
 
@@ -107,7 +111,7 @@ def test_the_value_after_eos_is_zero_here_and_the_critics_there(ragged: Case) ->
     """The advantage of EOS: `score - V` here; there the critic's opinion of what follows the end comes between."""
     seen, cfg = ragged.seen.update, ragged.cfg
     rewards = token_rewards(ragged.scores, seen["non_score_reward"], ragged.mask)
-    ours, _ = gae(rewards, seen["values"], ragged.mask, cfg.gamma, cfg.gae_lambda)
+    ours, _ = gae(rewards, seen["values"], ragged.mask, cfg.algorithm.gamma, cfg.algorithm.gae_lambda)
     theirs, values, penalty = unwhitened(ragged), seen["values"], seen["non_score_reward"]
     for row, length in enumerate(ragged.episodes.lengths.tolist()):
         if length < WIDTH:
@@ -116,9 +120,9 @@ def test_the_value_after_eos_is_zero_here_and_the_critics_there(ragged: Case) ->
             here = score + penalty[row, last] - values[row, last]
             there = (
                 penalty[row, last]
-                + cfg.gamma * after
+                + cfg.algorithm.gamma * after
                 - values[row, last]
-                + cfg.gamma * cfg.gae_lambda * (score - after)
+                + cfg.algorithm.gamma * cfg.algorithm.gae_lambda * (score - after)
             )
             assert ours[row, last] == pytest.approx(float(here), rel=1e-4, abs=1e-6)
             assert theirs[row, last] == pytest.approx(float(there), rel=1e-4, abs=1e-6)
@@ -134,10 +138,10 @@ def test_policy_loss_and_clip_fraction_of_every_mini_batch(either: Case) -> None
     fractions = []
     for step, mask, _ in mini_batches(either):
         new, old, advantages = (step[name][mask] for name in ("new_logprobs", "mb_logprobs", "mb_advantage"))
-        loss, clipped = policy_loss(new, old, advantages, either.cfg.cliprange)[:2]
+        loss, clipped = policy_loss(new, old, advantages, either.cfg.algorithm.cliprange)[:2]
         assert float(loss.mean()) == pytest.approx(float(step["pg_loss"]), rel=1e-5, abs=1e-7)
         fractions.append(float(clipped.float().mean()))
-    assert len(fractions) == either.cfg.steps
+    assert len(fractions) == either.cfg.train.steps
     assert fractions[0] == 0 < max(fractions)
     assert sum(fractions) / len(fractions) == pytest.approx(
         either.seen.update["metrics"]["policy/clipfrac_avg"], rel=1e-5
@@ -148,7 +152,7 @@ def test_value_loss_and_clip_fraction_of_every_mini_batch(either: Case) -> None:
     fractions = []
     for step, _, mask in mini_batches(either):
         vpred, values, returns = (step[name][mask] for name in ("vpred", "mb_values", "mb_return"))
-        loss, clipped = value_loss(vpred, values, returns, either.cfg.cliprange_value)
+        loss, clipped = value_loss(vpred, values, returns, either.cfg.critic.cliprange)
         assert float(loss.mean()) == pytest.approx(float(step["vf_loss"]), rel=1e-5)
         fractions.append(float(clipped.float().mean()))
     assert max(fractions) > 0
@@ -157,7 +161,7 @@ def test_value_loss_and_clip_fraction_of_every_mini_batch(either: Case) -> None:
 
 def test_trl_trains_the_value_of_the_slot_after_eos_as_well(ragged: Case) -> None:
     for step, mask, one_more in mini_batches(ragged):
-        squares, _ = value_loss(step["vpred"], step["mb_values"], step["mb_return"], ragged.cfg.cliprange_value)
+        squares, _ = value_loss(step["vpred"], step["mb_values"], step["mb_return"], ragged.cfg.critic.cliprange)
         after = one_more & ~mask
         assert after.any()
         ours = masked_mean(squares, mask)
@@ -183,7 +187,7 @@ def test_trl_averages_approxkl_and_ratio_over_padding_too(ragged: Case) -> None:
 
 def test_micro_batches_of_trl_are_a_mean_of_means(tmp_path: Path) -> None:
     """Four micro-batches in one mini-batch: TRL weighs each alike, however few tokens it has; we weigh tokens."""
-    cfg = settings(num_mini_batches=1, steps=2)
+    cfg = settings(train__num_mini_batches=1, train__steps=2)
     case = run_trl(RAGGED, tmp_path, cfg, per_device_train_batch_size=4, gradient_accumulation_steps=4)
     parts = [float(step["pg_loss"]) for step in case.seen.steps[:4]]
     tokens = [int(mask.sum()) for _, mask, _ in mini_batches(case)][:4]
@@ -198,15 +202,15 @@ def test_micro_batches_of_trl_are_a_mean_of_means(tmp_path: Path) -> None:
 def test_micro_batches_of_trl_cost_optimiser_steps(tmp_path: Path) -> None:
     """Accumulation there counts micro-batches of the whole batch, so 2 mini-batches of 2 micro-batches are one step,
     not two."""
-    assert run_trl(FULL, tmp_path).optimiser_steps == settings().steps == 4
+    assert run_trl(FULL, tmp_path).optimiser_steps == settings().train.steps == 4
     assert run_trl(FULL, tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=4).optimiser_steps == 2
 
 
 def test_trl_ignores_max_grad_norm(tmp_path: Path) -> None:
-    tight, loose = (run_trl(FULL, tmp_path, settings(max_grad_norm=norm)) for norm in (1e-6, 1e9))
+    tight, loose = (run_trl(FULL, tmp_path, settings(optimiser__max_grad_norm=norm)) for norm in (1e-6, 1e9))
     assert all(bool((tight.trained[name] == loose.trained[name]).all()) for name in tight.trained)
 
 
 def test_the_batch_is_what_we_think(ragged: Case) -> None:
-    assert len(ragged.seen.steps) == ragged.cfg.steps
-    assert len(ragged.seen.steps[0]["mb_responses"]) == BATCH // ragged.cfg.num_mini_batches
+    assert len(ragged.seen.steps) == ragged.cfg.train.steps
+    assert len(ragged.seen.steps[0]["mb_responses"]) == BATCH // ragged.cfg.train.num_mini_batches

@@ -14,10 +14,12 @@ from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from crosscheck.trial import BATCH, CONTEXT, EOS, FULL, PAD, RAGGED, Case, reward, run_trl, settings
+from crosscheck.trial import BATCH, CONTEXT, FULL, RAGGED, Case, reward, run_trl, settings
 from torch import Tensor
 
 from pipeline.algorithms.mathematics.advantages import gae
@@ -28,7 +30,6 @@ from pipeline.models.anatomy import trunk
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.precision import GradientSteps, Precision
 from pipeline.resources.out_of_memory import Room
-from pipeline.training import rollout as ours
 from pipeline.training.processes import Ranks
 from pipeline.training.rollout import Prompts, Rollout, RolloutContext, Scores, collect, measure
 from pipeline.training.update import Learner, train_on
@@ -40,7 +41,7 @@ NAMES = (("value_model.score.", "value_head."), ("value_model.model.", "critic_t
 @pytest.fixture(scope="module", params=["full", "ragged"])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     lengths = {"full": FULL, "ragged": RAGGED}[request.param]
-    return run_trl(lengths, tmp_path_factory.mktemp("whole"), settings(temperature=0.8))
+    return run_trl(lengths, tmp_path_factory.mktemp("whole"), settings(train__temperature=0.8))
 
 
 def actor_of(case: Case) -> ActorCritic:
@@ -59,18 +60,18 @@ def scores_of(case: Case) -> Tensor:
 def in_their_conventions(case: Case, actor: ActorCritic) -> Rollout:
     cfg, mask, n = case.cfg, case.mask, int(case.mask.sum())
     wide = replace(case.episodes, response_mask=case.one_more)
-    measured = measure(actor, case.reference, wide, cfg.temperature, Room("rows", BATCH))
-    non_score = non_score_reward(measured.logprobs, measured.ref_logprobs, mask, cfg.kl_coef)
+    measured = measure(actor, case.reference, wide, cfg.train.temperature, Room("rows", BATCH))
+    non_score = non_score_reward(measured.logprobs, measured.ref_logprobs, mask, cfg.kl.beta)
     scores = scores_of(case)
     advantages, returns = gae(
         token_rewards(scores, non_score, wide.response_mask),
         measured.values,
         wide.response_mask,
-        cfg.gamma,
-        cfg.gae_lambda,
+        cfg.algorithm.gamma,
+        cfg.algorithm.gae_lambda,
     )
     whitened = masked_whiten(advantages, mask) * math.sqrt((n - 1) / n)
-    return Rollout(case.episodes, measured, whitened, returns, cfg.kl_coef, Scores(scores, scores, [], []), {})
+    return Rollout(case.episodes, measured, whitened, returns, cfg.kl.beta, Scores(scores, scores, [], []), {})
 
 
 def follow(case: Case, actor: ActorCritic, rollout: Rollout) -> tuple[list[dict[str, float]], list[dict[str, Tensor]]]:
@@ -79,7 +80,9 @@ def follow(case: Case, actor: ActorCritic, rollout: Rollout) -> tuple[list[dict[
     gradients: list[dict[str, Tensor]] = []
     trained = [parameter for parameter in actor.parameters() if parameter.requires_grad]
     optimiser = torch.optim.Adam(
-        [{"params": trained, "lr": case.cfg.lr, "base_lr": case.cfg.lr}], eps=case.cfg.adam_eps, fused=True
+        [{"params": trained, "lr": case.cfg.optimiser.lr, "base_lr": case.cfg.optimiser.lr}],
+        eps=case.cfg.optimiser.adam_eps,
+        fused=True,
     )
     optimiser.register_step_pre_hook(
         lambda *_: gradients.append(
@@ -126,7 +129,7 @@ def test_the_rollout(case: Case) -> None:
 def test_every_policy_step(case: Case) -> None:
     actor = actor_of(case)
     metrics, gradients = follow(case, actor, in_their_conventions(case, actor))
-    assert len(metrics) == len(case.seen.steps) == case.cfg.steps
+    assert len(metrics) == len(case.seen.steps) == case.cfg.train.steps
     for step, seen, gradient, expected in zip(metrics, case.seen.steps, gradients, case.seen.gradients, strict=True):
         assert step["policy/pg_loss"] == pytest.approx(float(seen["pg_loss"]), rel=RELATIVE, abs=1e-6)
         assert apart(gradient, renamed(expected, "lm.")) < RELATIVE
@@ -152,21 +155,21 @@ def test_every_critic_step(case: Case) -> None:
 
 
 def test_our_own_rollout_is_theirs_where_the_conventions_coincide(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """No EOS anywhere: `collect` as it is, but for the sampling, gives TRL's advantages up to the correction of the
     variance."""
     case = run_trl(FULL, tmp_path)
     n, seen, episodes = int(case.mask.sum()), case.seen.update, case.episodes
-    monkeypatch.setattr(ours, "sample", lambda *_, **__: episodes)
 
     def score(_: Episodes, rows: list[int]) -> Scores:
         return Scores(scores_of(case), scores_of(case), [""] * len(rows), [""] * len(rows))
 
-    alone, ids, room = Ranks.of(torch.device("cpu")), {"eos_id": EOS, "pad_id": PAD}, Room("rows", BATCH)
-    world = RolloutContext(actor_of(case), case.reference, score, case.cfg, ids, room, lambda _: nullcontext(), alone)
+    given: Any = SimpleNamespace(sample=lambda *_: episodes, refresh=lambda: None)
+    alone, room = Ranks.of(torch.device("cpu")), Room("rows", BATCH)
+    world = RolloutContext(actor_of(case), case.reference, score, case.cfg, given, room, lambda _: nullcontext(), alone)
     prompts = Prompts(episodes.query_responses[:, :CONTEXT], episodes.query_mask, list(range(BATCH)))
-    rollout = collect(world, prompts, 0, case.cfg.kl_coef)
+    rollout = collect(world, prompts, 0, case.cfg.kl.beta)
     close = {"rtol": RELATIVE, "atol": 1e-5}
     torch.testing.assert_close(rollout.returns, seen["returns"], **close)
     torch.testing.assert_close(rollout.advantages * math.sqrt((n - 1) / n), seen["advantages"], **close)

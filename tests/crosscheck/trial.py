@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import trial_config
 from torch import Tensor
 from transformers import Qwen2ForCausalLM, Qwen2ForSequenceClassification
 from trl.experimental.ppo import ppo_trainer as trl_ppo
 from trl_peer import Witness, critic_of, ppo_trainer, tokenizer
 
-from pipeline.config.algorithm import PpoConfig
 from pipeline.config.model import ModelConfig
+from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import scratch_model
 from pipeline.models.policy import Episodes, response_mask
 from pipeline.models.seeding import permutation, stream
@@ -27,28 +28,28 @@ FULL = (WIDTH,) * BATCH
 RAGGED = (8, 3, 5, 1, 8, 7, 2, 6, 4, 8, 5, 3, 7, 1, 6, 2)
 
 
-def settings(**changes: Any) -> PpoConfig:
+def settings(**changes: Any) -> TrialConfig:
     """One update of 2 epochs x 2 mini-batches, with a clip range that bites, at a constant learning rate."""
     plain: dict[str, Any] = {
-        "steps": 4,
-        "batch_size": BATCH,
-        "num_mini_batches": 2,
-        "num_ppo_epochs": 2,
-        "response_length": WIDTH,
-        "lr": 3e-3,
-        "lr_schedule": "constant",
-        "max_grad_norm": 1e9,
-        "critic": "separate",
-        "clip_norms": "together",
-        "kl_coef": 0.1,
-        "cliprange": 0.02,
-        "cliprange_value": 0.01,
-        "gae_lambda": 0.8,
-        "gamma": 0.9,
-        "vf_coef": 0.3,
-        "missing_eos": "none",
+        "train__steps": 4,
+        "train__batch_size": BATCH,
+        "train__num_mini_batches": 2,
+        "train__num_epochs": 2,
+        "train__response_length": WIDTH,
+        "optimiser__lr": 3e-3,
+        "optimiser__lr_schedule": "constant",
+        "optimiser__max_grad_norm": 1e9,
+        "critic__kind": "separate",
+        "optimiser__clip_norms": "together",
+        "kl__beta": 0.1,
+        "algorithm__cliprange": 0.02,
+        "critic__cliprange": 0.01,
+        "algorithm__gae_lambda": 0.8,
+        "algorithm__gamma": 0.9,
+        "critic__vf_coef": 0.3,
+        "train__missing_eos": "none",
     }
-    return PpoConfig(**(plain | changes))
+    return trial_config(**(plain | changes))
 
 
 def reward(ids: Tensor) -> Tensor:
@@ -66,7 +67,7 @@ def network(seed: int) -> Qwen2ForCausalLM:
 class Case:
     """What TRL was given, and what it computed."""
 
-    cfg: PpoConfig
+    cfg: TrialConfig
     policy: Qwen2ForCausalLM
     reference: Qwen2ForCausalLM
     critic: Qwen2ForSequenceClassification
@@ -91,7 +92,7 @@ class Case:
         return self.seen.update["scores"]
 
 
-def run_trl(lengths: Sequence[int], folder: Path, cfg: PpoConfig | None = None, **changes: Any) -> Case:
+def run_trl(lengths: Sequence[int], folder: Path, cfg: TrialConfig | None = None, **changes: Any) -> Case:
     """TRL's own `train` on responses of these lengths; a response shorter than `WIDTH` ends by EOS.
 
     The prompts reach TRL in the order of our permutations, so that mini-batch k of epoch e is the same on both sides.
@@ -105,7 +106,7 @@ def run_trl(lengths: Sequence[int], folder: Path, cfg: PpoConfig | None = None, 
 
     def generation(model: Qwen2ForCausalLM, queries: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
         rollouts.append(made_episodes(queries, torch.tensor(lengths)))
-        return _as_generated(model, rollouts[-1], cfg.temperature)
+        return _as_generated(model, rollouts[-1], cfg.train.temperature)
 
     # Twice what is used: on the last batch of a pass over the prompts, accelerate steps after every micro-batch.
     queries = torch.randint(2, VOCAB, (2 * BATCH, CONTEXT), generator=stream("queries"))
@@ -116,10 +117,12 @@ def run_trl(lengths: Sequence[int], folder: Path, cfg: PpoConfig | None = None, 
     taken = [0]
     trainer.optimizer.optimizer.register_step_post_hook(lambda *_: taken.__setitem__(0, taken[0] + 1))
     seen = Witness(trainer)
-    epochs = iter(range(cfg.num_ppo_epochs))
+    epochs = iter(range(cfg.train.num_epochs))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trl_ppo, "batch_generation", generation)
-        patch.setattr(np.random, "permutation", lambda n: permutation(n, cfg.seed, "epoch", 0, next(epochs)).numpy())
+        patch.setattr(
+            np.random, "permutation", lambda n: permutation(n, cfg.train.seed, "epoch", 0, next(epochs)).numpy()
+        )
         trainer.train()
     trained = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
     return Case(cfg, *untouched, rollouts[0], seen, trained, taken[0])

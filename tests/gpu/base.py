@@ -10,6 +10,7 @@ import torch
 
 from pipeline.config.data import DataConfig
 from pipeline.config.loading import load_config
+from pipeline.config.names import TRAINING
 from pipeline.config.trial import TrialConfig
 from pipeline.data.corpus import load_corpus
 from pipeline.data.tokenizer import train_tokenizer
@@ -57,7 +58,7 @@ def measured_trial(base: Path, device: str, shape: str) -> TrialConfig:
     """
     t4 = load_config("t4")
     few = shape != "qwen0.5b"
-    steps = t4.ppo.steps_per_update
+    steps = t4.train.steps_per_update
     rows: dict[str, Any] = {"runtime.micro_batch_size": 4, "runtime.rollout_batch_size": 8} if few else {}
     changes = {
         "data.sft_texts": 2000,
@@ -86,5 +87,6 @@ def measured_trial(base: Path, device: str, shape: str) -> TrialConfig:
         "runtime.checkpoint_updates": 10_000,
     }
     content = load_config("smoke", changes | rows).model_dump()
-    content["ppo"] = t4.ppo.model_dump() | {"steps": 4 * steps, "batch_size": 8 if few else t4.ppo.batch_size}
+    content |= {section: getattr(t4, section).model_dump() for section in TRAINING}
+    content["train"] |= {"steps": 4 * steps, "batch_size": 8 if few else t4.train.batch_size}
     return TrialConfig.model_validate(content)

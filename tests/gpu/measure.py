@@ -221,10 +221,10 @@ def measure(
     costs = {name: outcome.artifacts[name].path / "log" / "cost.json" for name in forecast.stages}
     peaks = {name: json.loads(path.read_text("utf-8"))["peak_memory_gib"] for name, path in costs.items()}
     stages = [_beside(stage, forecast.stage_gib(stage), peak) for stage, peak in peaks.items()]
-    parts = memory_by_component(forecast.stages["ppo"], probe, peaks["ppo"])
+    parts = memory_by_component(forecast.stages["train"], probe, peaks["train"])
     phases = seconds_by_phase(probe.updates, rates)
     walls = [_between(one, other)["wall"] for one, other in pairwise(probe.updates)]
-    rate = config.ppo.batch_size / statistics.median(walls)
+    rate = config.train.batch_size / statistics.median(walls)
     notes += [
         (
             f"shape {shape}: {forecast.parameters / 1e6:.1f} M parameters, {forecast.trained / 1e6:.1f} M trained;"
@@ -233,8 +233,8 @@ def measure(
         f"{execution(config)['precision']}; PPO ended as {outcome.status} after {outcome.steps} gradient steps"
         + (f": {outcome.reason}" if outcome.reason else ""),
         (
-            f"{rate:.3g} episodes/s: {config.ppo.batch_size} episodes an update, each used in"
-            f" {config.ppo.num_ppo_epochs} epochs; median of {len(walls)} updates after the first"
+            f"{rate:.3g} episodes/s: {config.train.batch_size} episodes an update, each used in"
+            f" {config.train.num_epochs} epochs; median of {len(walls)} updates after the first"
         ),
         *(
             f"{size / GIB:.2f} GiB were still allocated when stage {name} began"

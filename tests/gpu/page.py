@@ -134,7 +134,7 @@ def _trl_row(line: dict[str, Any]) -> list[str]:
 TABLES: dict[str, tuple[list[str], Any]] = {
     "memory_by_stage": (["stage", "forecast, GiB", "measured peak, GiB", "measured above forecast"], _memory_row),
     "memory_by_component": (
-        ["PPO stage, component", "forecast, GiB", "measured, GiB", "measured above forecast"],
+        ["training, component", "forecast, GiB", "measured, GiB", "measured above forecast"],
         _memory_row,
     ),
     "seconds_by_phase": (

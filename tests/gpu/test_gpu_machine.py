@@ -25,9 +25,9 @@ def test_a_lora_trial_on_weights_in_4_bits(tmp_path: Path) -> None:
         tmp_path,
         model__hidden_size=64,
         model__intermediate_size=128,
-        ppo__adapter="lora",
-        ppo__lora_rank=4,
-        ppo__quantize="4bit",
+        adapter__kind="lora",
+        adapter__rank=4,
+        adapter__quantize="4bit",
     )
     assert (outcome.status, outcome.reason) == ("complete", None)
 
@@ -40,9 +40,9 @@ def test_two_processes_give_what_one_gives(
     monkeypatch.setenv(CHOICE, "fp32")
     rows = []
     for processes in (1, 2):
-        outcome = trial(tmp_path / str(processes), until="ppo", runtime__processes=processes)
+        outcome = trial(tmp_path / str(processes), until="train", runtime__processes=processes)
         assert outcome.status == "complete"
-        rows.append(merged(outcome.artifacts["ppo"].path / "metrics.jsonl"))
+        rows.append(merged(outcome.artifacts["train"].path / "metrics.jsonl"))
     first = min(rows[0])
     record_property("largest difference of the metrics", f"{furthest(*rows):.2g}")
     assert furthest({first: rows[0][first]}, {first: rows[1][first]}) < 0.01

@@ -30,7 +30,7 @@ from pipeline.trial import TrialOutcome
 
 pytestmark = pytest.mark.gpu
 CAP = "caps__memory_gib"
-BYTES_A_WEIGHT = {"sft": 16, "reward": 20, "reference": 8, "ppo": 32, "evaluate": 12}
+BYTES_A_WEIGHT = {"sft": 16, "reward": 20, "reference": 8, "train": 32, "evaluate": 12}
 """What each stage holds for every weight: networks, gradients, Adam's two moments, room for half-precision copies;
 fp32."""
 STAGES = tuple(BYTES_A_WEIGHT)
@@ -56,12 +56,12 @@ TRIAL: dict[str, Any] = {
     "reward__epochs": 2,
     "evaluate__prompts": 256,
     "evaluate__reference_draws": 2,
-    "ppo__steps": 8,
-    "ppo__batch_size": 256,
-    "ppo__num_mini_batches": 1,
-    "ppo__num_ppo_epochs": 2,
-    "ppo__response_length": 48,
-    "ppo__lr": 1e-5,
+    "train__steps": 8,
+    "train__batch_size": 256,
+    "train__num_mini_batches": 1,
+    "train__num_epochs": 2,
+    "train__response_length": 48,
+    "optimiser__lr": 1e-5,
     "runtime__micro_batch_size": 256,
     "runtime__rollout_batch_size": 256,
 }
@@ -119,7 +119,7 @@ def capped(
 def numbers(stage: str, outcome: TrialOutcome) -> dict[str, float]:
     """What a stage measured, for comparison."""
     folder = outcome.artifacts[stage].path
-    if stage == "ppo":
+    if stage == "train":
         rows = merged(folder / "metrics.jsonl")
         return rows[min(rows)]
     found: dict[str, Any] = json.loads((folder / "summary.json").read_text("utf-8"))
@@ -140,7 +140,7 @@ def test_a_stage_that_runs_out_of_memory_takes_fewer_rows_at_once(
     outcome, warnings = capped(root, tmp_path, changes, stage, cap)
     record_property("warnings", len(warnings))
     assert [one for one in warnings if "memory" in one], "it never ran out of memory"
-    if stage == "ppo":
+    if stage == "train":
         assert outcome.status == "complete"
     wanted, found = numbers(stage, whole), numbers(stage, outcome)
     assert found.keys() == wanted.keys()
@@ -153,11 +153,11 @@ def test_a_trial_that_not_one_episode_fits_ends_as_budget(
 ) -> None:
     monkeypatch.setenv(CHOICE, "fp32")
     root, changes, whole = roomy
-    outcome, _ = capped(root, tmp_path, changes, "ppo", held("evaluate", whole) + ONE_ROW / 2)
+    outcome, _ = capped(root, tmp_path, changes, "train", held("evaluate", whole) + ONE_ROW / 2)
     assert outcome.status == "budget"
     assert outcome.reason is not None
     assert "memory" in outcome.reason
-    assert (outcome.artifacts["ppo"].path / "policy" / "model.safetensors").is_file()
+    assert (outcome.artifacts["train"].path / "policy" / "model.safetensors").is_file()
 
 
 def test_a_reference_that_not_one_text_fits_is_refused_in_words(

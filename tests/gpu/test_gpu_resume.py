@@ -85,7 +85,7 @@ import sys
 sys.path[:0] = [sys.argv[1]]
 from pathlib import Path
 from gpu.hardware import trial
-trial(Path(sys.argv[2]), ppo__steps=160, runtime__checkpoint_updates=2)
+trial(Path(sys.argv[2]), train__steps=160, runtime__checkpoint_updates=2)
 """
 
 
@@ -108,9 +108,9 @@ def test_a_process_that_is_killed_leaves_what_the_next_one_needs(
     finally:
         child.kill()
         child.wait()
-    again = trial(tmp_path / "cut", ppo__steps=160, runtime__checkpoint_updates=2)
-    whole = trial(tmp_path / "whole", ppo__steps=160, runtime__checkpoint_updates=2)
-    found, wanted = (merged(one.artifacts["ppo"].path / "metrics.jsonl") for one in (again, whole))
+    again = trial(tmp_path / "cut", train__steps=160, runtime__checkpoint_updates=2)
+    whole = trial(tmp_path / "whole", train__steps=160, runtime__checkpoint_updates=2)
+    found, wanted = (merged(one.artifacts["train"].path / "metrics.jsonl") for one in (again, whole))
     assert (again.status, again.steps) == (whole.status, whole.steps) == ("complete", 160)
     assert found.keys() == wanted.keys()
     first = min(wanted)

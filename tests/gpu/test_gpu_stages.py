@@ -18,7 +18,7 @@ from pipeline.run.metrics_log import merged
 from pipeline.trial import TrialOutcome, execution
 
 pytestmark = pytest.mark.gpu
-STAGES = ("sft", "reward", "reference", "ppo", "evaluate")
+STAGES = ("sft", "reward", "reference", "train", "evaluate")
 NATS = 0.05
 """Per token: how far a short training in half precision may end from one in fp32."""
 
@@ -37,9 +37,9 @@ def sound(outcome: TrialOutcome) -> None:
     assert (outcome.status, outcome.reason) == ("complete", None)
     assert all(math.isfinite(value) for value in outcome.summary.values())
     assert 0 <= outcome.summary["eval/kl_per_token"] < 1
-    rows = merged(outcome.artifacts["ppo"].path / "metrics.jsonl")
+    rows = merged(outcome.artifacts["train"].path / "metrics.jsonl")
     assert all(math.isfinite(value) for row in rows.values() for value in row.values())
-    weights = load_file(outcome.artifacts["ppo"].path / "policy" / "model.safetensors")
+    weights = load_file(outcome.artifacts["train"].path / "policy" / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
     assert all(bool(torch.isfinite(tensor).all()) for tensor in weights.values())
 
@@ -78,9 +78,9 @@ def _summary(outcome: TrialOutcome) -> dict[str, Any]:
 
 
 WAYS: dict[str, dict[str, Any]] = {
-    "separate critic": {"ppo__critic": "separate", "ppo__critic_init": "reward"},
-    "lora": {"ppo__adapter": "lora", "ppo__lora_rank": 4},
-    "frozen layers": {"ppo__frozen_layers": 1, "model__layers": 2},
+    "separate critic": {"critic__kind": "separate", "critic__init": "reward"},
+    "lora": {"adapter__kind": "lora", "adapter__rank": 4},
+    "frozen layers": {"adapter__frozen_layers": 1, "model__layers": 2},
     "recomputation": {"runtime__gradient_checkpointing": True},
 }
 
@@ -99,8 +99,8 @@ def test_recomputation_changes_no_result_in_fp32(
     monkeypatch.setenv(CHOICE, "fp32")
     for stage in ("prompts", "sft", "reward"):
         shutil.copytree(single[0] / "store" / stage, tmp_path / "store" / stage)
-    again = trial(tmp_path, until="ppo", runtime__gradient_checkpointing=True)
-    one, other = (merged(done.artifacts["ppo"].path / "metrics.jsonl")[1] for done in (single[1], again))
+    again = trial(tmp_path, until="train", runtime__gradient_checkpointing=True)
+    one, other = (merged(done.artifacts["train"].path / "metrics.jsonl")[1] for done in (single[1], again))
     apart = max(abs(one[key] - other[key]) for key in one)
     record_property("first step, largest difference of a metric", f"{apart:.2g}")
     assert apart < 1e-3

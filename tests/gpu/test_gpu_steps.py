@@ -59,7 +59,7 @@ def test_epochs_that_target_kl_ends_are_followed_by_further_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, record_property: pytest.RecordProperty
 ) -> None:
     choose(monkeypatch, precision)
-    outcome = trainer(tmp_path, device=DEVICE, steps=40, lr=3e-2, target_kl=2e-3).run()
+    outcome = trainer(tmp_path, device=DEVICE, train__steps=40, optimiser__lr=3e-2, algorithm__target_kl=2e-3).run()
     taken = [
         int(row["policy/update_steps"])
         for row in merged(tmp_path / "metrics.jsonl").values()
@@ -77,7 +77,7 @@ def test_the_first_step_is_on_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, cliprange: float
 ) -> None:
     choose(monkeypatch, precision)
-    assert trainer(tmp_path, device=DEVICE, steps=8, cliprange=cliprange).run().status == "complete"
+    assert trainer(tmp_path, device=DEVICE, train__steps=8, algorithm__cliprange=cliprange).run().status == "complete"
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -85,7 +85,7 @@ def test_a_policy_that_is_not_the_reference_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
     choose(monkeypatch, precision)
-    one = trainer(tmp_path, device=DEVICE, steps=8)
+    one = trainer(tmp_path, device=DEVICE, train__steps=8)
     with torch.no_grad():
         for parameter in one.actor.lm.parameters():
             parameter.mul_(3.0)  # further than bf16 rounds
@@ -96,7 +96,7 @@ def test_a_policy_that_is_not_the_reference_is_refused(
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_padding_moves_no_log_probability(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
     choose(monkeypatch, precision)
-    one = trainer(tmp_path, device=DEVICE, steps=8)
+    one = trainer(tmp_path, device=DEVICE, train__steps=8)
     device = next(one.actor.parameters()).device
     tokens = torch.randint(2, 31, (2, 12), generator=torch.Generator().manual_seed(0)).to(device)
     query_mask = torch.arange(4, device=device) >= torch.tensor([[0], [2]], device=device)

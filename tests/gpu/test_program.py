@@ -111,8 +111,8 @@ def test_the_measured_shape_is_that_of_the_profile(tmp_path: Path) -> None:
     config = measured_trial(tmp_path, "cuda", "qwen0.5b")
     t4 = load_config("t4")
     assert shape_of(config) == shape_of(t4)
-    same = ("batch_size", "response_length", "num_ppo_epochs", "num_mini_batches")
-    assert all(getattr(config.ppo, name) == getattr(t4.ppo, name) for name in same)
+    same = ("batch_size", "response_length", "num_epochs", "num_mini_batches")
+    assert all(getattr(config.train, name) == getattr(t4.train, name) for name in same)
     assert (config.runtime.micro_batch_size, config.runtime.gradient_checkpointing) == (
         t4.runtime.micro_batch_size,
         True,
@@ -120,7 +120,7 @@ def test_the_measured_shape_is_that_of_the_profile(tmp_path: Path) -> None:
     ours, theirs = predict(config), predict(t4)
     assert ours is not None
     assert theirs is not None
-    assert ours.stage_gib("ppo") == pytest.approx(theirs.stage_gib("ppo"), rel=0.02)
+    assert ours.stage_gib("train") == pytest.approx(theirs.stage_gib("train"), rel=0.02)
 
 
 def test_a_smaller_card_gets_fewer_rows_and_the_page_says_so(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_the_measurements_run_on_a_cpu_and_land_on_the_page(tmp_path: Path) -> N
     assert "tiny" in SHAPES
     found = run(section, 300, CPU, "tiny")
     assert [item["status"] for item in found.items] == ["passed"], found.items
-    assert {line["what"] for line in found.measured["memory_by_stage"]} >= {"sft", "reward", "ppo", "evaluate"}
+    assert {line["what"] for line in found.measured["memory_by_stage"]} >= {"sft", "reward", "train", "evaluate"}
     assert {"policy", "gradients", "optimiser", "reference", "reward"} <= {
         line["what"] for line in found.measured["memory_by_component"]
     }
@@ -172,6 +172,6 @@ def test_the_measurements_run_on_a_cpu_and_land_on_the_page(tmp_path: Path) -> N
             "sections": [vars(found)],
         }
     )
-    assert "| ppo |" in page
+    assert "| train |" in page
     assert "rehearsal on a CPU" in page
     assert "None" not in page

@@ -6,20 +6,21 @@ import math
 from dataclasses import dataclass
 from typing import assert_never
 
-from pipeline.config.algorithm import KL_ERROR_CLIP, PpoConfig
+from pipeline.config.kl import ERROR_CLIP, KlConfig
+from pipeline.config.trial import TrialConfig
 
 STOP_FACTOR = 1.5
 
 
-def kl_schedule(cfg: PpoConfig, progress: float) -> float:
+def kl_schedule(kl: KlConfig, progress: float) -> float:
     """beta at `progress` in [0, 1], 0 in the first update and 1 in the last: a curriculum from one value to another.
 
     linear: β₀ + (β₁ - β₀) p;  cosine: β₁ + (β₀ - β₁) (1 + cos πp) / 2;  piecewise: that of the last stage whose
-    fraction is at most p, β₀ before the first; fixed: β₀; adaptive: β₀ where it starts. β₀ is ``kl_coef``, β₁ is
-    ``kl_coef_end``.
+    fraction is at most p, β₀ before the first; fixed: β₀; adaptive: β₀ where it starts. β₀ is ``beta``, β₁ is
+    ``beta_end``.
     """
-    start, end = cfg.kl_coef, cfg.kl_coef_end
-    match cfg.kl_control:
+    start, end = kl.beta, kl.beta_end
+    match kl.control:
         case "fixed" | "adaptive":
             return start
         case "linear":
@@ -27,10 +28,10 @@ def kl_schedule(cfg: PpoConfig, progress: float) -> float:
         case "cosine":
             return end + (start - end) * 0.5 * (1 + math.cos(math.pi * progress))
         case "piecewise":
-            reached = [beta for fraction, beta in cfg.kl_coef_stages if fraction <= progress]
+            reached = [beta for fraction, beta in kl.beta_stages if fraction <= progress]
             return reached[-1] if reached else start
         case _:
-            assert_never(cfg.kl_control)
+            assert_never(kl.control)
 
 
 def adapted(kl_coef: float, kl_per_sequence: float, target: float, episodes: int, horizon: float) -> float:
@@ -39,7 +40,7 @@ def adapted(kl_coef: float, kl_per_sequence: float, target: float, episodes: int
     err = clip(KL / target - 1, -0.2, 0.2);  β (1 + err · episodes / horizon), `horizon` in episodes. Never negative for
     a horizon above 0.2 · episodes, which the configuration demands. Ziegler 2019 (arXiv 1909.08593), section 2.2.
     """
-    error = min(max(kl_per_sequence / target - 1, -KL_ERROR_CLIP), KL_ERROR_CLIP)
+    error = min(max(kl_per_sequence / target - 1, -ERROR_CLIP), ERROR_CLIP)
     return kl_coef * (1 + error * episodes / horizon)
 
 
@@ -63,23 +64,23 @@ def out_of_reach(approxkl: float, target_kl: float | None) -> bool:
 class KlController:
     """beta: fixed, on a schedule, or driven towards a target KL."""
 
-    cfg: PpoConfig
+    cfg: TrialConfig
     kl_coef: float
 
     @classmethod
-    def of(cls, cfg: PpoConfig) -> KlController:
-        return cls(cfg, cfg.kl_coef)
+    def of(cls, cfg: TrialConfig) -> KlController:
+        return cls(cfg, cfg.kl.beta)
 
     def start(self, update: int) -> None:
         """An update begins, counted from 0."""
-        if self.cfg.kl_control != "adaptive":
-            self.kl_coef = kl_schedule(self.cfg, update / max(self.cfg.updates - 1, 1))
+        if self.cfg.kl.control != "adaptive":
+            self.kl_coef = kl_schedule(self.cfg.kl, update / max(self.cfg.train.updates - 1, 1))
 
     def observe(self, kl_per_sequence: float) -> None:
         """Take the KL of one rollout into account, nats per sequence."""
-        if self.cfg.kl_control == "adaptive":
+        if self.cfg.kl.control == "adaptive":
             self.kl_coef = adapted(
-                self.kl_coef, kl_per_sequence, self.cfg.kl_target, self.cfg.batch_size, self.cfg.kl_horizon
+                self.kl_coef, kl_per_sequence, self.cfg.kl.target, self.cfg.train.batch_size, self.cfg.kl.horizon
             )
 
     def state(self) -> dict[str, float]:
@@ -104,8 +105,8 @@ class LrGuard:
     remaining: int = 0
 
     @classmethod
-    def of(cls, cfg: PpoConfig) -> LrGuard:
-        return cls(cfg.lr_guard, cfg.lr_guard_kl, cfg.lr_guard_factor, cfg.lr_guard_steps)
+    def of(cls, cfg: TrialConfig) -> LrGuard:
+        return cls(cfg.optimiser.guard, cfg.optimiser.guard_kl, cfg.optimiser.guard_factor, cfg.optimiser.guard_steps)
 
     @property
     def factor(self) -> float:
@@ -128,13 +129,12 @@ class LrGuard:
         self.remaining = state["remaining"]
 
 
-def lr_schedule(cfg: PpoConfig, position: int) -> float:
-    """Factor on the learning rates at a gradient step, by its place among the ``cfg.steps`` planned: linear to 0, or
-    constant."""
-    match cfg.lr_schedule:
+def lr_schedule(cfg: TrialConfig, position: int) -> float:
+    """Factor on the learning rates at a gradient step, by its place among those planned: linear to 0, or constant."""
+    match cfg.optimiser.lr_schedule:
         case "linear":
-            return 1 - position / cfg.steps
+            return 1 - position / cfg.train.steps
         case "constant":
             return 1.0
         case _:
-            assert_never(cfg.lr_schedule)
+            assert_never(cfg.optimiser.lr_schedule)

@@ -57,7 +57,7 @@ def kl_loss(new_logprobs: Tensor, ref_logprobs: Tensor, estimator: Literal["k2",
     return ESTIMATORS[estimator](new_logprobs - ref_logprobs)
 
 
-def value_loss(vpred: Tensor, values: Tensor, returns: Tensor, cliprange_value: float) -> tuple[Tensor, Tensor]:
+def value_loss(vpred: Tensor, values: Tensor, returns: Tensor, cliprange: float) -> tuple[Tensor, Tensor]:
     """Half the clipped squared error, and whether the clipped term is the active one.
 
         loss = ½ max((V - R)², (clip(V, V_old - ε, V_old + ε) - R)²)
@@ -66,6 +66,6 @@ def value_loss(vpred: Tensor, values: Tensor, returns: Tensor, cliprange_value: 
     (N,), whose mean is the clip fraction. The factor ½ belongs to the loss, so c1 = 0.1 here is 0.05 of a loss without
     it. As in OpenAI's `baselines` (ppo2) and Ziegler 2019's code; not in Schulman 2017.
     """
-    near = torch.minimum(torch.maximum(vpred, values - cliprange_value), values + cliprange_value)
+    near = torch.minimum(torch.maximum(vpred, values - cliprange), values + cliprange)
     plain, clipped = (vpred - returns) ** 2, (near - returns) ** 2
     return 0.5 * torch.maximum(plain, clipped), clipped > plain

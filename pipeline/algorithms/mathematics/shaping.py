@@ -30,16 +30,16 @@ def handle_missing_eos(
             assert_never(how)
 
 
-def beta_in_reward(kl_coef: float, kl_in: Literal["reward", "loss"]) -> float:
+def beta_in_reward(kl_coef: float, place: Literal["reward", "loss"]) -> float:
     """The beta of the rewards: all of it, or 0 where the penalty is in the loss
-    (`pipeline.algorithms.ppo.policy_terms`)."""
-    match kl_in:
+    (`pipeline.algorithms.terms.kl_penalty`)."""
+    match place:
         case "reward":
             return kl_coef
         case "loss":
             return 0.0
         case _:
-            assert_never(kl_in)
+            assert_never(place)
 
 
 def non_score_reward(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, kl_coef: float) -> Tensor:

@@ -39,7 +39,7 @@ TRAPS: dict[str, list[str]] = {
     "mean of means over micro-batches": [
         "pipeline/algorithms/mathematics/test_losses.py::test_a_mean_of_micro_batch_means_would_be_another_loss",
         "pipeline/algorithms/mathematics/test_masking.py::test_the_mean_is_over_tokens_and_not_over_rows",
-        "pipeline/training/test_terms.py::test_micro_batches_add_up_and_metrics_carry_no_gradient",
+        "pipeline/training/test_terms.py::test_the_losses_of_chunks_add_up_and_metrics_carry_no_gradient",
         "pipeline/training/test_trainer.py::test_memory_settings_change_nothing",
         "pipeline/training/test_trainer.py::test_the_gradient_is_that_of_the_mean_over_the_mini_batch_tokens",
     ],
@@ -190,7 +190,7 @@ def test_weights_stored_in_fp16_are_trained_in_fp32(tmp_path: Path) -> None:
     model().half().save_pretrained(tmp_path / "half")
     loaded = pretrained_model(str(tmp_path / "half"), None)
     assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
-    one = trainer(tmp_path / "trial", critic="separate")
+    one = trainer(tmp_path / "trial", critic__kind="separate")
     trained = [parameter for group in one.steps.optimiser.param_groups for parameter in group["params"]]
     assert {parameter.dtype for parameter in trained} == {torch.float32}
     one.run()

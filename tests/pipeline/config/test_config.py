@@ -15,32 +15,32 @@ from pipeline.errors import UserError
 def test_every_profile_is_complete_and_valid(profile: str) -> None:
     config = load_config(profile)
     assert config.profile == profile
-    assert config.ppo.updates * config.ppo.steps_per_update == config.ppo.steps
+    assert config.train.updates * config.train.steps_per_update == config.train.steps
 
 
 def test_tiny_takes_at_least_2000_gradient_steps_and_judges_512_prompts() -> None:
     config = load_config("tiny")
-    assert config.ppo.steps >= 2_000
+    assert config.train.steps >= 2_000
     assert config.evaluate.prompts >= 512
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("ppo.kl_coeff=1", "unknown key 'ppo.kl_coeff'; did you mean 'ppo.kl_coef'?"),
-        ("pppo.kl_coef=1", "unknown key 'pppo.kl_coef'; did you mean 'ppo.kl_coef'?"),
-        ("ppo.kl_coef=-1", "ppo.kl_coef = -1"),
-        ("ppo.kl_coef=.nan", "ppo.kl_coef = nan"),
-        ("ppo.gae_lambda=1.5", "ppo.gae_lambda = 1.5"),
-        ("ppo.critic=none_such", "ppo.critic = 'none_such'"),
-        ("ppo.steps=100", "nearest: 96 or 112"),
-        ("ppo.num_mini_batches=7", "batch_size 64 is no multiple of num_mini_batches 7"),
+        ("ppo.kl_coeff=1", "unknown key 'ppo.kl_coeff'; did you mean 'kl.beta'?"),
+        ("pppo.kl_coef=1", "unknown key 'pppo.kl_coef'; kl_coef is the key 'kl.beta'"),
+        ("kl.beta=-1", "kl.beta = -1"),
+        ("kl.beta=.nan", "kl.beta = nan"),
+        ("algorithm.gae_lambda=1.5", "algorithm.gae_lambda = 1.5"),
+        ("critic.kind=none_such", "critic.kind = 'none_such'"),
+        ("train.steps=100", "nearest: 96 or 112"),
+        ("train.num_mini_batches=7", "batch_size 64 is no multiple of num_mini_batches 7"),
         ("data.prompt_length=[5, 3]", "the range [5, 3] is empty"),
         ("data.source=local", "set data.path"),
         ("evaluate.prompts=100000", "raise the latter"),
         ("model.hidden_size=97", "even multiple of heads"),
         ("nonsense", "write it as section.key=value"),
-        ("ppo.lr={", "is not a YAML value"),
+        ("optimiser.lr={", "is not a YAML value"),
     ],
 )
 def test_a_wrong_setting_is_one_clear_line(change: str, says: str) -> None:
@@ -57,7 +57,7 @@ def test_a_profile_that_does_not_exist_names_the_nearest() -> None:
 
 def test_numbers_in_scientific_notation_are_numbers() -> None:
     # YAML 1.1 reads 1e-5 as a string.
-    assert load_config("tiny", parse_set(["ppo.lr=1e-5"])).ppo.lr == 1e-5
+    assert load_config("tiny", parse_set(["optimiser.lr=1e-5"])).optimiser.lr == 1e-5
 
 
 def test_yaml_faults_name_file_and_line(tmp_path: Path) -> None:
@@ -88,36 +88,38 @@ def test_yaml_never_builds_objects(tmp_path: Path) -> None:
 def test_the_digest_ignores_what_cannot_change_a_result_and_nothing_else() -> None:
     base = load_config("tiny")
     assert load_config("tiny", {"runtime.threads": 2, "runtime.rollout_batch_size": 8}).digest() == base.digest()
-    assert load_config("tiny", {"ppo.kl_coef": 0.123}).digest() != base.digest()
+    assert load_config("tiny", {"kl.beta": 0.123}).digest() != base.digest()
 
 
 def test_sections_are_immutable() -> None:
     config = load_config("tiny")
     with pytest.raises(ValueError, match="frozen"):
-        config.ppo.lr = 1.0  # type: ignore[misc]
+        config.optimiser.lr = 1.0  # type: ignore[misc]
 
 
 def test_dotted_keys_cover_every_section() -> None:
     keys = dotted_keys()
     sections = [name for name in TrialConfig.model_fields if name != "profile"]
     assert {key.split(".")[0] for key in keys} == set(sections)
-    assert "ppo.gae_lambda" in keys
+    assert "algorithm.gae_lambda" in keys
 
 
 @pytest.mark.parametrize(
     ("key", "says"),
     [
-        ("beta", "beta is the key 'ppo.kl_coef'"),
-        ("ppo.beta", "beta is the key 'ppo.kl_coef'"),
-        ("lambda", "lambda is the key 'ppo.gae_lambda'"),
-        ("epsilon", "epsilon is the key 'ppo.cliprange'"),
-        ("c1", "c1 is the key 'ppo.vf_coef' (of half the squared error: give twice a recipe's c1)"),
-        ("learning_rate", "learning_rate is the key 'ppo.lr', 'sft.lr' or 'reward.lr'"),
+        ("beta", "did you mean 'kl.beta'?"),
+        ("ppo.beta", "beta is the key 'kl.beta'"),
+        ("lambda", "lambda is the key 'algorithm.gae_lambda'"),
+        ("epsilon", "epsilon is the key 'algorithm.cliprange'"),
+        ("c1", "c1 is the key 'critic.vf_coef' (of half the squared error: give twice a recipe's c1)"),
+        ("learning_rate", "learning_rate is the key 'optimiser.lr', 'sft.lr' or 'reward.lr'"),
         ("sft.learning_rate", "learning_rate is the key 'sft.lr'"),
-        ("kl_coef", "did you mean 'ppo.kl_coef'?"),
-        ("klcoef", "did you mean 'ppo.kl_coef'?"),
-        ("steps", "did you mean 'ppo.steps' or 'sft.steps'?"),
-        ("ppo", "'ppo' is a section: name its keys with a dot, for example 'ppo."),
+        ("kl_coef", "kl_coef is the key 'kl.beta'"),
+        ("klcoef", "did you mean 'kl.beta'?"),
+        ("steps", "did you mean 'train.steps' or 'sft.steps'?"),
+        ("train", "'train' is a section: name its keys with a dot, for example 'train."),
+        ("ppo", "its keys are now in train, algorithm, kl, optimiser, critic, adapter"),
+        ("ppo.lora_rank", "it is now 'adapter.rank'"),
     ],
 )
 def test_a_key_by_another_name_is_answered_with_the_key_that_is_meant(key: str, says: str) -> None:
@@ -136,19 +138,19 @@ def test_words_and_old_names_lead_to_keys_that_exist() -> None:
 
 
 def test_a_renamed_key_is_answered_with_its_new_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(RENAMED, "ppo.kl_penalty", "ppo.kl_coef")
-    with pytest.raises(UserError, match=r"unknown key 'ppo\.kl_penalty'; it is now 'ppo\.kl_coef'$"):
+    monkeypatch.setitem(RENAMED, "ppo.kl_penalty", "kl.beta")
+    with pytest.raises(UserError, match=r"unknown key 'ppo\.kl_penalty'; it is now 'kl\.beta'$"):
         load_config("tiny", {"ppo.kl_penalty": 0.1})
 
 
 def test_all_faults_of_several_settings_come_at_once() -> None:
     with pytest.raises(UserError) as error:
-        load_config("tiny", {"beta": 1, "ppo.kl_coef": -1, "ppo.critic": "seperate", "data.prompt_length": 3})
+        load_config("tiny", {"beta": 1, "kl.beta": -1, "critic.kind": "seperate", "data.prompt_length": 3})
     assert str(error.value).splitlines() == [
-        "--set: unknown key 'beta'; beta is the key 'ppo.kl_coef'",
+        "--set: unknown key 'beta'; did you mean 'kl.beta'?",
         "--set: data.prompt_length = 3: must be a list, such as [1, 2]",
-        "--set: ppo.kl_coef = -1: must be greater than or equal to 0",
-        "--set: ppo.critic = 'seperate': must be 'shared' or 'separate'; did you mean 'separate'?",
+        "--set: kl.beta = -1: must be greater than or equal to 0",
+        "--set: critic.kind = 'seperate': must be 'shared', 'separate' or 'none'; did you mean 'separate'?",
     ]
 
 

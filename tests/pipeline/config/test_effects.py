@@ -14,14 +14,15 @@ BASE = {"model.base": "some/model"}
 LOCAL = {"data.source": "local", "data.path": "/reviews"}
 LABELS = {**LOCAL, "reward.preferences": "labels"}
 VADER = {"reward.kind": "lexicon"}
-LOSS = {"ppo.kl_in": "loss"}
-ADAPTIVE = {"ppo.kl_control": "adaptive"}
-SEPARATE = {"ppo.critic": "separate"}
-NO_CRITIC = {"ppo.vf_coef": 0.0}
-NO_PENALTY = {"ppo.kl_coef": 0.0}
+LOSS = {"kl.place": "loss"}
+ADAPTIVE = {"kl.control": "adaptive"}
+SEPARATE = {"critic.kind": "separate"}
+NO_CRITIC = {"critic.vf_coef": 0.0}
+NO_PENALTY = {"kl.beta": 0.0}
+RLOO = {"algorithm": "rloo"}
 HUB = {"data.source": "hub", "data.name": "a/b", "data.revision": "0" * 40}
-FROM_THE_START = {"ppo.kl_control": "piecewise", "ppo.kl_coef_stages": [[0, 0.1]]}
-LATER = {"ppo.kl_control": "piecewise", "ppo.kl_coef_stages": [[0.5, 0.1]]}
+FROM_THE_START = {"kl.control": "piecewise", "kl.beta_stages": [[0, 0.1]]}
+LATER = {"kl.control": "piecewise", "kl.beta_stages": [[0.5, 0.1]]}
 
 Changes = dict[str, Any]
 KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
@@ -41,30 +42,35 @@ KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
     "sft.seed": (1, {**BASE, "sft.steps": 0}, {"sft.steps": 0}),
     "reward.pairs": (64, VADER, {}),
     "reward.heldout_pairs": (64, VADER, {}),
+    "reward.pairs_seed": (1, VADER, {}),
     "reward.epochs": (3, VADER, {}),
     "reward.batch_size": (32, VADER, {}),
     "reward.lr": (0.1, VADER, {}),
     "reward.label_noise": (0.1, LABELS, {}),
     "reward.max_tokens": (64, {}, LABELS),
-    "ppo.value_head_lr": (0.1, NO_CRITIC, {}),
-    "ppo.cliprange_value": (0.1, NO_CRITIC, {}),
-    "ppo.critic": ("separate", NO_CRITIC, {**NO_CRITIC, "ppo.critic_init": "reward"}),
-    "ppo.critic_init": ("reward", {}, SEPARATE),
-    "ppo.critic_lr": (0.1, {**SEPARATE, "ppo.critic_init": "reward", **NO_CRITIC}, SEPARATE),
-    "ppo.clip_norms": ("together", {}, SEPARATE),
-    "ppo.missing_eos_penalty": (2.0, {"ppo.missing_eos": "none"}, {}),
-    "ppo.kl_coef": (0.3, FROM_THE_START, LATER),
-    "ppo.kl_in": ("loss", NO_PENALTY, {}),
-    "ppo.kl_loss_estimator": ("k3", {}, LOSS),
-    "ppo.kl_control": ("adaptive", NO_PENALTY, {}),
-    "ppo.kl_coef_end": (0.3, ADAPTIVE, {"ppo.kl_control": "cosine", **NO_PENALTY}),
-    "ppo.kl_target": (3.0, {}, ADAPTIVE),
-    "ppo.kl_horizon": (500.0, {"ppo.kl_control": "linear"}, ADAPTIVE),
-    "ppo.lr_guard_kl": (0.1, {}, {"ppo.lr_guard": True}),
-    "ppo.lr_guard_factor": (0.1, {}, {"ppo.lr_guard": True}),
-    "ppo.lr_guard_steps": (10, {}, {"ppo.lr_guard": True}),
-    "ppo.lora_rank": (4, {}, {"ppo.adapter": "lora"}),
-    "ppo.lora_alpha": (4.0, {}, {"ppo.adapter": "lora"}),
+    "critic.head_lr": (0.1, NO_CRITIC, {}),
+    "critic.cliprange": (0.1, NO_CRITIC, {}),
+    "critic.kind": ("separate", NO_CRITIC, {**NO_CRITIC, "critic.init": "reward"}),
+    "critic.init": ("reward", {}, SEPARATE),
+    "critic.lr": (0.1, {**SEPARATE, "critic.init": "reward", **NO_CRITIC}, SEPARATE),
+    "critic.vf_coef": (0.2, RLOO, {}),
+    "algorithm.gamma": (0.9, RLOO, {}),
+    "algorithm.gae_lambda": (0.9, RLOO, {}),
+    "algorithm.whiten_rewards": (True, RLOO, {}),
+    "optimiser.clip_norms": ("together", {}, SEPARATE),
+    "train.missing_eos_penalty": (2.0, {"train.missing_eos": "none"}, {}),
+    "kl.beta": (0.3, FROM_THE_START, LATER),
+    "kl.place": ("loss", NO_PENALTY, {}),
+    "kl.loss_estimator": ("k3", {}, LOSS),
+    "kl.control": ("adaptive", NO_PENALTY, {}),
+    "kl.beta_end": (0.3, ADAPTIVE, {"kl.control": "cosine", **NO_PENALTY}),
+    "kl.target": (3.0, {}, ADAPTIVE),
+    "kl.horizon": (500.0, {"kl.control": "linear"}, ADAPTIVE),
+    "optimiser.guard_kl": (0.1, {}, {"optimiser.guard": True}),
+    "optimiser.guard_factor": (0.1, {}, {"optimiser.guard": True}),
+    "optimiser.guard_steps": (10, {}, {"optimiser.guard": True}),
+    "adapter.rank": (4, {}, {"adapter.kind": "lora"}),
+    "adapter.alpha": (4.0, {}, {"adapter.kind": "lora"}),
 }
 """A value of each knob, where it has no effect, and where it has one."""
 
@@ -81,38 +87,42 @@ def test_a_setting_acts_or_is_refused_in_one_line(key: str) -> None:
     load_config("tiny", {**on, key: value})
     with pytest.raises(UserError) as error:
         load_config("tiny", {**off, key: value})
-    assert f"{key} = {value} has no effect while " in str(error.value)
+    assert f"{key} = {str(value).lower() if value is True else value} has no effect while " in str(error.value)
     assert f"or leave {key} out" in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_the_line_names_the_switch_its_value_and_what_is_needed() -> None:
     with pytest.raises(UserError) as error:
-        load_config("tiny", {"ppo.kl_target": 3, "ppo.lr_guard_steps": 10})
+        load_config("tiny", {"kl.target": 3, "optimiser.guard_steps": 10})
     assert str(error.value).splitlines() == [
-        "--set: ppo.kl_target = 3.0 has no effect while ppo.kl_control is fixed: it needs ppo.kl_control: adaptive; "
-        "change that, or leave ppo.kl_target out",
-        "--set: ppo.lr_guard_steps = 10 has no effect while ppo.lr_guard is false: it needs ppo.lr_guard: true; "
-        "change that, or leave ppo.lr_guard_steps out",
+        (
+            "--set: kl.target = 3.0 has no effect while kl.control is fixed: it needs kl.control: adaptive; "
+            "change that, or leave kl.target out"
+        ),
+        (
+            "--set: optimiser.guard_steps = 10 has no effect while optimiser.guard is false: it needs optimiser.guard:"
+            " true; change that, or leave optimiser.guard_steps out"
+        ),
     ]
-    assert needs("ppo.kl_loss_estimator").startswith("ppo.kl_in: loss and a KL penalty")
-    assert needs("ppo.lr") == ""
+    assert needs("kl.loss_estimator").startswith("kl.place: loss and a KL penalty")
+    assert needs("optimiser.lr") == ""
 
 
 def test_what_a_profile_holds_for_a_switch_that_is_off_may_stay_and_may_be_repeated() -> None:
     profile = load_config("tiny")
-    assert (profile.ppo.kl_control, profile.ppo.kl_target) == ("fixed", 2.0)
-    assert load_config("tiny", {"ppo.kl_target": 2, "ppo.kl_horizon": "300", "ppo.lora_rank": 16}) == profile
+    assert (profile.kl.control, profile.kl.target) == ("fixed", 2.0)
+    assert load_config("tiny", {"kl.target": 2, "kl.horizon": "300", "adapter.rank": 16}) == profile
     with pytest.raises(
-        UserError, match=r"ppo\.kl_target = 6\.0 has no effect"
+        UserError, match=r"kl\.target = 6\.0 has no effect"
     ):  # the default, and another than the profile's
-        load_config("tiny", {"ppo.kl_target": 6.0})
+        load_config("tiny", {"kl.target": 6.0})
 
 
 def test_what_stands_below_may_wait_for_a_switch() -> None:
-    below = {"ppo.kl_target": 3.0}
-    assert load_config("tiny", {"ppo.kl_control": "adaptive"}, below=below).ppo.kl_target == 3.0
-    assert load_config("tiny", below=below).ppo.kl_target == 3.0
+    below = {"kl.target": 3.0}
+    assert load_config("tiny", {"kl.control": "adaptive"}, below=below).kl.target == 3.0
+    assert load_config("tiny", below=below).kl.target == 3.0
 
 
 @pytest.mark.parametrize("setting", ["reward.revision", "reward.label", "judge.revision", "judge.label"])

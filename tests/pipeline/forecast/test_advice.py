@@ -24,14 +24,14 @@ def test_every_shipped_profile_is_predicted_to_fit() -> None:
 
 
 def test_a_separate_critic_on_a_t4_is_refused_in_one_line_with_what_would_fit() -> None:
-    config = t4(ppo__critic="separate")
+    config = t4(critic__kind="separate")
     with pytest.raises(UserError) as refused:
         check_budget(config, "full, seed 0")
     said = str(refused.value)
     assert "\n" not in said
     assert said.startswith("full, seed 0 cannot fit: ")
     assert "caps.memory_gib = 14.6" in said
-    assert "ppo.critic=shared (" in said
+    assert "critic.kind=shared (" in said
     for knob in knobs(config):
         found = predict(changed(config, knob.changes))
         assert found is not None
@@ -44,7 +44,7 @@ def test_knobs_that_change_no_result_come_first_and_each_takes_the_mildest_setti
     found = knobs(config)
     keys = [next(iter(knob.changes)) for knob in found]
     assert keys[0] == "runtime.micro_batch_size"
-    assert keys.index("runtime.gradient_checkpointing") < keys.index("ppo.adapter")
+    assert keys.index("runtime.gradient_checkpointing") < keys.index("adapter.kind")
     rows = found[0].changes["runtime.micro_batch_size"]
     twice = predict(changed(config, {"runtime.micro_batch_size": 2 * rows}))
     assert twice is not None
@@ -52,7 +52,7 @@ def test_knobs_that_change_no_result_come_first_and_each_takes_the_mildest_setti
 
 
 def test_where_no_single_knob_is_enough_several_are_named_together() -> None:
-    config = t4(ppo__critic="separate", ppo__response_length=100, caps__memory_gib=11.0)
+    config = t4(critic__kind="separate", train__response_length=100, caps__memory_gib=11.0)
     found = knobs(config)
     assert len(found) == 1
     assert found[0].found.fits
@@ -65,12 +65,12 @@ def test_what_nothing_helps_is_said_to_be_so() -> None:
 
 
 def test_raising_the_cap_lets_a_trial_through() -> None:
-    check_budget(t4(ppo__critic="separate", caps__memory_gib=40.0, caps__wall_clock_h=20.0), "rich")
+    check_budget(t4(critic__kind="separate", caps__memory_gib=40.0, caps__wall_clock_h=20.0), "rich")
 
 
 def test_time_alone_is_refused_too() -> None:
-    with pytest.raises(UserError, match=r"predicted on a T4, caps.wall_clock_h = 2.5\. .*ppo.steps="):
-        check_budget(t4(ppo__steps=6_000), "long")
+    with pytest.raises(UserError, match=r"predicted on a T4, caps.wall_clock_h = 2.5\. .*train.steps="):
+        check_budget(t4(train__steps=6_000), "long")
 
 
 @pytest.mark.parametrize(
@@ -89,14 +89,14 @@ def test_a_t4s_roofline_refuses_only_where_it_is_asked_for(
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: visible is not None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: visible)
-    config = t4(ppo__steps=6_000, caps__card=card)
+    config = t4(train__steps=6_000, caps__card=card)
     if refused:
         with pytest.raises(UserError, match="predicted on a T4"):
             check_budget(config, "long")
     else:
         check_budget(config, "long")
     with pytest.raises(UserError, match=r"caps\.memory_gib"):  # which the allocator holds on any card
-        check_budget(t4(ppo__critic="separate", caps__card=card), "large")
+        check_budget(t4(critic__kind="separate", caps__card=card), "large")
 
 
 def test_the_four_ways_to_train_are_ordered_as_they_must_be() -> None:
@@ -104,10 +104,19 @@ def test_the_four_ways_to_train_are_ordered_as_they_must_be() -> None:
     assert len(found) == 4
     memory = [one.total_gib for one in found.values()]
     assert memory[1] > memory[0] > memory[2] >= memory[3]
-    ppo = [one.stage_gib("ppo") for one in found.values()]
+    ppo = [one.stage_gib("train") for one in found.values()]
     assert ppo[1] > ppo[0] > ppo[2] > ppo[3]
     assert found["full, shared critic"].fits
     assert not found["full, separate critic"].fits
+
+
+def test_an_algorithm_without_a_critic_is_planned_without_one() -> None:
+    ppo, rloo = variants(t4()), variants(load_config("t4", {"algorithm": "rloo"}))
+    assert list(rloo) == ["full, no critic", "LoRA, no critic", "LoRA on 4 bits, no critic"]
+    shared, none = ppo["full, shared critic"], rloo["full, no critic"]
+    assert shared is not None
+    assert none is not None
+    assert 1.02 < none.t4_hours / shared.t4_hours < 1.2, "its loss goes through the head once more"
 
 
 def test_a_local_base_is_sized_by_its_own_configuration_and_an_unknown_one_not_at_all(tmp_path: Path) -> None:
@@ -122,10 +131,10 @@ def test_a_local_base_is_sized_by_its_own_configuration_and_an_unknown_one_not_a
 
 def test_the_reference_and_the_reward_model_have_to_fit_as_well() -> None:
     """An adapter spares PPO what it does not spare the stages before it, which train all weights."""
-    large = t4(model__base="TinyLlama/TinyLlama-1.1B-Chat-v1.0", ppo__adapter="lora", ppo__quantize="4bit")
+    large = t4(model__base="TinyLlama/TinyLlama-1.1B-Chat-v1.0", adapter__kind="lora", adapter__quantize="4bit")
     found = predict(large)
     assert found is not None
-    assert found.stage_gib("ppo") < 14.6 < found.stage_gib("sft")
+    assert found.stage_gib("train") < 14.6 < found.stage_gib("sft")
     with pytest.raises(UserError, match=r"GiB predicted in stage reward \(optimiser"):
         check_budget(large, "large")
     ready = predict(changed(large, {"sft.steps": 0, "reward.kind": "lexicon", "reward.preferences": "judge"}))
@@ -136,7 +145,7 @@ def test_the_reference_and_the_reward_model_have_to_fit_as_well() -> None:
 def test_the_profile_of_a_t4_fits_in_every_stage() -> None:
     found = predict(t4())
     assert found is not None
-    assert list(found.stages) == ["sft", "reward", "ppo", "evaluate"]
+    assert list(found.stages) == ["sft", "reward", "train", "evaluate"]
     assert all(5 < found.stage_gib(stage) < 14.6 for stage in found.stages)
     assert 0 < sum(found.shared_hours.values()) < 0.5
     pairs = predict(t4(reward__preferences="labels", reward__max_tokens=1024, runtime__gradient_checkpointing=False))

@@ -16,6 +16,6 @@ from memory_check import measure
 def test_predicted_memory_is_within_15_percent_of_the_measured_peak(tmp_path: Path, size: str) -> None:
     peaks = measure(size, tmp_path)
     # Not that of evaluation: its process has trained before, whose memory it keeps.
-    for stage in ("sft", "reward", "ppo"):
+    for stage in ("sft", "reward", "train"):
         predicted, measured = peaks[stage]
         assert predicted == pytest.approx(measured, rel=0.15), stage

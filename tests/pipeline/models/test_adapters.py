@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import trial_config
 from tinytrial import BASE, model, run, trainer
 
-from pipeline.config.algorithm import PpoConfig
 from pipeline.errors import UserError
 from pipeline.models.adapters import WithoutAdapter, adapter_layers, adapter_off, blocks, choose_trained, merged
 from pipeline.models.loading import load_quantized, prepared
 from pipeline.models.policy import Episodes, log_probs, response_hidden
 from pipeline.models.recompute import recomputing
 
-LORA = PpoConfig(**{**BASE, "adapter": "lora", "lora_rank": 4})
+LORA = trial_config(**{**BASE, "adapter__kind": "lora", "adapter__rank": 4})
 
 
 def network(architecture: str) -> Any:
@@ -104,7 +104,7 @@ def test_without_an_adapter_there_is_nothing_to_merge() -> None:
 
 
 def test_frozen_layers_get_no_gradient(lm: Any) -> None:
-    choose_trained(lm, PpoConfig(**{**BASE, "frozen_layers": 2}))
+    choose_trained(lm, trial_config(**{**BASE, "adapter__frozen_layers": 2}))
     response_hidden(lm, episodes()).sum().backward()
     layers = blocks(lm)
     assert all(parameter.grad is None for layer in layers[:2] for parameter in layer.parameters())
@@ -113,8 +113,8 @@ def test_frozen_layers_get_no_gradient(lm: Any) -> None:
 
 
 def test_freezing_everything_is_refused() -> None:
-    with pytest.raises(UserError, match=r"ppo.frozen_layers = 3: the policy has 3 layers"):
-        choose_trained(network("qwen2"), PpoConfig(**{**BASE, "frozen_layers": 3}))
+    with pytest.raises(UserError, match=r"adapter.frozen_layers = 3: the policy has 3 layers"):
+        choose_trained(network("qwen2"), trial_config(**{**BASE, "adapter__frozen_layers": 3}))
 
 
 def test_four_bits_need_a_gpu(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_four_bits_need_a_gpu(tmp_path: Path) -> None:
 
 
 def test_an_adapter_trial_moves_only_its_adapter_and_keeps_its_checkpoints_small(tmp_path: Path) -> None:
-    one = trainer(tmp_path, adapter="lora", lora_rank=2)
+    one = trainer(tmp_path, adapter__kind="lora", adapter__rank=2)
     one.run()
     start = model().state_dict()
     for name, tensor in one.actor.lm.state_dict().items():

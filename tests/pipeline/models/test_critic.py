@@ -15,7 +15,9 @@ from pipeline.models.policy import Episodes
 
 def test_a_separate_critic_shares_nothing_with_the_policy(tmp_path: Path) -> None:
     """With the policy's rate at 0 only the critic learns, and the policy's gradient does not know of it."""
-    _, rows, state = run(tmp_path, critic="separate", lr=0.0, critic_lr=1e-2, value_head_lr=1e-2, steps=80)
+    _, rows, state = run(
+        tmp_path, critic__kind="separate", optimiser__lr=0.0, critic__lr=1e-2, critic__head_lr=1e-2, train__steps=80
+    )
     assert all(torch.equal(state[f"lm.{name}"], tensor) for name, tensor in model().state_dict().items())
     start = trunk(model()).state_dict()
     assert any(not torch.equal(state[f"critic_trunk.{name}"], tensor) for name, tensor in start.items())
@@ -24,7 +26,7 @@ def test_a_separate_critic_shares_nothing_with_the_policy(tmp_path: Path) -> Non
 
 
 def test_a_critic_from_the_reward_model_starts_with_its_calibrated_scores(tmp_path: Path) -> None:
-    start = actor({"critic": "separate", "critic_init": "reward"})
+    start = actor({"critic__kind": "separate", "critic__init": "reward"})
     assert start.critic_trunk is not None
     ids = torch.tensor([[4, 5, 6, 7]])
     episodes = Episodes(
@@ -40,7 +42,7 @@ def test_a_critic_from_the_reward_model_starts_with_its_calibrated_scores(tmp_pa
 
 @pytest.mark.parametrize("critic", ["shared", "separate"])
 def test_a_critic_survives_its_file(tmp_path: Path, critic: str) -> None:
-    one = trainer(tmp_path, critic=critic)
+    one = trainer(tmp_path, critic__kind=critic)
     one.run()
     save_critic(one.actor, tmp_path / "critic.safetensors")
     loaded = load_critic(tmp_path / "critic.safetensors", one.actor.lm)

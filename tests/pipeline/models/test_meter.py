@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Recorder
+from helpers import Recorder, trial_config
+from tinytrial import RLOO
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from pipeline.config.algorithm import PpoConfig
 from pipeline.config.loading import load_config
 from pipeline.config.rewards import RewardConfig
-from pipeline.config.runtime import CapsConfig, RuntimeConfig
 from pipeline.forecast.policy_shape import measured
 from pipeline.forecast.subject import ForecastSubject, Trained
 from pipeline.forecast.work import work_of_update
@@ -36,12 +35,12 @@ from pipeline.training.trainer import Trainer
 
 VOCAB, LAYERS, WIDTH = 257, 6, 64
 KNOBS: dict[str, Any] = {
-    "steps": 2,
-    "batch_size": 8,
-    "num_mini_batches": 2,
-    "num_ppo_epochs": 1,
-    "response_length": 8,
-    "lr": 1e-4,
+    "train__steps": 2,
+    "train__batch_size": 8,
+    "train__num_mini_batches": 2,
+    "train__num_epochs": 1,
+    "train__response_length": 8,
+    "optimiser__lr": 1e-4,
 }
 
 
@@ -79,15 +78,20 @@ class Counted(Ledger):
 
 def spend(folder: Path, architecture: str, checkpointing: bool = False, full: bool = False, **knobs: Any) -> Counted:
     """One update with a learned reward; prompts and responses of all lengths, or all of the `full` one."""
-    cfg = PpoConfig(**{**KNOBS, **knobs})
+    runtime = {"runtime__micro_batch_size": 4, "runtime__rollout_batch_size": 5, "runtime__device": "cpu"}
+    cfg = trial_config(**{**KNOBS, **runtime, "runtime__gradient_checkpointing": checkpointing, **knobs})
     lm = choose_trained(network(architecture), cfg)
-    actor = ActorCritic(lm, trunk(network(architecture)) if cfg.critic == "separate" else None)
-    reference = WithoutAdapter(lm) if cfg.adapter == "lora" else freeze(network(architecture))
+    actor = ActorCritic(
+        lm,
+        trunk(network(architecture)) if cfg.critic.kind == "separate" else None,
+        has_critic=cfg.critic.kind != "none",
+    )
+    reference = WithoutAdapter(lm) if cfg.adapter.kind == "lora" else freeze(network(architecture))
     reward = LearnedReward(
         freeze(new_reward_model(network(architecture), RewardConfig().seed, torch.device("cpu"))), Room("rows", 5)
     )
     ledger = Counted()
-    meter([*actor.networks, *([] if cfg.adapter == "lora" else [reference]), *reward.networks], ledger.work)
+    meter([*actor.networks, *([] if cfg.adapter.kind == "lora" else [reference]), *reward.networks], ledger.work)
 
     def score(episodes: Episodes, rows: Any) -> Scores:
         texts = [""] * len(rows)
@@ -97,23 +101,17 @@ def spend(folder: Path, architecture: str, checkpointing: bool = False, full: bo
     generator = torch.Generator().manual_seed(0)
     queries = torch.randint(2, VOCAB, (20, 9), generator=generator)
     mask = torch.arange(9) >= torch.randint(0, 1 if full else 8, (20, 1), generator=generator)
-    runtime = RuntimeConfig(
-        micro_batch_size=4, rollout_batch_size=5, gradient_checkpointing=checkpointing, device="cpu"
-    )
     folder.mkdir(exist_ok=True)
     log, tokens = folder / "metrics.jsonl", {"eos_id": -1 if full else 1, "pad_id": 0}
-    open_log, caps = (lambda _: MetricsLog(log)), CapsConfig()
     Trainer(
         cfg,
-        runtime,
-        caps,
         actor,
         reference,
         score,
         queries,
         mask,
         tokens,
-        open_log,
+        lambda _: MetricsLog(log),
         Recorder(),
         ledger,
         folder / "kept",
@@ -123,9 +121,9 @@ def spend(folder: Path, architecture: str, checkpointing: bool = False, full: bo
 
 WAYS: dict[str, dict[str, Any]] = {
     "shared": {},
-    "separate": {"critic": "separate"},
-    "lora": {"adapter": "lora", "lora_rank": 4},
-    "frozen": {"frozen_layers": 2},
+    "separate": {"critic__kind": "separate"},
+    "lora": {"adapter__kind": "lora", "adapter__rank": 4},
+    "frozen": {"adapter__frozen_layers": 2},
     "recomputed": {"checkpointing": True},
 }
 
@@ -145,14 +143,17 @@ def test_work_agrees_with_torchs_counter_in_every_phase(
 
 
 def test_bytes_follow_what_is_trained(tmp_path: Path) -> None:
-    full, adapter = spend(tmp_path / "full", "qwen2"), spend(tmp_path / "lora", "qwen2", adapter="lora", lora_rank=1)
+    full, adapter = (
+        spend(tmp_path / "full", "qwen2"),
+        spend(tmp_path / "lora", "qwen2", adapter__kind="lora", adapter__rank=1),
+    )
     assert full.bytes["train"] > 1.5 * adapter.bytes["train"]
     assert full.bytes["generate"] < adapter.bytes["generate"]  # frozen weights are cast at every call
 
 
 @pytest.mark.parametrize(
     "knobs",
-    [{}, {"critic": "separate"}, {"adapter": "lora", "lora_rank": 4}, {"checkpointing": True}],
+    [{}, {"critic__kind": "separate"}, {"adapter__kind": "lora", "adapter__rank": 4}, {"checkpointing": True}, RLOO],
     ids=lambda one: str(one),
 )
 def test_predicted_work_is_what_is_counted(tmp_path: Path, knobs: dict[str, Any]) -> None:
@@ -163,11 +164,11 @@ def test_predicted_work_is_what_is_counted(tmp_path: Path, knobs: dict[str, Any]
         "micro_batch_size": 4,
         "rollout_batch_size": 5,
     }
-    changes = {f"ppo.{key}": value for key, value in {**KNOBS, **knobs}.items() if key != "checkpointing"}
+    changes = {key.replace("__", "."): value for key, value in {**KNOBS, **knobs}.items() if key != "checkpointing"}
     prompts = {"data.prompt_unit": "tokens", "data.prompt_length": [9, 9]}
     config = load_config("smoke", {**changes, **prompts, **{f"runtime.{key}": value for key, value in runtime.items()}})
     shape = measured(network("qwen2").config.to_json_string())
     assert shape is not None
     trial = ForecastSubject(config, shape, "cpu")
-    for phase, (flops, _) in work_of_update(trial, Trained.of(shape, config.ppo)).items():
+    for phase, (flops, _) in work_of_update(trial, Trained.of(shape, config)).items():
         assert flops == pytest.approx(ledger.flops[phase], rel=0.06), phase

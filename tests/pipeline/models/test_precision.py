@@ -20,6 +20,8 @@ from pipeline.errors import UserError
 from pipeline.models import precision
 from pipeline.models.policy import Episodes
 from pipeline.models.precision import GradientSteps, Precision, execution, mixed_precision
+from pipeline.resources import machine
+from pipeline.resources.machine import processor
 from pipeline.resources.out_of_memory import MemoryFull, Room
 from pipeline.rewards import learned
 from pipeline.rewards.learned import new_reward_model, train_reward_model
@@ -67,7 +69,32 @@ def test_a_cpu_computes_in_fp32_and_scales_nothing() -> None:
         "precision": "fp32 (no half precision on a CPU)",
         "attention": "sdpa",
         "threads": "1",
+        "processor": processor(),
+        "instruction_set": torch.backends.cpu.get_cpu_capability(),
     }
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "named"),
+    [
+        ("processor\t: 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD  EPYC\n\nprocessor\t: 1\nmodel name : X\n",
+         "AMD EPYC (family 25, model 17)"),
+        ("model name : A chip\n", "A chip"),
+        ("processor : 0\nBogoMIPS : 50\n", "of the platform"),
+        (None, "of the platform"),
+    ],
+)  # fmt: skip
+def test_the_processor_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cpuinfo: str | None, named: str
+) -> None:
+    path = tmp_path / "cpuinfo"
+    if cpuinfo is not None:
+        path.write_text(cpuinfo)
+    monkeypatch.setattr(machine, "CPUINFO", path)
+    monkeypatch.setattr("platform.processor", lambda: "of the platform")
+    assert processor() == named
+    monkeypatch.setattr("platform.processor", lambda: "")
+    assert processor() in (named, "unknown")
 
 
 @pytest.mark.parametrize(("asked", "wanted"), [("fp32", "no"), ("fp16", "fp16"), ("bf16", "bf16"), ("", "bf16")])
@@ -195,15 +222,27 @@ def test_kl_and_entropy_are_summed_in_fp32_under_autocast() -> None:
 
 HALF = ("bf16", "fp16")
 EVERY_CONTROL = CONTROLS | {
-    "a stop at once": {"target_kl": 1e-9},
+    "a stop at once": {"algorithm__target_kl": 1e-9},
     "everything at once": {
-        "target_kl": 1e-3, "kl_hinge": 1e-3, "lr_guard": True, "lr_guard_steps": 5, "kl_control": "adaptive",
-        "kl_horizon": 20.0,
-        "kl_in": "loss", "dual_clip": 2.0, "critic": "separate", "whiten_rewards": True, "ent_coef": 0.01,
+        "algorithm__target_kl": 1e-3,
+        "kl__hinge": 1e-3,
+        "optimiser__guard": True,
+        "optimiser__guard_steps": 5,
+        "kl__control": "adaptive",
+        "kl__horizon": 20.0,
+        "kl__place": "loss",
+        "algorithm__dual_clip": 2.0,
+        "critic__kind": "separate",
+        "algorithm__whiten_rewards": True,
+        "algorithm__ent_coef": 0.01,
     },
-    "plain rewards": {"whiten_rewards": True, "whiten_advantages": False, "ent_coef": 0.01},
-    "frozen": {"frozen_layers": 1},
-}  # fmt: skip
+    "plain rewards": {
+        "algorithm__whiten_rewards": True,
+        "algorithm__whiten_advantages": False,
+        "algorithm__ent_coef": 0.01,
+    },
+    "frozen": {"adapter__frozen_layers": 1},
+}
 """The controllers, alone and together, and what else changes how a gradient is made."""
 
 
@@ -217,7 +256,7 @@ def half(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 @pytest.mark.parametrize("half", [pytest.param("bf16", marks=pytest.mark.slow), "fp16"], indirect=True)
 @pytest.mark.parametrize("control", EVERY_CONTROL)
 def test_every_control_trains_and_resumes_in_half_precision(tmp_path: Path, control: str, half: str) -> None:
-    knobs = {**EVERY_CONTROL[control], "steps": 16}
+    knobs = {**EVERY_CONTROL[control], "train__steps": 16}
     whole, rows, state = run(tmp_path / "whole", **knobs)
     assert (whole.status, whole.updates) == ("complete", 4)
     assert all(tensor.dtype == torch.float32 for tensor in state.values())
@@ -235,7 +274,7 @@ def test_every_control_trains_and_resumes_in_half_precision(tmp_path: Path, cont
 @pytest.mark.parametrize("half", ["fp16"], indirect=True)
 def test_a_stop_by_target_kl_leaves_the_scale_as_it_was(tmp_path: Path, half: str) -> None:
     """The gradient of the step that is refused is dropped: it is neither counted as a sound one nor as an overflow."""
-    one = trainer(tmp_path, target_kl=1e-9)
+    one = trainer(tmp_path, algorithm__target_kl=1e-9)
     outcome = one.run()
     assert outcome.steps == outcome.updates == 6
     scaler = one.steps.scaler.state_dict()
@@ -280,15 +319,14 @@ def test_a_whole_trial_in_half_precision_keeps_fp32_weights(
 
         monkeypatch.setattr(module, function, looked)
 
-    places = {"sft": ("nats",), "reward": ("sample",), "heldout": ("sample",), "evaluate": ("drift",)}
-    for stage, functions in places.items():
-        for function in functions:
-            look(importlib.import_module(f"pipeline.stages.{stage}"), function)
+    places = {"stages.sft": "nats", "models.sampler": "sample", "stages.evaluate": "drift"}
+    for module, function in places.items():
+        look(importlib.import_module(f"pipeline.{module}"), function)
     look(learned, "states")
-    done = run_trial(smoke(sft__steps=30, ppo__steps=8, evaluate__prompts=16), Layout(tmp_path), Recorder())
+    done = run_trial(smoke(sft__steps=30, train__steps=8, evaluate__prompts=16), Layout(tmp_path), Recorder())
     assert done.status == "complete"
-    assert len(seen) == 5
+    assert len(seen) == 4
     assert set().union(*seen.values()) == {precision.DTYPES[half]}
-    weights = load_file(done.artifacts["ppo"].path / "policy" / "model.safetensors")
+    weights = load_file(done.artifacts["train"].path / "policy" / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
     assert 0 <= done.summary["eval/kl_per_token"] < 1.0

@@ -125,7 +125,7 @@ def test_a_whole_trial_on_the_cpu_opens_no_context_of_a_card(layout: Layout, mon
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     prepare(smoke())
-    assert run_trial(smoke(sft__steps=4, ppo__steps=8, evaluate__prompts=16), layout, Recorder()).status == "complete"
+    assert run_trial(smoke(sft__steps=4, train__steps=8, evaluate__prompts=16), layout, Recorder()).status == "complete"
 
 
 @pytest.mark.parametrize("starts", [lambda: settle(smoke().runtime), Processes])
@@ -207,14 +207,14 @@ def test_a_forward_keeps_what_is_predicted() -> None:
 
 
 def test_components_follow_the_knobs() -> None:
-    full, separate = estimate(trial()), estimate(trial(ppo__critic="separate"))
-    lora = estimate(trial(ppo__adapter="lora"))
-    quantized = estimate(trial(ppo__adapter="lora", ppo__quantize="4bit"))
-    assert full.stages["ppo"]["optimiser"] == pytest.approx(8 * full.parameters / GIB)
-    assert separate.stages["ppo"]["optimiser"] == pytest.approx(2 * full.stages["ppo"]["optimiser"], rel=0.01)
-    assert "reference" not in lora.stages["ppo"]
+    full, separate = estimate(trial()), estimate(trial(critic__kind="separate"))
+    lora = estimate(trial(adapter__kind="lora"))
+    quantized = estimate(trial(adapter__kind="lora", adapter__quantize="4bit"))
+    assert full.stages["train"]["optimiser"] == pytest.approx(8 * full.parameters / GIB)
+    assert separate.stages["train"]["optimiser"] == pytest.approx(2 * full.stages["train"]["optimiser"], rel=0.01)
+    assert "reference" not in lora.stages["train"]
     assert lora.trained < 0.02 * lora.parameters
-    assert quantized.stages["ppo"]["policy"] < 0.5 * lora.stages["ppo"]["policy"]
+    assert quantized.stages["train"]["policy"] < 0.5 * lora.stages["train"]["policy"]
     assert separate.t4_hours > full.t4_hours > lora.t4_hours
 
 

@@ -10,13 +10,16 @@ import pytest
 import torch
 
 from pipeline.config.loading import load_config
+from pipeline.config.rewards import READY, JudgeConfig
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
 from pipeline.models.policy import Episodes
 from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Completions
-from pipeline.rewards.classifier import ClassifierReward, load_classifier, log_odds
+from pipeline.rewards.classifier import ClassifierReward, log_odds
+from pipeline.rewards.classifier import load as load_classifier
 from pipeline.rewards.folders import label_index
+from pipeline.rewards.registry import READY as LOADERS
 from pipeline.stages.sources import check_sources, scorers
 
 TEXTS = ["The acting was absolutely superb.", "The plot was dull and the cast not very good.", "It was bad."]
@@ -79,7 +82,8 @@ def save(model: Any, folder: Path) -> str:
 
 
 def load(folder: str, label: str | None = "GOOD", output: Any = "log_odds", batch: int = 8) -> ClassifierReward:
-    return load_classifier("judge.model", folder, None, label, output, CPU, Room("rows", batch))
+    cfg = JudgeConfig(kind="classifier", model=folder, label=label, output=output)
+    return load_classifier("judge", cfg, CPU, Room("rows", batch))
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "qwen2", "gpt2"])
@@ -197,3 +201,7 @@ def test_the_digest_of_a_folder_is_that_of_its_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**config, "id2label": {"0": "GOOD", "1": "BAD"}}))
     assert scorers(load_config("smoke", judged)) != before
     assert scorers(load_config("smoke", {})) == {}
+
+
+def test_every_kind_that_can_be_asked_for_can_be_loaded() -> None:
+    assert READY.keys() == LOADERS.keys()

@@ -174,7 +174,7 @@ HARMLESS = {
     "pipeline.run.store", "pipeline.run", "pipeline.errors", "pipeline.resources.device", "pipeline.resources",
     "pipeline.run.hub",
     "pipeline.config", "pipeline.config.base", "pipeline.config.data", "pipeline.config.model",
-    "pipeline.config.algorithm",
+    "pipeline.config.algorithm", "pipeline.config.kl", "pipeline.config.networks", "pipeline.config.presets",
     "pipeline.config.rewards", "pipeline.config.runtime", "pipeline.config.names", "pipeline.config.messages",
     "pipeline.config.trial", "pipeline.run.layout",
     "pipeline.run.metrics", "pipeline.run.progress", "pipeline.run.metrics_log",

@@ -55,9 +55,10 @@ try:
     check_model("judge.model", "some-org/judge", sys.argv[1], pinned=True)
     import torch
     from pipeline.resources.out_of_memory import Room
-    from pipeline.rewards.classifier import load_classifier
-    where = torch.device("cpu"), Room("rows", 4)
-    reward = load_classifier("judge.model", "some-org/judge", sys.argv[1], "YES", "logit", *where)
+    from pipeline.config.rewards import JudgeConfig
+    from pipeline.rewards.classifier import load
+    cfg = JudgeConfig(kind="classifier", model="some-org/judge", revision=sys.argv[1], label="YES", output="logit")
+    reward = load("judge", cfg, torch.device("cpu"), Room("rows", 4))
     print(round(float(reward._score(["It was good."])), 5))
 except UserError as error:
     print(error)
@@ -182,6 +183,6 @@ def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
 
 def test_what_is_built_already_needs_no_source() -> None:
     config = smoke(data__source="hub", data__name="no-such-org/no-such-data", data__revision=OTHER)
-    check_sources(config, ["sft", "reward", "ppo", "evaluate"])
+    check_sources(config, ["sft", "reward", "train", "evaluate"])
     with pytest.raises(UserError, match="no-such-data"):
         check_sources(config, ["prompts"])

@@ -56,29 +56,29 @@ def test_what_counts(series: list[tuple[int, float]]) -> None:
 
 
 def test_a_stopped_trial_ends_at_once_and_says_why(tmp_path: Path) -> None:
-    whole, rows, _ = run(tmp_path / "whole", lr=3e-2)
+    whole, rows, _ = run(tmp_path / "whole", optimiser__lr=3e-2)
     kls = {step: row[KL] for step, row in rows.items() if KL in row}
     at = next(step for step, value in kls.items() if value > RULE["threshold"])
     assert 0 < at < 20, "the test needs a trial that breaks the rule in its middle"
-    outcome, stopped, _ = run(tmp_path / "stopped", lr=3e-2, stop=(RULE,))
+    outcome, stopped, _ = run(tmp_path / "stopped", optimiser__lr=3e-2, train__stop=(RULE,))
     assert (outcome.status, outcome.steps) == ("pruned", at + 4), (
         "the update whose rollout broke the rule is the last one"
     )
     assert outcome.reason == f"stopped by rule: {KL} = {kls[at]:.4g} > 0.002 at step {at}"
     assert stopped == {step: row for step, row in rows.items() if step < at + 4} | {at + 4: stopped[at + 4]}
     assert whole.status == "complete"
-    late, _, _ = run(tmp_path / "late", lr=3e-2, stop=({**RULE, "before_step": at},))
+    late, _, _ = run(tmp_path / "late", optimiser__lr=3e-2, train__stop=({**RULE, "before_step": at},))
     assert late == whole
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
 def test_killed_and_resumed_it_stops_at_the_same_step(tmp_path: Path, after: int) -> None:
     stop = ({**RULE, "consecutive": 3},)
-    whole, _, state = run(tmp_path / "whole", lr=3e-2, stop=stop)
+    whole, _, state = run(tmp_path / "whole", optimiser__lr=3e-2, train__stop=stop)
     assert (whole.status, whole.updates) == ("pruned", 4)
     with pytest.raises(Killed):
-        trainer(tmp_path / "cut", reporter=Killer(after), lr=3e-2, stop=stop).run()
-    again, _, resumed = run(tmp_path / "cut", lr=3e-2, stop=stop)
+        trainer(tmp_path / "cut", reporter=Killer(after), optimiser__lr=3e-2, train__stop=stop).run()
+    again, _, resumed = run(tmp_path / "cut", optimiser__lr=3e-2, train__stop=stop)
     assert again == whole
     assert (tmp_path / "cut" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
     assert all(torch.equal(state[name], resumed[name]) for name in state)
@@ -89,12 +89,12 @@ def test_a_rule_that_only_the_last_update_breaks_stops_nothing(tmp_path: Path) -
     _, rows, _ = run(tmp_path / "whole")
     rates = [rows[step]["policy/lr"] for step in (20, 21)]
     rule = {"metric": "policy/lr", "op": "<", "threshold": sum(rates) / 2}
-    outcome, ruled, _ = run(tmp_path / "ruled", stop=(rule,))
+    outcome, ruled, _ = run(tmp_path / "ruled", train__stop=(rule,))
     assert rates[1] < rule["threshold"] < rates[0]
     assert (outcome.status, outcome.steps) == ("complete", 24)
     assert ruled == rows
     earlier = {**rule, "threshold": rates[0] * 1.001}
-    assert run(tmp_path / "earlier", stop=(earlier,))[0].steps == 20
+    assert run(tmp_path / "earlier", train__stop=(earlier,))[0].steps == 20
 
 
 def test_nothing_is_watched_without_a_rule(tmp_path: Path) -> None:

@@ -105,37 +105,37 @@ def with_weights(out: Path) -> dict[str, Any]:
 
 def test_weights_that_nobody_reads_are_known_by_size_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(tmp_path)
-    found = store.build("ppo", "k", {}, with_weights, resumable=False)
+    found = store.build("train", "k", {}, with_weights, resumable=False)
     weights, read = found.path / "policy" / "model.safetensors", []
     artifacts._file_digest.cache_clear()
     with monkeypatch.context() as watched:
         watched.setattr(
             artifacts, "file_digest", lambda path, digest=artifacts.file_digest: read.append(path.name) or digest(path)
         )
-        assert store.find("ppo", "k", weights=False) == found
+        assert store.find("train", "k", weights=False) == found
         assert "data.txt" in read
         assert weights.name not in read
-        assert store.find("ppo", "k") == found
+        assert store.find("train", "k") == found
         assert weights.name in read
 
     flip(weights, restore_time=True)
-    assert store.find("ppo", "k", weights=False) == found
+    assert store.find("train", "k", weights=False) == found
     with pytest.raises(Damaged, match=r"model\.safetensors"):
-        store.find("ppo", "k")
+        store.find("train", "k")
     with pytest.raises(Damaged, match=r"model\.safetensors"):  # found by one who read them, it is no secret any more
-        store.find("ppo", "k", weights=False)
+        store.find("train", "k", weights=False)
 
 
 def test_everything_but_weights_is_read_in_any_case(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    path = store.build("ppo", "k", {}, with_weights, resumable=False).path
+    path = store.build("train", "k", {}, with_weights, resumable=False).path
     flip(path / "data.txt", restore_time=True)
     with pytest.raises(Damaged, match=r"data\.txt"):
-        store.find("ppo", "k", weights=False)
+        store.find("train", "k", weights=False)
     flip(path / "data.txt", restore_time=True)
     flip(path / "policy" / "model.safetensors", restore_time=False)
     with pytest.raises(Damaged, match="safetensors"):
-        store.find("ppo", "k", weights=False)
+        store.find("train", "k", weights=False)
 
 
 def test_a_resumable_stage_finds_its_work_and_another_starts_clean(tmp_path: Path) -> None:

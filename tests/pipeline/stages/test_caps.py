@@ -41,7 +41,7 @@ def test_a_trial_that_a_cap_ended_goes_on_as_if_the_cap_had_been_larger_from_the
 
 
 def test_a_cap_does_not_hide_that_the_last_step_broke_the_policy(tmp_path: Path) -> None:
-    knobs: dict[str, Any] = {"min_entropy": 3.0, "lr": 3e-2}
+    knobs: dict[str, Any] = {"train__min_entropy": 3.0, "optimiser__lr": 3e-2}
     whole, _, state = run(tmp_path / "a", **knobs)
     # The cap is reached with the very tokens after which the next rollout shows the collapse.
     capped, _, kept = run(tmp_path / "b", caps={"generated_tokens": whole.tokens}, **knobs)
@@ -51,7 +51,7 @@ def test_a_cap_does_not_hide_that_the_last_step_broke_the_policy(tmp_path: Path)
 
 def test_a_trial_without_memory_for_a_single_row_goes_on_with_more_memory() -> None:
     cap = ended(smoke(), {"key": "memory_gib", "spent": 14.6, "step": 12})
-    artifact = Artifact("ppo", "key", Path(), "digest", {"cap": cap, "steps": 13})
+    artifact = Artifact("train", "key", Path(), "digest", {"cap": cap, "steps": 13})
     assert raised_cap(load_config("smoke"), artifact) is None
     assert raised_cap(smoke(caps__memory_gib=20.0), artifact) == "caps.memory_gib is 20 now: continues from step 12"
     assert raised_cap(smoke(runtime__threads=2, runtime__hang_minutes=5), artifact) is None
@@ -62,7 +62,7 @@ def test_a_trial_without_memory_for_a_single_row_goes_on_with_more_memory() -> N
         " continues from step 12"
     )
     assert (
-        raised_cap(smoke(caps__memory_gib=20.0), Artifact("ppo", "key", Path(), "digest", {"cap": None, "steps": 12}))
+        raised_cap(smoke(caps__memory_gib=20.0), Artifact("train", "key", Path(), "digest", {"cap": None, "steps": 12}))
         is None
     )
 
@@ -117,8 +117,8 @@ def went(layout: Layout, **caps: Any) -> tuple[TrialOutcome, list[str]]:
     return outcome, [name for name, state in recorder.stages if state == "built"]
 
 
-def ppo_plan(layout: Layout, **caps: Any) -> StagePlan:
-    return next(stage for stage in plan_trial(smoke(**caps), layout) if stage.stage == "ppo")
+def train_plan(layout: Layout, **caps: Any) -> StagePlan:
+    return next(stage for stage in plan_trial(smoke(**caps), layout) if stage.stage == "train")
 
 
 def test_a_larger_cap_continues_the_stage_in_the_store(smoke_layout: Layout, layout: Layout) -> None:
@@ -128,20 +128,20 @@ def test_a_larger_cap_continues_the_stage_in_the_store(smoke_layout: Layout, lay
         shutil.copytree(smoke_layout.store / stage, layout.store / stage)
     plain = run_trial(smoke(), smoke_layout, Recorder())
     capped, built = went(layout, caps__generated_tokens=600)
-    assert (capped.status, "ppo" in built, "evaluate" in built) == ("budget", True, True)
-    folder = capped.artifacts["ppo"].path
-    kept = layout.store / "ppo" / ".kept" / folder.name
+    assert (capped.status, "train" in built, "evaluate" in built) == ("budget", True, True)
+    folder = capped.artifacts["train"].path
+    kept = layout.store / "train" / ".kept" / folder.name
     assert len(list(kept.glob("update_*.pt"))) == 1
     assert not (folder / "checkpoints").exists()
     assert went(layout, caps__generated_tokens=600)[1] == []
     assert went(layout, caps__generated_tokens=5)[1] == []  # a smaller cap takes nothing back
-    assert ppo_plan(layout, caps__generated_tokens=600).cached
-    plan = ppo_plan(layout)
+    assert train_plan(layout, caps__generated_tokens=600).cached
+    plan = train_plan(layout)
     assert (plan.cached, plan.key) == (False, folder.name)
     assert plan.why == f"caps.generated_tokens is 5e+07 now: continues from step {capped.steps}"
     whole, built = went(layout)
-    assert (whole.status, "ppo" in built) == ("complete", True)
-    assert whole.artifacts["ppo"].digest == plain.artifacts["ppo"].digest
+    assert (whole.status, "train" in built) == ("complete", True)
+    assert whole.artifacts["train"].digest == plain.artifacts["train"].digest
     assert whole.artifacts["evaluate"].digest == plain.artifacts["evaluate"].digest
     assert not kept.exists()
     assert went(layout, caps__generated_tokens=5)[1] == []  # a complete trial is none of a cap's business
@@ -165,7 +165,7 @@ def test_a_reader_finds_the_old_artifact_or_the_new_one_whenever_the_builder_is_
 
     def build(text: str, keep: str | None = None) -> Artifact:
         return store.build(
-            "ppo",
+            "train",
             "k",
             {},
             lambda out: made(out, text, keep),
@@ -175,11 +175,11 @@ def test_a_reader_finds_the_old_artifact_or_the_new_one_whenever_the_builder_is_
         )
 
     build("old", keep="half")
-    assert (tmp_path / "ppo" / ".kept" / "k" / "at.txt").read_text() == "half"
+    assert (tmp_path / "train" / ".kept" / "k" / "at.txt").read_text() == "half"
     replace, calls = os.replace, [0]
 
     def dying(source: Any, target: Any) -> None:
-        if str(target).endswith(("ppo/k", ".replaced/k")):
+        if str(target).endswith(("train/k", ".replaced/k")):
             calls[0] += 1
             if calls[0] == killed_at:
                 raise KeyboardInterrupt
@@ -189,13 +189,13 @@ def test_a_reader_finds_the_old_artifact_or_the_new_one_whenever_the_builder_is_
     with pytest.raises(KeyboardInterrupt):
         build("new")
     monkeypatch.undo()
-    found = store.find("ppo", "k")
+    found = store.find("train", "k")
     assert found is not None
     assert found.meta["text"] == "old"
     assert (found.path / "out.txt").read_text() == "old"
     assert build("new").meta["text"] == "new"
-    assert (tmp_path / "ppo" / "k" / "out.txt").read_text() == "new"
-    assert not list((tmp_path / "ppo" / ".replaced").iterdir())
+    assert (tmp_path / "train" / "k" / "out.txt").read_text() == "new"
+    assert not list((tmp_path / "train" / ".replaced").iterdir())
 
 
 def test_what_is_kept_is_put_back_before_the_stage_goes_on(tmp_path: Path) -> None:
@@ -208,15 +208,15 @@ def test_what_is_kept_is_put_back_before_the_stage_goes_on(tmp_path: Path) -> No
             return made(out, text, keep=text)
 
         return store.build(
-            "ppo", "k", {}, make, resumable=True, final=lambda found: found.meta["text"] == text, kept="state"
+            "train", "k", {}, make, resumable=True, final=lambda found: found.meta["text"] == text, kept="state"
         )
 
     build("a")
     build("b")
     assert seen == ["a"]
-    assert json.loads((tmp_path / "ppo" / "k" / "manifest.json").read_text())["files"].keys() == {"out.txt"}
+    assert json.loads((tmp_path / "train" / "k" / "manifest.json").read_text())["files"].keys() == {"out.txt"}
     store.gc(set())
-    assert not list((tmp_path / "ppo" / ".kept").iterdir())
+    assert not list((tmp_path / "train" / ".kept").iterdir())
 
 
 def test_caps_have_names_units_and_bounds() -> None:

@@ -11,27 +11,35 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import trial_config
 
 from pipeline.algorithms.mathematics.controllers import kl_schedule, lr_schedule
 from pipeline.algorithms.mathematics.losses import kl_loss
 from pipeline.algorithms.mathematics.shaping import beta_in_reward, handle_missing_eos
-from pipeline.config.algorithm import PpoConfig
 from pipeline.config.data import DataConfig
 from pipeline.config.rewards import JudgeConfig, PartConfig
+from pipeline.config.trial import TrialConfig
 from pipeline.data.corpus import load_corpus
 from pipeline.data.prompts import cut_at
 from pipeline.models.adapters import choose_trained
+from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.classifier import ClassifierReward
-from pipeline.stages.common import judge_of, scorer_of
+from pipeline.rewards.registry import ready
+from pipeline.stages.common import judge_of
 
 CPU = torch.device("cpu")
 NEW: Any = "made_up"
 ONE = torch.ones(1)
+ROOM = Room("rows", 1)
 
 
-def ppo(**changes: Any) -> PpoConfig:
+def made(**changes: Any) -> TrialConfig:
     """A configuration that pydantic has not seen, as if its lists of values had grown."""
-    return PpoConfig().model_copy(update=changes)
+    config = trial_config()
+    for key, value in changes.items():
+        section, name = key.split("__")
+        config = config.model_copy(update={section: getattr(config, section).model_copy(update={name: value})})
+    return config
 
 
 def judge(kind: str) -> JudgeConfig:
@@ -47,34 +55,32 @@ def classifier() -> Any:
 
 
 def critic(kind: str, start: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = import_module("pipeline.stages.ppo")  # the package has a function of that name
+    stage = import_module("pipeline.stages.train")  # the package has a function of that name
     monkeypatch.setattr(stage, "load_snapshot", lambda *args: torch.nn.Linear(1, 1))
     nothing: Any = SimpleNamespace(path=Path())
-    stage.new_actor(ppo(critic=kind, critic_init=start), nothing, nothing, CPU)
+    stage.new_actor(made(critic__kind=kind, critic__init=start), nothing, nothing, CPU)
 
 
 CASES: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
-    "reward.kind": lambda patch: scorer_of(
-        "reward", PartConfig(kind="lexicon").model_copy(update={"kind": NEW}), CPU, 1
-    ),
-    "reward.kind learned": lambda patch: scorer_of("reward", PartConfig(kind="learned"), CPU, 1),
-    "judge.kind": lambda patch: judge_of(judge(NEW), CPU, 1),
-    "judge.kind auto": lambda patch: judge_of(judge("auto"), CPU, 1),
+    "reward.kind": lambda patch: ready("reward", NEW, PartConfig(kind="lexicon"), CPU, ROOM),
+    "reward.kind learned": lambda patch: ready("reward", "learned", PartConfig(kind="learned"), CPU, ROOM),
+    "judge.kind": lambda patch: judge_of(judge(NEW), CPU, ROOM),
+    "judge.kind auto": lambda patch: judge_of(judge("auto"), CPU, ROOM),
     "reward.output": lambda patch: classifier()._score(["text"]),
     "data.source": lambda patch: load_corpus(DataConfig().model_copy(update={"source": NEW})),
     "data.prompt_unit": lambda patch: cut_at(NEW, None),
-    "ppo.kl_control": lambda patch: kl_schedule(ppo(kl_control=NEW), 0.5),
-    "ppo.kl_in": lambda patch: beta_in_reward(0.1, NEW),
-    "ppo.kl_loss_estimator": lambda patch: kl_loss(ONE, ONE, NEW),
-    "ppo.lr_schedule": lambda patch: lr_schedule(ppo(lr_schedule=NEW), 1),
-    "ppo.missing_eos": lambda patch: handle_missing_eos(ONE, ONE > 0, NEW, 1.0),
-    "ppo.adapter": lambda patch: choose_trained(torch.nn.Linear(1, 1), ppo(adapter=NEW)),
-    "ppo.critic": lambda patch: critic(NEW, "reference", patch),
-    "ppo.critic_init": lambda patch: critic("separate", NEW, patch),
+    "kl.control": lambda patch: kl_schedule(made(kl__control=NEW).kl, 0.5),
+    "kl.place": lambda patch: beta_in_reward(0.1, NEW),
+    "kl.loss_estimator": lambda patch: kl_loss(ONE, ONE, NEW),
+    "optimiser.lr_schedule": lambda patch: lr_schedule(made(optimiser__lr_schedule=NEW), 1),
+    "train.missing_eos": lambda patch: handle_missing_eos(ONE, ONE > 0, NEW, 1.0),
+    "adapter.kind": lambda patch: choose_trained(torch.nn.Linear(1, 1), made(adapter__kind=NEW)),
+    "critic.kind": lambda patch: critic(NEW, "reference", patch),
+    "critic.init": lambda patch: critic("separate", NEW, patch),
 }
 
 
 @pytest.mark.parametrize("knob", CASES)
 def test_a_made_up_kind_raises(knob: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises((AssertionError, ValueError, KeyError), match=r"made_up|is no kind of scorer"):
+    with pytest.raises((AssertionError, ValueError, KeyError), match=r"made_up|unknown kind of scorer"):
         CASES[knob](monkeypatch)

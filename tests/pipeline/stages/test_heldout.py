@@ -12,6 +12,7 @@ from helpers import smoke
 
 from pipeline import intervals
 from pipeline.intervals import grouped
+from pipeline.models import sampler
 from pipeline.models.policy import Episodes
 from pipeline.models.sampling import inverse_cdf
 from pipeline.stages import heldout
@@ -47,7 +48,7 @@ def sample_one(model: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor, noise
 def scores(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Scores of sampled answers, `model` being a distribution over words and a word's score its number; each
     (prompts,)."""
-    monkeypatch.setattr(heldout, "sample", sample_one)
+    monkeypatch.setattr(sampler, "sample", sample_one)
     data = PromptSet(
         Numbers(), ["0"] * PROMPTS, torch.zeros(PROMPTS, 1, dtype=torch.long), torch.ones(PROMPTS, 1, dtype=torch.bool)
     )

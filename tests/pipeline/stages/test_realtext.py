@@ -88,7 +88,7 @@ def config(home: Path, **changes: Any) -> TrialConfig:
         "reward__pairs": 32,
         "reward__heldout_pairs": 8,
         "reward__calibration_samples": 32,
-        "ppo__steps": 8,
+        "train__steps": 8,
     }
     # What cannot act with these changes is refused.
     idle = ["data__vocab_size"] * ("model__base" in changes)
@@ -139,9 +139,9 @@ def test_every_part_is_calibrated_logged_and_kept_by_prompt(outcome: TrialOutcom
     assert {"parts/helpful/head.safetensors", "parts/helpful/pairs.parquet"} <= {
         path.relative_to(reward.path).as_posix() for path in reward.path.rglob("*")
     }
-    rows = merged(outcome.artifacts["ppo"].path / "metrics.jsonl")
+    rows = merged(outcome.artifacts["train"].path / "metrics.jsonl")
     assert all(name in rows[step] for name in names for step in rows if "objective/scores" in rows[step])
-    frame = pd.read_parquet(outcome.artifacts["ppo"].path / "metrics.parquet")
+    frame = pd.read_parquet(outcome.artifacts["train"].path / "metrics.parquet")
     assert set(names) <= set(frame.columns)
     table = pd.read_parquet(outcome.artifacts["evaluate"].path / "prompts.parquet")
     parts = table["policy_reward/helpful"] - 0.5 * table["policy_reward/harmless"]
@@ -210,9 +210,12 @@ def test_a_reward_learned_from_a_file_on_a_base_of_another_architecture(home: Pa
     assert meta["heldout_pairs"] == 6
     for key, value, says in (
         (
-            "ppo__response_length",
+            "train__response_length",
             200,
-            "ppo.response_length = 200: with prompts of up to 24 tokens this goes beyond .* 128 positions; at most 104",
+            (
+                "train.response_length = 200: with prompts of up to 24 tokens this goes beyond .* 128 positions; at"
+                " most 104"
+            ),
         ),
         ("reward__max_tokens", 200, "reward.max_tokens = 200: this goes beyond the model's 128 positions"),
         ("sft__max_tokens", 200, "sft.max_tokens = 200: this goes beyond the model's 128 positions"),

@@ -42,9 +42,9 @@ def test_a_trial_leaves_everything_it_promises(outcome: TrialOutcome) -> None:
         "critic.safetensors",
         "metrics.jsonl",
         "metrics.parquet",
-    } <= files["ppo"]
-    assert {"samples.parquet", "status.json", "log/cost.json"} <= files["ppo"]
-    assert not any("checkpoint" in name for name in files["ppo"])
+    } <= files["train"]
+    assert {"samples.parquet", "status.json", "log/cost.json"} <= files["train"]
+    assert not any("checkpoint" in name for name in files["train"])
     assert {"draws.parquet", "summary.json"} <= files["reference"]
     assert {"prompts.parquet", "samples.parquet", "summary.json"} <= files["evaluate"]
     assert not any(name.endswith((".bin", ".pt", ".pkl")) for names in files.values() for name in names)
@@ -62,7 +62,7 @@ def test_prompts_are_disjoint_and_heldout_ones_are_what_is_judged(outcome: Trial
 
 
 def test_metrics_are_the_declared_ones_and_within_their_bounds(outcome: TrialOutcome) -> None:
-    frame = pd.read_parquet(outcome.artifacts["ppo"].path / "metrics.parquet")
+    frame = pd.read_parquet(outcome.artifacts["train"].path / "metrics.parquet")
     assert frame["step"].tolist() == list(range(33))
     assert set(frame.columns) - {"step"} <= METRICS.keys()
     only_when_asked_for = {
@@ -138,7 +138,7 @@ def test_the_reference_cannot_beat_the_entropy_of_the_grammar(outcome: TrialOutc
 def test_an_untrained_policy_wins_half_by_independent_noise(outcome: TrialOutcome, smoke_layout: Layout) -> None:
     """lr 0: the policy is the reference, yet its answers are draws of its own, and equal those of the reference by
     chance alone."""
-    same = run_trial(smoke(ppo__lr=0.0), smoke_layout, Recorder())
+    same = run_trial(smoke(optimiser__lr=0.0), smoke_layout, Recorder())
     table = pd.read_parquet(same.artifacts["evaluate"].path / "prompts.parquet")
     assert (table["policy_completion"] == table["reference_completion"]).mean() < 0.2
     assert same.summary["eval/win_rate_low"] < 0.5 < same.summary["eval/win_rate_high"]
@@ -158,10 +158,10 @@ def test_draws_of_the_reference_differ_from_each_other(outcome: TrialOutcome) ->
 
 
 def test_only_ppo_and_evaluation_repeat_between_arms(smoke_layout: Layout) -> None:
-    plan = {one.stage: one for one in plan_trial(smoke(ppo__kl_coef=0.777), smoke_layout)}
-    assert list(plan) == ["prompts", "sft", "reward", "reference", "ppo", "evaluate"]
+    plan = {one.stage: one for one in plan_trial(smoke(kl__beta=0.777), smoke_layout)}
+    assert list(plan) == ["prompts", "sft", "reward", "reference", "train", "evaluate"]
     assert [one.cached for one in plan.values()] == [True, True, True, True, False, False]
-    assert plan["ppo"].why == "ppo.kl_coef 0.05 -> 0.777"
+    assert plan["train"].why == "kl.beta 0.05 -> 0.777"
 
 
 def test_another_number_of_draws_trains_nothing_again(smoke_layout: Layout) -> None:

@@ -19,11 +19,11 @@ from pipeline.resources.ledger import Ledger
 from pipeline.resources.machine import GIB
 from pipeline.training import checkpoint
 
-COLLAPSING: dict[str, Any] = {"min_entropy": 3.0, "lr": 3e-2}
+COLLAPSING: dict[str, Any] = {"train__min_entropy": 3.0, "optimiser__lr": 3e-2}
 
 
 def test_a_checkpoint_holds_the_weights_once_and_their_two_moments(tmp_path: Path) -> None:
-    one = trainer(tmp_path, steps=240, runtime={"checkpoint_updates": 1})
+    one = trainer(tmp_path, train__steps=240, runtime={"checkpoint_updates": 1})
     one.run()
     newest = checkpoint.checkpoints(tmp_path / "checkpoints")[-1]
     state = torch.load(newest, weights_only=True)
@@ -65,7 +65,7 @@ def test_checkpoints_take_no_more_than_their_share_of_the_time(
 
 @pytest.mark.parametrize("runtime", [{"checkpoint_share": 1e-9}, {"checkpoint_updates": 1}, {"checkpoint_updates": 3}])
 @pytest.mark.parametrize(
-    "knobs", [COLLAPSING, {**COLLAPSING, "kl_control": "adaptive", "kl_horizon": 20.0, "lr_guard": True}]
+    "knobs", [COLLAPSING, {**COLLAPSING, "kl__control": "adaptive", "kl__horizon": 20.0, "optimiser__guard": True}]
 )
 def test_the_weights_kept_after_a_divergence_are_those_of_the_last_healthy_rollout(
     tmp_path: Path, knobs: dict[str, Any], runtime: dict[str, Any]
@@ -153,14 +153,14 @@ def test_the_forecast_counts_checkpoints_in_bytes_and_time() -> None:
     often = estimate(t4(runtime__checkpoint_share=None))
     assert often.hours["checkpoint"] == pytest.approx(750 // 25 * one * GIB / 200e6 / 3600)
     assert often.t4_hours > found.t4_hours
-    assert estimate(t4(ppo__adapter="lora")).disk["checkpoints"] < 0.5
+    assert estimate(t4(adapter__kind="lora")).disk["checkpoints"] < 0.5
 
 
 def test_a_disk_that_is_too_small_is_refused_or_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import shutil
     from collections import namedtuple
 
-    configs = [load_config("t4", {"ppo.seed": seed}) for seed in range(8)]
+    configs = [load_config("t4", {"train.seed": seed}) for seed in range(8)]
     found = predict(configs[0])
     assert found is not None
     disk = namedtuple("disk", "total used free")

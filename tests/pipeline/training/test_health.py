@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import trial_config
 from tinytrial import actor, trainer
 
-from pipeline.config.algorithm import PpoConfig
 from pipeline.models.policy import positions, response_mask
 from pipeline.run.metrics_log import merged
 from pipeline.training.health import Diverged, check_collapse, negative_kl, repetition
@@ -32,11 +32,11 @@ def test_repetition_by_hand() -> None:
 
 
 def test_only_a_collapse_is_called_one() -> None:
-    cfg = PpoConfig()
+    cfg = trial_config()
     check_collapse({"objective/repetition": 0.79}, 0.02, cfg)
-    with pytest.raises(Diverged, match=r"0.009 nats per token, below ppo.min_entropy = 0.01"):
+    with pytest.raises(Diverged, match=r"0.009 nats per token, below train.min_entropy = 0.01"):
         check_collapse({"objective/repetition": 0.0}, 0.009, cfg)
-    with pytest.raises(Diverged, match=r"81.0% of the token pairs, above ppo.max_repetition = 0.8"):
+    with pytest.raises(Diverged, match=r"81.0% of the token pairs, above train.max_repetition = 0.8"):
         check_collapse({"objective/repetition": 0.81}, 1.0, cfg)
 
 
@@ -55,7 +55,7 @@ def test_a_trial_with_truncated_sampling_is_stopped_at_its_first_rollout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sampling at half the temperature is what top-k does: the tokens are more likely than the policy says."""
-    from pipeline.training import rollout as module
+    from pipeline.models import sampler as module
 
     honest = module.sample
 
@@ -64,7 +64,7 @@ def test_a_trial_with_truncated_sampling_is_stopped_at_its_first_rollout(
 
     monkeypatch.setattr(module, "sample", sharper)
     with pytest.raises(SelfCheckFailed, match="another distribution"):
-        trainer(tmp_path, batch_size=32, num_mini_batches=2).run()
+        trainer(tmp_path, train__batch_size=32, train__num_mini_batches=2).run()
 
 
 def first_rollout(tmp_path: Path) -> tuple[Rollout, Any]:
@@ -133,7 +133,7 @@ def test_rounding_that_clips_at_a_small_epsilon_is_no_fault(
         return replace(measured, logprobs=measured.logprobs + noise)
 
     monkeypatch.setattr(module, "measure", rounded)
-    one = trainer(tmp_path, cliprange=1e-5)
+    one = trainer(tmp_path, algorithm__cliprange=1e-5)
     if sound:
         assert one.run().status == "complete"
         assert merged(tmp_path / "metrics.jsonl")[1]["policy/pg_clipfrac"] > 0.1

@@ -21,10 +21,10 @@ def test_every_control_is_killed_by_both() -> None:
 
 
 def test_a_difference_would_be_seen(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    path = tmp_path / "store" / "ppo" / "key" / "metrics.jsonl"
+    path = tmp_path / "store" / "train" / "key" / "metrics.jsonl"
     path.parent.mkdir(parents=True)
     path.write_text("a")
     before = fingerprint(tmp_path)
     path.write_text("b")
     assert fingerprint(tmp_path) != before
-    assert list(before) == ["store/ppo/key/metrics.jsonl"]
+    assert list(before) == ["store/train/key/metrics.jsonl"]

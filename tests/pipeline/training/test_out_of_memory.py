@@ -18,7 +18,7 @@ from pipeline.run.metrics_log import merged
 from pipeline.training.trainer import Outcome, Trainer
 
 Rows = dict[int, dict[str, float]]
-KNOBS = {"steps": 8, "batch_size": 16, "runtime": {"micro_batch_size": 8, "rollout_batch_size": 16}}
+KNOBS = {"train__steps": 8, "train__batch_size": 16, "runtime": {"micro_batch_size": 8, "rollout_batch_size": 16}}
 
 
 def limited(one: Trainer, too_many: Callable[[int, bool], bool]) -> Trainer:

@@ -23,7 +23,12 @@ from pipeline.trial import execution, prepare, run_trial
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "knobs", [{}, {"ppo__critic": "separate", "ppo__kl_control": "adaptive", "ppo__whiten_rewards": True}]
+    "knobs",
+    [
+        {},
+        {"critic__kind": "separate", "kl__control": "adaptive", "algorithm__whiten_rewards": True},
+        {"algorithm": "rloo"},
+    ],
 )
 def test_two_processes_give_the_losses_of_one(smoke_layout: Layout, tmp_path: Path, knobs: dict[str, Any]) -> None:
     import shutil
@@ -35,7 +40,7 @@ def test_two_processes_give_the_losses_of_one(smoke_layout: Layout, tmp_path: Pa
             shutil.copytree(smoke_layout.store / stage, layout.store / stage)
         recorder = Recorder()
         outcome = run_trial(smoke(runtime__processes=processes, **knobs), layout, recorder)
-        folder = outcome.artifacts["ppo"].path
+        folder = outcome.artifacts["train"].path
         found[processes] = (
             merged(folder / "metrics.jsonl"),
             load_snapshot(folder / "policy", torch.device("cpu")).state_dict(),
@@ -62,7 +67,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_mistakes_of_the_user_come_back_as_such(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^ppo.batch_size: too small$"):
+    with pytest.raises(UserError, match=r"^train.batch_size: too small$"):
         launch("ranked:refuses", 2, smoke(), tmp_path, Recorder(), {})
     assert not list(tmp_path.iterdir())
 
@@ -90,14 +95,14 @@ def test_a_process_that_is_short_of_memory_takes_less_at_once_or_ends_the_trial_
     cfg = smoke(runtime__processes=2)
     plain = run_trial(smoke(), smoke_layout, Recorder())
     upstream = {name: plain.artifacts[name] for name in ("prompts", "sft", "reward")}
-    wanted, found = merged(plain.artifacts["ppo"].path / "metrics.jsonl"), {}
+    wanted, found = merged(plain.artifacts["train"].path / "metrics.jsonl"), {}
     for room in (1, 0):
         monkeypatch.setenv("ROOM_FOR", str(room))
         out = tmp_path / str(room)
         out.mkdir()
         launch("ranked:short_of_memory", 2, cfg, out, Recorder(), upstream)
         found[room] = json.loads((out / "status.json").read_text())
-    assert (found[1]["status"], found[1]["steps"]) == ("complete", cfg.ppo.steps)
+    assert (found[1]["status"], found[1]["steps"]) == ("complete", cfg.train.steps)
     for step, row in merged(tmp_path / "1" / "metrics.jsonl").items():
         assert row == pytest.approx(wanted[step], rel=5e-3, abs=5e-4), step
     assert (found[0]["status"], found[0]["steps"]) == ("budget", 0)

@@ -8,17 +8,20 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from helpers import trial_config
 from hypothesis import given
 from hypothesis import strategies as st
 from naive import drawn, prefix
 from torch import Tensor
 
 from pipeline.algorithms.mathematics.masking import masked_var, masked_whiten
-from pipeline.algorithms.ppo import Tokens, policy_terms
-from pipeline.config.algorithm import PpoConfig
+from pipeline.algorithms.ppo import PPO
+from pipeline.algorithms.terms import Tokens, kl_penalty, step_metrics
+from pipeline.config.trial import TrialConfig
 from pipeline.models import lm_head as head_module
 from pipeline.models.policy import Episodes, to_grid
-from pipeline.training.rollout import Rollout, Scores, TokenStats, drift_metrics, reward_metrics, text_metrics
+from pipeline.training.rollout import Measured, Rollout, Scores, drift_metrics, reward_metrics, text_metrics
+from pipeline.training.surrogate_loss import of_tokens
 from pipeline.training.token_stats import token_stats
 from pipeline.training.update import tokens_of
 
@@ -31,7 +34,15 @@ def f64(*xs: float) -> Tensor:
 
 def tokens(new: list[float], old: list[float], ref: list[float], advantages: list[float]) -> tuple[Tokens, Tensor]:
     empty = torch.zeros(len(new), dtype=torch.float64)
-    return Tokens(f64(*old), f64(*ref), empty, f64(*advantages), empty), f64(*new)
+    return Tokens(f64(*old), f64(*ref), f64(*advantages), empty, empty), f64(*new)
+
+
+def policy_terms(batch: Tokens, new: Tensor, kl_coef: float, cfg: TrialConfig) -> tuple[Tensor, dict[str, Tensor]]:
+    """The losses of the tokens as an update adds them up, and every metric of a token."""
+    loss, metrics = PPO.surrogate(batch.behaviour(), new, cfg.algorithm)
+    metrics |= {"policy/pg_loss": loss, **step_metrics(batch, new)}
+    penalty = kl_penalty(batch.ref_logprobs, new, kl_coef, cfg.kl)
+    return (loss, metrics) if penalty is None else (loss + penalty, {**metrics, "policy/kl_loss": penalty})
 
 
 # --- the terms of one mini-batch ---------------------------------------------------------------------------
@@ -41,7 +52,7 @@ def test_terms_by_hand() -> None:
     """Ratios 2 and 1/2, advantages 1 and -1; the reference agrees with the old policy on the first token, with the new
     on the second."""
     batch, new = tokens([-1.0, -1.0 - LOG2], [-1.0 - LOG2, -1.0], [-1.0 - LOG2, -1.0 - LOG2], [1.0, -1.0])
-    loss, metrics = policy_terms(batch, new, 0.3, PpoConfig())
+    loss, metrics = policy_terms(batch, new, 0.3, trial_config())
     assert loss.tolist() == pytest.approx([-1.2, 0.8])
     assert metrics["policy/pg_loss"].tolist() == loss.tolist()
     assert metrics["policy/pg_clipfrac"].tolist() == [True, True]
@@ -58,36 +69,39 @@ def test_the_penalty_in_the_loss_by_hand() -> None:
     # d = log 2 and 0, beta 0.3: 0.3 x log^2 2 / 2 is added to the first token; the surrogate's own metric does not have
     # it.
     batch, new = tokens([-1.0, -1.0 - LOG2], [-1.0 - LOG2, -1.0], [-1.0 - LOG2, -1.0 - LOG2], [1.0, -1.0])
-    loss, metrics = policy_terms(batch, new, 0.3, PpoConfig(kl_in="loss"))
+    loss, metrics = policy_terms(batch, new, 0.3, trial_config(kl__place="loss"))
     assert metrics["policy/kl_loss"].tolist() == pytest.approx([0.15 * LOG2**2, 0.0])
     assert loss.tolist() == pytest.approx([-1.2 + 0.15 * LOG2**2, 0.8])
     assert metrics["policy/pg_loss"].tolist() == pytest.approx([-1.2, 0.8])
-    _, metrics = policy_terms(batch, new, 0.3, PpoConfig(kl_in="loss", kl_loss_estimator="k3"))
+    _, metrics = policy_terms(batch, new, 0.3, trial_config(kl__place="loss", kl__loss_estimator="k3"))
     assert metrics["policy/kl_loss"].tolist() == pytest.approx([0.3 * (LOG2 - 0.5), 0.0])
 
 
 def test_the_second_clip_by_hand() -> None:
     # Ratio 4 at advantage -1: bounded at 3. At advantage 1 the usual clip holds.
     batch, new = tokens([0.0, 0.0], [-2 * LOG2] * 2, [0.0, 0.0], [-1.0, 1.0])
-    loss, metrics = policy_terms(batch, new, 0.3, PpoConfig(dual_clip=3.0))
+    loss, metrics = policy_terms(batch, new, 0.3, trial_config(algorithm__dual_clip=3.0))
     assert loss.tolist() == pytest.approx([3.0, -1.2])
     assert metrics["policy/dual_clipfrac"].tolist() == [True, False]
-    assert policy_terms(batch, new, 0.3, PpoConfig())[0].tolist() == pytest.approx([4.0, -1.2])
+    assert policy_terms(batch, new, 0.3, trial_config())[0].tolist() == pytest.approx([4.0, -1.2])
 
 
 @pytest.mark.parametrize(
-    "knobs", [{}, {"kl_in": "loss"}, {"kl_in": "loss", "kl_loss_estimator": "k3"}, {"dual_clip": 1.5}]
+    "knobs",
+    [{}, {"kl__place": "loss"}, {"kl__place": "loss", "kl__loss_estimator": "k3"}, {"algorithm__dual_clip": 1.5}],
 )
-def test_micro_batches_add_up_and_metrics_carry_no_gradient(knobs: dict[str, Any]) -> None:
-    cfg, columns = PpoConfig(**knobs), [drawn(12, seed=seed) for seed in range(6)]
+def test_the_losses_of_chunks_add_up_and_metrics_carry_no_gradient(knobs: dict[str, Any]) -> None:
+    cfg, columns = trial_config(**knobs), [drawn(12, seed=seed) for seed in range(6)]
     batch, new = Tokens(*columns[:5]), columns[5].requires_grad_()
-    loss, metrics = policy_terms(batch, new, 0.3, cfg)
-    parts = [policy_terms(batch.at(rows), new[rows], 0.3, cfg) for rows in (slice(0, 1), slice(1, 7), slice(7, 12))]
-    assert torch.equal(torch.cat([part for part, _ in parts]), loss)
-    for name, column in metrics.items():
-        assert torch.equal(torch.cat([part[name] for _, part in parts]), column), name
-        assert not column.requires_grad, name
+    objective = of_tokens(PPO, batch, cfg.algorithm)
+    loss, metrics = PPO.surrogate(batch.behaviour(), new, cfg.algorithm)
+    parts = [objective.loss(rows, new[rows]) for rows in (slice(0, 1), slice(1, 7), slice(7, 12))]
+    assert torch.equal(torch.cat(parts), loss)
     assert loss.requires_grad
+    sums = objective.sums(new)
+    assert sums.keys() == metrics.keys() | {"policy/pg_loss"}
+    assert not any(column.requires_grad for column in sums.values())
+    assert sums["policy/pg_loss"].item() == pytest.approx(loss.sum().item(), rel=1e-6)
 
 
 logits = st.integers(2, 5).flatmap(
@@ -100,7 +114,7 @@ def test_step_metrics_are_unbiased_by_enumeration(triple: tuple[list[float], ...
     """Each token of a small vocabulary once, weighted by the probability with which the behaviour policy samples it."""
     new, old, ref = (torch.log_softmax(f64(*one), -1) for one in triple)
     zero = torch.zeros_like(new)
-    _, metrics = policy_terms(Tokens(old, ref, zero, zero, zero), new, 0.0, PpoConfig())
+    _, metrics = policy_terms(Tokens(old, ref, zero, zero, zero), new, 0.0, trial_config())
     mean = {name: float((old.exp() * column).sum()) for name, column in metrics.items()}
     kl = [float((p.exp() * (p - q)).sum()) for p, q in ((new, ref), (old, new))]
     assert mean["policy/ratio"] == pytest.approx(1.0)
@@ -118,8 +132,8 @@ def test_a_beta_in_the_reward_is_divided_by_the_std_of_the_advantages_and_one_in
 
     def gradient(advantages: Tensor, kl_coef: float, kl_in: Literal["reward", "loss"]) -> Tensor:
         new = old.clone().requires_grad_(True)
-        batch = Tokens(old, old - d, empty, advantages, empty)
-        policy_terms(batch, new, kl_coef, PpoConfig(kl_in=kl_in))[0].sum().backward()
+        batch = Tokens(old, old - d, advantages, empty, empty)
+        policy_terms(batch, new, kl_coef, trial_config(kl__place=kl_in))[0].sum().backward()
         assert new.grad is not None
         return new.grad
 
@@ -144,7 +158,7 @@ def rollout(pad: int = 0) -> Rollout:
     episodes = Episodes(
         torch.cat([torch.tensor([[4], [4]]), responses], 1), torch.ones(2, 1).bool(), mask, torch.tensor([True, False])
     )
-    measured = TokenStats(grids[0], grids[1], grids[2], grids[3], grids[3])
+    measured = Measured(grids[0], grids[1], grids[2], grids[3], grids[3])
     scores = Scores(f64(2.0, 4.0), f64(1.0, 0.0), ["p"] * 2, ["t"] * 2)
     return Rollout(episodes, measured, grids[3], grids[2], 0.1, scores, {})
 
@@ -196,7 +210,7 @@ def test_pad_columns_reach_no_loss() -> None:
 
     dirty = replace(
         one,
-        measured=TokenStats(*(spoilt(grid) for grid in vars(one.measured).values())),
+        measured=Measured(*(spoilt(grid) for grid in vars(one.measured).values())),
         advantages=spoilt(one.advantages),
         returns=spoilt(one.returns),
     )

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from tinytrial import CONTROLS, Killed, Killer, model, run, trainer
+from tinytrial import CONTROLS, RLOO, Killed, Killer, model, run, trainer
 
-from pipeline.config.algorithm import PpoConfig
+from pipeline.config.names import TRAINING
+from pipeline.config.trial import TrialConfig
 from pipeline.run.metrics_log import merged
 from pipeline.training.rollout import Prompts, Scores, collect
 from pipeline.training.update import accumulate, clip
@@ -35,7 +36,7 @@ def test_the_first_step_sees_the_behaviour_policy_itself(tmp_path: Path) -> None
 
 
 def test_without_a_learning_rate_nothing_moves(tmp_path: Path) -> None:
-    _, rows, state = run(tmp_path, lr=0.0)
+    _, rows, state = run(tmp_path, optimiser__lr=0.0)
     start = model().state_dict()
     assert all(torch.equal(state[f"lm.{name}"], tensor) for name, tensor in start.items())
     assert not state["value_head.weight"].any()
@@ -44,7 +45,7 @@ def test_without_a_learning_rate_nothing_moves(tmp_path: Path) -> None:
 
 
 def test_it_learns_what_the_reward_asks_for(tmp_path: Path) -> None:
-    _, rows, _ = run(tmp_path, steps=240, lr=3e-3, kl_coef=0.0)
+    _, rows, _ = run(tmp_path, train__steps=240, optimiser__lr=3e-3, kl__beta=0.0)
     series = [row["objective/scores"] for row in rows.values() if "objective/scores" in row]
     assert sum(series[-5:]) / 5 > sum(series[:5]) / 5 + 0.5
 
@@ -65,12 +66,12 @@ def test_entropy_and_divergences_are_never_negative(tmp_path: Path) -> None:
 def test_the_gradient_is_that_of_the_mean_over_the_mini_batch_tokens(tmp_path: Path) -> None:
     """Against autograd on the losses as PPO.md writes them, over one mini-batch at once, without masks or
     micro-batches."""
-    one = trainer(tmp_path, runtime={"micro_batch_size": 3}, kl_coef=0.3)
+    one = trainer(tmp_path, runtime={"micro_batch_size": 3}, kl__beta=0.3)
     actor, cfg = one.actor, one.cfg
     torch.nn.init.normal_(actor.value_head.weight, generator=torch.Generator().manual_seed(5))
     rows = torch.arange(8)
     rollout = collect(
-        one.rollout_context, Prompts(one.queries[rows], one.query_mask[rows], rows.tolist()), 0, cfg.kl_coef
+        one.rollout_context, Prompts(one.queries[rows], one.query_mask[rows], rows.tolist()), 0, cfg.kl.beta
     )
     mini = torch.tensor([6, 1, 3, 4])
     total, tokens = torch.zeros(()), 0
@@ -80,8 +81,10 @@ def test_the_gradient_is_that_of_the_mean_over_the_mini_batch_tokens(tmp_path: P
         chosen = log_pi[range(length), rollout.episodes.responses[row, :length]]
         ratio = (chosen - rollout.measured.logprobs[row, :length]).exp()
         advantages, returns = rollout.advantages[row, :length], rollout.returns[row, :length]
-        surrogate = -torch.min(advantages * ratio, advantages * ratio.clamp(1 - cfg.cliprange, 1 + cfg.cliprange))
-        total = total + surrogate.sum() + cfg.vf_coef * 0.5 * ((values - returns) ** 2).sum()
+        surrogate = -torch.min(
+            advantages * ratio, advantages * ratio.clamp(1 - cfg.algorithm.cliprange, 1 + cfg.algorithm.cliprange)
+        )
+        total = total + surrogate.sum() + cfg.critic.vf_coef * 0.5 * ((values - returns) ** 2).sum()
         tokens += length
     gradients = torch.autograd.grad(total / tokens, list(actor.parameters()))
     norm = torch.sqrt(sum((gradient**2).sum() for gradient in gradients))  # type: ignore[arg-type]
@@ -89,7 +92,7 @@ def test_the_gradient_is_that_of_the_mean_over_the_mini_batch_tokens(tmp_path: P
     step |= clip(one.learner)
     assert step["policy/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
     assert step["policy/ratio"] == pytest.approx(1.0, abs=1e-6)
-    shrunk = min(1.0, cfg.max_grad_norm / norm.item())
+    shrunk = min(1.0, cfg.optimiser.max_grad_norm / norm.item())
     for parameter, gradient in zip(actor.parameters(), gradients, strict=True):
         torch.testing.assert_close(parameter.grad, gradient * shrunk, rtol=1e-4, atol=1e-7)
 
@@ -97,7 +100,7 @@ def test_the_gradient_is_that_of_the_mean_over_the_mini_batch_tokens(tmp_path: P
 def test_the_std_that_whitening_divides_by_is_measured(tmp_path: Path) -> None:
     found = {}
     for whiten in (True, False):
-        one = trainer(tmp_path / str(whiten), kl_coef=0.3, whiten_advantages=whiten)
+        one = trainer(tmp_path / str(whiten), kl__beta=0.3, algorithm__whiten_advantages=whiten)
         found[whiten] = collect(one.rollout_context, one._prompts(), 0, 0.3)
     std = found[True].metrics["objective/advantage_std"]
     assert std == found[False].metrics["objective/advantage_std"]
@@ -109,10 +112,10 @@ def test_the_std_that_whitening_divides_by_is_measured(tmp_path: Path) -> None:
 
 def first_step(folder: Path, **knobs: Any) -> tuple[dict[str, float], float, float]:
     """Metrics of the first step, and the norms of what clipping leaves of the gradients of policy and critic."""
-    one = trainer(folder, critic="separate", max_grad_norm=0.1, **knobs)
+    one = trainer(folder, critic__kind="separate", optimiser__max_grad_norm=0.1, **knobs)
     rows = torch.arange(8)
     rollout = collect(
-        one.rollout_context, Prompts(one.queries[rows], one.query_mask[rows], rows.tolist()), 0, one.cfg.kl_coef
+        one.rollout_context, Prompts(one.queries[rows], one.query_mask[rows], rows.tolist()), 0, one.cfg.kl.beta
     )
     metrics = accumulate(rollout, torch.arange(4), one.learner)
     metrics |= clip(one.learner)
@@ -129,11 +132,11 @@ def test_a_separate_critic_does_not_shrink_the_step_of_the_policy(tmp_path: Path
     """Both gradients are longer than the bound. Clipped apart, each ends at the bound, however large the value
     error."""
     for c1 in (1.0, 100.0):
-        metrics, policy, critic = first_step(tmp_path / f"apart {c1}", vf_coef=c1)
+        metrics, policy, critic = first_step(tmp_path / f"apart {c1}", critic__vf_coef=c1)
         assert min(metrics["policy/grad_norm"], metrics["value/grad_norm"]) > 0.1
         assert policy == pytest.approx(0.1, rel=1e-3)
         assert critic == pytest.approx(0.1, rel=1e-3)
-    metrics, policy, critic = first_step(tmp_path / "together", vf_coef=100.0, clip_norms="together")
+    metrics, policy, critic = first_step(tmp_path / "together", critic__vf_coef=100.0, optimiser__clip_norms="together")
     assert "value/grad_norm" not in metrics
     assert (policy**2 + critic**2) ** 0.5 == pytest.approx(0.1, rel=1e-3)
     assert policy < 0.05
@@ -141,78 +144,80 @@ def test_a_separate_critic_does_not_shrink_the_step_of_the_policy(tmp_path: Path
 
 # --- liveness ----------------------------------------------------------------------------------------------
 
-COLD = {"temperature": 0.2, "response_length": 25, "min_entropy": 0.0}
+COLD = {"train__temperature": 0.2, "train__response_length": 25, "train__min_entropy": 0.0}
 """So nearly greedy that text repeats itself."""
 PERTURBED: dict[str, dict[str, Any]] = {
-    "seed": {"seed": 1},
-    "steps": {"steps": 28},
-    "batch_size": {"batch_size": 4},
-    "num_mini_batches": {"num_mini_batches": 4},
-    "num_ppo_epochs": {"num_ppo_epochs": 3},
-    "response_length": {"response_length": 7},
-    "temperature": {"temperature": 0.8},
-    "lr": {"lr": 5e-3},
-    "value_head_lr": {"value_head_lr": 1e-1},
-    "lr_schedule": {"lr_schedule": "constant"},
-    "adam_eps": {"adam_eps": 1e-3},
-    "max_grad_norm": {"max_grad_norm": 1e-3},
-    "clip_norms": {"critic": "separate", "clip_norms": "together"},
-    "cliprange": {"cliprange": 0.01},
-    "cliprange_value": {"cliprange_value": 0.01},
-    "gamma": {"gamma": 0.5},
-    "gae_lambda": {"gae_lambda": 0.5},
-    "kl_coef": {"kl_coef": 1.0},
-    "vf_coef": {"vf_coef": 1.0},
-    "ent_coef": {"ent_coef": 0.5},
-    "whiten_rewards": {"whiten_rewards": True},
-    "whiten_advantages": {"whiten_advantages": False},
-    "missing_eos": {"missing_eos": "none"},
-    "missing_eos_penalty": {"missing_eos_penalty": 3.0},
-    "dual_clip": {"dual_clip": 1.01, "cliprange": 0.01, "lr": 5e-2},
-    "kl_in": {"kl_in": "loss"},
-    "kl_loss_estimator": {"kl_in": "loss", "kl_loss_estimator": "k3"},
-    "kl_control": {"kl_control": "adaptive"},
-    "kl_coef_end": {"kl_control": "linear", "kl_coef_end": 0.5},
-    "kl_coef_stages": {"kl_control": "piecewise", "kl_coef_stages": ((0.4, 0.5), (0.8, 0.0))},
-    "kl_target": {"kl_control": "adaptive", "kl_target": 0.5},
-    "kl_horizon": {"kl_control": "adaptive", "kl_horizon": 10.0},
-    "lr_guard": {"lr_guard": True},
-    "lr_guard_kl": {"lr_guard": True, "lr_guard_kl": 100.0},
-    "lr_guard_factor": {"lr_guard": True, "lr_guard_factor": 0.1},
-    "lr_guard_steps": {"lr_guard": True, "lr_guard_steps": 1},
-    "kl_hinge": {"kl_hinge": 1e-4},
-    "stop": {"stop": ({"metric": "policy/entropy", "op": ">", "threshold": 0.0, "consecutive": 5},)},
-    "target_kl": {"target_kl": 1e-4},
-    "critic": {"critic": "separate"},
-    "critic_init": {"critic": "separate", "critic_init": "reward"},
-    "critic_lr": {"critic": "separate", "critic_lr": 0.0},
-    "adapter": {"adapter": "lora"},
-    "lora_rank": {"adapter": "lora", "lora_rank": 2},
-    "lora_alpha": {"adapter": "lora", "lora_alpha": 4.0},
-    "frozen_layers": {"frozen_layers": 1},
-    "min_entropy": {"min_entropy": 10.0},
-    "max_repetition": {**COLD, "max_repetition": 0.4},
+    "algorithm__name": RLOO,
+    "train__responses_per_prompt": {"train__responses_per_prompt": 2},
+    "train__seed": {"train__seed": 1},
+    "train__steps": {"train__steps": 28},
+    "train__batch_size": {"train__batch_size": 4},
+    "train__num_mini_batches": {"train__num_mini_batches": 4},
+    "train__num_epochs": {"train__num_epochs": 3},
+    "train__response_length": {"train__response_length": 7},
+    "train__temperature": {"train__temperature": 0.8},
+    "optimiser__lr": {"optimiser__lr": 5e-3},
+    "critic__head_lr": {"critic__head_lr": 1e-1},
+    "optimiser__lr_schedule": {"optimiser__lr_schedule": "constant"},
+    "optimiser__adam_eps": {"optimiser__adam_eps": 1e-3},
+    "optimiser__max_grad_norm": {"optimiser__max_grad_norm": 1e-3},
+    "optimiser__clip_norms": {"critic__kind": "separate", "optimiser__clip_norms": "together"},
+    "algorithm__cliprange": {"algorithm__cliprange": 0.01},
+    "critic__cliprange": {"critic__cliprange": 0.01},
+    "algorithm__gamma": {"algorithm__gamma": 0.5},
+    "algorithm__gae_lambda": {"algorithm__gae_lambda": 0.5},
+    "kl__beta": {"kl__beta": 1.0},
+    "critic__vf_coef": {"critic__vf_coef": 1.0},
+    "algorithm__ent_coef": {"algorithm__ent_coef": 0.5},
+    "algorithm__whiten_rewards": {"algorithm__whiten_rewards": True},
+    "algorithm__whiten_advantages": {"algorithm__whiten_advantages": False},
+    "train__missing_eos": {"train__missing_eos": "none"},
+    "train__missing_eos_penalty": {"train__missing_eos_penalty": 3.0},
+    "algorithm__dual_clip": {"algorithm__dual_clip": 1.01, "algorithm__cliprange": 0.01, "optimiser__lr": 5e-2},
+    "kl__place": {"kl__place": "loss"},
+    "kl__loss_estimator": {"kl__place": "loss", "kl__loss_estimator": "k3"},
+    "kl__control": {"kl__control": "adaptive"},
+    "kl__beta_end": {"kl__control": "linear", "kl__beta_end": 0.5},
+    "kl__beta_stages": {"kl__control": "piecewise", "kl__beta_stages": ((0.4, 0.5), (0.8, 0.0))},
+    "kl__target": {"kl__control": "adaptive", "kl__target": 0.5},
+    "kl__horizon": {"kl__control": "adaptive", "kl__horizon": 10.0},
+    "optimiser__guard": {"optimiser__guard": True},
+    "optimiser__guard_kl": {"optimiser__guard": True, "optimiser__guard_kl": 100.0},
+    "optimiser__guard_factor": {"optimiser__guard": True, "optimiser__guard_factor": 0.1},
+    "optimiser__guard_steps": {"optimiser__guard": True, "optimiser__guard_steps": 1},
+    "kl__hinge": {"kl__hinge": 1e-4},
+    "train__stop": {"train__stop": ({"metric": "policy/entropy", "op": ">", "threshold": 0.0, "consecutive": 5},)},
+    "algorithm__target_kl": {"algorithm__target_kl": 1e-4},
+    "critic__kind": {"critic__kind": "separate"},
+    "critic__init": {"critic__kind": "separate", "critic__init": "reward"},
+    "critic__lr": {"critic__kind": "separate", "critic__lr": 0.0},
+    "adapter__kind": {"adapter__kind": "lora"},
+    "adapter__rank": {"adapter__kind": "lora", "adapter__rank": 2},
+    "adapter__alpha": {"adapter__kind": "lora", "adapter__alpha": 4.0},
+    "adapter__frozen_layers": {"adapter__frozen_layers": 1},
+    "train__min_entropy": {"train__min_entropy": 10.0},
+    "train__max_repetition": {**COLD, "train__max_repetition": 0.4},
 }
-ONLY_ON_A_GPU = {"quantize"}
+ONLY_ON_A_GPU = {"adapter__quantize"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "base": {},
-    "adaptive": {"kl_control": "adaptive"},
-    "linear": {"kl_control": "linear"},
-    "stages": {"kl_control": "piecewise", "kl_coef_stages": ((0.4, 0.5),)},
-    "guard": {"lr_guard": True},
-    "in the loss": {"kl_in": "loss"},
-    "separate": {"critic": "separate"},
-    "lora": {"adapter": "lora"},
+    "adaptive": {"kl__control": "adaptive"},
+    "linear": {"kl__control": "linear"},
+    "stages": {"kl__control": "piecewise", "kl__beta_stages": ((0.4, 0.5),)},
+    "guard": {"optimiser__guard": True},
+    "in the loss": {"kl__place": "loss"},
+    "separate": {"critic__kind": "separate"},
+    "lora": {"adapter__kind": "lora"},
     "cold": COLD,
-    "fast": {"cliprange": 0.01, "lr": 5e-2},
+    "fast": {"algorithm__cliprange": 0.01, "optimiser__lr": 5e-2},
 }
 """What a knob is compared with: the base, or the setting that it refines."""
 AGAINST = {
-    "kl_target": "adaptive", "kl_horizon": "adaptive", "kl_coef_end": "linear", "kl_coef_stages": "stages",
-    "lr_guard_kl": "guard", "lr_guard_factor": "guard", "lr_guard_steps": "guard", "kl_loss_estimator": "in the loss",
-    "lora_rank": "lora", "lora_alpha": "lora",
-    "critic_init": "separate", "critic_lr": "separate", "clip_norms": "separate", "dual_clip": "fast",
-    "max_repetition": "cold",
+    "kl__target": "adaptive", "kl__horizon": "adaptive", "kl__beta_end": "linear", "kl__beta_stages": "stages",
+    "optimiser__guard_kl": "guard", "optimiser__guard_factor": "guard", "optimiser__guard_steps": "guard",
+    "kl__loss_estimator": "in the loss", "adapter__rank": "lora", "adapter__alpha": "lora",
+    "critic__init": "separate", "critic__lr": "separate", "optimiser__clip_norms": "separate",
+    "algorithm__dual_clip": "fast", "train__max_repetition": "cold",
 }  # fmt: skip
 
 
@@ -223,7 +228,9 @@ def trajectories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_every_declared_knob_is_covered_below() -> None:
-    assert set(PpoConfig.model_fields) == PERTURBED.keys() | ONLY_ON_A_GPU
+    sections = {section: TrialConfig.model_fields[section].annotation for section in TRAINING}
+    knobs = {f"{section}__{name}" for section, model in sections.items() for name in model.model_fields}
+    assert knobs == PERTURBED.keys() | ONLY_ON_A_GPU
 
 
 @pytest.mark.parametrize("knob", PERTURBED)
@@ -268,7 +275,7 @@ def test_a_cap_ends_the_trial_as_budget(tmp_path: Path, cap: str) -> None:
 
 def test_numbers_that_are_not_finite_end_the_trial_as_diverged(tmp_path: Path) -> None:
     # lr 1e30 sends the weights beyond fp32 within a step or two.
-    outcome, rows, state = run(tmp_path, lr=1e30, max_grad_norm=1e30)
+    outcome, rows, state = run(tmp_path, optimiser__lr=1e30, optimiser__max_grad_norm=1e30)
     assert outcome.status == "diverged"
     assert "not finite" in str(outcome.reason)
     assert all(bool(torch.isfinite(tensor).all()) for tensor in state.values())
@@ -281,7 +288,12 @@ def test_a_divergence_in_the_last_step_of_an_update_is_found_and_keeps_good_weig
 ) -> None:
     """One step an update: nothing after it in the update could notice. What is kept does not depend on the
     checkpoints."""
-    one_step = {"num_mini_batches": 1, "num_ppo_epochs": 1, "lr": 1e30, "max_grad_norm": 1e30}
+    one_step = {
+        "train__num_mini_batches": 1,
+        "train__num_epochs": 1,
+        "optimiser__lr": 1e30,
+        "optimiser__max_grad_norm": 1e30,
+    }
     outcome, _, state = run(tmp_path, runtime={"checkpoint_updates": checkpoint_updates}, **one_step)
     assert (outcome.status, outcome.steps) == ("diverged", 1)
     assert str(outcome.reason).endswith("the policy kept is that of step 0")
@@ -299,7 +311,10 @@ def test_a_rollout_that_is_not_finite_ends_the_trial_as_diverged(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("knobs", "words"),
-    [({"min_entropy": 3.0, "lr": 3e-2}, "entropy collapsed"), ({**COLD, "max_repetition": 0.6}, "repeated text")],
+    [
+        ({"train__min_entropy": 3.0, "optimiser__lr": 3e-2}, "entropy collapsed"),
+        ({**COLD, "train__max_repetition": 0.6}, "repeated text"),
+    ],
 )
 @pytest.mark.parametrize("checkpoint_updates", [1, 4])
 def test_a_collapse_ends_the_trial_with_the_weights_before_it(
@@ -317,7 +332,7 @@ def test_a_collapse_ends_the_trial_with_the_weights_before_it(
 
 
 def test_a_trial_killed_before_it_collapsed_keeps_the_same_weights(tmp_path: Path) -> None:
-    knobs: dict[str, Any] = {"min_entropy": 3.0, "lr": 3e-2, "runtime": {"checkpoint_updates": 1}}
+    knobs: dict[str, Any] = {"train__min_entropy": 3.0, "optimiser__lr": 3e-2, "runtime": {"checkpoint_updates": 1}}
     whole, _, state = run(tmp_path / "whole", **knobs)
     with pytest.raises(Killed):
         trainer(tmp_path / "cut", reporter=Killer(whole.updates), **knobs).run()
@@ -327,7 +342,7 @@ def test_a_trial_killed_before_it_collapsed_keeps_the_same_weights(tmp_path: Pat
 
 
 def test_the_target_kl_stop_ends_the_epochs_before_the_step_it_refuses(tmp_path: Path) -> None:
-    outcome, rows, _ = run(tmp_path, target_kl=1e-3)
+    outcome, rows, _ = run(tmp_path, algorithm__target_kl=1e-3)
     assert outcome.status == "complete"
     assert outcome.updates == 6  # every rollout is made; only their steps are fewer
     taken = [int(row["policy/update_steps"]) for row in rows.values() if "policy/update_steps" in row]
@@ -340,13 +355,13 @@ def test_the_target_kl_stop_ends_the_epochs_before_the_step_it_refuses(tmp_path:
 
 
 def test_the_learning_rate_falls_with_the_planned_steps_whatever_a_stop_leaves_out(tmp_path: Path) -> None:
-    _, rows, _ = run(tmp_path, target_kl=1e-9)
+    _, rows, _ = run(tmp_path, algorithm__target_kl=1e-9)
     rates = [row["policy/lr"] for row in rows.values() if "policy/lr" in row]
     assert rates == pytest.approx([1e-2 * (1 - update * 4 / 24) for update in range(6)])
 
 
 def test_the_hinge_holds_the_drift_back(tmp_path: Path) -> None:
-    far = [run(tmp_path / str(hinge), kl_coef=0.0, kl_hinge=hinge)[1] for hinge in (None, 1e-2)]
+    far = [run(tmp_path / str(hinge), kl__beta=0.0, kl__hinge=hinge)[1] for hinge in (None, 1e-2)]
     free, held = (
         [row["objective/kl_exact_per_token"] for row in rows.values() if "objective/kl" in row][-1] for rows in far
     )
@@ -358,10 +373,10 @@ def test_the_hinge_holds_the_drift_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
 def test_a_penalty_in_the_loss_holds_the_policy_back_too(tmp_path: Path, estimator: str) -> None:
-    knobs = {"kl_in": "loss", "kl_loss_estimator": estimator, "steps": 80}
+    knobs = {"kl__place": "loss", "kl__loss_estimator": estimator, "train__steps": 80}
     ends = []
     for beta in (0.0, 3.0):
-        _, rows, _ = run(tmp_path / str(beta), kl_coef=beta, **knobs)
+        _, rows, _ = run(tmp_path / str(beta), kl__beta=beta, **knobs)
         assert all(
             row["objective/non_score_reward"] == 0 for row in rows.values() if "objective/non_score_reward" in row
         )
@@ -371,23 +386,23 @@ def test_a_penalty_in_the_loss_holds_the_policy_back_too(tmp_path: Path, estimat
 
 @pytest.mark.parametrize("control", [*CONTROLS, "critic from the reward"])
 def test_the_first_step_is_the_behaviour_policy_whatever_the_settings(tmp_path: Path, control: str) -> None:
-    knobs = CONTROLS.get(control, {"critic": "separate", "critic_init": "reward"})
+    knobs = CONTROLS.get(control, {"critic__kind": "separate", "critic__init": "reward"})
     _, rows, _ = run(tmp_path / "a", **knobs)
     assert rows[1]["policy/ratio"] == pytest.approx(1.0, abs=1e-6)
     assert rows[1]["policy/pg_clipfrac"] == 0.0
-    _, _, state = run(tmp_path / "b", **{**knobs, "lr": 0.0})
+    _, _, state = run(tmp_path / "b", **{**knobs, "optimiser__lr": 0.0})
     start = trainer(tmp_path / "c", **knobs).actor.state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in start.items() if name.startswith("lm."))
 
 
 def test_each_controller_logs_its_own_series(tmp_path: Path) -> None:
     knobs = {
-        "kl_in": "loss",
-        "kl_control": "linear",
-        "kl_hinge": 1e-2,
-        "target_kl": 0.1,
-        "lr_guard": True,
-        "dual_clip": 2.0,
+        "kl__place": "loss",
+        "kl__control": "linear",
+        "kl__hinge": 1e-2,
+        "algorithm__target_kl": 0.1,
+        "optimiser__guard": True,
+        "algorithm__dual_clip": 2.0,
     }
     _, rows, _ = run(tmp_path, **knobs)
     keys = set().union(*rows.values())

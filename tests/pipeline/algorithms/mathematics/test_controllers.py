@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+from helpers import trial_config
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -19,21 +20,21 @@ from pipeline.algorithms.mathematics.controllers import (
     lr_schedule,
     out_of_reach,
 )
-from pipeline.config.algorithm import PpoConfig
+from pipeline.config.trial import TrialConfig
 
 kls, betas, targets = st.floats(-50, 500), st.floats(1e-4, 10), st.floats(0.1, 100)
 fraction = st.floats(0, 1)
 
 
-def cfg(**knobs: Any) -> PpoConfig:
-    return PpoConfig(**{"kl_coef": 0.1, "batch_size": 512, "steps": 1_600, **knobs})
+def cfg(**knobs: Any) -> TrialConfig:
+    return trial_config(**{"kl__beta": 0.1, "train__batch_size": 512, "train__steps": 1_600, **knobs})
 
 
 # --- adaptive beta -----------------------------------------------------------------------------------------
 
 
 def test_adaptive_beta_by_hand() -> None:
-    controller = KlController.of(cfg(kl_control="adaptive", kl_target=6.0, kl_horizon=10_000))
+    controller = KlController.of(cfg(kl__control="adaptive", kl__target=6.0, kl__horizon=10_000))
     controller.observe(6.6)  # 10 % above: 1 + 0.1 x 512 / 10,000 = 1.00512
     assert controller.kl_coef == pytest.approx(0.1 * 1.00512)
     controller.observe(600.0)  # a hundred times: the error counts as 0.2, so 1.01024
@@ -71,18 +72,18 @@ def test_a_loop_with_adaptive_beta_settles_at_its_target() -> None:
 def test_a_horizon_that_would_turn_beta_negative_is_refused() -> None:
     """At a horizon of a fifth of the batch, one rollout below target takes all of beta away; beyond, it would reward
     drift."""
-    with pytest.raises(ValidationError, match=r"kl_horizon 12 .* 12\.8"):
-        cfg(kl_control="adaptive", batch_size=64, kl_horizon=12)
-    fine = cfg(kl_control="adaptive", batch_size=64, kl_horizon=13)
-    assert adapted(0.1, 0.0, fine.kl_target, fine.batch_size, fine.kl_horizon) > 0
-    cfg(batch_size=64, kl_horizon=12)  # nothing reads it
+    with pytest.raises(ValidationError, match=r"kl.horizon 12 .* 12\.8"):
+        cfg(kl__control="adaptive", train__batch_size=64, kl__horizon=12)
+    fine = cfg(kl__control="adaptive", train__batch_size=64, kl__horizon=13)
+    assert adapted(0.1, 0.0, fine.kl.target, fine.train.batch_size, fine.kl.horizon) > 0
+    cfg(train__batch_size=64, kl__horizon=12)  # nothing reads it
 
 
 # --- schedules of beta -------------------------------------------------------------------------------------
 
-LINEAR: dict[str, Any] = {"kl_control": "linear", "kl_coef_end": 0.02}
-COSINE: dict[str, Any] = {"kl_control": "cosine", "kl_coef_end": 0.02}
-PIECEWISE: dict[str, Any] = {"kl_control": "piecewise", "kl_coef_stages": ((0.25, 0.05), (0.75, 0.0))}
+LINEAR: dict[str, Any] = {"kl__control": "linear", "kl__beta_end": 0.02}
+COSINE: dict[str, Any] = {"kl__control": "cosine", "kl__beta_end": 0.02}
+PIECEWISE: dict[str, Any] = {"kl__control": "piecewise", "kl__beta_stages": ((0.25, 0.05), (0.75, 0.0))}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ PIECEWISE: dict[str, Any] = {"kl_control": "piecewise", "kl_coef_stages": ((0.25
     ],
 )
 def test_schedules_of_beta_by_hand(control: dict[str, Any], expected: list[float]) -> None:
-    controller = KlController.of(cfg(**control, steps=16 * 101))
+    controller = KlController.of(cfg(**control, train__steps=16 * 101))
     reached = []
     for update in (0, 25, 50, 75, 100):
         controller.start(update)
@@ -109,32 +110,32 @@ def test_schedules_of_beta_by_hand(control: dict[str, Any], expected: list[float
 def test_a_piecewise_schedule_changes_at_its_fraction_and_not_before() -> None:
     stages = cfg(**PIECEWISE)
     just_before = math.nextafter(0.25, 0)
-    assert [kl_schedule(stages, p) for p in (just_before, 0.25, math.nextafter(0.75, 0), 0.75)] == [
+    assert [kl_schedule(stages.kl, p) for p in (just_before, 0.25, math.nextafter(0.75, 0), 0.75)] == [
         0.1,
         0.05,
         0.05,
         0.0,
     ]
-    assert kl_schedule(cfg(kl_control="piecewise", kl_coef_stages=((0.0, 0.7),)), 0.0) == 0.7
+    assert kl_schedule(cfg(kl__control="piecewise", kl__beta_stages=((0.0, 0.7),)).kl, 0.0) == 0.7
 
 
 @given(start=st.floats(0, 2), end=st.floats(0, 2), pair=st.tuples(fraction, fraction))
 def test_a_schedule_goes_one_way_from_its_start_to_its_end(start: float, end: float, pair: tuple[float, float]) -> None:
     for control in ("linear", "cosine"):
-        knobs = cfg(kl_control=control, kl_coef=start, kl_coef_end=end)
-        early, late = (kl_schedule(knobs, p) for p in sorted(pair))
+        knobs = cfg(kl__control=control, kl__beta=start, kl__beta_end=end)
+        early, late = (kl_schedule(knobs.kl, p) for p in sorted(pair))
         way = 1 if end >= start else -1
         assert way * (late - early) >= -1e-12
         assert min(start, end) - 1e-12 <= early <= max(start, end) + 1e-12
-        assert (kl_schedule(knobs, 0.0), kl_schedule(knobs, 1.0)) == (pytest.approx(start), pytest.approx(end))
+        assert (kl_schedule(knobs.kl, 0.0), kl_schedule(knobs.kl, 1.0)) == (pytest.approx(start), pytest.approx(end))
         # Symmetric about the middle: what is gained by p is what is left at 1 - p.
-        assert early + kl_schedule(knobs, 1 - min(pair)) == pytest.approx(start + end)
+        assert early + kl_schedule(knobs.kl, 1 - min(pair)) == pytest.approx(start + end)
 
 
 def test_one_update_alone_is_at_the_start_of_its_schedule() -> None:
-    controller = KlController.of(cfg(**LINEAR, steps=16))
+    controller = KlController.of(cfg(**LINEAR, train__steps=16))
     controller.start(0)
-    assert (controller.cfg.updates, controller.kl_coef) == (1, 0.1)
+    assert (controller.cfg.train.updates, controller.kl_coef) == (1, 0.1)
 
 
 # --- the size of a step ------------------------------------------------------------------------------------
@@ -162,10 +163,10 @@ def test_the_target_kl_stop_leaves_half_as_much_again() -> None:
 
 
 def test_learning_rate_falls_to_zero_behind_the_last_step() -> None:
-    knobs = cfg(steps=64)
+    knobs = cfg(train__steps=64)
     assert [lr_schedule(knobs, place) for place in (0, 16, 32, 48)] == [1.0, 0.75, 0.5, 0.25]
     assert lr_schedule(knobs, 63) == pytest.approx(1 / 64)  # the last step still moves
-    assert {lr_schedule(cfg(lr_schedule="constant"), place) for place in (0, 1_000, 1_599)} == {1.0}
+    assert {lr_schedule(cfg(optimiser__lr_schedule="constant"), place) for place in (0, 1_000, 1_599)} == {1.0}
 
 
 def test_the_guard_cuts_for_its_time_and_no_deeper() -> None:
@@ -209,7 +210,7 @@ def test_the_guard_against_a_plain_model(events: list[float | None], hold: int, 
 
 
 def test_controllers_survive_a_checkpoint() -> None:
-    knobs = cfg(kl_control="adaptive")
+    knobs = cfg(kl__control="adaptive")
     kl, guard = KlController(knobs, 0.3), LrGuard(True, 0.1, 0.5, 9, remaining=4)
     kl2, guard2 = KlController.of(knobs), LrGuard(True, 0.1, 0.5, 9)
     kl2.load(kl.state())
@@ -218,6 +219,6 @@ def test_controllers_survive_a_checkpoint() -> None:
 
 
 def test_the_configuration_reaches_the_guard() -> None:
-    assert LrGuard.of(cfg(lr_guard=True)) == LrGuard(True, 0.015, 0.5, 100)
-    knobs = {"lr_guard_kl": 0.3, "lr_guard_factor": 0.1, "lr_guard_steps": 7}
+    assert LrGuard.of(cfg(optimiser__guard=True)) == LrGuard(True, 0.015, 0.5, 100)
+    knobs = {"optimiser__guard_kl": 0.3, "optimiser__guard_factor": 0.1, "optimiser__guard_steps": 7}
     assert LrGuard.of(cfg(**knobs)) == LrGuard(False, 0.3, 0.1, 7)

@@ -1,7 +1,7 @@
-"""Stage 5: one PPO trial; resumable at any moment, and beyond a cap that has been raised.
+"""Stage 5: the training of one trial; resumable at any moment, and beyond a cap that has been raised.
 
-Writes ``policy/`` (save_pretrained: one safetensors file and the config), ``critic.safetensors``,
-``metrics.jsonl`` and ``metrics.parquet``, ``samples.parquet``, ``status.json`` and ``log/cost.json``.
+Writes ``policy/`` (save_pretrained: one safetensors file and the config), ``critic.safetensors`` where there is a
+critic, ``metrics.jsonl`` and ``metrics.parquet``, ``samples.parquet``, ``status.json`` and ``log/cost.json``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 import pandas as pd
 import torch
 
-from pipeline.config.algorithm import PpoConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.models.adapters import WithoutAdapter, choose_trained, merged
 from pipeline.models.anatomy import trunk
@@ -41,7 +40,7 @@ from pipeline.training.rollout import Scores
 from pipeline.training.trainer import Outcome, Trainer
 
 
-def ppo(
+def train(
     cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact, reward: Artifact
 ) -> dict[str, Any]:
     """Train the policy against the calibrated proxy; the gold judge watches and is never trained on."""
@@ -50,10 +49,10 @@ def ppo(
         shutil.copyfile(kept / "metrics.jsonl", out / ".metrics")
         os.replace(out / ".metrics", metrics)
     if cfg.runtime.processes == 1:
-        train(cfg, out, reporter, prompts=prompts, sft=sft, reward=reward)
+        one_process(cfg, out, reporter, prompts=prompts, sft=sft, reward=reward)
     else:
         upstream = {"prompts": prompts, "sft": sft, "reward": reward}
-        launch("pipeline.stages.ppo:train", cfg.runtime.processes, cfg, out, reporter, upstream)
+        launch("pipeline.stages.train:one_process", cfg.runtime.processes, cfg, out, reporter, upstream)
     status: dict[str, Any] = json.loads((out / "status.json").read_text("utf-8"))
     if status["cap"] is None:
         shutil.rmtree(kept)
@@ -64,7 +63,7 @@ def ppo(
     return status
 
 
-def train(
+def one_process(
     cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact, reward: Artifact
 ) -> None:
     """One process of the trial; the first of them writes everything."""
@@ -84,18 +83,16 @@ def train(
 
     metrics = out / "metrics.jsonl"
     reporter.follow(metrics)
-    actor = new_actor(cfg.ppo, sft, reward, device)
+    actor = new_actor(cfg, sft, reward, device)
     reference = (
-        freeze(load_snapshot(sft.path / "model", device)) if cfg.ppo.adapter == "none" else WithoutAdapter(actor.lm)
+        freeze(load_snapshot(sft.path / "model", device)) if cfg.adapter.kind == "none" else WithoutAdapter(actor.lm)
     )
     meter(
-        [*actor.networks, *([] if cfg.ppo.adapter == "lora" else [reference]), *proxy.networks, *gold.networks],
+        [*actor.networks, *([] if cfg.adapter.kind == "lora" else [reference]), *proxy.networks, *gold.networks],
         ledger.work,
     )
     trainer = Trainer(
-        cfg.ppo,
-        cfg.runtime,
-        cfg.caps,
+        cfg,
         actor,
         reference,
         score,
@@ -118,7 +115,7 @@ def train(
 def _write(cfg: TrialConfig, out: Path, outcome: Outcome, actor: ActorCritic, sft: Artifact) -> None:
     policy = (
         actor.lm
-        if cfg.ppo.adapter == "none"
+        if cfg.adapter.kind == "none"
         else merged(actor.lm, load_snapshot(sft.path / "model", torch.device("cpu")))
     )
     policy.save_pretrained(out / "policy")
@@ -130,11 +127,13 @@ def _write(cfg: TrialConfig, out: Path, outcome: Outcome, actor: ActorCritic, sf
     write_json(out / "status.json", status if outcome.cap is None else {**status, "cap": ended(cfg, outcome.cap)})
 
 
-def new_actor(cfg: PpoConfig, sft: Artifact, reward: Artifact, device: torch.device) -> ActorCritic:
+def new_actor(cfg: TrialConfig, sft: Artifact, reward: Artifact, device: torch.device) -> ActorCritic:
     """The policy at the reference, with the critic that `cfg` asks for."""
-    load = load_quantized if cfg.quantize == "4bit" else load_snapshot
+    load = load_quantized if cfg.adapter.quantize == "4bit" else load_snapshot
     policy: CausalLM = choose_trained(load(sft.path / "model", device), cfg)
-    match cfg.critic, cfg.critic_init:
+    match cfg.critic.kind, cfg.critic.init:
+        case "none", _:
+            return ActorCritic(policy, has_critic=False).to(device)
         case "shared", _:
             return ActorCritic(policy).to(device)
         case "separate", "reference":

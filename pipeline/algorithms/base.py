@@ -1,0 +1,65 @@
+"""What the trainer asks of an algorithm. It asks, and never compares names.
+
+B sequences, T response columns, N valid tokens of some rows, row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from pipeline.config.algorithm import AlgorithmConfig
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A rollout as an estimator sees it, in score units."""
+
+    scores: Tensor
+    """(B,) of the responses, after EOS handling."""
+    non_score: Tensor
+    """(B, T) the KL penalty on every token, 0 on invalid ones, and everywhere where the penalty is in the loss."""
+    values: Tensor | None
+    """(B, T) of the critic, where there is one."""
+    mask: Tensor
+    """(B, T) True on valid tokens, a prefix of each row."""
+    groups: Tensor
+    """(B,) int64, equal for the responses to one prompt."""
+
+
+@dataclass(frozen=True)
+class AdvantageEstimate:
+    """Advantages and returns of every token, in score units, 0 on invalid ones."""
+
+    advantages: Tensor
+    """(B, T), not yet whitened."""
+    returns: Tensor | None
+    """(B, T) targets of the critic, where there is one."""
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """What a surrogate compares with: of n tokens, or of n responses."""
+
+    logprobs: Tensor
+    """(n,) of the policy that sampled, nats; of a response their sum."""
+    advantages: Tensor
+    """(n,)."""
+
+
+Surrogate = Callable[[Behaviour, Tensor, AlgorithmConfig], tuple[Tensor, dict[str, Tensor]]]
+"""From log-probs of now, (n,), to the policy's losses (n,), to be minimised, and what metrics average, (n,) each."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """How a rollout becomes a gradient: an estimator and a surrogate."""
+
+    estimate: Callable[[Judged, AlgorithmConfig], AdvantageEstimate]
+    surrogate: Surrogate
+    scope: Literal["token", "sequence"]
+    """Whether the surrogate sees log-probs of single tokens, and is averaged over them, or sums of whole responses; the
+    advantage of a response is then that of its first token, and all its tokens have the same."""

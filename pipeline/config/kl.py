@@ -1,0 +1,69 @@
+"""What holds the policy near its reference: the section `kl`."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from pipeline.config.base import Fraction, NonNegative, Section, StrictlyPositive
+
+ERROR_CLIP = 0.2
+"""Adaptive beta: the largest relative error of the KL that one rollout may report (Ziegler 2019)."""
+
+
+class KlConfig(Section):
+    """The penalty on the KL to the reference, and how its weight beta moves."""
+
+    beta: NonNegative = Field(0.05, description="weight of the penalty; the starting value when control is not fixed")
+    place: Literal["reward", "loss"] = Field(
+        "reward",
+        description=(
+            "where the penalty acts: on every token's reward, or in the loss; "
+            "whitening divides a beta in the reward by objective/advantage_std, and a beta in the loss by nothing"
+        ),
+    )
+    loss_estimator: Literal["k2", "k3"] = Field(
+        "k2", description="estimator of the penalty in the loss; k1 is not offered, since its mean gradient is 0"
+    )
+    control: Literal["fixed", "adaptive", "linear", "cosine", "piecewise"] = Field(
+        "fixed",
+        description=(
+            "how beta moves. adaptive: so that the KL comes near target; linear, cosine: from beta to beta_end;"
+            " piecewise: as beta_stages says"
+        ),
+    )
+    beta_end: NonNegative = Field(0.0, description="linear and cosine: beta of the last update")
+    beta_stages: tuple[tuple[Fraction, NonNegative], ...] = Field(
+        (), description="piecewise: pairs [fraction, beta]; beta has this value from that fraction of the trial on"
+    )
+    target: StrictlyPositive = Field(6.0, description="adaptive beta: target in nats per sequence")
+    horizon: StrictlyPositive = Field(10_000, description="adaptive beta: horizon in episodes")
+    hinge: StrictlyPositive | None = Field(
+        None,
+        description=(
+            "nats per token: while a mini-batch's KL to the reference is above it, its step shrinks to hinge / KL"
+        ),
+    )
+
+    def check_horizon(self, batch_size: int) -> None:
+        """Raise `ValueError` where one rollout of so many episodes could take an adaptive beta to 0 or below."""
+        least = ERROR_CLIP * batch_size
+        if self.control == "adaptive" and self.horizon <= least:
+            raise ValueError(
+                f"kl.horizon {self.horizon:g} lets one rollout take beta to 0 or below; above 0.2 x train.batch_size ="
+                f" {least:g}"
+            )
+
+    @model_validator(mode="after")
+    def _stages(self) -> Self:
+        starts = [start for start, _ in self.beta_stages]
+        if bool(starts) != (self.control == "piecewise"):
+            raise ValueError(
+                "beta_stages and control: piecewise need each other; for example beta_stages: [[0.25, 0.1], [0.5,"
+                " 0.05]]"
+            )
+        if any(late <= early for early, late in itertools.pairwise(starts)):
+            raise ValueError(f"beta_stages: the fractions {starts} must rise")
+        return self

@@ -1,0 +1,61 @@
+"""What is trained beside and inside the policy: the sections `critic` and `adapter`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pipeline.config.base import NonNegative, Positive, Section, StrictlyPositive
+
+
+class CriticConfig(Section):
+    """The learned value function, where the algorithm has one."""
+
+    kind: Literal["shared", "separate", "none"] = Field(
+        "shared",
+        description="shared: value head on the policy's trunk; separate: a trunk of its own; none: no value function",
+    )
+    init: Literal["reference", "reward"] = Field("reference", description="what a separate critic starts as")
+    vf_coef: NonNegative = Field(
+        0.1,
+        description=(
+            "c1, the weight of half the squared error; if a recipe's c1 weighs the squared error itself, set twice its"
+            " value"
+        ),
+    )
+    cliprange: StrictlyPositive = Field(
+        0.2, description="how far a value may move from that of the rollout before its error is clipped"
+    )
+    lr: NonNegative | None = Field(
+        None, description="learning rate of a separate critic's trunk, on the same schedule; none: optimiser.lr"
+    )
+    head_lr: NonNegative | None = Field(
+        None, description="learning rate of the value head, on the same schedule; none: optimiser.lr"
+    )
+
+
+class AdapterConfig(Section):
+    """Which weights of the policy are trained."""
+
+    kind: Literal["none", "lora"] = Field(
+        "none", description="lora: train a low-rank adapter; the reference is then the same network"
+    )
+    rank: Positive = Field(16, description="width of the adapter")
+    alpha: StrictlyPositive = Field(32.0, description="the adapter's output is multiplied by alpha / rank")
+    quantize: Literal["none", "4bit"] = Field(
+        "none", description="4bit: hold the frozen weights in NF4; needs kind: lora and a GPU"
+    )
+    frozen_layers: Annotated[int, Field(ge=0)] = Field(
+        0, description="number of lowest blocks that are not trained; above 0, the embeddings are not trained either"
+    )
+
+    @model_validator(mode="after")
+    def _frozen(self) -> Self:
+        if self.quantize != "none" and self.kind != "lora":
+            raise ValueError(
+                "quantize '4bit' holds frozen weights, and without an adapter none is frozen; set adapter.kind: lora"
+            )
+        if self.kind == "lora" and self.frozen_layers:
+            raise ValueError("frozen_layers and kind: lora exclude each other; an adapter freezes every layer already")
+        return self

@@ -1,0 +1,55 @@
+"""Who samples the rollouts: the seam at which a faster sampler can stand.
+
+Noise comes from outside, so that any two samplers give the same text for the same numbers, up to precision. The
+log-probabilities that a loss uses are never a sampler's: they come from the training forward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from pipeline.models.loading import CausalLM
+from pipeline.models.policy import Episodes
+from pipeline.models.sampling import sample
+from pipeline.resources.out_of_memory import Room
+
+
+class Sampler(Protocol):
+    """Samples one response per prompt from the whole distribution; nothing truncates it."""
+
+    def sample(self, queries: Tensor, query_mask: Tensor, noise: Tensor) -> Episodes:
+        """queries (B, P) int64 left-padded, query_mask (B, P) bool, noise (B, T) in [0, 1), uniform. Raises
+        `MemoryFull`."""
+
+    def refresh(self) -> None:
+        """The weights have changed since the last call; a sampler with a copy of its own brings it up to date."""
+
+
+@dataclass(frozen=True)
+class EagerSampler:
+    """Samples with the network itself, one forward a token; for every architecture and device."""
+
+    lm: CausalLM
+    temperature: float
+    room: Room
+    """Rows in memory at once; changes nothing."""
+    eos_id: int
+    pad_id: int
+
+    def sample(self, queries: Tensor, query_mask: Tensor, noise: Tensor) -> Episodes:
+        return sample(
+            self.lm,
+            queries,
+            query_mask,
+            noise,
+            eos_id=self.eos_id,
+            pad_id=self.pad_id,
+            temperature=self.temperature,
+            room=self.room,
+        )
+
+    def refresh(self) -> None:
+        """Nothing to do: it has no copy."""

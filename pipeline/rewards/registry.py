@@ -1,0 +1,33 @@
+"""The rewards and judges that score texts without having been trained here, by the kind a configuration gives them.
+
+A learned reward is made by the reward stage and loaded from its artifact (`pipeline.stages.common.reward_of`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from pipeline.config.rewards import Scorer
+from pipeline.resources.out_of_memory import Room
+from pipeline.rewards import classifier, grammar, lexicon
+from pipeline.rewards.base import Reward
+
+Load = Callable[[str, Scorer, torch.device, Room], Reward]
+"""From the section's name for messages, its settings, the device and how many rows fit at once."""
+
+READY: dict[str, Load] = {
+    "lexicon": lexicon.load,
+    "classifier": classifier.load,
+    "grammar": grammar.load,
+}
+"""One line a kind; what each is, in words for users, stands in `pipeline.config.rewards.READY`."""
+
+
+def ready(section: str, kind: str, cfg: Scorer, device: torch.device, room: Room) -> Reward:
+    """The scorer of a kind. Raises `ValueError` for a kind that is no such scorer: `learned` is trained, `auto` stands
+    for another kind."""
+    if kind not in READY:
+        raise ValueError(f"{section}: unknown kind of scorer '{kind}'; there are: {', '.join(READY)}")
+    return READY[kind](section, cfg, device, room)
