@@ -17,7 +17,8 @@ def import_command(
         Path,
         typer.Argument(
             metavar="FOLDER",
-            help="Folder with one log per arm and seed: ARM/seed_N.jsonl, ARM-seedN.csv, ...",
+            help="Folder with one log per arm and seed (ARM/seed_N.jsonl, ARM-seedN.csv, ...), or a table with columns"
+            " arm and seed.",
             show_default=False,
         ),
     ],
@@ -28,17 +29,39 @@ def import_command(
         ),
     ],
     map_file: Annotated[
-        Path | None, typer.Option("--map", help="YAML file that maps names and units; not needed for TRL's names.")
+        Path | None,
+        typer.Option("--map", help="YAML file that maps names and units; not needed for names that are known."),
+    ] = None,
+    program: Annotated[
+        str | None,
+        typer.Option(
+            "--program",
+            help="Which program's names the logs use: trl-ppo, trl-grpo, trl-rloo, verl or openrlhf. Default: the one"
+            " that their columns show.",
+            show_default=False,
+        ),
     ] = None,
     steps_per_update: Annotated[
         int | None,
         typer.Option("--steps-per-update", min=1, help="Gradient steps per update (epochs x mini-batches)."),
     ] = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option("--include", help="Pattern of files to read, such as '*.csv'; repeatable.", show_default=False),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option("--exclude", help="Pattern of files to leave out; repeatable.", show_default=False),
+    ] = None,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Let this import take the place of all trials recorded under this name."),
+    ] = False,
     out: OutOption = None,
 ) -> None:
-    """Import training logs of other programs, such as TRL.
+    """Import training logs and per-prompt results of other programs, such as TRL, verl and OpenRLHF.
 
-    Logs are JSON, JSON lines or CSV.
+    Logs are JSON, JSON lines, CSV or parquet. A second import under the same name adds its trials.
     """
     from rich.text import Text
 
@@ -53,7 +76,18 @@ def import_command(
     def warn(message: str) -> None:
         console.print(Text(message, "yellow"), soft_wrap=True)
 
-    done = import_folder(folder, name, layout, map_file, steps_per_update, warn)
+    done = import_folder(
+        folder,
+        name,
+        layout,
+        map_file,
+        warn,
+        over=replace,
+        program=program,
+        steps_per_update=steps_per_update,
+        include=list(include or ()),
+        exclude=list(exclude or ()),
+    )
     lines = grouped(done.problems)
     for line in lines[:SHOWN]:
         console.print(Text(line, "yellow"), soft_wrap=True)
@@ -62,8 +96,6 @@ def import_command(
         console.print(
             Text(f"{rest}every occurrence by file: {done.folder.path / 'problems.csv'}", "yellow"), soft_wrap=True
         )
-    if done.unused:
-        console.print(Text(f"Ignored keys (no matching metric): {', '.join(done.unused)}"), soft_wrap=True)
-    for line in done.lines:
+    for line in (*done.account, *done.lines):
         console.print(Text(line), soft_wrap=True)
     send(done, layout, warn)

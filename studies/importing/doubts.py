@@ -17,31 +17,36 @@ _NEGATIVE = -0.1
 """Mean KL in nats per sequence below which chance no longer explains the sign of the k1 estimator."""
 
 
-def doubts(found: Trajectory, name: str, settings: Mapping[str, Any]) -> list[Problem]:
+def doubts(trajectory: Trajectory, name: str, settings: Mapping[str, Any]) -> list[Problem]:
     """One line per contradiction in a trial; `settings` are what the study says of its arm."""
-    return [*_negative_kl(found, name), *_penalty(found, name, settings), *_reward(found, name), *_lengths(found, name)]
+    return [
+        *_negative_kl(trajectory, name),
+        *_penalty(trajectory, name, settings),
+        *_reward(trajectory, name),
+        *_lengths(trajectory, name),
+    ]
 
 
-def _negative_kl(found: Trajectory, name: str) -> Iterator[Problem]:
+def _negative_kl(trajectory: Trajectory, name: str) -> Iterator[Problem]:
     for ours in ("objective/kl", "objective/kl_per_token"):
-        one = found.series.get(ours)
-        if one is None or (ours == "objective/kl_per_token" and "objective/kl" in found.series):
+        series = trajectory.series.get(ours)
+        if series is None or (ours == "objective/kl_per_token" and "objective/kl" in trajectory.series):
             continue
-        mean = float(one.values.mean())
+        mean = float(series.values.mean())
         if mean < _NEGATIVE * (1.0 if ours == "objective/kl" else 0.05):
             why = (
                 "negative on average, which no KL is: were completions sampled from the policy as it is (top-k,"
                 " temperature, padding)?"
             )
-            yield _doubt(name, one.key, ours, mean, why, int((one.values < 0).sum()), len(one.values))
+            yield _doubt(name, series.key, ours, mean, why, int((series.values < 0).sum()), len(series.values))
 
 
-def _penalty(found: Trajectory, name: str, settings: Mapping[str, Any]) -> Iterator[Problem]:
+def _penalty(trajectory: Trajectory, name: str, settings: Mapping[str, Any]) -> Iterator[Problem]:
     """non_score_reward = -kl_coef x kl, where the arm's kl_coef is known or was logged."""
-    stated = settings.get("kl_coef", settings.get("ppo.kl_coef"))
+    stated = next((settings[key] for key in ("kl.beta", "ppo.kl_coef", "kl_coef") if key in settings), None)
     known = float(stated) if isinstance(stated, int | float) and not isinstance(stated, bool) else None
     three = _together(
-        found, "objective/kl", "objective/non_score_reward", *(["objective/kl_coef"] if known is None else [])
+        trajectory, "objective/kl", "objective/non_score_reward", *(["objective/kl_coef"] if known is None else [])
     )
     if three is None:
         return
@@ -62,50 +67,61 @@ def _penalty(found: Trajectory, name: str, settings: Mapping[str, Any]) -> Itera
     coefficient = f"kl_coef {known:g}" if known is not None else "the logged kl_coef"
     why = f"the KL penalty is {ratio:.3g} x {coefficient} x KL: {guess}, or kl_coef was another"
     yield _doubt(
-        name, found.series["objective/kl"].key, "objective/kl", float(np.median(kl)), why, int(large.sum()), len(kl)
+        name,
+        trajectory.series["objective/kl"].key,
+        "objective/kl",
+        float(np.median(kl)),
+        why,
+        int(large.sum()),
+        len(kl),
     )
 
 
-def _reward(found: Trajectory, name: str) -> Iterator[Problem]:
+def _reward(trajectory: Trajectory, name: str) -> Iterator[Problem]:
     """rlhf_reward = scores + non_score_reward."""
-    three = _together(found, "objective/rlhf_reward", "objective/scores", "objective/non_score_reward")
+    three = _together(trajectory, "objective/rlhf_reward", "objective/scores", "objective/non_score_reward")
     if three is None:
         return
     total, scores, penalty = three
     off = np.abs(total - scores - penalty) > 1e-2 * (np.abs(total) + np.abs(scores) + np.abs(penalty)) + 1e-6
     if off.mean() > 0.1:
         why = "is not the score plus the KL penalty: one of the three has another unit or another name"
-        one = found.series["objective/rlhf_reward"]
+        series = trajectory.series["objective/rlhf_reward"]
         yield _doubt(
-            name, one.key, "objective/rlhf_reward", float(total[np.argmax(off)]), why, int(off.sum()), len(off)
+            name, series.key, "objective/rlhf_reward", float(total[np.argmax(off)]), why, int(off.sum()), len(off)
         )
 
 
-def _lengths(found: Trajectory, name: str) -> Iterator[Problem]:
+def _lengths(trajectory: Trajectory, name: str) -> Iterator[Problem]:
     """What is summed over a sequence cannot be less than its mean over tokens."""
     for sequence, token in (("objective/kl", "objective/kl_per_token"), ("objective/entropy", "policy/entropy")):
-        if sequence not in found.series or token not in found.series:
+        if sequence not in trajectory.series or token not in trajectory.series:
             continue
-        one, other = found.series[sequence], found.series[token]
-        length = float(np.median(np.abs(one.values))) / max(float(np.median(np.abs(other.values))), 1e-12)
-        if length < 0.99 and float(np.median(np.abs(one.values))) > 1e-3:
+        summed, other = trajectory.series[sequence], trajectory.series[token]
+        length = float(np.median(np.abs(summed.values))) / max(float(np.median(np.abs(other.values))), 1e-12)
+        if length < 0.99 and float(np.median(np.abs(summed.values))) > 1e-3:
             why = (
                 f"is {length:.2g} x {other.key}, though a sum over a sequence is no less than its mean over tokens:"
                 " units are mixed up"
             )
-            yield _doubt(name, one.key, sequence, float(np.median(one.values)), why, len(one.values), len(one.values))
+            yield _doubt(
+                name, summed.key, sequence, float(np.median(summed.values)), why, len(summed.values), len(summed.values)
+            )
 
 
-def _together(found: Trajectory, *metrics: str) -> tuple[Array, ...] | None:
+def _together(trajectory: Trajectory, *metrics: str) -> tuple[Array, ...] | None:
     """Values of these series at the steps that all of them have."""
-    if any(metric not in found.series for metric in metrics):
+    if any(metric not in trajectory.series for metric in metrics):
         return None
-    shared = found.series[metrics[0]].steps
+    shared = trajectory.series[metrics[0]].steps
     for metric in metrics[1:]:
-        shared = np.intersect1d(shared, found.series[metric].steps)
+        shared = np.intersect1d(shared, trajectory.series[metric].steps)
     if not len(shared):
         return None
-    return tuple(one.values[np.searchsorted(one.steps, shared)] for one in (found.series[metric] for metric in metrics))
+    return tuple(
+        series.values[np.searchsorted(series.steps, shared)]
+        for series in (trajectory.series[metric] for metric in metrics)
+    )
 
 
 def _doubt(name: str, key: str, metric: str, value: float, why: str, count: int, of: int) -> Problem:

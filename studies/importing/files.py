@@ -1,18 +1,22 @@
-"""From a folder of logs to trials: which file holds which arm and seed."""
+"""From a folder to its logs: which files are read, and which arm and seed their names tell."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from pipeline.errors import UserError
 from pipeline.run.layout import safe
 
-SUFFIXES = (".jsonl", ".json", ".csv")
+SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 STATE = "trainer_state.json"
-RULE = "ARM/seed_N, ARM-seedN, seed_N/ARM or ARM/N, with .jsonl, .json or .csv (or a trainer's folder of such a name)"
+RULE = (
+    "ARM/seed_N, ARM-seedN, seed_N/ARM or ARM/N, with .jsonl, .json, .csv or .parquet (or a trainer's folder of such a"
+    " name)"
+)
 _FORMS = (
     r"(?:(?P<arm>.+)[-_./])?seed[-_=]?(?P<seed>\d{1,18})",
     r"seed[-_=]?(?P<seed>\d{1,18})[-_/](?P<arm>.+)",
@@ -22,41 +26,55 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
 @dataclass(frozen=True)
-class Source:
-    """The log of one trial."""
+class LogFile:
+    """A file that could hold a log."""
 
-    arm: str
-    seed: int
     path: Path
     name: str
     """Relative to the folder that is imported: how messages call it."""
+    trial: tuple[str, int] | None
+    """Arm and seed, where its name tells them."""
 
 
-def find_sources(folder: Path, pattern: str | None = None) -> list[Source]:
-    """The logs below `folder`, by arm and seed.
+def find_files(
+    folder: Path, pattern: str | None = None, include: Sequence[str] = ("*",), exclude: Sequence[str] = ()
+) -> tuple[list[LogFile], dict[str, str]]:
+    """The files below `folder`, or that one file, in the order of their arms and seeds; and why others are left out.
 
     Arm and seed stand in a file's path without its suffix (`RULE`); `pattern`, with the words ``{arm}`` and
     ``{seed}``, replaces that rule. A trainer's output folder is one trial, of its newest ``trainer_state.json``.
-    Raises `UserError` for a name that tells no arm or seed, two files of one trial, and links out of the folder.
+    `include` and `exclude` are patterns over the paths below the folder, as in a shell. Raises `UserError` for an arm
+    that cannot be used as a name, and for links out of the folder.
     """
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; give one that holds a log per arm and seed: {RULE}")
+    if not folder.exists():
+        raise UserError(f"{folder}: no such folder or file; give one that holds a log per arm and seed: {RULE}")
     forms = [re.compile(_template(pattern))] if pattern else [re.compile(form, re.IGNORECASE) for form in _FORMS]
-    found: dict[tuple[str, int], Source] = {}
-    for trial, path in _trials(folder):
-        name = path.relative_to(folder).as_posix()
-        if not path.resolve().is_relative_to(folder.resolve()):
+    root = folder if folder.is_dir() else folder.parent
+    found: list[LogFile] = []
+    left: dict[str, str] = {}
+    for trial, path in _trials(folder) if folder.is_dir() else [(folder.stem, folder)]:
+        name = path.relative_to(root).as_posix()
+        if not any(_fits(name, one) for one in include):
+            left[name] = f"fits none of the patterns to include ({', '.join(include)})"
+        elif any(_fits(name, one) for one in exclude):
+            left[name] = "fits a pattern to exclude"
+        elif not path.resolve().is_relative_to(root.resolve()):
             raise UserError(f"{folder}: '{name}' is a link that leaves the folder; put the file itself there")
-        source = _source(forms, trial, path, name, folder, pattern)
-        twin = found.setdefault((source.arm.lower(), source.seed), source)
-        if twin is not source:
-            raise UserError(
-                f"{folder}: '{twin.name}' and '{name}' are both arm '{source.arm}' seed {source.seed}; keep one of them"
-            )
+        else:
+            found.append(LogFile(path, name, _told(forms, trial, name, root)))
     if not found:
-        raise UserError(f"{folder}: no {', '.join(SUFFIXES)} file in it; expected a log per arm and seed: {RULE}")
-    _same_case([source.arm for source in found.values()], folder)
-    return sorted(found.values(), key=lambda source: (natural(source.arm), source.seed))
+        why = "is left with these patterns" if left else "in it"
+        raise UserError(f"{folder}: no {', '.join(SUFFIXES)} file {why}; expected a log per arm and seed: {RULE}")
+    return sorted(found, key=lambda one: (natural(one.trial[0]), one.trial[1]) if one.trial else ([], 0)), left
+
+
+def stray(folder: Path, file: LogFile, pattern: str | None) -> str:
+    """Why a file is of no trial, in words."""
+    return f"'{file.name}' tells no arm and seed; " + (
+        f"it does not fit the mapping's pattern '{pattern}'"
+        if pattern
+        else f"name it {RULE}, or give `files` or `columns` in the mapping"
+    )
 
 
 def natural(text: str) -> list[tuple[float, str]]:
@@ -85,24 +103,19 @@ def _trials(folder: Path) -> Iterator[tuple[str, Path]]:
             yield path.relative_to(folder).with_suffix("").as_posix(), path
 
 
-def _source(
-    forms: list[re.Pattern[str]], trial: str, path: Path, name: str, folder: Path, pattern: str | None
-) -> Source:
-    found = next((match for form in forms if (match := form.fullmatch(trial))), None)
-    if found is None:
-        raise UserError(
-            f"{folder}: '{name}' tells no arm and seed; "
-            + (
-                f"it does not fit the mapping's pattern '{pattern}'"
-                if pattern
-                else f"name it {RULE}, or give `files` in the mapping"
-            )
-        )
-    arm = (found["arm"] or folder.resolve().name).replace("/", "-")
+def _fits(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(name.rpartition("/")[2], pattern)
+
+
+def _told(forms: list[re.Pattern[str]], trial: str, name: str, root: Path) -> tuple[str, int] | None:
+    fit = next((match for form in forms if (match := form.fullmatch(trial))), None)
+    if fit is None:
+        return None
+    arm = (fit["arm"] or root.resolve().name).replace("/", "-")
     try:
-        return Source(safe(arm), int(found["seed"]), path, name)
+        return safe(arm), int(fit["seed"])
     except UserError as error:
-        raise UserError(f"{folder}: '{name}': arm: {error}") from None
+        raise UserError(f"{root}: '{name}': arm: {error}") from None
 
 
 def _template(pattern: str) -> str:
@@ -115,7 +128,8 @@ def _template(pattern: str) -> str:
     return "".join(parts.get(word, re.escape(word)) for word in words)
 
 
-def _same_case(arms: list[str], folder: Path) -> None:
+def refuse_same_case(arms: Sequence[str], folder: Path) -> None:
+    """Refuse arms that differ only in case. Raises `UserError`."""
     folded: dict[str, str] = {}
     for arm in arms:
         twin = folded.setdefault(arm.lower(), arm)

@@ -1,21 +1,28 @@
-"""What a foreign log calls things: names, units and what its x-axis counts. A mapping file (YAML) states what TRL does
-not say.
+"""What a mapping file (YAML) can state of foreign logs; everything has a default.
 
-steps_per_update: 16              # gradient steps taken in one update: num_ppo_epochs x num_mini_batches
-step: {key: step, counts: updates, first: 1}        # or: episodes (with episodes_per_update), gradient_steps
+program: verl                     # trl-ppo, trl-grpo, trl-rloo, verl, openrlhf; default: what its keys show
+steps_per_update: 16              # gradient steps taken in one update
+step: {key: step, counts: updates, first: 1}        # or: episodes (with episodes_per_update), gradient_steps; or a key
 length: 53                        # tokens of a response: a number, or the key that logs their mean
 files: "{arm}/run{seed}"          # where arm and seed stand in a path without its suffix
+columns: {arm: model, seed: seed} # or: the columns of a table of many trials that hold them; a number is every row's
+include: ["*.csv"]                # patterns of the files to read, and of those to leave out
+exclude: [old/*]
 metrics:                          # ours: theirs
   objective/kl: {key: ppo/mean_kl, unit: bits per sequence}
   objective/scores: {key: reward, subtract: 1.2, factor: 0.5}
   policy/ratio: none              # leave a series out
+prompts: {policy_gold: judge, kl: {key: kl, unit: nats per token}}      # ours: theirs, of a table of prompts
+arms:                             # what is different for some arms, by patterns of their names
+  grpo*: {program: trl-grpo, metrics: {objective/scores: reward}}
 environment: {trl: 1.12.0}        # what the trials ran with, for the page
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -27,41 +34,21 @@ from pipeline.config.names import nearest
 from pipeline.config.yaml_files import read_yaml
 from pipeline.errors import UserError
 from pipeline.run.metrics import METRICS, Metric, metric
+from studies.importing.programs import PROGRAMS, Counts
 
-Counts = Literal["updates", "episodes", "gradient_steps"]
-TRL = {
-    "objective/kl": "objective/kl",
-    "objective/entropy": "objective/entropy",
-    "objective/non_score_reward": "objective/non_score_reward",
-    "objective/rlhf_reward": "objective/rlhf_reward",
-    "objective/scores": "objective/scores",
-    "policy/approxkl_avg": "policy/approxkl",
-    "policy/clipfrac_avg": "policy/pg_clipfrac",
-    "policy/entropy_avg": "policy/entropy",
-    "loss/policy_avg": "policy/pg_loss",
-    "loss/value_avg": "value/vf_loss",
-    "val/clipfrac_avg": "value/vf_clipfrac",
-    "val/ratio": "policy/ratio",
-    "lr": "policy/lr",
-}
-"""Names of TRL 1.12 (trl/experimental/ppo/ppo_trainer.py) and ours."""
-KNOWN_UNUSED = {
-    "eps",
-    "episode",
-    "epoch",
-    "step",
-    "global_step",
-    "val/ratio_var",
-    "val/num_eos_tokens",
-    "num_input_tokens_seen",
-    "_step",
-}
-"""Logged by TRL or its trackers, and no metric of ours."""
-PREFIX = "train/"
-"""What trackers put before the names that a trainer logs."""
-AXES: dict[str, Counts] = {"step": "updates", "global_step": "updates", "episode": "episodes"}
 _UNITS = {("bits", "nats"): math.log(2.0), ("percent", "fraction"): 0.01}
 _PER_LENGTH = {("token", "sequence"): 1, ("sequence", "token"): -1}
+PROMPT_NAMES = (
+    "prompt_id", "win", "tie", "policy_gold", "reference_gold", "policy_proxy", "reference_proxy", "kl", "entropy",
+    "policy_length", "policy_eos",
+)  # fmt: skip
+"""What can be known of a prompt: the columns that an evaluation writes."""
+PER_ARM = ("program", "steps_per_update", "episodes_per_update", "step", "length", "metrics", "environment")
+"""Keys that can differ from arm to arm."""
+
+
+class Misfit(UserError):
+    """A log that this mapping does not read; another mapping could."""
 
 
 class Named(Section):
@@ -77,13 +64,21 @@ class Axis(Section):
     """What the x-axis of the log is."""
 
     key: str | None = Field(None, description="default: step, global_step or episode, whichever is there first")
-    counts: Counts | None = Field(None, description="default: updates for step, episodes for episode")
+    counts: Counts | None = Field(None, description="default: what the program counts, else gradient_steps")
     first: Literal[0, 1] = Field(1, description="number of the first update, where updates are counted")
 
 
-class Mapping(Section):
-    """The content of a mapping file; everything has a default but the gradient steps of an update."""
+class Columns(Section):
+    """The columns that tell the trials of a table apart."""
 
+    arm: str = "arm"
+    seed: str | int = Field("seed", description="a column, or the seed of all rows")
+
+
+class MappingFile(Section):
+    """The content of a mapping file."""
+
+    program: str | None = None
     steps_per_update: Positive | None = None
     episodes_per_update: Positive | None = Field(
         None, description="batch_size of TRL: episodes of one rollout over all devices"
@@ -91,42 +86,116 @@ class Mapping(Section):
     step: Axis = Axis()
     length: StrictlyPositive | str | None = None
     files: str | None = None
+    columns: Columns | None = None
+    include: tuple[str, ...] = ("*",)
+    exclude: tuple[str, ...] = ()
     metrics: dict[str, Named | None] = Field(default_factory=dict)
+    prompts: dict[str, Named] = Field(default_factory=dict)
+    arms: dict[str, dict[str, Any]] = Field(default_factory=dict)
     environment: dict[str, Annotated[str, Field(coerce_numbers_to_str=True)]] = Field(default_factory=dict)
+
+    @field_validator("program")
+    @classmethod
+    def _known_program(cls, value: str | None) -> str | None:
+        if value is not None and value not in PROGRAMS:
+            raise ValueError(f"no program '{value}'{nearest(value, PROGRAMS)}; known: {', '.join(PROGRAMS)}")
+        return value
+
+    @field_validator("step", mode="before")
+    @classmethod
+    def _key_alone(cls, value: Any) -> Any:
+        return {"key": value} if isinstance(value, str) else _mapping(value, "a key or {key: ..., counts: ...}")
+
+    @field_validator("columns", "prompts", "arms", "environment", mode="before")
+    @classmethod
+    def _is_mapping(cls, value: Any, info: Any) -> Any:
+        plain = {} if value is None and info.field_name != "columns" else value
+        return None if plain is None else _mapping(plain, "a mapping of keys to values")
+
+    @field_validator("include", "exclude", mode="before")
+    @classmethod
+    def _one_pattern(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("length", mode="before")
+    @classmethod
+    def _number_or_key(cls, value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, int | float | str | None):
+            raise ValueError(f"must be a number of tokens, or the key that logs it; it is {value!r}")
+        return value
 
     @field_validator("metrics", mode="before")
     @classmethod
     def _short_form(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
+        if value is None:
+            return {}
         plain = {
-            key: None if one in (None, "none") else {"key": one} if isinstance(one, str) else one
-            for key, one in value.items()
+            key: None if named in (None, "none") else _named(named, f"{key}: ")
+            for key, named in _mapping(value, "a mapping of our metrics to their keys").items()
         }
-        for key, one in plain.items():
-            _check_target(str(key), one)
+        for key, named in plain.items():
+            _check_target(str(key), named)
         return plain
+
+    @field_validator("prompts", mode="before")
+    @classmethod
+    def _prompt_columns(cls, value: Any) -> Any:
+        content = _mapping(value or {}, "a mapping of our columns to theirs")
+        for key in content:
+            if key not in PROMPT_NAMES:
+                raise ValueError(
+                    f"no column '{key}'{nearest(str(key), PROMPT_NAMES)}; there are: {', '.join(PROMPT_NAMES)}"
+                )
+        return {key: _named(named, f"{key}: ") for key, named in content.items()}
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
         for key, named in self.metrics.items():
             if named is not None and named.unit is not None:
                 conversion(named.unit, METRICS[key], self.length is not None)
+        for pattern, own in self.arms.items():
+            strange = [key for key in own if key not in PER_ARM]
+            if strange:
+                raise ValueError(
+                    f"arms.{pattern}: '{strange[0]}' cannot differ from arm to arm; what can: {', '.join(PER_ARM)}"
+                )
         return self
 
+    def of_arm(self, arm: str) -> MappingFile:
+        """The mapping of one arm: what its patterns say goes before what is said of all."""
+        content = self.model_dump(mode="json", exclude_defaults=True, exclude={"arms"})
+        for pattern, own in self.arms.items():
+            if fnmatchcase(arm, pattern):
+                metrics = {**content.get("metrics", {}), **(own.get("metrics") or {})}
+                content = {**content, **own, **({"metrics": metrics} if metrics else {})}
+        return MappingFile.model_validate(content)
 
-def load_mapping(path: Path | None, steps_per_update: int | None = None) -> Mapping:
-    """Read a mapping file; `steps_per_update` is what the command line says. Raises `UserError` with file, key and
-    value."""
+
+def load_mapping(path: Path | None, **given: Any) -> MappingFile:
+    """Read a mapping file; `given` is what the command line says. Raises `UserError` with file, key and value."""
     content = read_yaml(path) if path else {}
-    if steps_per_update is not None:
-        if content.get("steps_per_update", steps_per_update) != steps_per_update:
+    for key, value in given.items():
+        if value is None or value == []:
+            continue
+        if content.get(key, value) not in (value, value[0] if isinstance(value, list) else value):
+            raise UserError(f"{path}: {key} is {content[key]}, and {value} on the command line; give one")
+        content = {**content, key: value}
+    origin = str(path) if path else "the command line"
+    mapping = validate(MappingFile, content, origin)
+    for pattern in mapping.arms:  # each is read on its own, so that its faults are found here and under its name
+        own = mapping.arms[pattern]
+        validate(MappingFile, {**({"length": 1} if mapping.length else {}), **own}, f"{origin}: arms.{pattern}")
+    return mapping
+
+
+def check_arms(mapping: MappingFile, arms: Iterable[str]) -> None:
+    """Refuse patterns that no arm fits. Raises `UserError`."""
+    names = sorted(set(arms))
+    for pattern in mapping.arms:
+        if not any(fnmatchcase(arm, pattern) for arm in names):
             raise UserError(
-                f"{path}: steps_per_update is {content['steps_per_update']}, and {steps_per_update} on the command"
-                " line; give one"
+                f"mapping: arms.{pattern}: no arm fits it{nearest(pattern, names)}; arms: {', '.join(names)}"
             )
-        content = {**content, "steps_per_update": steps_per_update}
-    return validate(Mapping, content, str(path) if path else "--steps-per-update")
 
 
 def conversion(unit: str, target: Metric, with_length: bool) -> tuple[float, int]:
@@ -141,7 +210,9 @@ def conversion(unit: str, target: Metric, with_length: bool) -> tuple[float, int
         else None
     )
     if factor is None or power is None:
-        known = ", ".join(sorted({f"{one[0]} to {one[1]}" for one in _UNITS} | {"per token to per sequence and back"}))
+        known = ", ".join(
+            sorted({f"{pair[0]} to {pair[1]}" for pair in _UNITS} | {"per token to per sequence and back"})
+        )
         raise ValueError(
             f"metrics.{target.key}: no way from '{unit}' to '{target.unit}'; known: {known}; or give a factor"
         )
@@ -152,77 +223,51 @@ def conversion(unit: str, target: Metric, with_length: bool) -> tuple[float, int
     return factor, power
 
 
-def resolve(mapping: Mapping, keys: Iterable[str], origin: str) -> dict[str, Named]:
-    """Our metric -> theirs, for a log with these keys: what the mapping says, else TRL's names, else our own.
-
-    Raises `UserError` when two keys of a log are the same metric.
-    """
-    present = list(keys)
-    found = {ours: named for ours, named in mapping.metrics.items() if named is not None and named.key in present}
-    taken = {named.key for named in found.values()}
-    for key in present:
-        ours = own_name(key)
-        if ours is None or ours in mapping.metrics or key in taken:
-            continue
-        if ours in found:
-            raise UserError(
-                f"{origin}: '{found[ours].key}' and '{key}' are both {ours}; say which under `metrics` in the mapping"
-            )
-        found[ours] = Named(key=key)
-    return {**found, **_derived(mapping, found, present)}
+def check_keys_exist(
+    mapping: MappingFile, keys: Iterable[str], said: Mapping[str, Any] | None = None, where: str = ""
+) -> None:
+    """Refuse keys that the mapping speaks of and that no log has; of `said` alone, where that is given. Raises `Misfit`
+    with the nearest one."""
+    metrics = mapping.metrics if said is None else said.get("metrics") or {}
+    stated = [(f"metrics.{ours}", named.key) for ours, named in mapping.metrics.items() if named and ours in metrics]
+    if mapping.step.key and (said is None or "step" in said):
+        stated.append(("step.key", mapping.step.key))
+    if isinstance(mapping.length, str) and (said is None or "length" in said):
+        stated.append(("length", mapping.length))
+    require([(where + at, key) for at, key in stated], sorted(set(keys)))
 
 
-def _derived(mapping: Mapping, found: dict[str, Named], present: list[str]) -> dict[str, Named]:
-    """What a stated length allows: the length itself where it was logged, and KL per token (both are sums over the same
-    tokens)."""
-    added: dict[str, Named] = {}
-    if isinstance(mapping.length, str) and mapping.length in present:
-        added["objective/length"] = Named(key=mapping.length)
-    per_sequence = found.get("objective/kl")
-    if mapping.length is not None and per_sequence is not None and per_sequence.subtract == 0:
-        unit = per_sequence.unit or METRICS["objective/kl"].unit
-        added["objective/kl_per_token"] = per_sequence.model_copy(update={"unit": unit})
-    return {ours: named for ours, named in added.items() if ours not in found and ours not in mapping.metrics}
-
-
-def own_name(key: str) -> str | None:
-    """Our name of a key that TRL, a tracker or this project logs; none when it is unknown."""
-    bare = key.removeprefix(PREFIX)
-    return TRL.get(bare) or (bare if bare in METRICS else None)
-
-
-def unused(mapping: Mapping, keys: Iterable[str]) -> list[str]:
-    """Keys that no metric was made of and that are not known to be something else, each with the nearest known name."""
-    used = {named.key for named in mapping.metrics.values() if named} | {mapping.step.key, mapping.length}
-    strange = [
-        key
-        for key in keys
-        if own_name(key) is None and key not in used and key.removeprefix(PREFIX) not in KNOWN_UNUSED
-    ]
-    return [f"{key}{nearest(key, [*TRL, *METRICS])}" for key in strange]
-
-
-def check_keys_exist(mapping: Mapping, keys: Iterable[str]) -> None:
-    """Refuse keys that the mapping speaks of and that no log has. Raises `UserError` with the nearest one."""
-    present = sorted(set(keys))
-    stated = [(f"metrics.{ours}", named.key) for ours, named in mapping.metrics.items() if named is not None]
-    stated += [("step.key", mapping.step.key)] if mapping.step.key else []
-    stated += [("length", mapping.length)] if isinstance(mapping.length, str) else []
+def require(stated: Sequence[tuple[str, str]], present: Sequence[str]) -> None:
+    """Refuse a stated key that is not present. Raises `Misfit`."""
     for where, key in stated:
         if key not in present:
-            raise UserError(
+            raise Misfit(
                 f"mapping: {where}: no log has a key '{key}'{nearest(key, present)}; keys: {', '.join(present)}"
             )
 
 
+def _mapping(value: Any, wanted: str, where: str = "") -> Mapping[Any, Any]:
+    if not isinstance(value, Mapping) and not isinstance(value, Section):
+        raise ValueError(f"{where}must be {wanted}; it is {value!r}")
+    return value  # type: ignore[return-value]
+
+
+def _named(value: Any, where: str) -> Any:
+    if isinstance(value, str):
+        return {"key": value}
+    if isinstance(value, Named):
+        return value
+    return _mapping(value, "a key, or {key: ..., unit: ..., factor: ..., subtract: ...}", where)
+
+
 def _check_target(key: str, named: Any) -> None:
     try:
-        metric(key, "metrics")
+        metric(key, "")
     except UserError as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(f"{str(error).removeprefix(': ')}; there are: {', '.join(METRICS)}") from None
     if (
         key.startswith("eval/")
         and isinstance(named, dict)
         and str(named.get("unit", "")).endswith(("per token", "per sequence"))
     ):
-        raise ValueError(f"metrics.{key}: a final measurement has no length to convert it with; give a factor")
+        raise ValueError(f"{key}: a final measurement has no length to convert it with; give a factor")

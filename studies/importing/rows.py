@@ -1,11 +1,12 @@
-"""Reading a log: JSON lines, a JSON list, a trainer's state or CSV, as rows that know their line. Nothing is ever
-unpickled."""
+"""Reading a log: JSON lines, a JSON list, a trainer's state, CSV or parquet, as rows that know their line. Nothing is
+ever unpickled."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ def read_log(path: Path) -> tuple[list[LogRow], int | None]:
 
     Raises `UserError` with file and line for anything else that cannot be read.
     """
+    if path.suffix == ".parquet":
+        return _filled(list(_parquet(path)), path), None
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -47,9 +50,27 @@ def read_log(path: Path) -> tuple[list[LogRow], int | None]:
             rows, cut = _lines(text, path)
     except RecursionError:
         raise UserError(f"{path}: nested too deeply to be a log") from None
+    return _filled(rows, path), cut
+
+
+def _filled(rows: list[LogRow], path: Path) -> list[LogRow]:
     if not rows:
         raise UserError(f"{path}: holds no row")
-    return rows, cut
+    return rows
+
+
+def _parquet(path: Path) -> Iterator[LogRow]:
+    """The rows of a table; the first has number 1."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            found = file.read(use_threads=False).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: not a parquet file: {str(error).splitlines()[0]}") from None
+    for number, values in enumerate(found, 1):
+        yield LogRow(number, {key: value for key, value in values.items() if value is not None})
 
 
 def _lines(text: str, path: Path) -> tuple[list[LogRow], int | None]:
@@ -59,7 +80,7 @@ def _lines(text: str, path: Path) -> tuple[list[LogRow], int | None]:
         if not line.strip():
             continue
         try:
-            rows.append(LogRow(number, _mapping(_decode(line), path, number)))
+            rows.append(LogRow(number, _flat(_mapping(_decode(line), path, number))))
         except ValueError as error:
             if number == len(lines) and rows:  # no line feed after it
                 return rows, number
@@ -145,14 +166,20 @@ def _mapping(value: Any, path: Path, line: int) -> dict[str, Any]:
     return value
 
 
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """verl's file logger writes a step and, apart from it, what was logged there (verl/utils/tracking.py)."""
+    inner = values.get("data")
+    return {"step": values["step"], **inner} if set(values) == {"step", "data"} and isinstance(inner, dict) else values
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(
             f"the name '{next(name for name in names if names.count(name) > 1)}' stands twice in one mapping"
         )
-    return found
+    return mapping
 
 
 def _whole(digits: str) -> int | float:
@@ -169,3 +196,15 @@ def _decode(line: str) -> Any:
 
 def _short(error: ValueError) -> str:
     return str(error).split(": line ")[0]
+
+
+def number(value: Any) -> float | None:
+    """A logged number, also one in quotes; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+    except ValueError:
+        return None

@@ -3,33 +3,44 @@ all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from pipeline.config.names import nearest
 from pipeline.errors import UserError
-from pipeline.run.layout import Layout, StudyFolder, TrialRecord, safe, writable, write_atomic
+from pipeline.run.layout import Layout, StudyFolder, TrialRecord, writable, write_atomic
 from pipeline.run.store import Store
-from studies.definition.schema import IMPORTED, Study, load_study, study_names
+from studies.definition.schema import IMPORTED, Study, load_study
 from studies.execution.driver import only_driver
+from studies.importing.account import Share, account
 from studies.importing.doubts import doubts
-from studies.importing.files import Source, find_sources
-from studies.importing.mapping import Mapping, check_keys_exist, load_mapping, unused
+from studies.importing.logs import Found, Log, Trial, find_logs
+from studies.importing.mapping import MappingFile, Misfit, check_arms, check_keys_exist, load_mapping
+from studies.importing.notes import caveats
 from studies.importing.problems import Problem
-from studies.importing.records import ImportedTrial, ImportSummary, commit, publish, record_of
-from studies.importing.rows import read_log
+from studies.importing.prompts import outcomes
+from studies.importing.records import (
+    ImportedTrial,
+    ImportSummary,
+    commit,
+    publish,
+    record_of,
+    recorded_problems,
+    recovered,
+    refuse_changes,
+    shortened,
+)
+from studies.importing.starter import write_starter
 from studies.importing.trajectory import trajectory
+from studies.importing.written import check_covers, study_file, study_text, text_digest
 from studies.tracking.repair import repair
 
-OBJECTIVES = (
-    ("eval/win_rate", "maximize"), ("objective/rlhf_reward", "maximize"), ("objective/scores", "maximize"),
-    ("objective/kl_per_token", "minimize"), ("objective/kl", "minimize"),
-)  # fmt: skip
-"""What a study that is written here compares arms on: the first that every trial has."""
+WRITTEN = "written"
+"""Key of study.json: the digest of the study file as an import wrote it."""
 
 
 @dataclass(frozen=True)
@@ -38,29 +49,43 @@ class Imported:
 
     study: Study
     written: bool
-    """Whether the study's file was written, there being none."""
+    """Whether the study's file was written."""
     folder: StudyFolder
     records: list[TrialRecord]
+    """All that the study holds now."""
     change: ImportSummary
     problems: tuple[Problem, ...]
-    unused: list[str]
+    account: tuple[str, ...]
+    """What was taken, and what was left."""
+    starter: Path | None
+    """A mapping to start from, where some column could be read otherwise."""
 
     @property
     def lines(self) -> list[str]:
         """What was done, for people."""
         change, arms = self.change, len({record.arm for record in self.records})
         told = [
-            f"{what}: {_short(which)}" for what in ("added", "changed", "removed") if (which := getattr(change, what))
+            f"{what}: {shortened(which)}"
+            for what in ("added", "changed", "removed")
+            if (which := getattr(change, what))
         ]
         told += [f"unchanged: {change.unchanged} trials"] if change.unchanged else []
         steps = sorted(record.steps for record in self.records)
         reach = f"{steps[0]:,}" if steps[0] == steps[-1] else f"{steps[0]:,} to {steps[-1]:,}"
+        trained = f", {reach} gradient steps" if steps[-1] else ""
+        size = f"{len(self.records)} trial{'s' * (len(self.records) > 1)} of {arms} arm{'s' * (arms > 1)}"
+        compares = f"compares with {self.study.baseline} on {self.study.objective.metric}"
         return [
-            f"{self.study.name}: {len(self.records)} trials of {arms} arms, {reach} gradient steps",
+            f"{self.study.name}: {size}{trained}",
             *told,
+            *(
+                [f"Mapping: {self.starter} (to read a column otherwise, edit it and import again)"]
+                if self.starter
+                else []
+            ),
             f"Study:   {self.study.source}"
-            + (" (written; say there what was asked, and add falsifiers)" if self.written else ""),
-            f"Next:    ablate report {self.study.source}   or   ablate falsify {self.study.source}",
+            + (f" (written; it {compares}; say there what was asked, and add falsifiers)" if self.written else ""),
+            f"Next:    ablate report {self.study.argument}   or   ablate falsify {self.study.argument}",
         ]
 
 
@@ -69,130 +94,150 @@ def import_folder(
     name: str,
     layout: Layout,
     map_file: Path | None = None,
-    steps_per_update: int | None = None,
     tell: Callable[[str], None] = lambda message: None,
+    *,
+    over: bool = False,
+    **stated: Any,
 ) -> Imported:
     """Bring the logs below `folder` into the store as the study `name`, a YAML file here or at that path.
 
-    Where there is no such file, one is written that lists the arms and seeds that were found. Raises
-    `UserError` and changes nothing when a file cannot be understood; `tell` hears of damaged files that are set aside.
+    Trials that the study does not hold are added; one that it holds from other files or with another mapping is an
+    error, unless `over`: then the study holds this import's trials alone. Where there is no study file, one is
+    written that lists the arms and seeds; as long as nobody edits it, it grows with them. `stated` is what the command
+    line says in place of the mapping. Raises `UserError` and changes nothing of the study when a file cannot be
+    understood; a mapping to start from is then written beside it. `tell` hears of damaged files that are set aside.
     """
-    mapping = load_mapping(map_file, steps_per_update)
-    file = _study_file(name)
-    sources = find_sources(folder, mapping.files)
-    study = load_study(file) if file.exists() else None
-    if study is not None:
-        _check_covers(study, sources, folder)
-    trials = [_read(source, mapping, study) for source in sources]
-    keys = {key for trial in trials for key in trial.found.keys}
-    check_keys_exist(mapping, keys)
-    text = None if study else _study_text(file.stem, trials, folder)
-    study = study or Study.model_validate({"name": file.stem, "source": str(file), **yaml.safe_load(str(text))})
+    mapping = load_mapping(map_file, **stated)
+    file = study_file(name)
+    starter = file.with_name(f"{file.stem}.map.yaml")
+    try:
+        found = find_logs(folder, mapping)
+        check_arms(mapping, (arm for arm, _ in found.trials))
+        trials = [_read(found, trial, mapping) for trial in found.trials]
+        _check_keys(found, mapping)
+    except Misfit as error:
+        new = write_starter(starter, folder, name, mapping)
+        what = "A mapping with these columns was written: " if new else "To say how they are read, edit the mapping "
+        raise UserError(f"{error}. {what}{starter}; edit it, then import again with --map {starter.name}") from None
+    guessed = map_file is None and any(_unsure(trial) for trial in trials)
     writable(layout.root)
-    target = layout.study(study.name, IMPORTED)
-    store = Store(layout.store, tell)
-    with only_driver(target, study.name):
+    target = layout.study(file.stem, IMPORTED)
+    with only_driver(target, file.stem):
         repair(target, tell)
-        records = [_record(study, trial, mapping, layout, store) for trial in trials]
+        before = recovered(target)
+        started = target.started()
+        if not over:
+            _refuse_namesake(started, file)
+            refuse_changes(before, trials, name)
+        kept = {} if over else {cell: record for cell, record in before.items() if cell not in found.trials}
+        study, text = _study(file, trials, kept, started, folder)
+        trials = [_doubted(trial, study) for trial in trials]
+        store = Store(layout.store, tell)
+        records = [*kept.values(), *(_record(study, trial, layout, store) for trial in trials)]
         problems = tuple(problem for trial in trials for problem in trial.problems)
-        change = commit(target, records, _started(study), problems)
+        earlier = [problem for record in kept.values() for problem in recorded_problems(layout.root, record)]
+        notes = caveats(records, (*earlier, *problems))
+        content = _started(study, notes, text_digest(text) if text else started.get(WRITTEN))
+        change = commit(target, before, records, content, (*earlier, *problems))
         if text:
             write_atomic(file, text)
-    return Imported(study, text is not None, target, records, change, problems, sorted(unused(mapping, keys)))
-
-
-def _short(labels: Sequence[str], most: int = 6) -> str:
-    return ", ".join(labels[:most]) + (f" and {len(labels) - most} more" if len(labels) > most else "")
-
-
-def _study_file(name: str) -> Path:
-    path = (
-        Path(name).expanduser().absolute()
-        if name.endswith((".yaml", ".yml"))
-        else Path(f"{safe(name)}.yaml").absolute()
+        if guessed:
+            write_starter(starter, folder, name, mapping)
+    shown = account([share for trial in trials for share in _shares(trial)], found.ignored)
+    return Imported(
+        study, text is not None, target, records, change, problems, tuple(shown), starter if guessed else None
     )
-    safe(path.stem)
-    if path.stem in study_names():
-        raise UserError(f"--name: '{path.stem}' is a study that comes with the project; choose another name")
-    return path
 
 
-def _read(source: Source, mapping: Mapping, study: Study | None) -> ImportedTrial:
-    rows, cut = read_log(source.path)
-    found = trajectory(rows, mapping, source.name)
-    settings = study.arm_overrides()[source.arm] if study else {}
-    problems = [*found.problems, *doubts(found, source.name, settings)]
-    if cut is not None:
-        problems.append(
-            Problem("cut", source.name, cut, "(line)", "", "", "it ends before its line feed", 1, 0, "left out")
-        )
-    return ImportedTrial(source, replace(found, problems=()), tuple(problems))
+def _read(found: Found, cell: Trial, mapping: MappingFile) -> ImportedTrial:
+    arm, seed = cell
+    own = mapping.of_arm(arm)
+    log, prompts = found.series.get(cell), found.prompts.get(cell)
+    series = trajectory(log.rows, own, log.name) if log else None
+    outcome = outcomes(prompts.rows, own, prompts.name) if prompts else None
+    problems = [*(series.problems if series else ()), *(outcome.problems if outcome else ())]
+    problems += [_cut(one) for one in (log, prompts) if one is not None and one.cut is not None]
+    return ImportedTrial(arm, seed, own, log, series, prompts, outcome, tuple(problems))
 
 
-def _record(study: Study, trial: ImportedTrial, mapping: Mapping, layout: Layout, store: Store) -> TrialRecord:
-    artifact = publish(store, trial, mapping)
-    settings = study.arm_overrides()[trial.source.arm]
-    return record_of(study.name, trial, artifact, settings, mapping, layout.root)
+def _cut(log: Log) -> Problem:
+    return Problem("cut", log.name, log.cut or 0, "(line)", "", "", "it ends before its line feed", 1, 0, "left out")
 
 
-def _check_covers(study: Study, sources: Sequence[Source], folder: Path) -> None:
-    if study.kind != IMPORTED:
+def _check_keys(found: Found, mapping: MappingFile) -> None:
+    """Whether some log has the keys that the mapping speaks of; of arms with a mapping of their own, one of theirs."""
+    if found.series:
+        check_keys_exist(mapping, found.keys)
+    for pattern in mapping.arms:
+        logs = [log for log in found.series.values() if fnmatchcase(log.arm, pattern)]
+        keys = [key for log in logs for key in log.keys]
+        for arm in {log.arm: None for log in logs}:
+            check_keys_exist(mapping.of_arm(arm), keys, mapping.arms[pattern], f"arms.{pattern}.")
+
+
+def _unsure(trial: ImportedTrial) -> bool:
+    """Whether another reading of a trial's columns is possible."""
+    return (
+        trial.found is not None
+        and trial.found.read.program is None
+        and bool(trial.found.read.ignored or trial.found.read.assumed)
+    )
+
+
+def _doubted(trial: ImportedTrial, study: Study) -> ImportedTrial:
+    """With what its series say against each other, given what the study says of its arm."""
+    if trial.found is None or trial.log is None:
+        return trial
+    found = doubts(trial.found, trial.log.name, study.arm_overrides()[trial.arm])
+    return replace(trial, problems=(*trial.problems, *found))
+
+
+def _record(study: Study, trial: ImportedTrial, layout: Layout, store: Store) -> TrialRecord:
+    settings = study.arm_overrides()[trial.arm]
+    return record_of(study.name, trial, publish(store, trial), settings, layout.root)
+
+
+def _study(
+    file: Path,
+    trials: Sequence[ImportedTrial],
+    kept: Mapping[Trial, TrialRecord],
+    started: Mapping[str, Any],
+    folder: Path,
+) -> tuple[Study, str | None]:
+    """The study of these trials, and the text of its file where that is to be written."""
+    cells = {(trial.arm, trial.seed): str(trial.origin.get("file") or trial.origin["prompts"]) for trial in trials}
+    study = load_study(file) if file.exists() else None
+    if study is not None and text_digest(file.read_text("utf-8")) != started.get(WRITTEN):
+        check_covers(study, cells, folder)
+        return study, None
+    metrics = [trial.metrics for trial in trials] + [{*record.ends, *record.summary} for record in kept.values()]
+    text = study_text(file.stem, [*kept, *cells], metrics, folder.resolve().name, study)
+    if study is not None and text == file.read_text("utf-8"):
+        return study, None
+    return Study.model_validate({"name": file.stem, "source": str(file), **yaml.safe_load(text)}), text
+
+
+def _refuse_namesake(started: Mapping[str, Any], file: Path) -> None:
+    """Refuse the name of another study file, whose results would be mixed with these. Raises `UserError`."""
+    source = started.get("source")
+    if isinstance(source, str) and Path(source) != file and Path(source).exists():
         raise UserError(
-            f"{study.source}: runs its own trials ({study.kind}); a study of imported ones lists its arms under"
-            " `imported`"
+            f"--name: the results of '{file.stem}' are those of {source}; choose another name, or give --replace to"
+            " let this import take their place"
         )
-    arms = list(study.arm_overrides())
-    for source in sources:
-        if source.arm not in arms:
-            hint = nearest(source.arm, arms)
-            raise UserError(
-                f"{folder}: '{source.name}' is arm '{source.arm}', which {study.source} does not list under"
-                f" `imported`{hint}"
-            )
-        if source.seed not in study.seeds:
-            listed = ", ".join(map(str, study.seeds))
-            raise UserError(
-                f"{folder}: '{source.name}' is seed {source.seed}; the seeds of {study.source} are {listed}"
-            )
 
 
-def _study_text(name: str, trials: Sequence[ImportedTrial], folder: Path) -> str:
-    """A study file for what was found, to be edited: its sentences say that they were written by nobody."""
-    arms = list(dict.fromkeys(trial.source.arm for trial in trials))
-    seeds = sorted({trial.source.seed for trial in trials})
-    metric, direction = _objective(trials)
-    said = "say what this arm was, for example {kl_coef: 0.05}; a known kl_coef also checks the unit of KL"
-    content = {
-        "question": f"What do the trials imported from {folder.resolve().name} show?",
-        "hypothesis": "None was written down.",
-        "refuted_if": "It cannot be, without a hypothesis.",
-        "baseline": arms[0],
-        "seeds": seeds,
-        "objective": {"metric": metric, "direction": direction},
-        "imported": {arm: {} for arm in arms},
-    }
-    text = yaml.safe_dump(content, sort_keys=False, width=140, allow_unicode=True)
-    text = text.replace("imported:\n", f"imported:  # {said}\n")
-    return f"# Study of imported trials; edit it, then: ablate report {name}\n{text}{_EXAMPLE}"
+def _shares(trial: ImportedTrial) -> Iterable[Share]:
+    if trial.found is not None:
+        read, dropped = trial.found.read, trial.found.dropped
+        lost = {read.named[ours].key: f"as {ours}: {why}" for ours, why in dropped.items() if ours in read.named}
+        taken = {ours: named for ours, named in read.named.items() if ours not in dropped}
+        yield Share(trial.arm, trial.seed, taken, {**read.ignored, **lost}, read)
+    if trial.outcomes is not None:
+        yield Share(trial.arm, trial.seed, trial.outcomes.named, trial.outcomes.ignored, None)
 
 
-_EXAMPLE = """\
-# falsifiers:
-#   - name: drift
-#     claim: the policy stays within 12 nats per sequence of the reference for its first 2,000 gradient steps
-#     metric: objective/kl
-#     op: ">"
-#     threshold: 12
-#     before_step: 2000
-"""
-
-
-def _objective(trials: Iterable[ImportedTrial]) -> tuple[str, str]:
-    everywhere = set.intersection(*({*trial.found.series, *trial.found.summary} for trial in trials))
-    listed = [*OBJECTIVES, *((key, "minimize") for key in sorted(everywhere))]
-    return next((pair for pair in listed if pair[0] in everywhere), OBJECTIVES[0])
-
-
-def _started(study: Study) -> dict[str, Any]:
+def _started(study: Study, notes: list[str], written: str | None) -> dict[str, Any]:
     content = {"study": study.model_dump(mode="json"), "source": study.source, "profile": IMPORTED, "overrides": {}}
-    return {**content, "environment": {}, "upstream": {}}
+    told = {WRITTEN: written} if written else {}
+    return {**content, "environment": {}, "upstream": {}, "notes": notes, **told}

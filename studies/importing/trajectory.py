@@ -10,20 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import UserError
 from pipeline.run.metrics import METRICS
-from studies.importing.mapping import AXES, PREFIX, Counts, Mapping, Named, conversion, resolve
+from studies.importing.mapping import MappingFile, Misfit, Named, conversion
+from studies.importing.naming import Reading, reading
 from studies.importing.problems import Problem
-from studies.importing.rows import LogRow
+from studies.importing.programs import Counts
+from studies.importing.rows import LogRow, number
 
 Array = NDArray[np.float64]
 TOLERANCE = 1e-6
 """By how much a value may miss its bounds: what float32 rounding leaves of a quantity that is 0 or 1."""
+
+KLS = tuple(key for key in METRICS if key.startswith(("objective/kl", "eval/kl_")) and key != "objective/kl_coef")
 
 _LEFT_OUT = "the whole series is left out, since its name or unit must be wrong"
 _LAST_COUNTS = "of two values at one step the last counts"
@@ -51,6 +53,10 @@ class Trajectory:
     diverged: str | None
     """Where it stopped being finite, in words."""
     keys: tuple[str, ...]
+    read: Reading
+    """How its keys were read."""
+    dropped: dict[str, str]
+    """Ours -> why nothing of it is left, though a key of that meaning is there."""
     problems: tuple[Problem, ...]
 
 
@@ -64,55 +70,64 @@ class _Log:
     trained: NDArray[np.int64]
 
 
-def trajectory(rows: Sequence[LogRow], mapping: Mapping, name: str) -> Trajectory:
-    """Series of a log in our names and units. Raises `UserError` when its x-axis or its keys cannot be understood."""
+def trajectory(rows: Sequence[LogRow], mapping: MappingFile, name: str) -> Trajectory:
+    """Series of a log in our names and units. Raises `Misfit` when its x-axis or its keys cannot be understood."""
     keys = tuple(dict.fromkeys(key for row in rows for key in row.values))
-    named = resolve(mapping, keys, name)
-    if not named:
-        raise UserError(
-            f"{name}: none of its keys is a known metric ({', '.join(keys[:8])}); name them under `metrics` in the"
-            " mapping"
-        )
-    used = [row for row in rows if any(row.values.get(one.key) is not None for one in named.values())]
-    log, problems = _placed(used, mapping, name, keys)
+    read = reading(mapping, keys, name)
+    named = read.named
+    used = [row for row in rows if any(row.values.get(theirs.key) is not None for theirs in named.values())]
+    log, problems = _placed(used, mapping, read, name)
     columns, faults = _columns(used, named, mapping, log)
     problems += faults if problems else [*faults, *_repeated(columns, named, log)]
+    dropped = {fault.metric: fault.why for fault in faults}
     end, fault = _finite_end(columns, named, log)
     if fault:
         problems.append(fault)
     series: dict[str, Series] = {}
     for ours, values in columns.items():
         fault = _out_of_range(ours, named[ours].key, values[:end], log)
+        why = fault.why if fault else _unmeasured(ours, values)
         if fault:
             problems.append(fault)
-        elif (one := _series(ours, named[ours].key, values[:end], log)) is not None:
-            series[ours] = one
+        if why:
+            dropped[ours] = why
+        elif (curve := _series(ours, named[ours].key, values[:end], log)) is not None:
+            series[ours] = curve
+        else:
+            dropped[ours] = "no value of it in the log"
     taken = int(log.trained[:end].max(initial=0))
-    summary = {ours: float(one.values[-1]) for ours, one in series.items() if ours.startswith("eval/")}
-    kept = {ours: one for ours, one in series.items() if ours not in summary}
-    return Trajectory(kept, summary, taken, _ending(log, end), keys, tuple(problems))
+    summary = {ours: float(curve.values[-1]) for ours, curve in series.items() if ours.startswith("eval/")}
+    kept = {ours: curve for ours, curve in series.items() if ours not in summary}
+    return Trajectory(kept, summary, taken, _ending(log, end), keys, read, dropped, tuple(problems))
+
+
+def _unmeasured(ours: str, values: Array) -> str | None:
+    """A KL to the reference that is 0 in every row: programs write that where they do not compute it."""
+    recorded = values[~np.isnan(values)]
+    if ours not in KLS or len(recorded) < 2 or recorded.any():
+        return None
+    return f"0 in all {len(recorded):,} rows, as a program writes that does not measure it"
 
 
 def _ending(log: _Log, end: int) -> str | None:
     return None if end == len(log.lines) else f"not finite from line {log.lines[end]} of {log.name}"
 
 
-def _placed(rows: Sequence[LogRow], mapping: Mapping, name: str, keys: Sequence[str]) -> tuple[_Log, list[Problem]]:
+def _placed(rows: Sequence[LogRow], mapping: MappingFile, read: Reading, name: str) -> tuple[_Log, list[Problem]]:
     """Where each row stands in gradient steps; rows that go back, or repeat a place, are told of."""
-    key, counts = _axis(mapping, name, keys)
+    key, per = read.axis, read.per
     x = np.array([_whole(row, key, name) for row in rows], dtype=np.int64)
     lines = np.array([row.line for row in rows], dtype=np.int64)
-    per = mapping.steps_per_update
-    if counts == "gradient_steps":
+    if read.counts == "gradient_steps":
         log = _Log(name, lines, np.maximum(x - (per or 0), 0), x)
     else:
         if per is None:
-            raise UserError(
-                f"{name}: its x-axis '{key}' counts {counts}; say how many gradient steps an update takes:"
+            raise Misfit(
+                f"{name}: its x-axis '{key}' counts {read.counts}; say how many gradient steps an update takes:"
                 " --steps-per-update N (num_ppo_epochs x num_mini_batches), or `step: {counts: gradient_steps}` in"
                 " the mapping"
             )
-        updates = _updates(x, counts, mapping, name, key, lines)
+        updates = _updates(x, read.counts, mapping, name, key, lines)
         log = _Log(name, lines, (updates - 1) * per, updates * per)
     return log, _back(x, log, key)
 
@@ -151,23 +166,10 @@ def _repeated(columns: dict[str, Array], named: dict[str, Named], log: _Log) -> 
     return [worst] if worst else []
 
 
-def _axis(mapping: Mapping, name: str, keys: Sequence[str]) -> tuple[str, Counts]:
-    key = mapping.step.key
-    if key is None:
-        candidates = [prefix + one for one in AXES for prefix in ("", PREFIX)]
-        key = next((one for one in candidates if one in keys), None)
-    if key is None or key not in keys:
-        wanted = f"'{key}'" if key else "step, global_step or episode"
-        raise UserError(
-            f"{name}: no key {wanted} to place its rows by; name it in the mapping: step: {{key: ..., counts: updates}}"
-        )
-    return key, mapping.step.counts or AXES.get(key.removeprefix(PREFIX), "updates")
-
-
 def _whole(row: LogRow, key: str, name: str) -> int:
-    value = _number(row.values.get(key))
+    value = number(row.values.get(key))
     if value is None or not math.isfinite(value) or value != int(value) or not 0 <= value < 2**53:
-        raise UserError(
+        raise Misfit(
             f"{name}, line {row.line}: {key} = {row.values.get(key)!r} is no place on an x-axis; a whole number is"
             " expected"
         )
@@ -175,24 +177,24 @@ def _whole(row: LogRow, key: str, name: str) -> int:
 
 
 def _updates(
-    x: NDArray[np.int64], counts: Counts, mapping: Mapping, name: str, key: str, lines: NDArray[np.int64]
+    x: NDArray[np.int64], counts: Counts, mapping: MappingFile, name: str, key: str, lines: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     if counts == "updates":
         if len(x) and x.min() < mapping.step.first:
-            raise UserError(
+            raise Misfit(
                 f"{name}: {key} begins at {x.min()}; if its first update is number 0, say `step: {{first: 0}}` in the"
                 " mapping"
             )
         return x - mapping.step.first + 1
     per = mapping.episodes_per_update
     if per is None:
-        raise UserError(
+        raise Misfit(
             f"{name}: its x-axis '{key}' counts episodes; give episodes_per_update in the mapping (TRL: batch_size)"
         )
     bad = np.flatnonzero((x % per != 0) | (x == 0))
     if len(bad):
         at = int(bad[0])
-        raise UserError(
+        raise Misfit(
             f"{name}, line {lines[at]}: {key} = {x[at]} is no whole number of updates of {per} episodes"
             " (episodes_per_update)"
         )
@@ -201,19 +203,17 @@ def _updates(
 
 
 def _columns(
-    rows: Sequence[LogRow], named: dict[str, Named], mapping: Mapping, log: _Log
+    rows: Sequence[LogRow], named: dict[str, Named], mapping: MappingFile, log: _Log
 ) -> tuple[dict[str, Array], list[Problem]]:
     """Our metric -> one value a row in our unit, NaN where not recorded. What is no number leaves the whole series
     out."""
     columns: dict[str, Array] = {}
     problems = []
-    for ours, one in named.items():
-        raw = [row.values.get(one.key) for row in rows]
-        numbers = [_number(value) for value in raw]
+    for ours, theirs in named.items():
+        raw = [row.values.get(theirs.key) for row in rows]
+        numbers = [number(value) for value in raw]
         strange = [
-            at
-            for at, (value, number) in enumerate(zip(raw, numbers, strict=True))
-            if value is not None and number is None
+            at for at, (value, one) in enumerate(zip(raw, numbers, strict=True)) if value is not None and one is None
         ]
         if strange:
             at, recorded = strange[0], sum(value is not None for value in raw)
@@ -222,7 +222,7 @@ def _columns(
                     "text",
                     log.name,
                     int(log.lines[at]),
-                    one.key,
+                    theirs.key,
                     ours,
                     repr(raw[at])[:40],
                     "no number",
@@ -233,42 +233,31 @@ def _columns(
             )
             continue
         # infinity, not NaN, marks what was logged as not finite: NaN is "not recorded" from here on
-        values = np.array([_marked(number) for number in numbers], dtype=np.float64)
-        columns[ours] = _converted(values, ours, one, rows, mapping)
+        values = np.array([_marked(one) for one in numbers], dtype=np.float64)
+        columns[ours] = _converted(values, ours, theirs, rows, mapping)
     return columns, problems
 
 
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
-    except ValueError:
-        return None
+def _marked(value: float | None) -> float:
+    return math.nan if value is None else value if math.isfinite(value) else math.inf
 
 
-def _marked(number: float | None) -> float:
-    return math.nan if number is None else number if math.isfinite(number) else math.inf
-
-
-def _converted(values: Array, ours: str, one: Named, rows: Sequence[LogRow], mapping: Mapping) -> Array:
-    factor, power = conversion(one.unit, METRICS[ours], mapping.length is not None) if one.unit else (1.0, 0)
+def _converted(values: Array, ours: str, theirs: Named, rows: Sequence[LogRow], mapping: MappingFile) -> Array:
+    factor, power = conversion(theirs.unit, METRICS[ours], mapping.length is not None) if theirs.unit else (1.0, 0)
     scale: Array | float = _lengths(rows, mapping) ** power if power else 1.0
     infinite = np.isinf(values)
     with np.errstate(invalid="ignore"):
-        result: Array = (values * factor * scale - one.subtract) * one.factor
+        result: Array = (values * factor * scale - theirs.subtract) * theirs.factor
     result[infinite] = np.inf
     return result
 
 
-def _lengths(rows: Sequence[LogRow], mapping: Mapping) -> Array:
+def _lengths(rows: Sequence[LogRow], mapping: MappingFile) -> Array:
     """Tokens of a response at each row; NaN where they were not logged, or could not be."""
     if not isinstance(mapping.length, str):
         return np.full(len(rows), mapping.length or math.nan)
-    numbers = [_number(row.values.get(mapping.length)) for row in rows]
-    return np.array([number if number is not None and 1 <= number < math.inf else math.nan for number in numbers])
+    numbers = [number(row.values.get(mapping.length)) for row in rows]
+    return np.array([one if one is not None and 1 <= one < math.inf else math.nan for one in numbers])
 
 
 def _finite_end(columns: dict[str, Array], named: dict[str, Named], log: _Log) -> tuple[int, Problem | None]:

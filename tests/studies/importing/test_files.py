@@ -8,8 +8,14 @@ import pytest
 from trl_logs import rows, write
 
 from pipeline.errors import UserError
-from studies.importing.files import find_sources
+from studies.importing.files import LogFile, find_files
+from studies.importing.logs import find_logs
+from studies.importing.mapping import MappingFile
 from studies.importing.rows import read_log
+
+
+def find_sources(folder: Path, pattern: str | None = None) -> list[LogFile]:
+    return find_files(folder, pattern)[0]
 
 
 def touch(folder: Path, *names: str) -> Path:
@@ -35,14 +41,14 @@ def touch(folder: Path, *names: str) -> Path:
 )
 def test_arm_and_seed_stand_in_the_path(tmp_path: Path, name: str, arm: str, seed: int) -> None:
     (source,) = find_sources(touch(tmp_path / "runs", name))
-    assert (source.arm, source.seed, source.name) == (arm, seed, name)
+    assert (source.trial, source.name) == ((arm, seed), name)
 
 
 def test_order_is_that_of_people(tmp_path: Path) -> None:
     found = find_sources(
         touch(tmp_path, "a10-seed0.csv", "a2-seed10.csv", "a2-seed9.csv", "b0.2-seed0.csv", "b0.05-seed0.csv")
     )
-    assert [(one.arm, one.seed) for one in found] == [("a2", 9), ("a2", 10), ("a10", 0), ("b0.05", 0), ("b0.2", 0)]
+    assert [one.trial for one in found] == [("a2", 9), ("a2", 10), ("a10", 0), ("b0.05", 0), ("b0.2", 0)]
 
 
 def test_a_trainers_folder_is_one_trial_of_its_newest_state(tmp_path: Path) -> None:
@@ -61,15 +67,15 @@ def test_a_trainers_folder_is_one_trial_of_its_newest_state(tmp_path: Path) -> N
 def test_hidden_and_other_files_are_no_logs(tmp_path: Path) -> None:
     touch(tmp_path, "a-seed0.csv", ".cache/b-seed0.csv", ".c-seed0.csv")
     (tmp_path / "weights-seed0.pkl").write_bytes(b"\x80\x04.")
-    assert [one.arm for one in find_sources(tmp_path)] == ["a"]
+    assert [one.trial for one in find_sources(tmp_path)] == [("a", 0)]
 
 
 def test_pattern_replaces_the_rule(tmp_path: Path) -> None:
     touch(tmp_path, "run3/beta 0.05/log.csv".replace(" ", "_"))
     (source,) = find_sources(tmp_path, "run{seed}/{arm}/log")
-    assert (source.arm, source.seed) == ("beta_0.05", 3)
+    assert source.trial == ("beta_0.05", 3)
     with pytest.raises(UserError, match=r"does not fit the mapping's pattern 'x\{seed\}/\{arm\}'"):
-        find_sources(tmp_path, "x{seed}/{arm}")
+        find_logs(tmp_path, MappingFile(files="x{seed}/{arm}"))
     with pytest.raises(UserError, match=r"must hold \{arm\} and \{seed\} once each"):
         find_sources(tmp_path, "run{seed}")
 
@@ -86,12 +92,12 @@ def test_pattern_replaces_the_rule(tmp_path: Path) -> None:
 )
 def test_names_that_tell_too_little_or_too_much(tmp_path: Path, names: tuple[str, ...], words: str) -> None:
     with pytest.raises(UserError, match=words) as caught:
-        find_sources(touch(tmp_path, *names))
+        find_logs(touch(tmp_path, *names), MappingFile())
     assert "\n" not in str(caught.value)
 
 
 def test_nothing_to_import(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no \.jsonl, \.json, \.csv file in it"):
+    with pytest.raises(UserError, match=r"no \.jsonl, \.json, \.csv, \.parquet file in it"):
         find_sources(tmp_path)
     with pytest.raises(UserError, match="no such folder"):
         find_sources(tmp_path / "none")

@@ -72,7 +72,7 @@ def test_a_folder_becomes_a_study(logs: Path, layout: Layout) -> None:
     assert (found.status, found.steps, found.profile) == ("complete", 12 * 16, "imported")
     assert found.config_digest == Foreign("beta_0.2", 1).digest
     assert found.config["imported"]["file"] == "beta_0.2/seed_1.jsonl"
-    stored = layout.root / found.stages["ppo"].path
+    stored = layout.root / found.stages["train"].path
     rows = [json.loads(line) for line in (stored / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(0, 193, 16))
     assert rows[0]["objective/kl"] == 0.0
@@ -96,7 +96,7 @@ def test_changed_data_is_updated_and_the_rest_is_left(logs: Path, layout: Layout
     kept = folder.trial_file("beta_0.05", 0).read_bytes()
     trl_logs.write(logs / "beta_0.05" / "seed_1.jsonl", trl_logs.rows(0.05, 1, updates=20))
     (logs / "beta_0.2" / "seed_1.jsonl").unlink()
-    done = bring(logs, layout)
+    done = bring(logs, layout, over=True)
     assert done.change.changed == ("beta_0.05 seed 1",)
     assert done.change.removed == ("beta_0.2 seed 1",)
     assert folder.record("beta_0.05", 1).steps == 320  # type: ignore[union-attr]
@@ -106,7 +106,9 @@ def test_changed_data_is_updated_and_the_rest_is_left(logs: Path, layout: Layout
 
 def test_another_mapping_is_another_import(logs: Path, layout: Layout) -> None:
     bring(logs, layout)
-    assert len(bring(logs, layout, steps_per_update=4).change.changed) == 4
+    with pytest.raises(UserError, match="are recorded from other files or with another mapping; nothing was changed"):
+        bring(logs, layout, steps_per_update=4)
+    assert len(bring(logs, layout, steps_per_update=4, over=True).change.changed) == 4
 
 
 @pytest.mark.parametrize("text", ["not JSON\n{}\n", '{"step": 1}\n', '{"loss": 1, "step": 1}\n'])
@@ -116,8 +118,8 @@ def test_one_bad_file_and_nothing_is_touched(logs: Path, layout: Layout, tmp_pat
     (logs / "beta_0.2" / "seed_1.jsonl").write_text(text)
     before = contents(tmp_path)
     with pytest.raises(UserError, match=r"beta_0\.2/seed_1\.jsonl"):
-        bring(logs, layout)
-    assert contents(tmp_path) == before
+        bring(logs, layout, over=True)
+    assert {path: text for path, text in contents(tmp_path).items() if path != "trl.map.yaml"} == before
 
 
 def test_a_first_import_that_fails_leaves_no_study_behind(logs: Path, layout: Layout) -> None:
@@ -159,16 +161,16 @@ def test_a_fault_while_records_are_put_in_place_leaves_all_of_the_old_ones(
         if step == 3:
             patched.setattr(records, "write_atomic", full)
         with pytest.raises(OSError, match="disk full"):
-            bring(logs, layout)
+            bring(logs, layout, over=True)
     assert contents(layout.study("trl", "imported").path / "trials") == before
-    assert len(bring(logs, layout).change.changed) == 4
+    assert len(bring(logs, layout, over=True).change.changed) == 4
 
 
 def test_a_kill_between_the_two_steps_is_repaired_by_the_next_import(logs: Path, layout: Layout) -> None:
     updated(logs, layout)
     trials = layout.study("trl", "imported").path / "trials"
     trials.replace(trials.with_name(".trials.old"))
-    done = bring(logs, layout)
+    done = bring(logs, layout, over=True)
     assert len(done.change.changed) == 4
     assert len(layout.study("trl", "imported").records()) == 4
     assert not trials.with_name(".trials.old").exists()
@@ -198,7 +200,7 @@ def test_a_stated_kl_coef_checks_the_unit(logs: Path, layout: Layout, tmp_path: 
     for seed in (0, 1):
         bits = [{**row, "objective/kl": row["objective/kl"] / math.log(2)} for row in trl_logs.rows(0.05, seed)]
         trl_logs.write(logs / "beta_0.05" / f"seed_{seed}.jsonl", bits)
-    done = bring(logs, layout)
+    done = bring(logs, layout, over=True)
     assert {problem.file for problem in done.problems if "KL is in bits" in problem.why} == {
         "beta_0.05/seed_0.jsonl",
         "beta_0.05/seed_1.jsonl",
@@ -233,7 +235,7 @@ def test_a_study_that_runs_its_own_trials_takes_no_records(logs: Path, layout: L
     ("extra", "words"),
     [
         ("profile: tiny\n", "profile: imported trials have none, 'tiny' is given"),
-        ("arms: {a: {ppo.lr: 1e-4}}\n", "both arms and imported are given"),
+        ("arms: {a: {optimiser.lr: 1e-4}}\n", "both arms and imported are given"),
         ("objective: {metric: objective/scoers}\n", r"no metric 'objective/scoers'; did you mean 'objective/scores'\?"),
     ],
 )
@@ -292,14 +294,14 @@ def test_the_command(logs: Path, ablate: Callable[..., Any]) -> None:
         "beta_0.05/seed_0.jsonl, line 4: policy/clipfrac_avg (policy/pg_clipfrac) = 7.5: above 1 fraction"
         in done.output
     )
-    assert "objectiv/kl; did you mean 'objective/kl'?" in done.output
+    assert "objectiv/kl (beta_0.05 seed 0): no metric of this name; did you mean 'objective/kl'?" in done.output
     assert "trl: 4 trials of 2 arms, 192 gradient steps" in done.output
     claim(1.0, 192)
     assert ablate("falsify", "trl").exit_code == 1
     refused = ablate("study", "trl")
     assert refused.exit_code == 2
     assert "its trials were run elsewhere, so nothing runs here" in refused.output
-    refused = ablate("falsify", "trl", "--set", "ppo.lr=1")
+    refused = ablate("falsify", "trl", "--set", "optimiser.lr=1")
     assert refused.exit_code == 2
     assert "trl was imported; its trials cannot be changed" in refused.output
 
@@ -318,4 +320,4 @@ def test_imported_trials_are_runs_in_mlflow(logs: Path, ablate: Callable[..., An
         (16 * (row["step"] - 1), row["objective/kl"]) for row in trl_logs.rows(0.2, 1)
     ]
     again = ablate("sync", "trl")
-    assert "MLflow knows all 4 trials of trl; 0 metrics were sent now" in again.output
+    assert "MLflow has all 4 trials of trl; 0 metrics were sent now" in again.output

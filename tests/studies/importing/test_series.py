@@ -16,15 +16,18 @@ from trl_logs import Rows, rows
 from pipeline.errors import UserError
 from pipeline.run.metrics import METRICS
 from studies.importing.doubts import doubts
-from studies.importing.mapping import TRL, Mapping, check_keys_exist, load_mapping, unused
+from studies.importing.mapping import MappingFile, check_keys_exist, load_mapping
 from studies.importing.problems import Problem, grouped
+from studies.importing.programs import TRL
 from studies.importing.rows import LogRow
 from studies.importing.trajectory import Trajectory, trajectory
 
 
 def read(made: Rows, name: str = "a-seed0.jsonl", **mapping: Any) -> Trajectory:
     settings = {"steps_per_update": 16, **mapping}
-    return trajectory([LogRow(line, row) for line, row in enumerate(made, 1)], Mapping.model_validate(settings), name)
+    return trajectory(
+        [LogRow(line, row) for line, row in enumerate(made, 1)], MappingFile.model_validate(settings), name
+    )
 
 
 def changed(key: str, **values: Any) -> Rows:
@@ -41,7 +44,7 @@ def test_every_trl_name_is_one_of_ours_and_has_its_values() -> None:
     for theirs, ours in TRL.items():
         np.testing.assert_array_equal(found.series[ours].values, [row[theirs] for row in rows()])
     assert found.problems == ()
-    assert unused(Mapping(), found.keys) == []
+    assert not any("no metric of this name" in why for why in found.read.ignored.values())
     assert not doubts(found, "a", {"kl_coef": 0.05})
 
 
@@ -267,18 +270,19 @@ def test_a_log_of_something_else_is_refused() -> None:
 
 
 def test_unknown_keys_come_with_the_nearest_name() -> None:
-    assert unused(Mapping(), ["eps", "objective/klx", "train/episode"]) == [
-        "objective/klx; did you mean 'objective/kl'?"
-    ]
+    ignored = read([{**row, "objective/klx": 1.0, "train/episode": 3} for row in rows()]).read.ignored
+    assert ignored["objective/klx"] == "no metric of this name; did you mean 'objective/kl'?"
+    assert ignored["train/episode"] == "another count of the x-axis"
+    assert ignored["eps"] == "episodes per second"
 
 
 def test_keys_that_no_log_has() -> None:
     with pytest.raises(
         UserError, match=r"mapping: metrics\.objective/kl: no log has a key 'kll'; did you mean 'kl'\?; keys: kl, step"
     ):
-        check_keys_exist(Mapping.model_validate({"metrics": {"objective/kl": "kll"}}), ["kl", "step"])
+        check_keys_exist(MappingFile.model_validate({"metrics": {"objective/kl": "kll"}}), ["kl", "step"])
     with pytest.raises(UserError, match="mapping: length: no log has a key 'len'"):
-        check_keys_exist(Mapping.model_validate({"length": "len"}), ["kl"])
+        check_keys_exist(MappingFile.model_validate({"length": "len"}), ["kl"])
 
 
 @pytest.mark.parametrize(
@@ -305,7 +309,7 @@ def test_mapping_files_that_are_wrong(tmp_path: Path, text: str, words: str) -> 
     path = tmp_path / "map.yaml"
     path.write_text(text)
     with pytest.raises(UserError, match=words) as caught:
-        load_mapping(path, 16)
+        load_mapping(path, steps_per_update=16)
     assert str(path) in str(caught.value)
 
 
@@ -314,7 +318,7 @@ def test_kl_in_bits_or_per_token_contradicts_the_penalty() -> None:
     (doubt,) = doubts(read(bits), "a", {"kl_coef": 0.05})
     assert "KL is in bits" in doubt.text
     per_token = [{**row, "objective/kl": row["objective/kl"] / 24} for row in rows()]
-    (doubt,) = doubts(read(per_token), "a", {"ppo.kl_coef": 0.05})
+    (doubt,) = doubts(read(per_token), "a", {"kl.beta": 0.05})
     assert "the KL penalty is 24 x kl_coef 0.05 x KL: KL is per token" in doubt.text
     assert not doubts(read(per_token), "a", {}), "nothing is known without kl_coef"
     logged = [{**row, "objective/kl_coef": 0.05} for row in bits]
