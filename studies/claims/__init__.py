@@ -1,1 +1,1 @@
-"""What a study claims, and what its records say of it."""
+"""What a study claims, when that was written down, and what its records say of it."""

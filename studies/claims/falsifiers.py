@@ -13,7 +13,8 @@ from studies.definition.schema import Falsifier
 
 Outcome = Literal["SURVIVED", "FALSIFIED", "NOT TESTED"]
 OUTCOMES: tuple[Outcome, ...] = ("FALSIFIED", "SURVIVED", "NOT TESTED")
-EXIT_CODES: dict[Outcome, int] = {"SURVIVED": 0, "FALSIFIED": 1, "NOT TESTED": 3}
+EXIT_CODES = {"SURVIVED": 0, "SUPPORTED": 0, "FALSIFIED": 1, "REFUTED": 1, "NOT TESTED": 3, "UNDECIDED": 3}
+"""Of falsifiers and hypotheses; of several outcomes the first of 1, 3 and 0 counts."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,16 @@ def overall(verdicts: Sequence[Verdict]) -> Outcome:
     if "FALSIFIED" in outcomes:
         return "FALSIFIED"
     return "SURVIVED" if outcomes == {"SURVIVED"} else "NOT TESTED"
+
+
+def exit_code(outcomes: Iterable[str]) -> int:
+    """One refutation decides, then one open question.
+
+    >>> exit_code(["SURVIVED", "SUPPORTED"]), exit_code(["SURVIVED", "UNDECIDED"]), exit_code(["UNDECIDED", "REFUTED"])
+    (0, 3, 1)
+    """
+    codes = {EXIT_CODES[outcome] for outcome in outcomes}
+    return next(code for code in (1, 3, 0) if code in codes)
 
 
 def tally(verdicts: Sequence[Verdict]) -> dict[Outcome, int]:

@@ -36,7 +36,7 @@ class _Tail:
         except FileNotFoundError:  # not begun, or just moved to its final place
             return
         self.offset += len(complete) + 1 if complete else 0
-        wanted = {one.metric for one in self.falsifiers}
+        wanted = {falsifier.metric for falsifier in self.falsifiers}
         for line in complete.splitlines():
             row = json.loads(line)
             for metric in wanted & row.keys():
@@ -61,13 +61,16 @@ class LiveVerdicts:
             return []
         tail.read()
         return self.news(
-            evaluate(one, tail.series.get(one.metric, {}).items(), 0, arm=arm, seed=seed) for one in tail.falsifiers
+            evaluate(falsifier, tail.series.get(falsifier.metric, {}).items(), 0, arm=arm, seed=seed)
+            for falsifier in tail.falsifiers
         )
 
     def news(self, verdicts: Iterable[Verdict]) -> list[Verdict]:
         """Those that refute and have not been told."""
         fallen = [
-            one for one in verdicts if one.outcome == "FALSIFIED" and (one.arm, one.seed, one.name) not in self._told
+            verdict
+            for verdict in verdicts
+            if verdict.outcome == "FALSIFIED" and (verdict.arm, verdict.seed, verdict.name) not in self._told
         ]
-        self._told |= {(one.arm, one.seed, one.name) for one in fallen}
+        self._told |= {(verdict.arm, verdict.seed, verdict.name) for verdict in fallen}
         return fallen

@@ -33,9 +33,9 @@ def read_series(folder: StudyFolder, record: TrialRecord, metric: str) -> list[t
     without its artifact."""
     import pyarrow.parquet as pq
 
-    if "ppo" not in record.stages:
+    if "train" not in record.stages:
         return []
-    with pq.ParquetFile(file_of(folder, record, "ppo", "metrics.parquet")) as file:
+    with pq.ParquetFile(file_of(folder, record, "train", "metrics.parquet")) as file:
         if metric not in file.schema_arrow.names:
             return []
         table = file.read(["step", metric], use_threads=False)
@@ -51,6 +51,12 @@ def read_series(folder: StudyFolder, record: TrialRecord, metric: str) -> list[t
 def of_record(study: Study, folder: StudyFolder, record: TrialRecord) -> list[Verdict]:
     """What every falsifier that speaks of a trial's arm says about its record, whatever configuration it is of."""
     return [_of_record(falsifier, folder, record) for falsifier in claims_on(study, record.arm)]
+
+
+def evidence(study: Study, folder: StudyFolder, plan: Sequence[Planned]) -> list[TrialRecord]:
+    """The records that `verdicts` judges."""
+    recorded = [(cell, folder.record(cell.arm, cell.seed)) for cell in plan if claims_on(study, cell.arm)]
+    return [record for cell, record in recorded if record is not None and record.config_digest == cell.digest]
 
 
 def claims_on(study: Study, arm: str) -> list[Falsifier]:
@@ -78,5 +84,5 @@ def _of_record(falsifier: Falsifier, folder: StudyFolder, record: TrialRecord) -
     series = read_series(folder, record, falsifier.metric)
     if not series and record.status == "failed":
         return untested(falsifier, record.arm, record.seed, f"the trial failed: {record.reason}")
-    run = record.stages["ppo"].key if "ppo" in record.stages else None
+    run = record.stages["train"].key if "train" in record.stages else None
     return evaluate(falsifier, series, record.steps, arm=record.arm, seed=record.seed, run=run)

@@ -6,7 +6,11 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pipeline.config.presets import NAME, SHORT
 from pipeline.errors import UserError
+
+SPEAK = ("train", "algorithm", "kl.beta", "critic.vf_coef", "optimiser.lr")
+"""Sections and keys whose last part says enough as a label."""
 
 BASELINE = "baseline"
 """The arm that changes nothing: the profile as it is, with ``--set``."""
@@ -17,8 +21,8 @@ Overrides = dict[str, Any]
 def of_grid(grid: Mapping[str, Sequence[Any]]) -> dict[str, Overrides]:
     """Every combination of the values.
 
-    >>> list(of_grid({"ppo.kl_coef": [0, 0.05], "ppo.cliprange": [0.2]}))
-    ['kl_coef=0+cliprange=0.2', 'kl_coef=0.05+cliprange=0.2']
+    >>> list(of_grid({"kl.beta": [0, 0.05], "algorithm.cliprange": [0.2]}))
+    ['beta=0+cliprange=0.2', 'beta=0.05+cliprange=0.2']
     """
     return _named("grid", _product(list(grid), grid), grid)
 
@@ -30,8 +34,8 @@ def of_factors(
 
     With a, b and both of two factors, the interaction is ``both - a - b + baseline``: each of these is an arm.
 
-    >>> list(of_factors({"ppo.kl_coef": [0], "ppo.cliprange": [0.1, 0.4]}, [("ppo.kl_coef", "ppo.cliprange")]))
-    ['baseline', 'kl_coef=0', 'cliprange=0.1', 'cliprange=0.4', 'kl_coef=0+cliprange=0.1', 'kl_coef=0+cliprange=0.4']
+    >>> list(of_factors({"kl.beta": [0], "algorithm.cliprange": [0.1, 0.4]}, [("kl.beta", "algorithm.cliprange")]))
+    ['baseline', 'beta=0', 'cliprange=0.1', 'cliprange=0.4', 'beta=0+cliprange=0.1', 'beta=0+cliprange=0.4']
     """
     alone = [{key: value} for key, values in factors.items() for value in values]
     together = [both for pair in interactions for both in _product(list(pair), factors)]
@@ -39,27 +43,32 @@ def of_factors(
 
 
 def arm_name(overrides: Mapping[str, Any], labels: Mapping[str, str]) -> str:
-    """``kl_coef=0.05+cliprange=0.1``; what cannot stand in a file name is refused later by
+    """``beta=0.05+cliprange=0.1``; what cannot stand in a file name is refused later by
     `pipeline.run.layout.safe`."""
     return "+".join(f"{labels[key]}={word(value)}" for key, value in overrides.items())
 
 
 def short_names(keys: Iterable[str]) -> dict[str, str]:
-    """The last part of each dotted key, where that is not ambiguous among them.
+    """Each dotted key, without its section where the name speaks for itself.
 
-    >>> short_names(["ppo.lr", "sft.lr", "ppo.kl_coef"])
-    {'ppo.lr': 'ppo.lr', 'sft.lr': 'sft.lr', 'ppo.kl_coef': 'kl_coef'}
+    >>> short_names(["train.steps", "sft.steps", "kl.beta", "kl.target"])
+    {'train.steps': 'steps', 'sft.steps': 'sft.steps', 'kl.beta': 'beta', 'kl.target': 'kl.target'}
     """
-    listed = list(keys)
-    last = [key.rpartition(".")[2] for key in listed]
-    return {key: name if last.count(name) == 1 else key for key, name in zip(listed, last, strict=True)}
+    return {key: _short_name(key) for key in keys}
+
+
+def _short_name(key: str) -> str:
+    if key == NAME:
+        return SHORT
+    section, _, name = key.partition(".")
+    return name if section in SPEAK or key in SPEAK else key
 
 
 def word(value: Any) -> str:
     """A value as part of an arm's name."""
     if isinstance(value, bool) or value is None:
         return str(value).lower()
-    return "-".join(word(one) for one in value) if isinstance(value, list | tuple) else str(value)
+    return "-".join(word(item) for item in value) if isinstance(value, list | tuple) else str(value)
 
 
 def _product(keys: Sequence[str], values: Mapping[str, Sequence[Any]]) -> list[Overrides]:

@@ -22,7 +22,8 @@ from pipeline.errors import UserError
 from pipeline.run.layout import safe
 from pipeline.run.metrics import METRICS, known, metric
 from studies.definition.arms import BASELINE
-from studies.definition.schema import FIGURES, IMPORTED, SEED_KEY, STOP_KEY, Study
+from studies.definition.replicates import SEED_KEY, kept_apart
+from studies.definition.schema import EXACT_KL, FIGURES, IMPORTED, STOP_KEY, Study
 
 CONFIRM = "confirm-"
 """Followed by a rank: the arms of a confirmation."""
@@ -30,7 +31,7 @@ FIXED = {
     SEED_KEY: "is set by the study's seeds, so that arms stay paired",
     STOP_KEY: "is set by falsifiers with `stop: true`, and by search.prune",
 }
-"""Keys that a study may not change, and who does."""
+"""Keys that no study may change, and who does; `_fixed` adds those that a study's own seeds change."""
 IDLE = "has no effect"
 PAIRS_CHECKED = 500
 """Pairs of values that are tried of a search space; with more, a fault may be found only when the search proposes
@@ -43,19 +44,20 @@ def check(study: Study) -> list[ConfigFault]:
         study.arm_overrides()
     except UserError as error:
         return [ConfigFault((study.kind,), str(error))]
-    found = list(_profile(study))
+    faults = list(_profile(study))
     if study.kind == IMPORTED:  # a series counts as well: by its end
         return [
-            *found,
+            *faults,
             *_names(study),
             *_metric(study.objective.metric, ("objective", "metric"), None),
+            *_methods(study),
             *_claims(study),
         ]
-    if not found:
-        found += _knobs(study)
-    misnamed = study.kind in ("grid", "factors") and any("unknown key" in fault.text for fault in found)
-    found += [] if misnamed else _names(study)  # such arms are named after their keys
-    return [*found, *_aims(study), *_claims(study)]
+    if not faults:
+        faults += _knobs(study)
+    misnamed = study.kind in ("grid", "factors") and any("unknown key" in fault.text for fault in faults)
+    faults += [] if misnamed else _names(study)  # such arms are named after their keys
+    return [*faults, *_aims(study), *_methods(study), *_claims(study)]
 
 
 def check_names(content: Mapping[str, Any]) -> list[ConfigFault]:
@@ -63,7 +65,7 @@ def check_names(content: Mapping[str, Any]) -> list[ConfigFault]:
     spaces: dict[tuple[str, ...], Any] = {(kind,): content.get(kind) for kind in ("grid", "factors")}
     spaces |= {("arms", arm): overrides for arm, overrides in _mapping(content.get("arms")).items()}
     spaces["search", "space"] = _mapping(content.get("search")).get("space")
-    found = [
+    faults = [
         ConfigFault((*where, key), f"{'.'.join(where)}: {text}")
         for where, keys in spaces.items()
         for key in map(str, _mapping(keys))
@@ -72,16 +74,22 @@ def check_names(content: Mapping[str, Any]) -> list[ConfigFault]:
     claims = content.get("falsifiers")
     for index, claim in enumerate(claims if isinstance(claims, list) else []):
         name = _mapping(claim).get("metric")
-        found += _metric(name, ("falsifiers", index, "metric"), False) if isinstance(name, str) else []
+        faults += _metric(name, ("falsifiers", index, "metric"), False) if isinstance(name, str) else []
+    parts = content.get("hypotheses")
+    for index, part in enumerate(parts if isinstance(parts, list) else []):
+        name = _mapping(part).get("metric")
+        faults += _metric(name, ("hypotheses", index, "metric"), None) if isinstance(name, str) else []
     arms = list(map(str, _mapping(content.get("arms"))))
     if arms:
-        found += _baseline(str(content["baseline"]), arms) if "baseline" in content else []
+        faults += _baseline(str(content["baseline"]), arms) if "baseline" in content else []
         for index, claim in enumerate(claims if isinstance(claims, list) else []):
             patterns = _mapping(claim).get("arms")
-            found += _patterns(
-                index, [one for one in patterns if isinstance(one, str)] if isinstance(patterns, list) else [], arms
+            faults += _patterns(
+                index,
+                [pattern for pattern in patterns if isinstance(pattern, str)] if isinstance(patterns, list) else [],
+                arms,
             )
-    return found
+    return faults
 
 
 def told(source: str, faults: Iterable[ConfigFault]) -> str:
@@ -98,6 +106,8 @@ def check_overrides(study: Study, overrides: Mapping[str, Any]) -> None:
     if overrides and study.kind == IMPORTED:
         raise UserError(f"--set: {study.name} was imported; its trials cannot be changed here")
     faults = [f"--set: {fault}" for key in overrides if (fault := _override_fault(study, key))]
+    if overrides and not faults:
+        faults = [f"--set: {fault.text}" for fault in _space(study, overrides)]
     if faults:
         raise UserError("\n".join(faults))
 
@@ -114,16 +124,16 @@ def built(
     """The configuration of every arm, with `below` changed under it and ``extra[arm]`` over it; and all faults of the
     others."""
     configs: dict[str, TrialConfig] = {}
-    found: dict[tuple[Where, str], list[str]] = {}
+    by_fault: dict[tuple[Where, str], list[str]] = {}
     for arm, own in study.arm_overrides().items():
         config, faults = read_config(profile, {**own, **extra.get(arm, {})}, below)
         if config is not None:
             configs[arm] = config
         for fault in faults:
             where = ("arms", arm, *fault.where) if study.kind == "arms" else (study.kind, *fault.where)
-            found.setdefault((where, fault.text), []).append(arm)
-    faults = [*_of_all_arms(study, profile, below, found), *_idle_everywhere(study, profile, below, configs)]
-    for (where, text), arms in found.items():
+            by_fault.setdefault((where, fault.text), []).append(arm)
+    faults = [*_of_all_arms(study, profile, below, by_fault), *_idle_everywhere(study, profile, below, configs)]
+    for (where, text), arms in by_fault.items():
         more = f" (and in {len(arms) - 1} more arm{'s' * (len(arms) > 2)})" if len(arms) > 1 else ""
         if study.kind == "grid" and IDLE in text:
             more += "; a grid runs every combination: list the ones you want under arms instead"
@@ -132,14 +142,18 @@ def built(
 
 
 def _of_all_arms(
-    study: Study, profile: str, below: Mapping[str, Any], found: dict[tuple[Where, str], list[str]]
+    study: Study, profile: str, below: Mapping[str, Any], by_fault: dict[tuple[Where, str], list[str]]
 ) -> list[ConfigFault]:
-    """What is wrong with ``--set`` whatever an arm changes; taken out of `found`."""
+    """What is wrong with ``--set`` whatever an arm changes; taken out of `by_fault`."""
     own = [fault.text for fault in read_config(profile, {}, below)[1]] if below else []
     count = len(study.arm_overrides())
-    told_of = [text for text in own if sum(len(arms) for (_, one), arms in found.items() if one == text) == count]
-    for one in [one for one in found if one[1] in told_of]:
-        del found[one]
+    told_of = [
+        text
+        for text in own
+        if sum(len(arms) for (_, fault_text), arms in by_fault.items() if fault_text == text) == count
+    ]
+    for key in [key for key in by_fault if key[1] in told_of]:
+        del by_fault[key]
     return [ConfigFault((), f"--set: {text}") for text in told_of]
 
 
@@ -147,7 +161,7 @@ def _idle_everywhere(
     study: Study, profile: str, below: Mapping[str, Any], configs: Mapping[str, TrialConfig]
 ) -> list[ConfigFault]:
     """Keys of ``--set`` that have no effect in any arm, nor anywhere in a search space."""
-    arms, found = study.arm_overrides(), []
+    arms, faults = study.arm_overrides(), []
     space = study.search.space if study.search else {}
     points = [{name: end} for name, dimension in space.items() for end in dimension.ends]
     for key in below:
@@ -161,8 +175,8 @@ def _idle_everywhere(
             config for point in points if (config := read_config(profile, {}, {**below, **point})[0]) is not None
         ]
         if all(inert(config, key) for config in reached):
-            found.append(ConfigFault((), f"--set: {inert(places[0], key)}"))
-    return found
+            faults.append(ConfigFault((), f"--set: {inert(places[0], key)}"))
+    return faults
 
 
 def _at(source: str, where: Where) -> str:
@@ -184,6 +198,10 @@ def _key_fault(key: str) -> str | None:
     return None
 
 
+def _fixed(study: Study) -> dict[str, str]:
+    return {**FIXED, **kept_apart(study.vary)}
+
+
 def _override_fault(study: Study, key: str) -> str | None:
     if key == SEED_KEY:
         return f"'{SEED_KEY}' comes from the study's seeds; change `seeds` in {study.source}"
@@ -191,6 +209,8 @@ def _override_fault(study: Study, key: str) -> str | None:
         return f"'{STOP_KEY}' comes from falsifiers with `stop: true` and from search.prune; change {study.source}"
     if fault := _key_fault(key):
         return fault
+    if key in _fixed(study):
+        return f"'{key}' {_fixed(study)[key]}"
     if key in [*(study.factors or {}), *(study.search.space if study.search else {})]:
         return f"'{key}' is what {study.name} varies; edit {study.source} instead"
     if all(key in own for own in study.arm_overrides().values()):
@@ -237,8 +257,8 @@ def _knobs(study: Study) -> Iterator[ConfigFault]:
     """Keys and values of all arms, and of a search's space."""
     arms = study.arm_overrides()
     for arm, own in arms.items():
-        for key in sorted(FIXED.keys() & own.keys()):
-            yield ConfigFault((study.kind, arm, key), f"{study.kind}.{arm}: '{key}' {FIXED[key]}")
+        for key in sorted(_fixed(study).keys() & own.keys()):
+            yield ConfigFault((study.kind, arm, key), f"{study.kind}.{arm}: '{key}' {_fixed(study)[key]}")
     configs, faults = built(study, study.profile, {}, {})
     yield from faults
     digests: dict[str, str] = {}
@@ -255,20 +275,21 @@ def _knobs(study: Study) -> Iterator[ConfigFault]:
                 (study.kind, arm),
                 f"arms '{twin}' and '{arm}' are the same trial on profile '{study.profile}'; keep one",
             )
-    yield from _space(study)
+    yield from _space(study, {})
 
 
-def _space(study: Study) -> Iterator[ConfigFault]:
-    """Both ends of every range, and every value, must make a valid trial by themselves and beside each other."""
+def _space(study: Study, below: Mapping[str, Any]) -> Iterator[ConfigFault]:
+    """Both ends of every range, and every value, must make a valid trial by themselves and beside each other, on the
+    profile with `below` changed."""
     if study.search is None:
         return
-    fixed = sorted(FIXED.keys() & study.search.space.keys())
+    fixed = sorted(_fixed(study).keys() & study.search.space.keys())
     for key in fixed:
-        yield ConfigFault(("search", "space", key), f"search.space: '{key}' {FIXED[key]}")
+        yield ConfigFault(("search", "space", key), f"search.space: '{key}' {_fixed(study)[key]}")
     points = [(key, end) for key, dimension in study.search.space.items() if key not in fixed for end in dimension.ends]
     wrong: set[str] = set()
     for key, end in points:
-        for fault in read_config(study.profile, {key: end}, {})[1]:
+        for fault in read_config(study.profile, {key: end}, below)[1]:
             wrong.add(key)
             yield ConfigFault(("search", "space", key), f"search.space: {fault.text}")
     pairs = [
@@ -277,13 +298,15 @@ def _space(study: Study) -> Iterator[ConfigFault]:
         if pair[0][0] != pair[1][0] and not wrong & {pair[0][0], pair[1][0]}
     ]
     for pair in pairs[:PAIRS_CHECKED]:
-        for fault in read_config(study.profile, pair, {})[1]:
+        for fault in read_config(study.profile, pair, below)[1]:
             words = ", ".join(f"{key}={end}" for key, end in pair.items())
             yield ConfigFault(("search", "space", *fault.where[:1]), f"search.space: with {words}: {fault.text}")
 
 
 def _aims(study: Study) -> Iterator[ConfigFault]:
     yield from _metric(study.objective.metric, ("objective", "metric"), True)
+    for index, constraint in enumerate(study.constraints):
+        yield from _metric(constraint.metric, ("constraints", index, "metric"), True)
     if study.search is not None:
         for index, objective in enumerate(study.search.objectives):
             yield from _metric(objective.metric, ("search", "objectives", index, "metric"), True)
@@ -294,7 +317,9 @@ def _aims(study: Study) -> Iterator[ConfigFault]:
 def _metric(name: str, where: Where, evaluated: bool | None) -> Iterator[ConfigFault]:
     """A metric of the evaluation, or else a series; None: either."""
     key = ".".join(map(str, where))
-    listed = [one for one in METRICS if evaluated is None or one.startswith("eval/") == evaluated]
+    listed = [
+        metric_name for metric_name in METRICS if evaluated is None or metric_name.startswith("eval/") == evaluated
+    ]
     if not known(name):
         same = meant(name.rpartition("/")[2], listed, "/")
         hint = f"; did you mean '{same[0]}'?" if same else nearest(name, listed)
@@ -303,6 +328,22 @@ def _metric(name: str, where: Where, evaluated: bool | None) -> Iterator[ConfigF
         yield ConfigFault(where, f"{key} '{name}' is a series; name a metric of the evaluation (eval/...)")
     elif evaluated is False and metric(name).key.startswith("eval/"):
         yield ConfigFault(where, f"{key}: '{name}' is measured once, after training; name a series that has steps")
+
+
+def _hypotheses(study: Study, arms: Sequence[str]) -> Iterator[ConfigFault]:
+    names = [falsifier.name for falsifier in study.falsifiers]
+    for index, hypothesis in enumerate(study.hypotheses):
+        where = f"hypotheses.{index}"
+        if hypothesis.name in names:
+            text = f"{where}.name: '{hypothesis.name}' is the name of two claims"
+            yield ConfigFault(("hypotheses", index, "name"), text)
+        names.append(hypothesis.name)
+        yield from _metric(hypothesis.metric, ("hypotheses", index, "metric"), None)
+        key = "order" if hypothesis.order else "contrast"
+        for arm in hypothesis.arms:
+            if arm not in arms:
+                hint = f"'{arm}' is not an arm{nearest(arm, arms)}; arms: {', '.join(arms)}"
+                yield ConfigFault(("hypotheses", index, key), f"{where}.{key}: {hint}")
 
 
 def _baseline(name: str, arms: Sequence[str], given: bool = True) -> Iterator[ConfigFault]:
@@ -319,9 +360,32 @@ def _patterns(index: int, patterns: Iterable[str], arms: Sequence[str]) -> Itera
             yield ConfigFault(("falsifiers", index, "arms"), f"falsifiers.{index}.arms: {hint}")
 
 
+def _methods(study: Study) -> Iterator[ConfigFault]:
+    """Arms that are there, each in one method, and the baseline in one of them."""
+    if study.methods is None:
+        return
+    arms, seen = arm_names(study), dict[str, str]()
+    for method, members in study.methods.items():
+        where, key = ("methods", method), f"methods.{method}"
+        if not members:
+            yield ConfigFault(where, f"{key}: has no arms; name at least one")
+        for arm in members:
+            if arm not in arms:
+                hint = f"no arm is named '{arm}'{nearest(arm, arms)}; arms: {', '.join(arms)}"
+                yield ConfigFault(where, f"{key}: {hint}")
+            elif arm in seen:
+                both = "twice" if seen[arm] == method else f"and in methods.{seen[arm]}"
+                yield ConfigFault(where, f"{key}: the arm '{arm}' is in it {both}; an arm belongs to one method")
+            seen.setdefault(arm, method)
+    if study.baseline in arms and study.baseline not in seen:
+        text = f"methods: the baseline '{study.baseline}' is in none of them; add it to its method"
+        yield ConfigFault(("methods",), text)
+
+
 def _claims(study: Study) -> Iterator[ConfigFault]:
-    """Falsifiers and figures."""
+    """Hypotheses, falsifiers and figures."""
     arms = arm_names(study)
+    yield from _hypotheses(study, arms)
     names = [falsifier.name for falsifier in study.falsifiers]
     for index, falsifier in enumerate(study.falsifiers):
         where = f"falsifiers.{index}"
@@ -330,6 +394,9 @@ def _claims(study: Study) -> Iterator[ConfigFault]:
                 ("falsifiers", index, "name"), f"{where}.name: '{falsifier.name}' is the name of two falsifiers"
             )
         yield from _metric(falsifier.metric, ("falsifiers", index, "metric"), False)
+        if study.kind == IMPORTED and "metric" not in falsifier.model_fields_set:
+            hint = f"the default, {EXACT_KL}, is rarely in logs of other programs; name a series that they hold"
+            yield ConfigFault(("falsifiers", index), f"{where}.metric: is missing; {hint}")
         yield from _patterns(index, falsifier.arms, arms)
     for index, name in enumerate(study.figures or ()):
         if name not in FIGURES:

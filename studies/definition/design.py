@@ -10,6 +10,7 @@ from typing import Any
 from pipeline.config.trial import TrialConfig, canonical_json
 from pipeline.errors import UserError
 from studies.definition.checks import built, check_overrides, told
+from studies.definition.replicates import seeded
 from studies.definition.schema import IMPORTED, STOP_KEY, Study
 
 
@@ -34,7 +35,7 @@ class Cell:
     @property
     def steps(self) -> int:
         """Gradient steps that the trial is to take."""
-        return self.config.ppo.steps
+        return self.config.train.steps
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def planned(study: Study, profile: str | None = None, overrides: Mapping[str, An
     if study.kind != IMPORTED:
         return cells(study, profile, overrides)
     check_overrides(study, overrides or {})
-    return [Foreign(arm, seed) for seed in study.seeds for arm in study.arm_overrides()]
+    return [Foreign(arm, row.number) for row in study.replicates for arm in study.arm_overrides()]
 
 
 def cells(study: Study, profile: str | None = None, overrides: Mapping[str, Any] | None = None) -> list[Cell]:
@@ -86,13 +87,13 @@ def cells(study: Study, profile: str | None = None, overrides: Mapping[str, Any]
         raise UserError(told(study.source or study.name, faults))
     if study.kind == "search":
         configs = {arm: _fresh(config, study) for arm, config in configs.items()}
-    result = [Cell(arm, seed, _seeded(config, seed)) for seed in study.seeds for arm, config in configs.items()]
+    result = [
+        Cell(arm, row.number, seeded(config, row, study.vary))
+        for row in study.replicates
+        for arm, config in configs.items()
+    ]
     _refuse_twins(study, result, chosen)
     return result
-
-
-def _seeded(config: TrialConfig, seed: int) -> TrialConfig:
-    return config.model_copy(update={"ppo": config.ppo.model_copy(update={"seed": seed})})
 
 
 def _fresh(config: TrialConfig, study: Study) -> TrialConfig:
@@ -125,8 +126,8 @@ def _refuse_twins(study: Study, plan: Sequence[Cell], profile: str) -> None:
 def cautions(plan: Sequence[Cell]) -> list[str]:
     """What the trials' configurations warn of, each once, with the arms it concerns where these are not all."""
     arms = {cell.arm: cell.config.cautions() for cell in plan}
-    lines = dict.fromkeys(line for found in arms.values() for line in found)
-    concerned = {line: [arm for arm, found in arms.items() if line in found] for line in lines}
+    lines = dict.fromkeys(line for warnings in arms.values() for line in warnings)
+    concerned = {line: [arm for arm, warnings in arms.items() if line in warnings] for line in lines}
     return [line if len(mine) == len(arms) else f"{', '.join(mine)}: {line}" for line, mine in concerned.items()]
 
 

@@ -17,11 +17,13 @@ from typing import Any
 from pipeline.config.base import Section
 from pipeline.config.effects import needs
 from pipeline.config.loading import MAPPINGS, load_config, profile_names
+from pipeline.config.presets import NAME, SHORT
 from pipeline.config.rewards import RewardConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.run.layout import SAFE_NAME
 from pipeline.run.metrics import FAMILIES, METRICS
-from studies.definition.schema import KINDS, SEED_KEY, STOP_KEY, STUDIES, Study
+from studies.definition.replicates import SEED_KEY
+from studies.definition.schema import DERIVED, KINDS, STOP_KEY, STUDIES, Study
 
 SCHEMA = STUDIES / "study.schema.json"
 PROFILES_SHOWN = ("tiny", "t4")
@@ -43,7 +45,7 @@ def study_schema() -> dict[str, Any]:
     """JSON schema (draft 2020-12) of a study file."""
     schema: dict[str, Any] = _plain(Study.model_json_schema(by_alias=True))
     parts, knobs = schema["$defs"], dict(_knobs())
-    for name in ("name", "source"):
+    for name in DERIVED:
         del schema["properties"][name]
     schema["required"].remove("name")
     overrides = {"type": "object", "description": "what this arm changes", "properties": knobs, **_inside({})}
@@ -70,6 +72,12 @@ def study_schema() -> dict[str, Any]:
     parts["Evaluation"], parts["Series"] = _metrics(evaluated=True), _metrics(evaluated=False)
     for part, kind in (("Objective", "Evaluation"), ("Constraint", "Evaluation"), ("Falsifier", "Series")):
         parts[part]["properties"]["metric"] |= {"$ref": f"#/$defs/{kind}"}
+    hypothesis = parts["Hypothesis"]
+    hypothesis["properties"]["metric"]["anyOf"] = [{"$ref": "#/$defs/Evaluation"}, {"$ref": "#/$defs/Series"}]
+    weights = hypothesis["properties"]["contrast"]
+    words = {"description": weights.pop("description")}
+    hypothesis["properties"]["contrast"] = {**words, "anyOf": [{"type": "string"}, weights]}
+    hypothesis["oneOf"] = [{"required": [key]} for key in ("contrast", "order")]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,
@@ -92,7 +100,10 @@ def _knobs() -> Iterator[tuple[str, dict[str, Any]]]:
                 f"{profile} {json.dumps(content[section][name])}" for profile, content in profiles.items()
             )
             only = f"; acts only with {needs(key)}" if needs(key) else ""
-            yield key, {**_plain(field), "description": f"{field['description']}{only} ({values})"}
+            knob = {**_plain(field), "description": f"{field['description']}{only} ({values})"}
+            yield key, knob
+            if key == NAME:
+                yield SHORT, knob
 
 
 def _inside(value: dict[str, Any]) -> dict[str, Any]:
@@ -109,11 +120,15 @@ def _words(knob: dict[str, Any]) -> dict[str, Any]:
 
 
 def _metrics(evaluated: bool) -> dict[str, Any]:
-    chosen = [one for one in METRICS.values() if one.key.startswith("eval/") == evaluated]
-    listed = {"enum": [one.key for one in chosen], "enumDescriptions": [f"{one.unit}: {one.formula}" for one in chosen]}
-    families = [one for one in FAMILIES if one.key.startswith("eval/") == evaluated]
+    chosen = [metric for metric in METRICS.values() if metric.key.startswith("eval/") == evaluated]
+    listed = {
+        "enum": [metric.key for metric in chosen],
+        "enumDescriptions": [f"{metric.unit}: {metric.formula}" for metric in chosen],
+    }
+    families = [family for family in FAMILIES if family.key.startswith("eval/") == evaluated]
     named = [
-        {"pattern": f"^{one.key.partition('<')[0]}", "description": f"{one.unit}: {one.formula}"} for one in families
+        {"pattern": f"^{family.key.partition('<')[0]}", "description": f"{family.unit}: {family.formula}"}
+        for family in families
     ]
     return {"type": "string", "anyOf": [listed, *named]}
 
@@ -122,7 +137,7 @@ def _plain(node: Any) -> Any:
     """Without titles, without defaults that are null or repeat a whole section, and with docstrings cut to their first
     line."""
     if isinstance(node, list):
-        return [_plain(one) for one in node]
+        return [_plain(item) for item in node]
     if not isinstance(node, dict):
         return node
     kept = {key: _plain(value) for key, value in node.items() if not (key == "title" and isinstance(value, str))}
@@ -130,7 +145,7 @@ def _plain(node: Any) -> Any:
         del kept["default"]
     if isinstance(kept.get("description"), str):
         kept["description"] = _line(kept["description"])
-    choices = [one for one in kept.get("anyOf", []) if one != {"type": "null"}]
+    choices = [choice for choice in kept.get("anyOf", []) if choice != {"type": "null"}]
     if (
         len(choices) == 1
         and len(kept["anyOf"]) > 1

@@ -19,18 +19,27 @@ from pipeline.config.base import Positive, Section
 from pipeline.config.loading import dotted_keys, load_config
 from pipeline.config.messages import ConfigFault, validated
 from pipeline.config.names import WORDS, meant, meant_key, nearest
+from pipeline.config.presets import NAME, SHORT, spelt
 from pipeline.config.yaml_files import read_yaml
 from pipeline.errors import UserError
 from pipeline.run.layout import SAFE_NAME, safe
 from studies.definition.arms import BASELINE, arm_name, of_factors, of_grid, short_names
-from studies.definition.space import Finite, Objective, Search, Seed, several
+from studies.definition.hypotheses import Hypothesis
+from studies.definition.replicates import PER_CHAIN, SEED_KEY, Link, Replicate, Trainings, replicates
+from studies.definition.space import Constraint, Finite, Objective, Search, Seed, several
 
 STUDIES = Path(__file__).parents[1]
-SEED_KEY = "ppo.seed"
-STOP_KEY = "ppo.stop"
+STOP_KEY = "train.stop"
+CONFIRMATION = "+confirm"
+"""Ending of a study's name that stands for the same study on the seeds of its `confirm`."""
+DERIVED = ("name", "source", "confirms")
+"""Fields of a study that its file cannot give."""
 
 Kind = Literal["arms", "grid", "factors", "search", "imported"]
 KINDS: tuple[Kind, ...] = ("arms", "grid", "factors", "search", "imported")
+EXACT_KL = "objective/kl_exact_per_token"
+"""What falsifiers speak of by default: the k1 estimate of a small KL is mostly noise, and a single record of it can
+refute a claim that the policy keeps."""
 IMPORTED: Kind = "imported"
 """The kind of a study whose trials other programs ran, and what stands in the place of its profile."""
 FIGURES = (
@@ -52,7 +61,7 @@ class Falsifier(Section):
 
     name: Text
     claim: Text
-    metric: str
+    metric: str = Field(EXACT_KL, description="a series of the trial; default: the exact KL per token to the reference")
     op: Literal[">", ">=", "<", "<="]
     threshold: Finite
     before_step: Positive = Field(description="records with step < before_step count")
@@ -108,6 +117,17 @@ class Falsifier(Section):
         return f"{how}{self.metric} {self.op} {self.threshold:g}{often} before step {self.before_step}"
 
 
+class Confirmation(Section):
+    """The whole study again, on seeds that it never used."""
+
+    seeds: tuple[Seed, ...] = Field(min_length=1, description="disjoint from the study's own")
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _several_seeds(cls, value: Any) -> Any:
+        return several(value)
+
+
 class Study(Section):
     """One question and how it is asked. Exactly one of `arms`, `grid`, `factors`, `search` and `imported` says what is
     compared."""
@@ -115,14 +135,26 @@ class Study(Section):
     name: str
     source: str = Field("", exclude=True, description="the file it was read from")
     question: Text = Field(description="what is to be found out")
-    hypothesis: Text = Field(description="what is expected, and why")
-    refuted_if: Text = Field(description="what would show the hypothesis to be wrong")
+    hypothesis: Text | None = Field(
+        None, description="what is expected, and why; without one, findings are exploratory"
+    )
+    refuted_if: Text | None = Field(None, description="what would show the hypothesis to be wrong, for people")
     profile: str = Field("tiny", description="the complete configuration that the arms change; --profile replaces it")
     baseline: str = Field(
         BASELINE, description="the arm that all others are compared with; factors and search bring their own"
     )
     seeds: tuple[Seed, ...] = Field(
         min_length=1, description="every arm runs with each of them, so that comparisons are paired"
+    )
+    vary: tuple[Link, ...] = Field(
+        (),
+        description=(
+            "what a seed changes beside the training: labels (preference pairs), reward (reward model), sft (reference"
+            " policy); intervals cover new draws of these alone"
+        ),
+    )
+    trainings: Trainings | None = Field(
+        None, description="several trainings on each seed's chain; intervals are over the chains"
     )
     objective: Objective = Objective()
     arms: dict[str, dict[str, Any]] | None = Field(None, description="name: {dotted key: value}")
@@ -135,7 +167,21 @@ class Study(Section):
     imported: dict[str, dict[str, Any]] | None = Field(
         None, description="name: {what: value}; arms that `ablate import` brings records of"
     )
+    hypotheses: tuple[Hypothesis, ...] = Field((), description="the hypothesis in parts that a program can judge")
+    methods: dict[str, tuple[str, ...]] | None = Field(
+        None,
+        description=(
+            "name: [arms] that differ in the strength of one method alone, such as several betas; at equal drift, other"
+            " arms are compared with the method of the baseline"
+        ),
+    )
     falsifiers: tuple[Falsifier, ...] = ()
+    confirm: Confirmation | None = Field(None, description="fresh seeds, for `ablate study NAME+confirm`")
+    confirms: str = Field("", description="the study of which this is the confirmation")
+    constraints: tuple[Constraint, ...] = Field(
+        (),
+        description="bounds on metrics of the evaluation that an arm must keep to be recommended; a search has its own",
+    )
     figures: tuple[str, ...] | None = None
 
     @property
@@ -168,13 +214,36 @@ class Study(Section):
             raise ValueError(
                 f"seeds: {', '.join(map(str, repeated))} is given more than once; a repeated seed is no new evidence"
             )
+        self._coherent_replicates()
         for key, values in (getattr(self, self.kind) if self.kind in ("grid", "factors") else {}).items():
             if not values:
                 raise ValueError(f"{self.kind}.{key}: has no values")
         self._coherent_factors()
+        if self.confirm is not None:
+            self._coherent_confirmation(self.confirm.seeds)
         if self.search is not None:
             self._coherent_search(self.search)
         return self
+
+    def _coherent_replicates(self) -> None:
+        if len(set(self.vary)) < len(self.vary):
+            raise ValueError("vary: something is named more than once")
+        if self.imported is not None and (self.vary or self.trainings):
+            raise ValueError("vary, trainings: imported trials were run elsewhere; leave both out")
+        if self.trainings is None:
+            return
+        if not self.vary:
+            raise ValueError("trainings: they share a seed's chain, and vary names nothing of it; give more seeds")
+        if self.search is not None:
+            raise ValueError("trainings: a search trains once; give more search.confirm.seeds")
+        inner = self.trainings.seeds
+        if len(set(inner)) < len(inner) or max(inner) >= PER_CHAIN:
+            raise ValueError(f"trainings.seeds: give each seed once, and below {PER_CHAIN}")
+
+    @property
+    def replicates(self) -> tuple[Replicate, ...]:
+        """The rows of the study: each arm has one trial of each."""
+        return replicates(self.seeds, self.trainings)
 
     def _coherent_factors(self) -> None:
         if self.interactions and self.factors is None:
@@ -190,7 +259,20 @@ class Study(Section):
                 raise ValueError(f"interactions: [{', '.join(pair)}] must name two different factors, and once")
             seen.add(frozenset(pair))
 
+    def _coherent_confirmation(self, seeds: Sequence[int]) -> None:
+        if self.kind in ("search", "imported"):
+            where = "under search.confirm" if self.kind == "search" else "nowhere: the trials were run elsewhere"
+            raise ValueError(f"confirm: of a study of kind {self.kind} fresh seeds go {where}")
+        if len(set(seeds)) < len(seeds):
+            raise ValueError("confirm.seeds: a seed is given more than once")
+        if used := sorted(set(self.seeds) & set(seeds)):
+            raise ValueError(
+                f"confirm.seeds: {used[0]} is one of the study's own seeds; a confirmation needs fresh ones"
+            )
+
     def _coherent_search(self, search: Search) -> None:
+        if self.constraints:
+            raise ValueError("constraints: of a search they stand under search.constraints")
         if len(self.seeds) > 1:
             raise ValueError(
                 f"seeds: a search trains on one seed, {len(self.seeds)} are given; fresh ones go under"
@@ -211,11 +293,25 @@ class Study(Section):
     @property
     def argument(self) -> str:
         """What commands are to be given for this study from the current folder: its name, or the path of its file."""
-        return self.name if not self.source or Path(self.source).parent in (STUDIES, Path.cwd()) else self.source
+        if not self.source or Path(self.source).parent in (STUDIES, Path.cwd()):
+            return self.name
+        return self.source + (CONFIRMATION if self.confirms else "")
+
+    def on_fresh_seeds(self) -> Study:
+        """This study on its fresh seeds. Raises `UserError` where it names none."""
+        if self.confirm is None:
+            hint = "its search has its own confirmation" if self.kind == "search" else "add `confirm: {seeds: [...]}`"
+            raise UserError(f"{self.source}: {self.name} names no seeds for a confirmation; {hint}")
+        fresh = {"name": self.name + CONFIRMATION, "seeds": self.confirm.seeds, "confirm": None, "confirms": self.name}
+        return self.model_copy(update=fresh)
 
     def stop_rules(self, arm: str) -> list[dict[str, Any]]:
         """What ends a trial of an arm early, as the value of `STOP_KEY`."""
-        return [one.rule.model_dump(mode="json") for one in self.falsifiers if one.stop and one.applies_to(arm)]
+        return [
+            falsifier.rule.model_dump(mode="json")
+            for falsifier in self.falsifiers
+            if falsifier.stop and falsifier.applies_to(arm)
+        ]
 
     def arm_overrides(self) -> dict[str, dict[str, Any]]:
         """Arm name -> dotted overrides, in the order of the file. Of a search: the baseline of its confirmation.
@@ -242,11 +338,16 @@ def load_study(name_or_path: str | Path) -> Study:
     """
     from studies.definition.checks import check, check_names, told
 
-    path = _find(str(name_or_path))
-    content = read_yaml(path)
+    wanted = str(name_or_path)
+    if wanted.endswith(CONFIRMATION):
+        return load_study(wanted.removesuffix(CONFIRMATION)).on_fresh_seeds()
+    path = _find(wanted)
+    if path.stem.endswith(CONFIRMATION):
+        raise UserError(f"{path}: names that end with {CONFIRMATION} are those of confirmations; rename the file")
+    content = _spelt(read_yaml(path), path)
     faults = [
         ConfigFault((key,), f"unknown key '{key}'; a study is named after its file")
-        for key in ("name", "source")
+        for key in DERIVED
         if key in content
     ]
     study, wrong = validated(Study, {**content, "name": safe(path.stem), "source": str(path)})
@@ -254,6 +355,27 @@ def load_study(name_or_path: str | Path) -> Study:
     if study is None or faults:
         raise UserError(told(str(path), faults))
     return study
+
+
+def _spelt(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The content of a study's file with short forms of keys written out, wherever knobs are named."""
+    found = dict(content)
+    try:
+        for kind in ("grid", "factors"):
+            if isinstance(content.get(kind), dict):
+                found[kind] = spelt(content[kind])
+        if isinstance(content.get("arms"), dict):
+            found["arms"] = {arm: spelt(own) if isinstance(own, dict) else own for arm, own in content["arms"].items()}
+        search = content.get("search")
+        if isinstance(search, dict) and isinstance(search.get("space"), dict):
+            found["search"] = {**search, "space": spelt(search["space"])}
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    if isinstance(pairs := content.get("interactions"), list):
+        found["interactions"] = [
+            [NAME if key == SHORT else key for key in pair] if isinstance(pair, list) else pair for pair in pairs
+        ]
+    return found
 
 
 def _knob_outside(fault: ConfigFault) -> ConfigFault:
@@ -287,8 +409,6 @@ def single(profile: str, overrides: Mapping[str, Any], seed: int) -> Study:
         name="single",
         source="",
         question="What does this one configuration do?",
-        hypothesis="None: a single trial, run by hand.",
-        refuted_if="It cannot be; one trial tests nothing.",
         profile=profile,
         baseline=name,
         seeds=(seed,),
@@ -305,7 +425,7 @@ def _find(name: str) -> Path:
                 f"{path} is a folder; give the path of a study's YAML file{_listed(_files(path), ', for example')}"
             )
         if not path.is_file():
-            near = nearest(path.stem, [one.stem for one in _files(path.parent)])
+            near = nearest(path.stem, [file.stem for file in _files(path.parent)])
             raise UserError(f"no study file {path}{near}; {_there_are()}")
         return path
     names, here = study_names(), Path(f"{name}.yaml").absolute()

@@ -48,9 +48,12 @@ def violations(study: Study, status: str, summary: Mapping[str, float]) -> dict[
     is that of a policy stopped early and would flatter it.
     """
     assert study.search is not None
-    measured = {one: _measured(summary, one.metric) for one in study.search.constraints}
-    bounds = {one.condition: one.violation(summary[one.metric]) if known else WORST for one, known in measured.items()}
-    judged = all(_measured(summary, one.metric) for one in objectives(study))
+    measured = {constraint: _measured(summary, constraint.metric) for constraint in study.search.constraints}
+    bounds = {
+        constraint.condition: constraint.violation(summary[constraint.metric]) if known else WORST
+        for constraint, known in measured.items()
+    }
+    judged = all(_measured(summary, objective.metric) for objective in objectives(study))
     return {**bounds, "ended": ENDED.get(status, 0.0) if judged else WORST}
 
 
@@ -59,11 +62,22 @@ def tried(study: Study, number: int, overrides: Mapping[str, Any], record: Trial
     assert study.search is not None
     status, summary = (record.status, record.summary) if record else ("failed", {})
     metrics = dict.fromkeys(
-        [*(one.metric for one in objectives(study)), *(one.metric for one in study.search.constraints)]
+        [
+            *(objective.metric for objective in objectives(study)),
+            *(constraint.metric for constraint in study.search.constraints),
+        ]
     )
     values = {key: summary[key] for key in metrics if _measured(summary, key)}
     feasible = all(value <= 0 for value in violations(study, status, summary).values())
     return Tried(number, arm(number), dict(overrides), status, values, feasible, record.steps if record else 0)
+
+
+def trial_of(entry: Mapping[str, Any]) -> Tried:
+    """A trial as ``search.json`` holds it. Raises `KeyError`, `TypeError` or `ValueError` where it is not of that
+    form."""
+    values = {str(key): float(value) for key, value in entry["values"].items() if value is not None}
+    head = int(entry["number"]), str(entry["arm"]), dict(entry["overrides"]), str(entry["status"])
+    return Tried(*head, values, bool(entry["feasible"]), int(entry["steps"]))
 
 
 def arm(number: int) -> str:
@@ -73,7 +87,7 @@ def arm(number: int) -> str:
 
 def pareto(trials: Sequence[Tried], aims: Sequence[Objective]) -> list[int]:
     """Numbers of the feasible trials that no other beats in one objective without losing in another."""
-    points = {one.number: _signed(one, aims) for one in trials if one.feasible}
+    points = {trial.number: _signed(trial, aims) for trial in trials if trial.feasible}
     return [
         number for number, point in points.items() if not any(_dominates(other, point) for other in points.values())
     ]
@@ -86,41 +100,32 @@ def choose(trials: Sequence[Tried], aims: Sequence[Objective], top: int, base: M
     then from the front behind it.
     """
     left, seen = list[Tried](), [dict(base)]
-    for one in trials:
-        if one.feasible and one.overrides not in seen:
-            left.append(one)
-            seen.append(one.overrides)
+    for trial in trials:
+        if trial.feasible and trial.overrides not in seen:
+            left.append(trial)
+            seen.append(trial.overrides)
     chosen: list[Tried] = []
     while left and len(chosen) < top:
         front = set(pareto(left, aims))
         ordered = sorted(
-            (one for one in left if one.number in front),
-            key=lambda one: (*(-x for x in _signed(one, aims)), one.number),
+            (trial for trial in left if trial.number in front),
+            key=lambda trial: (*(-x for x in _signed(trial, aims)), trial.number),
         )
         chosen += _spread(ordered, top - len(chosen))
-        left = [one for one in left if one.number not in front]
+        left = [trial for trial in left if trial.number not in front]
     return chosen
 
 
-def save(
-    study: Study,
-    folder: StudyFolder,
-    trials: Sequence[Tried],
-    confirmed: Sequence[Tried],
-    importance: Mapping[str, float],
-) -> None:
+def save(study: Study, folder: StudyFolder, trials: Sequence[Tried], confirmed: Sequence[Tried]) -> None:
     """Write ``search.json`` in one step."""
-    used = [one for one in trials if one.status != "failed"]
     content = {
         **_identity(study),
-        "trials": [asdict(one) for one in trials],
+        "trials": [asdict(trial) for trial in trials],
         "pareto": pareto(trials, objectives(study)),
         "confirmed": [
-            {"arm": f"{CONFIRM}{rank}", "number": one.number, "overrides": one.overrides}
-            for rank, one in enumerate(confirmed, 1)
+            {"arm": f"{CONFIRM}{rank}", "number": trial.number, "overrides": trial.overrides}
+            for rank, trial in enumerate(confirmed, 1)
         ],
-        "importance": dict(importance),
-        "importance_n": len(used) if importance else 0,
     }
     write_atomic(folder.search_file, sealed(content))
 
@@ -139,15 +144,15 @@ def confirmation(study: Study, folder: StudyFolder) -> Study:
     seeds."""
     if study.search is None or study.arms is not None:
         return study
-    found = load(study, folder)
-    arms = {BASELINE: {}, **{one["arm"]: dict(one["overrides"]) for one in (found or {}).get("confirmed", [])}}
+    saved = load(study, folder)
+    arms = {BASELINE: {}, **{entry["arm"]: dict(entry["overrides"]) for entry in (saved or {}).get("confirmed", [])}}
     return study.model_copy(update={"arms": arms, "seeds": study.search.confirm.seeds})
 
 
 def _identity(study: Study) -> dict[str, Any]:
     """What must be equal for a file to speak of this search."""
     assert study.search is not None
-    aims = [one.model_dump(mode="json") for one in objectives(study)]
+    aims = [objective.model_dump(mode="json") for objective in objectives(study)]
     return {"search": study.search.model_dump(mode="json"), "objectives": aims, "seed": study.seeds[0]}
 
 
@@ -155,9 +160,9 @@ def _measured(summary: Mapping[str, float], key: str) -> bool:
     return math.isfinite(summary.get(key, math.nan))
 
 
-def _signed(one: Tried, aims: Sequence[Objective]) -> tuple[float, ...]:
+def _signed(trial: Tried, aims: Sequence[Objective]) -> tuple[float, ...]:
     """Values by objective, larger is better."""
-    return tuple(one.values[aim.metric] * (1 if aim.direction == "maximize" else -1) for aim in aims)
+    return tuple(trial.values[aim.metric] * (1 if aim.direction == "maximize" else -1) for aim in aims)
 
 
 def _dominates(a: Sequence[float], b: Sequence[float]) -> bool:

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from pipeline.config.algorithm import StopRule
 from pipeline.config.base import Positive, Section
+from pipeline.run.metrics import METRICS, known
 
 Seed = Annotated[int, Field(ge=0, strict=True)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -26,6 +27,22 @@ class Objective(Section):
 
     metric: str = Field("eval/win_rate", description="a metric of the evaluation, eval/...")
     direction: Literal["maximize", "minimize"] = "maximize"
+    smallest: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description=(
+            "the smallest difference to the baseline that matters, in the metric's unit, above 0; an arm is called"
+            " equivalent only where its difference is shown to be smaller (default: 0.05 of a win rate, else 0.2"
+            " standard deviations over prompts)"
+        ),
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _better_side(cls, content: Any) -> Any:
+        """Where the file names no direction, it is the metric's own."""
+        key = content.get("metric") if isinstance(content, dict) else None
+        own = METRICS[key].direction if isinstance(key, str) and known(key) else None
+        return {"direction": own, **content} if own else content
 
 
 class Dimension(Section):
@@ -146,7 +163,9 @@ class Search(Section):
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
-        names = [one.metric for one in self.objectives]
+        names = [objective.metric for objective in self.objectives]
         if len(set(names)) < len(names):
             raise ValueError("objectives: a metric is named twice")
+        if any(objective.smallest is not None for objective in self.objectives):
+            raise ValueError("objectives: smallest belongs to the study's own objective, not to those of a search")
         return self

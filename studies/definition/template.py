@@ -8,20 +8,33 @@ from pipeline.config.names import SYMBOLS, nearest
 from pipeline.errors import UserError
 from pipeline.run.layout import safe
 from studies.definition.editor_schema import header, write_schema
-from studies.definition.schema import study_names
+from studies.definition.schema import CONFIRMATION, study_names
 
 _HEAD = """{header}
 # The knobs are the keys of pipeline/config, as section.key; an editor that knows the schema above completes them.
 # {symbols}.
-# Try it first: ablate plan {name}     Run it: ablate study {name}     Smaller: --set ppo.steps=512
+# Another algorithm with its settings: {{algorithm: rloo}}.
+# Try it first: ablate plan {name}     Run it: ablate study {name}     Smaller: --set train.steps=512
 
-# What is to be found out, what you expect and why, and what would show that you are wrong. Write these before you run.
+# The question, what you expect and why, and what would refute it. Write these before you run.
 {question}
 
 profile: tiny                    # smoke (seconds), tiny (1 to 2 minutes a trial), t4; --profile replaces it
 """
 
-_SEEDS = """seeds: [0, 1, 2]                 # every arm gets the same seeds and prompts, so comparisons are paired
+_HYPOTHESES = """
+# What you expect, in parts that are judged from the results. They are registered before the first trial; later
+# changes and additions are marked on the page. A study without them runs, and its findings are exploratory.
+hypotheses:"""
+
+_SEEDS = """seeds: [0, 1, 2, 3, 4]           # every arm gets the same seeds and prompts, so comparisons are paired
+# What each seed has of its own beside the training. Without it, all trials share one reward model and one reference
+# policy, and intervals do not cover others.
+vary: [labels, reward, sft]
+# Fresh seeds for a confirmation, run with: ablate study NAME+confirm
+# confirm: {{seeds: [100, 101, 102, 103, 104]}}
+# What an arm must keep to be recommended as the best setting.
+# constraints: [{{metric: eval/kl_per_token, max: 0.25}}]
 """
 
 _COMPARE = """question: Does a smaller clipping range keep the policy closer to the reference?
@@ -38,28 +51,47 @@ DESIGNS = {
 {seeds}
 # An arm has a name and what it changes of the profile.
 arms:
-  epsilon_0.05: {{ppo.cliprange: 0.05}}
-  epsilon_0.2: {{ppo.cliprange: 0.2}}
-  epsilon_0.2_beta_0: {{ppo.cliprange: 0.2, ppo.kl_coef: 0.0}}
+  epsilon_0.05: {{algorithm.cliprange: 0.05}}
+  epsilon_0.2: {{algorithm.cliprange: 0.2}}
+  epsilon_0.2_beta_0: {{algorithm.cliprange: 0.2, kl.beta: 0.0}}
+{hypotheses}
+  - name: drifts_less
+    claim: epsilon 0.05 ends at a lower KL per token than 0.2
+    metric: eval/kl_per_token
+    contrast: epsilon_0.05 - epsilon_0.2      # or `order: [arm, arm, arm]`, each lower than the last
+    expect: lower                             # lower | higher | equal (needs a margin)
+    # margin: 0.01                            # by more than this much; for `equal`, within this much
 """
     ),
     "grid": (
-        """baseline: cliprange=0.2+kl_coef=0.05
+        """baseline: cliprange=0.2+beta=0.05
 {seeds}
 # Every combination is an arm, named after its values: 2 x 3 arms here.
 grid:
-  ppo.cliprange: [0.05, 0.2]
-  ppo.kl_coef: [0.01, 0.05, 0.2]
+  algorithm.cliprange: [0.05, 0.2]
+  kl.beta: [0.01, 0.05, 0.2]
+{hypotheses}
+  - name: matters_more
+    claim: a tight clip lowers the KL per token by more at beta 0.01 than at 0.2 (interaction)
+    metric: eval/kl_per_token
+    contrast: cliprange=0.05+beta=0.01 - cliprange=0.2+beta=0.01 - cliprange=0.05+beta=0.2 + cliprange=0.2+beta=0.2
+    expect: lower                # lower | higher | equal (needs a margin)
 """
     ),
     "factors": (
         """{seeds}
 # One factor at a time around the arm `baseline`, which is the profile as it is: leave its own values out.
 factors:
-  ppo.cliprange: [0.05, 0.4]
-  ppo.kl_coef: [0.0, 0.2]
+  algorithm.cliprange: [0.05, 0.4]
+  kl.beta: [0.0, 0.2]
 # Pairs of factors whose values are also combined: does the effect of one depend on the other?
-# interactions: [[ppo.cliprange, ppo.kl_coef]]
+# interactions: [[algorithm.cliprange, kl.beta]]
+{hypotheses}
+  - name: drifts_less
+    claim: epsilon 0.05 ends at a lower KL per token than the profile's
+    metric: eval/kl_per_token
+    contrast: cliprange=0.05 - baseline
+    expect: lower                # lower | higher | equal (needs a margin)
 """
     ),
     "search": (
@@ -67,9 +99,9 @@ factors:
 
 search:
   space:                         # a range (log: true, int: true) or a list of values
-    ppo.cliprange: {{low: 0.05, high: 0.5}}
-    ppo.kl_coef: {{low: 0.01, high: 0.5, log: true}}
-    ppo.num_ppo_epochs: {{values: [2, 4]}}
+    algorithm.cliprange: {{low: 0.05, high: 0.5}}
+    kl.beta: {{low: 0.01, high: 0.5, log: true}}
+    train.num_epochs: {{values: [2, 4]}}
   trials: 16                     # raise it later and the search goes on
   parallel: 2                    # proposed at once; part of the design, so the result is the same with any --jobs
   constraints:                   # a trial beyond it is infeasible; metrics of the evaluation
@@ -77,8 +109,14 @@ search:
   # objectives:                  # two or more give a Pareto front instead of one best
   #   - {{metric: eval/win_rate}}
   #   - {{metric: eval/kl_per_token, direction: minimize}}
-  prune: {{metric: objective/kl_per_token, above: 1.0}}   # a hard ceiling: a trial beyond it ends at once
+  prune: {{metric: objective/kl_exact_per_token, above: 1.0}}   # a hard ceiling: a trial beyond it ends at once
   confirm: {{top: 2, seeds: [100, 101]}}                  # the best and `baseline` again, on fresh seeds
+{hypotheses}
+  - name: gains
+    claim: on fresh seeds the best configuration wins more often than the profile
+    metric: eval/win_rate
+    contrast: confirm-1 - baseline
+    expect: higher               # lower | higher | equal (needs a margin)
 """
     ),
 }
@@ -90,7 +128,7 @@ objective: {{metric: eval/win_rate, direction: maximize}}
 falsifiers:
   - name: drift
     claim: the policy stays within 0.5 nats per token of the reference for its first 2,000 gradient steps
-    metric: objective/kl_per_token
+    metric: objective/kl_exact_per_token   # the default
     op: ">"
     threshold: 0.5
     before_step: 2000
@@ -109,6 +147,8 @@ def new_study(name: str, design: str, folder: Path) -> Path:
     if design not in DESIGNS:
         raise UserError(f"--design '{design}'{nearest(design, list(DESIGNS))}; there are: {', '.join(DESIGNS)}")
     path = folder / f"{safe(name.removesuffix('.yaml'))}.yaml"
+    if path.stem.endswith(CONFIRMATION):
+        raise UserError(f"'{path.stem}': names that end with {CONFIRMATION} are those of confirmations; choose another")
     if path.stem in study_names():
         raise UserError(
             f"'{path.stem}' is the name of a study that comes with the project; choose another, for example"
@@ -127,6 +167,6 @@ def new_study(name: str, design: str, folder: Path) -> Path:
 
 def template(path: Path, design: str) -> str:
     """The text of a new study."""
-    return (_HEAD + DESIGNS[design].replace("{seeds}", _SEEDS) + _TAIL).format(
+    return (_HEAD + DESIGNS[design].replace("{seeds}", _SEEDS).replace("{hypotheses}", _HYPOTHESES) + _TAIL).format(
         header=header(path), name=path.stem, symbols=SYMBOLS, question=_FIND if design == "search" else _COMPARE
     )

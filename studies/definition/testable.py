@@ -6,24 +6,32 @@ from collections.abc import Callable, Sequence
 
 from pipeline.config.trial import TrialConfig
 from studies.definition.design import Cell
+from studies.definition.hypotheses import Hypothesis
 from studies.definition.schema import Falsifier, Study
 
+SEEDS = 2
+"""Least number of seeds that says how much seeds differ, and so whether a hypothesis holds on others."""
+
 ONLY_WITH: dict[str, tuple[str, Callable[[TrialConfig], bool]]] = {
-    "policy/dual_clipfrac": ("ppo.dual_clip", lambda config: config.ppo.dual_clip is not None),
-    "policy/kl_loss": ("ppo.kl_in: loss", lambda config: config.ppo.kl_in == "loss"),
-    "policy/kl_hinge": ("ppo.kl_hinge", lambda config: config.ppo.kl_hinge is not None),
-    "value/grad_norm": (
-        "ppo.critic: separate and ppo.clip_norms: apart",
-        lambda config: config.ppo.critic == "separate" and config.ppo.clip_norms == "apart",
+    "policy/dual_clipfrac": ("algorithm.dual_clip", lambda config: config.algorithm.dual_clip is not None),
+    "policy/kl_loss": ("kl.place: loss", lambda config: config.kl.place == "loss"),
+    "policy/kl_hinge": ("kl.hinge", lambda config: config.kl.hinge is not None),
+    **dict.fromkeys(
+        ("value/vf_loss", "value/vf_clipfrac", "value/explained_variance"),
+        ("a critic (critic.kind: shared or separate)", lambda config: config.critic.kind != "none"),
     ),
-    "policy/update_steps": ("ppo.target_kl", lambda config: config.ppo.target_kl is not None),
+    "value/grad_norm": (
+        "critic.kind: separate and optimiser.clip_norms: apart",
+        lambda config: config.critic.kind == "separate" and config.optimiser.clip_norms == "apart",
+    ),
+    "policy/update_steps": ("algorithm.target_kl", lambda config: config.algorithm.target_kl is not None),
 }
 """Series that only some configurations record: the key that they need, and whether a configuration has it."""
 
 
 def untestable(study: Study, plan: Sequence[Cell]) -> list[str]:
     """One line for each claim that some of the trials cannot decide, with their arms and the reason."""
-    return [
+    return [line for part in study.hypotheses if (line := _of_hypothesis(part, study, plan))] + [
         line
         for claim in study.falsifiers
         for line in _of_claim(claim, [cell for cell in plan if claim.applies_to(cell.arm)])
@@ -39,6 +47,17 @@ def needs(metric: str, config: TrialConfig) -> str | None:
     return None if has(config) else key
 
 
+def _of_hypothesis(part: Hypothesis, study: Study, plan: Sequence[Cell]) -> str | None:
+    seeds = study.search.confirm.seeds if study.search else study.seeds
+    if len(seeds) < SEEDS:
+        return f"hypothesis {part.name} cannot be tested: it needs at least {SEEDS} seeds"
+    silent = {cell.arm: key for cell in plan if cell.arm in part.arms and (key := needs(part.metric, cell.config))}
+    if silent:
+        arm, key = next(iter(silent.items()))
+        return f"hypothesis {part.name} cannot be tested: {arm} records {part.metric} only with {key}"
+    return None
+
+
 def _of_claim(claim: Falsifier, cells: Sequence[Cell]) -> list[str]:
     lines = []
     silent = [cell for cell in cells if needs(claim.metric, cell.config)]
@@ -51,7 +70,7 @@ def _of_claim(claim: Falsifier, cells: Sequence[Cell]) -> list[str]:
     if short:
         fate = "be tested" if claim.aggregation == "mean" else "survive"
         steps = " or ".join(f"{step:,}" for step in sorted({cell.steps for cell in short}))
-        covers = f"it covers the first {claim.before_step:,} gradient steps, but ppo.steps is {steps}"
+        covers = f"it covers the first {claim.before_step:,} gradient steps, but train.steps is {steps}"
         lines.append(f"claim {claim.name} cannot {fate}{_on(short, cells)}: {covers}")
     few = [cell for cell in cells if records_before(claim, cell.config) < claim.consecutive and cell not in silent]
     if few:
@@ -67,8 +86,8 @@ def _of_claim(claim: Falsifier, cells: Sequence[Cell]) -> list[str]:
 def records_before(claim: Falsifier, config: TrialConfig) -> int:
     """How many records of its series a claim can count on at most: of a rollout one an update, of the losses one a
     gradient step."""
-    steps = min(claim.before_step, config.ppo.steps)
-    return -(-steps // config.ppo.steps_per_update) if claim.metric.startswith(("objective/", "reward/")) else steps
+    steps = min(claim.before_step, config.train.steps)
+    return -(-steps // config.train.steps_per_update) if claim.metric.startswith(("objective/", "reward/")) else steps
 
 
 def _on(concerned: Sequence[Cell], cells: Sequence[Cell]) -> str:

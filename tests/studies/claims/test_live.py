@@ -23,8 +23,8 @@ refuted_if: It does not.
 baseline: weak
 seeds: [0, 1]
 arms:
-  weak: {ppo.kl_coef: 0.01}
-  strong: {ppo.kl_coef: 0.2}
+  weak: {kl.beta: 0.01}
+  strong: {kl.beta: 0.2}
 falsifiers:
   - {name: drift, claim: it stays, metric: objective/kl_per_token, op: ">", threshold: 0.2, before_step: 60,
      stop: true, arms: [weak]}
@@ -109,7 +109,7 @@ def test_a_trial_that_breaks_a_claim_ends_at_once_is_evaluated_and_counts(
         "FALSIFIED",
         ((32, pytest.approx(0.2909, abs=1e-4)),),
     )
-    assert told["weak", "drift"].run == weak.stages["ppo"].key
+    assert told["weak", "drift"].run == weak.stages["train"].key
     assert told["weak", "calm"].reason == "the run took 48 of 60 gradient steps"
     assert ("strong", "drift") not in told
     assert told["strong", "calm"].outcome == "SURVIVED"

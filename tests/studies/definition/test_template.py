@@ -148,7 +148,12 @@ def test_a_new_study_is_valid_as_it_stands(tmp_path: Path, design: str) -> None:
 
 def test_what_is_commented_out_is_valid_too(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    for design, comment in (("factors", "# interactions"), ("arms", "# stop: true")):
+    for design, comment in (
+        ("factors", "# interactions"),
+        ("arms", "# stop: true"),
+        ("arms", "# confirm"),
+        ("grid", "# constraints"),
+    ):
         path.write_text(template(path, design).replace(comment, comment.removeprefix("# ")))
         load_study(path)
     text = template(path, "search").replace("  # objectives:", "  objectives:").replace("  #   - {", "    - {")
@@ -161,8 +166,8 @@ def test_what_is_commented_out_is_valid_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("ppo.cliprange: 0.05", "reward.parts.harmless.weight: -0.5"),
-        ("metric: objective/kl_per_token", "metric: reward/harmless"),
+        ("algorithm.cliprange: 0.05", "reward.parts.harmless.weight: -0.5"),
+        ("metric: objective/kl_exact_per_token", "metric: reward/harmless"),
         ("metric: eval/win_rate", "metric: eval/reward/harmless"),
     ],
 )
@@ -175,17 +180,17 @@ def test_the_schema_knows_names_that_the_user_gives(tmp_path: Path, old: str, ne
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("ppo.cliprange: 0.05", "ppo.clip: 0.05"),
-        ("ppo.cliprange: 0.05", "ppo.cliprange: -1"),
-        ("ppo.cliprange: 0.05", "ppo.cliprange: many"),
-        ("ppo.cliprange: 0.05", "ppo.seed: 1"),
+        ("algorithm.cliprange: 0.05", "ppo.clip: 0.05"),
+        ("algorithm.cliprange: 0.05", "algorithm.cliprange: -1"),
+        ("algorithm.cliprange: 0.05", "algorithm.cliprange: many"),
+        ("algorithm.cliprange: 0.05", "train.seed: 1"),
         ("question:", "qestion:"),
         ("profile: tiny", "profile: tinny"),
-        ("metric: objective/kl_per_token", "metric: eval/win_rate"),
+        ("metric: objective/kl_exact_per_token", "metric: eval/win_rate"),
         ("metric: eval/win_rate", "metric: policy/entropy"),
-        ("seeds: [0, 1, 2]", "seeds: []"),
-        ("seeds: [0, 1, 2]", "seeds: [0.5]"),
-        ("arms:\n", "grid: {ppo.lr: [1]}\narms:\n"),
+        ("seeds: [0, 1, 2, 3, 4]", "seeds: []"),
+        ("seeds: [0, 1, 2, 3, 4]", "seeds: [0.5]"),
+        ("arms:\n", "grid: {optimiser.lr: [1]}\narms:\n"),
         ("consecutive: 3", "consecutive: 0"),
         ("consecutive: 3", "in_a_row: 3"),
     ],
@@ -199,15 +204,15 @@ def test_the_schema_sees_mistakes(tmp_path: Path, old: str, new: str) -> None:
 def test_arms_complete_every_knob_with_type_bounds_and_words() -> None:
     schema = study_schema()
     knobs = schema["$defs"]["Overrides"]["properties"]
-    assert set(knobs) == set(dotted_keys()) - {SEED_KEY, STOP_KEY}
+    assert set(knobs) == {*dotted_keys(), "algorithm"} - {SEED_KEY, STOP_KEY}
     assert all(knob["description"] and ({"type", "enum", "anyOf"} & knob.keys()) for knob in knobs.values())
-    assert knobs["ppo.kl_coef"] == {
+    assert knobs["kl.beta"] == {
         "default": 0.05,
         "minimum": 0.0,
         "type": "number",
         "description": (
-            "beta; the starting value when kl_control is not fixed; acts only with ppo.kl_control other than piecewise,"
-            " or a first stage that begins after 0 (tiny 0.05, t4 0.01)"
+            "weight of the penalty; the starting value when control is not fixed; acts only with kl.control other than"
+            " piecewise, or a first stage that begins after 0 (tiny 0.05, t4 0.01)"
         ),
     }
     for kind in ("grid", "factors"):

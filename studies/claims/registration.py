@@ -1,0 +1,194 @@
+"""Claims as they were written down before the data: an append-only chain of lines in a study's folder.
+
+The first start of a study writes one line, every later start with changed content another. Each line holds the digest
+of the line before it, and `study.json` that of the last line, so that an edited or removed line is noticed. The chain
+shows what was changed by oversight or in haste; somebody who writes the whole chain anew is not noticed, unless the
+digest was noted elsewhere (MLflow has it as a tag of the study).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.trial import canonical_json
+from pipeline.errors import Damaged, Gone
+from pipeline.run.layout import StudyFolder, set_aside, write_atomic
+from studies.definition.checks import arm_names
+from studies.definition.schema import IMPORTED, Study
+
+KINDS = ("registered", "amended")
+REMEDY = "the next start of the study sets it aside and registers the claims again, as exploratory"
+_APART = {
+    "name",
+    "figures",
+    "arms",
+    "grid",
+    "factors",
+    "interactions",
+    "imported",
+    "hypotheses",
+    "falsifiers",
+    "confirm",
+}
+"""Fields of a study that change no claim, or that `content_of` writes in another form."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """The study's claims and design at one start."""
+
+    kind: str
+    time: str
+    """UTC, ISO 8601."""
+    commit: str
+    """Of the code that was going to run."""
+    ended: int
+    """Trials that had left a record by then, whatever became of the records later."""
+    begun: int
+    """Trials that had begun by then, ended or not."""
+    content: dict[str, Any]
+    digest: str
+    """Of the whole line, which holds the digest of the line before it."""
+
+
+def content_of(study: Study, profile: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """What is registered: question, hypotheses, claims with the arms that they speak of, design, seeds, settings.
+
+    Of a search these are the arms that are known beforehand; what it confirms is no change of the study.
+    """
+    dumped = study.model_dump(mode="json", exclude=_APART, exclude_defaults=True)
+    arms = arm_names(study)
+    content = {
+        **dumped,
+        "study": study.name,
+        "profile": profile,
+        "overrides": dict(overrides),
+        "objective": study.objective.model_dump(mode="json"),
+        "arms": study.arm_overrides(),
+        "hypotheses": {part.name: part.model_dump(mode="json", exclude={"name"}) for part in study.hypotheses},
+        "falsifiers": {
+            claim.name: {
+                **claim.model_dump(mode="json", exclude={"name"}),
+                "speaks_of": [arm for arm in arms if claim.applies_to(arm)],
+            }
+            for claim in study.falsifiers
+        },
+    }
+    plain: dict[str, Any] = json.loads(canonical_json(content))  # as it will be read: tuples are lists
+    return plain
+
+
+def register(content: Mapping[str, Any], folder: StudyFolder, commit: str, tell: Callable[[str], None]) -> str:
+    """Append `content` where it differs from the last line; returns the digest of the last line.
+
+    The caller is the study's only driver, and calls this before a trial begins. A damaged chain is set aside and told
+    of; a new one begins, which knows how many trials had ended.
+    """
+    try:
+        lines = read_chain(folder)
+    except Damaged as error:
+        lines, path = [], folder.registration_file
+        aside = f"set aside as {set_aside(path)}; " if path.exists() else ""
+        tell(f"{path} is damaged: {error.why}; {aside}claims are registered again, after the data that there are")
+    if lines and lines[-1].content == content:
+        return lines[-1].digest
+    line = {
+        "kind": KINDS[bool(lines)],
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit,
+        "ended": ended(folder, lines),
+        "begun": max(begun(folder), ended(folder, lines)),
+        "content": dict(content),
+        "content_sha256": _digest(content),
+        "previous": lines[-1].digest if lines else "",
+    }
+    line["sha256"] = _digest(line)
+    before = folder.registration_file.read_text("utf-8") if lines else ""
+    write_atomic(folder.registration_file, f"{before}{canonical_json(line)}\n")
+    return str(line["sha256"])
+
+
+def read_chain(folder: StudyFolder) -> list[Line]:
+    """All lines, the first first; none where the study was not registered. Raises `Damaged` for a chain that is not
+    what was written."""
+    path, lines, head = folder.registration_file, _linked(folder), _noted(folder).get("head")
+    if head and not lines:
+        raise Gone(path, "no such file", REMEDY)
+    if head and head not in {line.digest for line in lines}:
+        raise Damaged(path, "its last lines, which study.json knows of, are missing", REMEDY)
+    return lines
+
+
+def _linked(folder: StudyFolder) -> list[Line]:
+    """Lines that follow from each other, whatever study.json knows of them."""
+    path = folder.registration_file
+    lines: list[Line] = []
+    for number, text in enumerate(_texts(path), 1):
+        lines.append(_line(path, number, text, lines[-1].digest if lines else ""))
+        if len(lines) > 1 and lines[-1].ended < lines[-2].ended:
+            raise Damaged(path, f"line {number}: fewer trials had ended than at the line before", REMEDY)
+    return lines
+
+
+def ended(folder: StudyFolder, lines: list[Line]) -> int:
+    """Trials that have left a record, also where records were removed since: the most that anything remembers."""
+    noted = int(_noted(folder).get("ended") or 0)
+    return max(len(folder.trial_files()), noted, lines[-1].ended if lines else 0)
+
+
+def begun(folder: StudyFolder) -> int:
+    """Trials that have begun, ended or not."""
+    return sum(1 for _ in (folder.path / "begun").glob("*__seed*"))
+
+
+def _noted(folder: StudyFolder) -> dict[str, Any]:
+    """What study.json holds of the registration; nothing of a study that ran before there was one."""
+    noted: dict[str, Any] = folder.started().get("registration") or {} if folder.study_file.exists() else {}
+    return noted
+
+
+def note(folder: StudyFolder, head: str) -> dict[str, Any]:
+    """What study.json is to hold of the registration: the last line, and how many trials have ended."""
+    return {"head": head, "ended": ended(folder, _linked(folder))}
+
+
+def is_registered(study: Study) -> bool:
+    """Whether a study is registered at all: not where its trials had run before, nor a single trial without a file."""
+    return study.kind != IMPORTED and bool(study.source)
+
+
+def _texts(path: Path) -> list[str]:
+    try:
+        return path.read_text("utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise Damaged(path, str(error), REMEDY) from None
+
+
+def _line(path: Path, number: int, text: str, previous: str) -> Line:
+    def damaged(why: str) -> Damaged:
+        return Damaged(path, f"line {number}: {why}", REMEDY)
+
+    try:
+        row = json.loads(text)
+        digest, content = row.pop("sha256"), row["content"]
+        line = Line(row["kind"], row["time"], row["commit"], row["ended"], row["begun"], content, digest)
+        sealed = (_digest(row), _digest(content)) == (digest, row["content_sha256"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise damaged("it is not a line of a registration") from None
+    if not sealed:
+        raise damaged("it has changed since it was written (checksum differs)")
+    if row["previous"] != previous or line.kind != KINDS[number > 1]:
+        raise damaged("it does not follow the line before it")
+    return line
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(canonical_json(content).encode()).hexdigest()

@@ -1,0 +1,116 @@
+"""Hypotheses that a program can judge: a metric, a contrast of arms or an order of them, and what is expected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from pipeline.config.base import Section
+from studies.definition.space import Finite
+
+Expected = Literal["higher", "lower", "equal"]
+Weights = dict[str, float]
+ROUNDING = 1e-9
+"""By which the weights of a contrast may miss a sum of 0: 1/3 has no exact decimal."""
+
+
+class Hypothesis(Section):
+    """A claim about differences between arms, judged by an interval over seeds and prompts."""
+
+    name: Annotated[str, Field(min_length=1)]
+    claim: Annotated[str, Field(min_length=1)]
+    metric: str = Field(description="of the evaluation, or a series, of which the mean of the last tenth counts")
+    contrast: Weights | None = Field(None, description="ARM - OTHER, or {arm: weight} with weights that sum to 0")
+    order: tuple[str, ...] | None = Field(None, description="arms, each of which is higher (or lower) than the last")
+    expect: Expected = Field(description="the contrast, or each step of the order, is higher, lower or equal")
+    margin: Annotated[Finite, Field(ge=0)] = Field(
+        0.0, description="by more than this much it is higher or lower; within this much it is equal"
+    )
+
+    @field_validator("contrast", mode="before")
+    @classmethod
+    def _read(cls, value: Any) -> Any:
+        return weights_of(value) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        if (self.contrast is None) == (self.order is None):
+            raise ValueError("give contrast or order, one of them")
+        if self.contrast is not None:
+            _balanced(self.contrast)
+        if self.order is not None and (len(self.order) < 2 or len(set(self.order)) < len(self.order)):
+            raise ValueError("order: name at least two arms, each once")
+        if self.expect == "equal" and (self.order is not None or self.margin == 0):
+            raise ValueError("expect: equal needs a contrast and a margin above 0, within which arms count as equal")
+        return self
+
+    @property
+    def contrasts(self) -> tuple[Weights, ...]:
+        """What has to hold: the contrast, or each arm of the order minus the one before it."""
+        if self.order is None:
+            return (self.contrast or {},)
+        return tuple({second: 1.0, first: -1.0} for first, second in pairwise(self.order))
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """Arms that it speaks of."""
+        return self.order or tuple(self.contrast or {})
+
+    @property
+    def condition(self) -> str:
+        """What is expected, for people.
+
+        >>> one = {"name": "n", "claim": "c", "metric": "eval/gold", "expect": "lower", "margin": 0.5}
+        >>> Hypothesis(**one, contrast="a - b").condition
+        'eval/gold: a - b < -0.5'
+        """
+        if self.order is not None:
+            by = f", each by more than {self.margin:g}" if self.margin else ""
+            return f"{self.metric}: {(' < ' if self.expect == 'higher' else ' > ').join(self.order)}{by}"
+        difference = expression(self.contrast or {})
+        if self.expect == "equal":
+            return f"{self.metric}: |{difference}| < {self.margin:g}"
+        bound = f"> {self.margin:g}" if self.expect == "higher" else f"< {-self.margin or 0.0:g}"
+        return f"{self.metric}: {difference} {bound}"
+
+
+def weights_of(text: str) -> Weights:
+    """The weights of a contrast written out, such as ``both - one - other + neither``.
+
+    >>> weights_of("both - one - other + neither")
+    {'both': 1.0, 'one': -1.0, 'other': -1.0, 'neither': 1.0}
+
+    Raises `ValueError` where arms and signs do not alternate.
+    """
+    words = text.split()
+    words = words if words[:1] in (["+"], ["-"]) else ["+", *words]
+    signs, arms = words[::2], words[1::2]
+    if len(signs) != len(arms) or not arms or any(sign not in ("+", "-") for sign in signs):
+        raise ValueError(f"'{text}' is no contrast; write ARM - OTHER, with spaces around the sign")
+    if len(set(arms)) < len(arms):
+        raise ValueError(f"'{text}' names an arm twice")
+    return {arm: 1.0 if sign == "+" else -1.0 for sign, arm in zip(signs, arms, strict=True)}
+
+
+def expression(weights: Mapping[str, float]) -> str:
+    """A contrast for people.
+
+    >>> expression({"a": 1.0, "b": -0.5, "c": -0.5})
+    'a - 0.5 b - 0.5 c'
+    """
+    terms = [
+        f"{'-' if weight < 0 else '+'} {f'{abs(weight):g} ' if abs(weight) != 1 else ''}{arm}"
+        for arm, weight in weights.items()
+    ]
+    return " ".join(terms).removeprefix("+ ")
+
+
+def _balanced(weights: Mapping[str, float]) -> None:
+    total = math.fsum(weights.values())
+    if not any(weights.values()) or not all(map(math.isfinite, weights.values())) or abs(total) > ROUNDING:
+        hint = "; write ARM - OTHER, with spaces around the sign" if len(weights) == 1 else ""
+        raise ValueError(f"contrast: the weights of {', '.join(weights)} sum to {total:g}, and must sum to 0{hint}")
