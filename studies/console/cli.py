@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.config.names import SYMBOLS
+from pipeline.errors import WITHOUT_MISSING
 from studies.hints import command
 
 if TYPE_CHECKING:
@@ -19,7 +20,12 @@ if TYPE_CHECKING:
     from studies.definition.schema import Study
 
 StudyArgument = Annotated[
-    str, typer.Argument(metavar="STUDY", help="A study's name, or the path of a YAML file.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="STUDY",
+        help="A study's name, or the path of a YAML file; NAME+confirm: its confirmation on fresh seeds.",
+        show_default=False,
+    ),
 ]
 ProfileOption = Annotated[
     str | None,
@@ -28,7 +34,7 @@ ProfileOption = Annotated[
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", help=f"Set a key for every trial, as section.key=value. Can be repeated. In papers: {SYMBOLS}."
+        "--set", help=f"Set a key for every trial, as section.key=value. Can be repeated. Symbols of papers: {SYMBOLS}."
     ),
 ]
 OutOption = Annotated[Path | None, typer.Option("--out", help="Output root; default $ABLATE_HOME, else ./outputs.")]
@@ -41,15 +47,31 @@ JobsOption = Annotated[
 ExecutorOption = Annotated[
     str, typer.Option("--executor", help="processes: each trial in its own process; inline: all in this one.")
 ]
+WithoutMissingOption = Annotated[
+    bool,
+    typer.Option(WITHOUT_MISSING, help="Leave out results that are no longer on disk; without it, they are an error."),
+]
 
 Reporting = Callable[["Study", "StudyFolder"], Path | None]
 _report: Reporting | None = None
+_interim: str | None = None
 
 
-def draw_reports_with(function: Reporting) -> None:
-    """Let the layer above supply what draws the report of a finished study."""
-    global _report
-    _report = function
+def draw_reports_with(function: Reporting, interim: str | None = None) -> None:
+    """Let the layer above supply what draws the report of a finished study, and the module that looks at a running
+    one."""
+    global _report, _interim
+    _report, _interim = function, interim
+
+
+Judging = Callable[["StudyFolder", "Study"], dict[str, Any]]
+_judge: Judging | None = None
+
+
+def judge_hypotheses_with(function: Judging) -> None:
+    """Let the layer above supply what judges the hypotheses of a study that has run."""
+    global _judge
+    _judge = function
 
 
 def study(
@@ -71,7 +93,7 @@ def study(
 def run(
     profile: Annotated[str, typer.Option("--profile", help="Profile of the trial.")] = "tiny",
     settings: SetOption = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed of the ppo stage.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed of training.")] = 0,
     executor: ExecutorOption = "processes",
     out: OutOption = None,
 ) -> None:
@@ -118,10 +140,11 @@ def falsify(
     profile: ProfileOption = None,
     settings: SetOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
+    without_missing: WithoutMissingOption = False,
     out: OutOption = None,
 ) -> None:
-    """Evaluate a study's falsifiers on its records. Exit code: 0 survived, 1 falsified, 3 not tested, 4 damaged
-    records."""
+    """Judge a study's hypotheses and falsifiers on its records. Exit code: 0 all supported and survived, 1 refuted or
+    falsified, 3 undecided or not tested, 4 damaged records."""
     import json
     from dataclasses import asdict
 
@@ -129,41 +152,57 @@ def falsify(
 
     from pipeline.config.loading import parse_set
     from pipeline.run.layout import Layout
-    from studies.claims.falsifiers import EXIT_CODES, overall
-    from studies.claims.verdicts import verdicts
-    from studies.console.summary import print_verdicts
+    from pipeline.run.lost import refuse_lost
+    from studies.claims.badges import standing
+    from studies.claims.falsifiers import exit_code, overall
+    from studies.claims.verdicts import evidence, verdicts
+    from studies.console.summary import print_hypotheses, print_verdicts
     from studies.definition.design import planned
     from studies.definition.schema import load_study
     from studies.definition.search import confirmation
 
-    chosen, layout = load_study(name), Layout.at(out)
-    folder = layout.study(chosen.name, profile or chosen.profile)
-    chosen = confirmation(chosen, folder)
+    raw, layout = load_study(name), Layout.at(out)
+    folder = layout.study(raw.name, profile or raw.profile)
+    chosen = confirmation(raw, folder)
     started = folder.started()
     overrides = parse_set(settings) if settings else started.get("overrides", {})
-    found = verdicts(chosen, folder, planned(chosen, profile, overrides))
-    outcome = overall(found)
+    claims = standing(raw, folder, profile or raw.profile, overrides)
+    plan = planned(chosen, profile, overrides)
+    refuse_lost(folder, evidence(chosen, folder, plan), ("train",), without_missing=without_missing)
+    judged = verdicts(chosen, folder, plan, missing_ok=without_missing)
+    found = _judge(folder, raw) if _judge and raw.hypotheses and started else {}
+    outcome = overall(judged)
     if as_json:
         print(
             json.dumps(
-                {"study": chosen.name, "outcome": outcome, "verdicts": [asdict(verdict) for verdict in found]}, indent=2
+                {
+                    "study": chosen.name,
+                    "outcome": outcome,
+                    "verdicts": [asdict(verdict) for verdict in judged],
+                    "badges": {kind: str(badge) for kind, badge in claims.badges().items()},
+                    "withdrawn": claims.withdrawn,
+                    **found,
+                },
+                indent=2,
             )
         )
     else:
         console = terminal()
-        print_verdicts(console, chosen, found)
+        print_hypotheses(console, claims, found)
+        print_verdicts(console, chosen, judged, claims)
         if not started:
             console.print(
                 Text(f"{chosen.name} has never been run here ({folder.path}); start with: ablate study {name}"),
                 soft_wrap=True,
             )
-    raise typer.Exit(EXIT_CODES[outcome])
+    parts = [one["outcome"] for one in found.get("hypotheses", [])]
+    raise typer.Exit(exit_code([*parts, *([outcome] if judged or not parts else [])]))
 
 
 def export(
     run: Annotated[
         str,
-        typer.Argument(metavar="RUN", help="STUDY/ARM/SEED, for example kl_ablation/beta_0.05/0.", show_default=False),
+        typer.Argument(metavar="RUN", help="STUDY/ARM/SEED, for example kl_ablation/beta_0.05/10.", show_default=False),
     ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.", show_default=False)],
     profile: Annotated[
@@ -228,7 +267,7 @@ def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = No
         raise typer.Exit(FAULT)
     known = sum((record.arm, record.seed) in {(cell.arm, cell.seed) for cell in plan} for record in records)
     which = f"all {known}" if known == len(plan) else f"{known} of {len(plan)}"
-    console.print(Text(f"MLflow knows {which} trials of {chosen.name}; {sinks.metrics_sent} metrics were sent now"))
+    console.print(Text(f"MLflow has {which} trials of {chosen.name}; {sinks.metrics_sent} metrics were sent now"))
 
 
 def _run(
@@ -237,8 +276,10 @@ def _run(
     from rich.text import Text
 
     from pipeline.errors import FAULT
-    from studies.console.summary import print_study
+    from studies.claims.badges import standing
+    from studies.console.summary import print_hypotheses, print_study, print_verdicts
     from studies.definition.design import cells
+    from studies.definition.search import load
     from studies.execution import executors
     from studies.execution.driver import run_study
 
@@ -254,16 +295,35 @@ def _run(
             slots,
             console,
             after=lambda folder: _draw(chosen, folder, console),
+            interim=_interim if chosen.source else None,
         )
     except KeyboardInterrupt:
         console.print(Text("interrupted; the same command continues"))
         raise typer.Exit(130) from None
-    print_study(console, result.study, result.plan, result.records, result.verdicts)
+    claims = standing(chosen, result.folder, profile or chosen.profile, overrides)
+    search = load(chosen, result.folder) if chosen.search else None
+    print_study(console, result.study, result.plan, result.records, search)
+    if chosen.source:
+        print_hypotheses(console, claims, _reported(result.folder) if result.report else {})
+        print_verdicts(console, result.study, result.verdicts, claims)
+        console.print()
     for line in _where_next(chosen, result.report, result.folder):
         console.print(Text(line), soft_wrap=True)
     failed = len(result.records) < len(result.plan) or any(record.status == "failed" for record in result.records)
     if failed or (_report and chosen.source and result.report is None):
         raise typer.Exit(FAULT)
+
+
+def _reported(folder: StudyFolder) -> dict[str, Any]:
+    """What the report says of the hypotheses; nothing where it cannot be read."""
+    from contextlib import suppress
+
+    from pipeline.errors import Fault
+    from pipeline.run.layout import read_json
+
+    with suppress(Fault):
+        return read_json(folder.claims_file)
+    return {}
 
 
 def _draw(chosen: Study, folder: StudyFolder, console: Console) -> Path | None:

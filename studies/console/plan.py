@@ -19,13 +19,14 @@ from pipeline.resources.device import gpu_visible
 from pipeline.run.dag import Known, StagePlan
 from pipeline.run.layout import Layout
 from studies.definition.design import Cell, cautions, cells
+from studies.definition.replicates import chain_of
 from studies.definition.schema import Study
 from studies.definition.search import confirmation, load
 from studies.definition.testable import untestable
 from studies.execution.driver import TRIALS, trial_count
 from studies.execution.history import StageSeconds, all_records, known_artifacts, measured
 
-OWN_STAGES = ("ppo", "evaluate")
+OWN_STAGES = ("train", "evaluate")
 """Stages that every trial has for itself."""
 
 
@@ -95,18 +96,21 @@ class Work:
     def cells(self) -> list[Cell]:
         """Trials whose training or evaluation will run."""
         return [
-            cell for cell, stages in self.planned if any(not one.cached for one in stages if one.stage in OWN_STAGES)
+            cell
+            for cell, stages in self.planned
+            if any(not stage.cached for stage in stages if stage.stage in OWN_STAGES)
         ]
 
     @property
     def shared(self) -> list[tuple[str, Cell]]:
         """Stages that will run once for several trials, each with one of those."""
-        found: dict[tuple[str, str | None, str], Cell] = {}
+        shared: dict[tuple[str, object, str], Cell] = {}
         for cell, stages in self.planned:
-            for one in stages:
-                if not one.cached and one.stage not in OWN_STAGES:
-                    found.setdefault((one.stage, one.key, one.why), cell)
-        return [(stage, cell) for (stage, _, _), cell in found.items()]
+            for stage_plan in stages:
+                if not stage_plan.cached and stage_plan.stage not in OWN_STAGES:
+                    key = stage_plan.key or chain_of(cell.config)
+                    shared.setdefault((stage_plan.stage, key, stage_plan.why), cell)
+        return [(stage, cell) for (stage, _, _), cell in shared.items()]
 
     @property
     def idle(self) -> bool:
@@ -124,12 +128,12 @@ class Work:
         return line if n else f"{line}, but {again} will be built again"
 
 
-def _time(work: Work, found: StageSeconds | None, profile: str) -> str:
+def _time(work: Work, timed: StageSeconds | None, profile: str) -> str:
     """How long that takes: by earlier trials of the profile on this machine, else by the forecast for a T4."""
     from studies.console.cli import default_jobs
 
     plan = [cell for cell, _ in work.planned]
-    if found is None:
+    if timed is None:
         missing = f"no trial of profile {profile} has been measured on this machine"
         expected = _t4_hours(work.cells, work.unknown) if _matters(plan[0].config, profile) else None
         if expected is None:
@@ -137,14 +141,16 @@ def _time(work: Work, found: StageSeconds | None, profile: str) -> str:
         return f", about {duration(expected * 3600)} on a T4 (forecast; {missing})"
     jobs = min(default_jobs(plan[0].config), max(len(work.cells) + work.unknown, 1))
     own = {
-        cell.label: [one.stage for one in stages if not one.cached and one.stage in OWN_STAGES]
+        cell.label: [stage.stage for stage in stages if not stage.cached and stage.stage in OWN_STAGES]
         for cell, stages in work.planned
     }
-    seconds = math.fsum(found.of(stage, cell.config) for cell in work.cells for stage in own[cell.label])
-    seconds += work.unknown * math.fsum(found.of(stage, plan[0].config) for stage in OWN_STAGES)
-    seconds = seconds / jobs + math.fsum(found.of(stage, cell.config) for stage, cell in work.shared)
+    seconds = math.fsum(timed.of(stage, cell.config) for cell in work.cells for stage in own[cell.label])
+    seconds += work.unknown * math.fsum(timed.of(stage, plan[0].config) for stage in OWN_STAGES)
+    chains = len({chain_of(cell.config) for _, cell in work.shared})
+    shared = math.fsum(timed.of(stage, cell.config) for stage, cell in work.shared)
+    seconds = seconds / jobs + shared / max(1, min(jobs, chains))
     return (
-        f", about {duration(seconds)} (measured on {found.trials} earlier trial{'s' * (found.trials > 1)}; {jobs} at"
+        f", about {duration(seconds)} (measured on {timed.trials} earlier trial{'s' * (timed.trials > 1)}; {jobs} at"
         " once)"
     )
 
@@ -153,7 +159,7 @@ def _t4_hours(plan: Sequence[Cell], unknown: int) -> float | None:
     """Hours of these trials on a T4, one after another; None where the sizes of the base are not known."""
     from pipeline.forecast.advice import predict
 
-    known = [one.t4_hours for cell in plan if (one := predict(cell.config)) is not None]
+    known = [forecast.t4_hours for cell in plan if (forecast := predict(cell.config)) is not None]
     if not known or len(known) < len(plan):
         return None
     return math.fsum(known) + unknown * known[0]
@@ -161,21 +167,22 @@ def _t4_hours(plan: Sequence[Cell], unknown: int) -> float | None:
 
 def stage_table(planned: Sequence[tuple[Cell, Sequence[StagePlan]]]) -> Table:
     """What will run, and below it what is cached: one row per stage and reason."""
-    rows: dict[tuple[bool, str, str], tuple[list[str], dict[str, None]]] = {}
+    rows: dict[tuple[bool, str, str], tuple[list[str], dict[object, None]]] = {}
     for cell, stages in planned:
-        for one in stages:
-            labels, keys = rows.setdefault((one.cached, one.stage, one.why), ([], {}))
+        for stage_plan in stages:
+            labels, keys = rows.setdefault((stage_plan.cached, stage_plan.stage, stage_plan.why), ([], {}))
             labels.append(cell.label)
-            keys[one.key or "-"] = None
+            keys[stage_plan.key or chain_of(cell.config)] = None
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("stage", "artifact", "of", "", "because"):
         table.add_column(title)
-    order = [one.stage for one in planned[0][1]]
+    order = [stage_plan.stage for stage_plan in planned[0][1]]
     for (cached, stage, why), (labels, keys) in sorted(
         rows.items(), key=lambda row: (row[0][0], order.index(row[0][1]))
     ):
         state = Text("cached", style="dim") if cached else Text("will run", style="bold")
-        artifact = next(iter(keys)) if len(keys) == 1 else f"{len(keys)} artifacts"
+        first = next(iter(keys))
+        artifact = f"{len(keys)} artifacts" if len(keys) > 1 else first if isinstance(first, str) else "-"
         owner = labels[0] if len(labels) == 1 else f"{len(labels)} trials"
         table.add_row(Text(stage), Text(artifact), Text(owner), state, Text(why))
     return table
@@ -205,8 +212,8 @@ def _matters(config: TrialConfig, profile: str) -> bool:
         return True
     from pipeline.forecast.advice import predict
 
-    found = predict(config)
-    return found is not None and not found.fits
+    forecast = predict(config)
+    return forecast is not None and not forecast.fits
 
 
 def _on_gpu(config: TrialConfig, profile: str) -> bool:
@@ -250,40 +257,37 @@ def budget_lines(config: TrialConfig) -> Iterator[str]:
     from pipeline.forecast.advice import device_of, hours, predict, remedy
     from pipeline.forecast.policy_shape import assumed_scorers
 
-    found = predict(config)
-    if found is None:
+    budget = predict(config)
+    if budget is None:
         yield f"no prediction: the sizes of {config.model.base} are not known before it is loaded"
         return
     where = "on a card" if device_of(config) == "cuda" else "resident on a CPU"
     yield (
-        f"{'fits' if found.fits else 'does not fit'}: {hours(found.t4_hours)} of {found.cap_hours:g} h on a T4,"
-        f" {found.total_gib:.2f} of {found.cap_gib:g} GiB {where}, {_millions(found.trained)} of"
-        f" {_millions(found.parameters)} M parameters trained (predicted)"
+        f"{'fits' if budget.fits else 'does not fit'}: {hours(budget.t4_hours)} of {budget.cap_hours:g} h on a T4,"
+        f" {budget.total_gib:.2f} of {budget.cap_gib:g} GiB {where}, {_millions(budget.trained)} of"
+        f" {_millions(budget.parameters)} M parameters trained (predicted)"
     )
     yield "  GiB at the peak of each stage: " + ", ".join(
-        f"{stage} {found.stage_gib(stage):.2f}" for stage in found.stages
+        f"{stage} {budget.stage_gib(stage):.2f}" for stage in budget.stages
     )
-    yield f"  GiB in stage {found.stage}: " + ", ".join(
-        f"{name} {size:.2f}" for name, size in found.memory_gib.items() if size >= 0.005
+    yield f"  GiB in stage {budget.stage}: " + ", ".join(
+        f"{name} {size:.2f}" for name, size in budget.memory_gib.items() if size >= 0.005
     )
     yield (
         "  T4: "
-        + ", ".join(f"{phase} {hours(spent)}" for phase, spent in found.hours.items())
+        + ", ".join(f"{phase} {hours(spent)}" for phase, spent in budget.hours.items())
         + (
-            "; beside it, once for all that share them: "
-            + ", ".join(f"{stage} {hours(spent)}" for stage, spent in found.shared_hours.items())
+            "; plus, once for all trials that share them: "
+            + ", ".join(f"{stage} {hours(spent)}" for stage, spent in budget.shared_hours.items())
         )
     )
     yield (
-        f"  disk: {found.disk_gib:.2f} GiB while it trains, of which checkpoints {found.disk['checkpoints']:.2f}; "
-        f"{found.left_gib:.2f} GiB stay, and {found.shared_disk_gib:.2f} GiB of what trials share"
+        f"  disk: {budget.disk_gib:.2f} GiB while it trains, of which checkpoints {budget.disk['checkpoints']:.2f}; "
+        f"{budget.left_gib:.2f} GiB stay, and {budget.shared_disk_gib:.2f} GiB for stages that trials share"
     )
     if assumed := assumed_scorers(config):
-        yield (
-            f"  assumed of {', '.join(assumed)}, which is not here to be looked at: the size of a base classifier, 125"
-            " M parameters"
-        )
-    if not found.fits:
+        yield (f"  not on this machine: {', '.join(assumed)}; assumed: the size of a base classifier, 125 M parameters")
+    if not budget.fits:
         yield f"  {remedy(config)}"
 
 
@@ -292,20 +296,20 @@ def variant_table(config: TrialConfig) -> Table:
     from pipeline.forecast.advice import hours, variants
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("training", "PPO stage", "all stages", "time on a T4", "trained", ""):
-        table.add_column(title, justify="left" if title in ("training", "") else "right")
-    for name, found in variants(config).items():
-        if found is not None:
+    for title in ("way of training", "training", "all stages", "time on a T4", "trained", ""):
+        table.add_column(title, justify="left" if title in ("way of training", "") else "right")
+    for name, budget in variants(config).items():
+        if budget is not None:
             figures = (
-                f"{found.stage_gib('ppo'):.2f} GiB",
-                f"{found.total_gib:.2f} GiB",
-                hours(found.t4_hours),
-                f"{_millions(found.trained)} M",
+                f"{budget.stage_gib('train'):.2f} GiB",
+                f"{budget.total_gib:.2f} GiB",
+                hours(budget.t4_hours),
+                f"{_millions(budget.trained)} M",
             )
             table.add_row(
                 Text(name),
                 *figures,
-                Text("fits" if found.fits else "does not fit", style="" if found.fits else "yellow"),
+                Text("fits" if budget.fits else "does not fit", style="" if budget.fits else "yellow"),
             )
     return table
 

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from pipeline.run.layout import TrialRecord
+from studies.claims.badges import Standing
 from studies.claims.falsifiers import Verdict, overall
 from studies.definition.design import Cell
+from studies.definition.importance import importances
 from studies.definition.schema import Study
+from studies.definition.search import objectives, trial_of
 
-OUTCOME_STYLES = {"SURVIVED": "green", "FALSIFIED": "red", "NOT TESTED": "yellow"}
+OUTCOME_STYLES = {
+    "SURVIVED": "green", "FALSIFIED": "red", "NOT TESTED": "yellow",
+    "SUPPORTED": "green", "REFUTED": "red", "UNDECIDED": "yellow",
+}  # fmt: skip
 
 
 def study_table(study: Study, plan: Sequence[Cell], records: Sequence[TrialRecord]) -> Table:
@@ -53,13 +60,28 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
     return table
 
 
-def print_verdicts(console: Console, study: Study, verdicts: Sequence[Verdict]) -> None:
-    """The table and the verdict of the whole study."""
+def print_hypotheses(console: Console, claims: Standing, found: Mapping[str, Any]) -> None:
+    """The verdict on each hypothesis with its badge, and on the study; `found`: as the report has them."""
+    console.print(Text(f"Hypothesis: {claims.hypothesis}"), soft_wrap=True)
+    for one in found.get("hypotheses") or ():
+        said = "; ".join(filter(None, [one["condition"], one["found"], one["reason"], str(one["badge"])]))
+        line = Text.assemble(f"{one['name']}: ", (one["outcome"], OUTCOME_STYLES[one["outcome"]]), f"; {said}")
+        console.print(line, soft_wrap=True)
+    for claim in claims.withdrawn:
+        console.print(Text(f"withdrawn claim: {claim}", style="yellow"), soft_wrap=True)
+    if "verdict" in found:
+        console.print(Text(str(found["verdict"]), style="bold"), soft_wrap=True)
+    console.print()
+
+
+def print_verdicts(console: Console, study: Study, verdicts: Sequence[Verdict], claims: Standing) -> None:
+    """The claims with their badges, the table, and the verdict of the whole study."""
     if not study.falsifiers:
         console.print(Text(f"{study.name} has no falsifiers", style="yellow"))
         return
     for falsifier in study.falsifiers:
-        claim = f'{falsifier.name}: claim "{falsifier.claim}", refuted by {falsifier.condition}'
+        badge = claims.falsifiers[falsifier.name]
+        claim = f'{falsifier.name}: claim "{falsifier.claim}", refuted by {falsifier.condition}; {badge}'
         console.print(Text(claim), soft_wrap=True)
     console.print(verdict_table(verdicts))
     outcome = overall(verdicts)
@@ -68,12 +90,40 @@ def print_verdicts(console: Console, study: Study, verdicts: Sequence[Verdict]) 
     console.print(Text(f"{outcome} ({detail})", style=f"bold {OUTCOME_STYLES[outcome]}"))
 
 
+def print_search(console: Console, study: Study, search: Mapping[str, Any]) -> None:
+    """The knobs of what was confirmed, and what each knob explains where the search has trials enough for that."""
+    assert study.search is not None
+    space = study.search.space
+    table = _table("confirmed", "trial of the search", *space, left=(0,))
+    for entry in search["confirmed"]:
+        table.add_row(*map(Text, (entry["arm"], str(entry["number"]), *(_knob(entry["overrides"][k]) for k in space))))
+    if search["confirmed"]:
+        console.print(table)
+        console.print()
+    found = importances([trial_of(entry) for entry in search["trials"]], objectives(study), space)
+    if found.absent:
+        console.print(Text(found.absent, style="dim"), soft_wrap=True)
+        return
+    rows = _table("objective", "knob", "share of R² [95 %]", "p, family-wise", "n", left=(0, 1))
+    for row in found.rows:
+        share = f"{max(row.share, 0):.2f} [{row.low:.2f}, {row.high:.2f}]"
+        rows.add_row(*map(Text, (row.metric, row.knob, share, f"{row.p:.4f}", str(found.trials))))
+    console.print(rows)
+
+
 def print_study(
-    console: Console, study: Study, plan: Sequence[Cell], records: Sequence[TrialRecord], verdicts: Sequence[Verdict]
+    console: Console,
+    study: Study,
+    plan: Sequence[Cell],
+    records: Sequence[TrialRecord],
+    search: Mapping[str, Any] | None = None,
 ) -> None:
-    """The end of a study."""
+    """The end of a study; `search`: the content of ``search.json`` where it has a search."""
     console.print()
     console.print(study_table(study, plan, records))
+    if search is not None:
+        console.print()
+        print_search(console, study, search)
     console.print(
         Text(
             "These intervals cover the prompts of a trial only (mean over seeds); those of the report cover seeds and"
@@ -82,9 +132,6 @@ def print_study(
         )
     )
     console.print()
-    if study.falsifiers:
-        print_verdicts(console, study, verdicts)
-        console.print()
 
 
 def _table(*titles: str, left: tuple[int, ...] = (0,)) -> Table:
@@ -101,6 +148,10 @@ def _mean(records: Sequence[TrialRecord], key: str) -> float | None:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
+
+
+def _knob(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _rate(value: float | None, low: float | None, high: float | None) -> str:

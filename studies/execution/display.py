@@ -21,7 +21,7 @@ PLAIN_SECONDS = 10.0
 """Between two progress lines of a trial when the output is no terminal."""
 SHOWN_ENDED = 8
 """Ended trials in the live table; earlier ones are only counted."""
-COLUMNS = {"KL/token": "objective/kl_per_token", "entropy": "policy/entropy", "reward": "objective/scores"}
+COLUMNS = {"KL/token": "objective/kl_exact_per_token", "entropy": "policy/entropy", "reward": "objective/scores"}
 FALLEN = "falsified at step"
 STYLES = {"complete": "green", "budget": "yellow", "pruned": "yellow", "diverged": "magenta", "failed": "red"}
 
@@ -51,7 +51,7 @@ class JobRow:
         if stage != self.stage or self.began_at is None:
             self.stage, self.began_at = stage, (time.monotonic(), done)
         self.status, self.done, self.total = "running", done, total
-        if stage == "ppo":
+        if stage == "train":
             self.planned = total
 
     @property
@@ -141,12 +141,14 @@ class Display:
             self._stages[row.job.number, name] = self._clock()
             row.stage, row.status, row.done, row.total, row.began_at = name, "running", 0, 0, None
             return
-        if name in ("ppo", "evaluate") and state == "built" and row.job.until is None:
+        if name in ("train", "evaluate") and state == "built" and row.job.until is None:
             return
         began = self._stages.pop((row.job.number, name), None)
         took = f" in {self._clock() - began:.1f} s" if began is not None else ""
         if row.job.until is not None or state == "damaged":
-            self.line(f"{name:<9} {state}{took}{f' ({detail})' if detail else ''}", "dim" if state == "cached" else "")
+            _, of, seed = row.job.label.rpartition(" of seed ")
+            said = f"{name:<9} {state}{took}{f' ({detail})' if detail else ''}{of}{seed if of else ''}"
+            self.line(said, "dim" if state == "cached" else "")
 
     def _speak(self, row: JobRow) -> None:
         if self._live is None and self._clock() - row.spoken >= PLAIN_SECONDS:
@@ -199,7 +201,7 @@ class Display:
     def _cells(self, row: JobRow) -> list[Text]:
         arm, _, seed = row.job.label.rpartition(" seed ") if row.job.until is None else ("shared stages", "", "")
         steps = f"{row.done}/{row.total}" if row.total else "-"
-        status = row.status if row.status != "running" or row.stage == "ppo" else row.stage
+        status = row.status if row.status != "running" or row.stage == "train" else row.stage
         values = [f"{row.values[key]:.4f}" if key in row.values else "-" for key in COLUMNS.values()]
         left = "" if row.status in STYLES else _duration(row.seconds_left)
         return [Text(one) for one in (arm or row.job.label, seed if arm else "")] + [

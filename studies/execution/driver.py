@@ -38,13 +38,16 @@ from pipeline.run.layout import (
 from pipeline.run.store import Artifact
 from studies.claims.falsifiers import Verdict
 from studies.claims.live import LiveVerdicts
+from studies.claims.registration import content_of, is_registered, note, register
 from studies.claims.verdicts import claims_on, of_record, verdicts
 from studies.definition.design import Cell, cautions, cells
+from studies.definition.replicates import LINKS, Replicate, chain_of, seeded
 from studies.definition.schema import Study
 from studies.definition.search import confirmation
 from studies.definition.testable import untestable
 from studies.execution.display import Display
 from studies.execution.executors import Crashed, Event, Executor, Finished, Job, Message, TrialResult
+from studies.execution.interim import Interim
 from studies.execution.planner import Planner, Ticket, is_settled, remember_settled
 from studies.tracking.repair import repair, set_database_aside
 from studies.tracking.study_runs import StudySinks
@@ -54,7 +57,7 @@ if TYPE_CHECKING:
 
 TRIALS = "pipeline.trial"
 """The module with `run_trial`, `plan_trial` and `environment`."""
-FIRST_OWN = "ppo"
+FIRST_OWN = "train"
 """The stage from which on a trial is its own; those before it are shared and built before trials start side by side."""
 ATTEMPTS = 2
 
@@ -98,9 +101,21 @@ class _Run:
     module: Any
     display: Display
     sinks: StudySinks
+    interim: Interim
     live: LiveVerdicts = field(default_factory=LiveVerdicts)
     tickets: dict[int, Ticket] = field(default_factory=dict)
+    waiting: list[Ticket] = field(default_factory=list)
+    """Asked for, and waiting for what they share with others to be built."""
+    building: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Job number -> chain (`studies.definition.replicates.chain_of`) whose shared stages it builds."""
+    first_builds: dict[int, set[str]] = field(default_factory=dict)
+    """Job number -> keys of the stages that it was the first to build; chains can have some in common."""
+    failed_builds: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    jobs_of_stages: int = 0
+    """Jobs so far that build shared stages; they are numbered downwards from -1."""
     attempts: Counter[tuple[str, int]] = field(default_factory=Counter)
+    head: str = ""
+    """Digest of the last line of the study's registration."""
     told: list[tuple[tuple[str, str], ...]] = field(default_factory=list)
     """With what trials compute, as shown already."""
 
@@ -125,10 +140,12 @@ def run_study(
     *,
     trials: str = TRIALS,
     after: Callable[[StudyFolder], Path | None] | None = None,
+    interim: str | None = None,
 ) -> StudyResult:
     """Run what is missing of a study with at most `jobs` trials at once, and return all of it.
 
-    `after` may draw a report from the finished folder and return its path. Raises `UserError` for what the
+    `after` may draw a report from the finished folder and return its path; `interim` is the module that is run on the
+    folder whenever one more seed is complete (`studies.execution.interim`). Raises `UserError` for what the
     user can put right, and lets `KeyboardInterrupt` through once every trial has been stopped.
     """
     plan = cells(study, profile, overrides)
@@ -147,9 +164,11 @@ def run_study(
             display.line(caution, "yellow")
         repair(folder, lambda message: display.line(message, "yellow"))
         sinks = StudySinks(study, chosen, layout, folder, environment, lambda message: display.line(message, "yellow"))
-        run = _Run(study, chosen, overrides, layout, folder, plan, executor, trials, module, display, sinks)
+        looks = Interim(interim, [str(folder.path)], lambda text: display.line(text, "bold"))
+        run = _Run(study, chosen, overrides, layout, folder, plan, executor, trials, module, display, sinks, looks)
+        _register(run, environment)
         _write_study(run, environment)
-        status, report, found = "interrupted", None, list[Verdict]()
+        status, report, judged = "interrupted", None, list[Verdict]()
         try:
             searched = _run_search(run, jobs) if study.search else []
             compared = confirmation(study, folder)
@@ -163,12 +182,14 @@ def run_study(
             _write_study(run, environment)
             records = current_records(folder, run.plan)
             sinks.sync([*searched, *records])
-            found = verdicts(compared, folder, run.plan)
-            result = StudyResult(compared, folder, run.plan, records, found, None)
+            judged = verdicts(compared, folder, run.plan)
+            result = StudyResult(compared, folder, run.plan, records, judged, None)
+            looks.close()
             report = after(folder) if after else None
             status = "complete"
         finally:
-            sinks.close(status, found, report)
+            looks.close()
+            sinks.close(status, judged, report)
     return replace(result, report=report)
 
 
@@ -176,8 +197,7 @@ def _check_budget(plan: Sequence[Cell], module: Any) -> None:
     """Refuse the first cell that cannot fit. Raises `UserError`."""
     checked: set[str] = set()
     for cell in plan:
-        ppo = cell.config.ppo.model_copy(update={"seed": 0})
-        alike = cell.config.model_copy(update={"ppo": ppo}).model_dump_json()
+        alike = seeded(cell.config, Replicate(0, 0, 0), tuple(LINKS)).model_dump_json()
         if alike not in checked:
             checked.add(alike)
             module.check_budget(cell.config, cell.label)
@@ -186,7 +206,7 @@ def _check_budget(plan: Sequence[Cell], module: Any) -> None:
 def trial_count(study: Study) -> int:
     """Trials in all; of a search, with as many confirmed as it asks for."""
     if study.search is None:
-        return len(study.arm_overrides()) * len(study.seeds)
+        return len(study.arm_overrides()) * len(study.replicates)
     return study.search.trials + (1 + study.search.confirm.top) * len(study.search.confirm.seeds)
 
 
@@ -222,8 +242,8 @@ def is_finished(folder: StudyFolder, cell: Cell, stages: Sequence[StagePlan]) ->
 
 def current_records(folder: StudyFolder, plan: Sequence[Cell]) -> list[TrialRecord]:
     """Records of these cells in their order; those of other configurations are left out."""
-    found = ((cell, folder.record(cell.arm, cell.seed)) for cell in plan)
-    return [record for cell, record in found if record is not None and record.config_digest == cell.config.digest()]
+    recorded = ((cell, folder.record(cell.arm, cell.seed)) for cell in plan)
+    return [record for cell, record in recorded if record is not None and record.config_digest == cell.config.digest()]
 
 
 def _is_recorded(folder: StudyFolder, cell: Cell) -> bool:
@@ -251,18 +271,18 @@ def _run_search(run: _Run, jobs: int) -> list[TrialRecord]:
         tuner.demand(first.cell)
         _carry_out(run, tuner, [first.cell], jobs)
     chosen = tuner.close()
-    _tell_search(run, tuner, [one.arm for one in chosen])
+    _tell_search(run, tuner, [trial.arm for trial in chosen])
     return tuner.records
 
 
 def _tell_search(run: _Run, tuner: Tuner, chosen: Sequence[str]) -> None:
-    usable = sum(one.feasible for one in tuner.trials)
-    found = f"search: {len(tuner.trials)} trials, {usable} feasible; "
+    usable = sum(trial.feasible for trial in tuner.trials)
+    said = f"search: {len(tuner.trials)} trials, {usable} feasible; "
     if chosen:
-        run.display.line(f"{found}to be confirmed on fresh seeds and prompts: {', '.join(chosen)}", "bold")
+        run.display.line(f"{said}to be confirmed on fresh seeds and prompts: {', '.join(chosen)}", "bold")
     else:
         run.display.line(
-            f"{found}nothing to confirm but the baseline: widen search.space, or relax search.constraints", "yellow"
+            f"{said}nothing to confirm but the baseline: widen search.space, or relax search.constraints", "yellow"
         )
 
 
@@ -304,19 +324,23 @@ def _carry_out(run: _Run, plan: Plan, missing: Sequence[Cell], jobs: int) -> Non
         run.display.line(caution, "yellow")
     run.sinks.open()
     run.tickets.clear()
+    run.waiting.clear()
+    run.building.clear()
+    run.first_builds.clear()
+    _show_cached(run, missing)
     with run.display:
-        _build_shared(run, missing)
         run.executor.run(lambda: _next_job(run, plan), jobs, lambda event: _on_event(run, plan, event))
 
 
 def _tell_execution(run: _Run, missing: Sequence[Cell]) -> None:
     """One line for every device and precision that trials will compute with. Raises `UserError` for a GPU that is not
     there."""
-    for found in dict.fromkeys(tuple(run.module.execution(cell.config).items()) for cell in missing):
-        if found not in run.told:
-            run.told.append(found)
+    for execution in dict.fromkeys(tuple(run.module.execution(cell.config).items()) for cell in missing):
+        if execution not in run.told:
+            run.told.append(execution)
             run.display.line(
-                ", ".join(value if key in ("device", "precision") else f"{key} {value}" for key, value in found), "dim"
+                ", ".join(value if key in ("device", "precision") else f"{key} {value}" for key, value in execution),
+                "dim",
             )
 
 
@@ -330,45 +354,93 @@ def _tell_recorded(run: _Run, planner: Planner, finished: Sequence[Cell]) -> Non
         planner.tell(ticket, run.folder.record(ticket.cell.arm, ticket.cell.seed) if ticket.cell in finished else None)
 
 
-def _build_shared(run: _Run, missing: Sequence[Cell]) -> None:
-    """Run the stages before PPO once for every distinct configuration of them, before trials start side by side."""
-    shown: set[str | None] = set()
-    for number, cell in enumerate(missing, 1):
-        shared = run.shared_plan_of(cell)
-        if all(stage.cached for stage in shared):
-            for stage in shared:
-                if stage.key not in shown:
-                    run.display.shared(stage.stage, stage.key or "-")
-            shown.update(stage.key for stage in shared)
-            continue
-        queue = [run.job(-number, f"shared stages for {cell.label}", cell, until=shared[-1].stage)] * ATTEMPTS
-
-        def on_event(event: Event, queue: list[Job] = queue) -> None:
-            run.display.handle(event)
-            if isinstance(event, Finished):
-                queue.clear()
-                shown.update(one.key for one in event.outcome.artifacts.values())
-            elif isinstance(event, Crashed) and event.disk_full:
-                raise DiskFull(event.reason)
-            elif isinstance(event, Crashed) and event.user_error:
-                raise UserError(event.reason)
-            elif isinstance(event, Crashed) and not queue:
-                raise Fault(f"{event.job.label} failed: {event.reason}{_details(event.job)}")
-
-        run.executor.run(lambda queue=queue: queue.pop() if queue else None, 1, on_event)  # type: ignore[misc]
+def _show_cached(run: _Run, missing: Sequence[Cell]) -> None:
+    """Name the stages before training that are there already."""
+    stages = {stage.key: stage for cell in missing for stage in run.shared_plan_of(cell) if stage.cached}
+    for key, stage in stages.items():
+        run.display.shared(stage.stage, key or "-")
 
 
 def _next_job(run: _Run, plan: Plan) -> Job | None:
-    ticket = plan.ask()
-    if ticket is None:
-        return None
+    """The next trial whose shared stages are built, or else the job that builds those of a chain.
+
+    So a chain is built beside the trials of another one, and no trial builds what a second one builds beside it.
+    """
+    for ticket in run.waiting:
+        if chain_of(ticket.cell.config) in run.building.values():
+            continue
+        if _is_ready(run, ticket.cell):
+            run.waiting.remove(ticket)
+            return _trial_job(run, ticket)
+        if (job := _shared_job(run, ticket.cell)) is not None:
+            return job
+    while (asked := plan.ask()) is not None:
+        if _is_ready(run, asked.cell):
+            return _trial_job(run, asked)
+        run.waiting.append(asked)
+        if (job := _shared_job(run, asked.cell)) is not None:
+            return job
+    return None
+
+
+def _is_ready(run: _Run, cell: Cell) -> bool:
+    return all(stage.cached for stage in run.shared_plan_of(cell))
+
+
+def _trial_job(run: _Run, ticket: Ticket) -> Job:
     run.tickets[ticket.number] = ticket
+    _note_begun(run.folder, ticket.cell)
     return run.job(ticket.number, ticket.cell.label, ticket.cell)
 
 
+def _shared_job(run: _Run, cell: Cell) -> Job | None:
+    """What builds the shared stages of a cell; None while its chain, or a stage that it shares with another chain, is
+    being built: a process that waited for such a stage would be taken for one that hangs."""
+    chain, stages = chain_of(cell.config), run.shared_plan_of(cell)
+    missing = {stage.key for stage in stages if stage.key and not stage.cached}
+    if chain in run.building.values() or any(missing & begun for begun in run.first_builds.values()):
+        return None
+    run.jobs_of_stages += 1
+    run.building[-run.jobs_of_stages] = chain
+    run.first_builds[-run.jobs_of_stages] = missing
+    last = stages[-1].stage
+    label = f"shared stages of seed {cell.seed}" if run.study.vary else f"shared stages for {cell.label}"
+    return run.job(-run.jobs_of_stages, label, cell, until=last)
+
+
+def _on_shared(run: _Run, event: Event) -> None:
+    """A job that builds shared stages: a second attempt is made by the next call of `_next_job`."""
+    run.display.handle(event)
+    if isinstance(event, Message):
+        return
+    chain = run.building.pop(event.job.number)
+    del run.first_builds[event.job.number]
+    if isinstance(event, Finished):
+        run.failed_builds.pop(chain, None)  # another arm's shared stages have attempts of their own
+        return
+    if event.disk_full:
+        raise DiskFull(event.reason)
+    if event.user_error:
+        raise UserError(event.reason)
+    run.failed_builds[chain] += 1
+    if run.failed_builds[chain] >= ATTEMPTS:
+        raise Fault(f"{event.job.label} failed: {event.reason}{_details(event.job)}")
+
+
+def _note_begun(folder: StudyFolder, cell: Cell) -> None:
+    """Leave a mark that a trial has begun: from then on its curves can be seen."""
+    mark = folder.begun_file(cell.arm, cell.seed)
+    mark.parent.mkdir(exist_ok=True)
+    mark.touch()
+
+
 def _on_event(run: _Run, plan: Plan, event: Event) -> None:
+    if event.job.number < 0:
+        _on_shared(run, event)
+        return
     ticket = run.tickets[event.job.number]
     run.display.handle(event)
+    run.interim.poll()
     if isinstance(event, Message):
         _on_message(run, ticket.cell, event)
     elif isinstance(event, Finished):
@@ -377,8 +449,20 @@ def _on_event(run: _Run, plan: Plan, event: Event) -> None:
         run.display.fallen(event.job, run.live.news(of_record(run.study, run.folder, record)))
         _tell(run, plan, ticket, record)
         run.sinks.finish(record)
+        _look(run, ticket.cell)
     else:
         _on_crash(run, plan, ticket, event)
+
+
+def _look(run: _Run, cell: Cell) -> None:
+    """Look at the study when a trial was the last of its seed, unless it was the last of all."""
+    chains = {row.number: row.chain for row in run.study.replicates}
+    seeds = {chains.get(other.seed, other.seed) for other in run.plan}
+    left = {chains.get(other.seed, other.seed) for other in run.plan if not _is_recorded(run.folder, other)}
+    if left and cell in run.plan and chains.get(cell.seed, cell.seed) not in left:
+        complete = len(seeds - left)
+        if complete > 1:  # one seed decides nothing
+            run.interim.look(f"After {complete} of {len(seeds)} seeds (interim, not final)")
 
 
 def _on_message(run: _Run, cell: Cell, message: Message) -> None:
@@ -433,8 +517,8 @@ def _record(run: _Run, cell: Cell, outcome: TrialResult | None, reason: str | No
         reason=outcome.reason if outcome else reason,
         steps=outcome.steps if outcome else 0,
         stages={
-            name: StageRef(key=one.key, path=_relative(one.path, run.layout), digest=one.digest)
-            for name, one in artifacts.items()
+            name: StageRef(key=artifact.key, path=_relative(artifact.path, run.layout), digest=artifact.digest)
+            for name, artifact in artifacts.items()
         },
         summary=dict(outcome.summary) if outcome else {},
         cost=dict(outcome.cost) if outcome else {},
@@ -454,6 +538,14 @@ def _write_record(run: _Run, record: TrialRecord) -> None:
     write_atomic(path, record_text(record))
 
 
+def _register(run: _Run, environment: Mapping[str, str]) -> None:
+    """Write down the study's claims before a trial begins; only those of a study with a file."""
+    if is_registered(run.study):
+        content = content_of(run.study, run.profile, run.overrides)
+        commit = environment.get("git_commit", "unknown")
+        run.head = register(content, run.folder, commit, lambda message: run.display.line(message, "yellow"))
+
+
 def _write_study(run: _Run, environment: Mapping[str, str]) -> None:
     """What the study was when it was last started. Keys stay in their order, which is the order of the arms."""
     baseline = next(cell for cell in run.plan if cell.arm == run.study.baseline)
@@ -463,6 +555,7 @@ def _write_study(run: _Run, environment: Mapping[str, str]) -> None:
         "profile": run.profile,
         "overrides": dict(run.overrides),
         "environment": dict(environment),
+        "registration": note(run.folder, run.head) if run.head else {},
         "upstream": _upstream(run, baseline),
     }
     write_atomic(run.folder.study_file, sealed(content))
@@ -470,14 +563,14 @@ def _write_study(run: _Run, environment: Mapping[str, str]) -> None:
 
 def _upstream(run: _Run, cell: Cell) -> dict[str, dict[str, str]]:
     """Shared artifacts of the baseline that exist."""
-    found: dict[str, dict[str, str]] = {}
+    upstream: dict[str, dict[str, str]] = {}
     for stage in run.shared_plan_of(cell):
         if stage.cached and stage.key:
-            found[stage.stage] = {
+            upstream[stage.stage] = {
                 "key": stage.key,
                 "path": _relative(run.layout.store / stage.stage / stage.key, run.layout),
             }
-    return found
+    return upstream
 
 
 def _relative(path: Path, layout: Layout) -> str:

@@ -19,13 +19,13 @@ from pipeline.run.store import MANIFEST
 
 def all_records(layout: Layout) -> list[TrialRecord]:
     """The sound records of every study and profile; a command that needs a damaged one names it."""
-    found = []
+    records = []
     for path in sorted(layout.root.glob("studies/*/*/study.json")):
         folder = layout.study(path.parent.parent.name, path.parent.name)
         for file in folder.trial_files():
             with suppress(Damaged):
-                found.append(folder.read(file))
-    return found
+                records.append(folder.read(file))
+    return records
 
 
 def known_artifacts(layout: Layout, records: Sequence[TrialRecord]) -> Known:
@@ -33,11 +33,11 @@ def known_artifacts(layout: Layout, records: Sequence[TrialRecord]) -> Known:
     known: dict[tuple[str, str], str | None] = {}
     inputs: dict[str, Mapping[str, str]] = {}
     for record in records:
-        for stage, one in record.stages.items():
-            known.setdefault((stage, one.key), None)
-            if one.path not in inputs:
-                inputs[one.path] = _inputs(layout.root / one.path / MANIFEST)
-            for need, digest in inputs[one.path].items():
+        for stage, ref in record.stages.items():
+            known.setdefault((stage, ref.key), None)
+            if ref.path not in inputs:
+                inputs[ref.path] = _inputs(layout.root / ref.path / MANIFEST)
+            for need, digest in inputs[ref.path].items():
                 if need in record.stages:
                     known[need, record.stages[need].key] = digest
     return known
@@ -55,13 +55,13 @@ class StageSeconds:
 
     trials: int
     seconds: Mapping[str, float]
-    """By stage, without ppo."""
+    """By stage, without train."""
     seconds_per_step: float
-    """Of ppo, per gradient step."""
+    """Of train, per gradient step."""
 
     def of(self, stage: str, config: TrialConfig) -> float:
         """Seconds that a stage of this trial would take; 0 for a stage that nobody timed, which takes little."""
-        return self.seconds_per_step * config.ppo.steps if stage == "ppo" else self.seconds.get(stage, 0.0)
+        return self.seconds_per_step * config.train.steps if stage == "train" else self.seconds.get(stage, 0.0)
 
 
 def measured(
@@ -70,23 +70,23 @@ def measured(
     """Times of the trials of a profile that ran as `environment` says (platform and device); None where there are
     none."""
     alike = [
-        one
-        for one in records
-        if one.profile == profile and one.steps and "wall_s" in one.cost and _ran_on(one, environment)
+        earlier
+        for earlier in records
+        if earlier.profile == profile and earlier.steps and "wall_s" in earlier.cost and _ran_on(earlier, environment)
     ]
     if not alike:
         return None
     times: defaultdict[str, dict[str, float]] = defaultdict(dict)
     for record in alike:
-        for stage, one in record.stages.items():
+        for stage, ref in record.stages.items():
             if (
-                stage != "ppo"
-                and (took := _json(layout.root / one.path / "log" / "cost.json").get("wall_s")) is not None
+                stage != "train"
+                and (took := _json(layout.root / ref.path / "log" / "cost.json").get("wall_s")) is not None
             ):
-                times[stage][one.key] = float(took)
+                times[stage][ref.key] = float(took)
     return StageSeconds(
         len(alike),
-        {stage: _mean(found.values()) for stage, found in times.items()},
+        {stage: _mean(seconds.values()) for stage, seconds in times.items()},
         math.fsum(record.cost["wall_s"] for record in alike) / sum(record.steps for record in alike),
     )
 
@@ -103,5 +103,5 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _mean(values: Iterator[float] | Any) -> float:
-    found = list(values)
-    return math.fsum(found) / len(found)
+    numbers = list(values)
+    return math.fsum(numbers) / len(numbers)

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from pipeline.config.loading import load_config
 from pipeline.run.layout import StudyFolder, TrialRecord
 from studies.definition.design import Cell
-from studies.definition.schema import SEED_KEY, STOP_KEY, Study
+from studies.definition.replicates import seeded
+from studies.definition.schema import STOP_KEY, Study
 from studies.definition.search import Tried, arm, choose, load, objectives, pareto, save, tried, violations
-from studies.definition.space import Dimension, Objective
+from studies.definition.space import Dimension
 from studies.execution.planner import Ticket, objective_value
 
 if TYPE_CHECKING:
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
 
 STARTUP = 8
 """Trials proposed at random before the sampler models anything."""
-IMPORTANCE_TRIALS = 10
-"""With fewer, an importance would be noise."""
-IMPORTANCE_QUANTILE = 0.25
-"""PED-ANOVA compares the best this-much of the trials with all of them."""
 
 
 class Tuner:
@@ -77,7 +74,7 @@ class Tuner:
 
     def demand(self, cell: Cell) -> None:
         """Hand a trial out again, before all others."""
-        number = next(number for number, (_, one) in enumerate(self._asked) if one.arm == cell.arm)
+        number = next(number for number, (_, asked) in enumerate(self._asked) if asked.arm == cell.arm)
         self._ended.pop(number, None)
         self._again.append(number)
 
@@ -85,7 +82,7 @@ class Tuner:
         """Take a result; None is a failure, from which the search learns nothing."""
         self._ended[ticket.number] = (tried(self._study, ticket.number, self._params(ticket.number), record), record)
         self._news = True
-        save(self._study, self._folder, self.trials, (), {})
+        save(self._study, self._folder, self.trials, ())
 
     @property
     def trials(self) -> list[Tried]:
@@ -104,28 +101,22 @@ class Tuner:
         base = load_config(self._profile, below=self._overrides).model_dump(mode="json")
         own = {key: base[key.partition(".")[0]][key.partition(".")[2]] for key in self._search.space}
         chosen = choose(self.trials, objectives(self._study), self._search.confirm.top, own)
-        save(
-            self._study,
-            self._folder,
-            self.trials,
-            chosen,
-            importance(self.trials, objectives(self._study), self._space),
-        )
+        save(self._study, self._folder, self.trials, chosen)
         if self._news or not self._folder.optuna_file.exists():
             self._publish(f"{self._study.name}-search")
         return chosen
 
     def describe(self, ticket: Ticket) -> str:
         """A trial that has just ended, in one line."""
-        one = self._ended[ticket.number][0]
-        knobs = "  ".join(f"{key.rpartition('.')[2]} {_short(value)}" for key, value in one.overrides.items())
-        values = "  ".join(f"{key} {value:.4g}" for key, value in one.values.items()) or "nothing measured"
+        trial = self._ended[ticket.number][0]
+        knobs = "  ".join(f"{key.rpartition('.')[2]} {_short(value)}" for key, value in trial.overrides.items())
+        values = "  ".join(f"{key} {value:.4g}" for key, value in trial.values.items()) or "nothing measured"
         front = pareto(self.trials, objectives(self._study))
         best = (
             f"{'best' if len(objectives(self._study)) == 1 else 'front'} so far:"
             f" {', '.join(map(arm, front)) or 'none feasible'}"
         )
-        return f"{one.arm}: {values}  {'feasible' if one.feasible else 'infeasible'}  ({knobs})  {best}"
+        return f"{trial.arm}: {values}  {'feasible' if trial.feasible else 'infeasible'}  ({knobs})  {best}"
 
     def _ticket(self, number: int) -> Ticket:
         return Ticket(number, self._asked[number][1])
@@ -140,11 +131,12 @@ class Tuner:
             seed=seed_of(self._search.seed, number), n_startup_trials=STARTUP
         )
         trial = self._optuna.ask(self._space)
-        seed = self._study.seeds[0]
+        (row,) = self._study.replicates
         stop = [self._search.prune.rule.model_dump(mode="json")] if self._search.prune else []
-        changes = {**trial.params, SEED_KEY: seed, STOP_KEY: stop}
+        changes = {**trial.params, STOP_KEY: stop}
         origin = f"{self._study.source or self._study.name}: search, trial {number}"
-        cell = Cell(arm(number), seed, load_config(self._profile, changes, origin, below=self._overrides))
+        config = load_config(self._profile, changes, origin, below=self._overrides)
+        cell = Cell(arm(number), row.number, seeded(config, row, self._study.vary))
         self._asked.append((trial, cell))
         return cell
 
@@ -184,11 +176,11 @@ class Tuner:
         To try one of these again would change all trials after it; one that nothing was built on is tried again.
         """
         before = (load(self._study, self._folder) or {}).get("trials", [])
-        good = max((one["number"] for one in before if one["status"] != "failed"), default=-1)
+        good = max((trial["number"] for trial in before if trial["status"] != "failed"), default=-1)
         return {
-            one["number"]
-            for one in before
-            if one["status"] == "failed" and one["number"] + self._search.parallel <= good
+            trial["number"]
+            for trial in before
+            if trial["status"] == "failed" and trial["number"] + self._search.parallel <= good
         }
 
 
@@ -209,34 +201,6 @@ def distribution(dimension: Dimension) -> BaseDistribution:
         if dimension.integer
         else FloatDistribution(low, high, log=dimension.log)
     )
-
-
-def importance(
-    trials: Sequence[Tried], aims: Sequence[Objective], space: Mapping[str, BaseDistribution]
-) -> dict[str, float]:
-    """Fraction of what separates the best trials from all that each knob explains (PED-ANOVA, Watanabe 2023, arXiv
-    2304.10255).
-
-    Infeasible trials count as worse than every feasible one. Empty where nothing can be said: with fewer than
-    `IMPORTANCE_TRIALS` usable trials, with too few feasible ones to fill the best quantile, or without any difference.
-    """
-    import optuna
-
-    usable = [one for one in trials if one.status != "failed" and all(aim.metric in one.values for aim in aims)]
-    if len(usable) < IMPORTANCE_TRIALS or sum(one.feasible for one in usable) < IMPORTANCE_QUANTILE * len(usable):
-        return {}
-    signs = [1.0 if aim.direction == "minimize" else -1.0 for aim in aims]
-    losses = [[sign * one.values[aim.metric] for sign, aim in zip(signs, aims, strict=True)] for one in usable]
-    worst = [max(column) + 1.0 for column in zip(*losses, strict=True)]
-    values = [loss if one.feasible else worst for one, loss in zip(usable, losses, strict=True)]
-    if len(set(map(tuple, values))) == 1:
-        return {}
-    study, _ = _in_memory(["minimize"] * len(aims))
-    for one, loss in zip(usable, values, strict=True):
-        study.add_trial(optuna.create_trial(params=one.overrides, distributions=dict(space), values=loss))
-    evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=IMPORTANCE_QUANTILE)
-    found = optuna.importance.get_param_importances(study, evaluator=evaluator, params=list(space))
-    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _in_memory(directions: Sequence[str]) -> tuple[OptunaStudy, InMemoryStorage]:

@@ -7,19 +7,30 @@ from typing import Any
 
 from pipeline.config.trial import flatten
 from pipeline.run.layout import StudyFolder, TrialRecord
+from studies.claims.badges import Standing
 from studies.claims.falsifiers import Verdict
 from studies.definition.schema import Study
 
 
-def of_study(study: Study) -> str:
-    """What is asked, and how to read the answer."""
-    claims = (
-        "\n".join(f"- **{one.name}**: {one.claim}. Refuted by `{one.condition}`." for one in study.falsifiers)
-        or "- none"
-    )
+def of_study(study: Study, standing: Standing | None = None) -> str:
+    """What is asked, what was claimed and when, and how to read the answer."""
+    parts = [f"- **{part.name}**: {part.claim}. Expected: `{part.condition}`." for part in study.hypotheses]
+    claims = [f"- **{claim.name}**: {claim.claim}. Refuted by `{claim.condition}`." for claim in study.falsifiers]
+    if standing:
+        parts = [f"{line} *{badge}*" for line, badge in zip(parts, standing.hypotheses.values(), strict=True)]
+        claims = [f"{line} *{badge}*" for line, badge in zip(claims, standing.falsifiers.values(), strict=True)]
+    sections = {
+        "Question.": study.question,
+        "Confirms.": study.confirms,
+        "Hypothesis.": study.hypothesis,
+        "Refuted if.": study.refuted_if,
+        "Written down.": str(standing.hypothesis) if standing else "",
+        "Hypotheses": "\n" + "\n".join(parts) if parts else "",
+        "Falsifiers": "\n" + ("\n".join(claims) or "- none"),
+    }
+    head = "\n\n".join(f"**{title}** {text}" for title, text in sections.items() if text)
     return (
-        f"**Question.** {study.question}\n\n**Hypothesis.** {study.hypothesis}\n\n**Refuted if.**"
-        f" {study.refuted_if}\n\n**Falsifiers**\n\n{claims}\n\n**How to read it.** Each nested run is one trial; group"
+        f"{head}\n\n**How to read it.** Each nested run is one trial; group"
         f" the runs by the tag `arm` (baseline `{study.baseline}`) and compare `eval/win_rate` at matched"
         " `eval/kl_per_token`. Steps on the x-axis are gradient steps. A run whose `status` is diverged is a result;"
         f" budget means that a cap ended it. Verdicts: `ablate falsify {study.name}`; tables and figures: `ablate"
@@ -34,8 +45,8 @@ def of_trial(study: Study, arm: str, seed: int, config: Mapping[str, Any]) -> st
 
 def of_record(study: Study, folder: StudyFolder, record: TrialRecord, verdicts: Sequence[Verdict]) -> str:
     """The same of a trial that has ended, with how it ended, its verdicts, and where its samples and the report are."""
-    claims = "\n".join(f"- **{one.name}**: {one.outcome}; {one.reason}" for one in verdicts) or "- none"
-    samples = [f"`{stage}/samples.csv`" for stage in ("evaluate", "ppo") if stage in record.stages]
+    claims = "\n".join(f"- **{verdict.name}**: {verdict.outcome}; {verdict.reason}" for verdict in verdicts) or "- none"
+    samples = [f"`{stage}/samples.csv`" for stage in ("evaluate", "train") if stage in record.stages]
     report = folder.report.relative_to(folder.root) / "index.html"
     return (
         f"{of_trial(study, record.arm, record.seed, record.config)}\n\n**End.** {record.status} after {record.steps:,}"

@@ -86,13 +86,13 @@ def check_database(path: Path) -> None:
         with closing(
             sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)
         ) as database:  # rw: SQLite rolls back what a kill left
-            found = str(database.execute("PRAGMA quick_check(1)").fetchone()[0])
+            report = str(database.execute("PRAGMA quick_check(1)").fetchone()[0])
     except sqlite3.DatabaseError as error:
         if "locked" in str(error):
             return
         raise Damaged(path, str(error)) from None
-    if found != "ok":
-        raise Damaged(path, found.splitlines()[-1])
+    if report != "ok":
+        raise Damaged(path, report.splitlines()[-1])
 
 
 def set_database_aside(path: Path) -> Path:

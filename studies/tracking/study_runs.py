@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.trial import TrialConfig, flatten
-from pipeline.errors import Gone
-from pipeline.run.layout import Layout, StudyFolder, TrialRecord
+from pipeline.errors import Fault, Gone
+from pipeline.run.layout import Layout, StudyFolder, TrialRecord, read_json
 from pipeline.run.store import file_of
+from studies.claims.badges import standing
 from studies.claims.falsifiers import Verdict, overall, tally
 from studies.claims.verdicts import of_record
 from studies.definition.schema import IMPORTED, Study
@@ -86,21 +87,21 @@ class StudySinks:
     def finish(self, record: TrialRecord) -> bool:
         """Send the rest of a trial and end its run. Costs nothing when MLflow already knows. False when it failed."""
         sink = self._running.pop((record.arm, record.seed), None)
-        key = record.stages["ppo"].key if "ppo" in record.stages else "none"
+        key = record.stages["train"].key if "train" in record.stages else "none"
         sink = sink or self._trial_sink(record.arm, record.seed, record.config, key, record.environment)
-        found = of_record(self._study, self._folder, record)
+        verdicts = of_record(self._study, self._folder, record)
         tags = self._ending_tags(record) | {
-            _key("falsifier.", one.name): f"{one.outcome}: {one.reason}" for one in found
+            _key("falsifier.", verdict.name): f"{verdict.outcome}: {verdict.reason}" for verdict in verdicts
         }
-        tags |= {"verdict": overall(found)} if found else {}
-        tags[NOTE] = describe.of_record(self._study, self._folder, record, found)
+        tags |= {"verdict": overall(verdicts)} if verdicts else {}
+        tags[NOTE] = describe.of_record(self._study, self._folder, record, verdicts)
         fallen = {
-            _key("falsifier/", one.name): float(one.outcome == "FALSIFIED")
-            for one in found
-            if one.outcome != "NOT TESTED"
+            _key("falsifier/", verdict.name): float(verdict.outcome == "FALSIFIED")
+            for verdict in verdicts
+            if verdict.outcome != "NOT TESTED"
         }
         summary = {**record.summary, **fallen}
-        metrics = file_of(self._folder, record, "ppo", "metrics.jsonl") if "ppo" in record.stages else None
+        metrics = file_of(self._folder, record, "train", "metrics.jsonl") if "train" in record.stages else None
         if sink.knows(metrics, record.status, summary, tags):
             return True
         if self._warn_once.told or not self._ready():
@@ -131,7 +132,25 @@ class StudySinks:
             self.leave(arm, seed, "interrupted")
         if self._opening is not None and self._ready():
             tags, counts = _verdict_tags(self._study, verdicts)
+            tags |= self._registration_tags()
             self._parent.finish(None, status, counts, tags, [("report", report)] if report else [])
+
+    def _registration_tags(self) -> dict[str, str]:
+        """When each claim was written down, and what the report says of each hypothesis."""
+        try:
+            overrides = self._folder.started().get("overrides") or {}
+            claims = standing(self._study, self._folder, self._profile, overrides)
+        except Fault as error:
+            return {"registration": str(error)}
+        tags = {_key("badge.", name): str(badge) for name, badge in claims.badges().items()}
+        tags |= {"registration": claims.digest or "none", "badge": str(claims.hypothesis)}
+        tags[NOTE] = describe.of_study(self._study, claims)
+        with suppress(Fault, KeyError, TypeError):
+            found = read_json(self._folder.claims_file)
+            tags["hypothesis"] = str(found["verdict"])
+            for one in found["hypotheses"]:
+                tags[_key("hypothesis.", one["name"])] = f"{one['outcome']}: {one['found'] or one['reason']}"
+        return tags
 
     def _ending_tags(self, record: TrialRecord) -> dict[str, str]:
         tags = {f"stage.{name}": stage.key for name, stage in record.stages.items()}
@@ -203,8 +222,8 @@ class StudySinks:
 
 
 _FILES = (
-    ("ppo", "samples.parquet"),
-    ("ppo", "status.json"),
+    ("train", "samples.parquet"),
+    ("train", "status.json"),
     ("evaluate", "summary.json"),
     ("evaluate", "samples.parquet"),
 )
@@ -229,7 +248,7 @@ def _verdict_tags(study: Study, verdicts: Sequence[Verdict]) -> tuple[dict[str, 
         return {}, {}
     tags: dict[str, str] = {"verdict": overall(verdicts)}
     for falsifier in study.falsifiers:
-        own = [one for one in verdicts if one.name == falsifier.name]
+        own = [verdict for verdict in verdicts if verdict.name == falsifier.name]
         counts = ", ".join(f"{n} {outcome}" for outcome, n in tally(own).items())
         tags[_key("falsifier.", falsifier.name)] = f"{overall(own)}: {counts or 'no trial'}"
     return tags, {f"falsifier/{outcome.lower().replace(' ', '_')}": float(n) for outcome, n in tally(verdicts).items()}

@@ -74,22 +74,22 @@ class Experiment:
 
 def experiments(layout: Layout) -> list[Experiment]:
     """The studies in the output root's own store, the one with the latest run first."""
-    client, found = _client(layout.mlflow_uri), list[tuple[int, Experiment]]()
-    for one in client.search_experiments():
+    client, dated = _client(layout.mlflow_uri), list[tuple[int, Experiment]]()
+    for experiment in client.search_experiments():
         for run in client.search_runs(
-            [one.experiment_id], "tags.study != ''", order_by=["start_time DESC"], max_results=1
+            [experiment.experiment_id], "tags.study != ''", order_by=["start_time DESC"], max_results=1
         ):
-            found.append((run.info.start_time, Experiment(one.name, one.experiment_id, run.data.tags)))
-    return [one for _, one in sorted(found, key=lambda pair: pair[0], reverse=True)]
+            dated.append((run.info.start_time, Experiment(experiment.name, experiment.experiment_id, run.data.tags)))
+    return [experiment for _, experiment in sorted(dated, key=lambda pair: pair[0], reverse=True)]
 
 
 def tag_experiment(uri: str, name: str, tags: Mapping[str, str]) -> None:
     """Set the tags that an experiment lacks or has with other values. Raises whatever MLflow raises."""
     client = _client(uri)
-    one = client.get_experiment_by_name(name)
+    experiment = client.get_experiment_by_name(name)
     for key, value in tags.items():
-        if one.tags.get(key) != value:
-            client.set_experiment_tag(one.experiment_id, key, value)
+        if experiment.tags.get(key) != value:
+            client.set_experiment_tag(experiment.experiment_id, key, value)
 
 
 def _client(uri: str) -> Any:
@@ -282,12 +282,12 @@ class MlflowSink:
 
     def _experiment_id(self, client: Any) -> str:
         with MlflowSink._experiments:
-            found = client.get_experiment_by_name(self._experiment)
-            if found is None:
+            experiment = client.get_experiment_by_name(self._experiment)
+            if experiment is None:
                 return str(client.create_experiment(self._experiment, artifact_location=self._artifact_location))
-            if found.lifecycle_stage == "deleted":
-                client.restore_experiment(found.experiment_id)
-            return str(found.experiment_id)
+            if experiment.lifecycle_stage == "deleted":
+                client.restore_experiment(experiment.experiment_id)
+            return str(experiment.experiment_id)
 
     def _describe(self, client: Any) -> None:
         from mlflow.entities import Param

@@ -76,10 +76,14 @@ def serve(layout: Layout, port: int) -> None:
 
 def _links(layout: Layout, port: int) -> list[str]:
     """One line per study, the latest first. Saves the view again where an older version left another one, or none."""
-    found = experiments(layout)
-    for one in found:
-        tag_experiment(layout.mlflow_uri, one.name, experiment_tags(one.run_tags.get("profile") == IMPORTED))
-    return [f"Curves of {one.name}: http://{HOST}:{port}/{PAGE.format(id=one.id)}" for one in found]
+    stored = experiments(layout)
+    for experiment in stored:
+        tag_experiment(
+            layout.mlflow_uri, experiment.name, experiment_tags(experiment.run_tags.get("profile") == IMPORTED)
+        )
+    return [
+        f"Curves of {experiment.name}: http://{HOST}:{port}/{PAGE.format(id=experiment.id)}" for experiment in stored
+    ]
 
 
 def _answers(server: subprocess.Popen[bytes], port: int) -> bool:

@@ -15,8 +15,15 @@ TAG = f"mlflow.sharedViewState.{KEY}"
 PAGE = f"#/experiments/{{id}}/runs?compareRunsMode=CHART&workflowType=machine_learning&viewStateShareKey={KEY}"
 """The address of the view within MLflow, for one experiment. Without its workflow type, MLflow surrounds it with pages
 for chat traces."""
-CHARTS = ("objective/kl_per_token", "policy/entropy", "objective/scores", "objective/gold")
-IMPORTED_CHARTS = ("objective/kl_per_token", "objective/kl", "policy/entropy", "objective/entropy", *CHARTS[2:])
+CHARTS = ("objective/kl_exact_per_token", "policy/entropy", "objective/scores", "objective/gold")
+IMPORTED_CHARTS = (
+    *CHARTS[:1],
+    "objective/kl_per_token",
+    "objective/kl",
+    "policy/entropy",
+    "objective/entropy",
+    *CHARTS[2:],
+)
 """Other programs often log sums over a sequence only. MLflow hides a chart that has no data."""
 COLUMNS = ("tags.`seed`", "tags.`status`", "metrics.`eval/win_rate`", "metrics.`eval/kl_per_token`")
 ARMS_SHOWN = 100

@@ -10,7 +10,7 @@ import pytest
 from pipeline.run.layout import Layout
 from studies.definition.schema import Study, load_study
 from studies.execution import executors
-from studies.tracking import study_runs as sinks
+from studies.tracking import study_runs
 
 HERE = str(Path(__file__).parent)
 if HERE not in sys.path:  # workers inherit the path and find `fake_trial` on it
@@ -56,5 +56,5 @@ def write_study(tmp_path: Path) -> Callable[..., Study]:
 @pytest.fixture
 def no_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave MLflow out where a test is not about it: opening its store takes seconds."""
-    monkeypatch.setattr(sinks.StudySinks, "_ready", lambda self: False)
-    monkeypatch.setattr(sinks.StudySinks, "open", lambda self: None)
+    monkeypatch.setattr(study_runs.StudySinks, "_ready", lambda self: False)
+    monkeypatch.setattr(study_runs.StudySinks, "open", lambda self: None)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.names import TRAINING
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
 from pipeline.run import dag
@@ -31,8 +32,8 @@ refuted_if: It does not.
 baseline: weak
 seeds: [0, 1]
 arms:
-  weak: {ppo.kl_coef: 0.01}
-  strong: {ppo.kl_coef: 0.2}
+  weak: {kl.beta: 0.01}
+  strong: {kl.beta: 0.2}
 falsifiers:
   - {name: drift, claim: it stays, metric: objective/kl_per_token, op: ">", threshold: 0.5, before_step: 32}
 """
@@ -45,8 +46,8 @@ refuted_if: Not beta.
 seeds: [0]
 search:
   space:
-    ppo.kl_coef: {low: 0.005, high: 1.0, log: true}
-    ppo.cliprange: {values: [0.1, 0.2, 0.3]}
+    kl.beta: {low: 0.005, high: 1.0, log: true}
+    algorithm.cliprange: {values: [0.1, 0.2, 0.3]}
   trials: 14
   parallel: 3
   constraints: [{metric: eval/kl_per_token, max: 0.3}]
@@ -54,6 +55,9 @@ search:
 falsifiers:
   - {name: drift, claim: it stays, metric: objective/kl_per_token, op: ">", threshold: 0.5, before_step: 32}
 """
+
+
+DRIFT = ("objective/kl_per_token", "objective/kl_exact_per_token")
 
 
 @dataclass(frozen=True)
@@ -69,9 +73,9 @@ class TrialOutcome:
 
 def run_trial(config: TrialConfig, layout: Layout, reporter: Reporter, *, until: str | None = None) -> TrialOutcome:
     artifacts = dag.run(_stages(layout), config, Store(layout.store, reporter.warn), reporter, until)
-    if "ppo" not in artifacts:
+    if "train" not in artifacts:
         return TrialOutcome(artifacts, "incomplete", None, 0, {}, {}, {})
-    meta = artifacts["ppo"].meta
+    meta = artifacts["train"].meta
     summary = artifacts["evaluate"].meta["summary"]
     return TrialOutcome(
         artifacts, meta["status"], meta["reason"], meta["steps"], summary, {"wall_s": 0.1}, execution(config)
@@ -96,7 +100,7 @@ def execution(config: TrialConfig) -> dict[str, str]:
     return {"device": "abacus", "precision": "beads", "threads": str(config.runtime.threads)}
 
 
-def calls(layout: Layout, what: str = "ppo") -> list[str]:
+def calls(layout: Layout, what: str = "train") -> list[str]:
     path = layout.root / "calls.txt"
     lines = path.read_text().splitlines() if path.exists() else []
     return [line.split()[1] for line in lines if line.split()[0] == what]
@@ -143,37 +147,37 @@ def _stages(layout: Layout) -> list[dag.Stage]:
         (out / "draws.txt").write_text(f"{cfg.evaluate.first_prompt} {cfg.evaluate.seed}")
         return {}
 
-    def ppo(cfg: Any, out: Path, reporter: Reporter, *, sft: Artifact, reward: Artifact) -> dict[str, Any]:
-        cell = f"{cfg.ppo.kl_coef}/{cfg.ppo.seed}"
-        note("ppo", cell)
+    def train(cfg: Any, out: Path, reporter: Reporter, *, sft: Artifact, reward: Artifact) -> dict[str, Any]:
+        cell = f"{cfg.kl.beta}/{cfg.train.seed}"
+        note("train", cell)
         wanted = _control(layout)
         _misbehave(wanted, cell, calls(layout).count(cell))
         log = out / "metrics.jsonl"
         reporter.follow(log)
-        watcher, taken = Watcher(cfg.ppo.stop), 0
+        watcher, taken = Watcher(cfg.train.stop), 0
         with MetricsLog(log) as metrics:
-            for step in range(0, cfg.ppo.steps, 16):
+            for step in range(0, cfg.train.steps, 16):
                 if watcher.broken():
                     break
-                drift = {"objective/kl_per_token": step * 0.01 / (1 + 10 * cfg.ppo.kl_coef)}
+                drift = dict.fromkeys(DRIFT, step * 0.01 / (1 + 10 * cfg.kl.beta))
                 watcher.observe(step, drift)
                 metrics.append(step, {**drift, "objective/scores": 0.1 * step, "objective/gold": 1.0 - 0.01 * step})
                 metrics.append(step + 1, {"policy/entropy": 2.0 - 0.01 * step})
                 metrics.flush()
                 reporter.metrics(step, {"objective/kl_per_token": 0.01})
-                reporter.progress("ppo", step + 16, cfg.ppo.steps)
+                reporter.progress("train", step + 16, cfg.train.steps)
                 taken = step + 16
                 time.sleep(wanted.get("sleep", 0))
         to_parquet(log, out / "metrics.parquet")
         if cell in wanted.get("diverge", []):
             return {"status": "diverged", "reason": "entropy 0", "steps": taken}
-        reason = watcher.broken() if taken < cfg.ppo.steps else None
+        reason = watcher.broken() if taken < cfg.train.steps else None
         return {"status": "pruned" if reason else "complete", "reason": reason, "steps": taken}
 
-    def evaluate(cfg: Any, out: Path, reporter: Reporter, *, reference: Artifact, ppo: Artifact) -> dict[str, Any]:
+    def evaluate(cfg: Any, out: Path, reporter: Reporter, *, reference: Artifact, train: Artifact) -> dict[str, Any]:
         summary = {"eval/win_rate": 0.6, "eval/gold": 1.5, "eval/proxy": 0.5, "eval/kl_per_token": 0.01}
         if _control(layout).get("landscape"):
-            summary |= landscape(cfg.ppo.kl_coef, cfg.ppo.cliprange)
+            summary |= landscape(cfg.kl.beta, cfg.algorithm.cliprange)
         write_json(out / "summary.json", summary)
         return {"summary": summary}
 
@@ -182,8 +186,8 @@ def _stages(layout: Layout) -> list[dag.Stage]:
         dag.Stage("sft", sft, ("sft",), ("pipeline.errors",)),
         dag.Stage("reward", reward, ("reward",), ("pipeline.errors",)),
         dag.Stage("reference", reference, ("evaluate",), ("pipeline.errors",)),
-        dag.Stage("ppo", ppo, ("ppo",), ("pipeline.errors",), resumable=True),
-        dag.Stage("evaluate", evaluate, ("evaluate", "ppo.kl_coef", "ppo.cliprange"), ("pipeline.errors",)),
+        dag.Stage("train", train, TRAINING, ("pipeline.errors",), resumable=True),
+        dag.Stage("evaluate", evaluate, ("evaluate", "kl.beta", "algorithm.cliprange"), ("pipeline.errors",)),
     ]
 
 
@@ -198,6 +202,6 @@ def _misbehave(wanted: Mapping[str, Any], cell: str, attempt: int) -> None:
     if attempt <= wanted.get("crash", {}).get(cell, 0):
         raise RuntimeError(f"boom in {cell}")
     if cell in wanted.get("user_error", []):
-        raise UserError("ppo.lr is too large for this network")
+        raise UserError("optimiser.lr is too large for this network")
     if cell in wanted.get("hang", []):
         time.sleep(120)

@@ -11,7 +11,7 @@ from studies.definition.schema import Study
 from studies.execution import executors
 from studies.execution.driver import StudyResult, run_study
 
-SMALL = {"ppo.steps": 64}
+SMALL = {"train.steps": 64}
 
 
 def go(

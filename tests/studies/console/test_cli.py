@@ -61,7 +61,7 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
 
 def test_help_names_the_symbols_of_papers() -> None:
     said = " ".join(ablate("study", "--help").stdout.split())
-    assert "beta = ppo.kl_coef, lambda = ppo.gae_lambda, epsilon = ppo.cliprange, c1 = ppo.vf_coef" in said
+    assert "beta = kl.beta, lambda = algorithm.gae_lambda, epsilon = algorithm.cliprange, c1 = critic.vf_coef" in said
 
 
 def test_hints_are_commands_that_work_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,12 +87,12 @@ def test_help_imports_nothing_heavy() -> None:
     ("arguments", "message"),
     [
         (["study", "kl_ablaton"], "ablate: no study 'kl_ablaton'; did you mean 'kl_ablation'?"),
-        (["plan", "kl_ablation", "--set", "ppo.klcoef=1"], "did you mean 'ppo.kl_coef'?"),
+        (["plan", "kl_ablation", "--set", "ppo.klcoef=1"], "did you mean 'kl.beta'?"),
         (["plan", "kl_ablation", "--profile", "tyni"], "no profile 'tyni'; did you mean 'tiny'?"),
         (["study", "kl_ablation", "--executor", "proceses"], "did you mean 'processes'?"),
-        (["study", "kl_control", "--set", "beta=0.1"], "--set: unknown key 'beta'; beta is the key 'ppo.kl_coef'"),
+        (["study", "kl_control", "--set", "beta=0.1"], "--set: unknown key 'beta'; did you mean 'kl.beta'?"),
         (["run", "--set", "[bold]"], "--set '[bold]': write it as section.key=value"),
-        (["run", "--set", "ppo.seed=1"], "'ppo.seed' is given by --seed"),
+        (["run", "--set", "train.seed=1"], "'train.seed' is given by --seed"),
         (["sync", "kl_ablation"], "has no finished trial to send"),
     ],
 )
@@ -122,7 +122,7 @@ def test_falsify_exits_with_the_verdict(write_study: Callable[..., Study], layou
     layout.root.mkdir(parents=True)
     with Path(os.devnull).open("w") as nowhere:
         run_study(
-            study, layout, None, {"ppo.steps": 64}, executors.Inline(), 1, Console(file=nowhere), trials="fake_trial"
+            study, layout, None, {"train.steps": 64}, executors.Inline(), 1, Console(file=nowhere), trials="fake_trial"
         )
     survived = ablate("falsify", study.source, *out)
     assert survived.returncode == 0, survived.stdout
@@ -137,7 +137,7 @@ def test_falsify_exits_with_the_verdict(write_study: Callable[..., Study], layou
         ("strong", 0, "SURVIVED", None),
         ("strong", 1, "SURVIVED", None),
     ]
-    stale = ablate("falsify", lower.source, *out, "--set", "ppo.lr=0.01", "--json")
+    stale = ablate("falsify", lower.source, *out, "--set", "optimiser.lr=0.01", "--json")
     assert stale.returncode == 3
     assert "another configuration" in json.loads(stale.stdout)["verdicts"][0]["reason"]
 
@@ -168,8 +168,8 @@ def test_default_jobs_divide_the_gpus(monkeypatch: pytest.MonkeyPatch, processes
             {
                 "runtime.device": device,
                 "runtime.processes": processes,
-                "ppo.batch_size": 192,
-                "ppo.num_mini_batches": 4,
+                "train.batch_size": 192,
+                "train.num_mini_batches": 4,
             },
         )
         assert cli.default_jobs(config) == jobs

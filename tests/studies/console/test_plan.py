@@ -31,7 +31,7 @@ from studies.execution import executors
 from studies.execution.driver import run_study
 from studies.execution.history import StageSeconds, all_records, known_artifacts, measured
 
-SMALL = {"ppo.steps": 64}
+SMALL = {"train.steps": 64}
 
 pytestmark = pytest.mark.usefixtures("no_mlflow")
 
@@ -69,9 +69,10 @@ def test_plan_opens_with_what_will_run_and_says_why(write_study: Callable[..., S
     fake_trial.run_trial(cells(study, None, SMALL)[0].config, layout, Silent())
     first, _, *rows = shown(study, layout)
     assert first.startswith("3 of 4 trials will run; ")
-    assert any(row.startswith("ppo") and row.endswith("strong seed 0 will run ppo.kl_coef 0.01 -> 0.2") for row in rows)
+    assert any(row.startswith("train") and row.endswith("strong seed 0 will run kl.beta 0.01 -> 0.2") for row in rows)
     assert any(
-        row.startswith("ppo") and row.endswith("weak seed 0 cached same configuration, inputs and code") for row in rows
+        row.startswith("train") and row.endswith("weak seed 0 cached same configuration, inputs and code")
+        for row in rows
     )
     states = ["cached" if " cached " in row else "will run" for row in rows]
     assert states == sorted(states, reverse=True), "what will run stands first"
@@ -83,7 +84,7 @@ def test_plan_tells_the_time_that_earlier_trials_took(write_study: Callable[...,
     assert shown(study, layout)[0] == "Nothing will run: all 4 trials are cached"
     more = write_study(Path(study.source).read_text().replace("seeds: [0, 1]", "seeds: [0, 1, 2]"))
     assert shown(more, layout)[0] == "2 of 6 trials will run, about 1 s (measured on 4 earlier trials; 2 at once)"
-    longer = shown(more, layout, **{"ppo.steps": 64_000})[0]
+    longer = shown(more, layout, **{"train.steps": 64_000})[0]
     assert (
         longer == "6 of 6 trials will run, about 5 min (measured on 4 earlier trials; 2 at once)"
     )  # 0.1 s for 64 steps
@@ -105,7 +106,7 @@ def test_times_are_those_of_this_machine_alone(write_study: Callable[..., Study]
     again = measured(layout, records, "tiny", here)
     assert again is not None
     assert again.of("evaluate", load_config("tiny")) == pytest.approx(3.5)
-    assert again.of("ppo", load_config("tiny", {"ppo.steps": 128})) == pytest.approx(0.2)
+    assert again.of("train", load_config("tiny", {"train.steps": 128})) == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(
@@ -129,14 +130,14 @@ def test_a_removed_artifact_does_not_hide_what_is_still_there(
         " at once)"
     )
     assert [row.partition(" will run ")[2] for row in rows[:2]] == ["was removed", "was removed"]
-    assert {"reward", "ppo", "evaluate"} <= {row.split()[0] for row in rows[2:]}
+    assert {"reward", "train", "evaluate"} <= {row.split()[0] for row in rows[2:]}
     for row in rows[2:]:
         assert row.endswith("4 trials cached if prompts and sft come out the same")
     before = fake_trial.calls(layout)
     record(study, layout)
     assert fake_trial.calls(layout) == before, "the plan was right"
     one = all_records(layout)[0]
-    shutil.rmtree(layout.root / one.stages["ppo"].path)
+    shutil.rmtree(layout.root / one.stages["train"].path)
     first, _, row, *_ = shown(study, layout)
     assert first.startswith("1 of 4 trials will run")
     assert row.endswith("strong seed 0 will run was removed")
@@ -166,11 +167,11 @@ def claims(write_study: Callable[..., Study], line: str) -> Study:
         ("metric: objective/kl, before_step: 64", None),
         (
             "metric: objective/kl, before_step: 65",
-            "claim claim cannot survive: it covers the first 65 gradient steps, but ppo.steps is 64",
+            "claim claim cannot survive: it covers the first 65 gradient steps, but train.steps is 64",
         ),
         (
             "metric: objective/kl, before_step: 2000, aggregation: mean",
-            "claim claim cannot be tested: it covers the first 2,000 gradient steps, but ppo.steps is 64",
+            "claim claim cannot be tested: it covers the first 2,000 gradient steps, but train.steps is 64",
         ),
         (
             "metric: objective/kl, before_step: 64, aggregation: {consecutive: 5}",
@@ -179,7 +180,7 @@ def claims(write_study: Callable[..., Study], line: str) -> Study:
         ("metric: policy/ratio, before_step: 64, aggregation: {consecutive: 64}", None),
         (
             "metric: policy/kl_loss, before_step: 64",
-            "claim claim cannot be tested: policy/kl_loss is recorded only with ppo.kl_in: loss",
+            "claim claim cannot be tested: policy/kl_loss is recorded only with kl.place: loss",
         ),
         (
             "metric: reward/helpful, before_step: 64",
@@ -198,10 +199,10 @@ def test_a_claim_that_cannot_be_decided_is_warned_of(
 
 def test_a_warning_names_the_arms_that_it_is_about(write_study: Callable[..., Study]) -> None:
     study = claims(write_study, "metric: policy/kl_hinge, before_step: 64")
-    text = Path(study.source).read_text().replace("strong: {ppo.kl_coef: 0.2}", "strong: {ppo.kl_hinge: 0.2}")
+    text = Path(study.source).read_text().replace("strong: {kl.beta: 0.2}", "strong: {kl.hinge: 0.2}")
     study = write_study(text)
     assert untestable(study, cells(study, None, SMALL)) == [
-        "claim claim cannot be tested on weak: policy/kl_hinge is recorded only with ppo.kl_hinge"
+        "claim claim cannot be tested on weak: policy/kl_hinge is recorded only with kl.hinge"
     ]
 
 
@@ -209,7 +210,7 @@ def test_series_are_recorded_as_the_warnings_say(smoke_layout: Layout) -> None:
     import pyarrow.parquet as pq
 
     keys = {one.stage: one.key for one in plan_trial(smoke(), smoke_layout)}
-    table = smoke_layout.store / "ppo" / str(keys["ppo"]) / "metrics.parquet"
+    table = smoke_layout.store / "train" / str(keys["train"]) / "metrics.parquet"
     series = {key for key in METRICS if not key.startswith("eval/")}
     assert {key for key in series if needs(key, smoke()) is None} == series & set(pq.read_schema(table).names)
 
@@ -228,7 +229,7 @@ def test_the_budget_of_a_t4_stands_last_and_only_where_it_matters(
     assert max(index for index, line in enumerate(lines) if " will run " in line and index) < budget
     assert lines[-1].startswith("4 trials in all: ")
     large = shown(
-        study, layout, **{"ppo.response_length": 20_000, "ppo.batch_size": 4096, "runtime.micro_batch_size": 1024}
+        study, layout, **{"train.response_length": 20_000, "train.batch_size": 4096, "runtime.micro_batch_size": 1024}
     )
     assert any("does not fit" in line for line in large)
 

@@ -26,7 +26,7 @@ from pipeline.training import checkpoint
 from studies.definition.schema import Study
 from studies.execution import driver, executors
 from studies.execution.driver import StudyResult, run_study
-from studies.tracking import study_runs as sinks
+from studies.tracking import study_runs
 
 STUDY = "question: q\nhypothesis: h\nrefuted_if: r\nprofile: smoke\nbaseline: base\nseeds: [0]\narms: {base: {}}\n"
 FAULT = 4
@@ -102,7 +102,7 @@ def go(study: Study, layout: Layout) -> StudyResult:
     layout.root.mkdir(parents=True, exist_ok=True)
     with Path(os.devnull).open("w") as nowhere:
         return run_study(
-            study, layout, None, {"ppo.steps": 64}, executors.Inline(), 1, Console(file=nowhere), trials="fake_trial"
+            study, layout, None, {"train.steps": 64}, executors.Inline(), 1, Console(file=nowhere), trials="fake_trial"
         )
 
 
@@ -181,8 +181,8 @@ def test_a_disk_that_is_really_full(
 ) -> None:
     """With 40 KiB not even the plan can be written, with 160 the first checkpoints can, with 420 nearly all of the
     trial."""
-    monkeypatch.setattr(sinks.StudySinks, "_ready", lambda self: False)
-    monkeypatch.setattr(sinks.StudySinks, "open", lambda self: None)
+    monkeypatch.setattr(study_runs.StudySinks, "_ready", lambda self: False)
+    monkeypatch.setattr(study_runs.StudySinks, "open", lambda self: None)
     monkeypatch.setattr(
         "pipeline.trial.check_disk", lambda *_: None
     )  # which looks ahead, and cannot see who else fills the disk
@@ -201,7 +201,7 @@ def test_a_disk_that_is_really_full(
     (small_disk / "ballast").unlink()
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, (done.output, done.exception)
-    for stage in ("ppo", "evaluate"):
+    for stage in ("train", "evaluate"):
         (ours,) = (path for path in (out / "store" / stage).iterdir() if not path.name.startswith("."))
         for file in (
             path

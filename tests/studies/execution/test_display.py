@@ -36,15 +36,15 @@ def test_without_a_terminal_progress_is_rare_and_ends_are_told(layout: Layout) -
     with Display(Console(file=text, width=200), 4, clock) as display:
         display.recorded(1, 4, "trials")
         one = job(layout)
-        display.handle(Message(one, "metrics", (16, {"objective/kl_per_token": 0.0123})))
+        display.handle(Message(one, "metrics", (16, {"objective/kl_exact_per_token": 0.0123})))
         for step in range(0, 64, 2):
             clock.now += 1
-            display.handle(Message(one, "progress", ("ppo", step, 64, "")))
+            display.handle(Message(one, "progress", ("train", step, 64, "")))
         display.handle(Finished(one, done("diverged", "entropy 0")))
     lines = text.getvalue().splitlines()
     assert len(lines) == 6
     assert lines[0] == "already recorded: 1 of 4 trials"
-    assert lines[1].startswith("weak seed 0: ppo 0/64  KL/token 0.0123")
+    assert lines[1].startswith("weak seed 0: train 0/64  KL/token 0.0123")
     assert lines[-1].startswith("weak seed 0: diverged: entropy 0 in ")
     assert lines[-1].endswith("(2 of 4 trials, about 1m04s left)")  # one took 32 s of the clock, two are left
 
@@ -52,8 +52,8 @@ def test_without_a_terminal_progress_is_rare_and_ends_are_told(layout: Layout) -
 def test_a_resumed_trial_says_from_where_it_continues(layout: Layout) -> None:
     text, clock = io.StringIO(), Clock()
     display = Display(Console(file=text, width=200), 1, clock)
-    display.handle(Message(job(layout), "progress", ("ppo", 432, 2048, "resumed")))
-    display.handle(Message(job(layout, 1), "progress", ("ppo", 0, 2048, "resumed")))
+    display.handle(Message(job(layout), "progress", ("train", 432, 2048, "resumed")))
+    display.handle(Message(job(layout, 1), "progress", ("train", 0, 2048, "resumed")))
     lines = text.getvalue().splitlines()
     assert lines[0] == "weak seed 0: continues from step 432"
     assert sum("continues" in line for line in lines) == 1
@@ -88,7 +88,7 @@ def test_the_live_table_shows_running_and_ended_trials(layout: Layout) -> None:
     display = Display(console, 20)
     for number in range(12):
         display.handle(Finished(job(layout, number, f"weak seed {number}"), done()))
-    display.handle(Message(job(layout, 99, "strong seed 7"), "progress", ("ppo", 32, 64, "")))
+    display.handle(Message(job(layout, 99, "strong seed 7"), "progress", ("train", 32, 64, "")))
     display.handle(Message(job(layout, 99, "strong seed 7"), "metrics", (32, {"policy/entropy": 1.25})))
     console.print(display._render())
     shown = text.getvalue()
@@ -105,7 +105,7 @@ def test_a_claim_that_falls_is_a_line_and_a_column(layout: Layout) -> None:
     display = Display(console, 2)
     verdict = Verdict("drift", "weak", 0, "FALSIFIED", 48, 0.5, 3, "0.5 at step 48")
     display.fallen(job(layout), [verdict])
-    display.handle(Message(job(layout), "progress", ("ppo", 64, 128, "")))
+    display.handle(Message(job(layout), "progress", ("train", 64, 128, "")))
     console.print(display._render())
     assert "weak seed 0: claim drift FALSIFIED, 0.5 at step 48" in text.getvalue()
     assert "drift 48" in text.getvalue().splitlines()[-2]

@@ -21,6 +21,7 @@ from pipeline.run.layout import Layout
 from studies.definition.design import cells
 from studies.definition.schema import Study
 from studies.execution.driver import is_finished
+from studies.execution.executors import EXECUTORS, Event, Inline, NextJob
 
 CELLS = {("weak", 0), ("weak", 1), ("strong", 0), ("strong", 1)}
 
@@ -50,7 +51,7 @@ def test_a_study_runs_once_and_is_then_all_cached(
     assert "weak seed 0: complete" in text
     assert "(4 of 4 trials)" in text
     record = result.records[0]
-    assert (layout.root / record.stages["ppo"].path / "metrics.jsonl").exists()
+    assert (layout.root / record.stages["train"].path / "metrics.jsonl").exists()
     again, text = go(write_study(), layout, executor)
     assert again.records == result.records
     assert len(fake_trial.calls(layout)) == 4
@@ -71,7 +72,7 @@ def test_study_file_tells_what_was_run(write_study: Callable[..., Study], layout
 def test_only_what_changed_runs_again(write_study: Callable[..., Study], layout: Layout) -> None:
     go(write_study(), layout)
     study = write_study()
-    text = Path(study.source).read_text().replace("weak: {ppo.kl_coef: 0.01}", "weak: {ppo.kl_coef: 0.02}")
+    text = Path(study.source).read_text().replace("weak: {kl.beta: 0.01}", "weak: {kl.beta: 0.02}")
     result, _ = go(write_study(text), layout)
     assert sorted(fake_trial.calls(layout))[-4:] == ["0.02/0", "0.02/1", "0.2/0", "0.2/1"]
     assert len(fake_trial.calls(layout)) == 6
@@ -81,7 +82,7 @@ def test_only_what_changed_runs_again(write_study: Callable[..., Study], layout:
 def test_a_lost_artifact_is_built_again(write_study: Callable[..., Study], layout: Layout) -> None:
     result, _ = go(write_study(), layout)
     lost = next(record for record in result.records if (record.arm, record.seed) == ("strong", 1))
-    manifest = layout.root / lost.stages["ppo"].path / "manifest.json"
+    manifest = layout.root / lost.stages["train"].path / "manifest.json"
     manifest.unlink()
     again, _ = go(write_study(), layout)
     assert fake_trial.calls(layout)[4:] == ["0.2/1"]
@@ -125,7 +126,7 @@ def test_a_trial_that_crashes_twice_is_recorded_as_failed(
 def test_a_users_mistake_stops_the_study(write_study: Callable[..., Study], layout: Layout) -> None:
     layout.root.mkdir(parents=True)
     fake_trial.control(layout, user_error=["0.01/0"])
-    with pytest.raises(UserError, match=r"weak seed 0: ppo\.lr is too large"):
+    with pytest.raises(UserError, match=r"weak seed 0: optimiser\.lr is too large"):
         go(write_study(), layout, "processes")
 
 
@@ -185,12 +186,12 @@ from pathlib import Path
 from rich.console import Console
 from pipeline.run.layout import Layout
 from studies.execution import executors
-from studies.tracking import study_runs as sinks
+from studies.tracking import study_runs
 from studies.execution.driver import run_study
 from studies.definition.schema import load_study
 executors.PRELOAD = ["studies.execution.executors"]
-sinks.StudySinks._ready = lambda self: False
-sinks.StudySinks.open = lambda self: None
+study_runs.StudySinks._ready = lambda self: False
+study_runs.StudySinks.open = lambda self: None
 if __name__ == "__main__":
     try:
         study, layout, processes = load_study({study!r}), Layout(Path({root!r})), executors.executor("processes")
@@ -274,3 +275,28 @@ def test_a_study_that_cannot_fit_is_refused_before_anything_is_written(
         go(write_study(), layout)
     assert checked == ["weak seed 0", "strong seed 0"]  # seeds differ in nothing that costs
     assert not layout.study("small", "tiny").path.exists()
+
+
+class Abreast(Inline):
+    """Asks for as many jobs as there are slots before it runs any."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+
+    def run(self, next_job: NextJob, slots: int, emit: Callable[[Event], None]) -> None:
+        while batch := [job for _ in range(slots) if (job := next_job()) is not None]:
+            self.batches.append([job.label for job in batch])
+            for job in batch:
+                emit(self._run(job, emit))
+
+
+def test_no_job_waits_for_a_stage_that_another_one_builds(
+    write_study: Callable[..., Study], layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chains with reward models of their own share the reference policy, which the first of them builds."""
+    abreast = Abreast()
+    monkeypatch.setitem(EXECUTORS, "abreast", lambda: abreast)
+    result, _ = go(write_study(fake_trial.STUDY + "vary: [labels, reward]\n"), layout, "abreast")
+    assert {record.status for record in result.records} == {"complete"}
+    assert abreast.batches[0] == ["shared stages of seed 0"]
+    assert fake_trial.calls(layout, "reward") == ["-", "-"]

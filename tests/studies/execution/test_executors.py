@@ -18,7 +18,7 @@ from studies.execution.executors import Crashed, Event, EventReporter, Finished,
 
 
 def job(layout: Layout, number: int, **changes: Any) -> Job:
-    config = load_config("tiny", {"ppo.steps": 32, "ppo.seed": number, **changes})
+    config = load_config("tiny", {"train.steps": 32, "train.seed": number, **changes})
     return Job(number, f"weak seed {number}", config, layout, "fake_trial:run_trial", layout.root / f"log/{number}.txt")
 
 
@@ -52,7 +52,7 @@ def test_both_tell_the_same_story(layout: Layout, name: str) -> None:
         for event in events
         if isinstance(event, Message) and event.kind == "stage" and event.args[1] == "built"
     ]
-    assert built == ["prompts", "sft", "reward", "reference", "ppo", "evaluate"]
+    assert built == ["prompts", "sft", "reward", "reference", "train", "evaluate"]
     assert not (layout.root / "log/0.txt").exists()
 
 
@@ -81,7 +81,7 @@ def test_faults_come_back_in_words_with_the_traceback_in_the_log(layout: Layout,
     events = run(name, [job(layout, number) for number in range(3)], 1)
     ends = {event.job.number: event for event in events if not isinstance(event, Message)}
     assert ends[0] == Crashed(ends[0].job, "RuntimeError: boom in 0.05/0")
-    assert ends[1] == Crashed(ends[1].job, "ppo.lr is too large for this network", user_error=True)
+    assert ends[1] == Crashed(ends[1].job, "optimiser.lr is too large for this network", user_error=True)
     assert isinstance(ends[2], Finished)
     assert "Traceback" in (layout.root / "log/0.txt").read_text()
 
@@ -126,11 +126,11 @@ def test_frequent_messages_are_merged() -> None:
     said: list[tuple[str, tuple[Any, ...]]] = []
     relay = EventReporter(lambda kind, args: said.append((kind, args)))
     for step in range(1000):
-        relay.progress("ppo", step, 1000)
+        relay.progress("train", step, 1000)
         relay.metrics(step, {"policy/entropy": float(step)})
-    relay.progress("ppo", 1000, 1000)
+    relay.progress("train", 1000, 1000)
     assert len(said) < 20
-    assert said[-1] == ("progress", ("ppo", 1000, 1000, ""))
+    assert said[-1] == ("progress", ("train", 1000, 1000, ""))
     assert next(args for kind, args in said if kind == "metrics") == (0, {"policy/entropy": 0.0})
 
 
@@ -161,8 +161,8 @@ def test_where_a_trial_resumes_is_never_dropped() -> None:
     said: list[tuple[str, tuple[Any, ...]]] = []
     relay = EventReporter(lambda kind, args: said.append((kind, args)))
     relay.progress("sft", 1, 10)
-    relay.progress("ppo", 432, 2048, "resumed")
-    assert said[-1] == ("progress", ("ppo", 432, 2048, "resumed"))
+    relay.progress("train", 432, 2048, "resumed")
+    assert said[-1] == ("progress", ("train", 432, 2048, "resumed"))
 
 
 def test_each_trial_has_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

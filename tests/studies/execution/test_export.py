@@ -12,7 +12,8 @@ import pytest
 import torch
 from helpers import Recorder, smoke
 
-from pipeline.config.algorithm import PpoConfig
+from pipeline.config.loading import dotted_keys
+from pipeline.config.names import TRAINING
 from pipeline.config.rewards import JudgeConfig
 from pipeline.errors import UserError
 from pipeline.models.loading import load_snapshot
@@ -70,11 +71,11 @@ def test_a_clean_process_loads_it_without_this_package(smoke_layout: Layout, tmp
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["Qwen2ForCausalLM", "0", "True", "torch.float32"]
-    trained = load_snapshot(smoke_layout.root / record.stages["ppo"].path / "policy", torch.device("cpu"))
+    trained = load_snapshot(smoke_layout.root / record.stages["train"].path / "policy", torch.device("cpu"))
     ours = load_snapshot(target, torch.device("cpu")).state_dict()
     assert all(torch.equal(ours[name], tensor) for name, tensor in trained.state_dict().items())
     settings = json.loads((target / "generation_config.json").read_text())
-    assert settings["max_new_tokens"] == record.config["ppo"]["response_length"]
+    assert settings["max_new_tokens"] == record.config["train"]["response_length"]
     assert not list(tmp_path.glob(".*"))
 
 
@@ -84,7 +85,7 @@ def test_the_card_has_the_figures_with_their_intervals_and_the_recipe(smoke_layo
     rate, low, high = (record.summary[f"eval/win_rate{end}"] for end in ("", "_low", "_high"))
     assert f"| {rate:.4g} [{low:.4g}, {high:.4g}] | fraction | 64 |" in card
     assert f"| {record.summary['eval/gold']:.4g} [" in card
-    assert all(f"| ppo.{key} |" in card for key in PpoConfig.model_fields)
+    assert all(f"| {key} |" in card for key in dotted_keys() if key.partition(".")[0] in TRAINING)
     assert "judged by the grammar judge." in card
     assert "## Limits" in card
     assert str(smoke_layout.root) not in card
@@ -113,7 +114,7 @@ def test_the_card_names_the_judge(judge: dict[str, Any], name: str) -> None:
 
 @pytest.mark.slow
 def test_an_adapter_is_merged(smoke_layout: Layout, tmp_path: Path) -> None:
-    recorded(smoke_layout, study="lora", ppo__adapter="lora", ppo__steps=8)
+    recorded(smoke_layout, study="lora", adapter__kind="lora", train__steps=8)
     target = export("lora/base/0", tmp_path / "policy", smoke_layout)
     assert not any("lora" in name for name in load_snapshot(target, torch.device("cpu")).state_dict())
 

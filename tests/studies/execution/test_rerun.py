@@ -22,7 +22,7 @@ profile: smoke
 baseline: weak
 seeds: [0]
 objective: {metric: eval/win_rate, direction: maximize}
-arms: {weak: {ppo.kl_coef: 0.01}, strong: {ppo.kl_coef: 0.2}}
+arms: {weak: {kl.beta: 0.01}, strong: {kl.beta: 0.2}}
 falsifiers:
   - {name: drift, claim: it stays near, metric: objective/kl_per_token, op: ">", threshold: 0.5, before_step: 2000}
 figures: []

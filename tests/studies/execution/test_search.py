@@ -20,6 +20,7 @@ from pipeline.config.trial import TrialConfig
 from pipeline.errors import Damaged, UserError
 from pipeline.run.layout import Layout
 from studies.claims.verdicts import of_record
+from studies.console.summary import print_study
 from studies.definition.design import cells
 from studies.definition.schema import Study, load_study
 from studies.definition.search import Tried, arm, choose, confirmation, load, pareto, violations
@@ -27,9 +28,9 @@ from studies.definition.space import Objective
 from studies.execution import executors
 from studies.execution.driver import StudyResult, run_study
 from studies.execution.executors import Event, Executor, NextJob
-from studies.tracking import study_runs as sinks
+from studies.tracking import study_runs
 
-SMALL = {"ppo.steps": 32}
+SMALL = {"train.steps": 32}
 WIN, KL = Objective(metric="eval/win_rate"), Objective(metric="eval/kl_per_token", direction="minimize")
 
 pytestmark = pytest.mark.usefixtures("no_mlflow")
@@ -89,8 +90,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     (folder / "small.yaml").write_text(SEARCH)
     study, layout = load_study(folder / "small.yaml"), Layout(folder / "out")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sinks.StudySinks, "_ready", lambda self: False)
-        patch.setattr(sinks.StudySinks, "open", lambda self: None)
+        patch.setattr(study_runs.StudySinks, "_ready", lambda self: False)
+        patch.setattr(study_runs.StudySinks, "open", lambda self: None)
         result, text = go(study, layout)
     return Whole(study, layout, result, text, found(study, layout))
 
@@ -106,9 +107,6 @@ def test_a_search_runs_its_trials_and_confirms_the_best_on_fresh_seeds(whole: Wh
     assert content["pareto"] == [best[0]["number"]]
     assert [one["number"] for one in content["confirmed"]] == [one["number"] for one in best[:2]]
     assert [one["arm"] for one in content["confirmed"]] == ["confirm-1", "confirm-2"]
-    assert content["importance"].keys() == {"ppo.kl_coef", "ppo.cliprange"}
-    assert sum(content["importance"].values()) == pytest.approx(1)
-    assert content["importance_n"] == 14
     assert {(record.arm, record.seed) for record in result.records} == {
         (name, seed) for name in ("baseline", "confirm-1", "confirm-2") for seed in (10, 11)
     }
@@ -157,10 +155,29 @@ def test_a_lost_file_is_made_again_from_the_records(whole: Whole, tmp_path: Path
     assert file.read_text() == before
 
 
+def test_the_terminal_shows_the_knobs_of_what_was_confirmed_and_why_no_importance(whole: Whole) -> None:
+    out = io.StringIO()
+    print_study(
+        Console(file=out, width=200), whole.result.study, whole.result.plan, whole.result.records, whole.content
+    )
+    (row,) = (line for line in out.getvalue().splitlines() if line.startswith("confirm-1") and "complete" not in line)
+    chosen = whole.content["confirmed"][0]
+    assert row.split() == [
+        "confirm-1",
+        str(chosen["number"]),
+        f"{chosen['overrides']['kl.beta']:.4g}",
+        f"{chosen['overrides']['algorithm.cliprange']:.4g}",
+    ]
+    assert "has 14 ranked trials, and 24 are needed for 2 knobs" in out.getvalue()
+    long = [{**trial, "number": at} for at, trial in enumerate(whole.content["trials"] * 2)]
+    print_study(Console(file=out, width=200), whole.result.study, [], [], {**whole.content, "trials": long})
+    assert any(line.split()[:2] == ["eval/win_rate", "kl.beta"] for line in out.getvalue().splitlines())
+
+
 def test_a_crash_is_tried_once_more_and_then_the_search_goes_on(
     write_study: Callable[..., Study], layout: Layout, whole: Whole
 ) -> None:
-    betas = [one["overrides"]["ppo.kl_coef"] for one in whole.content["trials"]]
+    betas = [one["overrides"]["kl.beta"] for one in whole.content["trials"]]
     _, text = go(write_study(SEARCH), layout, crash={f"{betas[2]}/0": 9, f"{betas[1]}/0": 1})
     content = found(write_study(SEARCH), layout)
     assert [one["number"] for one in content["trials"] if one["status"] == "failed"] == [2]
@@ -169,7 +186,6 @@ def test_a_crash_is_tried_once_more_and_then_the_search_goes_on(
     ]
     assert "search-001 seed 0: tried again" in text
     assert "search-002 seed 0: given up after 2 attempts" in text
-    assert content["importance_n"] == 13
 
 
 def test_nothing_feasible_is_said(write_study: Callable[..., Study], layout: Layout) -> None:
@@ -229,7 +245,7 @@ POINTS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.booleans())
 
 def trials_of(points: list[tuple[int, int, bool]]) -> list[Tried]:
     return [
-        Tried(n, arm(n), {"ppo.lr": n}, "complete", {WIN.metric: float(a), KL.metric: float(b)}, good, 1)
+        Tried(n, arm(n), {"optimiser.lr": n}, "complete", {WIN.metric: float(a), KL.metric: float(b)}, good, 1)
         for n, (a, b, good) in enumerate(points)
     ]
 
@@ -285,14 +301,14 @@ def test_what_makes_a_trial_infeasible(
         ("seeds: [0]", "seeds: [0, 1]", "a search trains on one seed, 2 are given"),
         ("seeds: [10, 11]", "seeds: [10, 0]", "search.confirm.seeds: 0 is the seed of the search"),
         ("seeds: [10, 11]", "seeds: [10, 10]", "given more than once"),
-        ("ppo.kl_coef: {", "ppo.klcoef: {", r"search.space: unknown key 'ppo.klcoef'; did you mean 'ppo.kl_coef'\?"),
+        ("kl.beta: {", "ppo.klcoef: {", r"search.space: unknown key 'ppo.klcoef'; did you mean 'kl.beta'\?"),
         ("low: 0.005", "low: -1", "a logarithmic range begins above 0"),
         ("low: 0.005", "low: 2", r"the range \[2, 1\] is empty"),
         ("low: 0.005, ", "", "give low and high, or values"),
         ("low: 0.005, high: 1.0, log: true", "low: 0.5, high: 1, int: true", "must be whole numbers"),
         ("low: 0.005, high: 1.0, log: true", "low: 0.5, high: 1, values: [1, 2]", "not both"),
         ("values: [0.1, 0.2, 0.3]", "values: [0.1]", "give at least two, each once"),
-        ("values: [0.1, 0.2, 0.3]", "values: [0.1, -1]", "ppo.cliprange = -1"),
+        ("values: [0.1, 0.2, 0.3]", "values: [0.1, -1]", "algorithm.cliprange = -1"),
         ("values: [0.1, 0.2, 0.3]", "values: [0.1, [2]]", "is no single value"),
         ("max: 0.3", "max: 0.3, min: 0.1", "give max or min, one of them"),
         (
@@ -314,7 +330,7 @@ def test_what_makes_a_trial_infeasible(
             "before_step: 32, arms: [confirm-3]",
             r"no arm is named 'confirm-3'; did you mean 'confirm-2'\?",
         ),
-        ("ppo.kl_coef: {", "ppo.seed: {", "'ppo.seed' is set by the study's seeds"),
+        ("kl.beta: {", "train.seed: {", "'train.seed' is set by the study's seeds"),
     ],
 )
 def test_faults_are_told(write_study: Callable[..., Study], old: str, new: str, message: str) -> None:
@@ -369,8 +385,8 @@ def test_claims_speak_of_the_confirmation_and_not_of_the_search(whole: Whole) ->
 
 
 def test_a_key_that_is_searched_cannot_be_set(write_study: Callable[..., Study]) -> None:
-    with pytest.raises(UserError, match=r"'ppo\.kl_coef' is what small varies"):
-        cells(write_study(SEARCH), None, {"ppo.kl_coef": 1})
+    with pytest.raises(UserError, match=r"'kl\.beta' is what small varies"):
+        cells(write_study(SEARCH), None, {"kl.beta": 1})
 
 
 def test_search_json_is_plain_json(whole: Whole) -> None:

@@ -29,8 +29,8 @@ profile: smoke
 seeds: [0]
 search:
   space:
-    ppo.kl_coef: {low: 0.01, high: 1.0, log: true}
-    ppo.lr: {values: [1.0e-2, 1.0e-3]}
+    kl.beta: {low: 0.01, high: 1.0, log: true}
+    optimiser.lr: {values: [1.0e-2, 1.0e-3]}
   trials: 6
   parallel: 2
   constraints: [{metric: eval/kl_per_token, max: 0.5}]

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from pipeline.run.layout import Layout, StudyFolder, TrialRecord
 from studies.definition.design import Cell
+from studies.definition.importance import importances
 from studies.definition.schema import Study
 from studies.definition.search import arm, load
 from studies.execution.planner import Ticket
-from studies.execution.tuner import Tuner, importance, seed_of
+from studies.execution.tuner import Tuner, seed_of
 
 FAST = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -66,7 +67,7 @@ class World:
 
 
 def record(cell: Cell, status: str = "complete") -> TrialRecord:
-    summary = landscape(cell.config.ppo.kl_coef, cell.config.ppo.cliprange)
+    summary = landscape(cell.config.kl.beta, cell.config.algorithm.cliprange)
     content = {
         "study": "small",
         "profile": "tiny",
@@ -228,11 +229,12 @@ def test_a_crash_that_is_tried_again_leaves_no_trace(world: Callable[..., World]
 def test_importance_finds_the_knob_that_matters(world: Callable[..., World]) -> None:
     long = world(text=SEARCH.replace("trials: 14", "trials: 40").replace("[0.1, 0.2, 0.3]", "[0.199, 0.2, 0.201]"))
     tuner = long.run()
-    tuner.close()
-    content = load(long.study, long.folder)
-    assert content is not None
-    assert content["importance"]["ppo.kl_coef"] > 0.8
-    assert importance(tuner.trials[:9], (long.study.objective,), tuner._space) == {}
+    assert long.study.search is not None
+    found = importances(tuner.trials, (long.study.objective,), long.study.search.space)
+    assert found.rows[0].knob == "kl.beta"
+    assert found.rows[0].p < 0.01
+    assert found.rows[0].share > 0.5
+    assert importances(tuner.trials[: found.needed - 1], (long.study.objective,), long.study.search.space).rows == ()
 
 
 def _mean(values: Any) -> float:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import reports.pages.report
 from ablate import app
 from pipeline.run.layout import Layout
-from studies.tracking import study_runs as sinks
+from studies.tracking import study_runs
 
 STUDY = """
 question: Does it move?
@@ -58,10 +58,10 @@ FILES = {
     "record": ("studies/moves/smoke/trials/*.json", {"falsify", "report", "export", "sync", "plan"}),
     "study.json": ("studies/moves/smoke/study.json", {"falsify", "report", "sync", "plan"}),
     "optuna.db": ("studies/moves/smoke/optuna.db", set()),
-    "series": ("store/ppo/KEY/metrics.parquet", {"falsify", "report", "sync"}),
-    "rows": ("store/ppo/KEY/metrics.jsonl", {"sync"}),
-    "weights": ("store/ppo/KEY/policy/model.safetensors", {"export"}),
-    "ppo manifest": ("store/ppo/KEY/manifest.json", {"falsify", "report", "export", "sync"}),
+    "series": ("store/train/KEY/metrics.parquet", {"falsify", "report", "sync"}),
+    "rows": ("store/train/KEY/metrics.jsonl", {"sync"}),
+    "weights": ("store/train/KEY/policy/model.safetensors", {"export"}),
+    "train manifest": ("store/train/KEY/manifest.json", {"falsify", "report", "export", "sync"}),
     "evaluation": ("store/evaluate/KEY/prompts.parquet", {"report", "export"}),
     "samples": ("store/evaluate/KEY/samples.parquet", {"report", "sync"}),
     "evaluate manifest": ("store/evaluate/KEY/manifest.json", {"report", "export", "sync"}),
@@ -74,7 +74,7 @@ SAMPLE = [
     ("record", "flipped bit"), ("record", "not UTF-8"), ("record", "folder"), ("study.json", "brace"),
     ("study.json", "flipped bit"),
     ("series", "zeros"), ("series", "cut"), ("evaluation", "flipped bit"), ("weights", "flipped bit"),
-    ("ppo manifest", "empty mapping"),
+    ("train manifest", "empty mapping"),
     ("evaluate manifest", "deep"), ("tokenizer", "cut"),
 ]  # fmt: skip
 REST = [(file, how) for file in FILES for how in DAMAGE if (file, how) not in SAMPLE]
@@ -123,11 +123,11 @@ class Finished:
 def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """No figures, whose drawing takes seconds, and an MLflow that takes everything."""
     monkeypatch.setattr(reports.pages.report, "draw", lambda *_: iter(()))
-    monkeypatch.setattr(sinks.StudySinks, "open", lambda self: None)
-    monkeypatch.setattr(sinks.StudySinks, "_ready", lambda self: True)
-    monkeypatch.setattr(sinks.MlflowSink, "finish", lambda self, *_: True)
-    monkeypatch.setattr(sinks.MlflowSink, "start", lambda self: "1")
-    monkeypatch.setattr(sinks.MlflowSink, "follow", lambda self, path: None)
+    monkeypatch.setattr(study_runs.StudySinks, "open", lambda self: None)
+    monkeypatch.setattr(study_runs.StudySinks, "_ready", lambda self: True)
+    monkeypatch.setattr(study_runs.MlflowSink, "finish", lambda self, *_: True)
+    monkeypatch.setattr(study_runs.MlflowSink, "start", lambda self: "1")
+    monkeypatch.setattr(study_runs.MlflowSink, "follow", lambda self, path: None)
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +137,8 @@ def pristine(smoke_layout: Layout, tmp_path_factory: pytest.TempPathFactory) -> 
     shutil.copytree(smoke_layout.store, finished.out / "store")
     finished.study_file.write_text(STUDY)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sinks.StudySinks, "open", lambda self: None)
-        patch.setattr(sinks.StudySinks, "_ready", lambda self: False)
+        patch.setattr(study_runs.StudySinks, "open", lambda self: None)
+        patch.setattr(study_runs.StudySinks, "_ready", lambda self: False)
         done = finished.study()
     assert done.exit_code == 0, done.output
     return finished
@@ -202,7 +202,7 @@ def check_repair(finished: Finished, name: str, how: str) -> None:
     assert any(path.parent.name == ".damaged" for path in finished.out.rglob("*")), "nothing damaged is deleted"
     after = finished.contents()
     assert before.keys() == after.keys()
-    trained = name in ("series", "rows", "weights", "ppo manifest", "evaluation", "samples", "evaluate manifest")
+    trained = name in ("series", "rows", "weights", "train manifest", "evaluation", "samples", "evaluate manifest")
     changed = {path for path, content in before.items() if after[path] != content}
     assert changed <= {path for path in before if "/trials/" in path and trained}, (
         "only times may differ, where a stage ran again"

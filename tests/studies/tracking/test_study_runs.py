@@ -13,6 +13,7 @@ from rich.console import Console
 
 from pipeline.run.layout import Layout
 from studies.claims.falsifiers import overall
+from studies.claims.registration import read_chain
 from studies.claims.verdicts import verdicts
 from studies.definition.design import cells
 from studies.definition.schema import Study
@@ -30,7 +31,7 @@ def go(study: Study, layout: Layout, profile: str | None = None) -> tuple[StudyR
     executor = executors.executor("inline")
     console = Console(file=text, width=200)
     return run_study(
-        study, layout, profile, {"ppo.steps": 64}, executor, 1, console, trials="fake_trial"
+        study, layout, profile, {"train.steps": 64}, executor, 1, console, trials="fake_trial"
     ), text.getvalue()
 
 
@@ -53,6 +54,9 @@ def test_a_study_in_mlflow(write_study: Callable[..., Study], layout: Layout) ->
     assert set(found) == {"weak seed 0", "weak seed 1", "strong seed 0", "strong seed 1"}
     assert parent.info.status == "FINISHED"
     assert "**Question.** Does it work?" in parent.data.tags["mlflow.note.content"]
+    assert "> 0.5 before step 32`. *registered before the data*" in parent.data.tags["mlflow.note.content"]
+    assert parent.data.tags["badge.drift"] == parent.data.tags["badge"] == "registered before the data"
+    assert parent.data.tags["registration"] == read_chain(result.folder)[-1].digest
     one = found["strong seed 1"]
     assert one.data.tags["mlflow.parentRunId"] == parent.info.run_id
     assert {key: one.data.tags[key] for key in ("arm", "seed", "status", "profile")} == {
@@ -62,14 +66,14 @@ def test_a_study_in_mlflow(write_study: Callable[..., Study], layout: Layout) ->
         "profile": "tiny",
     }
     assert (
-        one.data.tags["stage.ppo"]
-        == next(r for r in result.records if (r.arm, r.seed) == ("strong", 1)).stages["ppo"].key
+        one.data.tags["stage.train"]
+        == next(r for r in result.records if (r.arm, r.seed) == ("strong", 1)).stages["train"].key
     )
-    assert one.data.params["ppo.kl_coef"] == "0.2"
+    assert one.data.params["kl.beta"] == "0.2"
     assert one.data.metrics["eval/win_rate"] == 0.6
     assert one.data.metrics["policy/entropy"] == pytest.approx(2.0 - 0.48)
 
-    again = verdicts(study, layout.study("small", "tiny"), cells(study, None, {"ppo.steps": 64}))
+    again = verdicts(study, layout.study("small", "tiny"), cells(study, None, {"train.steps": 64}))
     for verdict in again:
         run = found[f"{verdict.arm} seed {verdict.seed}"]
         assert run.data.tags["falsifier.drift"] == f"{verdict.outcome}: {verdict.reason}"
@@ -81,9 +85,9 @@ def test_a_study_in_mlflow(write_study: Callable[..., Study], layout: Layout) ->
     }
 
     about = one.data.tags["mlflow.note.content"]
-    assert "It differs from the baseline `weak` in `ppo.kl_coef` = 0.2 (baseline: 0.01)." in about
+    assert "It differs from the baseline `weak` in `kl.beta` = 0.2 (baseline: 0.01)." in about
     assert "- **drift**: SURVIVED; " in about
-    assert "`evaluate/samples.csv` and `ppo/samples.csv` under Artifacts" in about
+    assert "`evaluate/samples.csv` and `train/samples.csv` under Artifacts" in about
     assert "`studies/small/tiny/report/index.html` under the output root" in about
     assert "It is the baseline." in found["weak seed 0"].data.tags["mlflow.note.content"]
     assert one.data.tags["versions"] == "git_commit unknown, python 3"
@@ -94,7 +98,7 @@ def test_a_study_in_mlflow(write_study: Callable[..., Study], layout: Layout) ->
     assert sinks.metrics_sent == 0
     assert sinks._opening is None, "a second sync must not even open MLflow"
 
-    text = Path(study.source).read_text().replace("strong: {ppo.kl_coef: 0.2}", "strong: {ppo.kl_coef: 0.3}")
+    text = Path(study.source).read_text().replace("strong: {kl.beta: 0.2}", "strong: {kl.beta: 0.3}")
     go(write_study(text), layout)
     again = [run.info.run_name for run in runs(layout, "small")]
     assert again.count("study small") == 1
@@ -158,7 +162,7 @@ def test_a_study_survives_mlflow_being_away_and_sync_catches_up(
     sinks = sinks_of(write_study(), layout)
     assert sinks.sync(result.records)
     sinks.close("complete")
-    assert sinks.metrics_sent == 4 * (4 * 4 + 4 + 1)  # series, evaluation, one claim
+    assert sinks.metrics_sent == 4 * (4 * 5 + 4 + 1)  # series, evaluation, one claim
     assert len(runs(layout, "small")) == 5
 
 
@@ -183,7 +187,7 @@ def test_a_store_that_is_lost_is_told_everything_again(
     command = [sys.executable, str(ROOT / "ablate.py"), "sync", study.source, "--out", str(layout.root)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    assert f"MLflow knows all 4 trials of small; {4 * 21} metrics were sent now" in done.stdout
+    assert f"MLflow has all 4 trials of small; {4 * 25} metrics were sent now" in done.stdout
     assert ("it is no SQLite database; set aside" in done.stdout) == (harm == "garbled")
     if harm == "garbled":
         assert (layout.root / ".damaged" / "mlflow.db-1").read_bytes() == garbage

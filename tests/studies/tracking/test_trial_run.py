@@ -63,7 +63,7 @@ def sink(layout: Layout, **changes: Any) -> MlflowSink:
         "run_name": "weak seed 0",
         "parent_run_id": None,
         "tags": {"arm": "weak"},
-        "params": {"ppo.lr": 1e-4},
+        "params": {"optimiser.lr": 1e-4},
         "identity": "key1",
         "interval": 0.05,
     }

@@ -39,7 +39,14 @@ def record(study: Study, layout: Layout, profile: str | None = None) -> None:
     with Path(os.devnull).open("w") as nowhere:
         layout.root.mkdir(parents=True, exist_ok=True)
         run_study(
-            study, layout, profile, {"ppo.steps": 64}, executors.Inline(), 1, Console(file=nowhere), trials="fake_trial"
+            study,
+            layout,
+            profile,
+            {"train.steps": 64},
+            executors.Inline(),
+            1,
+            Console(file=nowhere),
+            trials="fake_trial",
         )
 
 
