@@ -1,21 +1,22 @@
 """What a design could have found: the minimum detectable effect, and how many seeds a given effect takes. Pure
-functions."""
+functions; the test is the one of the reports, `reports.statistics.two_level.two_level_p`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reports.statistics import two_level as stats
+from reports.statistics.hierarchical import LONE, Moments, posterior
+from reports.statistics.two_level import ALPHA
 
 Array = NDArray[np.float64]
 POWER = 0.8
 MOST_SEEDS = 1_000
 _TOLERANCE = 1e-6
-"""Of the noncentrality: no table shows so many digits."""
-_QUANTILES = (np.arange(1_000) + 0.5) / 1_000
+"""Of the shift, relative: no table shows so many digits."""
+_QUANTILES = (np.arange(40) + 0.5) / 40
 
 
 @dataclass(frozen=True)
@@ -28,51 +29,50 @@ class Need:
     """What `MOST_SEEDS` seeds would find on as many prompts: only more prompts go below."""
 
 
-def detectable(se: float, df: float, alpha: float = stats.ALPHA, power: float = POWER) -> float:
-    """The true difference that a two-sided t test at level `alpha` finds with probability `power`, in the unit of `se`.
+def detectable(given: Moments, alpha: float = ALPHA, power: float = POWER) -> float:
+    """The true difference that the two-sided test at level `alpha` finds with probability `power`, in the unit of
+    `given`, the moments of one table of paired differences.
 
-    Solves ``P(|T| > t(1 - alpha / 2, df)) = power`` for the noncentrality of T (Cohen 1988, 2.4). A difference of
-    n values with standard deviation s has se = s / sqrt(n), df = n - 1. 0 for se = 0.
+    The variance between seeds is taken to be the one seen, less what sampling of completions adds; with one seed it is
+    that of the prior's scale. Over quantiles of the variance that S seeds would show (chi square, S - 1 degrees of
+    freedom) the test needs an effect beyond the half-width of its interval; solves
+    ``mean P(|difference| > half-width) = power`` for the true difference. 0 where nothing varies.
     """
-    from scipy.special import chdtri, ndtr, stdtrit
+    from scipy.special import chdtri, ndtr
 
-    if se == 0.0:
+    seeds = given.seeds
+    of_seeds = float((LONE * given.spread) ** 2 if seeds == 1 else np.maximum(given.between - given.within, 0.0))
+    sd = float(np.sqrt(of_seeds / seeds + given.prompts))
+    if sd == 0.0:
         return 0.0
-    critical = float(stdtrit(df, 1 - alpha / 2))
-    # T is (Z + shift) / w: averaged over quantiles of w, where scipy's noncentral t gives NaN for large shifts.
-    barrier = critical * np.sqrt(chdtri(df, 1 - _QUANTILES) / df)
+    seen = np.zeros(1)
+    if seeds > 1:
+        seen = (of_seeds + float(given.within)) * chdtri(seeds - 1, 1 - _QUANTILES) / (seeds - 1)
+    barrier = posterior(replace(given, between=seen)).half_width(1 - alpha) / sd
 
-    low, high = 0.0, 3 * critical + 10
-    while high - low > _TOLERANCE:  # the probability rises with the shift
+    low, high = 0.0, 3 * float(np.quantile(barrier, power)) + 10
+    while high - low > _TOLERANCE * high:  # the probability rises with the shift
         shift = (low + high) / 2
-        found = float(np.mean(ndtr(shift - barrier) + ndtr(-shift - barrier)))
-        low, high = (shift, high) if found < power else (low, shift)
-    return (low + high) / 2 * se
+        attained = float(np.mean(ndtr(shift - barrier) + ndtr(-shift - barrier)))
+        low, high = (shift, high) if attained < power else (low, shift)
+    return (low + high) / 2 * sd
 
 
-def seeds_needed(table: Array, target: float, alpha: float = stats.ALPHA, power: float = POWER) -> Need | None:
+def seeds_needed(given: Moments, target: float, alpha: float = ALPHA, power: float = POWER) -> Need | None:
     """Seeds with which a true difference of `target` is found with probability `power`, on as many prompts.
 
-    `table`: (S, P) paired differences, S at least 2; None with fewer, since one seed does not tell how seeds differ.
-    The variances between seeds, between prompts and of the rest are those of the table (a two-way layout
-    without replication); the test is the one of `reports.statistics.two_level.mean`. With few seeds the answer is
-    itself uncertain: with 3 the variance between seeds is known to within a factor of about 6 either way.
+    `given`: moments of a table of paired differences; None with one seed, which does not tell how seeds differ. With
+    few seeds the answer is itself uncertain: with 3 the variance between seeds is known to within a factor of about 6
+    either way.
     """
-    seeds, prompts = table.shape
-    if seeds < 2 or target <= 0:
+    if given.seeds < 2 or target <= 0:
         return None
-    rows, columns = table.mean(1), table.mean(0)
-    rest = float(((table - rows[:, None] - columns + table.mean()) ** 2).sum()) / max(1, (seeds - 1) * (prompts - 1))
-    of_seeds = float(rows.var(ddof=1))
-    of_prompts = max(0.0, float(columns.var(ddof=1)) - rest / seeds) if prompts > 1 else 0.0
+    shared = max(float(given.prompts - given.within / given.seeds), 0.0)
+    variance = np.maximum(given.between - given.within, 0.0) + given.within
 
     def found_with(count: int) -> float:
-        a = of_seeds / count
-        b = (of_prompts + rest / count) / prompts if prompts > 1 else 0.0
-        if a + b == 0.0:
-            return 0.0
-        df = (a + b) ** 2 / (a**2 / (count - 1) + b**2 / max(1, prompts - 1))
-        return detectable(float(np.sqrt(a + b)), df, alpha, power)
+        prompts = np.asarray(shared + given.within / count)
+        return detectable(replace(given, seeds=count, between=variance, prompts=prompts), alpha, power)
 
     smallest = found_with(MOST_SEEDS)
     if smallest > target:

@@ -38,7 +38,7 @@ class Aligned:
     @property
     def last(self) -> tuple[int, ...]:
         """Index of each series' last point; -1 for an empty one."""
-        return tuple(int(found[-1]) if len(found := np.flatnonzero(np.isfinite(row))) else -1 for row in self.values)
+        return tuple(int(finite[-1]) if len(finite := np.flatnonzero(np.isfinite(row))) else -1 for row in self.values)
 
 
 def grid_of(steps: Sequence[Array], points: int = POINTS, multiple: int = 1) -> Array:
@@ -49,7 +49,9 @@ def grid_of(steps: Sequence[Array], points: int = POINTS, multiple: int = 1) -> 
     `multiple` for what swings within updates (the clip fraction does).
     """
     union = (
-        np.unique(np.concatenate([np.asarray(one, dtype=np.float64) for one in steps])) if len(steps) else np.zeros(0)
+        np.unique(np.concatenate([np.asarray(series_steps, dtype=np.float64) for series_steps in steps]))
+        if len(steps)
+        else np.zeros(0)
     )
     if len(union) <= points:
         return union

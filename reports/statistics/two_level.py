@@ -1,7 +1,8 @@
-"""Estimates, intervals and tests over a seeds x prompts table. Pure functions; randomness is fixed.
+"""Estimates, intervals and tests over a seeds x prompts table. Pure functions without random numbers.
 
-Shapes: S seeds (rows), P held-out prompts (columns). Every trial answers the same prompts, so the two
-factors are crossed, and all functions resample or swap a prompt in all seeds at once.
+Shapes: S seeds (rows), P held-out prompts (columns). Every trial answers the same prompts, so the two factors are
+crossed. Intervals and p-values are those of `reports.statistics.hierarchical`; `reports.statistics.coverage` measures
+how often they are right.
 
 A quantity may be a ratio per seed (nats / tokens): it is then given as a numerator and a denominator, and
 the value of an arm is the mean over seeds of ``sum_p numerator / sum_p denominator``.
@@ -11,25 +12,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import intervals
+from reports.statistics.equivalence import equivalent
+from reports.statistics.hierarchical import Moments, Posterior, moments, posterior
 
 Array = NDArray[np.float64]
-Method = Literal["bootstrap", "student", "jackknife", "wilson", "none"]
-Outcome = Literal["better", "worse", "no detectable difference", "not estimable"]
+Method = Literal["hierarchical", "student", "jackknife", "wilson", "none"]
+Outcome = Literal["better", "worse", "equivalent", "undecided", "not estimable"]
 
 LEVEL = 0.95
 ALPHA = 0.05
-RESAMPLES = 4_000
-SWAPS = 10_000
-RNG_SEED = 20_170_720
-_CHUNK = 1_000
+_ROUNDING = 1e-12
+"""Of the value: a table that varies by less does not vary."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,24 @@ class Estimate:
     """0 where the quantity exists once per trial."""
     method: Method
     se: float | None = None
-    """Standard error over both seeds and prompts."""
+    """Standard error, where the interval is Student's."""
     df: float | None = None
     """Its degrees of freedom."""
+    posterior: Posterior | None = field(default=None, compare=False, repr=False)
+    """Deviation of the truth from `value`, where the interval is `hierarchical`."""
+
+    def beyond(self, distance: float) -> float | None:
+        """Probability of a deviation from the truth by more than `distance` >= 0, both sides together; None where the
+        interval has no distribution behind it."""
+        if self.posterior is not None:
+            return float(self.posterior.beyond(distance))
+        if self.se is None or self.df is None:
+            return None
+        if self.se == 0.0:
+            return 1.0 if distance == 0.0 else 0.0
+        from scipy.special import stdtr
+
+        return float(2 * stdtr(self.df, -distance / self.se))
 
     def clipped(self, low: float, high: float) -> Estimate:
         """The interval cut to what the quantity can be at all."""
@@ -62,22 +77,11 @@ class Estimate:
 
 
 def mean(numerator: Array, denominator: Array | None = None, level: float = LEVEL) -> Estimate:
-    """Mean over seeds and prompts with a two-level bootstrap interval.
-
-    Each of `RESAMPLES` replicates draws S seeds and P prompts with replacement, one draw of prompts for all
-    seeds (the pigeonhole bootstrap of crossed factors, Owen 2007, Annals of Applied Statistics 1:386). The
-    percentile interval is expanded (Hesterberg 2015, The American Statistician 69:371) for what resampling a
-    few things understates: to the standard error with its small-sample divisors, and by t / z with the degrees of
-    freedom of Satterthwaite (1946) for the sum of the variances between seeds and between prompts. That sum
-    counts the interaction twice, so the interval errs on the wide side where completions vary most.
-
-    In simulation a 95 % interval covers, with 3 seeds, 96-99.8 % when prompts or completions vary most and 92-95 %
-    when seeds vary most; with 2 seeds 86-97 %; with 5 or more 94-99 %. With one seed it speaks of prompts alone.
+    """Mean over seeds and prompts, with the posterior interval over new seeds and new prompts.
 
     `numerator`, `denominator`: (S, P), same unit in every cell. Raises `ValueError` on empty or non-finite input.
     """
-    numerator, denominator = _checked(numerator, denominator)
-    return _two_level(_ratio_replicates(numerator, denominator), linear(numerator, denominator), level)
+    return of_moments(moments(linear(*_checked(numerator, denominator))), np.shape(numerator)[1], level)
 
 
 def difference(
@@ -87,25 +91,30 @@ def difference(
     base_denominator: Array | None = None,
     level: float = LEVEL,
 ) -> Estimate:
-    """Mean of ``arm - base``, paired by seed and prompt, with the same bootstrap as `mean`.
+    """Mean of ``arm - base``, paired by seed and prompt, with the interval of `mean`.
 
-    Shapes (S, P) throughout; row s is the same seed and column p the same prompt in both.
+    Shapes (S, P) throughout; row s is the same seed and column p the same prompt in both. The interval is made on the
+    scale of the difference itself, for rates too: 0 is no boundary of a difference. The prior's scale is that of the
+    sum of two independent seed effects, hypot of the arms' own scales: pairing by prompt makes the differences over
+    prompts smaller, but not the difference between seeds.
     """
     arm, arm_denominator, base, base_denominator = _paired(arm, base, arm_denominator, base_denominator)
-    if bool((arm_denominator == 1.0).all() and (base_denominator == 1.0).all()):
-        replicates = _ratio_replicates(arm - base, arm_denominator)
-    else:
-        replicates = _ratio_replicates(arm, arm_denominator) - _ratio_replicates(base, base_denominator)
-    return _two_level(replicates, linear(arm, arm_denominator) - linear(base, base_denominator), level)
+    first, second = linear(arm, arm_denominator), linear(base, base_denominator)
+    given = moments(first - second) if np.array_equal(first, second) else contrast(first, second)
+    return of_moments(given, arm.shape[1], level)
+
+
+def contrast(arm: Array, base: Array) -> Moments:
+    """Moments of paired differences of linear tables (..., S, P), with the spread of two independent arms."""
+    return replace(moments(arm - base), spread=np.hypot(moments(arm).spread, moments(base).spread))
 
 
 def improvement(arm: Array, base: Array, maximize: bool = True, level: float = LEVEL) -> Estimate:
-    """Probability that the arm beats the baseline on the same seed and prompt, ties counting half, with the bootstrap
-    of `mean`.
+    """Probability that the arm beats the baseline on the same seed and prompt, ties counting half, with the interval
+    of `rate`.
 
-    The paired form of the probability of improvement (Agarwal et al. 2021, who compare all pairs of runs): 0.5 says no
-    difference, and it knows nothing of how large a win is. A constant table gets a Wilson interval with
-    n = prompts, since the bootstrap of a constant has no width. Shapes (S, P).
+    The paired form of the probability of improvement (Agarwal et al. 2021, who compare all pairs of runs): 0.5 means
+    that neither wins more often, and the size of a win has no influence. Shapes (S, P).
     """
     arm, _, base, _ = _paired(arm, base, None, None)
     wins = np.where(arm == base, 0.5, ((arm > base) == maximize).astype(np.float64))
@@ -113,22 +122,36 @@ def improvement(arm: Array, base: Array, maximize: bool = True, level: float = L
 
 
 def rate(table: Array, level: float = LEVEL) -> Estimate:
-    """`mean` of values in [0, 1], where a constant table of 0 or 1 gets a Wilson interval with n = prompts."""
-    found = mean(table, level=level)
-    if found.low == found.high and found.value in (0.0, 1.0):
-        # Completions of one prompt are not independent, so n is not seeds x prompts.
-        bounds = wilson(found.value * found.prompts, found.prompts, level)
-        return replace(found, low=bounds.low, high=bounds.high, method="wilson", se=None, df=None)
-    return found.clipped(0.0, 1.0)
+    """`mean` of values in [0, 1], with its interval made on the scale of logits, so that it stays within [0, 1].
+
+    A half-width h at the rate m becomes h / (m (1 - m)) logits (delta method). Where all values are 0, or all 1, the
+    interval is Wilson's with n = prompts, since completions of one prompt are not independent; it has no p-value.
+    """
+    estimate = mean(table, level=level)
+    value, low = estimate.value, estimate.low
+    if value in (0.0, 1.0):
+        bounds = wilson(value * estimate.prompts, estimate.prompts, level)
+        return replace(estimate, low=bounds.low, high=bounds.high, method="wilson", se=None, df=None, posterior=None)
+    if low is None:
+        return estimate
+    below, above = logit_bounds(np.asarray(value), np.asarray(value - low))
+    return replace(estimate, low=float(below), high=float(above))
+
+
+def logit_bounds(value: Array, half: Array) -> tuple[Array, Array]:
+    """Ends of an interval around rates strictly between 0 and 1, whose half-widths are `half` to first order. Shapes
+    (...)."""
+    from scipy.special import expit, logit
+
+    centre, reach = logit(value), half / (value * (1 - value))
+    return np.asarray(expit(centre - reach)), np.asarray(expit(centre + reach))
 
 
 def iqm(table: Array, level: float = LEVEL) -> Estimate:
     """Interquartile mean over all cells: a quarter trimmed from either end, robust to outliers (Agarwal et al. 2021).
 
-    The point equals ``scipy.stats.trim_mean(table, 0.25, axis=None)``. Interval: the two-level bootstrap of `mean`,
-    applied to the influence function of the trimmed mean (Huber 1981, 3.3), whose ends differ by a few percent of their
-    distance from those of sorting every replicate anew, at a hundredth of the work. In simulation it covers 92-99 %
-    with 3 seeds. Shape (S, P).
+    The point equals ``scipy.stats.trim_mean(table, 0.25, axis=None)``. Interval: that of `mean`, applied to the
+    influence function of the trimmed mean (Huber 1981, 3.3). Shape (S, P).
     """
     table, _ = _checked(table, None)
     ranked = np.sort(table, axis=None)
@@ -136,44 +159,7 @@ def iqm(table: Array, level: float = LEVEL) -> Estimate:
     kept = ranked[cut : ranked.size - cut]
     pull = np.clip(table, kept[0], kept[-1])
     linearised = kept.mean() + (pull - pull.mean()) * ranked.size / kept.size
-    return _two_level(_ratio_replicates(linearised, np.ones_like(table)), linearised, level)
-
-
-def swap_test(
-    arm: Array,
-    base: Array,
-    arm_denominator: Array | None = None,
-    base_denominator: Array | None = None,
-    swaps: int = SWAPS,
-) -> float:
-    """Two-sided p-value of a paired permutation test with the prompt as the unit.
-
-    Under the null hypothesis the labels `arm` and `base` of a prompt may be swapped, in all seeds at once;
-    for plain means this is the sign-flip test on the prompts' mean paired differences. Flipping seeds
-    instead could not go below 2 / 2^S = 0.25 with three seeds. The price: p speaks of new prompts for *these*
-    seeds; that the effect also stands above the variation of seeds is what the interval of `difference` says,
-    and `verdict` asks for both. p = (1 + swaps at least as extreme) / (1 + swaps), never 0 (Phipson and Smyth 2010).
-    """
-    arm, arm_denominator, base, base_denominator = _paired(arm, base, arm_denominator, base_denominator)
-    observed = float((arm.sum(1) / arm_denominator.sum(1) - base.sum(1) / base_denominator.sum(1)).mean())
-    spread = float(np.abs(arm).sum() / arm_denominator.sum() + np.abs(base).sum() / base_denominator.sum())
-    tolerance = 1e-12 * max(spread, 1e-300)
-    # Under equal denominators a swap changes the sign of the prompt's own share of the difference: one vector stands
-    # for all seeds.
-    plain = bool((arm_denominator == base_denominator).all())
-    shares = ((arm - base) / arm_denominator.sum(1)[:, None]).mean(0)
-    flips = _flips(arm.shape[1], swaps)
-    extreme = 0
-    for start in range(0, swaps, _CHUNK):
-        flip = flips[start : start + _CHUNK].astype(np.float64)
-        if plain:
-            swapped = observed - 2.0 * (flip @ shares)
-        else:
-            moved, moved_under = flip @ (base - arm).T, flip @ (base_denominator - arm_denominator).T
-            first = (arm.sum(1) + moved) / (arm_denominator.sum(1) + moved_under)
-            swapped = (first - (base.sum(1) - moved) / (base_denominator.sum(1) - moved_under)).mean(1)
-        extreme += int((np.abs(swapped) >= abs(observed) - tolerance).sum())
-    return (1 + extreme) / (1 + swaps)
+    return mean(linearised, level=level)
 
 
 def over_seeds(values: Sequence[float], level: float = LEVEL) -> Estimate:
@@ -192,30 +178,14 @@ def over_seeds(values: Sequence[float], level: float = LEVEL) -> Estimate:
 
 
 def two_level_p(effect: Estimate) -> float | None:
-    """Two-sided p-value of no effect from an estimate's standard error: Student's t with its degrees of freedom.
+    """Two-sided p-value of no effect: the probability of a deviation from the truth as large as the effect.
 
-    It speaks of new seeds *and* new prompts, where `swap_test` speaks of new prompts for these seeds. In simulation
-    under the null with 3 seeds, 1-4 % are below 0.05 when completions or prompts vary most and 5-8 % when seeds vary
-    most; with 2 seeds 3-14 %. None without a standard error; 1 for no difference at all.
+    It speaks of new seeds *and* new prompts, and is below 1 - level where the interval of that level excludes 0.
+    None without a distribution behind the interval; 1 for no difference at all.
     """
-    if effect.se is None or effect.df is None:
+    if effect.se == 0.0 and effect.value != 0.0:
         return None
-    if effect.se == 0.0:
-        return 1.0 if effect.value == 0.0 else None
-    from scipy.special import stdtr
-
-    return float(2 * stdtr(effect.df, -abs(effect.value) / effect.se))
-
-
-def seed_flip_test(differences: Sequence[float]) -> float:
-    """Two-sided exact sign-flip p-value over S paired differences; at least 2 / 2^S. S at most 16."""
-    array = np.asarray(differences, dtype=np.float64)
-    if not 1 <= array.size <= 16 or not np.isfinite(array).all():
-        raise ValueError("needs 1 to 16 finite differences")
-    codes = np.arange(2**array.size)[:, None]
-    signs = 1.0 - 2.0 * ((codes >> np.arange(array.size)) & 1)
-    sums = np.abs(signs @ array)
-    return float((sums >= abs(array.sum()) - 1e-12 * max(float(np.abs(array).sum()), 1e-300)).mean())
+    return effect.beyond(abs(effect.value))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -256,13 +226,20 @@ def rate_difference(successes: float, n: int, base_successes: float, base_n: int
     return Estimate(value, low, high, min(n, base_n), 0, "wilson")
 
 
-def verdict(effect: Estimate | None, p_corrected: float | None, maximize: bool, alpha: float = ALPHA) -> Outcome:
-    """`better` or `worse` only when the corrected p is below alpha *and* the interval excludes 0."""
+def verdict(
+    effect: Estimate | None,
+    p_corrected: float | None,
+    maximize: bool,
+    alpha: float = ALPHA,
+    smallest: float | None = None,
+) -> Outcome:
+    """`better` or `worse` where the corrected p is below alpha and the interval excludes 0; else `equivalent` where the
+    effect is shown to be smaller than `smallest` (`reports.statistics.equivalence`); else `undecided`."""
     if effect is None or p_corrected is None:
         return "not estimable"
-    if effect.low is None or effect.high is None or p_corrected >= alpha or effect.low <= 0.0 <= effect.high:
-        return "no detectable difference"
-    return "better" if (effect.value > 0) == maximize else "worse"
+    if p_corrected < alpha and effect.excludes_zero:
+        return "better" if (effect.value > 0) == maximize else "worse"
+    return "equivalent" if smallest is not None and equivalent(effect, smallest, alpha) else "undecided"
 
 
 def _checked(numerator: Array, denominator: Array | None) -> tuple[Array, Array]:
@@ -288,81 +265,23 @@ def _paired(
     return arm, arm_denominator, base, base_denominator
 
 
-def _ratio_replicates(numerator: Array, denominator: Array) -> Array:
-    """The ratio of each seed on each draw of prompts: (RESAMPLES, S)."""
-    _, prompts = _draws(*numerator.shape)
-    plain = bool((denominator == 1.0).all())  # a mean: its denominator is the same in every draw
-    under = float(numerator.shape[1]) if plain else prompts @ denominator.T
-    result: Array = (prompts @ numerator.T) / under
-    return result
-
-
 def linear(numerator: Array, denominator: Array | None = None) -> Array:
-    """A table whose row means are the ratios and whose spread is theirs to first order (the delta method)."""
+    """A table whose row means are the ratios and whose spread is theirs to first order (the delta method). Shapes
+    (..., S, P)."""
     if denominator is None:
         return numerator
-    ratio = (numerator.sum(1) / denominator.sum(1))[:, None]
-    result: Array = ratio + (numerator - ratio * denominator) / denominator.mean(1)[:, None]
+    ratio = numerator.sum(-1, keepdims=True) / denominator.sum(-1, keepdims=True)
+    result: Array = ratio + (numerator - ratio * denominator) / denominator.mean(-1, keepdims=True)
     return result
 
 
-def _two_level(replicates: Array, table: Array, level: float) -> Estimate:
-    """The percentile interval over drawn seeds and prompts, expanded as `mean` says.
-
-    `replicates`: (RESAMPLES, S), each seed's value on each draw of prompts; `table`: (S, P), linear in the estimate.
-    """
-    value = float(table.mean(1).mean())
-    replicates = (_draws(len(table), 0)[0] * replicates).sum(1)
-    se, df = standard_error(table)
-    low, high = np.quantile(replicates, [(1 - level) / 2, (1 + level) / 2]) - value
-    spread = float(replicates.std())
-    if se > 0 and spread > 1e-12 * max(1.0, abs(value)):
-        from scipy.special import ndtri, stdtrit
-
-        factor = se / spread * float(stdtrit(df, (1 + level) / 2) / ndtri((1 + level) / 2))
-        low, high = low * factor, high * factor
-    # A skewed replicate distribution may leave the value outside by rounding alone.
-    return Estimate(
-        value,
-        value + min(float(low), 0.0),
-        value + max(float(high), 0.0),
-        len(table),
-        table.shape[1],
-        "bootstrap",
-        se,
-        df,
-    )
-
-
-def standard_error(table: Array) -> tuple[float, float]:
-    """Standard error of the mean of a crossed (S, P) table and its degrees of freedom (Satterthwaite 1946).
-
-    Variance between seeds / S + variance between prompts / P; the smaller of two things is no evidence of the other,
-    so a single seed or prompt contributes nothing. (0, 1) for a constant table.
-    """
-    seeds, prompts = table.shape
-    between_seeds = float(table.mean(1).var(ddof=1)) / seeds if seeds > 1 else 0.0
-    between_prompts = float(table.mean(0).var(ddof=1)) / prompts if prompts > 1 else 0.0
-    total = between_seeds + between_prompts
-    if total == 0.0:
-        return 0.0, 1.0
-    weighted = between_seeds**2 / max(1, seeds - 1) + between_prompts**2 / max(1, prompts - 1)
-    return math.sqrt(total), total**2 / weighted
-
-
-@lru_cache(maxsize=4)
-def _flips(prompts: int, swaps: int) -> NDArray[np.int8]:
-    """Which prompts change sides: (swaps, P) of 0 and 1, the same for every arm."""
-    return np.random.default_rng([RNG_SEED, prompts, 2]).integers(0, 2, size=(swaps, prompts), dtype=np.int8)
-
-
-@lru_cache(maxsize=16)
-def _draws(seeds: int, prompts: int) -> tuple[Array, Array]:
-    """Weights of the replicates: (RESAMPLES, S) that sum to 1, and (RESAMPLES, P) counts of each prompt."""
-    rng = np.random.default_rng([RNG_SEED, seeds])
-    drawn = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=RESAMPLES) / seeds
-    rng = np.random.default_rng([RNG_SEED, prompts, 1])
-    counts = (
-        rng.multinomial(prompts, np.full(prompts, 1 / prompts), size=RESAMPLES) if prompts else np.zeros((RESAMPLES, 0))
-    )
-    return drawn.astype(np.float64), counts.astype(np.float64)
+def of_moments(given: Moments, prompts: int, level: float = LEVEL) -> Estimate:
+    """The estimate that the posterior of these moments gives; `prompts`: P of their table."""
+    value, varied = float(given.mean), math.hypot(float(given.spread), math.sqrt(float(given.between)))
+    if varied <= _ROUNDING * max(1.0, abs(value)):
+        if given.seeds == prompts == 1:
+            return Estimate(value, None, None, 1, 1, "none")
+        return Estimate(value, value, value, given.seeds, prompts, "hierarchical", 0.0, 1.0)
+    deviation = posterior(given)
+    half = float(deviation.half_width(level))
+    return Estimate(value, value - half, value + half, given.seeds, prompts, "hierarchical", posterior=deviation)

@@ -1,0 +1,105 @@
+"""Contrasts against numbers worked out by hand, and what an interval says of an expectation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from reports.statistics import two_level
+from reports.statistics.contrast import Expected, Judged, combine, estimate, judge, p_value
+from reports.statistics.two_level import Estimate
+
+
+def tables(*means: float) -> list[np.ndarray]:
+    """Two seeds x three prompts, whose noise is common to all arms."""
+    noise = np.array([[0.0, 1.0, 2.0], [3.0, 1.0, 5.0]])
+    return [noise + mean for mean in means]
+
+
+def test_an_interaction_is_the_difference_of_differences() -> None:
+    both, one, other, neither = tables(7.0, 4.0, 2.5, 1.0)
+    weights, given = [1, -1, -1, 1], [(arm, None) for arm in (both, one, other, neither)]
+    np.testing.assert_allclose(combine(weights, given), (7.0 - 4.0) - (2.5 - 1.0))
+    assert estimate(weights, given).value == pytest.approx(1.5)
+
+
+def test_weights_scale_and_order_does_not_matter() -> None:
+    rng = np.random.default_rng(3)
+    first, second, third = rng.normal(size=(3, 4, 6))
+    mean_of_two = combine([1, -0.5, -0.5], [(first, None), (second, None), (third, None)])
+    turned = combine([-0.5, 1, -0.5], [(third, None), (first, None), (second, None)])
+    np.testing.assert_allclose(mean_of_two, turned, atol=1e-12)
+    np.testing.assert_allclose(mean_of_two.mean(1), (first - (second + third) / 2).mean(1))
+
+
+def test_two_arms_are_the_paired_difference() -> None:
+    rng = np.random.default_rng(5)
+    arm, base = rng.normal(0.4, 1, (5, 40)), rng.normal(0, 1, (5, 40))
+    assert estimate([1, -1], [(arm, None), (base, None)]) == two_level.difference(arm, base)
+
+
+def test_of_a_ratio_the_ratios_of_each_seed_are_combined() -> None:
+    nats, tokens = np.array([[1.0, 3.0], [2.0, 2.0]]), np.array([[2.0, 2.0], [4.0, 1.0]])
+    table = combine([1, -1], [(nats, tokens), (nats / 2, tokens)])
+    np.testing.assert_allclose(table.mean(1), [0.5, 0.4])
+
+
+def test_of_a_value_per_trial_seeds_alone_count() -> None:
+    found = estimate([1, -1], [(np.array([[3.0], [4.0], [8.0]]), None), (np.array([[1.0], [1.0], [1.0]]), None)])
+    assert found == two_level.over_seeds([2.0, 3.0, 7.0])
+    assert found.prompts == 0
+
+
+def test_tables_of_other_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match="all of one shape"):
+        combine([1, -1], [(np.zeros((2, 3)), None), (np.zeros((2, 2)), None)])
+
+
+def at(low: float, high: float) -> Estimate:
+    return Estimate((low + high) / 2, low, high, 5, 10, "hierarchical", (high - low) / 4, 8.0)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expect", "margin", "outcome"),
+    [
+        (0.1, 0.3, "higher", 0.0, "SUPPORTED"),
+        (-0.1, 0.3, "higher", 0.0, "UNDECIDED"),
+        (-0.3, -0.1, "higher", 0.0, "REFUTED"),
+        (0.1, 0.3, "higher", 0.2, "UNDECIDED"),
+        (0.1, 0.3, "higher", 0.4, "REFUTED"),
+        (-0.3, -0.1, "lower", 0.0, "SUPPORTED"),
+        (-0.3, -0.1, "lower", 0.4, "REFUTED"),
+        (0.1, 0.3, "lower", 0.0, "REFUTED"),
+        (-0.1, 0.1, "equal", 0.2, "SUPPORTED"),
+        (-0.1, 0.3, "equal", 0.2, "UNDECIDED"),
+        (0.21, 0.3, "equal", 0.2, "REFUTED"),
+        (-0.3, -0.21, "equal", 0.2, "REFUTED"),
+        (0.0, 0.2, "higher", 0.0, "UNDECIDED"),
+    ],
+)
+def test_what_an_interval_says(low: float, high: float, expect: Expected, margin: float, outcome: Judged) -> None:
+    assert judge(at(low, high), expect, margin) == outcome
+
+
+def test_without_an_interval_nothing_is_decided() -> None:
+    bare = Estimate(1.0, None, None, 1, 0, "none")
+    assert judge(bare, "higher") == "UNDECIDED"
+    assert p_value(bare, "higher") is None
+
+
+def test_p_is_that_of_the_boundary() -> None:
+    effect = at(0.1, 0.3)
+    assert p_value(effect, "higher") == p_value(effect, "lower") == two_level.two_level_p(effect)
+    assert p_value(at(0.0, 0.2), "higher", 0.1) == pytest.approx(1.0)
+    beyond = two_level.two_level_p(at(0.1, 0.3))
+    assert beyond is not None
+    assert p_value(at(-0.1, 0.1), "equal", 0.2) == pytest.approx(beyond / 2)
+    assert p_value(effect, "equal", 0.1) == 1.0
+
+
+def test_equal_and_equivalent_are_one_test() -> None:
+    """The 95 % interval of this effect leaves the margin, its 90 % interval does not."""
+    effect = at(-0.1, 0.1)
+    assert two_level.verdict(effect, 1.0, maximize=True, smallest=0.095) == "equivalent"
+    assert judge(effect, "equal", 0.095) == "SUPPORTED"
+    assert judge(effect, "equal", 0.09) == "UNDECIDED"

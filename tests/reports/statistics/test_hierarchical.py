@@ -1,0 +1,80 @@
+"""The posterior against Student, against numerical integration, and against the variances it is made of."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from reports.statistics.hierarchical import LONE, SCALE, Moments, Posterior, moments, posterior
+
+
+def given(seeds: int, between: float, within: float, prompts: float, spread: float) -> Moments:
+    return Moments(seeds, *(np.asarray(number) for number in (0.0, between, within, prompts, spread)))
+
+
+def test_without_prompts_it_is_student() -> None:
+    values = np.array([[0.1], [0.4], [0.35], [0.2]])
+    found = posterior(moments(values))
+    wanted = stats.ttest_1samp(values[:, 0], 0.0)
+    low, high = wanted.confidence_interval(0.95)
+    assert found.half_width(0.95) == pytest.approx((high - low) / 2, rel=1e-4)
+    assert found.beyond(values.mean()) == pytest.approx(wanted.pvalue, rel=1e-4)
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 3, 8])
+def test_it_is_the_integral_over_the_standard_deviation_between_seeds(seeds: int) -> None:
+    between, within, prompts, spread = 0.02 * (seeds > 1), 0.003, 0.002, 1.0
+
+    def prior(tau: float) -> float:
+        return 1 / (1 + (tau / LONE) ** 2) if seeds == 1 else 1 / (SCALE + tau)
+
+    def weight(tau: float) -> float:
+        variance = tau**2 + within
+        likelihood = variance ** (-(seeds - 1) / 2) * np.exp(-(seeds - 1) * between / 2 / variance)
+        return float(prior(tau) * likelihood)
+
+    def tail(tau: float) -> float:
+        return float(weight(tau) * 2 * stats.norm.sf(0.3, scale=np.sqrt(tau**2 / seeds + prompts)))
+
+    parts = [(0.0, 0.1), (0.1, 1.0), (1.0, 10.0), (10.0, np.inf)]
+    total, far = (sum(integrate.quad(f, *ends, limit=200)[0] for ends in parts) for f in (weight, tail))
+    found = posterior(given(seeds, between, within, prompts, spread))
+    assert found.beyond(0.3) == pytest.approx(far / total, rel=2e-3)
+
+
+def test_half_width_inverts_the_tail_for_many_tables_at_once() -> None:
+    rng = np.random.default_rng(0)
+    found = posterior(moments(rng.normal(size=(50, 3, 30)) + rng.normal(0, 1, (50, 3, 1)) * rng.random((50, 1, 1))))
+    for level in (0.5, 0.95, 0.9999):
+        assert found.beyond(found.half_width(level)) == pytest.approx(1 - level, rel=1e-6)
+
+
+def test_a_posterior_of_one_normal_is_that_normal() -> None:
+    found = Posterior(np.array([1.0]), np.array([2.0]))
+    assert found.half_width(0.95) == pytest.approx(2 * 1.959964, rel=1e-6)
+    both = found.and_of(Posterior(np.array([1.0]), np.array([1.5])))
+    assert both.half_width(0.95) == pytest.approx(2.5 * 1.959964, rel=1e-6)
+
+
+def test_moments_are_unbiased() -> None:
+    rng = np.random.default_rng(1)
+    shape = (4_000, 4, 25)
+    tables = (
+        rng.normal(0, 0.3, (*shape[:2], 1)) + rng.normal(0, 1.0, (shape[0], 1, shape[2])) + rng.normal(0, 0.5, shape)
+    )
+    found = moments(tables)
+    noise = 0.5**2 / 25
+    assert found.within.mean() == pytest.approx(noise, rel=0.02)
+    assert found.between.mean() == pytest.approx(0.3**2 + noise, rel=0.03)
+    assert found.prompts.mean() * 22 / 24 == pytest.approx(1.0 / 25 + noise / 4, rel=0.02)
+    assert (found.spread**2).mean() == pytest.approx(1.0 + 0.5**2, rel=0.02)
+    assert np.var(found.mean) == pytest.approx(0.3**2 / 4 + 1.0 / 25 + noise / 4, rel=0.06)
+
+
+def test_the_prior_of_several_seeds_hardly_matters_and_that_of_one_decides() -> None:
+    far, near = given(3, 0.25, 0.002, 0.002, 1.0), given(1, 0.0, 0.0, 0.002, 1.0)
+    several = [posterior(far, scale).half_width(0.95) for scale in (SCALE / 2, SCALE * 2)]
+    alone = [posterior(near, scale).half_width(0.95) for scale in (LONE / 2, LONE * 2)]
+    assert several[1] / several[0] < 1.06
+    assert alone[1] / alone[0] > 3.5
