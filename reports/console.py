@@ -5,22 +5,51 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeline.run.layout import StudyFolder
+    from studies.definition.schema import Study
 
 
-def report(study: str, profile: str | None = None, out: str | Path | None = None, *, second: bool = False) -> Path:
+def report(
+    study: str,
+    profile: str | None = None,
+    out: str | Path | None = None,
+    *,
+    second: bool = False,
+    without_missing: bool = False,
+) -> Path:
     """Render the report of a study, given by name or YAML path, and return the path of its page.
 
-    `profile` replaces the study's own; `out` is the output root, `Layout.at` of it; for `second` see
-    `reports.pages.report.render_report`. Raises `UserError`.
+    `profile` replaces the study's own; `out` is the output root, `Layout.at` of it; for `second` and `without_missing`
+    see `reports.pages.fresh.current_report`. Raises `UserError` and `Damaged`.
     """
     from pipeline.run.layout import Layout
     from reports.pages.fresh import current_report
     from reports.records.find import find_study
 
-    return current_report(*find_study(Layout.at(out), study, profile), second=second)
+    found = find_study(Layout.at(out), study, profile)
+    return current_report(*found, second=second, without_missing=without_missing)
 
 
-def compare(studies: Sequence[str], profile: str | None = None, out: str | Path | None = None) -> tuple[Path, str]:
+def judged(folder: StudyFolder, study: Study) -> dict[str, Any]:
+    """The verdict on each hypothesis of a study that has run, as plain values. Raises what reading its records does."""
+    from reports.findings.hypotheses import judge
+    from reports.records.load import load_records
+    from reports.text.hypotheses import summary
+
+    records = load_records(folder, study)
+    return summary(records, judge(records))
+
+
+def compare(
+    studies: Sequence[str],
+    profile: str | None = None,
+    out: str | Path | None = None,
+    *,
+    without_missing: bool = False,
+) -> tuple[Path, str]:
     """Set studies, given by name or YAML path, side by side; returns the path of the page and its table as text.
 
     Raises `UserError`, also for a study that is given twice.
@@ -35,20 +64,27 @@ def compare(studies: Sequence[str], profile: str | None = None, out: str | Path 
     from reports.tables.table import markdown
 
     layout = Layout.at(out)
-    found = [find_study(layout, name, profile) for name in studies]
-    paths = [folder.path for folder, _ in found]
+    located = [find_study(layout, name, profile) for name in studies]
+    paths = [folder.path for folder, _ in located]
     for index, path in enumerate(paths):
         if path in paths[:index]:
             raise UserError(f"compare: the study '{studies[index]}' is given twice; name different ones")
     compared = [
-        Compared(records, analyse(records)) for records in (load_records(folder, study) for folder, study in found)
+        Compared(records, analyse(records))
+        for records in (load_records(folder, study, without_missing=without_missing) for folder, study in located)
     ]
     page = comparison(compared)
     return write_page(page, layout.root / "compare" / folder_name(compared)), _plain(markdown(page.parts[0].tables[0]))
 
 
 def diff(
-    first: str, second: str, study: str | None = None, profile: str | None = None, out: str | Path | None = None
+    first: str,
+    second: str,
+    study: str | None = None,
+    profile: str | None = None,
+    out: str | Path | None = None,
+    *,
+    without_missing: bool = False,
 ) -> tuple[Path, str]:
     """Compare two versions of a study; returns the path of the page and what changed, as text.
 
@@ -56,12 +92,15 @@ def diff(
     a study's name or YAML path, of which the records under `out` are taken. Raises `UserError`.
     """
     from pipeline.run.layout import Layout
+    from pipeline.run.lost import OWN, refuse_lost
     from reports.pages.diff import changes
     from reports.pages.page import markdown_page, write_page
     from reports.records.versions import find_version
 
     layout = Layout.at(out)
     old, new = (find_version(where, layout, study, profile) for where in (first, second))
+    for version in (old, new):
+        refuse_lost(version.folder, version.compared, OWN, without_missing=without_missing)
     page = changes(old, new)
     name = f"{new.name}-{old.digest}-{new.digest}"
     return write_page(page, layout.root / "diff" / name), _plain(markdown_page(page))

@@ -36,7 +36,7 @@ class Cap:
 
 
 CAPS = (
-    Cap("gradient steps", "steps", "steps", 1.0, "ppo.steps"),
+    Cap("gradient steps", "steps", "steps", 1.0, "train.steps"),
     Cap("wall clock", "cost/wall_s", "s", 3600.0, "caps.wall_clock_h"),
     Cap("modelled T4 time", "cost/t4_s", "s", 3600.0, "caps.wall_clock_h"),
     Cap("generated tokens", "cost/generated_tokens", "tokens", 1.0, "caps.generated_tokens"),

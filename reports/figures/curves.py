@@ -28,7 +28,7 @@ from reports.findings.trajectories import aligned
 from reports.records.load import StudyRecords
 from reports.statistics.series import Aligned
 from reports.text.words import listed
-from studies.definition.schema import Falsifier
+from studies.definition.schema import EXACT_KL, Falsifier
 
 DIRECT_LABELS = 8
 ORDERS_APART = 12.0
@@ -60,18 +60,23 @@ class ArmCurve:
 
 
 def kl(records: StudyRecords, findings: Findings) -> Drawn | None:
-    """KL per token over gradient steps; per sequence where imported records tell no length."""
-    if "objective/kl_per_token" not in records.curves.columns:
-        return _single(
-            records,
-            findings,
-            "objective/kl",
-            "KL to the reference",
-            "KL to the reference [nats per sequence]",
-            spread=True,
-        )
-    label = "KL to the reference [nats per token]"
-    return _single(records, findings, "objective/kl_per_token", "KL to the reference", label, spread=True)
+    """KL per token over gradient steps; per sequence where imported records tell no length, or the estimator that they
+    have."""
+    labels = {
+        "objective/kl": "KL to the reference [nats per sequence]",
+        "objective/kl_k3_per_token": "KL to the reference, k3 [nats per token]",
+    }
+    key = _kl_per_token(records) or next((key for key in labels if key in records.curves.columns), "objective/kl")
+    label = labels.get(key, "KL to the reference [nats per token]")
+    return _single(records, findings, key, "KL to the reference", label, spread=True)
+
+
+def _kl_per_token(records: StudyRecords) -> str | None:
+    """The estimator that the claims speak of, else the exact one where it was recorded."""
+    claimed = [falsifier.metric for falsifier in records.study.falsifiers]
+    ranked = (EXACT_KL, "objective/kl_per_token")
+    recorded = [key for key in ranked if key in records.curves.columns]
+    return next((key for key in recorded if key in claimed), recorded[0] if recorded else None)
 
 
 def entropy(records: StudyRecords, findings: Findings) -> Drawn | None:
@@ -126,12 +131,12 @@ def short(key: str) -> str:
 def arm_curves(records: StudyRecords, key: str) -> list[ArmCurve]:
     """Mean and range over seeds of one metric for every arm that recorded it, on a common grid of steps per arm."""
     status = records.trials.set_index(["arm", "seed"])["status"]
-    found = []
+    curves = []
     for arm in records.arms:
         seeds, series = aligned(records, key, arm)
         if seeds:
-            found.append(_curve(arm, seeds, series, {seed: str(status[arm, seed]) for seed in seeds}))
-    return found
+            curves.append(_curve(arm, seeds, series, {seed: str(status[arm, seed]) for seed in seeds}))
+    return curves
 
 
 def _curve(arm: str, seeds: list[int], series: Aligned, status: dict[int, str]) -> ArmCurve:
@@ -186,7 +191,7 @@ def _single(
         caption += " The y-axis is linear up to 0.01 and logarithmic above."
     for falsifier in drawn:
         arms = [arm for arm in records.arms if falsifier.applies_to(arm)]
-        of = f", said of {listed(arms)} alone" if len(arms) < len(records.arms) else ""
+        of = f", for {listed(arms)} alone" if len(arms) < len(records.arms) else ""
         caption += f" Shaded: where a record refutes the claim “{falsifier.claim}” ({falsifier.condition}{of})."
     ends_text = ", ".join(f"{curve.arm} {_last(curve):.3g}" for curve in curves)
     return Drawn(

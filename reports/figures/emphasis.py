@@ -57,7 +57,7 @@ def emphasis(records: StudyRecords, findings: Findings) -> Emphasis:
     metric = records.study.objective.metric
     if len(records.arms) <= MOST:
         return Emphasis(tuple(records.arms), 0, name(metric))
-    values = {one.arm: one.estimates[metric].value for one in findings.arms if metric in one.estimates}
+    values = {result.arm: result.estimates[metric].value for result in findings.arms if metric in result.estimates}
     ranked = (
         sorted((arm for arm in values if arm != records.study.baseline), key=lambda arm: values[arm]) or records.arms
     )

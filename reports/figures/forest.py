@@ -19,7 +19,7 @@ DRAWN = ("eval/gold", "eval/kl_per_sequence")
 """Compared with the baseline beside the objective."""
 ENDED = ("objective/scores", "objective/kl")
 """Their like of imported trials, which have no evaluation."""
-INTERVAL_SENTENCE = "Bars: 95 % two-level bootstrap over seeds and prompts"
+INTERVAL_SENTENCE = "Bars: 95 %, hierarchical model over seeds and prompts"
 
 
 def win_rate(records: StudyRecords, findings: Findings) -> Drawn | None:
@@ -41,9 +41,14 @@ def win_rate(records: StudyRecords, findings: Findings) -> Drawn | None:
     axes.set_xlim(0, 1)
     axes.set_xlabel("win rate against the reference [fraction]")
     data = pd.concat([estimate_rows(result, ("eval/win_rate",)) for result in arms], ignore_index=True)
-    caption = (
+    what = (
         "Win rate of each arm against independent draws of the reference on held-out prompts, judged by the gold"
-        " judge; ties count half. Lines: 50 %, as good as the reference, and 70 %. Point: mean; small marks: seeds."
+        " judge; ties count half."
+        if records.study.imported is None
+        else "Win rate of each arm, as the other program published it."
+    )
+    caption = (
+        f"{what} Lines: 50 %, as good as the reference, and 70 %. Point: mean; small marks: seeds."
         f" {INTERVAL_SENTENCE}. Right: mean [interval], seeds × prompts."
     )
     alt = "Forest plot of win rates: " + "; ".join(
@@ -81,7 +86,7 @@ def effects(records: StudyRecords, findings: Findings) -> Drawn | None:
     data = pd.concat([_effect_rows(effect) for key in keys for effect in findings.effects_on(key)], ignore_index=True)
     drawn = [effect.estimate for key in keys for effect in findings.effects_on(key) if effect.estimate]
     by_prompt = any(estimate.prompts for estimate in drawn)
-    bars = f"{INTERVAL_SENTENCE}, one draw of prompts for both arms" if by_prompt else "Bars: 95 %, Student over seeds"
+    bars = f"{INTERVAL_SENTENCE}, paired by both" if by_prompt else "Bars: 95 %, Student over seeds"
     caption = (
         f"Difference of each arm to {records.baseline}, paired by seed{' and held-out prompt' * by_prompt}. "
         f"Point: mean; small marks: seeds. {bars}. Right: mean [interval]."

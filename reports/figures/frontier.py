@@ -46,11 +46,14 @@ def frontier(records: StudyRecords, findings: Findings) -> Drawn | None:
     for axes, key in ((top, PANELS[0]), (bottom, PANELS[1])):
         for result in arms:
             _point(axes, result, key, styles[result.arm])
-    for axes, at in ((top, records.reference_gold()[0]), (bottom, 0.5)):
-        axes.plot([0], [at], marker="o", mfc="white", mec=MUTED, ms=5, clip_on=False, zorder=5)
+    judged = records.reference_gold()
+    for axes, at in ((top, judged[0] if judged else None), (bottom, 0.5)):
+        if at is not None:
+            axes.plot([0], [at], marker="o", mfc="white", mec=MUTED, ms=5, clip_on=False, zorder=5)
     scores = reference_scores(records)
     data = [estimate_rows(result, (X, *PANELS)) for result in arms]
-    data += [_win_rate_bound(bottom, farthest)]
+    published = records.study.imported is not None
+    data += [] if published else [_win_rate_bound(bottom, farthest)]
     marked = False
     if scores is not None:
         bounds, marked = _gold_bounds(top, scores, _fixed_betas(records, arms), styles)
@@ -59,30 +62,47 @@ def frontier(records: StudyRecords, findings: Findings) -> Drawn | None:
     top.set_ylabel("gold reward [judge points]")
     bottom.set_ylabel("win rate [fraction]")
     bottom.set_ylim(0, 1.02)
-    bottom.set_xlabel("exact KL to the reference [nats per sequence], square-root scale")
+    kind = "KL to the reference, as published" if published else "exact KL to the reference"
+    bottom.set_xlabel(f"{kind} [nats per sequence], square-root scale")
     evaluated = {result.arm for result in arms}
     shown = [legend_entry(arm, style) for arm, style in styles.items() if arm in evaluated]
     for handle in shown:
         handle.set_linestyle("")
-    figure.legend(handles=shown + _legend(scores), loc="outside upper left", ncols=columns, handlelength=2.2)
+    figure.legend(
+        handles=shown + _legend(scores)[: 1 if published else None],
+        loc="outside upper left",
+        ncols=columns,
+        handlelength=2.2,
+    )
     alt = "Scatter of gold reward and of win rate against KL: " + "; ".join(
-        f"{r.arm} KL {number(r.estimates[X].value)}, gold {number(r.estimates[PANELS[0]].value)}" for r in arms
+        f"{r.arm} KL {number(r.estimates[X].value)}, gold {number(gold.value if gold else None)}"
+        for r in arms
+        for gold in [r.estimates.get(PANELS[0])]
     )
     return Drawn(
-        figure, pd.concat(data, ignore_index=True), "Reward-KL frontier", _caption(arms, scores, marked), alt + "."
+        figure,
+        pd.concat(data, ignore_index=True),
+        "Reward-KL frontier",
+        _caption(arms, scores, marked, published),
+        alt + ".",
     )
 
 
-def _caption(arms: list[ArmResult], scores: ReferenceScores | None, marked: bool) -> str:
+def _caption(arms: list[ArmResult], scores: ReferenceScores | None, marked: bool, published: bool) -> str:
     text = (
         "What each arm gained and how far it drifted. Large points: means; small points: single seeds"
         f" ({seed_counts({result.arm: len(result.seeds) for result in arms})}; {_prompts(arms)} prompts each)."
-        f" {INTERVAL_SENTENCE}. Solid grey: no policy lies above it. Dotted: best of n reference samples by the judge"
+        f" {INTERVAL_SENTENCE}."
+    )
+    if published:
+        return f"{text} Rewards, win rates and KL are as the other program published them; no bound is known for them."
+    text += (
+        " Solid grey: upper bound for any policy at that KL. Dotted: best of n reference samples by the judge"
         f" (dots: n = {', '.join(map(str, BEST_OF))})."
     )
     if scores is None:
         return text + " No bound on the gold reward: the scores of reference samples are not in the store."
-    text += f" The bound on gold has a 95 % band (n = {len(scores.gold):,} samples) and ends where they do not reach."
+    text += f" The bound on gold has a 95 % band (n = {len(scores.gold):,} samples) and ends where too few have weight."
     if len(scores.proxy):
         text += f" Dash-dotted: the exact optimum of the proxy for every β (n = {len(scores.proxy):,} samples)"
         text += "; thin lines lead from an arm to the optimum at its own β." if marked else "."
@@ -171,14 +191,14 @@ def _counts(most: float) -> list[int]:
 def _fixed_betas(records: StudyRecords, arms: list[ArmResult]) -> list[tuple[ArmResult, float]]:
     """The arms whose beta is fixed and positive, with it."""
     settings = {
-        cell.arm: cell.config.ppo
+        cell.arm: cell.config.kl
         for cell in records.plan
-        if isinstance(cell, Cell) and cell.config.ppo.kl_control == "fixed"
+        if isinstance(cell, Cell) and cell.config.kl.control == "fixed"
     }
     fixed = [result for result in arms if result.arm in settings and "eval/gold" in result.estimates]
-    return [(result, settings[result.arm].kl_coef) for result in fixed if settings[result.arm].kl_coef > 0]
+    return [(result, settings[result.arm].beta) for result in fixed if settings[result.arm].beta > 0]
 
 
 def _prompts(arms: list[ArmResult]) -> str:
-    found = sorted({result.estimates[X].prompts for result in arms})
-    return str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}"
+    counts = sorted({result.estimates[X].prompts for result in arms})
+    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"

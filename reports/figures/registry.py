@@ -22,7 +22,7 @@ FIGURES = {
     "overoptimisation": "reports.figures.overoptimisation:overoptimisation",
     "win_rate": "reports.figures.forest:win_rate",
     "effects": "reports.figures.forest:effects",
-    "matched_kl": "reports.figures.overoptimisation:matched",
+    "matched_kl": "reports.figures.matched_kl:matched",
     "interactions": "reports.figures.interactions:interactions",
     "kl": "reports.figures.curves:kl",
     "entropy": "reports.figures.curves:entropy",
@@ -41,8 +41,8 @@ SLOWEST_FIRST = ("training", "overoptimisation", "matched_kl", "effects", "front
 
 def figure(name: str) -> Callable[[StudyRecords, Findings], Drawn | None]:
     """What draws the figure of this name; it gives None where the records hold nothing for it to draw."""
-    found: Callable[[StudyRecords, Findings], Drawn | None] = resolve_name(FIGURES[name])
-    return found
+    draw_figure: Callable[[StudyRecords, Findings], Drawn | None] = resolve_name(FIGURES[name])
+    return draw_figure
 
 
 def import_figures() -> None:
@@ -116,7 +116,7 @@ def draw(
     folder.mkdir(parents=True, exist_ok=True)
     names, paint = chosen_figures(records), Painter(records, findings, folder, earlier or {}, provenance(records))
     ordered = sorted(names, key=lambda name: SLOWEST_FIRST.index(name) if name in SLOWEST_FIRST else len(SLOWEST_FIRST))
-    found = helper.draw(ordered, paint) if helper else {name: paint(name) for name in names}
+    drawn = helper.draw(ordered, paint) if helper else {name: paint(name) for name in names}
     for name in names:
-        if found[name] is not None or records.study.figures is not None:
-            yield name, found[name]
+        if drawn[name] is not None or records.study.figures is not None:
+            yield name, drawn[name]

@@ -46,7 +46,7 @@ def draw_once(figure: Figure, first: Callable[[], None], *others: tuple[Callable
     def replay(renderer: RendererBase) -> None:
         scale = figure.dpi / DPI
         for name, arguments, options in calls:
-            own = [_scaled(one, renderer.new_gc(), scale) for one in arguments]
+            own = [_scaled(argument, renderer.new_gc(), scale) for argument in arguments]
             getattr(renderer, name)(*(_placed(renderer, own, scale) if name == "draw_text" else own), **options)
 
     try:
@@ -65,7 +65,7 @@ def _recording(
     method = getattr(renderer, name)
 
     def call(*arguments: Any, **options: Any) -> None:
-        kept = [_kept(one, freeze) for one in arguments]
+        kept = [_kept(argument, freeze) for argument in arguments]
         calls.append((name, _placed(renderer, kept, 1.0) if name == "draw_text" else kept, options))
         method(*arguments, **options)
 

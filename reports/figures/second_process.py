@@ -58,15 +58,15 @@ class Helper:
 @contextmanager
 def helper(wanted: bool) -> Iterator[Helper | None]:
     """A helper where it is wanted and the system lets it start; else None."""
-    found = None
+    started = None
     if wanted:
         with suppress(OSError):
-            found = Helper()
+            started = Helper()
     try:
-        yield found
+        yield started
     finally:
-        if found is not None:
-            found.close()
+        if started is not None:
+            started.close()
 
 
 class IdleCores:

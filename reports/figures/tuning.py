@@ -3,6 +3,8 @@ stands apart."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -13,7 +15,7 @@ from reports.figures.style import INK, MUTED, SINGLE, Drawn, new_figure
 from reports.findings.findings import Findings
 from reports.records.load import StudyRecords
 from reports.records.searches import SearchResult
-from reports.text.words import counted, name, number
+from reports.text.words import counted, name, number, p_value
 from studies.definition.search import Tried, objectives
 
 DRIFT = "eval/kl_per_sequence"
@@ -23,26 +25,28 @@ NAMES_APART = 16
 
 
 def importance(records: StudyRecords, findings: Findings) -> Drawn | None:
-    """Bars of each knob's share of the variation among the better trials."""
+    """Each knob's share of the first objective's variation, with intervals; None with too few trials to estimate it."""
     search = findings.search
-    if search is None or not search.importance:
+    first = objectives(records.study)[0].metric
+    rows = [row for row in search.importance.rows if row.metric == first] if search else []
+    if search is None or not rows:
         return None
-    ranked = sorted(search.importance.items(), key=lambda item: (-item[1], item[0]))
-    figure = new_figure(SINGLE, 0.8 + 0.3 * len(ranked))
+    figure = new_figure(SINGLE, 0.8 + 0.3 * len(rows))
     axes = figure.subplots()
-    for row, (_, share) in enumerate(ranked):
-        axes.barh([row], [share], height=0.55, color=_BLUE, zorder=2)
-        side(axes, row, f"{100 * share:.0f} %")
-    rows_axis(axes, [key for key, _ in ranked])
-    axes.set_xlim(0, max(share for _, share in ranked) * 1.05 or 1.0)
-    axes.set_xlabel("share of importance [fraction], PED-ANOVA")
+    for place, row in enumerate(rows):
+        axes.plot([row.low, row.high], [place, place], color=_BLUE, lw=1.4, zorder=2)
+        axes.plot([max(row.share, 0)], [place], marker="o", ms=5, color=_BLUE, linestyle="", zorder=3)
+        side(axes, place, f"{max(row.share, 0):.2f} [{row.low:.2f}, {row.high:.2f}]  p {p_value(row.p)}")
+    rows_axis(axes, [row.knob for row in rows])
+    axes.set_xlim(0, 1)
+    axes.set_xlabel("fall of the adjusted R² without the knob [fraction]")
     caption = (
-        "How much each knob told the better trials of the search from the rest (PED-ANOVA over n ="
-        f" {search.importance_n} trials, one seed each; shares that add up to 1). Of the tuning alone and without an"
-        " interval; a knob matters only within the range searched."
+        f"What each knob explains of {name(first)} over the trials of the search (n = {search.importance.trials}, one"
+        " seed each): regression of ranks, 95 % intervals by resampling trials, p family-wise by permutation. Of these"
+        " trials and ranges alone."
     )
-    data = pd.DataFrame([{"key": key, "importance": share, "trials": search.importance_n} for key, share in ranked])
-    alt = "Bars of importance by knob: " + "; ".join(f"{key} {100 * share:.0f} %" for key, share in ranked)
+    data = pd.DataFrame([asdict(row) for row in rows]).assign(trials=search.importance.trials)
+    alt = "Share of each knob: " + "; ".join(f"{row.knob} {max(row.share, 0):.2f}, p {p_value(row.p)}" for row in rows)
     return Drawn(figure, data, "Importance of each knob", caption, alt + ".")
 
 
@@ -152,9 +156,9 @@ def _table(search: SearchResult, drawn: list[Tried], best: set[int], x: str, y: 
 def _caption(search: SearchResult, drawn: list[Tried]) -> str:
     left = len(search.trials) - len(drawn)
     text = (
-        f"Trials of the search (n = {len(drawn)}, one seed each, no interval): choosing the best of many noisy trials"
-        " flatters them, so they are no result. What was confirmed on fresh seeds is in the tables of arms and"
-        " effects."
+        f"Trials of the search (n = {len(drawn)}, one seed each, no interval): the best of many noisy trials looks"
+        " better than it is, so these are not results. The configurations confirmed on fresh seeds are in the tables of"
+        " arms and effects."
     )
     return text + (
         f" {counted(left, 'trial')} without both metrics (pruned, diverged or failed) not drawn." if left else ""

@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 
 from pipeline.run.metrics import METRICS
+from reports.findings.findings import SMALLEST
 from reports.findings.pairs import PER_PROMPT
 from reports.records.versions import Version
-from reports.statistics import two_level as stats
+from reports.statistics import two_level
 from reports.statistics.two_level import Array, Estimate
 
 COMPARED = ("eval/win_rate", "eval/gold", "eval/proxy", "eval/kl_per_sequence", "eval/length")
@@ -34,57 +35,72 @@ class Change:
     p: float | None
     p_holm: float | None = None
     finding: str = "not estimable"
-    """`identical`, `higher`, `lower`, `no detectable change` or `not estimable`."""
+    """`identical`, `higher`, `lower`, `equivalent` (where a smallest difference is stated), `undecided` or `not
+    estimable`."""
 
 
 def changes_of(old: Version, new: Version) -> list[Change]:
     """Every arm of both versions on the new objective and on `COMPARED`, Holm-corrected over the arms of a metric."""
     objective = str((new.study.get("objective") or {}).get("metric", COMPARED[0]))
     arms = [arm for arm in new.arms if arm in old.arms]
-    found = []
+    changes = []
     for metric in dict.fromkeys((objective, *COMPARED)):
         raw = [change for arm in arms if (change := _change(old, new, arm, metric)) is not None]
-        tested = [index for index, one in enumerate(raw) if one.p is not None]
-        corrected = dict(zip(tested, stats.holm([p for one in raw if (p := one.p) is not None]), strict=True))
-        found += [
-            replace(one, p_holm=corrected.get(i), finding=_finding(one, corrected.get(i))) for i, one in enumerate(raw)
+        tested = [index for index, row in enumerate(raw) if row.p is not None]
+        corrected = dict(zip(tested, two_level.holm([p for row in raw if (p := row.p) is not None]), strict=True))
+        changes += [
+            replace(row, p_holm=corrected.get(i), finding=_finding(row, corrected.get(i))) for i, row in enumerate(raw)
         ]
-    return found
+    return changes
 
 
-def _finding(one: Change, p: float | None) -> str:
-    if one.difference is None:
+def _finding(change: Change, p: float | None) -> str:
+    if change.difference is None:
         return "not estimable"
-    if one.pairing != "unpaired" and one.difference.value == 0.0 and one.difference.low == one.difference.high:
+    if (
+        change.pairing != "unpaired"
+        and change.difference.value == 0.0
+        and change.difference.low == change.difference.high
+    ):
         return "identical"
-    words = {"better": "higher", "worse": "lower", "no detectable difference": "no detectable change"}
-    return words.get(stats.verdict(one.difference, p, maximize=True), "not estimable")
+    found = two_level.verdict(change.difference, p, maximize=True, smallest=SMALLEST.get(change.metric))
+    return {"better": "higher", "worse": "lower"}.get(found, found)
 
 
 def _change(old: Version, new: Version, arm: str, metric: str) -> Change | None:
     """None where neither version measured the metric."""
     if metric not in PER_PROMPT:
         return _once(old, new, arm, metric)
-    top, bottom = PER_PROMPT[metric]
+    top, bottom = columns = PER_PROMPT[metric]
     tables = [
-        {seed: table for seed in v.seeds(arm) if (table := v.prompts(arm, seed)) is not None and top in table}
+        {
+            seed: table
+            for seed in v.seeds(arm)
+            if (table := v.prompts(arm, seed)) is not None and _whole(table, *columns)
+        }
         for v in (old, new)
     ]
     if not any(tables):
         return _once(old, new, arm, metric)
-    own = [_arrays(found, top, bottom, _shared(list(found.values()))) for found in tables]
-    alone = [stats.mean(*one).clipped(METRICS[metric].low, METRICS[metric].high) if one else None for one in own]
+    own = [_arrays(by_seed, top, bottom, _shared(list(by_seed.values()))) for by_seed in tables]
+    alone = [
+        two_level.mean(*arrays).clipped(METRICS[metric].low, METRICS[metric].high) if arrays else None for arrays in own
+    ]
     seeds = [seed for seed in tables[0] if seed in tables[1]]
-    prompts = _shared([found[seed] for found in tables for seed in seeds]) if seeds else pd.Index([])
+    prompts = _shared([by_seed[seed] for by_seed in tables for seed in seeds]) if seeds else pd.Index([])
     if len(prompts):
-        pair = [_arrays({seed: found[seed] for seed in seeds}, top, bottom, prompts) for found in tables]
+        pair = [_arrays({seed: by_seed[seed] for seed in seeds}, top, bottom, prompts) for by_seed in tables]
         assert pair[0] is not None
         assert pair[1] is not None
         (first, under_first), (second, under_second) = pair[0], pair[1]
-        difference = stats.difference(second, first, under_second, under_first)
-        p = _larger(stats.swap_test(second, first, under_second, under_first), stats.two_level_p(difference))
-        return Change(arm, metric, alone[0], alone[1], difference, "paired", p)
-    return _welch(arm, metric, alone[0], alone[1])
+        difference = two_level.difference(second, first, under_second, under_first)
+        return Change(arm, metric, alone[0], alone[1], difference, "paired", two_level.two_level_p(difference))
+    return _unpaired(arm, metric, alone[0], alone[1])
+
+
+def _whole(table: pd.DataFrame, *columns: str | None) -> bool:
+    """Whether a table holds these columns without gaps; imported outcomes need not."""
+    return all(column in table and table[column].notna().all() for column in columns if column)
 
 
 def _once(old: Version, new: Version, arm: str, metric: str) -> Change | None:
@@ -95,19 +111,25 @@ def _once(old: Version, new: Version, arm: str, metric: str) -> Change | None:
     ]
     if not any(values):
         return None
-    alone = [stats.over_seeds(list(own.values())) if own else None for own in values]
+    alone = [two_level.over_seeds(list(own.values())) if own else None for own in values]
     seeds = [seed for seed in values[0] if seed in values[1]]
     if not seeds:
-        return _welch(arm, metric, alone[0], alone[1])
-    difference = stats.over_seeds([values[1][seed] - values[0][seed] for seed in seeds])
-    return Change(arm, metric, alone[0], alone[1], difference, "paired by seed", stats.two_level_p(difference))
+        return _unpaired(arm, metric, alone[0], alone[1])
+    difference = two_level.over_seeds([values[1][seed] - values[0][seed] for seed in seeds])
+    return Change(arm, metric, alone[0], alone[1], difference, "paired by seed", two_level.two_level_p(difference))
 
 
-def _welch(arm: str, metric: str, old: Estimate | None, new: Estimate | None) -> Change:
-    """Difference of two independent estimates; Welch and Satterthwaite's degrees of freedom (Welch 1947)."""
+def _unpaired(arm: str, metric: str, old: Estimate | None, new: Estimate | None) -> Change:
+    """Difference of two independent estimates: of two posteriors their convolution, else by the degrees of freedom of
+    Welch (1947)."""
     if old is None or new is None:
         return Change(arm, metric, old, new, None, "none", None)
     value, size = new.value - old.value, (min(old.seeds, new.seeds), min(old.prompts, new.prompts))
+    if old.posterior is not None and new.posterior is not None:
+        deviation = new.posterior.and_of(old.posterior)
+        half = float(deviation.half_width(two_level.LEVEL))
+        difference = Estimate(value, value - half, value + half, *size, "hierarchical", posterior=deviation)
+        return Change(arm, metric, old, new, difference, "unpaired", two_level.two_level_p(difference))
     if not old.se or not new.se or not old.df or not new.df:
         return Change(arm, metric, old, new, Estimate(value, None, None, *size, "none"), "unpaired", None)
     from scipy.stats import t
@@ -115,9 +137,9 @@ def _welch(arm: str, metric: str, old: Estimate | None, new: Estimate | None) ->
     variances = old.se**2, new.se**2
     df = sum(variances) ** 2 / (variances[0] ** 2 / old.df + variances[1] ** 2 / new.df)
     se = math.sqrt(sum(variances))
-    half = float(t.ppf((1 + stats.LEVEL) / 2, df)) * se
+    half = float(t.ppf((1 + two_level.LEVEL) / 2, df)) * se
     difference = Estimate(value, value - half, value + half, *size, "student", se, df)
-    return Change(arm, metric, old, new, difference, "unpaired", stats.two_level_p(difference))
+    return Change(arm, metric, old, new, difference, "unpaired", two_level.two_level_p(difference))
 
 
 def _shared(tables: list[pd.DataFrame]) -> pd.Index:
@@ -129,17 +151,12 @@ def _shared(tables: list[pd.DataFrame]) -> pd.Index:
 
 
 def _arrays(
-    found: dict[int, pd.DataFrame], top: str, bottom: str | None, prompts: pd.Index
+    tables: dict[int, pd.DataFrame], top: str, bottom: str | None, prompts: pd.Index
 ) -> tuple[Array, Array | None] | None:
     """Numerator and denominator, (S, P) each."""
-    if not found or not len(prompts):
+    if not tables or not len(prompts):
         return None
-    numerator = np.stack([table.loc[prompts, top].to_numpy(dtype=np.float64) for table in found.values()])
+    numerator = np.stack([table.loc[prompts, top].to_numpy(dtype=np.float64) for table in tables.values()])
     if bottom is None:
         return numerator, None
-    return numerator, np.stack([table.loc[prompts, bottom].to_numpy(dtype=np.float64) for table in found.values()])
-
-
-def _larger(first: float, second: float | None) -> float:
-    """The larger p, as everywhere on the pages; with a single seed only the first exists."""
-    return first if second is None else max(first, second)
+    return numerator, np.stack([table.loc[prompts, bottom].to_numpy(dtype=np.float64) for table in tables.values()])

@@ -5,18 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.run.metrics import METRICS
-from reports.findings import trajectories
-from reports.findings.pairs import PER_PROMPT, pair_of, parts, per_prompt
-from reports.findings.trajectories import ArmAlarm, Curves, MatchedKL, RewardLaw
+from reports.findings import matched_kl, trajectories
+from reports.findings.crossings import Crossed, crossed
+from reports.findings.hypotheses import Judgement, judge
+from reports.findings.matched_kl import MatchedKL
+from reports.findings.pairs import PER_PROMPT, Pair, pair_of, parts, per_prompt, possible
+from reports.findings.pairs import maximized as maximized
+from reports.findings.recommendation import Recommendation, recommend
+from reports.findings.trajectories import ArmAlarm, Paths
 from reports.records.load import StudyRecords
 from reports.records.searches import SearchResult, load_search
-from reports.statistics import power
-from reports.statistics import two_level as stats
+from reports.statistics import power, two_level
+from reports.statistics.hierarchical import moments
 from reports.statistics.two_level import Estimate, Outcome
 from studies.claims.falsifiers import Outcome as FalsifierOutcome
 from studies.claims.falsifiers import Verdict, overall
 from studies.claims.verdicts import verdicts
-from studies.definition.schema import IMPORTED, Falsifier
+from studies.definition.schema import Falsifier
 
 REPORTED = (
     "eval/win_rate", "eval/tie_rate", "eval/gold", "eval/proxy", "eval/kl_per_token", "eval/kl_per_sequence",
@@ -24,26 +29,17 @@ REPORTED = (
     "eval/length", "eval/eos_rate", "eval/distinct_1", "eval/distinct_2", "eval/ppl_reference",
 )  # fmt: skip
 SMALLEST = {"eval/win_rate": 0.05}
-"""Differences worth finding: five points of win rate."""
+"""Smallest differences that matter, where the study gives none: five points of win rate."""
 SMALL_EFFECT = 0.2
-"""Of other metrics, in standard deviations over prompts: what Cohen (1988) calls a small effect."""
+"""Of other metrics, in standard deviations of the baseline over prompts: what Cohen (1988) calls a small effect."""
 RANKED = ("eval/win_rate", "eval/gold")
 """Metrics of which more is better whatever the study asks: their best arm is marked."""
 COMPARED = ("eval/win_rate", "eval/gold", "eval/proxy", "eval/kl_per_sequence")
 ENDS = (
     "objective/rlhf_reward", "objective/scores", "objective/gold", "objective/kl", "objective/kl_per_token",
-    "objective/entropy",
-    "policy/entropy",
+    "objective/kl_k3_per_token", "objective/entropy", "policy/entropy",
 )  # fmt: skip
-"""Reported and compared of imported trials, which have no evaluation: where their training ended
-(`reports.records.imported`)."""
-_MINIMIZE = {
-    "eval/kl_per_token",
-    "eval/kl_per_sequence",
-    "eval/ppl_reference",
-    "objective/kl",
-    "objective/kl_per_token",
-}
+"""Reported and compared of trials that were never evaluated here: where their training ended."""
 _RATES = {"eval/win_rate", "eval/tie_rate", "eval/eos_rate"}
 ROBUST = ("eval/gold", "eval/proxy", "eval/kl_per_sequence")
 """Metrics whose interquartile mean stands beside the mean; of a rate it says nothing."""
@@ -79,14 +75,13 @@ class Effect:
     estimate: Estimate | None
     per_seed: dict[int, float]
     p: float | None
-    """Of the sign-flip permutation test: new prompts, these seeds; of a metric that exists once per trial, of flipping
-    the seeds."""
+    """Of no effect, on new seeds and new prompts (`two_level_p`)."""
     p_holm: float | None
-    """The larger of `p` and `p_seeds` (`Pair.deciding`), corrected over the arms of this metric."""
+    """`p`, corrected over the arms of this metric."""
     maximize: bool
     outcome: Outcome
-    p_seeds: float | None
-    """Of the two-level test: new seeds and new prompts."""
+    smallest: float | None
+    """The smallest difference that matters; None where nobody stated one and it cannot be derived."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +103,7 @@ class Power:
     detectable: float
     """Found with 80 % power at Holm's strictest step."""
     target: float | None
-    """The smallest difference worth finding: `SMALLEST` or a fifth of the baseline's spread over prompts."""
+    """The smallest difference that matters (`smallest_of`)."""
     seeds: int
     seeds_needed: int | None
     """Seeds that find `target` on as many prompts; None where it is unknown (one seed) or no number is enough."""
@@ -145,13 +140,17 @@ class Findings:
     power: tuple[Power, ...]
     best: dict[str, str]
     """Metric -> the arm that is better than every other one, where one is (`_best`)."""
-    curves: Curves
-    """(arm, seed) -> rewards over KL."""
+    paths: Paths
+    """(arm, seed) -> KL and rewards along the training."""
     matched: tuple[MatchedKL, ...]
-    laws: tuple[RewardLaw, ...]
     alarms: tuple[ArmAlarm, ...]
     search: SearchResult | None
     """What a search tried, apart from what was confirmed."""
+    recommendation: Recommendation | None
+    """What to use."""
+    hypotheses: tuple[Judgement, ...]
+    crossings: tuple[Crossed, ...]
+    """Pairs of crossed knobs, on the objective."""
 
     def arm(self, name: str) -> ArmResult:
         return next(result for result in self.arms if result.arm == name)
@@ -163,13 +162,10 @@ class Findings:
 def analyse(records: StudyRecords) -> Findings:
     """Estimates of every arm, effects against the baseline with Holm's correction per metric, drift, and verdicts."""
     objective = records.study.objective.metric
-    imported = records.study.kind == IMPORTED
-    compared = dict.fromkeys(
-        (objective, *([key for key in ENDS if key in records.trials.columns] if imported else COMPARED))
-    )
-    curves = trajectories.curves(records)
+    compared = dict.fromkeys((objective, *records.reported(COMPARED, ENDS)))
+    arms = tuple(_arm(records, arm) for arm in records.arms)
     return Findings(
-        arms=tuple(_arm(records, arm) for arm in records.arms),
+        arms=arms,
         effects=tuple(effect for metric in compared for effect in _effects(records, metric)),
         claims=_claims(records),
         improvements=_improvements(records),
@@ -177,19 +173,19 @@ def analyse(records: StudyRecords) -> Findings:
         best={
             metric: arm for metric in dict.fromkeys((objective, *RANKED)) if (arm := _best(records, metric)) is not None
         },
-        curves=curves,
-        matched=trajectories.matched(records, curves),
-        laws=trajectories.laws(records, curves),
+        paths=trajectories.paths(records),
+        matched=matched_kl.matched(records),
         alarms=trajectories.alarms(records),
         search=load_search(records.folder, records.study),
+        recommendation=recommend(records, arms, maximized(records, objective)),
+        hypotheses=judge(records),
+        crossings=crossed(records),
     )
 
 
 def _arm(records: StudyRecords, arm: str) -> ArmResult:
     seeds = records.evaluated(arm)
-    reported = dict.fromkeys(
-        (*REPORTED, *parts(records), *(ENDS if records.study.kind == IMPORTED else ()), records.study.objective.metric)
-    )
+    reported = dict.fromkeys((*records.reported(REPORTED, ENDS), *parts(records), records.study.objective.metric))
     per_seed = {metric: records.recorded(arm, metric) for metric in reported}
     counts = records.counts(arm)
     fell, ended = _diverged(records, arm)
@@ -200,15 +196,15 @@ def _arm(records: StudyRecords, arm: str) -> ArmResult:
         counts=counts,
         seeds=tuple(seeds),
         estimates={
-            metric: found
+            metric: estimate
             for metric in reported
-            if (found := _estimate(records, arm, metric, seeds, per_seed)) is not None
+            if (estimate := _estimate(records, arm, metric, seeds, per_seed)) is not None
         },
         per_seed={metric: values for metric, values in per_seed.items() if values},
-        divergence=stats.wilson(fell, ended) if ended else None,
-        divergence_difference=stats.rate_difference(fell, ended, base_fell, base_ended) if comparable else None,
-        planned=sum(cell.arm == arm for cell in records.plan),
-        iqm={metric: found for metric in ROBUST if (found := _iqm(records, arm, metric, seeds)) is not None},
+        divergence=two_level.wilson(fell, ended) if ended else None,
+        divergence_difference=two_level.rate_difference(fell, ended, base_fell, base_ended) if comparable else None,
+        planned=len(records.seeds),
+        iqm={metric: estimate for metric in ROBUST if (estimate := _iqm(records, arm, metric, seeds)) is not None},
     )
 
 
@@ -220,10 +216,12 @@ def _diverged(records: StudyRecords, arm: str) -> tuple[int, int]:
 
 
 def _iqm(records: StudyRecords, arm: str, metric: str, seeds: list[int]) -> Estimate | None:
-    prompts = records.shared_prompts([(arm, seed) for seed in seeds])
-    if not seeds or not len(prompts):
+    columns = per_prompt(records, metric)
+    seeds = records.answered(arm, [columns[0]]) if columns else []
+    prompts = records.shared_prompts([(arm, seed) for seed in seeds], [columns[0]] if columns else [])
+    if columns is None or not seeds or not len(prompts):
         return None
-    return stats.iqm(records.answers(arm, PER_PROMPT[metric][0], seeds, prompts)).clipped(
+    return two_level.iqm(records.answers(arm, columns[0], seeds, prompts)).clipped(
         METRICS[metric].low, METRICS[metric].high
     )
 
@@ -237,25 +235,21 @@ def _estimate(
     columns = per_prompt(records, metric)
     if columns is None:
         values = list(per_seed.get(metric, {}).values())
-        return stats.over_seeds(values).clipped(*bounds) if values else None
+        return two_level.over_seeds(values).clipped(*bounds) if values else None
     top, bottom = columns
-    prompts = records.shared_prompts([(arm, seed) for seed in seeds])
+    needed = [key for key in columns if key]
+    seeds = records.answered(arm, needed)
+    prompts = records.shared_prompts([(arm, seed) for seed in seeds], needed)
     if not len(prompts):
         return None
     numerator = records.answers(arm, top, seeds, prompts)
     denominator = records.answers(arm, bottom, seeds, prompts) if bottom else None
-    return stats.rate(numerator) if metric in _RATES else stats.mean(numerator, denominator).clipped(*bounds)
+    return two_level.rate(numerator) if metric in _RATES else two_level.mean(numerator, denominator).clipped(*bounds)
 
 
 def once(records: StudyRecords, metric: str) -> bool:
     """Whether a metric exists once per trial, so that only seeds can tell arms apart."""
     return per_prompt(records, metric) is None
-
-
-def maximized(records: StudyRecords, metric: str) -> bool:
-    """Whether more of a metric is better."""
-    objective = records.study.objective
-    return objective.direction == "maximize" if metric == objective.metric else metric not in _MINIMIZE
 
 
 def _others(records: StudyRecords) -> list[str]:
@@ -265,24 +259,33 @@ def _others(records: StudyRecords) -> list[str]:
 def _effects(records: StudyRecords, metric: str) -> list[Effect]:
     maximize = maximized(records, metric)
     pairs = [(arm, pair_of(records, metric, arm, records.study.baseline)) for arm in _others(records)]
-    raw = [(arm, pair, pair.difference() if pair else None, pair.p() if pair else None) for arm, pair in pairs]
-    seeds_p = [stats.two_level_p(estimate) if estimate else None for _, _, estimate, _ in raw]
-    larger = [pair.deciding(p, q, len(raw)) if pair else None for (_, pair, _, p), q in zip(raw, seeds_p, strict=True)]
-    tested = [index for index, p in enumerate(larger) if p is not None]
-    corrected = dict(zip(tested, stats.holm([p for p in larger if p is not None]), strict=True))
+    estimates = [possible(pair.difference(), metric) if pair else None for _, pair in pairs]
+    raw = [two_level.two_level_p(estimate) if estimate else None for estimate in estimates]
+    tested = [index for index, p in enumerate(raw) if p is not None]
+    corrected = dict(zip(tested, two_level.holm([p for p in raw if p is not None]), strict=True))
     result = []
-    for index, (arm, pair, estimate, p) in enumerate(raw):
-        per_seed = dict(zip(pair.seeds, map(float, pair.linear().mean(1)), strict=True)) if pair else {}
-        outcome = stats.verdict(estimate, corrected.get(index), maximize)
-        result.append(
-            Effect(metric, arm, estimate, per_seed, p, corrected.get(index), maximize, outcome, seeds_p[index])
-        )
+    for index, (arm, pair) in enumerate(pairs):
+        smallest, p_holm = smallest_of(records, metric, pair) if pair else None, corrected.get(index)
+        outcome = two_level.verdict(estimates[index], p_holm, maximize, smallest=smallest)
+        per_seed = pair.per_seed() if pair else {}
+        result.append(Effect(metric, arm, estimates[index], per_seed, raw[index], p_holm, maximize, outcome, smallest))
     return result
+
+
+def smallest_of(records: StudyRecords, metric: str, pair: Pair) -> float | None:
+    """The smallest difference that matters, in the metric's unit: `objective.smallest` of the study, `SMALLEST`, or
+    `SMALL_EFFECT` standard deviations of the baseline over prompts; None of another metric that exists once per
+    trial."""
+    objective = records.study.objective
+    stated = objective.smallest if metric == objective.metric else None
+    if stated is not None or metric in SMALLEST:
+        return stated if stated is not None else SMALLEST[metric]
+    return None if pair.once else SMALL_EFFECT * float(moments(pair.lines()[1]).spread) or None
 
 
 def _improvements(records: StudyRecords) -> tuple[Improvement, ...]:
     """Completions of the arm against the baseline's, prompt by prompt."""
-    if records.study.kind == IMPORTED:
+    if records.prompts.empty:
         return ()
     objective = records.study.objective.metric
     whole = objective in PER_PROMPT and PER_PROMPT[objective][1] is None and objective not in _RATES
@@ -290,7 +293,9 @@ def _improvements(records: StudyRecords) -> tuple[Improvement, ...]:
     pairs = [(arm, pair_of(records, metric, arm, records.study.baseline)) for arm in _others(records)]
     maximize = maximized(records, metric)
     return tuple(
-        Improvement(arm, metric, stats.improvement(pair.first, pair.second, maximize)) for arm, pair in pairs if pair
+        Improvement(arm, metric, two_level.improvement(pair.first, pair.second, maximize))
+        for arm, pair in pairs
+        if pair and not pair.once
     )
 
 
@@ -298,33 +303,27 @@ def _power(records: StudyRecords) -> tuple[Power, ...]:
     """The minimum detectable effect of each arm on the objective."""
     metric = records.study.objective.metric
     pairs = [(arm, pair) for arm in _others(records) if (pair := pair_of(records, metric, arm, records.study.baseline))]
-    found = []
+    powers = []
     for arm, pair in pairs:
-        table = pair.linear()
-        se, df = stats.standard_error(table)
-        if se == 0.0:
+        given = pair.moments()
+        if given.between + given.spread == 0.0 or (pair.once and len(pair.seeds) == 1):
             continue
-        alpha = stats.ALPHA / len(pairs)
-        target = SMALLEST.get(metric)
-        if target is None and not pair.once:
-            target = (
-                SMALL_EFFECT * float(stats.linear(pair.second, pair.second_denominator).std(axis=1, ddof=1).mean())
-                or None
-            )
-        need = power.seeds_needed(table, target, alpha) if target else None
+        alpha = two_level.ALPHA / len(pairs)
+        target = smallest_of(records, metric, pair)
+        need = power.seeds_needed(given, target, alpha) if target else None
         needed = need.seeds if need else None
-        found.append(
+        powers.append(
             Power(
                 arm,
                 metric,
-                power.detectable(se, df, alpha),
+                power.detectable(given, alpha),
                 target,
                 len(pair.seeds),
                 needed,
                 need is not None and needed is None,
             )
         )
-    return tuple(found)
+    return tuple(powers)
 
 
 def _best(records: StudyRecords, metric: str) -> str | None:
@@ -335,12 +334,14 @@ def _best(records: StudyRecords, metric: str) -> str | None:
     is named with a probability of at most 0.025, as it would have to beat the true best. An arm of which no trial
     was evaluated is not compared; one that lost seeds is compared on those it has.
     """
-    values = {arm: found.value for arm in records.arms if (found := _estimate_of(records, arm, metric)) is not None}
+    values = {
+        arm: estimate.value for arm in records.arms if (estimate := _estimate_of(records, arm, metric)) is not None
+    }
     if len(values) < 2:
         return None
     maximize = maximized(records, metric)
     best = (max if maximize else min)(values, key=lambda arm: values[arm])
-    level = 1 - stats.ALPHA / (len(values) - 1)
+    level = 1 - two_level.ALPHA / (len(values) - 1)
     for other in values:
         pair = pair_of(records, metric, best, other) if other != best else None
         effect = pair.difference(level) if pair else None
@@ -355,9 +356,9 @@ def _estimate_of(records: StudyRecords, arm: str, metric: str) -> Estimate | Non
 
 def _claims(records: StudyRecords) -> tuple[Claim, ...]:
     """The verdicts that `falsify` gives, grouped by claim."""
-    found = verdicts(records.study, records.folder, records.plan, missing_ok=True)
+    judged = verdicts(records.study, records.folder, records.plan, missing_ok=True)
     grouped = {
-        falsifier.name: tuple(verdict for verdict in found if verdict.name == falsifier.name)
+        falsifier.name: tuple(verdict for verdict in judged if verdict.name == falsifier.name)
         for falsifier in records.study.falsifiers
     }
     return tuple(

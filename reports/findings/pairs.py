@@ -1,32 +1,23 @@
-"""What an arm and another share: the same metric on the same seeds and prompts, ready to be compared."""
+"""What arms share: the same metric on the same seeds and prompts, ready to be compared."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from pipeline.run.metrics import METRICS
+from pipeline.run.metrics import PER_PROMPT as PER_PROMPT
 from reports.records.load import StudyRecords
 from reports.records.trial_tables import PART
-from reports.statistics import two_level as stats
+from reports.statistics import two_level
+from reports.statistics.hierarchical import Moments
 from reports.statistics.two_level import Array, Estimate
-from studies.definition.schema import IMPORTED
+from studies.importing.notes import ends
 
 _PART = "eval/reward/"
-PER_PROMPT: dict[str, tuple[str, str | None]] = {
-    "eval/win_rate": ("win", None),
-    "eval/tie_rate": ("tie", None),
-    "eval/gold": ("policy_gold", None),
-    "eval/gold_reference": ("reference_gold", None),
-    "eval/proxy": ("policy_proxy", None),
-    "eval/proxy_reference": ("reference_proxy", None),
-    "eval/kl_per_token": ("kl", "policy_length"),
-    "eval/kl_per_sequence": ("kl", None),
-    "eval/entropy": ("entropy", "policy_length"),
-    "eval/length": ("policy_length", None),
-    "eval/eos_rate": ("policy_eos", None),
-}
-"""Metrics that are a mean over prompts, or a ratio of two sums over prompts: numerator and denominator column."""
 
 
 def columns_of(metric: str) -> tuple[str, str | None] | None:
@@ -41,9 +32,15 @@ def parts(records: StudyRecords) -> list[str]:
 
 
 def per_prompt(records: StudyRecords, metric: str) -> tuple[str, str | None] | None:
-    """The columns of a metric that is known prompt by prompt: imported trials bring one value each at most."""
-    found = columns_of(metric)
-    return found if found and found[0] in records.prompts.columns and records.study.kind != IMPORTED else None
+    """The columns of a metric that is known prompt by prompt."""
+    columns = columns_of(metric)
+    return columns if columns and records.by_prompt(metric, [key for key in columns if key]) else None
+
+
+def maximized(records: StudyRecords, metric: str) -> bool:
+    """Whether more of a metric is better."""
+    objective = records.study.objective
+    return (objective.direction if metric == objective.metric else METRICS[metric].direction) != "minimize"
 
 
 @dataclass(frozen=True)
@@ -58,30 +55,26 @@ class Pair:
     second_denominator: Array | None
     once: bool
 
-    def deciding(self, p: float | None, p_seeds: float | None, arms: int) -> float | None:
-        """The larger of both p-values, since either test alone can be passed by chance of what it does not draw anew.
-
-        Of a metric that exists once per trial both speak of seeds: Student's alone decides where flipping the signs of
-        so few seeds could not go below the level for so many arms, however large the difference.
-        """
-        if self.once and 2.0 ** (1 - len(self.seeds)) >= stats.ALPHA / arms:
-            return p_seeds
-        return max(p, p_seeds) if p is not None and p_seeds is not None else None
-
-    def difference(self, level: float = stats.LEVEL) -> Estimate:
+    def difference(self, level: float = two_level.LEVEL) -> Estimate:
         if self.once:
-            return stats.over_seeds(list((self.first - self.second)[:, 0]), level)
-        return stats.difference(self.first, self.second, self.first_denominator, self.second_denominator, level)
+            return two_level.over_seeds(list((self.first - self.second)[:, 0]), level)
+        return two_level.difference(self.first, self.second, self.first_denominator, self.second_denominator, level)
 
-    def p(self) -> float | None:
-        if self.once:
-            listed = list((self.first - self.second)[:, 0])
-            return stats.seed_flip_test(listed) if len(listed) <= 16 else None
-        return stats.swap_test(self.first, self.second, self.first_denominator, self.second_denominator)
+    def lines(self) -> tuple[Array, Array]:
+        """(S, P) tables whose means differ by the effect."""
+        return (
+            two_level.linear(self.first, self.first_denominator),
+            two_level.linear(self.second, self.second_denominator),
+        )
 
-    def linear(self) -> Array:
-        """(S, P) paired differences whose mean is the effect."""
-        return stats.linear(self.first, self.first_denominator) - stats.linear(self.second, self.second_denominator)
+    def per_seed(self) -> dict[int, float]:
+        """The effect on each seed."""
+        first, second = self.lines()
+        return dict(zip(self.seeds, map(float, (first - second).mean(1)), strict=True))
+
+    def moments(self) -> Moments:
+        """What the effect's interval is made of."""
+        return two_level.contrast(*self.lines())
 
 
 def pair_of(records: StudyRecords, metric: str, arm: str, other: str) -> Pair | None:
@@ -93,10 +86,45 @@ def pair_of(records: StudyRecords, metric: str, arm: str, other: str) -> Pair | 
         seeds = [seed for seed in seeds if all(seed in known for known in values)]
         first, second = (np.array([[known[seed]] for seed in seeds]) for known in values)
         return Pair(seeds, first, second, None, None, True) if seeds else None
-    prompts = records.shared_prompts([(name, seed) for name in (arm, other) for seed in seeds])
+    top, bottom = columns
+    needed = [key for key in columns if key]
+    seeds = [seed for seed in seeds if all(seed in records.answered(name, needed) for name in (arm, other))]
+    prompts = records.shared_prompts([(name, seed) for name in (arm, other) for seed in seeds], needed)
     if not seeds or not len(prompts):
         return None
-    top, bottom = columns
     first, second = (records.answers(name, top, seeds, prompts) for name in (arm, other))
     under = [records.answers(name, bottom, seeds, prompts) if bottom else None for name in (arm, other)]
     return Pair(seeds, first, second, under[0], under[1], False)
+
+
+def tables_of(records: StudyRecords, metric: str, arms: Sequence[str]) -> list[tuple[Array, Array | None]] | None:
+    """(S, P) numerator and denominator of each arm on the seeds and prompts that all share; None without any."""
+    seeds = [seed for seed in records.evaluated(arms[0]) if all(seed in records.evaluated(arm) for arm in arms[1:])]
+    columns = per_prompt(records, metric)
+    if columns is None:
+        values = [_per_trial(records, arm, metric) for arm in arms]
+        seeds = [seed for seed in seeds if all(seed in known for known in values)]
+        return [(np.array([[known[seed]] for seed in seeds]), None) for known in values] if seeds else None
+    needed = [key for key in columns if key]
+    seeds = [seed for seed in seeds if all(seed in records.answered(arm, needed) for arm in arms)]
+    prompts = records.shared_prompts([(arm, seed) for arm in arms for seed in seeds], needed)
+    if not len(prompts):
+        return None
+    return [
+        tuple(records.answers(arm, column, seeds, prompts) if column else None for column in columns)  # type: ignore[misc]
+        for arm in arms
+    ]
+
+
+def _per_trial(records: StudyRecords, arm: str, metric: str) -> Mapping[int, float]:
+    """Seed -> value of a metric that exists once per trial; of a series the mean of the last tenth of its records."""
+    recorded = records.recorded(arm, metric)
+    if recorded or metric.startswith("eval/"):
+        return recorded
+    return {seed: ends({metric: values})[metric] for seed, (_, values) in records.series(arm, metric).items()}
+
+
+def possible(estimate: Estimate, metric: str, weights: Sequence[float] = (1, -1)) -> Estimate:
+    """A contrast cut to what it can be at all: two win rates differ by 1 at most."""
+    reach = (METRICS[metric].high - METRICS[metric].low) * math.fsum(map(abs, weights)) / 2
+    return estimate.clipped(-reach, reach)

@@ -41,13 +41,13 @@ class Compared:
 
 def comparison(studies: Sequence[Compared]) -> Page:
     """The page that sets studies side by side."""
-    names = [one.label for one in studies]
-    trials = sum(len(one.records.plan) for one in studies)
+    names = [compared.label for compared in studies]
+    trials = sum(len(compared.records.plan) for compared in studies)
     return Page(
         title=f"{listed(names)} compared",
         eyebrow=(
             f"{counted(len(studies), 'study', 'studies')} · {counted(sum(len(s.records.arms) for s in studies), 'arm')}"
-            f" · {counted(trials, 'trial')} · designs {', '.join(one.records.digest for one in studies)}"
+            f" · {counted(trials, 'trial')} · designs {', '.join(compared.records.digest for compared in studies)}"
         ),
         lead=_lead(studies),
         caveats=tuple(_caveats(studies)),
@@ -65,16 +65,18 @@ def comparison(studies: Sequence[Compared]) -> Page:
 def folder_name(studies: Sequence[Compared]) -> str:
     """Where a comparison of these studies lies: their names, or a digest where these are too long for a folder's
     name."""
-    names = "+".join(f"{one.records.study.name}-{one.records.profile}" for one in studies)
+    names = "+".join(f"{compared.records.study.name}-{compared.records.profile}" for compared in studies)
     return names if SAFE_NAME.fullmatch(names) else hashlib.sha256(names.encode()).hexdigest()[:16]
 
 
 def comparison_table(studies: Sequence[Compared]) -> Table:
     """One row per arm of every study."""
     keys = [
-        key for key in METRICS_SHOWN if any(key in result.estimates for one in studies for result in one.findings.arms)
+        key
+        for key in METRICS_SHOWN
+        if any(key in result.estimates for compared in studies for result in compared.findings.arms)
     ]
-    costs = [key for key in COSTS if any(key in one.records.trials.columns for one in studies)]
+    costs = [key for key in COSTS if any(key in compared.records.trials.columns for compared in studies)]
     heads = (
         Head("study", numeric=False), Head("arm", numeric=False), Head("n", "seeds × prompts"),
         *[Head(name(key), METRICS[key].unit.removeprefix("1")) for key in keys],
@@ -83,9 +85,9 @@ def comparison_table(studies: Sequence[Compared]) -> Table:
         *[COSTS[key] for key in costs],
     )  # fmt: skip
     rows, data = [], []
-    for one in studies:
-        for result in one.findings.arms:
-            cells, record = _row(one, result, keys, costs)
+    for compared in studies:
+        for result in compared.findings.arms:
+            cells, record = _row(compared, result, keys, costs)
             rows.append(cells)
             data.append(record)
     note = (
@@ -97,24 +99,24 @@ def comparison_table(studies: Sequence[Compared]) -> Table:
 
 
 def _row(
-    one: Compared, result: ArmResult, keys: list[str], costs: list[str]
+    compared: Compared, result: ArmResult, keys: list[str], costs: list[str]
 ) -> tuple[tuple[TableCell, ...], dict[str, Any]]:
-    study = one.records.study
+    study = compared.records.study
     flags = [f"{n} {status}" for status, n in result.counts.items() if status != "complete"]
     biggest = max(result.estimates.values(), key=lambda estimate: estimate.prompts, default=None)
     baseline = result.arm == study.baseline
-    effect = next((e for e in one.findings.effects_on(study.objective.metric) if e.arm == result.arm), None)
+    effect = next((e for e in compared.findings.effects_on(study.objective.metric) if e.arm == result.arm), None)
     finding = "baseline" if baseline else effect_word(effect, study.objective.metric) if effect else "not estimable"
-    claims = _claims(one, result.arm)
-    ended = one.records.trials[
-        (one.records.trials["arm"] == result.arm) & ~one.records.trials["status"].isin(["missing", "stale"])
+    claims = _claims(compared, result.arm)
+    ended = compared.records.trials[
+        (compared.records.trials["arm"] == result.arm) & ~compared.records.trials["status"].isin(["missing", "stale"])
     ]
     spent = {
         key: float(ended[key].astype(float).mean()) if key in ended.columns and len(ended) else float("nan")
         for key in costs
     }
     cells = (
-        TableCell(one.label), TableCell(result.arm), TableCell(size(biggest), ", ".join(flags)),
+        TableCell(compared.label), TableCell(result.arm), TableCell(size(biggest), ", ".join(flags)),
         *[shown(result.estimates.get(key), key) for key in keys],
         TableCell(finding, tone={"better": "good", "worse": "bad"}.get(finding, "")),
         TableCell(", ".join(f"{n} {outcome.lower()}" for outcome, n in claims.items() if n) or "–"),
@@ -122,8 +124,8 @@ def _row(
     )  # fmt: skip
     record: dict[str, Any] = {
         "study": study.name,
-        "profile": one.records.profile,
-        "design": one.records.digest,
+        "profile": compared.records.profile,
+        "design": compared.records.digest,
         "arm": result.arm,
     }
     record |= {**sample(biggest), **{f"n_{status}": n for status, n in result.counts.items()}}
@@ -138,8 +140,8 @@ def _row(
     return cells, record
 
 
-def _claims(one: Compared, arm: str) -> dict[str, int]:
-    verdicts = [v for claim in one.findings.claims for v in claim.verdicts if v.arm == arm]
+def _claims(compared: Compared, arm: str) -> dict[str, int]:
+    verdicts = [v for claim in compared.findings.claims for v in claim.verdicts if v.arm == arm]
     return {outcome: sum(v.outcome == outcome for v in verdicts) for outcome in OUTCOMES}
 
 
@@ -147,13 +149,13 @@ def _lead(studies: Sequence[Compared]) -> str:
     """The highest win rate of each study; which arm is best overall is not said, as arms of different studies are not
     paired here."""
     parts = []
-    for one in studies:
-        ranked = [r for r in one.findings.arms if "eval/win_rate" in r.estimates]
+    for compared in studies:
+        ranked = [r for r in compared.findings.arms if "eval/win_rate" in r.estimates]
         if ranked:
             top = max(ranked, key=lambda result: result.estimates["eval/win_rate"].value)
             cell = shown(top.estimates["eval/win_rate"], "eval/win_rate")
             parts.append(
-                f"{top.arm} in {one.label} ({cell.text} {cell.detail}; {size(top.estimates['eval/win_rate'])})"
+                f"{top.arm} in {compared.label} ({cell.text} {cell.detail}; {size(top.estimates['eval/win_rate'])})"
             )
     if not parts:
         return "No trial of these studies has been evaluated."
@@ -171,27 +173,30 @@ SHARED = (
 
 def _caveats(studies: Sequence[Compared]) -> list[str]:
     """Whether win rates of different studies mean the same."""
-    found: list[str] = []
+    caveats: list[str] = []
     for stage, what in SHARED:
         keys = {
-            one.label: sorted({str(e["key"]) for e in one.records.upstream if e["stage"] == stage}) for one in studies
+            compared.label: sorted({str(e["key"]) for e in compared.records.upstream if e["stage"] == stage})
+            for compared in studies
         }
         known = {label: own for label, own in keys.items() if own}
-        if stage == "reference" and found:
+        if stage == "reference" and caveats:
             continue  # other prompts, references or rewards bring other answers with them
         if len({tuple(own) for own in known.values()}) > 1 or any(len(own) > 1 for own in known.values()):
-            found.append(
+            caveats.append(
                 f"The studies do not share all {what} ({_groups(known)}): such numbers are not comparable from study to"
                 " study."
             )
     sizes = {
-        one.label: str(sorted({cell.config.evaluate.prompts for cell in one.records.plan if isinstance(cell, Trial)}))
-        for one in studies
+        compared.label: str(
+            sorted({cell.config.evaluate.prompts for cell in compared.records.plan if isinstance(cell, Trial)})
+        )
+        for compared in studies
     }
     if len(set(sizes.values())) > 1:
         said = "; ".join(f"{label} {n.strip('[]')}" for label, n in sizes.items())
-        found.append(f"The studies were evaluated on different numbers of prompts: {said}.")
-    return found
+        caveats.append(f"The studies were evaluated on different numbers of prompts: {said}.")
+    return caveats
 
 
 def _groups(keys: dict[str, list[str]]) -> str:

@@ -10,6 +10,8 @@ import pandas as pd
 from pipeline.run.layout import TrialRecord
 from pipeline.run.metrics import METRICS
 from reports.findings.changes import COMPARED, Change, changes_of
+from reports.findings.machines import PROCESSOR, UNKNOWN, Machines
+from reports.pages.noise import noise_part
 from reports.pages.page import Page, Part
 from reports.records.versions import MISSING, Version
 from reports.tables.cells import DASH, columns, sample, shown, shown_difference, size
@@ -44,7 +46,7 @@ Rows = list[tuple[str, str, str, str]]
 
 def changes(old: Version, new: Version) -> Page:
     """The page of what changed from `old` to `new`."""
-    found = changes_of(old, new)
+    result_changes = changes_of(old, new)
     design, code = design_changes(old, new), code_changes(old, new)
     return Page(
         title=f"{new.name}: two versions" if old.name == new.name else f"{old.name} and {new.name}: what changed",
@@ -52,15 +54,16 @@ def changes(old: Version, new: Version) -> Page:
             f"Old: {old.folder.path} ({counted(len(old.records), 'trial')}, {old.digest}) · "
             f"New: {new.folder.path} ({counted(len(new.records), 'trial')}, {new.digest})"
         ),
-        lead=_lead(old, new, found, len(design), len(code)),
-        caveats=tuple(_caveats(old, new, found)),
+        lead=_lead(old, new, result_changes, len(design), len(code)),
+        caveats=tuple(_caveats(old, new, result_changes)),
         parts=(
             Part(
                 "results",
                 "By how much results changed",
-                () if found else ("No arm was evaluated in both.",),
-                _results_tables(found),
+                () if result_changes else ("No arm was evaluated in both.",),
+                _results_tables(result_changes),
             ),
+            noise_part(Machines(old, new)),
             _part("design", "What changed in the design", design),
             _part("code", "What changed in code and environment", code),
             Part("claims", "What became of the claims", *_claims(old, new)),
@@ -84,13 +87,18 @@ def design_changes(old: Version, new: Version) -> Rows:
         rows.append(("--set", "", _word(old.started.get("overrides")), _word(new.started.get("overrides"))))
     rows += [(f"arm {arm}", arm, "ran", MISSING) for arm in old.arms if arm not in new.arms]
     rows += [(f"arm {arm}", arm, MISSING, "ran") for arm in new.arms if arm not in old.arms]
-    claims = [{one["name"]: _word(one) for one in version.study.get("falsifiers") or []} for version in (old, new)]
-    rows += [
-        (f"falsifier {claim}", "", claims[0].get(claim, MISSING), claims[1].get(claim, MISSING))
+    rows += _stated(old, new, "hypotheses", "hypothesis") + _stated(old, new, "falsifiers", "falsifier")
+    return rows + _keys(old, new)
+
+
+def _stated(old: Version, new: Version, kind: str, noun: str) -> Rows:
+    """Hypotheses or falsifiers that differ, by name."""
+    claims = [{claim["name"]: _word(claim) for claim in version.study.get(kind) or []} for version in (old, new)]
+    return [
+        (f"{noun} {claim}", "", claims[0].get(claim, MISSING), claims[1].get(claim, MISSING))
         for claim in dict.fromkeys([*claims[0], *claims[1]])
         if claims[0].get(claim) != claims[1].get(claim)
     ]
-    return rows + _keys(old, new)
 
 
 def _keys(old: Version, new: Version) -> Rows:
@@ -119,7 +127,8 @@ def code_changes(old: Version, new: Version) -> Rows:
     for first, second in (environments, stages):
         for key in dict.fromkeys([*first, *second]):
             if first.get(key) != second.get(key):
-                rows.append((key, "", first.get(key, MISSING), second.get(key, MISSING)))
+                absent = UNKNOWN if key in PROCESSOR else MISSING
+                rows.append((key, "", first.get(key, absent), second.get(key, absent)))
     return rows
 
 
@@ -128,11 +137,11 @@ def _shared_keys(record: TrialRecord) -> list[tuple[str, str]]:
 
 
 def _distinct(items: Any) -> dict[str, str]:
-    found: dict[str, dict[str, None]] = {}
+    distinct: dict[str, dict[str, None]] = {}
     for pairs in items:
         for key, value in pairs:
-            found.setdefault(str(key), {})[str(value)] = None
-    return {key: ", ".join(sorted(values)) for key, values in found.items()}
+            distinct.setdefault(str(key), {})[str(value)] = None
+    return {key: ", ".join(sorted(values)) for key, values in distinct.items()}
 
 
 def _change_table(table: str, title: str, rows: Rows) -> Table:
@@ -152,8 +161,8 @@ def _change_table(table: str, title: str, rows: Rows) -> Table:
     return Table(table, title, note, tuple(heads), cells, frame)
 
 
-def _results_tables(found: list[Change]) -> tuple[Table, ...]:
-    if not found:
+def _results_tables(result_changes: list[Change]) -> tuple[Table, ...]:
+    if not result_changes:
         return ()
     heads = (
         Head("arm", numeric=False), Head("metric", "unit", numeric=False), Head("old", "95 % interval"),
@@ -162,25 +171,31 @@ def _results_tables(found: list[Change]) -> tuple[Table, ...]:
         Head("finding", numeric=False),
     )  # fmt: skip
     rows, data = [], []
-    for one in found:
-        unit = METRICS[one.metric].unit
+    for change in result_changes:
+        unit = METRICS[change.metric].unit
         rows.append(
             (
-                TableCell(one.arm), TableCell(name(one.metric), unit),
-                shown(one.old, one.metric), shown(one.new, one.metric),
-                shown_difference(one.difference, one.metric) if one.difference else DASH,
-                TableCell(size(one.difference)), TableCell(one.pairing), TableCell(p_value(one.p_holm)),
-                TableCell(one.finding),
+                TableCell(change.arm), TableCell(name(change.metric), unit),
+                shown(change.old, change.metric), shown(change.new, change.metric),
+                shown_difference(change.difference, change.metric) if change.difference else DASH,
+                TableCell(size(change.difference)), TableCell(change.pairing), TableCell(p_value(change.p_holm)),
+                TableCell(change.finding),
             )
         )  # fmt: skip
         data.append(
-            {"arm": one.arm, "metric": one.metric, "unit": unit, **columns("old", one.old), **columns("new", one.new)}
-            | {**columns("difference", one.difference), **sample(one.difference)}
-            | {"pairing": one.pairing, "p": one.p, "p_holm": one.p_holm, "finding": one.finding}
+            {
+                "arm": change.arm,
+                "metric": change.metric,
+                "unit": unit,
+                **columns("old", change.old),
+                **columns("new", change.new),
+            }
+            | {**columns("difference", change.difference), **sample(change.difference)}
+            | {"pairing": change.pairing, "p": change.p, "p_holm": change.p_holm, "finding": change.finding}
         )
     note = (
         "Arms of both versions. Paired: the same seeds and the same prompts, whatever the completions; unpaired: two"
-        " independent samples (Welch). Holm over the arms of one metric; a finding needs a corrected p below 0.05 and"
+        " independent samples. Holm over the arms of one metric; a finding needs a corrected p below 0.05 and"
         " an interval without 0."
     )
     return (Table("results", "Results", note, heads, tuple(rows), pd.DataFrame(data)),)
@@ -260,33 +275,33 @@ def _mean(values: list[float]) -> float:
     return sum(known) / len(known) if known else float("nan")
 
 
-def _lead(old: Version, new: Version, found: list[Change], design: int, code: int) -> str:
+def _lead(old: Version, new: Version, result_changes: list[Change], design: int, code: int) -> str:
     objective = str((new.study.get("objective") or {}).get("metric", COMPARED[0]))
     said = f"{counted(design, 'change')} of the design, {counted(code, 'change')} of code and environment"
-    own = [one for one in found if one.metric == objective and one.difference is not None]
+    own = [change for change in result_changes if change.metric == objective and change.difference is not None]
     if not own:
         return f"{said}. No arm was evaluated in both versions, so results cannot be compared."
-    if all(one.finding == "identical" for one in own):
+    if all(change.finding == "identical" for change in own):
         where = " on the seeds that both evaluated" if _ended_otherwise(old, new) else ""
         return (
             f"{said}. On {name(objective)}, all {counted(len(own), 'common arm')} are identical to the last"
             f" digit{where}."
         )
-    moved = [one for one in own if one.finding in ("higher", "lower")]
+    moved = [change for change in own if change.finding in ("higher", "lower")]
     if not moved:
-        return f"{said}. On {name(objective)}, none of {counted(len(own), 'common arm')} changed detectably."
+        return f"{said}. On {name(objective)}, no change is shown in any of {counted(len(own), 'common arm')}."
     parts = [
-        f"{one.arm} is {one.finding} by {signed(one.difference, objective)} ({size(one.difference)})"
-        for one in moved
-        if one.difference
+        f"{change.arm} is {change.finding} by {signed(change.difference, objective)} ({size(change.difference)})"
+        for change in moved
+        if change.difference
     ]
     return (
-        f"{said}. On {name(objective)}, {listed(parts)}; {len(own) - len(moved)} of {len(own)} common arms did not"
-        " change detectably."
+        f"{said}. On {name(objective)}, {listed(parts)}; no change is shown in"
+        f" {len(own) - len(moved)} of {len(own)} common arms."
     )
 
 
-def _caveats(old: Version, new: Version, found: list[Change]) -> list[str]:
+def _caveats(old: Version, new: Version, result_changes: list[Change]) -> list[str]:
     caveats = []
     if old.folder.path == new.folder.path:
         caveats.append("Both versions are the same folder.")
@@ -296,7 +311,7 @@ def _caveats(old: Version, new: Version, found: list[Change]) -> list[str]:
         caveats.append(
             f"{ended} Old and new are means over what each version evaluated, differences over the seeds that both did."
         )
-    lost = [one.arm for one in found if one.pairing == "unpaired"]
+    lost = [change.arm for change in result_changes if change.pairing == "unpaired"]
     if lost:
         caveats.append(
             f"{listed(list(dict.fromkeys(lost)))} share no seed and prompt between the versions, so their differences"
@@ -333,5 +348,5 @@ def _word(value: Any) -> str:
     if value is None:
         return MISSING
     if isinstance(value, dict):
-        return ", ".join(f"{key}: {_word(one)}" for key, one in value.items() if one is not None) or MISSING
+        return ", ".join(f"{key}: {_word(item)}" for key, item in value.items() if item is not None) or MISSING
     return ", ".join(map(_word, value)) if isinstance(value, list) else str(value)

@@ -18,8 +18,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import Fault, UserError
-from pipeline.run.layout import StudyFolder, read_json, write_json
+from pipeline.errors import WITHOUT_MISSING, Fault, UserError
+from pipeline.run.layout import Layout, StudyFolder, read_json, write_json
 from pipeline.run.store import WEIGHTS
 from reports.figures.second_process import IdleCores, helper
 from studies.definition.schema import Study
@@ -29,15 +29,15 @@ LIBRARIES = ("fonttools", "Jinja2", "matplotlib", "numpy", "pandas", "pillow", "
 STAMP = ".drawn.json"
 
 
-def current_report(folder: StudyFolder, study: Study, *, second: bool = False) -> Path:
+def current_report(folder: StudyFolder, study: Study, *, second: bool = False, without_missing: bool = False) -> Path:
     """The page of a study's report, drawn where it is not there as its records give it; figures that are there are
     kept.
 
     `second`: draw in a second process as well, where a core is idle. The caller's main module must be safe to import.
-    Raises what `reports.pages.report.render_report` does.
+    `without_missing`: leave out what is no longer on disk. Raises what `reports.pages.report.render_report` does.
     """
     idle = IdleCores()
-    origin = made_from(folder, study)
+    origin = made_from(folder, study) + (WITHOUT_MISSING if without_missing else "")
     stamp = _read(folder.path / STAMP)
     intact = intact_files(folder.report, stamp) if stamp.get("made_from") == origin else set()
     page = folder.report / "index.html"
@@ -46,7 +46,7 @@ def current_report(folder: StudyFolder, study: Study, *, second: bool = False) -
     with seldom_collecting(), helper(second and not intact and idle.beside_this_process() > 0.5) as beside:
         from reports.pages.report import render_report  # takes as long as the helper's start
 
-        page = render_report(folder, study, intact, beside)
+        page = render_report(folder, study, intact, beside, without_missing=without_missing)
     write_json(
         folder.path / STAMP,
         {"made_from": origin, "files": {name: _digest(path) for name, path in _files(folder.report)}},
@@ -85,12 +85,14 @@ def _parts(folder: StudyFolder, study: Study) -> Iterator[bytes]:
     yield json.dumps({"python": platform.python_version(), **{name: _version(name) for name in LIBRARIES}}).encode()
     root = Path(__file__).parents[2]
     for path in sorted(
-        path for package in CODE for path in (root / package).rglob("*") if path.suffix in (".py", ".j2")
+        path for package in CODE for path in (root / package).rglob("*") if path.suffix in (".py", ".j2", ".csv")
     ):
         yield from _named(path, root)
     records = sorted((folder.path / "trials").glob("*.json"))
-    for path in (folder.study_file, folder.search_file, *records):
+    for path in (folder.study_file, folder.search_file, folder.registration_file, *records):
         yield from _named(path, folder.path)
+    if study.confirms:
+        yield from _named(Layout(folder.root).study(study.confirms, folder.path.name).claims_file, folder.root)
     for artifact in sorted({path for record in records for path in _artifacts(record)}):
         for _, path in _files(folder.root / artifact):
             if path.suffix != WEIGHTS:
@@ -108,10 +110,12 @@ def _artifacts(record: Path) -> list[str]:
     """Paths, below the output root, of the artifacts that a trial's record names; those that lead elsewhere are left to
     who reads them."""
     stages = _read(record).get("stages")
-    found = [one.get("path") for one in stages.values() if isinstance(one, dict)] if isinstance(stages, dict) else []
+    paths = (
+        [stage.get("path") for stage in stages.values() if isinstance(stage, dict)] if isinstance(stages, dict) else []
+    )
     return [
         path
-        for path in found
+        for path in paths
         if isinstance(path, str) and not Path(path).is_absolute() and ".." not in Path(path).parts
     ]
 

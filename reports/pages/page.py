@@ -43,16 +43,16 @@ class Page:
 
 def environment() -> jinja2.Environment:
     """Jinja with everything escaped and the filters that the templates use."""
-    found = jinja2.Environment(
+    env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters["number"] = number
-    found.filters["visible"] = visible
-    return found
+    env.filters["number"] = number
+    env.filters["visible"] = visible
+    return env
 
 
 def visible(text: str) -> str:

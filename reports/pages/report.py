@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +18,11 @@ from reports.figures.second_process import Helper
 from reports.findings.findings import Findings, analyse
 from reports.pages.inline import inline_svg
 from reports.pages.page import environment, replace_folder, write_text
-from reports.records import imported as foreign
 from reports.records.load import StudyRecords, load_records
 from reports.tables.results import all_tables
 from reports.tables.table import Table, markdown, write
 from reports.text.answer import Answer, answer, claim_sentence
+from reports.text.hypotheses import confirmed_sentence, summary, verdict_sentence
 from reports.text.methods import methods
 from studies.definition.design import Cell
 from studies.definition.schema import Study
@@ -61,18 +62,24 @@ class Sample:
 
 
 def render_report(
-    folder: StudyFolder, study: Study, intact: Collection[str] = (), beside: Helper | None = None
+    folder: StudyFolder,
+    study: Study,
+    intact: Collection[str] = (),
+    beside: Helper | None = None,
+    *,
+    without_missing: bool = False,
 ) -> Path:
     """Write the report of a study from its records and return the page's path.
 
     `intact`: files of the report that stands, by their path in it, which are known to be drawn from the same; its
-    figures are taken over. `beside`: a second process that draws some of the figures.
+    figures are taken over. `beside`: a second process that draws some of the figures. `without_missing`: see
+    `reports.records.load.load_records`.
 
     Everything is made in a folder beside, which then takes the old one's place: a render that is interrupted
-    leaves the old report whole. Raises `UserError` when the study was never run, a record is damaged, or the
-    folder cannot be written.
+    leaves the old report whole. Raises `UserError` when the study was never run or the folder cannot be written,
+    `Damaged` for a file that is not what was written, and `Lost` where results are no longer on disk.
     """
-    records = load_records(folder, study)
+    records = load_records(folder, study, without_missing=without_missing)
     findings = analyse(records)
     earlier = {Path(name).name: folder.report / name for name in intact if name.startswith("figures/")}
     replace_folder(folder.report, lambda new: build(records, findings, new, earlier, beside))
@@ -95,26 +102,35 @@ def build(
     samples.to_csv(folder / "tables" / "samples.csv", index=False, lineterminator="\n")
     drawn = list(draw(records, findings, folder / "figures", earlier, beside))
     figures = [_shown(name, figure, folder / "figures") for name, figure in drawn]
-    found = answer(records, findings)
-    page = environment().get_template("report.html.j2").render(**_context(records, findings, found, tables, figures))
+    reply = answer(records, findings)
+    page = environment().get_template("report.html.j2").render(**_context(records, findings, reply, tables, figures))
     write_text(folder / "index.html", page)
-    write_text(folder / "report.md", _markdown_report(records, findings, found, tables, figures))
+    found = {
+        "answer": reply.sentence,
+        "crossing": reply.crossing,
+        **summary(records, findings.hypotheses),
+        "claims": reply.claims,
+    }
+    write_text(folder / records.folder.claims_file.name, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    write_text(folder / "report.md", _markdown_report(records, findings, reply, tables, figures))
 
 
 def _context(
-    records: StudyRecords, findings: Findings, found: Answer, tables: list[Table], figures: list[Shown]
+    records: StudyRecords, findings: Findings, reply: Answer, tables: list[Table], figures: list[Shown]
 ) -> dict[str, Any]:
     sample_seed, samples = _samples(records)
     return {
         "records": records,
         "study": records.study,
         "findings": findings,
-        "answer": found,
+        "answer": reply,
         "tables": {table.name: table for table in tables},
         "figures": figures,
         "samples": samples,
         "sample_seed": sample_seed,
         "open_samples": OPEN_SAMPLES,
+        "verdict": verdict_sentence(records.study, findings.hypotheses, records.standing.hypotheses),
+        "confirmed": confirmed_sentence(records.study, records.folder),
         "claims": [(claim, claim_sentence(claim)) for claim in findings.claims],
         "arms": records.study.arm_overrides(),
         "config": _baseline_config(records),
@@ -146,7 +162,8 @@ def _samples(records: StudyRecords) -> tuple[int | None, list[Sample]]:
     if frame.empty:
         return None, []
     arms_of = frame.groupby("seed")["arm"].nunique()
-    seed = min(records.seeds, key=lambda one: (-int(arms_of.get(one, 0)), records.seeds.index(one)))
+    numbers = records.numbers
+    seed = min(numbers, key=lambda candidate: (-int(arms_of.get(candidate, 0)), numbers.index(candidate)))
     chosen = frame[frame["seed"] == seed]
     order = {arm: index for index, arm in enumerate(records.arms)}
     result = []
@@ -177,16 +194,27 @@ def _baseline_config(records: StudyRecords) -> list[tuple[str, str, str]]:
     cell = next(cell for cell in records.plan if cell.arm == records.study.baseline)
     own = {arm: dict(flatten(overrides)) for arm, overrides in records.study.arm_overrides().items()}
     if not isinstance(cell, Cell):
-        return foreign.settings(records.study, records.records)
+        return _stated(records, own)
     rows = []
     for key, value in flatten(cell.config.model_dump(mode="json", exclude={"profile"})):
-        if key == "ppo.seed":
+        if key == "train.seed":
             continue
         others = [
             f"{arm}: {overrides[key]}" for arm, overrides in own.items() if key in overrides and overrides[key] != value
         ]
         rows.append((key, str(value), ", ".join(others) + _description(key) * (not others)))
     return rows
+
+
+def _stated(records: StudyRecords, own: dict[str, dict[str, Any]]) -> list[tuple[str, str, str]]:
+    """The same for trials whose configuration is not ours: what the study's file says of the arms, and how their logs
+    were read."""
+    rows = []
+    for key in dict.fromkeys(key for said in own.values() for key in said):
+        others = [f"{arm}: {said[key]}" for arm, said in own.items() if key in said and arm != records.study.baseline]
+        rows.append((key, str(own[records.study.baseline].get(key, "–")), ", ".join(others)))
+    read = dict(pair for record in records.records.values() for pair in flatten(record.config.get("mapping", {})))
+    return rows + [(f"mapping.{key}", str(value), "how the logs were read") for key, value in read.items()]
 
 
 def _description(key: str) -> str:
@@ -211,7 +239,7 @@ def _environments(records: StudyRecords) -> list[tuple[str, list[tuple[str, str]
 
 
 def _markdown_report(
-    records: StudyRecords, findings: Findings, found: Answer, tables: list[Table], figures: list[Shown]
+    records: StudyRecords, findings: Findings, reply: Answer, tables: list[Table], figures: list[Shown]
 ) -> str:
     study = records.study
     lines = [
@@ -219,11 +247,16 @@ def _markdown_report(
         "",
         f"Study {study.name}, profile {records.profile}, design {records.digest}.",
         "",
-        f"**{found.sentence}**",
+        f"**{reply.use or reply.sentence}**",
         "",
+        *([reply.crossing, ""] if reply.crossing else []),
     ]
-    lines += [f"- {sentence}" for sentence in (*filter(None, [found.drift]), *found.claims, *found.caveats)]
-    lines += ["", f"Hypothesis: {study.hypothesis}", "", f"Refuted if: {study.refuted_if}", ""]
+    verdict = verdict_sentence(study, findings.hypotheses, records.standing.hypotheses)
+    confirmed = confirmed_sentence(study, records.folder)
+    first = filter(None, [reply.sentence * bool(reply.use), confirmed, verdict, reply.drift])
+    lines += [f"- {sentence}" for sentence in (*first, *reply.claims, *reply.caveats)] + [""]
+    lines += [f"Hypothesis, {records.standing.hypothesis}: {study.hypothesis}", ""] if study.hypothesis else []
+    lines += [f"Refuted if: {study.refuted_if}", ""] if study.refuted_if else []
     for table in tables:
         if table.rows:
             lines += [f"## {table.title}", "", markdown(table), table.note, ""]

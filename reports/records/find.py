@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout, StudyFolder
-from studies.definition.schema import IMPORTED, Study, load_study
+from studies.definition.schema import Study, load_study
 from studies.hints import command
 
 
@@ -24,7 +24,7 @@ def require_run(folder: StudyFolder, study: Study) -> None:
     was written."""
     if folder.started():
         return
-    if study.kind == IMPORTED:
+    if study.imported is not None:
         raise UserError(
             f"study '{study.name}' has no records here (no {folder.study_file}); import them: ablate import FOLDER"
             f" --name {study.name}"

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from pipeline.config.trial import flatten
 from pipeline.errors import Gone, UserError
 from pipeline.run.layout import StudyFolder, TrialRecord, read_json
+from pipeline.run.lost import refuse_lost
 from pipeline.run.metrics import known
 from pipeline.run.store import file_in
-from reports.records import imported as foreign
 from reports.records.find import find_study as find_study
 from reports.records.find import require_run
 from reports.records.trial_tables import (
@@ -31,11 +31,11 @@ from reports.records.trial_tables import (
     together,
 )
 from reports.text.words import setting
+from studies.claims.badges import Standing, standing
 from studies.definition.arms import BASELINE, short_names
 from studies.definition.design import Cell, Foreign, Planned, design_digest, planned
-from studies.definition.schema import IMPORTED, Study
+from studies.definition.schema import Study
 from studies.definition.search import SEARCH, confirmation
-from studies.importing.problems import Problem
 
 MISSING = "missing"
 STALE = "stale"
@@ -56,8 +56,8 @@ class StudyRecords:
     records: dict[tuple[str, int], TrialRecord]
     trials: pd.DataFrame
     """One row per planned cell: arm, seed, status (a record's, or `missing` or `stale`), reason, steps, planned_steps,
-    evaluated, finished, config_digest, eval/*, cost/*; of imported trials also where each series ended
-    (`reports.records.imported`). A stale record is of another configuration than the design gives now; it is counted,
+    evaluated, finished, config_digest, eval/*, cost/*; of trials that were never evaluated here also where each
+    series ended. A stale record is of another configuration than the design gives now; it is counted,
     never averaged."""
     curves: pd.DataFrame
     """arm, seed, step and one column per metric of pipeline/run/metrics.py that was recorded; non-finite values are
@@ -71,6 +71,8 @@ class StudyRecords:
     """stage, key, path, trials that used it, and its summary."""
     notes: tuple[str, ...]
     """What a reader has to know before trusting the page."""
+    standing: Standing
+    """Which claims were registered before the data."""
 
     @property
     def arms(self) -> list[str]:
@@ -98,9 +100,35 @@ class StudyRecords:
         own = dict(flatten(cell.config.model_dump(mode="json")))
         return {label: own[key] for key, label in labels.items() if key in own}
 
+    def reported(self, evaluation: Sequence[str], ends: Sequence[str]) -> tuple[str, ...]:
+        """The metrics to report: of a study that was run here those of the evaluation, of an imported one those of
+        either list that some trial has, since where a series ended can stand for an evaluation."""
+        if self.study.imported is None:
+            return tuple(evaluation)
+        return tuple(key for key in (*evaluation, *ends) if key in self.trials.columns)
+
+    def answered(self, arm: str, columns: Sequence[str]) -> list[int]:
+        """Evaluated seeds of an arm with a value of these per-prompt columns."""
+        return [
+            seed for seed in self.evaluated(arm) if all((arm, seed) in self._answered.get(key, ()) for key in columns)
+        ]
+
+    def by_prompt(self, metric: str, columns: Sequence[str]) -> bool:
+        """Whether these per-prompt columns are known of every evaluated trial that recorded the metric, and of one."""
+        known = [self._answered.get(key, set()) for key in columns]
+        recorded = {(arm, seed) for arm in self.arms for seed in self.recorded(arm, metric)}
+        return all(known) and recorded <= set.intersection(*known)
+
     @property
     def seeds(self) -> list[int]:
+        """What is independent evidence: the seeds of the study. Where several trainings share a seed's chain
+        (`studies.definition.replicates`), every number here is the mean of these."""
         return list(self.study.seeds)
+
+    @property
+    def numbers(self) -> list[int]:
+        """What tells the trials of an arm apart; the seeds, unless several trainings share one."""
+        return [row.number for row in self.study.replicates]
 
     @property
     def digest(self) -> str:
@@ -114,30 +142,35 @@ class StudyRecords:
         return {status: n for status in order if (n := int((chosen["status"] == status).sum()))}
 
     def evaluated(self, arm: str) -> list[int]:
-        """Seeds of an arm that have per-prompt results; of an imported one, those that ended soundly."""
-        return [int(seed) for seed in self._recorded[arm]["seed"]] if arm in self._recorded else []
+        """Seeds of an arm that have per-prompt results, or else ended soundly."""
+        rows = self._recorded.get(arm)
+        return [] if rows is None else list(dict.fromkeys(self._chains[int(number)] for number in rows["seed"]))
 
     def recorded(self, arm: str, metric: str) -> dict[int, float]:
-        """What the evaluation of each trial of an arm recorded, by seed."""
+        """What the evaluation of an arm recorded, by seed."""
         if metric not in self.trials.columns:
             return {}
         rows = self._recorded.get(arm)
         pairs = [] if rows is None else zip(rows["seed"], rows[metric], strict=True)
-        return {int(seed): float(value) for seed, value in pairs if pd.notna(value)}
+        known: dict[int, list[float]] = {}
+        for number, value in pairs:
+            if pd.notna(value):
+                known.setdefault(self._chains[int(number)], []).append(float(value))
+        return {seed: math.fsum(values) / len(values) for seed, values in known.items()}
 
     def series(self, arm: str, metric: str) -> dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]]:
-        """Seed -> gradient steps and finite values of a metric, in the order of the seeds; trials that did not record
-        it are left out."""
+        """Number of a trial -> gradient steps and finite values of a metric; trials that did not record it are left
+        out."""
         if metric not in self.curves.columns:
             return {}
         steps, values = (self.curves[key].to_numpy(dtype=np.float64) for key in ("step", metric))
-        found = {}
-        for seed in self.seeds:
+        by_seed = {}
+        for seed in self.numbers:
             rows = self._rows.get((arm, seed), np.zeros(0, dtype=np.intp))
             known = rows[np.isfinite(values[rows])]
             if len(known):
-                found[seed] = steps[known], values[known]
-        return found
+                by_seed[seed] = steps[known], values[known]
+        return by_seed
 
     @cached_property
     def update_length(self) -> int:
@@ -153,25 +186,30 @@ class StudyRecords:
         prompt."""
         rows = []
         for seed in seeds:
-            own = self._by_trial[arm, seed]
-            own = own if own.index.equals(prompt_ids) else own.reindex(prompt_ids)
-            rows.append(own[column].to_numpy(dtype=np.float64))
+            trials = self._of_seed[arm, seed]
+            own = [table if table.index.equals(prompt_ids) else table.reindex(prompt_ids) for table in trials]
+            values = [table[column].to_numpy(dtype=np.float64) for table in own]
+            rows.append(values[0] if len(values) == 1 else np.mean(values, axis=0))
         return np.stack(rows)
 
-    def reference_gold(self) -> tuple[float, float]:
-        """Mean and standard deviation of the judge's score over single answers of the reference, judge points."""
-        rows = self.prompts.drop_duplicates("prompt_id")
-        means, within = (rows[column].to_numpy(dtype=np.float64) for column in ("reference_gold", "reference_gold_std"))
+    def reference_gold(self) -> tuple[float, float] | None:
+        """Mean and standard deviation of the judge's score over single answers of the reference, judge points; None
+        where imported outcomes do not hold them."""
+        columns = ["reference_gold", "reference_gold_std"]
+        rows = self.prompts.drop_duplicates(["seed", "prompt_id"]).dropna(subset=columns)
+        if rows.empty:
+            return None
+        means, within = (rows[column].to_numpy(dtype=np.float64) for column in columns)
         return float(means.mean()), math.sqrt(float(means.var() + (within**2).mean()))
 
-    def shared_prompts(self, trials: Sequence[tuple[str, int]]) -> pd.Index:
-        """Prompts that all these trials answered, ascending; the same for all trials unless configurations were
-        mixed."""
-        found = [self._by_trial[trial].index for trial in trials if trial in self._by_trial]
-        if len(found) < len(trials) or not found:
+    def shared_prompts(self, rows: Sequence[tuple[str, int]], columns: Sequence[str] = ()) -> pd.Index:
+        """Prompts that the trials of these arms and seeds all answered, with a value in each of `columns`, ascending;
+        the same for all trials unless configurations were mixed or imported outcomes have gaps."""
+        indexes = [_known(table, columns) for row in rows for table in self._of_seed.get(row, [])]
+        if not indexes or any(row not in self._of_seed for row in rows):
             return pd.Index([], dtype=np.int64)
-        shared: pd.Index = found[0]
-        for index in found[1:]:
+        shared: pd.Index = indexes[0]
+        for index in indexes[1:]:
             shared = shared if index.equals(shared) else shared.intersection(index)
         return shared.sort_values()
 
@@ -182,16 +220,40 @@ class StudyRecords:
         return {str(arm): rows for arm, rows in groups}
 
     @cached_property
+    def _answered(self) -> dict[str, set[tuple[str, int]]]:
+        """Per-prompt column -> arm and seed of the study with a value of it."""
+        counts = self.prompts.groupby(["arm", "seed"], sort=False).count()
+        return {
+            str(column): {(str(arm), self._chains[int(number)]) for arm, number in counts.index[counts[column] > 0]}
+            for column in counts
+        }
+
+    @cached_property
     def _rows(self) -> dict[tuple[str, int], NDArray[np.intp]]:
         """Where the curves of each trial stand in `curves`: looked for once, since every figure asks for every arm."""
         groups: Mapping[Any, Any] = self.curves.groupby(["arm", "seed"], sort=False).indices
         return {(str(arm), int(seed)): np.asarray(rows, dtype=np.intp) for (arm, seed), rows in groups.items()}
 
     @cached_property
-    def _by_trial(self) -> dict[tuple[str, int], pd.DataFrame]:
-        """The rows of each trial under its prompts: grouped once, since every estimate asks for some of them."""
+    def _of_seed(self) -> dict[tuple[str, int], list[pd.DataFrame]]:
+        """The rows of each arm and seed under their prompts, a table a training: grouped once, since every estimate
+        asks for some of them."""
         groups: Iterable[tuple[Any, pd.DataFrame]] = self.prompts.groupby(["arm", "seed"], sort=False)
-        return {(str(arm), int(seed)): rows.set_index("prompt_id") for (arm, seed), rows in groups}
+        tables: dict[tuple[str, int], list[pd.DataFrame]] = {}
+        for (arm, number), rows in groups:
+            tables.setdefault((str(arm), self._chains[int(number)]), []).append(rows.set_index("prompt_id"))
+        return tables
+
+    @cached_property
+    def _chains(self) -> dict[int, int]:
+        """Number of a trial -> seed of its chain."""
+        chains = {row.number: row.chain for row in self.study.replicates}
+        return {number: chains.get(number, number) for number in map(int, self.trials["seed"])} | chains
+
+
+def _known(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Index:
+    missing = rows[list(columns)].isna().any(axis=1) if columns else None
+    return rows.index if missing is None or not missing.any() else rows.index[~missing]
 
 
 @dataclass
@@ -200,30 +262,37 @@ class _Gathered:
     curves: Stacked = field(default_factory=Stacked)
     prompts: list[pa.Table] = field(default_factory=list)
     samples: list[pa.Table] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
     stages: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
 
 
-def load_records(folder: StudyFolder, study: Study) -> StudyRecords:
+def load_records(folder: StudyFolder, study: Study, *, without_missing: bool = False) -> StudyRecords:
     """Read study.json, all trial records and the tables of their artifacts.
 
-    Raises `UserError` when the study was never run, and `Damaged` for a file that is not what was written.
+    Raises `UserError` when the study was never run, `Damaged` for a file that is not what was written, and `Lost` where
+    results are no longer on disk; with `without_missing` only where no trial has kept its own.
     """
     require_run(folder, study)
     started = folder.started()
+    if study.imported is not None and "notes" not in started:
+        raise UserError(
+            f"{folder.path}: these logs were imported by an older version of the program; import them again: ablate"
+            f" import FOLDER --name {study.argument}"
+        )
+    profile, overrides = str(started.get("profile") or folder.path.name), started.get("overrides") or {}
+    claims = standing(study, folder, profile, overrides)
     study = confirmation(study, folder)
-    profile = str(started.get("profile") or folder.path.name)
-    plan = planned(study, profile, started.get("overrides") or {})
+    plan = planned(study, profile, overrides)
     gathered = _Gathered()
     records = _read_records(folder, plan, gathered.notes)
+    digests = {(cell.arm, cell.seed): cell.digest for cell in plan}
+    current = [record for cell, record in records.items() if record.config_digest == digests[cell]]
+    refuse_lost(folder, current, without_missing=without_missing, kept=folder.report / "index.html")
     rows = [_trial(folder, cell, records.get((cell.arm, cell.seed)), gathered) for cell in _by_arm(study, plan)]
     _refuse_all_stale(folder, rows)
     for stage, where in (started.get("upstream") or {}).items():
         gathered.stages.setdefault((str(stage), str(where["key"])), {"path": str(where["path"]), "trials": 0})
     prompts = together(gathered.prompts, ANSWER_COLUMNS)
-    trials = pd.DataFrame(rows)
-    if study.kind == IMPORTED:
-        gathered.notes += foreign.caveats(records, trials, gathered.problems)
+    gathered.notes += started.get("notes") or []
     return StudyRecords(
         study=study,
         profile=profile,
@@ -231,31 +300,33 @@ def load_records(folder: StudyFolder, study: Study) -> StudyRecords:
         started=started,
         plan=tuple(plan),
         records=records,
-        trials=trials,
+        trials=pd.DataFrame(rows),
         curves=gathered.curves.frame(),
         prompts=prompts,
         samples=together(gathered.samples, PROMPT_COLUMNS),
         upstream=tuple(_stages(folder, gathered)),
         notes=tuple(gathered.notes),
+        standing=claims,
     )
 
 
 def _read_records(folder: StudyFolder, plan: Iterable[Planned], notes: list[str]) -> dict[tuple[str, int], TrialRecord]:
     expected = {(cell.arm, cell.seed) for cell in plan}
-    found: dict[tuple[str, int], TrialRecord] = {}
+    records: dict[tuple[str, int], TrialRecord] = {}
     for record in folder.records():
         if (record.arm, record.seed) in expected:
-            found[record.arm, record.seed] = record
+            records[record.arm, record.seed] = record
         elif not record.arm.startswith(SEARCH):  # the page speaks of a search from its own file
             notes.append(
                 f"Arm {record.arm} seed {record.seed} is recorded but no longer part of the study; it is left out."
             )
-    return found
+    return records
 
 
 def _by_arm(study: Study, plan: Iterable[Planned]) -> list[Planned]:
     order = {arm: index for index, arm in enumerate(study.arm_overrides())}
-    return sorted(plan, key=lambda cell: (order[cell.arm], study.seeds.index(cell.seed)))
+    numbers = {row.number: place for place, row in enumerate(study.replicates)}
+    return sorted(plan, key=lambda cell: (order[cell.arm], numbers[cell.seed]))
 
 
 def _trial(folder: StudyFolder, cell: Planned, record: TrialRecord | None, gathered: _Gathered) -> dict[str, Any]:
@@ -278,16 +349,14 @@ def _trial(folder: StudyFolder, cell: Planned, record: TrialRecord | None, gathe
     curves = read_curves(folder, record, gathered.notes)
     if curves is not None:
         gathered.curves.trials.append((cell.arm, cell.seed, curves))
-    if isinstance(cell, Foreign):
-        if "ppo" in record.stages:
-            gathered.problems += foreign.read_problems(folder, record)
-        row |= {"planned_steps": record.steps, "evaluated": curves is not None and record.status != "diverged"}
-        row |= foreign.ends(curves) if curves is not None else {}
+    # Imported trials have no planned length, and no evaluation: where their training ended stands for it.
+    row |= {"planned_steps": cell.steps or record.steps, **record.ends}
+    row |= {"evaluated": isinstance(cell, Foreign) and record.status == "complete"}
     # A failed trial is going to be retried, so whatever it left is no result.
     answers = read_answers(folder, record, gathered.notes) if record.status != "failed" else None
     if answers is not None:
         gathered.prompts.append(answers)
-        samples = read_samples(folder, record, gathered.notes)
+        samples = None if isinstance(cell, Foreign) else read_samples(folder, record, gathered.notes)
         if samples is not None:
             gathered.samples.append(samples)
         row |= {"evaluated": True}
@@ -295,9 +364,9 @@ def _trial(folder: StudyFolder, cell: Planned, record: TrialRecord | None, gathe
 
 
 def _stages(folder: StudyFolder, gathered: _Gathered) -> Iterable[dict[str, Any]]:
-    order = {"prompts": 0, "sft": 1, "reward": 2, "reference": 3, "ppo": 4, "evaluate": 5}
+    order = {"prompts": 0, "sft": 1, "reward": 2, "reference": 3, "train": 4, "evaluate": 5}
     for (stage, key), entry in sorted(gathered.stages.items(), key=lambda item: (order.get(item[0][0], 9), item[0])):
-        shared = stage not in ("ppo", "evaluate")
+        shared = stage not in ("train", "evaluate")
         yield {"stage": stage, "key": key, **entry, "summary": _summary(folder, entry["path"]) if shared else {}}
 
 

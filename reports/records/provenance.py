@@ -26,5 +26,5 @@ def provenance(records: StudyRecords) -> Provenance:
     return Provenance(
         subject=f"study {records.study.name}, profile {records.profile}, design {records.digest}",
         commit=", ".join(commit for commit in commits if commit) or "unknown",
-        runs=tuple(f"{r.arm} seed {r.seed}: {r.stages['ppo'].key}" for r in used if "ppo" in r.stages),
+        runs=tuple(f"{r.arm} seed {r.seed}: {r.stages['train'].key}" for r in used if "train" in r.stages),
     )

@@ -7,8 +7,9 @@ from typing import Any
 
 from pipeline.errors import Damaged
 from pipeline.run.layout import StudyFolder, read_sealed
+from studies.definition.importance import Importances, importances
 from studies.definition.schema import Study
-from studies.definition.search import Tried
+from studies.definition.search import Tried, objectives, trial_of
 
 
 @dataclass(frozen=True)
@@ -20,10 +21,7 @@ class SearchResult:
     """Numbers of the trials that no other one beats on all objectives."""
     confirmed: dict[str, int]
     """Arm of the confirmation -> number of the trial it repeats."""
-    importance: dict[str, float]
-    """Knob -> share of the variation among the better trials (PED-ANOVA)."""
-    importance_n: int
-    """Trials that this was computed from."""
+    importance: Importances
 
     @property
     def metrics(self) -> list[str]:
@@ -49,23 +47,18 @@ def load_search(folder: StudyFolder, study: Study) -> SearchResult | None:
             content = read_sealed(path)
         if content["search"] != study.search.model_dump(mode="json"):
             return None
-        return search_of(content)
+        return search_of(content, study)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Damaged(path, f"{type(error).__name__}: {error}", folder.remedy) from None
 
 
-def search_of(content: dict[str, Any]) -> SearchResult:
-    """The content of ``search.json``. Raises `KeyError`, `TypeError` or `ValueError` where it is not of that form."""
+def search_of(content: dict[str, Any], study: Study) -> SearchResult:
+    """The content of ``search.json`` of a study. Raises `KeyError`, `TypeError` or `ValueError` where it is not of that
+    form."""
+    trials = tuple(trial_of(entry) for entry in content["trials"])
     return SearchResult(
-        trials=tuple(_trial(entry) for entry in content["trials"]),
+        trials=trials,
         pareto=tuple(int(number) for number in content["pareto"]),
         confirmed={str(entry["arm"]): int(entry["number"]) for entry in content["confirmed"]},
-        importance={str(key): float(value) for key, value in (content.get("importance") or {}).items()},
-        importance_n=int(content.get("importance_n") or 0),
+        importance=importances(trials, objectives(study), study.search.space if study.search else {}),
     )
-
-
-def _trial(entry: dict[str, Any]) -> Tried:
-    values = {str(key): float(value) for key, value in entry["values"].items() if value is not None}
-    head = int(entry["number"]), str(entry["arm"]), dict(entry["overrides"]), str(entry["status"])
-    return Tried(*head, values, bool(entry["feasible"]), int(entry["steps"]))

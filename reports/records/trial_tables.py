@@ -18,6 +18,7 @@ from pipeline.errors import Damaged, Gone
 from pipeline.run.layout import StudyFolder, TrialRecord
 from pipeline.run.metrics import known
 from pipeline.run.store import file_of
+from studies.definition.schema import IMPORTED
 
 PROMPT_COLUMNS = (
     "prompt_id", "prompt", "policy_completion", "policy_gold", "policy_proxy", "policy_length", "policy_eos", "win",
@@ -77,7 +78,7 @@ class Stacked:
 def read_curves(folder: StudyFolder, record: TrialRecord, notes: list[str]) -> Series | None:
     """Known metrics by gradient step, of two records at one step the last; what is not finite is NaN. None where there
     is no table."""
-    path = _path(folder, record, "ppo", "metrics.parquet", notes)
+    path = _path(folder, record, "train", "metrics.parquet", notes)
     if path is None:
         return None
     table = _read(path, lambda column: column == "step" or known(column))
@@ -98,7 +99,8 @@ def read_answers(folder: StudyFolder, record: TrialRecord, notes: list[str]) -> 
     if path is None:
         return None
     table = _read(path, lambda column: column in ANSWER_COLUMNS or column.startswith(PART))
-    return _labelled(_checked(table, path), record) if table.num_rows else None
+    imported = record.profile == IMPORTED
+    return _labelled(_checked(table, path, gaps=imported), record) if table.num_rows else None
 
 
 def read_samples(folder: StudyFolder, record: TrialRecord, notes: list[str]) -> pa.Table | None:
@@ -150,15 +152,16 @@ def _floats(table: pa.Table, key: str) -> NDArray[np.float64]:
     return values if finite.all() else np.where(finite, values, np.nan)
 
 
-def _checked(table: pa.Table, path: Path) -> pa.Table:
+def _checked(table: pa.Table, path: Path, *, gaps: bool) -> pa.Table:
+    """The table of an evaluation; what other programs published can lack columns and values (`gaps`)."""
     absent = [column for column in ANSWER_COLUMNS if column not in table.column_names]
-    if absent:
+    if absent and (not gaps or "prompt_id" in absent):
         raise Damaged(path, f"no column {', '.join(absent)}", _AGAIN)
-    for column in _NUMBERS:
+    for column in () if gaps else _NUMBERS:
         bad = int((~np.isfinite(table[column].to_numpy().astype(np.float64, copy=False))).sum())
         if bad:
             raise Damaged(path, f"{bad} values of {column} are not finite", _AGAIN)
-    for column in SHARES:
+    for column in [column for column in SHARES if column not in absent]:
         shares = table[column].to_numpy()
         if bool(((shares < 0) | (shares > 1)).any()):
             raise Damaged(path, f"{column} is not between 0 and 1 everywhere", _AGAIN)

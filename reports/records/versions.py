@@ -57,8 +57,8 @@ class Version:
     @property
     def study(self) -> Mapping[str, Any]:
         """The study's file as it was read when it last ran."""
-        found: Mapping[str, Any] = self.started.get("study") or {}
-        return found
+        content: Mapping[str, Any] = self.started.get("study") or {}
+        return content
 
     @property
     def arms(self) -> list[str]:
@@ -77,14 +77,19 @@ class Version:
         )
         return hashlib.sha256(json.dumps(ran).encode()).hexdigest()[:8]
 
+    @property
+    def compared(self) -> list[TrialRecord]:
+        """Records of `arms`."""
+        return [record for (arm, _), record in sorted(self.records.items()) if arm in self.arms]
+
     @cached_property
     def settings(self) -> dict[str, dict[str, str]]:
         """Arm -> dotted key -> value as a word; the seed apart."""
-        found: dict[str, dict[str, str]] = {}
+        settings: dict[str, dict[str, str]] = {}
         for (arm, _), record in sorted(self.records.items()):
-            own = {key: str(value) for key, value in flatten(record.config) if key not in ("ppo.seed", "profile")}
-            found.setdefault(arm, own)
-        return found
+            own = {key: str(value) for key, value in flatten(record.config) if key not in ("train.seed", "profile")}
+            settings.setdefault(arm, own)
+        return settings
 
     def seeds(self, arm: str) -> list[int]:
         return sorted(seed for name, seed in self.records if name == arm)
@@ -118,13 +123,15 @@ class Version:
 
     def verdicts(self) -> dict[str, list[Verdict]]:
         """Claim -> verdicts on the trials it speaks of, from the recorded series."""
-        found: dict[str, list[Verdict]] = {}
+        verdicts: dict[str, list[Verdict]] = {}
         for claim in self.falsifiers.values():
             for (arm, seed), record in sorted(self.records.items()):
                 if claim.applies_to(arm):
                     series = self._series(record, claim.metric)
-                    found.setdefault(claim.name, []).append(evaluate(claim, series, record.steps, arm=arm, seed=seed))
-        return found
+                    verdicts.setdefault(claim.name, []).append(
+                        evaluate(claim, series, record.steps, arm=arm, seed=seed)
+                    )
+        return verdicts
 
     def _series(self, record: TrialRecord, metric: str) -> list[tuple[int, float]]:
         try:
@@ -135,14 +142,14 @@ class Version:
     @cached_property
     def falsifiers(self) -> dict[str, Falsifier]:
         """Those that this version of the program still understands, by name."""
-        found = {}
+        falsifiers = {}
         for content in self.study.get("falsifiers") or []:
             try:
                 claim = Falsifier.model_validate(content)
             except ValidationError:
                 continue
-            found[claim.name] = claim
-        return found
+            falsifiers[claim.name] = claim
+        return falsifiers
 
 
 def find_version(where: str, layout: Layout, study: str | None = None, profile: str | None = None) -> Version:
@@ -164,11 +171,11 @@ def find_version(where: str, layout: Layout, study: str | None = None, profile: 
             f"--diff: {path} holds neither study.json nor studies/; give a study's folder, an output root, or a study's"
             " name"
         )
-    found = load_study(where)
-    own = layout.study(found.name, profile or found.profile)
+    loaded = load_study(where)
+    own = layout.study(loaded.name, profile or loaded.profile)
     if not own.study_file.is_file():
         raise UserError(
-            f"--diff: study '{found.name}' has not been run on profile '{profile or found.profile}' (no"
+            f"--diff: study '{loaded.name}' has not been run on profile '{profile or loaded.profile}' (no"
             f" {own.study_file})"
         )
     return read_version(own)
@@ -193,9 +200,9 @@ def _root(folder: Path) -> Path:
 
 
 def _choose(root: Path, study: str | None, profile: str | None) -> StudyFolder:
-    found = [path.parent for path in sorted((root / "studies").glob("*/*/study.json"))]
-    names = [f"{folder.parent.name} ({folder.name})" for folder in found]
-    chosen = [f for f in found if study in (None, f.parent.name) and profile in (None, f.name)]
+    folders = [path.parent for path in sorted((root / "studies").glob("*/*/study.json"))]
+    names = [f"{folder.parent.name} ({folder.name})" for folder in folders]
+    chosen = [f for f in folders if study in (None, f.parent.name) and profile in (None, f.name)]
     if len(chosen) == 1:
         return StudyFolder(root, chosen[0])
     how = "no study there" if not chosen else "several studies there, so name one before --diff (and --profile)"

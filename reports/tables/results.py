@@ -12,18 +12,20 @@ from pipeline.run.metrics import METRICS
 from reports.findings.findings import ENDS, ROBUST, ArmResult, Effect, Findings, Power, once
 from reports.findings.pairs import parts
 from reports.records.load import StudyRecords
-from reports.statistics import two_level as stats
+from reports.statistics.two_level import ALPHA
 from reports.tables.cells import DASH, columns, sample, shown, shown_difference, size
-from reports.tables.drift import alarm_table, law_table, matched_table
+from reports.tables.claims import claims_table
+from reports.tables.coverage import coverage_table
+from reports.tables.crossings import crossings_table
+from reports.tables.drift import alarm_table, matched_table
 from reports.tables.runs import cost_table, trial_table, upstream_table
 from reports.tables.search import importance_table, tuning_table
 from reports.tables.table import Head, Table, TableCell
 from reports.text.words import counted, listed, name, number, p_value, setting
-from studies.definition.schema import IMPORTED
 
 STATUS_WORDS = {
     "complete": "ran to its last step",
-    "budget": "a cap ended it; evaluated where it stood (censored)",
+    "budget": "a cap ended it; evaluated at that point (censored)",
     "diverged": "non-finite or collapsed; an outcome, not averaged unless it could be evaluated",
     "pruned": "stopped by the planner",
     "failed": "a fault of the program or the machine; runs again with the study",
@@ -32,52 +34,51 @@ STATUS_WORDS = {
 }
 MOST_VALUES = 2
 """Knobs whose values stand under the baseline's name."""
+_TEXT = ("eval/length", "eval/eos_rate", "eval/distinct_1", "eval/distinct_2", "eval/ppl_reference", "eval/tie_rate")
 _ARM, _N = Head("arm", numeric=False), Head("n", "seeds × prompts")
 
 
 def all_tables(records: StudyRecords, findings: Findings) -> list[Table]:
-    """Every table of the report, in the order of the page; completions not of imported trials, the last two only of a
+    """Every table of the report, in the order of the page; completions only of evaluated trials, the last two only of a
     search."""
     tables = [
+        claims_table(records, findings),
         arm_table(records, findings),
         *([parts_table(records, findings)] if parts(records) else []),
-        *([] if records.study.kind == IMPORTED else [text_table(records, findings), robust_table(findings)]),
+        *([text_table(records, findings)] if records.reported(_TEXT, ()) else []),
+        *([robust_table(findings)] if records.reported(ROBUST, ()) else []),
+        *([crossings_table(records, findings)] if findings.crossings else []),
         effects_table(records, findings),
         sensitivity_table(records, findings),
         matched_table(records, findings),
-        law_table(records, findings),
         alarm_table(findings),
         verdict_table(findings),
         status_table(records, findings),
         cost_table(records),
         trial_table(records),
         upstream_table(records),
+        coverage_table(),
     ]
     return tables + ([tuning_table(findings.search), importance_table(findings.search)] if findings.search else [])
 
 
 def arm_table(records: StudyRecords, findings: Findings) -> Table:
-    """Quality and drift of every arm; of imported trials where their training ended."""
-    if records.study.kind == IMPORTED:
-        keys = tuple(dict.fromkeys((records.study.objective.metric, *ENDS)))
-        table = _estimates("arms", "Where training ended", records, findings, keys)
-        return replace(table, note=f"Of each trial the mean of the last tenth of its records. {table.note}")
+    """Quality and drift of every arm, or where its training ended."""
     keys = ("eval/win_rate", "eval/gold", "eval/proxy", "eval/kl_per_token", "eval/kl_per_sequence", "eval/entropy")
-    return _estimates(
-        "arms", "Quality and drift", records, findings, tuple(dict.fromkeys((records.study.objective.metric, *keys)))
-    )
+    own = tuple(dict.fromkeys((records.study.objective.metric, *records.reported(keys, ENDS))))
+    ends = [key for key in own if key in ENDS]
+    title = "Quality and drift" if records.reported(keys, ()) else "Where training ended"
+    table = _estimates("arms", title, records, findings, own)
+    if not ends or records.study.imported is None:
+        return table
+    of = "Of" if len(ends) == len(own) else f"{listed([name(key) for key in ends])}: of"
+    return replace(table, note=f"{of} each trial the mean of the last tenth of its records. {table.note}")
 
 
 def text_table(records: StudyRecords, findings: Findings) -> Table:
     """What the completions look like."""
-    keys = ("eval/length", "eval/eos_rate", "eval/distinct_1", "eval/distinct_2", "eval/ppl_reference", "eval/tie_rate")
-    return _estimates(
-        "completions",
-        "Completions",
-        records,
-        findings,
-        tuple(key for key in keys if key != records.study.objective.metric),
-    )
+    keys = tuple(key for key in records.reported(_TEXT, ()) if key != records.study.objective.metric)
+    return _estimates("completions", "Completions", records, findings, keys)
 
 
 def parts_table(records: StudyRecords, findings: Findings) -> Table:
@@ -102,8 +103,8 @@ def robust_table(findings: Findings) -> Table:
         data.append(record)
     note = (
         "Interquartile mean: over all completions of all seeds without the lowest and the highest quarter; where it"
-        " departs from the mean, a few completions decide the mean. Intervals: two-level bootstrap over seeds and"
-        " prompts, 95 %."
+        " differs from the mean, a few completions dominate the mean. Intervals: 95 %, over seeds"
+        " and prompts."
     )
     return Table("robust", "Means and interquartile means", note, tuple(heads), tuple(rows), pd.DataFrame(data))
 
@@ -112,7 +113,7 @@ def effects_table(records: StudyRecords, findings: Findings) -> Table:
     """Differences to the baseline with corrected p-values."""
     heads = (
         _ARM, Head("metric", "unit", numeric=False), Head("difference", "95 % interval"), _N,
-        Head("p, these seeds"), Head("p, new seeds"), Head("p, Holm"), Head("finding", numeric=False),
+        Head("p"), Head("p, Holm"), Head("smallest that matters"), Head("finding", numeric=False),
     )  # fmt: skip
     rows = []
     for effect in findings.effects:
@@ -124,33 +125,22 @@ def effects_table(records: StudyRecords, findings: Findings) -> Table:
                 shown_difference(effect.estimate, effect.metric),
                 TableCell(size(effect.estimate)),
                 TableCell(p_value(effect.p)),
-                TableCell(p_value(effect.p_seeds)),
                 TableCell(p_value(effect.p_holm)),
+                TableCell(number(effect.smallest, effect.metric)),
                 TableCell(word, tone={"better": "good", "worse": "bad"}.get(word, "")),
             )
         )
-    found = list(dict.fromkeys(effect.metric for effect in findings.effects if effect.estimate))
-    single = [metric for metric in found if once(records, metric)]
-    note = f"Arm minus {records.baseline}, same seeds{' and same prompts' * (len(single) < len(found))}. "
-    if len(single) < len(found):
-        note += (
-            "p, these seeds: sign-flip permutation over prompts; p, new seeds: t test with the variance between seeds"
-            " and between prompts; p, Holm: the larger of the two, corrected over the arms of one metric. "
-        )
+    metrics = list(dict.fromkeys(effect.metric for effect in findings.effects if effect.estimate))
+    single = [metric for metric in metrics if once(records, metric)]
+    note = f"Arm minus {records.baseline}, same seeds{' and same prompts' * (len(single) < len(metrics))}. "
+    note += "p: two-sided, for new seeds and prompts; p, Holm: corrected over the arms of one metric. "
     if single:
-        of = (
-            "All of this"
-            if len(single) == len(found)
-            else f"What stands here of {listed([name(metric) for metric in single])}"
-        )
-        note += (
-            f"{of} exists once per trial, so only seeds can tell: p, these seeds flips the signs of S paired"
-            " differences and cannot go below 2/2^S; p, new seeds is Student's paired t test, which counts alone where"
-            " so few seeds could never pass the other. "
-        )
+        which = "All metrics" if len(single) == len(metrics) else listed([name(metric) for metric in single])
+        note += f"Compared over seeds alone, by Student's paired t test, since they exist once per trial: {which}. "
     note += (
-        f"A finding needs p, Holm below {stats.ALPHA:g} and an interval without 0. Better and worse are said of the"
-        " study's objective; other metrics are higher or lower."
+        f"Better or worse: p, Holm below {ALPHA:g} and an interval without 0; of other metrics than the study's"
+        " objective, higher or lower. Equivalent: the 90 % interval lies within plus and minus the smallest difference"
+        " that matters (no correction over arms). Undecided: neither."
     )
     frame = pd.DataFrame([_effect_record(effect) for effect in findings.effects])
     return Table("effects", "Effect against the baseline", note, heads, tuple(rows), frame)
@@ -161,34 +151,34 @@ def sensitivity_table(records: StudyRecords, findings: Findings) -> Table:
     metric = records.study.objective.metric
     unit = METRICS[metric].unit
     heads = (
-        _ARM, Head("beats the baseline", "probability"), _N, Head("difference it would find", unit),
-        Head("worth finding", unit), Head("enough", numeric=False), Head("seeds it takes"),
+        _ARM, Head("beats the baseline", "probability"), _N, Head("detectable difference", unit),
+        Head("smallest that matters", unit), Head("detectable", numeric=False), Head("seeds needed"),
     )  # fmt: skip
-    better = {one.arm: one for one in findings.improvements}
-    power = {one.arm: one for one in findings.power}
+    better = {improvement.arm: improvement for improvement in findings.improvements}
+    power = {arm_power.arm: arm_power for arm_power in findings.power}
     rows, data = [], []
     for arm in dict.fromkeys((*better, *power)):
-        found, need = better.get(arm), power.get(arm)
-        estimate = found.estimate if found else None
+        improved, need = better.get(arm), power.get(arm)
+        estimate = improved.estimate if improved else None
         rows.append((TableCell(arm), shown(estimate, "eval/win_rate"), TableCell(size(estimate)), *_power_cells(need)))
         record: dict[str, Any] = {
             "arm": arm,
-            "improvement_metric": found.metric if found else None,
+            "improvement_metric": improved.metric if improved else None,
             **columns("improvement", estimate),
         }
         record |= {**sample(estimate), "metric": metric, "unit": unit}
         keys = ("detectable", "target", "seeds_needed", "more_prompts")
         data.append(record | {key: getattr(need, key) if need else None for key in keys})
-    compared = f" on {listed(sorted({name(one.metric) for one in findings.improvements}))}" if better else ""
+    compared = (
+        f" on {listed(sorted({name(improvement.metric) for improvement in findings.improvements}))}" if better else ""
+    )
     note = (
         f"Beats the baseline: share of the same seeds and prompts on which the arm is ahead{compared}, ties counting"
-        " half; two-level bootstrap. Difference it would find: the smallest true difference of the objective found"
-        " with 80 % power at Holm's strictest step, given how these seeds and prompts vary. Seeds it takes: to find"
-        " what is worth finding on as many prompts, if seeds vary as those seen; with few of them a rough guide."
+        " half. Detectable difference: the smallest true difference of the objective that is found with 80 % power at"
+        " Holm's strictest step, given how these seeds and prompts vary. Seeds needed: to detect the smallest"
+        " difference that matters on as many prompts, if new seeds vary as much as these; a rough guide with few seeds."
     )
-    return Table(
-        "sensitivity", "How sure, and what could have been found", note, heads, tuple(rows), pd.DataFrame(data)
-    )
+    return Table("sensitivity", "Probability of improvement, and power", note, heads, tuple(rows), pd.DataFrame(data))
 
 
 def _power_cells(need: Power | None) -> tuple[TableCell, ...]:
@@ -231,39 +221,29 @@ def verdict_table(findings: Findings) -> Table:
 
 
 def status_table(records: StudyRecords, findings: Findings) -> Table:
-    """How many trials of each arm ended how."""
+    """How many trials of each arm ended how; rates of divergence only where some trial diverged."""
     present = list(records.counts())
-    heads = (
-        _ARM,
-        Head("planned", "trials"),
-        *[Head(status, "trials") for status in present],
-        Head("diverged of ended", "95 % interval"),
-        Head("against the baseline", "95 % interval"),
-    )
+    rates = (Head("diverged of ended", "95 % interval"), Head("against the baseline", "95 % interval"))
+    counts = [Head(status, "trials") for status in present]
+    heads = (_ARM, Head("planned", "trials"), *counts, *(rates if "diverged" in present else ()))
     rows, data = [], []
     for result in findings.arms:
-        cells = [TableCell(str(result.counts.get(status, 0))) for status in present]
         rate, apart = result.divergence, result.divergence_difference
-        rows.append(
-            (
-                TableCell(result.arm),
-                TableCell(str(result.planned)),
-                *cells,
-                shown(rate, "eval/win_rate"),
-                shown_difference(apart, "eval/win_rate"),
-            )
+        cells = [TableCell(result.arm), TableCell(str(sum(result.counts.values())))]
+        cells += [TableCell(str(result.counts.get(status, 0))) for status in present]
+        if "diverged" in present:
+            cells += [shown(rate, "eval/win_rate"), shown_difference(apart, "eval/win_rate")]
+        rows.append(tuple(cells))
+        tally = {status: result.counts.get(status, 0) for status in STATUS_WORDS}
+        shares = columns("divergence_rate", rate) | columns("divergence_difference", apart)
+        planned = sum(result.counts.values())
+        data.append({"arm": result.arm, "planned": planned, **tally, "ended": rate.seeds if rate else 0, **shares})
+    note = "; ".join(f"{status}: {STATUS_WORDS[status]}" for status in present) + "."
+    if "diverged" in present:
+        note += (
+            " Diverged: share of the trials that were complete, ended by a cap or diverged (Wilson), and its difference"
+            " to the baseline's (Newcombe)."
         )
-        counts = {status: result.counts.get(status, 0) for status in STATUS_WORDS}
-        rates = columns("divergence_rate", rate) | columns("divergence_difference", apart)
-        data.append(
-            {"arm": result.arm, "planned": result.planned, **counts, "ended": rate.seeds if rate else 0, **rates}
-        )
-    note = "; ".join(f"{status}: {STATUS_WORDS[status]}" for status in present)
-    note += (
-        ". Diverged: share of the trials that were complete, ended by a cap or diverged (Wilson), and its difference to"
-        " the baseline's "
-    )
-    note += "(Newcombe)."
     return Table("statuses", "How the trials ended", note, heads, tuple(rows), pd.DataFrame(data))
 
 
@@ -290,7 +270,7 @@ def _estimates(table_name: str, title: str, records: StudyRecords, findings: Fin
     if marked:
         note += (
             f" Bold ({listed(marked)}): better than every other evaluated arm; its paired differences to them all have"
-            f" an interval without 0, at a level of 1 − {stats.ALPHA:g} / (arms − 1)."
+            f" an interval without 0, at a level of 1 − {ALPHA:g} / (arms − 1)."
         )
     return Table(table_name, title, note, heads, rows, pd.DataFrame(data))
 
@@ -298,10 +278,13 @@ def _estimates(table_name: str, title: str, records: StudyRecords, findings: Fin
 def _method_note(findings: Findings, keys: list[str]) -> str:
     methods = {result.estimates[key].method for result in findings.arms for key in keys if key in result.estimates}
     how = {
-        "bootstrap": "two-level bootstrap over seeds and prompts",
+        "hierarchical": "hierarchical model of seeds and prompts",
         "student": "Student over seeds where a metric exists once per trial",
     }
-    how |= {"wilson": "Wilson over prompts where all completions agree", "none": "none from a single seed"}
+    how |= {
+        "wilson": "Wilson over prompts where all completions have the same outcome",
+        "none": "none from a single seed",
+    }
     if not methods:
         return "No trial was evaluated."
     return (
@@ -332,5 +315,5 @@ def _prompts(result: ArmResult) -> int:
 
 def _effect_record(effect: Effect) -> dict[str, Any]:
     head = {"metric": effect.metric, "unit": METRICS[effect.metric].unit, "arm": effect.arm}
-    tests = {"p": effect.p, "p_seeds": effect.p_seeds, "p_holm": effect.p_holm, "outcome": effect.outcome}
+    tests = {"p": effect.p, "p_holm": effect.p_holm, "smallest": effect.smallest, "outcome": effect.outcome}
     return {**head, **columns("difference", effect.estimate), **sample(effect.estimate), **tests}

@@ -22,6 +22,8 @@ def cost_table(records: StudyRecords) -> Table:
         "cost/t4_s": Head("on a T4, modelled", "s"),
     }
     columns = [key for key in shown if key in records.trials.columns]
+    if all(record.environment.get("device", "cpu") == "cpu" for record in records.records.values()):
+        columns = [key for key in columns if key != "cost/t4_s"]  # on a CPU it is a model of another machine
     rows, data = [], []
     for arm in records.arms:
         ended = records.trials[(records.trials["arm"] == arm) & (records.trials["status"] != "missing")]
@@ -56,7 +58,7 @@ def trial_table(records: StudyRecords) -> Table:
     heads = (
         Head("arm", numeric=False), Head("seed"), Head("status", numeric=False), Head("steps", "of planned"),
         Head("win rate", "fraction"),
-        Head("KL per sequence", "nats"), Head("ppo key", numeric=False), Head("evaluate key", numeric=False),
+        Head("KL per sequence", "nats"), Head("train key", numeric=False), Head("evaluate key", numeric=False),
         Head("remark", numeric=False),
     )  # fmt: skip
     rows, keys = [], []
@@ -76,7 +78,7 @@ def trial_table(records: StudyRecords) -> Table:
                 TableCell(str(trial["status"])),
                 TableCell(f"{trial['steps']:,} of {trial['planned_steps']:,}"),
                 *values,
-                TableCell(stages.get("ppo", "–")[:12]),
+                TableCell(stages.get("train", "–")[:12]),
                 TableCell(stages.get("evaluate", "–")[:12]),
                 TableCell(remark),
             )
@@ -102,7 +104,7 @@ def upstream_table(records: StudyRecords) -> Table:
         Head("used by", "trials"),
         Head("measured", numeric=False),
     )
-    shared = [entry for entry in records.upstream if entry["stage"] not in ("ppo", "evaluate")]
+    shared = [entry for entry in records.upstream if entry["stage"] not in ("train", "evaluate")]
     rows, data = [], []
     for entry in shared:
         measured = "; ".join(

@@ -6,18 +6,21 @@ from dataclasses import dataclass
 
 from pipeline.run.metrics import METRICS
 from reports.findings.findings import ArmResult, Claim, Effect, Findings, once
-from reports.findings.trajectories import REWARDS
 from reports.records.load import StudyRecords
 from reports.records.searches import SearchResult
+from reports.statistics.coverage import coverage_with
+from reports.statistics.hierarchical import LONE
 from reports.statistics.two_level import Estimate
-from reports.text.words import counted, interval, listed, name, number, setting, signed
-from studies.definition.schema import IMPORTED
+from reports.text.crossings import crossing_sentence
+from reports.text.drift import LISTED, at_equal_drift
+from reports.text.recommendation import recommendation
+from reports.text.replicates import varies_nothing_else, what_varies
+from reports.text.words import counted, interval, listed, name, number, percent, setting, signed
 
-_COVERAGE = {2: 86, 3: 92}
-"""What `reports.statistics.two_level.mean` says of itself, in percent by seeds."""
-LISTED = 5
-"""Arms of one outcome that are named with their numbers; of more, the sentence gives the range."""
-_PHRASES = {"better": "better than", "worse": "worse than", "no detectable difference": "not detectably different from"}
+FEW = 3
+"""Up to so many seeds the page says first how far its intervals can be trusted."""
+_OUTCOMES = ("better", "worse", "equivalent", "undecided")
+_IT = "{it}"
 _SPARED = {"SURVIVED": "survived", "NOT TESTED": "was not tested"}
 _ENDS = {"budget": "ended by a cap", "missing": "not run", "failed": "failed", "stale": "of another configuration"}
 
@@ -26,10 +29,14 @@ _ENDS = {"budget": "ended by a cap", "missing": "not run", "failed": "failed", "
 class Answer:
     """The head of the page."""
 
+    use: str
+    """What to use, at which cost and risk; empty where there is nothing to choose between."""
     sentence: str
     """The answer to the question on the study's objective: effects, intervals, n."""
+    crossing: str
+    """Simple effects and interactions of crossed knobs; empty where there are none."""
     drift: str
-    """The same where arms had drifted equally far; empty where that cannot be compared."""
+    """The same where arms end at equal drift, and which were not compared; empty without another method."""
     claims: tuple[str, ...]
     """One sentence per falsifier."""
     caveats: tuple[str, ...]
@@ -39,7 +46,14 @@ class Answer:
 def answer(records: StudyRecords, findings: Findings) -> Answer:
     """Sentences made from effects and verdicts alone; nothing is said that they do not say."""
     claims, caveats = (claim_sentence(claim) for claim in findings.claims), _caveats(records, findings)
-    return Answer(_sentence(records, findings), _at_equal_drift(records, findings), tuple(claims), tuple(caveats))
+    return Answer(
+        recommendation(records, findings),
+        _sentence(records, findings),
+        crossing_sentence(findings.crossings, records.study.objective.metric),
+        at_equal_drift(findings.matched),
+        tuple(claims),
+        tuple(caveats),
+    )
 
 
 def claim_sentence(claim: Claim) -> str:
@@ -52,7 +66,7 @@ def claim_sentence(claim: Claim) -> str:
     head = f"The claim that {falsifier.claim} ({falsifier.name})"
     n = counted(len(claim.verdicts), "trial")
     if claim.outcome == "SURVIVED":
-        return f"{head} survived in all {n} it speaks of."
+        return f"{head} survived in all {n} of its arms."
     if claim.outcome == "NOT TESTED":
         return (
             f"{head} is not tested: it survived in {tally['SURVIVED']} of {n}, and {tally['NOT TESTED']} could not"
@@ -61,7 +75,7 @@ def claim_sentence(claim: Claim) -> str:
     arms = [arm for arm, verdicts in claim.by_arm().items() if any(v.outcome == "FALSIFIED" for v in verdicts)]
     rest = [f"{words} in {tally[outcome]}" for outcome, words in _SPARED.items() if tally[outcome]]
     return (
-        f"{head} is falsified: it fell in {tally['FALSIFIED']} of {n} ({listed(arms)}),"
+        f"{head} is falsified: it was refuted in {tally['FALSIFIED']} of {n} ({listed(arms)}),"
         f" {_how(claim)}{'; it ' * bool(rest)}{listed(rest)}."
     )
 
@@ -81,15 +95,15 @@ def _how(claim: Claim) -> str:
 
 def _sentence(records: StudyRecords, findings: Findings) -> str:
     objective, baseline = records.study.objective.metric, findings.arm(records.study.baseline)
-    found = findings.search
-    before = _searched(found) if found else ""
+    search = findings.search
+    before = _searched(search) if search else ""
     if not any(result.estimates for result in findings.arms):
         return before + _nothing(records)
     base = baseline.estimates.get(objective)
-    if base is None and records.study.kind == IMPORTED and objective not in records.trials.columns:
+    if base is None and records.study.imported is not None and objective not in records.trials.columns:
         return (
             f"The imported records hold no {name(objective)}, so no arm can be compared on it; the objective can be a"
-            " series they hold."
+            " series that they contain."
         )
     if base is None:
         why = _ended(baseline) or "no trial has this metric"
@@ -106,8 +120,9 @@ def _sentence(records: StudyRecords, findings: Findings) -> str:
             or "there is no other evaluated arm to compare it with"
         )
         return f"{before}{reached}; {rest}."
-    parts = [part for outcome in _PHRASES if (part := _group(findings, compared, outcome))]
-    parts[0] = f"{parts[0].removesuffix(' it')} {records.baseline}"
+    parts = [part for outcome in _OUTCOMES if (part := _group(findings, compared, outcome))]
+    parts = [part.replace(_IT, "it" if index else records.baseline) for index, part in enumerate(parts)]
+    parts += _untested(records, findings, [effect for effect in compared if effect.outcome not in _OUTCOMES])
     parts += [_alone(findings.arm(effect.arm)) for effect in effects if effect.estimate is None]
     only = (
         ", as far as a single seed can tell"
@@ -117,36 +132,10 @@ def _sentence(records: StudyRecords, findings: Findings) -> str:
     return f"{before}On {name(objective)}{only}, {'; '.join(parts)}."
 
 
-def _at_equal_drift(records: StudyRecords, findings: Findings) -> str:
-    """Of the gold reward along training, else of what was trained on."""
-    metric = next((key for key in REWARDS if any(row.metric == key for row in findings.matched)), None)
-    rows = [row for row in findings.matched if row.metric == metric and row.place == "farthest"]
-    if metric is None or not rows:
-        return ""
-    base = "the baseline" if records.baseline_values else records.baseline
-    parts = []
-    for outcome, words in {"better": "above", "worse": "below"}.items():
-        found = [
-            f"{row.arm} ({signed(row.difference, metric)} at {number(row.kl)} nats;"
-            f" {counted(row.difference.seeds, 'seed')})"
-            for row in rows
-            if row.outcome == outcome
-        ]
-        if found:
-            parts.append(f"{listed(found)} {'lies' if len(found) == 1 else 'lie'} {words} {base}")
-    silent = [row.arm for row in rows if row.outcome not in ("better", "worse")]
-    if silent:
-        named = listed(silent) if len(silent) <= LISTED else f"{len(silent)} arms"
-        parts.append(
-            f"{named} {'is' if len(silent) == 1 else 'are'} not distinguishable from {'it' if parts else base}"
-        )
-    return f"At equal drift, as far as both had gone, on {name(metric)}: {'; '.join(parts)}."
-
-
 def _searched(search: SearchResult) -> str:
     if not search.confirmed:
         return f"The search has tried {counted(len(search.trials), 'configuration')} and confirmed none yet. "
-    chosen = {one.number: one for one in search.trials}
+    chosen = {trial.number: trial for trial in search.trials}
     named = []
     for arm, tried in search.confirmed.items():
         knobs = chosen[tried].overrides if tried in chosen else {}
@@ -169,22 +158,46 @@ def _nothing(records: StudyRecords) -> str:
 
 
 def _group(findings: Findings, compared: list[Effect], outcome: str) -> str:
-    """What is said of all arms of one outcome; it ends with ` it`, the baseline."""
+    """What is said of all arms of one outcome; `_IT` stands for the baseline."""
     members = [effect for effect in compared if effect.outcome == outcome]
     if not members:
         return ""
-    verb = "is" if len(members) == 1 else "are"
-    if len(members) <= LISTED:
-        return (
-            f"{listed([_member(effect, findings.arm(effect.arm)) for effect in members])} {verb} {_PHRASES[outcome]} it"
-        )
-    ranked = sorted(members, key=lambda effect: effect.estimate.value if effect.estimate else 0.0)
-    ends = [
-        f"{signed(effect.estimate, effect.metric)} ({effect.arm})"
-        for effect in (ranked[0], ranked[-1])
-        if effect.estimate
-    ]
-    return f"{len(members)} arms, from {ends[0]} to {ends[1]}, {verb} {_PHRASES[outcome]} it"
+    one = len(members) == 1
+    who = listed([_member(effect, findings.arm(effect.arm)) for effect in members])
+    if len(members) > LISTED:
+        ranked = sorted(members, key=lambda effect: effect.estimate.value if effect.estimate else 0.0)
+        ends = [
+            f"{signed(effect.estimate, effect.metric)} ({effect.arm})"
+            for effect in (ranked[0], ranked[-1])
+            if effect.estimate
+        ]
+        who = f"{len(members)} arms, from {ends[0]} to {ends[1]},"
+    if outcome == "undecided":
+        return f"the comparison{'' if one else 's'} of {who} with {_IT} {'is' if one else 'are'} undecided"
+    if outcome == "equivalent":
+        return f"{who} {'is' if one else 'are'} equivalent to {_IT} within {_margin(members)}"
+    return f"{who} {'is' if one else 'are'} {outcome} than {_IT}"
+
+
+def _margin(effects: list[Effect]) -> str:
+    """The difference within which arms are equivalent, with its unit."""
+    metric = effects[0].metric
+    return f"{number(max(effect.smallest or 0.0 for effect in effects), metric)}{_unit(metric)}"
+
+
+def _unit(metric: str) -> str:
+    """The unit behind a number; nothing for shares."""
+    return "" if METRICS[metric].unit in ("fraction", "1") else f" {METRICS[metric].unit}"
+
+
+def _untested(records: StudyRecords, findings: Findings, effects: list[Effect]) -> list[str]:
+    """Differences of which no test is possible, as of a single number per trial and a single seed."""
+    if not effects:
+        return []
+    named = [_member(effect, findings.arm(effect.arm)) for effect in effects[:LISTED]]
+    named += [f"{len(effects) - LISTED} more arms"] if len(effects) > LISTED else []
+    verb = "is" if len(named) == 1 else "are"
+    return [f"{listed(named)} {verb} not tested against {records.baseline}: a test needs at least two seeds per arm"]
 
 
 def _member(effect: Effect, result: ArmResult) -> str:
@@ -216,83 +229,90 @@ def _alone(result: ArmResult) -> str:
 
 
 def _caveats(records: StudyRecords, findings: Findings) -> list[str]:
-    found = list(records.notes)
+    caveats = list(records.notes)
     counts = records.counts()
     planned = sum(counts.values())
     if set(counts) != {"complete"}:
         tally = listed([f"{n} {status}" for status, n in counts.items()])
-        found.append(f"Of {counted(planned, 'planned trial')}: {tally}. Means are over evaluated seeds alone.")
+        caveats.append(f"Of {counted(planned, 'planned trial')}: {tally}. Means are over evaluated seeds alone.")
     if counts.get("diverged"):
         arms = [result.arm for result in findings.arms if result.counts.get("diverged")]
-        found.append(
-            f"{listed(arms)} had diverged seeds: an average over the seeds that were left flatters such an arm."
+        caveats.append(
+            f"{listed(arms)} had diverged seeds: the mean over the remaining seeds is biased in favour of such an arm."
         )
     if counts.get("budget"):
         arms = [result.arm for result in findings.arms if result.counts.get("budget")]
-        found.append(
-            f"{listed(arms)} had seeds that a cap ended early: evaluated where they stood (censored), after fewer steps"
-            " than the others."
+        caveats.append(
+            f"{listed(arms)} had trials that a cap ended early: they were evaluated at that point (censored), after"
+            " fewer steps than the others."
         )
     shared = [
         effect.estimate.seeds for effect in findings.effects_on(records.study.objective.metric) if effect.estimate
     ]
     fewest = min((*shared, *(len(result.seeds) for result in findings.arms if result.seeds)), default=0)
-    if fewest == 1:
-        found.append(
-            "Some arm has a single evaluated seed, or shares one with the baseline: its interval knows nothing of how"
-            " seeds differ."
-        )
-    elif fewest in _COVERAGE:
-        found.append(
-            f"With {fewest} seeds a 95 % interval covers as little as {_COVERAGE[fewest]} % in simulation, where seeds"
-            " differ most."
-        )
     metric = records.study.objective.metric
+    if 1 <= fewest <= FEW and not once(records, metric):
+        caveats.append(_trust(fewest))
+    if varies_nothing_else(records):
+        caveats.append(what_varies(records))
     if once(records, metric) and any(effect.estimate for effect in findings.effects_on(metric)):
         what = name(metric)[0].upper() + name(metric)[1:]
         why = "so arms are compared over seeds alone: n is seeds, and intervals are wide with few of them"
-        found.append(f"{what} exists once per trial and not prompt by prompt, {why}.")
-    return found + _beside_zero(records, findings) + _sensitivity(records, findings)
+        caveats.append(f"{what} exists once per trial and not prompt by prompt, {why}.")
+    return caveats + _beside_zero(records, findings) + _sensitivity(records, findings)
+
+
+def _trust(seeds: int) -> str:
+    """How often intervals from so few seeds were right in simulation."""
+    known = coverage_with(seeds)
+    covered = (
+        f"95 % intervals covered {percent(known.lowest)} to {percent(known.highest)} % in simulation, and"
+        f" {percent(known.rare)} % where one seed in five drops by half a standard deviation over prompts."
+    )
+    if seeds > 1:
+        return f"With {seeds} seeds {covered}"
+    return (
+        "Some arm has a single evaluated seed, or shares one with the baseline. One seed does not show how seeds"
+        f" differ: its interval rests on an assumption (a half-Cauchy prior of scale {LONE:g} standard deviations over"
+        f" prompts on the standard deviation between seeds). With it, {covered}"
+    )
 
 
 def _beside_zero(records: StudyRecords, findings: Findings) -> list[str]:
     """Why an effect whose interval leaves out 0 can still be no verdict."""
     effects = [effect for effect in findings.effects_on(records.study.objective.metric) if effect.estimate is not None]
     silent = [
-        effect for effect in effects if effect.outcome == "no detectable difference" and effect.p_holm is not None
+        effect for effect in effects if effect.outcome in ("equivalent", "undecided") and effect.p_holm is not None
     ]
     odd = [
-        f"{one.arm} (p {one.p_holm:.2g})"
-        for one in silent
-        if one.estimate and (one.estimate.low or 0) * (one.estimate.high or 0) > 0
+        f"{effect.arm} (p {effect.p_holm:.2g})"
+        for effect in silent
+        if effect.estimate and (effect.estimate.low or 0) * (effect.estimate.high or 0) > 0
     ]
     if not odd:
         return []
     whose = f"The interval of {listed(odd)} excludes 0, but this is no verdict"
-    return [
-        f"{whose}, since a verdict has to hold on new seeds as well and after Holm's correction for"
-        f" {counted(len(effects), 'comparison')}."
-    ]
+    return [f"{whose}, since a verdict has to hold after Holm's correction for {counted(len(effects), 'comparison')}."]
 
 
 def _sensitivity(records: StudyRecords, findings: Findings) -> list[str]:
     """Whether the seeds suffice: what could have been missed where nothing was found."""
     metric = records.study.objective.metric
-    silent = {effect.arm for effect in findings.effects_on(metric) if effect.outcome == "no detectable difference"}
-    missed = [one for one in findings.power if one.arm in silent]
+    silent = {effect.arm for effect in findings.effects_on(metric) if effect.outcome == "undecided"}
+    missed = [power for power in findings.power if power.arm in silent]
     if not missed:
         return []
-    worst = max(missed, key=lambda one: one.detectable)
-    unit = "" if METRICS[metric].unit in ("fraction", "1") else f" {METRICS[metric].unit}"
+    worst = max(missed, key=lambda power: power.detectable)
+    unit = _unit(metric)
     text = (
-        f"No detectable difference is not equality: with {counted(worst.seeds, 'seed')}, a true difference in"
-        f" {name(metric)} of {number(worst.detectable, metric)}{unit} ({worst.arm}) would have been found with 80 %"
-        " power, a smaller one less often."
+        f"Undecided does not mean equal: with {counted(worst.seeds, 'seed')}, a true difference in"
+        f" {name(metric)} of {number(worst.detectable, metric)}{unit} ({worst.arm}) would have been detected with"
+        " 80 % power, a smaller one less often."
     )
     if worst.target is None or worst.suffices:
         return [text]
     goal = f"{number(worst.target, metric)}{unit}"
     if worst.more_prompts:
-        return [f"{text} No number of seeds finds {goal} on so few prompts."]
-    takes = f" To find {goal} takes about {worst.seeds_needed} seeds." if worst.seeds_needed else ""
+        return [f"{text} On so few prompts no number of seeds can detect {goal}."]
+    takes = f" Detecting {goal} takes about {worst.seeds_needed} seeds." if worst.seeds_needed else ""
     return [text + takes]

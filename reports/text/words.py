@@ -17,7 +17,10 @@ _NAMES = {
     "eval/distinct_2": "distinct-2",
     "objective/gold": "gold reward in training", "objective/scores": "proxy reward in training",
     "objective/rlhf_reward": "reward less KL penalty in training", "objective/kl": "KL per sequence in training",
-    "objective/kl_per_token": "KL per token in training", "objective/entropy": "entropy per sequence in training",
+    "objective/kl_per_token": "KL per token in training",
+    "objective/kl_exact_per_token": "exact KL per token in training",
+    "objective/kl_k3_per_token": "KL per token in training (k3)",
+    "objective/entropy": "entropy per sequence in training",
     "policy/entropy": "entropy per token in training",
     "eval/length": "length", "eval/eos_rate": "EOS rate", "eval/ppl_reference": "reference perplexity",
 }  # fmt: skip
@@ -81,6 +84,16 @@ def setting(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(setting, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def percent(share: float) -> str:
+    """A share in percent, without a sign; never rounded to 100 from below.
+
+    >>> percent(0.9437), percent(0.9996), percent(1.0)
+    ('94', '> 99', '100')
+    """
+    rounded = f"{100 * share:.0f}"
+    return "> 99" if rounded == "100" and share < 1 else rounded
 
 
 def p_value(p: float | None) -> str:

@@ -65,19 +65,22 @@ Builder = Callable[..., Built]
 
 
 def study_yaml(
-    seeds: tuple[int, ...], arms: Mapping[str, float | dict[str, float]], baseline: str, extra: str = ""
+    seeds: tuple[int, ...],
+    arms: Mapping[str, float | dict[str, float]],
+    baseline: str,
+    extra: str = "",
+    design: str = "",
 ) -> str:
-    own = {name: given if isinstance(given, dict) else {"ppo.kl_coef": given} for name, given in arms.items()}
+    own = {name: given if isinstance(given, dict) else {"kl.beta": given} for name, given in arms.items()}
     listed = "\n".join(f"  {name}: {json.dumps(overrides)}" for name, overrides in own.items())
+    design = design or f"baseline: {baseline}\narms:\n{listed}"
     return f"""
 question: How does the KL coefficient beta move a PPO policy along the reward-KL frontier?
 hypothesis: A larger beta means less drift; without the penalty the proxy reward is hacked and gold reward falls.
 refuted_if: KL per token at the end does not fall as beta grows, or beta 0 gets at least the gold reward of beta 0.05.
 profile: tiny
-baseline: {baseline}
 seeds: {list(seeds)}
-arms:
-{listed}
+{design}
 falsifiers:
   - name: drift
     claim: the policy stays within 0.025 nats per token of the reference for its first 2,000 gradient steps
@@ -253,8 +256,8 @@ class _Writer:
     def trial(self, cell: Cell, status: str, steps: int, *, evaluated: bool, digest: str | None) -> None:
         refs = self.upstream()
         key = f"{cell.config.digest()}"
-        path, refs["ppo"] = self.stage("ppo", key)
-        table = curves(cell.config.ppo.kl_coef, cell.seed, steps, cell.config.ppo.steps)
+        path, refs["train"] = self.stage("train", key)
+        table = curves(cell.config.kl.beta, cell.seed, steps, cell.config.train.steps)
         if status == "diverged":
             table.loc[table.index[-1], "policy/entropy"] = np.inf
         table.to_parquet(path / "metrics.parquet", index=False)
@@ -262,7 +265,7 @@ class _Writer:
         summary: dict[str, float] = {}
         if evaluated:
             path, refs["evaluate"] = self.stage("evaluate", key)
-            prompts = prompt_table(cell.config.ppo.kl_coef, cell.seed, self.prompts, self.first)
+            prompts = prompt_table(cell.config.kl.beta, cell.seed, self.prompts, self.first)
             prompts.to_parquet(path / "prompts.parquet", index=False)
             prompts.head(16).to_parquet(path / "samples.parquet", index=False)
             publish(path)
@@ -306,12 +309,16 @@ def build_study(
     stale: tuple[tuple[str, int], ...] = (),
     first_completion: str | None = None,
     extra: str = "",
+    design: str = "",
 ) -> Built:
-    """Write a study file, study.json, records and artifacts under `root`; cells are named as (arm, seed)."""
+    """Write a study file, study.json, records and artifacts under `root`; cells are named as (arm, seed).
+
+    `design`: YAML that stands in the place of `arms` and `baseline`, such as a grid.
+    """
     chosen = arms or {"beta_0": 0.0, "beta_0.01": 0.01, "beta_0.05": 0.05, "beta_0.2": 0.2}
     root.mkdir(parents=True, exist_ok=True)
     source = root / "kl_demo.yaml"
-    source.write_text(study_yaml(seeds, chosen, baseline, extra), encoding="utf-8")
+    source.write_text(study_yaml(seeds, chosen, baseline, extra, design), encoding="utf-8")
     study = load_study(source)
     layout = Layout.at(root / "out")
     folder = layout.study(study.name, "tiny")
@@ -345,6 +352,25 @@ def build() -> Builder:
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Four arms, three seeds; one trial diverged, one ended by its budget, one is missing."""
     return build_study(tmp_path_factory.mktemp("demo"))
+
+
+STRENGTHS: dict[str, float | dict[str, float]] = {
+    "beta_0.2": 0.2,
+    "beta_0.05": 0.05,
+    "beta_0.01": 0.01,
+    "tight": {"kl.beta": 0.03, "algorithm.cliprange": 0.1},
+    "tighter": {"kl.beta": 0.1, "algorithm.cliprange": 0.05},
+    "loose": {"kl.beta": 0.005, "algorithm.cliprange": 0.4},
+}
+"""Three strengths of one method; two arms of others that end between them, and one that ends beyond."""
+
+
+@pytest.fixture(scope="session")
+def strengths(tmp_path_factory: pytest.TempPathFactory) -> StudyRecords:
+    """Six arms x three seeds, all complete."""
+    shape: dict[str, Any] = {"diverged": (), "budget": (), "missing": (), "steps": 640}
+    built = build_study(tmp_path_factory.mktemp("strengths"), arms=STRENGTHS, **shape)
+    return load_records(built.folder, built.study)
 
 
 def read_json(path: Path) -> Any:

@@ -8,25 +8,26 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reports.figures.interactions import crossings, departure
 from reports.figures.registry import figure
 from reports.figures.style import house_style
+from reports.findings.crossings import crossings
 from reports.findings.findings import Findings, analyse
 from reports.pages.report import render_report
 from reports.records.load import StudyRecords, load_records
 from reports.records.searches import search_of
+from studies.definition.importance import Importance, Importances
 from studies.definition.space import Objective
 
 if TYPE_CHECKING:
     from tests.reports.conftest import Builder, Built
 
-LAM, BETA = "ppo.gae_lambda", "ppo.kl_coef"
+LAM, BETA = "algorithm.gae_lambda", "kl.beta"
 CROSSED = {
     "base": {BETA: 0.05, LAM: 0.95},
     "beta": {BETA: 0.2, LAM: 0.95},
     "lambda": {BETA: 0.05, LAM: 0.8},
     "both": {BETA: 0.2, LAM: 0.8},
-    "alone": {BETA: 0.05, LAM: 0.95, "ppo.cliprange": 0.1},
+    "alone": {BETA: 0.05, LAM: 0.95, "algorithm.cliprange": 0.1},
 }
 SHAPE = {"seeds": (0, 1), "steps": 64, "prompts": 40, "diverged": (), "budget": (), "missing": ()}
 
@@ -47,23 +48,6 @@ def test_a_full_product_around_the_baseline_is_a_crossing(crossed: tuple[Built, 
     assert found[0].baseline == (0.05, 0.95)
 
 
-def test_departure_is_what_the_sum_of_both_effects_misses(crossed: tuple[Built, StudyRecords]) -> None:
-    records = crossed[1]
-    prompts = records.prompts.copy()
-    for arm, shift in (("beta", 1.0), ("lambda", 2.0), ("both", 3.5)):
-        base = prompts[prompts["arm"] == "base"].set_index(["seed", "prompt_id"])["policy_gold"]
-        at = prompts["arm"] == arm
-        keys = list(zip(prompts.loc[at, "seed"], prompts.loc[at, "prompt_id"], strict=True))
-        prompts.loc[at, "policy_gold"] = base.loc[keys].to_numpy() + shift
-    shifted = replace(records, prompts=prompts)
-    one = crossings(shifted)[0]
-    found = departure(shifted, "eval/gold", one, (0.2, 0.8))
-    assert found is not None
-    assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
-    assert departure(shifted, "eval/gold", one, (0.2, 0.95)) is None
-    assert departure(shifted, "eval/kl_per_token", one, (0.2, 0.8)) is None
-
-
 def test_heat_map_names_values_and_draws_every_cell(crossed: tuple[Built, StudyRecords]) -> None:
     records = crossed[1]
     with house_style():
@@ -74,6 +58,11 @@ def test_heat_map_names_values_and_draws_every_cell(crossed: tuple[Built, StudyR
     assert left.get_xlabel() == right.get_xlabel() == LAM
     assert sum("[" in text.get_text() for text in left.texts) == 4
     assert sum("[" in text.get_text() for text in right.texts) == 1
+    (interaction,) = analyse(records).crossings[0].interactions
+    assert interaction.contrast.estimate is not None
+    row = drawn.data.set_index(["row", "column"]).loc[0.2, 0.8]
+    assert row["departure"] == interaction.contrast.estimate.value
+    assert drawn.data["departure"].notna().sum() == 1
     assert "outlined" in drawn.caption
     assert "n = 2 seeds" in drawn.caption
 
@@ -123,8 +112,6 @@ SEARCH = {
     ],
     "pareto": [0],
     "confirmed": [{"arm": "confirm-1", "number": 0, "overrides": {BETA: 0.1}}],
-    "importance": {BETA: 0.75, LAM: 0.25},
-    "importance_n": 3,
 }
 VALUES = ((0.8, 2.0), (0.9, 9.0), (0.7, 1.5), None, (0.6, 1.7))
 
@@ -137,15 +124,27 @@ def searched(build: Builder, tmp_path_factory: pytest.TempPathFactory) -> tuple[
         for trial, found in zip(SEARCH["trials"], VALUES, strict=True)  # type: ignore[arg-type]
     ]
     records = load_records(built.folder, built.study)
-    return records, replace(analyse(records), search=search_of({**SEARCH, "trials": trials}))
+    return records, replace(analyse(records), search=search_of({**SEARCH, "trials": trials}, built.study))
 
 
-def test_importance_is_drawn_as_it_was_computed(searched: tuple[StudyRecords, Findings]) -> None:
+def test_importance_is_drawn_with_its_interval_and_only_where_it_is_estimated(
+    searched: tuple[StudyRecords, Findings],
+) -> None:
+    records, findings = searched
+    assert findings.search is not None
+    rows = (
+        Importance("eval/win_rate", BETA, 0.62, 0.3, 0.8, 0.002),
+        Importance("eval/win_rate", LAM, -0.02, 0.0, 0.2, 0.9),
+    )
+    search = replace(findings.search, importance=Importances(30, 24, 2, rows))
     with house_style():
-        drawn = figure("importance")(*searched)
+        assert figure("importance")(records, findings) is None
+        drawn = figure("importance")(records, replace(findings, search=search))
     assert drawn is not None
-    assert drawn.data.set_index("key")["importance"].to_dict() == {BETA: 0.75, LAM: 0.25}
-    assert "n = 3 trials" in drawn.caption
+    assert drawn.data.set_index("knob")["share"].to_dict() == {BETA: 0.62, LAM: -0.02}
+    assert "n = 30, one" in drawn.caption
+    assert "0.62 [0.30, 0.80]  p 0.002" in {text.get_text() for text in drawn.figure.axes[0].texts}
+    assert drawn.figure.axes[0].get_xlim() == (0, 1)
 
 
 def test_front_confirmed_and_infeasible_are_told_apart(searched: tuple[StudyRecords, Findings]) -> None:
@@ -161,7 +160,7 @@ def test_front_confirmed_and_infeasible_are_told_apart(searched: tuple[StudyReco
     assert "confirm-1" in {text.get_text() for text in axes.texts}
     assert {line.get_marker() for line in axes.lines} >= {"D", "o", "x"}
     assert "1 trial without both metrics" in drawn.caption
-    assert "no result" in drawn.caption
+    assert "without both metrics" in drawn.caption
 
 
 def test_no_search_no_figure(searched: tuple[StudyRecords, Findings]) -> None:

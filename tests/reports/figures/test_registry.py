@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from reports.figures.curves import arm_curves
+from reports.figures.curves import arm_curves, kl
 from reports.figures.emphasis import emphasis
 from reports.figures.overoptimisation import _panels as panels
 from reports.figures.registry import FIGURES, draw, figure, provenance
@@ -74,7 +74,7 @@ def test_long_series_are_binned(records: StudyRecords) -> None:
     assert curve.mean["mean"].iloc[1] == pytest.approx(frame["policy/entropy"].mean())
 
 
-OF_OTHER_DESIGNS = {"interactions", "importance", "pareto"}
+OF_OTHER_DESIGNS = {"interactions", "importance", "pareto", "matched_kl"}
 
 
 @pytest.mark.parametrize("name", [name for name in FIGURES if name not in OF_OTHER_DESIGNS])
@@ -112,7 +112,7 @@ def test_same_records_same_bytes(records: StudyRecords, findings: Findings, tmp_
     for text in (svg, png, pdf):
         assert records.digest in text
         assert "0123abc" in text
-        assert f"beta_0.05 seed 2: {records.records['beta_0.05', 2].stages['ppo'].key}" in text
+        assert f"beta_0.05 seed 2: {records.records['beta_0.05', 2].stages['train'].key}" in text
     text = inline_svg(tmp_path / "a" / "f.svg", "win")
     assert text.startswith("<svg ")
     assert 'id="win-' in text
@@ -230,14 +230,38 @@ def test_of_many_arms_the_baseline_and_both_ends_stand_out(records: StudyRecords
     assert "grey: means of the other 11" in chosen.sentence
 
 
-def test_of_many_arms_only_the_farthest_comparison_is_drawn(records: StudyRecords, findings: Findings) -> None:
+def test_equal_drift_shows_ends_curve_and_differences(strengths: StudyRecords) -> None:
+    found = analyse(strengths)
     with house_style():
-        few, many = (figure("matched_kl")(records, replace(findings, matched=findings.matched * n)) for n in (1, 10))
-    assert few is not None
-    assert many is not None
-    assert "half the distance" in few.caption
-    assert "half the distance" not in many.caption
-    assert len(many.figure.axes[1].get_yticks()) == 5 * len(few.figure.axes[1].get_yticks())
+        drawn = figure("matched_kl")(strengths, found)
+        twice = figure("matched_kl")(strengths, found)
+    assert drawn is not None
+    assert twice is not None
+    pd.testing.assert_frame_equal(drawn.data, twice.data)
+    ends = drawn.data[drawn.data["part"] == "end"].set_index("arm")
+    assert set(ends.index) == {"beta_0.2", "beta_0.05", "beta_0.01", "tight", "tighter"}
+    assert ends.loc["tight", "value"] == found.arm("tight").estimates["eval/win_rate"].value
+    line = drawn.data[drawn.data["part"] == "interpolated"]
+    assert line["kl"].is_monotonic_increasing
+    assert (line["low"] <= line["value"]).all()
+    shown = drawn.data[drawn.data["part"] == "difference"].set_index("arm")
+    assert list(shown.index) == ["tight", "tighter"]
+    rows = {row.arm: row for row in found.matched if row.metric == "eval/win_rate"}
+    assert rows["tight"].difference is not None
+    assert shown.loc["tight", "value"] == rows["tight"].difference.value
+    assert [label.get_text().split("\n")[0] for label in drawn.figure.axes[1].get_yticklabels()] == ["tight", "tighter"]
+    assert "beta_0.2, beta_0.05 and beta_0.01" in drawn.caption
+
+
+def test_an_alarm_lies_on_the_line_it_marks(records: StudyRecords, findings: Findings) -> None:
+    with house_style():
+        drawn = figure("overoptimisation")(records, findings)
+    assert drawn is not None
+    alarm = next(one for one in findings.alarms if one.arm == "beta_0")
+    for seed, turn in alarm.alarms.items():
+        lines = drawn.data[(drawn.data["arm"] == "beta_0") & (drawn.data["metric"] == "objective/gold")]
+        line = lines[(lines["part"] == "seed") & (lines["seed"] == seed)].set_index("step")
+        assert line.loc[turn.step, "kl"] == pytest.approx(turn.kl, rel=0.15)
 
 
 def test_cost_is_held_against_the_caps(records: StudyRecords, findings: Findings) -> None:
@@ -251,3 +275,16 @@ def test_cost_is_held_against_the_caps(records: StudyRecords, findings: Findings
     ]
     assert steps["share"].tolist() == [682 / 2048]
     assert "48.0 s of 2.50 h" in {text.get_text() for text in drawn.figure.axes[0].texts}
+
+
+def test_the_kl_figure_shows_the_estimator_that_the_claims_speak_of(records: StudyRecords, findings: Findings) -> None:
+    exact = "objective/kl_exact_per_token"
+    both = replace(records, curves=records.curves.assign(**{exact: records.curves["policy/kl_ref_per_token"]}))
+    claim = records.study.falsifiers[0].model_copy(update={"metric": exact})
+    asked = replace(both, study=records.study.model_copy(update={"falsifiers": (claim,)}))
+    silent = replace(both, study=records.study.model_copy(update={"falsifiers": ()}))
+    for shown, metric in ((both, "objective/kl_per_token"), (asked, exact), (silent, exact)):
+        drawn = kl(shown, findings)
+        assert drawn is not None
+        assert set(drawn.data["metric"]) == {metric}
+        assert ("Shaded" in drawn.caption) == bool(shown.study.falsifiers)

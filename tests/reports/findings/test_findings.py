@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,14 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers import publish
+from scipy.stats import ttest_1samp
 
 from pipeline.run.layout import write_json
 from reports.figures.registry import figure
 from reports.figures.style import house_style
-from reports.findings.findings import Findings, analyse
-from reports.findings.pairs import Pair
+from reports.findings.findings import SMALL_EFFECT, SMALLEST, Findings, analyse
 from reports.records.load import StudyRecords, load_records
-from reports.statistics import two_level as stats
+from reports.statistics import two_level
 from reports.tables.results import all_tables, effect_word
 from reports.tables.table import markdown
 from reports.text.answer import answer
@@ -61,7 +60,7 @@ def test_effect_is_the_paired_difference_over_common_seeds(demo: Built, findings
 def test_findings_are_those_that_were_built_in(findings: Findings) -> None:
     outcomes = {effect.arm: effect.outcome for effect in findings.effects_on("eval/win_rate")}
     assert outcomes["beta_0"] == "worse"
-    assert outcomes["beta_0.01"] == "no detectable difference"  # two seeds that disagree by half of the effect
+    assert outcomes["beta_0.01"] == "undecided"  # two seeds that disagree by half of the effect
     assert {effect.arm: effect.outcome for effect in findings.effects_on("eval/kl_per_sequence")} == {
         "beta_0": "worse", "beta_0.01": "worse", "beta_0.2": "better",
     }  # fmt: skip
@@ -70,8 +69,8 @@ def test_findings_are_those_that_were_built_in(findings: Findings) -> None:
 def test_holm_runs_over_the_arms_of_one_metric(findings: Findings) -> None:
     for metric in {effect.metric for effect in findings.effects}:
         effects = findings.effects_on(metric)
-        larger = [max(e.p, e.p_seeds) for e in effects if e.p is not None and e.p_seeds is not None]
-        assert [e.p_holm for e in effects] == pytest.approx(stats.holm(larger))
+        assert [e.p_holm for e in effects] == pytest.approx(two_level.holm([e.p for e in effects if e.p is not None]))
+        assert [e.p for e in effects] == [two_level.two_level_p(e.estimate) for e in effects if e.estimate]
 
 
 def test_claims_are_the_verdicts_of_falsify(demo: Built, records: StudyRecords, findings: Findings) -> None:
@@ -84,7 +83,7 @@ def test_diverged_is_counted_with_its_interval(findings: Findings) -> None:
     rate = findings.arm("beta_0").divergence
     assert rate is not None
     assert rate.value == pytest.approx(1 / 3)
-    assert rate.high == pytest.approx(stats.wilson(1, 3).high)
+    assert rate.high == pytest.approx(two_level.wilson(1, 3).high)
 
 
 def test_secondary_metrics_are_higher_or_lower(findings: Findings) -> None:
@@ -115,32 +114,33 @@ def test_constant_rate_gets_a_wilson_interval(build: Builder, tmp_path: Path) ->
     publish(path.parent)
     estimate = analyse(load_records(built.folder, built.study)).arm("beta_0.05").estimates["eval/win_rate"]
     assert (estimate.value, estimate.method) == (1.0, "wilson")
-    assert estimate.low == pytest.approx(stats.wilson(20, 20).low)
+    assert estimate.low == pytest.approx(two_level.wilson(20, 20).low)
 
 
 def test_objective_that_exists_once_per_trial(build: Builder, tmp_path: Path) -> None:
     built = build(tmp_path, prompts=8, steps=64, extra="objective: {metric: eval/distinct_2, direction: maximize}\n")
     effect = next(e for e in analyse(load_records(built.folder, built.study)).effects if e.arm == "beta_0.2")
     assert effect.metric == "eval/distinct_2"
-    assert effect.p == pytest.approx(stats.seed_flip_test(list(effect.per_seed.values())))
     assert effect.estimate is not None
     assert effect.estimate.method == "student"
-    found = analyse(load_records(built.folder, built.study)).effects_on("eval/distinct_2")
-    tested = [one.p_seeds for one in found if one.p_seeds is not None]
-    assert [one.p_holm for one in found if one.p_seeds is not None] == pytest.approx(stats.holm(tested)), (
-        "three seeds cannot flip below 1/4"
-    )
+    assert effect.p == pytest.approx(ttest_1samp(list(effect.per_seed.values()), 0.0).pvalue)
+    assert effect.smallest is None, "nobody stated one, and there is no spread over prompts to derive it from"
 
 
-@pytest.mark.parametrize(
-    ("seeds", "arms", "decides"), [(3, 1, "student"), (6, 1, "larger"), (6, 2, "student"), (8, 4, "larger")]
-)
-def test_flipping_too_few_seeds_cannot_veto_students_test(seeds: int, arms: int, decides: str) -> None:
-    column = np.ones((seeds, 1))
-    pair = Pair(list(range(seeds)), column, column, None, None, True)
-    assert pair.deciding(0.25, 0.01, arms) == (0.01 if decides == "student" else 0.25)
-    assert replace(pair, once=False).deciding(0.25, 0.01, arms) == 0.25
-    assert replace(pair, once=False).deciding(None, 0.01, arms) is None
+def test_the_smallest_difference_is_the_studys_else_a_default(build: Builder, tmp_path: Path) -> None:
+    whole = {"prompts": 60, "steps": 64, "diverged": (), "budget": (), "missing": ()}
+    built = build(tmp_path, **whole)
+    found = analyse(load_records(built.folder, built.study))
+    assert {effect.smallest for effect in found.effects_on("eval/win_rate")} == {SMALLEST["eval/win_rate"]}
+    tables = tables_of(built, "beta_0.05", [0, 1, 2])
+    spread = np.sqrt(np.mean([table["policy_gold"].var(ddof=1) for table in tables]))
+    assert found.effects_on("eval/gold")[0].smallest == pytest.approx(SMALL_EFFECT * spread)
+
+    stated = "objective: {metric: eval/win_rate, direction: maximize, smallest: 0.9}\n"
+    twins = {"beta_0.05": 0.05, "beta_0.051": 0.051}
+    built = build(tmp_path / "stated", **whole, arms=twins, extra=stated)
+    (effect,) = analyse(load_records(built.folder, built.study)).effects_on("eval/win_rate")
+    assert (effect.smallest, effect.outcome) == (0.9, "equivalent")
 
 
 def test_parts_of_a_composite_reward_are_estimated_prompt_by_prompt(build: Builder, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_parts_of_a_composite_reward_are_estimated_prompt_by_prompt(build: Build
     for record in built.folder.records():
         for stage, name, column, value in (
             ("evaluate", "prompts.parquet", "policy_reward/kind", np.linspace(0, 1, 8)),
-            ("ppo", "metrics.parquet", "reward/kind", 0.5),
+            ("train", "metrics.parquet", "reward/kind", 0.5),
         ):
             if stage in record.stages:
                 path = built.folder.root / record.stages[stage].path / name
@@ -161,7 +161,7 @@ def test_parts_of_a_composite_reward_are_estimated_prompt_by_prompt(build: Build
     records = load_records(built.folder, built.study)
     found = analyse(records)
     estimate = found.arm("beta_0.05").estimates["eval/reward/kind"]
-    assert (estimate.value, estimate.prompts, estimate.method) == (pytest.approx(0.5), 8, "bootstrap")
+    assert (estimate.value, estimate.prompts, estimate.method) == (pytest.approx(0.5), 8, "hierarchical")
     table = next(table for table in all_tables(records, found) if table.name == "parts")
     assert table.heads[2].text == "kind"
     with house_style():

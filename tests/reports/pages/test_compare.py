@@ -31,6 +31,8 @@ def other(build: Builder, tmp_path_factory: pytest.TempPathFactory) -> Compared:
     )
     for path in (built.folder.path / "trials").iterdir():
         path.write_text(path.read_text().replace("sf00112233445566", "sf99999999999999"))
+    reference = built.layout.store / "sft" / "sf00112233445566"
+    reference.rename(reference.with_name("sf99999999999999"))
     records = load_records(built.folder, built.study)
     return Compared(records, analyse(records))
 

@@ -54,9 +54,9 @@ def test_design_and_code_changes_are_listed(versions: tuple[Built, Built]) -> No
 
 
 def test_resolved_keys_are_compared_arm_by_arm(versions: tuple[Built, Built], tmp_path: Path, build: Builder) -> None:
-    other = build(tmp_path, arms={"beta_0.05": {"ppo.kl_coef": 0.05, "ppo.lr": 0.001}, "beta_0.2": 0.2}, **SHAPE)
+    other = build(tmp_path, arms={"beta_0.05": {"kl.beta": 0.05, "optimiser.lr": 0.001}, "beta_0.2": 0.2}, **SHAPE)
     rows = design_changes(read_version(versions[0].folder), read_version(other.folder))
-    assert [row[:2] for row in rows] == [("ppo.lr", "beta_0.05")]
+    assert [row[:2] for row in rows] == [("optimiser.lr", "beta_0.05")]
     assert rows[0][3] == "0.001"
 
 
@@ -66,7 +66,9 @@ def test_paired_differences_are_those_of_shared_seeds_and_prompts(versions: tupl
     assert set(gold) == {"beta_0.05", "beta_0.2"}
     shifted, same = gold["beta_0.2"], gold["beta_0.05"]
     assert shifted.difference is not None
-    assert (shifted.difference.value, shifted.difference.low, shifted.difference.high) == pytest.approx((1.0, 1.0, 1.0))
+    assert shifted.difference.value == pytest.approx(1.0)
+    assert shifted.difference.low is not None
+    assert shifted.difference.low < 1.0
     assert (shifted.difference.seeds, shifted.difference.prompts) == (2, 30)
     assert shifted.pairing == same.pairing == "paired"
     assert same.finding == "identical"
@@ -87,8 +89,10 @@ def test_without_a_shared_seed_the_difference_is_unpaired_and_wider(
     assert one.difference is not None
     assert one.difference.low is not None
     assert one.difference.value == pytest.approx(one.new.value - one.old.value)
-    assert one.difference.se == pytest.approx(((one.new.se or 0) ** 2 + (one.old.se or 0) ** 2) ** 0.5)
-    assert one.difference.low < one.difference.value
+    assert one.old.low is not None
+    assert one.new.low is not None
+    halves = [part.value - low for part in (one.old, one.new) if (low := part.low) is not None]
+    assert max(halves) < one.difference.value - one.difference.low < sum(halves)
     assert any(
         "unpaired" in caveat for caveat in changes(read_version(versions[0].folder), read_version(fresh.folder)).caveats
     )

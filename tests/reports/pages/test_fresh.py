@@ -92,7 +92,7 @@ def touch_table(folder: StudyFolder, study: Study) -> Study:
     """One bit of one file that the report reads, its time and size as before."""
     import os
 
-    stage = json.loads(folder.trial_file("beta_0.2", 0).read_text())["stages"]["ppo"]["path"]
+    stage = json.loads(folder.trial_file("beta_0.2", 0).read_text())["stages"]["train"]["path"]
     path = folder.root / stage / "metrics.parquet"
     state, data = path.stat(), bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -126,7 +126,7 @@ def test_another_version_of_our_code_or_of_a_library_draws_again(small: Built, m
 
 def test_weights_are_not_read(small: Built) -> None:
     before = fresh.made_from(small.folder, small.study)
-    stage = json.loads(small.folder.trial_file("beta_0.2", 0).read_text())["stages"]["ppo"]["path"]
+    stage = json.loads(small.folder.trial_file("beta_0.2", 0).read_text())["stages"]["train"]["path"]
     (small.folder.root / stage / "model.safetensors").write_bytes(b"gigabytes")
     assert fresh.made_from(small.folder, small.study) == before
 

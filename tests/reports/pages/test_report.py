@@ -99,11 +99,11 @@ def rendered(build: Builder, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 def test_all_files_are_there(rendered: tuple[Built, dict[str, bytes]]) -> None:
     files = rendered[1]
-    wanted = {"index.html", "report.md", "tables/samples.csv"}
-    drawn = [name for name in figures.FIGURES if name not in {"interactions", "importance", "pareto"}]
+    wanted = {"index.html", "report.md", "claims.json", "tables/samples.csv"}
+    drawn = [name for name in figures.FIGURES if name not in {"interactions", "importance", "pareto", "matched_kl"}]
     wanted |= {f"figures/{name}{suffix}" for name in drawn for suffix in (".svg", ".png", ".pdf", ".csv")}
-    tables = ["arms", "completions", "robust", "effects", "sensitivity", "matched_kl", "law", "alarms"]
-    tables += ["verdicts", "statuses", "cost", "trials", "upstream"]
+    tables = ["claims", "arms", "completions", "robust", "effects", "sensitivity", "matched_kl", "alarms"]
+    tables += ["verdicts", "statuses", "cost", "trials", "upstream", "coverage"]
     wanted |= {f"tables/{name}{suffix}" for name in tables for suffix in (".csv", ".md", ".tex")}
     assert set(files) == wanted
     assert all(files.values())
@@ -111,11 +111,11 @@ def test_all_files_are_there(rendered: tuple[Built, dict[str, bytes]]) -> None:
 
 def test_rendering_twice_gives_the_same_bytes(records: StudyRecords, findings: Findings, tmp_path: Path) -> None:
     """Of three figures here; that all figures are drawn alike twice is tested with them."""
-    few = replace(records, study=records.study.model_copy(update={"figures": ("frontier", "matched_kl", "kl")}))
+    few = replace(records, study=records.study.model_copy(update={"figures": ("frontier", "overoptimisation", "kl")}))
     for run in ("a", "b"):
         render.build(few, findings, tmp_path / run)
     first = contents(tmp_path / "a")
-    assert {path.rpartition(".")[2] for path in first} == {"html", "md", "csv", "tex", "svg", "png", "pdf"}
+    assert {path.rpartition(".")[2] for path in first} == {"html", "json", "md", "csv", "tex", "svg", "png", "pdf"}
     assert contents(tmp_path / "b") == first
 
 
@@ -162,7 +162,7 @@ def test_page_says_what_a_reader_needs(rendered: tuple[Built, dict[str, bytes]])
         assert text in page, text
     assert "The claim that the policy stays within 0.025 nats per token" in page
     assert "objective/kl_k3_per_token" in page
-    assert "ppo.gae_lambda" in page
+    assert "algorithm.gae_lambda" in page
 
 
 def test_figures_carry_the_design_digest(rendered: tuple[Built, dict[str, bytes]]) -> None:
@@ -184,7 +184,7 @@ ARMS = ("beta_0", "beta_0.01", "beta_0.05", "beta_0.2")
         ({"seeds": (0,), "diverged": tuple((arm, 0) for arm in ARMS)}, "4 diverged"),
         ({"seeds": (0,), "missing": tuple((arm, 0) for arm in ARMS)}, "No trial has been evaluated"),
         ({"seeds": (0, 1), "prompts": 0}, "No trial has been evaluated"),
-        ({"seeds": (0, 1), "prompts": 1}, "not detectably different"),
+        ({"seeds": (0, 1), "prompts": 1}, "undecided"),
     ],
 )
 def test_degenerate_studies_still_make_a_page(

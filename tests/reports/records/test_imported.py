@@ -3,7 +3,6 @@ logged."""
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from pathlib import Path
@@ -13,15 +12,15 @@ import pandas as pd
 import pytest
 import trl_logs
 
-from pipeline.errors import Damaged, UserError
-from pipeline.run.layout import Layout, StudyFolder
+from pipeline.errors import UserError
+from pipeline.run.layout import Layout, StudyFolder, sealed
 from reports.figures import style
 from reports.findings.findings import analyse
 from reports.pages.report import render_report
-from reports.records import imported as foreign
 from reports.records.load import find_study, load_records
 from reports.text.answer import answer
 from studies.definition.schema import Study, load_study
+from studies.importing.notes import ends
 from studies.importing.run import import_folder
 
 BETAS = {"beta_0.01": 0.01, "beta_0.05": 0.05, "beta_0.2": 0.2}
@@ -69,10 +68,8 @@ def test_arms_are_compared_by_where_their_training_ended(imported: tuple[StudyFo
 
 
 def test_the_end_is_the_mean_of_the_last_tenth() -> None:
-    columns = {"step": range(40), "objective/kl": [0.0] * 36 + [1.0, 2.0, 3.0, math.nan], "policy/lr": [math.nan] * 40}
-    assert foreign.ends({key: np.array(values, dtype=float) for key, values in columns.items()}) == {
-        "objective/kl": 2.0
-    }
+    columns = {"objective/kl": [0.0] * 36 + [1.0, 2.0, 3.0, math.nan], "policy/lr": [math.nan] * 40}
+    assert ends({key: np.array(values, dtype=float) for key, values in columns.items()}) == {"objective/kl": 2.0}
 
 
 def test_the_page_says_what_is_not_there(imported: tuple[StudyFolder, Study], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,14 +130,12 @@ def test_a_study_that_was_never_imported(tmp_path: Path) -> None:
     assert load_study(file).profile == "imported"
 
 
-def test_damaged_details_are_one_line(imported: tuple[StudyFolder, Study], tmp_path: Path) -> None:
+def test_logs_that_an_older_version_imported_are_to_be_imported_again(
+    imported: tuple[StudyFolder, Study], tmp_path: Path
+) -> None:
     shutil.copytree(imported[0].root, tmp_path / "out")
     folder = StudyFolder(tmp_path / "out", tmp_path / "out" / imported[0].path.relative_to(imported[0].root))
-    record = next(one for one in folder.records() if (one.arm, one.seed) == ("beta_0.05", 1))
-    assert foreign.read_problems(folder, record)
-    details = folder.root / record.stages["ppo"].path / "import.json"
-    details.write_text(json.dumps({"problems": []}))
-    with pytest.raises(Damaged, match=r"import\.json"):
-        foreign.read_problems(folder, record)
-    shutil.rmtree(details.parent)
-    assert foreign.read_problems(folder, record) == []
+    started = {key: value for key, value in folder.started().items() if key != "notes"}
+    folder.study_file.write_text(sealed(started))
+    with pytest.raises(UserError, match="import them again: ablate import FOLDER --name"):
+        load_records(folder, imported[1])

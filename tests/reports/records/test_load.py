@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from helpers import publish
 
-from pipeline.errors import Damaged, UserError
+from pipeline.errors import Damaged, Lost, UserError
 from pipeline.run.layout import Layout
 from reports.records.load import find_study, load_records
 
@@ -44,7 +44,7 @@ def test_frames_equal_the_files(demo: Built) -> None:
     mine = records.prompts[(records.prompts["arm"] == "beta_0.05") & (records.prompts["seed"] == 0)]
     np.testing.assert_array_equal(mine["kl"].to_numpy(), table["kl"].to_numpy())
     assert mine["win"].mean() == pytest.approx(table["win"].mean())
-    curve = pd.read_parquet(first_artifact(demo, "ppo", "metrics.parquet"))
+    curve = pd.read_parquet(first_artifact(demo, "train", "metrics.parquet"))
     mine = records.curves[(records.curves["arm"] == "beta_0.05") & (records.curves["seed"] == 0)]
     np.testing.assert_array_equal(mine["policy/entropy"].to_numpy(), curve["policy/entropy"].to_numpy())
     assert len(records.samples) == 10 * 16
@@ -93,7 +93,7 @@ def test_damaged_record_is_one_line_with_its_file(build: Builder, tmp_path: Path
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("stage", "name"), [("ppo", "metrics.parquet"), ("evaluate", "prompts.parquet")])
+@pytest.mark.parametrize(("stage", "name"), [("train", "metrics.parquet"), ("evaluate", "prompts.parquet")])
 def test_damaged_table_is_one_line_with_its_file(build: Builder, tmp_path: Path, stage: str, name: str) -> None:
     built = build(tmp_path, seeds=(0,), prompts=4, steps=64)
     path = first_artifact(built, stage, name)
@@ -118,11 +118,13 @@ def test_impossible_values_are_refused(build: Builder, tmp_path: Path, column: s
         load_records(built.folder, built.study)
 
 
-def test_missing_artifact_is_a_note(build: Builder, tmp_path: Path) -> None:
+def test_missing_artifact_is_refused_or_a_note(build: Builder, tmp_path: Path) -> None:
     built = build(tmp_path, seeds=(0,), prompts=4, steps=64)
-    shutil.rmtree(first_artifact(built, "ppo", "metrics.parquet").parent)
-    records = load_records(built.folder, built.study)
-    assert any("beta_0.05 seed 0" in note and "ppo/metrics.parquet" in note for note in records.notes)
+    shutil.rmtree(first_artifact(built, "train", "metrics.parquet").parent)
+    with pytest.raises(Lost, match=r"1 of \d recorded trials have lost results \(beta_0\.05 seed 0;"):
+        load_records(built.folder, built.study)
+    records = load_records(built.folder, built.study, without_missing=True)
+    assert any("beta_0.05 seed 0" in note and "train/metrics.parquet" in note for note in records.notes)
 
 
 def test_stale_record_is_reported_and_left_out(build: Builder, tmp_path: Path) -> None:
@@ -136,7 +138,7 @@ def test_stale_record_is_reported_and_left_out(build: Builder, tmp_path: Path) -
 def test_all_stale_is_an_error_rather_than_an_empty_page(build: Builder, tmp_path: Path) -> None:
     built = build(tmp_path, seeds=(0,), prompts=4, steps=64, missing=())
     started = json.loads(built.folder.study_file.read_text())
-    started["overrides"] = {"ppo.lr": 0.002}
+    started["overrides"] = {"optimiser.lr": 0.002}
     built.folder.study_file.write_text(json.dumps(started))
     with pytest.raises(UserError, match="all 4 records were run with another configuration"):
         load_records(built.folder, built.study)
@@ -144,7 +146,7 @@ def test_all_stale_is_an_error_rather_than_an_empty_page(build: Builder, tmp_pat
 
 def test_records_of_arms_that_are_gone_are_mentioned(build: Builder, tmp_path: Path) -> None:
     built = build(tmp_path, seeds=(0,), prompts=4, steps=64)
-    fewer = built.study.model_copy(update={"arms": {"beta_0.05": {"ppo.kl_coef": 0.05}}})
+    fewer = built.study.model_copy(update={"arms": {"beta_0.05": {"kl.beta": 0.05}}})
     records = load_records(built.folder, fewer)
     assert len(records.trials) == 1
     assert any("beta_0.2 seed 0 is recorded but no longer part" in note for note in records.notes)
@@ -154,7 +156,7 @@ def test_record_that_points_outside_is_refused(build: Builder, tmp_path: Path) -
     built = build(tmp_path, seeds=(0,), prompts=4, steps=64)
     path = built.folder.trial_file("beta_0.05", 0)
     record = json.loads(path.read_text())
-    record["stages"]["ppo"]["path"] = "../../../etc"
+    record["stages"]["train"]["path"] = "../../../etc"
     path.write_text(json.dumps(record))
     with pytest.raises(Damaged, match="leaves the output folder"):
         load_records(built.folder, built.study)
@@ -183,7 +185,7 @@ def test_prompts_that_only_some_trials_answered_are_not_shared(build: Builder, t
 @pytest.mark.parametrize(
     ("stage", "name", "change", "words"),
     [
-        ("ppo", "metrics.parquet", lambda table: table.drop(columns="step"), "no column step"),
+        ("train", "metrics.parquet", lambda table: table.drop(columns="step"), "no column step"),
         (
             "evaluate",
             "prompts.parquet",
@@ -206,7 +208,7 @@ def test_tables_of_another_shape_are_one_line_with_their_file(
 
 def test_of_two_rows_at_one_step_the_last_counts(build: Builder, tmp_path: Path) -> None:
     built = build(tmp_path, seeds=(0,), prompts=4, steps=64)
-    path = first_artifact(built, "ppo", "metrics.parquet")
+    path = first_artifact(built, "train", "metrics.parquet")
     table = pd.read_parquet(path)
     pd.concat([table, table.tail(1).assign(**{"policy/entropy": 9.0})]).iloc[::-1].to_parquet(path, index=False)
     publish(path.parent)

@@ -18,7 +18,7 @@ question: Which beta?
 hypothesis: A small one.
 refuted_if: It is not.
 seeds: [0]
-search: {space: {ppo.kl_coef: {low: 0.01, high: 1.0, log: true}}, trials: 2, confirm: {top: 1, seeds: [7, 8]}}
+search: {space: {kl.beta: {low: 0.01, high: 1.0, log: true}}, trials: 2, confirm: {top: 1, seeds: [7, 8]}}
 """
 
 
@@ -33,11 +33,16 @@ def content(study: Study) -> dict[str, Any]:
     assert study.search is not None
     trial = {
         "arm": "search-000",
-        "overrides": {"ppo.kl_coef": 0.1},
+        "overrides": {"kl.beta": 0.1},
         "status": "complete",
         "values": {"eval/win_rate": 0.7},
     }
-    pruned = {"arm": "search-001", "overrides": {"ppo.kl_coef": 0.0, "ppo.lr": 1e-4}, "status": "pruned", "values": {}}
+    pruned = {
+        "arm": "search-001",
+        "overrides": {"kl.beta": 0.0, "optimiser.lr": 1e-4},
+        "status": "pruned",
+        "values": {},
+    }
     return {
         "search": study.search.model_dump(mode="json"),
         "trials": [
@@ -45,8 +50,8 @@ def content(study: Study) -> dict[str, Any]:
             {"number": 1, **pruned, "feasible": False, "steps": 16},
         ],
         "pareto": [0],
-        "confirmed": [{"arm": "confirm-1", "number": 0, "overrides": {"ppo.kl_coef": 0.1}}],
-        "importance": {"ppo.kl_coef": 0.8, "ppo.lr": 0.2},
+        "confirmed": [{"arm": "confirm-1", "number": 0, "overrides": {"kl.beta": 0.1}}],
+        "importance": {"kl.beta": 0.8, "optimiser.lr": 0.2},  # as older versions wrote it
         "importance_n": 2,
     }
 
@@ -66,9 +71,10 @@ def test_it_is_read(folder: StudyFolder, study: Study) -> None:
     assert [trial.number for trial in found.trials] == [0, 1]
     assert found.trials[0].values == {"eval/win_rate": 0.7}
     assert found.metrics == ["eval/win_rate"]
-    assert found.knobs == ["ppo.kl_coef", "ppo.lr"]
+    assert found.knobs == ["kl.beta", "optimiser.lr"]
     assert found.confirmed == {"confirm-1": 0}
-    assert (found.importance["ppo.kl_coef"], found.importance_n) == (0.8, 2)
+    assert found.importance.rows == (), "what an older version computed by PED-ANOVA is not taken over"
+    assert "has 2 ranked trials, and 21 are needed for 1 knob." in found.importance.absent
 
 
 def test_a_file_of_another_search_is_not_of_this_one(folder: StudyFolder, study: Study) -> None:
@@ -86,7 +92,7 @@ def test_an_unfinished_search_has_no_importance(folder: StudyFolder, study: Stud
     (folder.path / "search.json").write_text(json.dumps(unfinished), encoding="utf-8")
     found = load_search(folder, study)
     assert found is not None
-    assert (found.importance, found.importance_n, found.pareto) == ({}, 0, ())
+    assert (found.importance.rows, found.pareto) == ((), ())
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", "null"])

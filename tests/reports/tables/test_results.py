@@ -9,11 +9,15 @@ import numpy as np
 import pytest
 
 from reports.findings.findings import Findings, analyse
+from reports.findings.pairs import pair_of
 from reports.records.load import StudyRecords, load_records
 from reports.records.searches import SearchResult
-from reports.statistics import two_level as stats
+from reports.statistics import two_level
+from reports.statistics.coverage import published
 from reports.tables.results import all_tables, arm_table
+from reports.tables.search import importance_table
 from reports.tables.table import Table
+from studies.definition.importance import Importance, Importances
 from studies.definition.search import Tried
 
 if TYPE_CHECKING:
@@ -58,24 +62,35 @@ def test_improvement_is_the_share_of_won_prompts(
     assert tables["sensitivity"].frame.set_index("arm").loc["beta_0.01", "improvement"] == found.estimate.value
 
 
-def test_power_uses_the_error_of_the_effect(findings: Findings) -> None:
+def test_power_uses_the_error_of_the_effect(records: StudyRecords, findings: Findings) -> None:
     from reports.statistics.power import detectable
 
     for one in findings.power:
         effect = next(effect for effect in findings.effects_on(one.metric) if effect.arm == one.arm)
         assert effect.estimate is not None
-        assert effect.estimate.se is not None
-        assert effect.estimate.df is not None
-        assert one.detectable == pytest.approx(detectable(effect.estimate.se, effect.estimate.df, 0.05 / 3))
+        pair = pair_of(records, one.metric, one.arm, "beta_0.05")
+        assert pair is not None
+        assert one.detectable == pytest.approx(detectable(pair.moments(), 0.05 / 3))
         assert one.target == 0.05
         assert one.suffices == (one.detectable <= 0.05)
         assert one.seeds_needed is None or one.seeds_needed > one.seeds
 
 
+def test_coverage_is_shown_by_seeds_and_spread(tables: dict[str, Table]) -> None:
+    table = tables["coverage"]
+    assert [row[0].text for row in table.rows] == ["1", "2", "3", "5", "10"]
+    equal = [cell for cell in published() if (cell.seeds, cell.spread) == (5, "equal")]
+    lowest = min(min(cell.mean_coverage, cell.difference_coverage) for cell in equal)
+    assert table.rows[3][1].text.startswith(f"{100 * lowest:.0f} to ")
+    worst = max(cell.family_wise_error for cell in published() if cell.seeds == 5)
+    assert table.rows[3][-1].text == f"{100 * worst:.1f}"
+    assert len(table.frame) == len(published())
+
+
 def test_divergence_against_the_baseline(tables: dict[str, Table]) -> None:
     row = cells(tables["statuses"], "beta_0")
     assert row[1] == "3"
-    wanted = stats.rate_difference(1, 3, 0, 3)
+    wanted = two_level.rate_difference(1, 3, 0, 3)
     frame = tables["statuses"].frame.set_index("arm")
     assert frame.loc["beta_0", "divergence_difference_high"] == wanted.high
     assert row[-1].startswith("+0.333 [")
@@ -83,18 +98,29 @@ def test_divergence_against_the_baseline(tables: dict[str, Table]) -> None:
     assert frame.loc["beta_0.01", "ended"] == 2
 
 
-def test_drift_tables_say_kl_steps_and_n(tables: dict[str, Table], findings: Findings) -> None:
-    row = cells(tables["matched_kl"], "beta_0.01")
-    first = next(one for one in findings.matched if one.arm == "beta_0.01")
-    assert row[1] == "gold reward in training judge points"
-    assert row[2].endswith("half way")
-    assert row[6] == str(first.difference.seeds)
-    assert "/" in row[7]
-    assert {row[-1].text for row in tables["matched_kl"].rows} <= {"higher", "lower", "no detectable difference"}
+def test_alarms_say_trials_and_where(tables: dict[str, Table]) -> None:
+    assert tables["matched_kl"].rows == ()
     assert cells(tables["alarms"], "beta_0")[1] == "3 of 3"
     assert cells(tables["alarms"], "beta_0.05")[1:] == ["0 of 3", "–", "–", "–", "–"]
     assert len(tables["alarms"].frame) == 3
-    assert cells(tables["law"], "all arms")[1] == "11"
+
+
+def test_equal_drift_says_kl_neighbours_and_why_not(strengths: StudyRecords) -> None:
+    found = analyse(strengths)
+    table = next(one for one in all_tables(strengths, found) if one.name == "matched_kl")
+    gold = [row for row in table.rows if row[1].text == "gold reward"]
+    assert [row[0].text for row in gold] == ["tight", "tighter", "loose"]
+    tight = next(row for row in found.matched if (row.arm, row.metric) == ("tight", "eval/gold"))
+    assert gold[0][3].detail == "beta_0.05 and beta_0.01"
+    assert gold[0][7].text == "3 × 200"
+    assert gold[2][-1].text == "not compared"
+    assert gold[2][-1].detail.startswith("ends at ")
+    assert gold[2][6].text == "–"
+    frame = table.frame[table.frame["metric"] == "eval/gold"].set_index("arm")
+    assert tight.difference is not None
+    assert frame.loc["tight", "difference_low"] == tight.difference.low
+    assert frame.loc["loose", "not_compared"] == "beyond"
+    assert "fixed beta: beta_0.2, beta_0.05 and beta_0.01" in table.note
 
 
 def marked(records: StudyRecords, findings: Findings) -> dict[str, list[str]]:
@@ -139,9 +165,9 @@ def test_a_single_arm_is_not_the_best_of_all(build: Builder, tmp_path: Path) -> 
 
 
 def test_search_tables(records: StudyRecords, findings: Findings) -> None:
-    won = Tried(0, "search-000", {"ppo.kl_coef": 0.1}, "complete", {"eval/win_rate": 0.81234}, True, 64)
-    lost = Tried(1, "search-001", {"ppo.kl_coef": 1e-5}, "pruned", {}, False, 16)
-    search = SearchResult((won, lost), (0,), {"confirm-1": 0}, {"ppo.kl_coef": 1.0}, 2)
+    won = Tried(0, "search-000", {"kl.beta": 0.1}, "complete", {"eval/win_rate": 0.81234}, True, 64)
+    lost = Tried(1, "search-001", {"kl.beta": 1e-5}, "pruned", {}, False, 16)
+    search = SearchResult((won, lost), (0,), {"confirm-1": 0}, Importances(2, 21, 1))
     tables = {table.name: table for table in all_tables(records, dataclasses.replace(findings, search=search))}
     assert [cell.text for cell in tables["tuning"].rows[0]] == [
         "0",
@@ -155,5 +181,10 @@ def test_search_tables(records: StudyRecords, findings: Findings) -> None:
     ]
     assert [cell.text for cell in tables["tuning"].rows[1]] == ["1", "1e-05", "pruned", "16", "–", "broken", "–", "–"]
     assert tables["tuning"].frame["eval/win_rate"][0] == 0.81234
-    assert [cell.text for cell in tables["importance"].rows[0]] == ["ppo.kl_coef", "1.000", "2"]
+    assert tables["importance"].rows == ()
+    assert "has 2 ranked trials, and 21 are needed" in tables["tuning"].note
+    found = Importances(30, 21, 1, (Importance("eval/win_rate", "kl.beta", 0.42, 0.1, 0.61, 0.003),))
+    rows = importance_table(dataclasses.replace(search, importance=found)).rows
+    assert [cell.text for cell in rows[0]] == ["win rate", "kl.beta", "0.42", "0.003", "30"]
+    assert rows[0][2].detail == "[0.10, 0.61]"
     assert "tuning" not in {table.name for table in all_tables(records, findings)}

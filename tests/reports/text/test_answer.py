@@ -12,14 +12,19 @@ import yaml
 from reports.findings.findings import Effect, Findings, analyse
 from reports.records.load import StudyRecords, load_records
 from reports.records.searches import SearchResult
+from reports.statistics.coverage import coverage_with
 from reports.statistics.two_level import Estimate
 from reports.text.answer import Answer, answer, claim_sentence
+from reports.text.drift import at_equal_drift
+from reports.text.words import percent
+from studies.definition.importance import Importances
 from studies.definition.schema import Falsifier
 from studies.definition.search import Tried
 
 if TYPE_CHECKING:
     from tests.reports.conftest import Builder
 
+NO_IMPORTANCE = Importances(trials=4, needed=21, knobs=1)
 ARMS = {"beta_0": 0.0, "beta_0.05": 0.05, "beta_0.2": 0.2}
 WHOLE: dict[str, Any] = {"diverged": (), "budget": (), "missing": (), "steps": 64, "prompts": 24, "arms": ARMS}
 
@@ -89,7 +94,8 @@ def test_what_ended_otherwise_stands_beside_the_arm(records: StudyRecords, findi
     found = answer(records, findings).sentence
     assert "; 2 of 3 seeds × 200 prompts, 1 diverged) is worse than the baseline beta_0.05; " in found
     assert "; 2 of 3 seeds × 200 prompts, 1 not run) and beta_0.2 (" in found
-    assert found.endswith("3 seeds × 200 prompts, 1 ended by a cap) are not detectably different from it.")
+    assert "; the comparisons of beta_0.01 (" in found
+    assert found.endswith("3 seeds × 200 prompts, 1 ended by a cap) with it are undecided.")
 
 
 def test_the_sentence_says_each_verdict_of_the_findings(records: StudyRecords, findings: Findings) -> None:
@@ -97,14 +103,15 @@ def test_the_sentence_says_each_verdict_of_the_findings(records: StudyRecords, f
     words = {
         "better": "better than",
         "worse": "worse than",
-        "no detectable difference": "not detectably different from",
+        "equivalent": "equivalent to",
+        "undecided": "undecided",
     }
     outcomes = list(words)
-    for first in range(3):
+    for first in range(4):
         effects = list(findings.effects)
         mine = [index for index, effect in enumerate(effects) if effect.metric == "eval/win_rate"]
         for place, index in enumerate(mine):
-            effects[index] = dataclasses.replace(effects[index], outcome=outcomes[(first + place) % 3])
+            effects[index] = dataclasses.replace(effects[index], outcome=outcomes[(first + place) % 4])
         changed = dataclasses.replace(findings, effects=tuple(effects))
         sentence = answer(records, changed).sentence
         for effect in changed.effects_on("eval/win_rate"):
@@ -115,13 +122,30 @@ def test_the_sentence_says_each_verdict_of_the_findings(records: StudyRecords, f
         assert sentence.count("the baseline beta_0.05") == 1
 
 
+def test_equivalence_names_the_difference_that_matters(records: StudyRecords, findings: Findings) -> None:
+    effects = tuple(dataclasses.replace(effect, outcome="equivalent") for effect in findings.effects)
+    sentence = answer(records, dataclasses.replace(findings, effects=effects)).sentence
+    assert sentence.endswith(" are equivalent to the baseline beta_0.05 within 0.050.")
+
+
+def test_few_seeds_are_said_with_the_coverage_that_was_simulated(build: Builder, tmp_path: Path) -> None:
+    for seeds in (2, 3):
+        known = coverage_with(seeds)
+        found = said(build, tmp_path / str(seeds), seeds=tuple(range(seeds)))
+        covered = f"With {seeds} seeds 95 % intervals covered {percent(known.lowest)} to {percent(known.highest)} %"
+        assert any(caveat.startswith(covered) for caveat in found.caveats)
+    assert not any("covered" in caveat for caveat in said(build, tmp_path / "4", seeds=(0, 1, 2, 3)).caveats)
+
+
 def test_many_arms_are_summed_up_with_their_range(records: StudyRecords, findings: Findings) -> None:
     one = findings.effects_on("eval/win_rate")[0]
     template = findings.arm(one.arm)
 
     def made(index: int) -> Effect:
         return dataclasses.replace(
-            one, arm=f"arm-{index}", estimate=Estimate(-index / 100, -index / 100 - 0.01, -0.001, 3, 200, "bootstrap")
+            one,
+            arm=f"arm-{index}",
+            estimate=Estimate(-index / 100, -index / 100 - 0.01, -0.001, 3, 200, "student"),
         )
 
     effects = tuple(made(index) for index in range(1, 8))
@@ -133,49 +157,38 @@ def test_many_arms_are_summed_up_with_their_range(records: StudyRecords, finding
     )
 
 
-def test_what_was_found_at_equal_drift_is_said(records: StudyRecords, findings: Findings) -> None:
-    rows = [row for row in findings.matched if row.metric == "objective/gold" and row.place == "farthest"]
-    assert len(rows) >= 2
-    outcomes = ["better", *["no detectable difference"] * (len(rows) - 1)]
-    changed = tuple(dataclasses.replace(row, outcome=outcome) for row, outcome in zip(rows, outcomes, strict=True))  # type: ignore[arg-type]
-    sentence = answer(records, dataclasses.replace(findings, matched=changed)).drift
-    assert f"on gold reward in training: {rows[0].arm} (" in sentence
-    assert ") lies above the baseline beta_0.05; " in sentence
-    assert sentence.endswith(" not distinguishable from it.")
-    silent = tuple(dataclasses.replace(row, outcome="no detectable difference") for row in rows)
-    assert answer(records, dataclasses.replace(findings, matched=silent)).drift.endswith(
-        "not distinguishable from the baseline beta_0.05."
-    )
-    assert answer(records, dataclasses.replace(findings, matched=())).drift == ""
+def test_what_was_found_at_equal_drift_is_said(strengths: StudyRecords) -> None:
+    found = analyse(strengths)
+    drift = answer(strengths, found).drift
+    assert drift == at_equal_drift(found.matched)
+    assert drift.startswith("At equal drift, where an arm and fixed beta both end at the same KL, on win rate: ")
 
 
 def test_a_search_speaks_of_its_confirmation(records: StudyRecords, findings: Findings) -> None:
-    trials = tuple(Tried(n, f"search-00{n}", {"ppo.kl_coef": 0.03125678}, "complete", {}, True, 64) for n in range(4))
-    before = answer(records, dataclasses.replace(findings, search=SearchResult(trials, (), {}, {}, 0))).sentence
+    trials = tuple(Tried(n, f"search-00{n}", {"kl.beta": 0.03125678}, "complete", {}, True, 64) for n in range(4))
+    before = answer(records, dataclasses.replace(findings, search=SearchResult(trials, (), {}, NO_IMPORTANCE))).sentence
     assert before.startswith("The search has tried 4 configurations and confirmed none yet. ")
     after = answer(
-        records, dataclasses.replace(findings, search=SearchResult(trials, (2,), {"confirm-1": 2}, {}, 0))
+        records, dataclasses.replace(findings, search=SearchResult(trials, (2,), {"confirm-1": 2}, NO_IMPORTANCE))
     ).sentence
     assert after.startswith(
-        "Of 4 configurations tried, confirm-1 (ppo.kl_coef 0.03126) ran again on fresh seeds. On win rate, "
+        "Of 4 configurations tried, confirm-1 (kl.beta 0.03126) ran again on fresh seeds. On win rate, "
     )
 
 
 def test_silence_is_not_equality(records: StudyRecords, findings: Findings) -> None:
-    silent = {
-        effect.arm for effect in findings.effects_on("eval/win_rate") if effect.outcome == "no detectable difference"
-    }
+    silent = {effect.arm for effect in findings.effects_on("eval/win_rate") if effect.outcome == "undecided"}
     worst = max((one for one in findings.power if one.arm in silent), key=lambda one: one.detectable)
-    caveat = next(caveat for caveat in answer(records, findings).caveats if "not equality" in caveat)
-    assert f"of {worst.detectable:.3f} ({worst.arm}) would have been found with 80 % power" in caveat
-    assert f"To find 0.050 takes about {worst.seeds_needed} seeds." in caveat
+    caveat = next(caveat for caveat in answer(records, findings).caveats if "does not mean equal" in caveat)
+    assert f"of {worst.detectable:.3f} ({worst.arm}) would have been detected with 80 % power" in caveat
+    assert f"Detecting 0.050 takes about {worst.seeds_needed} seeds." in caveat
     stuck = dataclasses.replace(worst, seeds_needed=None, more_prompts=True)
     assert any(
-        "No number of seeds" in one for one in answer(records, dataclasses.replace(findings, power=(stuck,))).caveats
+        "no number of seeds" in one for one in answer(records, dataclasses.replace(findings, power=(stuck,))).caveats
     )
     loud = tuple(dataclasses.replace(effect, outcome="better") for effect in findings.effects)
     assert not any(
-        "not equality" in one for one in answer(records, dataclasses.replace(findings, effects=loud)).caveats
+        "does not mean equal" in one for one in answer(records, dataclasses.replace(findings, effects=loud)).caveats
     )
 
 
@@ -183,7 +196,7 @@ def test_an_interval_beside_zero_that_is_no_verdict_is_explained(records: StudyR
     first = findings.effects_on(records.study.objective.metric)[0]
     assert first.estimate is not None
     beside = dataclasses.replace(first.estimate, value=-0.2, low=-0.3, high=-0.1)
-    odd = dataclasses.replace(first, estimate=beside, p_holm=0.0712, outcome="no detectable difference")
+    odd = dataclasses.replace(first, estimate=beside, p_holm=0.0712, outcome="undecided")
     others = tuple(effect for effect in findings.effects if effect is not first)
 
     def told(effect: Effect) -> list[str]:
@@ -200,7 +213,7 @@ def test_a_claim_that_fell_names_the_earliest_step(findings: Findings) -> None:
     sentence = claim_sentence(findings.claims[0])
     fell = [verdict for verdict in findings.claims[0].verdicts if verdict.outcome == "FALSIFIED"]
     first = min(verdict.step for verdict in fell if verdict.step is not None)
-    assert f"it fell in {len(fell)} of 12 trials" in sentence
+    assert f"it was refuted in {len(fell)} of 12 trials" in sentence
     assert f"as early as step {first:,} with " in sentence
     assert "it survived in 3 and was not tested in 2." in sentence
 
@@ -220,12 +233,13 @@ def test_a_mean_that_fell_names_the_one_that_went_farthest(
     deciding = worst(claim.verdicts, key=lambda verdict: verdict.value)
     sentence = claim_sentence(claim)
     assert (
-        "is falsified: it fell in 6 of 6 trials (beta_0, beta_0.05 and beta_0.2), at worst with a mean of " in sentence
+        "is falsified: it was refuted in 6 of 6 trials (beta_0, beta_0.05 and beta_0.2), at worst with a mean of "
+        in sentence
     )
     assert sentence.endswith(f" ({deciding.arm} seed {deciding.seed}).")
 
 
 def test_a_baseline_without_a_name_is_told_by_its_values(build: Builder, tmp_path: Path) -> None:
-    arms = {"baseline": {}, "kl_coef=0.2": {"ppo.kl_coef": 0.2, "ppo.gae_lambda": 1.0}}
+    arms = {"baseline": {}, "beta=0.2": {"kl.beta": 0.2, "algorithm.gae_lambda": 1.0}}
     found = said(build, tmp_path, seeds=(0, 1), arms=arms, baseline="baseline")
-    assert " the baseline (kl_coef 0.05, gae_lambda 0.95)" in found.sentence
+    assert " the baseline (beta 0.05, gae_lambda 0.95)" in found.sentence

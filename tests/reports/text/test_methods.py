@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from reports.findings.findings import Findings, analyse
 from reports.records.load import StudyRecords, load_records
+from reports.statistics.coverage import coverage_with
 from reports.text.methods import methods
+from reports.text.words import percent
 
 if TYPE_CHECKING:
     from tests.reports.conftest import Builder
@@ -27,7 +29,7 @@ def test_design_training_and_evaluation_are_those_of_the_study(records: StudyRec
     assert "agrees with the judge on 88 %" in text["Training"]
     assert "answers 512 held-out prompts once each" in text["Evaluation"]
     assert (
-        "8 answers to each of them were drawn once for all trials, with random numbers independent"
+        "8 answers to each of them were drawn once for each reference policy, with random numbers independent"
         in text["Evaluation"]
     )
     assert "a parser of the grammar" in text["Evaluation"]
@@ -35,10 +37,16 @@ def test_design_training_and_evaluation_are_those_of_the_study(records: StudyRec
 
 def test_only_statistics_that_were_used_are_described(records: StudyRecords, findings: Findings) -> None:
     text = said(records, findings)
-    assert "two-level bootstrap (4,000 replicates)" in text["Estimates"]
+    assert "posterior interval of a hierarchical model" in text["Estimates"]
+    assert "One seed has no information" not in text["Estimates"]
+    assert "make coverage" in text["Estimates"]
+    known = coverage_with(3)
+    assert f"{percent(known.lowest)} to {percent(known.highest)} % with 3 seeds" in text["Estimates"]
     assert "Student's interval over seeds" in text["Estimates"]
-    assert "Holm over the 3 arms" in text["Comparisons"]
-    assert "equal KL" in text["Drift"]
+    assert "correction runs over the 3 arms" in text["Comparisons"]
+    assert "The smallest difference in win rate that matters is 0.050, by default." in text["Comparisons"]
+    assert "equal drift" not in text["Drift"]
+    assert "at most 5 % of studies without a trend raise any alarm" in text["Drift"]
     assert "4,300 reference samples" in text["Bounds"]
     assert "1 claim comes with" in text["Claims"]
     bare = said(
@@ -46,6 +54,12 @@ def test_only_statistics_that_were_used_are_described(records: StudyRecords, fin
         replace(findings, matched=(), alarms=(), effects=()),
     )
     assert {"Drift", "Claims", "Comparisons"}.isdisjoint(bare)
+
+
+def test_the_comparison_at_equal_drift_names_its_method(strengths: StudyRecords) -> None:
+    text = said(strengths, analyse(strengths))["Drift"]
+    assert "each with what fixed beta (beta_0.2, beta_0.05 and beta_0.01) reaches at the KL per sequence" in text
+    assert "nothing is extrapolated" in text
 
 
 def test_a_single_arm_and_seed_have_nothing_to_compare(build: Builder, tmp_path: Path) -> None:
@@ -65,6 +79,7 @@ def test_a_single_arm_and_seed_have_nothing_to_compare(build: Builder, tmp_path:
     assert "1 arm ran, each on the same 1 seed (0)" in text["Design"]
     assert "Comparisons" not in text
     assert "no interval" in text["Estimates"]
+    assert "One seed has no information" in text["Estimates"]
 
 
 def test_nothing_evaluated_is_said(build: Builder, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from reports.text.words import counted, interval, listed, number, signed
 
 
 def estimate(value: float, low: float | None, high: float | None) -> Estimate:
-    return Estimate(value, low, high, 3, 512, "bootstrap")
+    return Estimate(value, low, high, 3, 512, "hierarchical")
 
 
 @pytest.mark.parametrize(

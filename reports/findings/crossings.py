@@ -1,0 +1,185 @@
+"""Crossed knobs: what one knob changes at each level of another, and whether the two effects add up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+from pipeline.config.trial import flatten
+from reports.findings.pairs import possible, tables_of
+from reports.records.load import StudyRecords
+from reports.statistics import contrast, two_level
+from reports.statistics.two_level import Estimate
+from studies.definition.design import Cell
+from studies.definition.hypotheses import Weights
+from studies.definition.testable import SEEDS
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Two knobs whose values were combined in full, with everything else as in the baseline."""
+
+    rows: str
+    columns: str
+    row_values: tuple[Any, ...]
+    column_values: tuple[Any, ...]
+    arms: dict[tuple[Any, Any], str]
+    """(row value, column value) -> arm."""
+    baseline: tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A weighted sum of arms on the seeds and prompts that they share, tested against 0."""
+
+    weights: Weights
+    estimate: Estimate | None
+    p: float | None
+    """Two-sided, over new seeds and new prompts; None from a single seed, which cannot speak of new ones."""
+    p_holm: float | None = None
+    """`p` with Holm's correction over the contrasts of its kind in its crossing."""
+
+    @property
+    def differs(self) -> bool:
+        """Whether it is told apart from 0: the corrected p is below alpha and the interval excludes 0."""
+        small = self.p_holm is not None and self.p_holm < two_level.ALPHA
+        return small and self.estimate is not None and self.estimate.excludes_zero
+
+
+@dataclass(frozen=True)
+class SimpleEffect:
+    """A value of one knob minus its baseline value, at one level of the other knob."""
+
+    knob: str
+    value: Any
+    base: Any
+    other: str
+    level: Any
+    contrast: Contrast
+
+
+@dataclass(frozen=True)
+class Interaction:
+    """``cell - row alone - column alone + baseline``: 0 where the effects of both knobs add up."""
+
+    row: Any
+    column: Any
+    contrast: Contrast
+
+
+@dataclass(frozen=True)
+class Crossed:
+    """A crossing with its contrasts on the study's objective."""
+
+    crossing: Crossing
+    effects: tuple[SimpleEffect, ...]
+    """Of the column knob at each row value, then of the row knob at each column value; the baseline's level first."""
+    interactions: tuple[Interaction, ...]
+    """Of each cell beside the baseline's row and column."""
+
+    @property
+    def contrasts(self) -> tuple[Contrast, ...]:
+        return *(one.contrast for one in self.effects), *(one.contrast for one in self.interactions)
+
+
+def crossed(records: StudyRecords) -> tuple[Crossed, ...]:
+    """Every crossing of the study with its simple effects and interactions on the objective.
+
+    All contrasts are paired by seed, and by prompt where the metric is known prompt by prompt.
+    """
+    return tuple(
+        Crossed(crossing, _simple_effects(records, crossing), _interactions(records, crossing))
+        for crossing in crossings(records)
+    )
+
+
+def crossings(records: StudyRecords) -> list[Crossing]:
+    """Every pair of varied knobs with a full product of at least 2 x 2 around the baseline, in the order of the
+    study."""
+    own = {arm: dict(flatten(overrides)) for arm, overrides in records.study.arm_overrides().items()}
+    varied = list(dict.fromkeys(key for overrides in own.values() for key in overrides))
+    configs = {cell.arm: cell.config for cell in records.plan if isinstance(cell, Cell)}
+    if set(configs) != set(own):
+        return []  # run by another program: what its arms held equal is not known
+    settings = {
+        arm: dict(flatten(config.model_dump(mode="json", exclude={"profile"}))) for arm, config in configs.items()
+    }
+    values = {arm: {key: _plain(settings[arm].get(key, own[arm].get(key))) for key in varied} for arm in own}
+    base = values[records.study.baseline]
+    found = []
+    for first, second in combinations(varied, 2):
+        others = [key for key in varied if key not in (first, second)]
+        arms = {
+            (at[first], at[second]): arm for arm, at in values.items() if all(at[key] == base[key] for key in others)
+        }
+        rows, columns = (tuple(dict.fromkeys(pair[axis] for pair in arms)) for axis in (0, 1))
+        if len(rows) > 1 and len(columns) > 1 and len(arms) == len(rows) * len(columns):
+            found.append(Crossing(first, second, _ordered(rows), _ordered(columns), arms, (base[first], base[second])))
+    return found
+
+
+def _simple_effects(records: StudyRecords, crossing: Crossing) -> tuple[SimpleEffect, ...]:
+    (base_row, base_column), arms = crossing.baseline, crossing.arms
+    effects = [
+        SimpleEffect(
+            crossing.columns, column, base_column, crossing.rows, row,
+            _contrast(records, {arms[row, column]: 1.0, arms[row, base_column]: -1.0}),
+        )
+        for row in _from(base_row, crossing.row_values)
+        for column in crossing.column_values
+        if column != base_column
+    ] + [
+        SimpleEffect(
+            crossing.rows, row, base_row, crossing.columns, column,
+            _contrast(records, {arms[row, column]: 1.0, arms[base_row, column]: -1.0}),
+        )
+        for column in _from(base_column, crossing.column_values)
+        for row in crossing.row_values
+        if row != base_row
+    ]  # fmt: skip
+    corrected = _holm([effect.contrast for effect in effects])
+    return tuple(replace(effect, contrast=one) for effect, one in zip(effects, corrected, strict=True))
+
+
+def _interactions(records: StudyRecords, crossing: Crossing) -> tuple[Interaction, ...]:
+    (base_row, base_column), arms = crossing.baseline, crossing.arms
+    cells = []
+    for row in crossing.row_values:
+        for column in crossing.column_values:
+            if row != base_row and column != base_column:
+                alone = {arms[row, base_column]: -1.0, arms[base_row, column]: -1.0}
+                weights = {arms[row, column]: 1.0, **alone, arms[crossing.baseline]: 1.0}
+                cells.append(Interaction(row, column, _contrast(records, weights)))
+    corrected = _holm([cell.contrast for cell in cells])
+    return tuple(replace(cell, contrast=one) for cell, one in zip(cells, corrected, strict=True))
+
+
+def _contrast(records: StudyRecords, weights: Weights) -> Contrast:
+    metric = records.study.objective.metric
+    tables = tables_of(records, metric, list(weights))
+    if tables is None:
+        return Contrast(weights, None, None)
+    effect = possible(contrast.estimate(list(weights.values()), tables), metric, list(weights.values()))
+    return Contrast(weights, effect, contrast.p_value(effect, "higher") if effect.seeds >= SEEDS else None)
+
+
+def _holm(tested: Sequence[Contrast]) -> list[Contrast]:
+    known = [place for place, one in enumerate(tested) if one.p is not None]
+    corrected = dict(zip(known, two_level.holm([one.p for one in tested if one.p is not None]), strict=True))
+    return [replace(one, p_holm=corrected.get(place)) for place, one in enumerate(tested)]
+
+
+def _from(first: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (first, *(value for value in values if value != first))
+
+
+def _ordered(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Numbers by size; words as the study gives them."""
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    return tuple(sorted(values)) if numbers else values
+
+
+def _plain(value: Any) -> Any:
+    return tuple(_plain(item) for item in value) if isinstance(value, list | tuple) else value

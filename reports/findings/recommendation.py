@@ -1,0 +1,122 @@
+"""Which setting a study speaks for: the best arm within its constraints, what it costs, and how bad a seed can be."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.run.metrics import METRICS
+from reports.findings.pairs import pair_of
+from reports.records.load import StudyRecords
+from reports.statistics import two_level
+from reports.statistics.two_level import Estimate
+from studies.definition.space import Constraint
+
+if TYPE_CHECKING:
+    from reports.findings.findings import ArmResult
+
+ONE_IN = 10
+"""A new seed in so many is expected to be worse than `Recommendation.bad_seed`."""
+LEAST_SEEDS = 3
+"""With fewer, seeds do not tell what to expect of the next one."""
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The arm with the best mean of the objective among those whose means keep all constraints."""
+
+    arm: str
+    value: Estimate
+    compared: int
+    """Arms that keep the constraints, this one included."""
+    rivals: tuple[str, ...]
+    """Those of them that it does not beat on the seeds they share, at a level corrected for their number."""
+    excluded: tuple[str, ...]
+    """Arms that break a constraint."""
+    constraints: tuple[Constraint, ...]
+    worst_seed: tuple[int, float]
+    bad_seed: float | None
+    """One-sided prediction bound for the value of one more seed; None with fewer than `LEAST_SEEDS`."""
+    seconds: float | None
+    """Mean wall clock of its trials."""
+
+
+def constraints_of(records: StudyRecords) -> tuple[Constraint, ...]:
+    """The bounds that a study states for what it would use."""
+    search = records.study.search
+    return records.study.constraints or (search.constraints if search else ())
+
+
+def recommend(records: StudyRecords, arms: tuple[ArmResult, ...], maximize: bool) -> Recommendation | None:
+    """The best arm of a study; None where fewer than two arms were evaluated on the objective, or none may be used."""
+    metric, bounds = records.study.objective.metric, constraints_of(records)
+    evaluated = [arm for arm in arms if metric in arm.estimates and arm.per_seed.get(metric)]
+    kept = [arm for arm in evaluated if all(_keeps(arm, bound) for bound in bounds)]
+    if len(evaluated) < 2 or not kept:
+        return None
+    best = (max if maximize else min)(kept, key=lambda arm: arm.estimates[metric].value)
+    seeds = best.per_seed[metric]
+    worst = (min if maximize else max)(seeds.items(), key=lambda item: item[1])
+    return Recommendation(
+        arm=best.arm,
+        value=best.estimates[metric],
+        compared=len(kept),
+        rivals=_rivals(records, metric, best.arm, [arm.arm for arm in kept if arm is not best], maximize),
+        excluded=tuple(arm.arm for arm in evaluated if arm not in kept),
+        constraints=bounds,
+        worst_seed=worst,
+        bad_seed=_possible(metric, prediction_bound(list(seeds.values()), lower=maximize)),
+        seconds=_seconds(records, best.arm),
+    )
+
+
+def prediction_bound(values: list[float], *, lower: bool, one_in: int = ONE_IN) -> float | None:
+    """The bound that the value of one more seed is worse than with probability ``1 / one_in``.
+
+    ``mean -+ t(1 - 1 / one_in, S - 1) s sqrt(1 + 1 / S)`` for S values of which the standard deviation is s, if seeds
+    are normal (Student's prediction interval; Whitmore 1986, The American Statistician 40:141).
+
+    >>> round(prediction_bound([0.8, 0.9, 1.0], lower=True), 3)
+    0.682
+    """
+    if len(values) < LEAST_SEEDS:
+        return None
+    from scipy.special import stdtrit
+
+    array = np.asarray(values, dtype=np.float64)
+    count = len(array)
+    reach = float(stdtrit(count - 1, 1 - 1 / one_in)) * float(array.std(ddof=1)) * math.sqrt(1 + 1 / count)
+    return float(array.mean()) + (-reach if lower else reach)
+
+
+def _possible(metric: str, value: float | None) -> float | None:
+    """A bound cut to what the metric can be."""
+    return None if value is None else min(max(value, METRICS[metric].low), METRICS[metric].high)
+
+
+def _keeps(arm: ArmResult, bound: Constraint) -> bool:
+    estimate = arm.estimates.get(bound.metric)
+    return estimate is not None and bound.violation(estimate.value) <= 0
+
+
+def _rivals(records: StudyRecords, metric: str, best: str, others: list[str], maximize: bool) -> tuple[str, ...]:
+    """By Holm's correction, as the verdicts against the baseline, so that the two never contradict each other."""
+    pairs = [pair_of(records, metric, best, other) for other in others]
+    effects = [pair.difference() if pair else None for pair in pairs]
+    raw = [two_level.two_level_p(effect) if effect else None for effect in effects]
+    corrected = two_level.holm([1.0 if p is None else p for p in raw])
+    return tuple(
+        other
+        for other, effect, p in zip(others, effects, corrected, strict=True)
+        if effect is None or p >= two_level.ALPHA or (effect.value > 0) != maximize
+    )
+
+
+def _seconds(records: StudyRecords, arm: str) -> float | None:
+    if "cost/wall_s" not in records.trials.columns:
+        return None
+    spent = records.trials.loc[records.trials["arm"] == arm, "cost/wall_s"].dropna()
+    return float(spent.mean()) if len(spent) else None

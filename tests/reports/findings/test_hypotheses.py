@@ -1,0 +1,167 @@
+"""Verdicts on hypotheses against the recorded tables, and how the page tells them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pipeline.run.layout import write_json
+from reports.findings.findings import analyse
+from reports.findings.hypotheses import Judgement, judge, overall
+from reports.findings.pairs import possible
+from reports.pages.report import build as build_page
+from reports.records.load import StudyRecords, load_records
+from reports.statistics import two_level
+from reports.statistics.two_level import Estimate
+from reports.text.hypotheses import verdict_sentence
+from studies.definition.hypotheses import Hypothesis
+
+if TYPE_CHECKING:
+    from tests.reports.conftest import Builder, Built
+
+EXTRA = """
+hypotheses:
+  - name: falls
+    claim: KL falls with beta
+    metric: eval/kl_per_token
+    order: [beta_0.01, beta_0.05, beta_0.2]
+    expect: lower
+  - name: wrong
+    claim: a larger beta drifts more
+    metric: eval/kl_per_token
+    contrast: beta_0.2 - beta_0.05
+    expect: higher
+  - {name: series, claim: trained to more, metric: objective/scores, contrast: beta_0.01 - beta_0.2, expect: higher}
+confirm: {seeds: [7, 8]}
+"""
+Ask = Callable[..., Judgement]
+
+
+@pytest.fixture(scope="module")
+def built(build: Builder, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp("hypotheses")
+    return build(folder, diverged=(("beta_0", 2),), budget=(), missing=(), extra=EXTRA)
+
+
+@pytest.fixture(scope="module")
+def records(built: Built) -> StudyRecords:
+    return load_records(built.folder, built.study)
+
+
+@pytest.fixture(scope="module")
+def ask(records: StudyRecords) -> Ask:
+    def judged(**content: object) -> Judgement:
+        hypothesis = Hypothesis.model_validate({"name": "n", "claim": "c", "metric": "eval/gold", **content})
+        return judge(replace(records, study=records.study.model_copy(update={"hypotheses": (hypothesis,)})))[0]
+
+    return judged
+
+
+def test_an_order_holds_where_all_of_its_steps_do(records: StudyRecords) -> None:
+    falls, wrong, series = judge(records)
+    assert [one.outcome for one in (falls, wrong, series)] == ["SUPPORTED", "REFUTED", "SUPPORTED"]
+    assert [step.outcome for step in falls.steps] == ["SUPPORTED", "SUPPORTED"]
+    assert falls.p == max(step.p for step in falls.steps if step.p is not None) == falls.deciding.p
+    assert wrong.p == pytest.approx(falls.steps[1].p)
+    assert overall([falls, wrong, series]) == "REFUTED"
+    assert overall([falls, series]) == "SUPPORTED"
+
+
+def test_a_contrast_of_two_arms_is_their_effect(records: StudyRecords, ask: Ask) -> None:
+    effect = next(one for one in analyse(records).effects_on("eval/gold") if one.arm == "beta_0.2")
+    (step,) = ask(contrast="beta_0.2 - beta_0.05", expect="lower").steps
+    assert step.estimate == effect.estimate
+
+
+def test_an_interaction_is_made_of_recorded_means(records: StudyRecords, ask: Ask) -> None:
+    (step,) = ask(contrast={"beta_0.01": 1, "beta_0.05": -2, "beta_0.2": 1}, expect="higher").steps
+    means = {
+        arm: sum(records.recorded(arm, "eval/gold").values()) / 3 for arm in ("beta_0.01", "beta_0.05", "beta_0.2")
+    }
+    assert step.estimate is not None
+    assert step.estimate.value == pytest.approx(means["beta_0.01"] - 2 * means["beta_0.05"] + means["beta_0.2"])
+    assert (step.estimate.seeds, step.estimate.prompts) == (3, 200)
+
+
+def test_of_a_series_the_last_tenth_counts(records: StudyRecords, ask: Ask) -> None:
+    (step,) = ask(metric="objective/scores", contrast="beta_0.01 - beta_0.2", expect="higher").steps
+    last = {
+        arm: [v[-(len(v) // 10) :].mean() for _, v in records.series(arm, "objective/scores").values()]
+        for arm in records.arms
+    }
+    assert step.estimate == two_level.over_seeds(
+        [a - b for a, b in zip(last["beta_0.01"], last["beta_0.2"], strict=True)]
+    )
+
+
+def test_a_diverged_seed_leaves_a_hypothesis_undecided(ask: Ask) -> None:
+    judged = ask(metric="eval/kl_per_token", contrast="beta_0 - beta_0.05", expect="higher")
+    assert judged.steps[0].outcome == "SUPPORTED"
+    assert (judged.outcome, judged.reason.split(";")[0]) == ("UNDECIDED", "beta_0 seed 2 diverged")
+
+
+def test_it_is_not_tested_before_its_trials_have_run(build: Builder, tmp_path: Path) -> None:
+    built = build(tmp_path, diverged=(), budget=(), missing=(("beta_0.2", 1),), extra=EXTRA)
+    falls, wrong, series = judge(load_records(built.folder, built.study))
+    assert {one.outcome for one in (falls, wrong, series)} == {"NOT TESTED"}
+    assert wrong.reason == "1 of its 6 trials has still to run"
+    assert wrong.steps[0].estimate is not None
+
+
+def test_one_seed_tests_nothing(build: Builder, tmp_path: Path) -> None:
+    built = build(tmp_path, seeds=(0,), diverged=(), budget=(), missing=(), extra=EXTRA)
+    judged = judge(load_records(built.folder, built.study))
+    assert {one.outcome for one in judged} == {"NOT TESTED"}
+    assert judged[0].reason == "1 shared seed with eval/kl_per_token; 2 are needed"
+
+
+def test_the_sentence_names_what_decided(records: StudyRecords) -> None:
+    judged, study = judge(records), records.study
+    first = {name: replace(badge, state="registered") for name, badge in records.standing.hypotheses.items()}
+    text = "The hypothesis is refuted: wrong is refuted; falls and series are supported."
+    assert verdict_sentence(study, judged, first) == text
+    late = {**first, "falls": replace(first["falls"], state="amended")}
+    assert verdict_sentence(study, judged, late) == f"{text} Not registered in this form before the data: falls."
+    assert verdict_sentence(study, (), {}).startswith("The hypothesis is not machine-checked")
+    silent = verdict_sentence(study.model_copy(update={"hypothesis": None}), (), {})
+    assert silent == "No hypothesis was written down, so all findings of this study are exploratory."
+
+
+def test_the_page_tells_verdict_badge_and_estimate(built: Built, records: StudyRecords, tmp_path: Path) -> None:
+    few = replace(records, study=records.study.model_copy(update={"figures": ()}))
+    build_page(few, analyse(few), tmp_path)
+    page, claims = (tmp_path / "index.html").read_text(), json.loads((tmp_path / "claims.json").read_text())
+    assert "The hypothesis is refuted: wrong is refuted" in page
+    assert page.index('id="claims"') < page.index('id="results"')
+    assert page.count("exploratory (run before registration existed)") >= 5
+    assert [one["outcome"] for one in claims["hypotheses"]] == ["SUPPORTED", "REFUTED", "SUPPORTED"]
+    assert "p < 0.001" in claims["hypotheses"][0]["found"]
+    assert "Hypothesis, exploratory (run before registration existed): " in (tmp_path / "report.md").read_text()
+
+
+def test_the_page_of_a_confirmation_says_what_was_found(built: Built, records: StudyRecords, tmp_path: Path) -> None:
+    study = built.study.on_fresh_seeds()
+    fresh = replace(records, study=study.model_copy(update={"figures": ()}))
+    lost = "kl_demo has no report here."
+    build_page(fresh, analyse(fresh), tmp_path / "a")
+    assert lost in (tmp_path / "a" / "index.html").read_text()
+    found = {"answer": "It does.", "verdict": "The hypothesis is refuted: x is refuted.", "claims": ["One fell."]}
+    built.folder.report.mkdir(exist_ok=True)
+    write_json(built.folder.claims_file, found)
+    build_page(fresh, analyse(fresh), tmp_path / "b")
+    page = (tmp_path / "b" / "index.html").read_text()
+    assert "This study repeats kl_demo on fresh seeds, to confirm what was found there." in page
+    assert "Found there: It does. The hypothesis is refuted: x is refuted. One fell." in page
+
+
+def test_a_contrast_of_rates_stays_within_what_rates_can_differ_by() -> None:
+    wide = Estimate(-0.4, -2.7, 1.8, 2, 512, "hierarchical")
+    assert (possible(wide, "eval/win_rate").low, possible(wide, "eval/win_rate").high) == (-1.0, 1.0)
+    assert possible(wide, "eval/win_rate", (1, -1, -1, 1)).low == -2.0
+    assert possible(wide, "eval/gold") == wide
+    assert possible(wide, "eval/kl_per_token") == wide

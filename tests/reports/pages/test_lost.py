@@ -1,0 +1,82 @@
+"""A page, and a verdict, are never replaced by one that was made without results that have gone."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from ablate import app
+from pipeline.errors import FAULT
+from studies.claims.falsifiers import EXIT_CODES
+
+if TYPE_CHECKING:
+    from tests.reports.conftest import Builder, Built
+
+
+@pytest.fixture
+def built(build: Builder, tmp_path: Path) -> Built:
+    arms = {"beta_0.05": 0.3, "beta_0.2": 0.5}
+    whole: Built = build(tmp_path, arms=arms, seeds=(0, 1), steps=2048, prompts=12, diverged=(), budget=(), missing=())
+    return whole
+
+
+def call(built: Built, *words: str) -> Result:
+    return CliRunner().invoke(app, [words[0], built.study.source, *words[1:], "--out", str(built.layout.root)])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_without_the_store_the_page_stays_and_the_commands_say_what_is_missing(built: Built) -> None:
+    assert call(built, "report").exit_code == 0
+    assert call(built, "falsify").exit_code == 0
+    page = contents(built.folder.report)
+    shutil.move(built.layout.store, built.layout.root / "aside")
+    for words in (["report"], ["falsify"], ["compare"], ["report", "--without-missing"]):
+        done = call(built, *words)
+        assert done.exit_code == FAULT, words
+        assert f"{built.layout.store} is missing: 4 of 4 recorded trials have lost results" in done.stderr
+        assert "beta_0.05 seed 0" in done.stderr
+        assert "run study 'kl_demo' on profile tiny again" in done.stderr
+    assert f"{built.folder.report / 'index.html'} is unchanged" in call(built, "report").stderr
+    assert contents(built.folder.report) == page
+    shutil.move(built.layout.root / "aside", built.layout.store)
+    assert call(built, "report").exit_code == 0
+    assert contents(built.folder.report) == page
+
+
+def test_some_trials_are_left_out_only_where_that_is_asked_for(built: Built) -> None:
+    assert call(built, "report").exit_code == 0
+    page = contents(built.folder.report)
+    record = built.folder.record("beta_0.2", 1)
+    assert record is not None
+    gone = built.layout.root / record.stages["train"].path
+    shutil.rmtree(gone)
+    for command in ("report", "falsify"):
+        done = call(built, command)
+        assert done.exit_code == FAULT
+        assert f"{gone} is missing: 1 of 4 recorded trials have lost results (beta_0.2 seed 1;" in done.stderr
+        assert "--without-missing" in done.stderr
+    assert contents(built.folder.report) == page
+    assert call(built, "report", "--without-missing").exit_code == 0
+    assert "train/metrics.parquet is no longer in the store" in (built.folder.report / "index.html").read_text("utf-8")
+    assert call(built, "report").exit_code == FAULT, "the page that was drawn without them is not taken for the whole"
+    told = call(built, "falsify", "--without-missing")
+    assert told.exit_code == EXIT_CODES["NOT TESTED"]
+    assert "3 SURVIVED, 1 NOT TESTED" in told.stdout
+
+
+def test_a_shared_stage_that_has_gone_is_missed_as_well(built: Built) -> None:
+    assert call(built, "report").exit_code == 0
+    page = contents(built.folder.report)
+    shutil.rmtree(built.layout.store / "reward")
+    done = call(built, "report")
+    assert done.exit_code == FAULT
+    assert "of reward)" in done.stderr
+    assert contents(built.folder.report) == page
+    assert call(built, "falsify").exit_code == 0, "verdicts need no reward model"
