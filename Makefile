@@ -16,7 +16,7 @@ WORKERS := $(if $(JOBS),--jobs $(JOBS)) $(if $(EXECUTOR),--executor $(EXECUTOR))
 # The machine's own Python, when it is named; else .venv, where there is one. Nothing is installed.
 CARD_PYTHON := $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))
 
-.PHONY: help setup study run ui report compare falsify plan new-study sync test test-slow lint format bench gpu clean
+.PHONY: help setup study run ui report compare falsify plan new-study sync test test-slow lint format bench coverage gpu clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -24,7 +24,7 @@ help:  ## list the targets
 
 $(VENV)/.stamp: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11"; exit 2; }
-	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep -E '^torch==' constraints.txt)"
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@$(BIN)/python -m studies.definition.editor_schema
@@ -82,6 +82,9 @@ format: $(VENV)/.stamp-dev  ## apply ruff's fixes and formatting
 bench: $(VENV)/.stamp-dev  ## measure speed and memory beside TRL (ARGS="--rounds 5 --size tiny"), then a large study's report
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks $(ARGS)
 	$(BIN)/python -m pytest tests/benchmarks -n 0 -s --benchmarks
+
+coverage: $(VENV)/.stamp  ## measure by simulation how often intervals and verdicts are right (minutes; ARGS="--replicates 200")
+	@OMP_NUM_THREADS=1 $(BIN)/python -m reports.statistics.coverage $(ARGS)
 
 gpu:  ## test and measure on a CUDA card within 10 minutes, without network or installation (PYTHON=python3); page in outputs/gpu
 	@PYTHONPATH="$(CURDIR):$(CURDIR)/tests:$$PYTHONPATH" $(CARD_PYTHON) -m gpu $(ARGS)

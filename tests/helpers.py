@@ -12,6 +12,15 @@ from pipeline.config.trial import TrialConfig
 from pipeline.run.store import write_manifest
 
 
+def trial_config(**settings: Any) -> TrialConfig:
+    """The defaults with changes; ``section__key`` stands for a dotted key. No profile is read."""
+    content: dict[str, Any] = {"profile": "test"}
+    for key, value in settings.items():
+        section, name = key.split("__")
+        content.setdefault(section, {})[name] = value
+    return TrialConfig.model_validate(content)
+
+
 def smoke(**overrides: Any) -> TrialConfig:
     """The smoke profile with changes; double underscores stand for dots."""
     return load_config("smoke", {key.replace("__", ".", 1): value for key, value in overrides.items()})

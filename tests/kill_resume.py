@@ -24,19 +24,20 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
-BASE: dict[str, Any] = {"ppo.steps": 240, "runtime.checkpoint_updates": 3}
+BASE: dict[str, Any] = {"train.steps": 240, "runtime.checkpoint_updates": 3}
 CONTROLS: dict[str, dict[str, Any]] = {
     "fixed": {},
-    "adaptive": {"ppo.kl_control": "adaptive"},
-    "linear": {"ppo.kl_control": "linear", "ppo.kl_coef": 0.2},
-    "cosine": {"ppo.kl_control": "cosine", "ppo.kl_coef": 0.2},
-    "piecewise": {"ppo.kl_control": "piecewise", "ppo.kl_coef_stages": ((0.3, 0.2), (0.6, 0.0))},
-    "guard": {"ppo.lr_guard": True},
-    "hinge": {"ppo.kl_hinge": 0.02},
-    "target": {"ppo.target_kl": 0.005},
-    "loss": {"ppo.kl_in": "loss", "ppo.dual_clip": 2.0},
-    "separate": {"ppo.critic": "separate", "ppo.critic_init": "reward"},
-    "lora": {"ppo.adapter": "lora", "ppo.lora_rank": 4},
+    "adaptive": {"kl.control": "adaptive"},
+    "linear": {"kl.control": "linear", "kl.beta": 0.2},
+    "cosine": {"kl.control": "cosine", "kl.beta": 0.2},
+    "piecewise": {"kl.control": "piecewise", "kl.beta_stages": ((0.3, 0.2), (0.6, 0.0))},
+    "guard": {"optimiser.guard": True},
+    "hinge": {"kl.hinge": 0.02},
+    "target": {"algorithm.target_kl": 0.005},
+    "loss": {"kl.place": "loss", "algorithm.dual_clip": 2.0},
+    "separate": {"critic.kind": "separate", "critic.init": "reward"},
+    "lora": {"adapter.kind": "lora", "adapter.rank": 4},
+    "rloo": {"algorithm": "rloo"},
 }
 PRELOAD = [
     "pipeline.trial",
@@ -57,8 +58,8 @@ class Tally:
     files: int
     different: tuple[str, ...]
     where: dict[str, int]
-    """What was on disk when the trial was killed: nothing of ppo, only the first checkpoint, a later one, a finished
-    ppo."""
+    """What was on disk when the trial was killed: nothing of training, the first checkpoint, a later one, a finished
+    training."""
 
 
 def trial(control: str, root: Path, until: str | None = None) -> None:
@@ -82,10 +83,10 @@ def start(control: str, root: Path, until: str | None = None) -> BaseProcess:
 
 
 def fingerprint(root: Path) -> dict[str, str]:
-    """Digest of every file that ppo and evaluation left, but for what speaks of time (``log/``) and the manifest, which
-    lists it."""
+    """Digest of every file that training and evaluation left, but for what speaks of time (``log/``) and the
+    manifest, which lists it."""
     found = {}
-    for stage in ("ppo", "evaluate"):
+    for stage in ("train", "evaluate"):
         for path in sorted((root / "store" / stage).rglob("*")):
             if path.is_file() and "log" not in path.parts and path.name != "manifest.json":
                 found[path.relative_to(root).as_posix()] = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -94,11 +95,11 @@ def fingerprint(root: Path) -> dict[str, str]:
 
 def place(root: Path) -> str:
     """How far a killed trial had come."""
-    if any((root / "store" / "ppo").glob("*/manifest.json")):
-        return "after ppo"
+    if any((root / "store" / "train").glob("*/manifest.json")):
+        return "after training"
     found = {path.name.split(".")[0] for path in (root / "store").rglob("update_*.pt")}
     if not found:
-        return "before ppo"
+        return "before training"
     return "first checkpoint" if found == {"update_00000000"} else "later checkpoint"
 
 
@@ -121,7 +122,7 @@ def round_of_kills(control: str, kills: int, folder: Path, dice: random.Random, 
         0,
         0,
         set(),
-        dict.fromkeys(("before ppo", "first checkpoint", "later checkpoint", "after ppo"), 0),
+        dict.fromkeys(("before training", "first checkpoint", "later checkpoint", "after training"), 0),
     )
     while done < kills:
         root = fresh(f"cut{trials}")
@@ -145,14 +146,14 @@ def round_of_kills(control: str, kills: int, folder: Path, dice: random.Random, 
 
 
 def rounds(controls: list[str], kills: int, seed: int) -> Iterator[Tally]:
-    """A round per control, the kills shared out evenly; the stages before ppo are built once."""
+    """A round per control, the kills shared out evenly; the stages before training are built once."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         upstream = folder / "upstream"
         first = start(controls[0], upstream, "reward")
         first.join()
         if first.exitcode:
-            raise SystemExit("the stages before ppo failed")
+            raise SystemExit("the stages before training failed")
         for index, control in enumerate(controls):
             share = kills // len(controls) + (index < kills % len(controls))
             if share:

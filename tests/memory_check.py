@@ -29,13 +29,13 @@ COMMON = {
     "reward.calibration_samples": 32,
     "reward.epochs": 3,
     "reward.batch_size": 32,
-    "ppo.steps": 4,
-    "ppo.batch_size": 32,
-    "ppo.num_mini_batches": 2,
-    "ppo.num_ppo_epochs": 2,
-    "ppo.response_length": 32,
-    "ppo.lr": 1e-6,
-    "ppo.lr_guard": False,
+    "train.steps": 4,
+    "train.batch_size": 32,
+    "train.num_mini_batches": 2,
+    "train.num_epochs": 2,
+    "train.response_length": 32,
+    "optimiser.lr": 1e-6,
+    "optimiser.guard": False,
     "runtime.micro_batch_size": 16,
     "runtime.rollout_batch_size": 32,
 }
@@ -67,11 +67,14 @@ GPT2 = {
 }
 SIZES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "10M": (SMALL, {}),
-    "10M-separate": (SMALL, {"ppo.critic": "separate"}),
-    "10M-lora": (SMALL, {"ppo.adapter": "lora"}),
+    "10M-separate": (SMALL, {"critic.kind": "separate"}),
+    "10M-lora": (SMALL, {"adapter.kind": "lora"}),
     "42M": (LARGE, {}),
     "42M-recomputed": (LARGE, {"runtime.gradient_checkpointing": True}),
-    "42M-wide-batch": (LARGE, {"runtime.micro_batch_size": 32, "ppo.batch_size": 64, "runtime.rollout_batch_size": 64}),
+    "42M-wide-batch": (
+        LARGE,
+        {"runtime.micro_batch_size": 32, "train.batch_size": 64, "runtime.rollout_batch_size": 64},
+    ),
     "gpt2-56M": (GPT2, {}),
 }
 

@@ -16,7 +16,7 @@ from pipeline.run.store import Artifact
 
 
 def refuses(cfg: TrialConfig, out: Path, reporter: Reporter) -> None:
-    raise UserError("ppo.batch_size: too small")
+    raise UserError("train.batch_size: too small")
 
 
 def breaks(cfg: TrialConfig, out: Path, reporter: Reporter) -> None:
@@ -27,13 +27,13 @@ def breaks(cfg: TrialConfig, out: Path, reporter: Reporter) -> None:
 
 def speaks(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact) -> None:
     print("a library that prints")
-    reporter.progress("ppo", 1, 2, "half")
+    reporter.progress("train", 1, 2, "half")
     reporter.warn(f"{prompts.stage} {prompts.path.name}")
     (out / os.environ["RANK"]).write_text(json.dumps([os.environ["WORLD_SIZE"], cfg.profile]))
 
 
 def short_of_memory(cfg: TrialConfig, out: Path, reporter: Reporter, **artifacts: Artifact) -> None:
-    """The PPO stage, where the second process has memory for as many episodes as ROOM_FOR says, in training or in
+    """The training stage, where the second process has memory for as many episodes as ROOM_FOR says, in training or in
     rollouts (ROOM_IN)."""
     import torch
 
@@ -48,4 +48,4 @@ def short_of_memory(cfg: TrialConfig, out: Path, reporter: Reporter, **artifacts
         return real(actor, episodes)
 
     ActorCritic.hidden_and_values = limited  # type: ignore[method-assign]
-    importlib.import_module("pipeline.stages.ppo").train(cfg, out, reporter, **artifacts)
+    importlib.import_module("pipeline.stages.train").one_process(cfg, out, reporter, **artifacts)

@@ -29,7 +29,7 @@ def record_study(study: Study, layout: Layout, steps: int, prompts: int) -> list
             identity = dag._identity(stage, cell.config, {name: one.digest for name, one in artifacts.items()})
             write = _writer(numbers, stage.name, cell, steps, prompts)
             artifacts[stage.name] = store.build(stage.name, dag._key(identity), identity, write, resumable=False)
-        table = numbers.prompt_table(cell.config.ppo.kl_coef, cell.seed, prompts)
+        table = numbers.prompt_table(cell.config.kl.beta, cell.seed, prompts)
         record = TrialRecord(
             study=study.name,
             profile=study.profile,
@@ -56,7 +56,7 @@ def record_study(study: Study, layout: Layout, steps: int, prompts: int) -> list
 
 def _writer(numbers: ModuleType, stage: str, cell: Cell, steps: int, prompts: int) -> Callable[[Path], dict[str, Any]]:
     def write(out: Path) -> dict[str, Any]:
-        beta, seed = cell.config.ppo.kl_coef, cell.seed
+        beta, seed = cell.config.kl.beta, cell.seed
         if stage == "sft":
             write_json(
                 out / "summary.json",
@@ -65,8 +65,8 @@ def _writer(numbers: ModuleType, stage: str, cell: Cell, steps: int, prompts: in
         elif stage == "reward":
             write_json(out / "summary.json", {"accuracy": 0.79, "accuracy_gold": 0.88})
             numbers.scored_samples(out)
-        elif stage == "ppo":
-            table = numbers.curves(beta, seed, steps, cell.config.ppo.steps)
+        elif stage == "train":
+            table = numbers.curves(beta, seed, steps, cell.config.train.steps)
             table.to_parquet(out / "metrics.parquet", index=False)
             lines = [
                 json.dumps({key: value for key, value in row.items() if value == value})

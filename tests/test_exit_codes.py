@@ -41,7 +41,7 @@ def test_no_fault_has_the_code_of_a_verdict() -> None:
 @pytest.mark.parametrize(
     ("error", "code", "says"),
     [
-        (UserError("ppo.lr is too large"), USER_ERROR, "ppo.lr is too large"),
+        (UserError("optimiser.lr is too large"), USER_ERROR, "optimiser.lr is too large"),
         (Damaged(Path("/x/study.json"), "it is not JSON"), FAULT, "/x/study.json is damaged: it is not JSON"),
         (FileNotFoundError(errno.ENOENT, "No such file or directory", "/x/gone"), FAULT, "'/x/gone'"),
         (unicode_error(), FAULT, "invalid start byte"),
@@ -100,4 +100,4 @@ def test_a_closed_pipe_is_no_verdict(monkeypatch: pytest.MonkeyPatch, write: str
 
 def test_help_lists_the_codes() -> None:
     told = " ".join(CliRunner().invoke(ablate.app, ["--help"]).stdout.split())
-    assert "0 success, or SURVIVED; 1 FALSIFIED; 2 something to correct; 3 NOT TESTED; 4 a fault" in told
+    assert "3 falsify: NOT TESTED or UNDECIDED; 4 a fault" in told

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from helpers import Recorder
+from helpers import Recorder, trial_config
 
-from pipeline.config.algorithm import PpoConfig
 from pipeline.config.model import ModelConfig
-from pipeline.config.runtime import CapsConfig, RuntimeConfig
 from pipeline.models.adapters import WithoutAdapter, choose_trained
 from pipeline.models.anatomy import trunk
 from pipeline.models.critic import calibrated_head
@@ -26,14 +24,21 @@ from pipeline.training.trainer import Outcome, Trainer
 VOCAB, PAD, EOS = 31, 0, 1
 SIZES = ModelConfig(hidden_size=16, layers=2, heads=2, intermediate_size=32)
 BASE: dict[str, Any] = {
-    "steps": 24,
-    "batch_size": 8,
-    "num_mini_batches": 2,
-    "num_ppo_epochs": 2,
-    "response_length": 10,
-    "lr": 1e-2,
-    "vf_coef": 0.5,
+    "train__steps": 24,
+    "train__batch_size": 8,
+    "train__num_mini_batches": 2,
+    "train__num_epochs": 2,
+    "train__response_length": 10,
+    "optimiser__lr": 1e-2,
+    "critic__vf_coef": 0.5,
 }
+
+
+RUNTIME: dict[str, Any] = {"runtime__checkpoint_updates": 2, "runtime__checkpoint_share": None}
+
+
+def _of(section: str, settings: dict[str, Any] | None) -> dict[str, Any]:
+    return {f"{section}__{name}": value for name, value in (settings or {}).items()}
 
 
 def score(episodes: Episodes, rows: Sequence[int]) -> Scores:
@@ -52,10 +57,10 @@ def model() -> Any:
 
 def actor(knobs: dict[str, Any]) -> ActorCritic:
     """The critic that the stage would build; a "reward model" is the network with its weights scaled."""
-    policy = choose_trained(model(), PpoConfig(**{**BASE, **knobs}))
-    if knobs.get("critic", "shared") == "shared":
-        return ActorCritic(policy)
-    if knobs.get("critic_init", "reference") == "reference":
+    policy = choose_trained(model(), trial_config(**{**BASE, **knobs}))
+    if knobs.get("critic__kind", "shared") != "separate":
+        return ActorCritic(policy, has_critic=knobs.get("critic__kind") != "none")
+    if knobs.get("critic__init", "reference") == "reference":
         return ActorCritic(policy, trunk(model()))
     scorer, head = model(), torch.nn.Linear(16, 1)
     torch.nn.init.normal_(head.weight, generator=torch.Generator().manual_seed(2))
@@ -80,14 +85,12 @@ def trainer(
     mask = torch.arange(4) >= torch.randint(0, 4, (20, 1), generator=generator)
     actor_critic = actor(knobs).to(device)
     reference = (
-        freeze(model().to(device)) if knobs.get("adapter", "none") == "none" else WithoutAdapter(actor_critic.lm)
+        freeze(model().to(device)) if knobs.get("adapter__kind", "none") == "none" else WithoutAdapter(actor_critic.lm)
     )
     ledger = Ledger()
     meter([*actor_critic.networks, *([] if isinstance(reference, WithoutAdapter) else [reference])], ledger.work)
     return Trainer(
-        PpoConfig(**{**BASE, **knobs}),
-        RuntimeConfig(**{"checkpoint_updates": 2, "checkpoint_share": None, **(runtime or {})}),
-        CapsConfig(**(caps or {})),
+        trial_config(**{**BASE, **RUNTIME, **knobs, **_of("runtime", runtime), **_of("caps", caps)}),
         actor_critic,
         reference,
         score,
@@ -107,18 +110,25 @@ def run(folder: Path, **knobs: Any) -> tuple[Outcome, dict[int, dict[str, float]
     return outcome, merged(folder / "metrics.jsonl"), one.actor.state_dict()
 
 
+RLOO: dict[str, Any] = {
+    "algorithm__name": "rloo",
+    "algorithm__whiten_advantages": False,
+    "critic__kind": "none",
+    "train__responses_per_prompt": 4,
+}
 CONTROLS: dict[str, dict[str, Any]] = {
     "fixed": {},
-    "adaptive": {"kl_control": "adaptive", "kl_horizon": 20.0},
-    "linear": {"kl_control": "linear", "kl_coef_end": 0.5},
-    "cosine": {"kl_control": "cosine", "kl_coef_end": 0.5},
-    "piecewise": {"kl_control": "piecewise", "kl_coef_stages": ((0.4, 0.5),)},
-    "guard": {"lr_guard": True, "lr_guard_steps": 5},
-    "hinge": {"kl_hinge": 1e-3},
-    "target": {"target_kl": 1e-3},
-    "in the loss": {"kl_in": "loss", "dual_clip": 2.0},
-    "separate": {"critic": "separate"},
-    "lora": {"adapter": "lora"},
+    "adaptive": {"kl__control": "adaptive", "kl__horizon": 20.0},
+    "linear": {"kl__control": "linear", "kl__beta_end": 0.5},
+    "cosine": {"kl__control": "cosine", "kl__beta_end": 0.5},
+    "piecewise": {"kl__control": "piecewise", "kl__beta_stages": ((0.4, 0.5),)},
+    "guard": {"optimiser__guard": True, "optimiser__guard_steps": 5},
+    "hinge": {"kl__hinge": 1e-3},
+    "target": {"algorithm__target_kl": 1e-3},
+    "in the loss": {"kl__place": "loss", "algorithm__dual_clip": 2.0},
+    "separate": {"critic__kind": "separate"},
+    "lora": {"adapter__kind": "lora"},
+    "rloo": RLOO,
 }
 
 

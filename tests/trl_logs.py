@@ -1,4 +1,5 @@
-"""Logs as TRL's PPO writes them, made by hand: one row an update, its names, its order of keys."""
+"""Logs as TRL writes them, made by hand: of PPO one row an update, its names, its order of keys; of GRPO and RLOO the
+keys of one row."""
 
 from __future__ import annotations
 
@@ -10,6 +11,19 @@ from pathlib import Path
 from typing import Any
 
 Rows = list[dict[str, Any]]
+GROUPS = {
+    "loss": 0.01, "grad_norm": 0.5, "learning_rate": 1e-6, "num_tokens": 900.0, "step_time": 1.5, "epoch": 0.1,
+    "completions/mean_length": 48.0, "completions/min_length": 9.0, "completions/max_length": 64.0,
+    "completions/clipped_ratio": 0.25, "completions/mean_terminated_length": 40.0,
+    "completions/min_terminated_length": 9.0, "completions/max_terminated_length": 60.0,
+    "rewards/accuracy_reward/mean": 0.4, "rewards/accuracy_reward/std": 0.3, "reward": 0.7, "reward_std": 0.2,
+    "frac_reward_zero_std": 0.1, "kl": 0.02, "entropy": 1.2, "clip_ratio/low_mean": 0.01, "clip_ratio/low_min": 0.0,
+    "clip_ratio/high_mean": 0.02, "clip_ratio/high_max": 0.1, "clip_ratio/region_mean": 0.03,
+}  # fmt: skip
+GRPO = GROUPS | {
+    "sampling/sampling_logp_difference/mean": 0.01, "sampling/importance_sampling_ratio/mean": 1.0,
+    "tools/call_frequency": 0.0, "eval_reward": 0.8, "eval_kl": 0.03, "eval_runtime": 3.0,
+}  # fmt: skip
 
 
 def rows(beta: float = 0.05, seed: int = 0, updates: int = 12, batch: int = 64) -> Rows:

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM, Qwen2ForSequ
 from transformers.trainer_callback import PrinterCallback
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 
-from pipeline.config.algorithm import PpoConfig
+from pipeline.config.trial import TrialConfig
 
 TokenReward = Callable[[Tensor], Tensor]
 """Token ids (B, L) to the reward of every prefix (B, L)."""
@@ -67,7 +67,7 @@ def critic_of(policy: Qwen2ForCausalLM) -> Qwen2ForSequenceClassification:
 
 
 def ppo_trainer(
-    cfg: PpoConfig,
+    cfg: TrialConfig,
     policy: Qwen2ForCausalLM,
     reference: Qwen2ForCausalLM,
     critic: Qwen2ForSequenceClassification,
@@ -92,26 +92,26 @@ def ppo_trainer(
         "use_cpu": queries.device.type == "cpu",
         "bf16": False,
         "gradient_checkpointing": False,
-        "seed": cfg.seed,
-        "total_episodes": cfg.updates * cfg.batch_size,
-        "per_device_train_batch_size": cfg.batch_size,
+        "seed": cfg.train.seed,
+        "total_episodes": cfg.train.updates * cfg.train.batch_size,
+        "per_device_train_batch_size": cfg.train.batch_size,
         "gradient_accumulation_steps": 1,
-        "local_rollout_forward_batch_size": cfg.batch_size,
-        "num_mini_batches": cfg.num_mini_batches,
-        "num_ppo_epochs": cfg.num_ppo_epochs,
-        "response_length": cfg.response_length,
-        "temperature": cfg.temperature,
-        "learning_rate": cfg.lr,
-        "lr_scheduler_type": cfg.lr_schedule,
-        "adam_epsilon": cfg.adam_eps,
-        "max_grad_norm": cfg.max_grad_norm,
-        "kl_coef": cfg.kl_coef,
-        "cliprange": cfg.cliprange,
-        "cliprange_value": cfg.cliprange_value,
-        "vf_coef": cfg.vf_coef,
-        "gamma": cfg.gamma,
-        "lam": cfg.gae_lambda,
-        "whiten_rewards": cfg.whiten_rewards,
+        "local_rollout_forward_batch_size": cfg.train.batch_size,
+        "num_mini_batches": cfg.train.num_mini_batches,
+        "num_ppo_epochs": cfg.train.num_epochs,
+        "response_length": cfg.train.response_length,
+        "temperature": cfg.train.temperature,
+        "learning_rate": cfg.optimiser.lr,
+        "lr_scheduler_type": cfg.optimiser.lr_schedule,
+        "adam_epsilon": cfg.optimiser.adam_eps,
+        "max_grad_norm": cfg.optimiser.max_grad_norm,
+        "kl_coef": cfg.kl.beta,
+        "cliprange": cfg.algorithm.cliprange,
+        "cliprange_value": cfg.critic.cliprange,
+        "vf_coef": cfg.critic.vf_coef,
+        "gamma": cfg.algorithm.gamma,
+        "lam": cfg.algorithm.gae_lambda,
+        "whiten_rewards": cfg.algorithm.whiten_rewards,
         "missing_eos_penalty": None,
     }
     policy.generation_config.pad_token_id = words.pad_token_id
