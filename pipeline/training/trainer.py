@@ -109,6 +109,7 @@ class Trainer:
         self.cfg, self.actor = cfg, actor.to(self.device).eval()
         self.queries, self.query_mask = queries, query_mask
         self.open_log, self.watch, self.ledger, self.folder = open_log, watch, ledger, checkpoints
+        self.log: Log = NullLog()
         self.precision, self.ranks = Precision.of(self.device), Ranks.of(self.device)
         self.steps = GradientSteps(
             torch.optim.Adam(_groups(actor, cfg), eps=cfg.optimiser.adam_eps, fused=True), self.precision
@@ -145,8 +146,8 @@ class Trainer:
     def run(self) -> Outcome:
         """Train to the end, a cap, a rule that stops it, or divergence; from the newest checkpoint where there is
         one."""
-        self._resume()
         try:
+            self._resume()
             status, reason = self._train()
         finally:
             self.log.close()
@@ -318,7 +319,6 @@ class Trainer:
             self._open()
         self.ranks.wait()
         if not self.ranks.main:
-            self.log: Log = NullLog()
             state = checkpoint.load_latest(self.folder, self.watch.warn)
             assert state is not None
             self._load(state)

@@ -145,17 +145,21 @@ def test_a_study_stops_at_once_and_the_same_command_ends_it(
     assert {record.status for record in done.records} == {"complete"}
 
 
+@pytest.mark.parametrize(("save", "kept"), [(1, 0), (3, 2)])
 def test_half_a_checkpoint_is_removed_and_the_trial_goes_on_exactly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: int, kept: int
 ) -> None:
     _, rows, weights = tinytrial.run(tmp_path / "whole")
+    stopped = tinytrial.trainer(tmp_path / "full")
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.torch, "save", nth(torch.save, 3))
+        patch.setattr(checkpoint.torch, "save", nth(torch.save, save))
         with pytest.raises(OSError, match="No space left"):
-            tinytrial.run(tmp_path / "full")
-    kept = [path.name for path in (tmp_path / "full" / "checkpoints").iterdir()]
-    assert len(kept) == 2
-    assert all(name.startswith("update_") for name in kept)
+            stopped.run()
+    with pytest.raises(ValueError, match="closed"):
+        stopped.log.flush()
+    left = [path.name for path in (tmp_path / "full" / "checkpoints").iterdir()]
+    assert len(left) == kept
+    assert all(name.startswith("update_") for name in left)
     _, again, same = tinytrial.run(tmp_path / "full")
     assert again == rows
     assert all(torch.equal(weights[name], same[name]) for name in weights)
