@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -28,6 +28,13 @@ class Crossing:
     arms: dict[tuple[Any, Any], str]
     """(row value, column value) -> arm."""
     baseline: tuple[Any, Any]
+
+    @property
+    def transposed(self) -> Crossing:
+        """The same cells with rows and columns exchanged."""
+        arms = {(column, row): arm for (row, column), arm in self.arms.items()}
+        row, column = self.baseline
+        return Crossing(self.columns, self.rows, self.column_values, self.row_values, arms, (column, row))
 
 
 @dataclass(frozen=True)
@@ -121,26 +128,19 @@ def crossings(records: StudyRecords) -> list[Crossing]:
 
 
 def _simple_effects(records: StudyRecords, crossing: Crossing) -> tuple[SimpleEffect, ...]:
-    (base_row, base_column), arms = crossing.baseline, crossing.arms
-    effects = [
-        SimpleEffect(
-            crossing.columns, column, base_column, crossing.rows, row,
-            _contrast(records, {arms[row, column]: 1.0, arms[row, base_column]: -1.0}),
-        )
-        for row in _from(base_row, crossing.row_values)
-        for column in crossing.column_values
-        if column != base_column
-    ] + [
-        SimpleEffect(
-            crossing.rows, row, base_row, crossing.columns, column,
-            _contrast(records, {arms[row, column]: 1.0, arms[base_row, column]: -1.0}),
-        )
-        for column in _from(base_column, crossing.column_values)
-        for row in crossing.row_values
-        if row != base_row
-    ]  # fmt: skip
+    effects = [*_row_by_row(records, crossing), *_row_by_row(records, crossing.transposed)]
     corrected = _holm([effect.contrast for effect in effects])
     return tuple(replace(effect, contrast=one) for effect, one in zip(effects, corrected, strict=True))
+
+
+def _row_by_row(records: StudyRecords, crossing: Crossing) -> Iterator[SimpleEffect]:
+    """In each row, every value of the columns' knob against its baseline value."""
+    (base_row, base), arms = crossing.baseline, crossing.arms
+    for row in _from(base_row, crossing.row_values):
+        for value in crossing.column_values:
+            if value != base:
+                contrast = _contrast(records, {arms[row, value]: 1.0, arms[row, base]: -1.0})
+                yield SimpleEffect(crossing.columns, value, base, crossing.rows, row, contrast)
 
 
 def _interactions(records: StudyRecords, crossing: Crossing) -> tuple[Interaction, ...]:
