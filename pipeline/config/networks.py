@@ -47,7 +47,7 @@ class AdapterConfig(Section):
         "none", description="4bit: hold the frozen weights in NF4; needs kind: lora and a GPU"
     )
     frozen_layers: Annotated[int, Field(ge=0)] = Field(
-        0, description="number of lowest blocks that are not trained; above 0, the embeddings are not trained either"
+        0, description="how many of the lowest blocks stay untrained; above 0, so do the embeddings"
     )
 
     @model_validator(mode="after")

@@ -391,7 +391,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--replicates", type=int, default=REPLICATES, help=f"tables per design (default {REPLICATES})")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="designs at once (default: all cores)")
     parser.add_argument(
-        "--out", type=Path, default=RESULTS.parent, help="folder of the tables (default: beside the module)"
+        "--out", type=Path, default=RESULTS.parent, help="folder to write the tables to (default: beside this file)"
     )
     given = parser.parse_args(arguments)
     cells: dict[str, list[Coverage]] = {name: [] for name in METHODS}

@@ -34,7 +34,8 @@ ProfileOption = Annotated[
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", help=f"Set a key for every trial, as section.key=value. Can be repeated. Symbols of papers: {SYMBOLS}."
+        "--set",
+        help=f"Change a key for every trial: section.key=value; repeatable. Symbols of papers work too: {SYMBOLS}.",
     ),
 ]
 OutOption = Annotated[Path | None, typer.Option("--out", help="Output root; default $ABLATE_HOME, else ./outputs.")]

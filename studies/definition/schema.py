@@ -61,7 +61,9 @@ class Falsifier(Section):
 
     name: Text
     claim: Text
-    metric: str = Field(EXACT_KL, description="a series of the trial; default: the exact KL per token to the reference")
+    metric: str = Field(
+        EXACT_KL, description="the series that is watched; default: the exact KL per token to the reference"
+    )
     op: Literal[">", ">=", "<", "<="]
     threshold: Finite
     before_step: Positive = Field(description="records with step < before_step count")
@@ -136,7 +138,7 @@ class Study(Section):
     source: str = Field("", exclude=True, description="the file it was read from")
     question: Text = Field(description="what is to be found out")
     hypothesis: Text | None = Field(
-        None, description="what is expected, and why; without one, findings are exploratory"
+        None, description="what you expect, and why; without it, every finding is marked exploratory"
     )
     refuted_if: Text | None = Field(None, description="what would show the hypothesis to be wrong, for people")
     profile: str = Field("tiny", description="the complete configuration that the arms change; --profile replaces it")
@@ -177,7 +179,7 @@ class Study(Section):
     )
     falsifiers: tuple[Falsifier, ...] = ()
     confirm: Confirmation | None = Field(None, description="fresh seeds, for `ablate study NAME+confirm`")
-    confirms: str = Field("", description="the study of which this is the confirmation")
+    confirms: str = Field("", description="name of the study that this one repeats on fresh seeds")
     constraints: tuple[Constraint, ...] = Field(
         (),
         description="bounds on metrics of the evaluation that an arm must keep to be recommended; a search has its own",

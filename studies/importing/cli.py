@@ -30,7 +30,9 @@ def import_command(
     ],
     map_file: Annotated[
         Path | None,
-        typer.Option("--map", help="YAML file that maps names and units; not needed for names that are known."),
+        typer.Option(
+            "--map", help="YAML file that says which column holds which metric; columns of known programs need none."
+        ),
     ] = None,
     program: Annotated[
         str | None,

@@ -178,7 +178,7 @@ def load_mapping(path: Path | None, **given: Any) -> MappingFile:
         if value is None or value == []:
             continue
         if content.get(key, value) not in (value, value[0] if isinstance(value, list) else value):
-            raise UserError(f"{path}: {key} is {content[key]}, and {value} on the command line; give one")
+            raise UserError(f"{path}: {key} is {content[key]} here but {value} on the command line; remove one of them")
         content = {**content, key: value}
     origin = str(path) if path else "the command line"
     mapping = validate(MappingFile, content, origin)

@@ -117,8 +117,8 @@ def import_folder(
         _check_keys(found, mapping)
     except Misfit as error:
         new = write_starter(starter, folder, name, mapping)
-        what = "A mapping with these columns was written: " if new else "To say how they are read, edit the mapping "
-        raise UserError(f"{error}. {what}{starter}; edit it, then import again with --map {starter.name}") from None
+        what = "Edit the mapping that was written to" if new else "Edit the mapping in"
+        raise UserError(f"{error}. {what} {starter}, then import again with --map {starter.name}") from None
     guessed = map_file is None and any(_unsure(trial) for trial in trials)
     writable(layout.root)
     target = layout.study(file.stem, IMPORTED)

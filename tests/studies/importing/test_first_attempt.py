@@ -78,7 +78,7 @@ def test_columns_that_mean_nothing_here_bring_a_mapping_to_fill_in(tmp_path: Pat
     table(tmp_path / "logs" / "a-seed0.csv", ["step", "foo", "a: b\n#c"], [[1, 0.5, 2], [2, 0.6, 3]])
     told = refused("import", "logs", "--name", "mine")
     assert "a-seed0.csv: none of its keys is a known metric (step, foo," in told
-    assert "mine.map.yaml; edit it, then import again with --map mine.map.yaml" in told
+    assert "mine.map.yaml, then import again with --map mine.map.yaml" in told
     assert not Path("mine.yaml").exists()
     starter = Path("mine.map.yaml")
     assert load_mapping(starter).metrics == {}

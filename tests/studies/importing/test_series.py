@@ -302,7 +302,7 @@ def test_keys_that_no_log_has() -> None:
         ("step: {counts: epochs}", "step.counts = 'epochs'"),
         ("length: -3", "length"),
         ("step: [", "line 1: not valid YAML"),
-        ("steps_per_update: 4", "steps_per_update is 4, and 16 on the command line"),
+        ("steps_per_update: 4", "steps_per_update is 4 here but 16 on the command line"),
     ],
 )
 def test_mapping_files_that_are_wrong(tmp_path: Path, text: str, words: str) -> None:
