@@ -24,6 +24,8 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
+from pipeline.config.presets import PRESETS  # noqa: E402
+
 BASE: dict[str, Any] = {"train.steps": 240, "runtime.checkpoint_updates": 3}
 CONTROLS: dict[str, dict[str, Any]] = {
     "fixed": {},
@@ -37,7 +39,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "loss": {"kl.place": "loss", "algorithm.dual_clip": 2.0},
     "separate": {"critic.kind": "separate", "critic.init": "reward"},
     "lora": {"adapter.kind": "lora", "adapter.rank": 4},
-    "rloo": {"algorithm": "rloo"},
+    **{name: {"algorithm": name} for name in PRESETS if name != "ppo"},
 }
 PRELOAD = [
     "pipeline.trial",

@@ -10,6 +10,7 @@ import torch
 from helpers import Recorder, trial_config
 
 from pipeline.config.model import ModelConfig
+from pipeline.config.presets import NAME, PRESETS, preset_of
 from pipeline.models.adapters import WithoutAdapter, choose_trained
 from pipeline.models.anatomy import trunk
 from pipeline.models.critic import calibrated_head
@@ -110,12 +111,13 @@ def run(folder: Path, **knobs: Any) -> tuple[Outcome, dict[int, dict[str, float]
     return outcome, merged(folder / "metrics.jsonl"), one.actor.state_dict()
 
 
-RLOO: dict[str, Any] = {
-    "algorithm__name": "rloo",
-    "algorithm__whiten_advantages": False,
-    "critic__kind": "none",
-    "train__responses_per_prompt": 4,
-}
+def preset(name: str) -> dict[str, Any]:
+    """The knobs that an algorithm's name stands for."""
+    settings = preset_of((BASE["train__num_epochs"], BASE["train__num_mini_batches"]), {NAME: name})
+    return {"algorithm__name": name, **{key.replace(".", "__"): value for key, value in settings.items()}}
+
+
+RLOO = preset("rloo")
 CONTROLS: dict[str, dict[str, Any]] = {
     "fixed": {},
     "adaptive": {"kl__control": "adaptive", "kl__horizon": 20.0},
@@ -128,7 +130,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "in the loss": {"kl__place": "loss", "algorithm__dual_clip": 2.0},
     "separate": {"critic__kind": "separate"},
     "lora": {"adapter__kind": "lora"},
-    "rloo": RLOO,
+    **{name: preset(name) for name in PRESETS if name != "ppo"},
 }
 
 

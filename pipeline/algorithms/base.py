@@ -1,4 +1,4 @@
-"""What the trainer asks of an algorithm. It asks, and never compares names.
+"""What the trainer asks of an algorithm: an estimator of advantages, and a surrogate of the policy's loss.
 
 B sequences, T response columns, N valid tokens of some rows, row by row.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
@@ -19,9 +18,9 @@ class Judged:
     """A rollout as an estimator sees it, in score units."""
 
     scores: Tensor
-    """(B,) of the responses, after EOS handling."""
+    """(B,) of the responses, after EOS handling; less the KL penalty of the response where it is in the score."""
     non_score: Tensor
-    """(B, T) the KL penalty on every token, 0 on invalid ones, and everywhere where the penalty is in the loss."""
+    """(B, T) the KL penalty on every token, 0 on invalid ones, and everywhere where the penalty is elsewhere."""
     values: Tensor | None
     """(B, T) of the critic, where there is one."""
     mask: Tensor
@@ -45,21 +44,12 @@ class Behaviour:
     """What a surrogate compares with: of n tokens, or of n responses."""
 
     logprobs: Tensor
-    """(n,) of the policy that sampled, nats; of a response their sum."""
+    """(n,) of the policy that sampled, nats; of a response their sum, or their mean."""
     advantages: Tensor
     """(n,)."""
 
 
+Estimator = Callable[[Judged, AlgorithmConfig], AdvantageEstimate]
+"""From what was rolled out to advantages."""
 Surrogate = Callable[[Behaviour, Tensor, AlgorithmConfig], tuple[Tensor, dict[str, Tensor]]]
 """From log-probs of now, (n,), to the policy's losses (n,), to be minimised, and what metrics average, (n,) each."""
-
-
-@dataclass(frozen=True)
-class Algorithm:
-    """How a rollout becomes a gradient: an estimator and a surrogate."""
-
-    estimate: Callable[[Judged, AlgorithmConfig], AdvantageEstimate]
-    surrogate: Surrogate
-    scope: Literal["token", "sequence"]
-    """Whether the surrogate sees log-probs of single tokens, and is averaged over them, or sums of whole responses; the
-    advantage of a response is then that of its first token, and all its tokens have the same."""

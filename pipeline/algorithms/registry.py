@@ -1,12 +1,24 @@
-"""The algorithms by the name that a configuration gives them; their settings are in `pipeline.config.presets`."""
+"""The values of ``algorithm.advantage`` and ``algorithm.trust_region``; named algorithms are presets of them
+(`pipeline.config.presets`)."""
 
 from __future__ import annotations
 
-from pipeline.algorithms.base import Algorithm
-from pipeline.algorithms.ppo import PPO
-from pipeline.algorithms.rloo import RLOO
+from pipeline.algorithms import baselines, surrogates
+from pipeline.algorithms.base import Estimator, Surrogate
+from pipeline.algorithms.gae import by_critic
 
-ALGORITHMS: dict[str, Algorithm] = {
-    "ppo": PPO,
-    "rloo": RLOO,
+ESTIMATORS: dict[str, Estimator] = {
+    "gae": by_critic,
+    "reinforce": baselines.batch_mean,
+    "rloo": baselines.rloo,
+    "group_mean": baselines.group_mean,
+    "group_norm": baselines.group_norm,
+    "group_mean_batch_std": baselines.group_mean_batch_std,
+    "reinforce_pp": baselines.rewards_to_go,
+}
+
+SURROGATES: dict[str, Surrogate] = {
+    "clip": surrogates.clipped,
+    "cispo": surrogates.capped,
+    "none": surrogates.unbounded,
 }

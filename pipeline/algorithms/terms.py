@@ -29,9 +29,11 @@ class Tokens:
         return Behaviour(self.logprobs[tokens], self.advantages[tokens])
 
 
-def kl_penalty(ref_logprobs: Tensor, new_logprobs: Tensor, kl_coef: float, kl: KlConfig) -> Tensor | None:
-    """beta times the KL estimator, (N,); None where the penalty is in the reward."""
-    return kl_coef * kl_loss(new_logprobs, ref_logprobs, kl.loss_estimator) if kl.place == "loss" else None
+def kl_penalty(batch: Tokens, tokens: slice, new_logprobs: Tensor, kl_coef: float, kl: KlConfig) -> Tensor | None:
+    """beta times the KL estimator of some tokens, (n,); None where the penalty is in the reward."""
+    if kl.place != "loss":
+        return None
+    return kl_coef * kl_loss(new_logprobs, batch.ref_logprobs[tokens], batch.logprobs[tokens], kl.loss_estimator)
 
 
 def step_metrics(batch: Tokens, new_logprobs: Tensor) -> dict[str, Tensor]:

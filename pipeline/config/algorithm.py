@@ -1,4 +1,4 @@
-"""How a policy is trained: the sections `train`, `algorithm` and `optimiser`."""
+"""What the policy's loss is made of, and what takes its steps: the sections `algorithm` and `optimiser`."""
 
 from __future__ import annotations
 
@@ -7,86 +7,47 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from pipeline.config.base import Fraction, NonNegative, Positive, Section, StrictlyPositive
-from pipeline.config.presets import PRESETS
+from pipeline.config.presets import ADVANTAGES, PRESETS
 
-
-class StopRule(Section):
-    """A condition on a series that ends the trial as `pruned`: ``metric op threshold``, so many records in a row."""
-
-    metric: str
-    op: Literal[">", ">=", "<", "<="]
-    threshold: Annotated[float, Field(allow_inf_nan=False)]
-    consecutive: Positive = 1
-    before_step: Positive | None = Field(None, description="records with step < before_step count; none: all")
-
-
-class TrainConfig(Section):
-    """Rollouts, and the gradient steps taken on each."""
-
-    seed: int = Field(0, description="of initialisation, prompt order and sampling; studies set it")
-    steps: Positive = Field(2_048, description="gradient steps in all; a whole number of updates")
-    batch_size: Positive = Field(64, description="episodes in one rollout")
-    responses_per_prompt: Positive = Field(
-        1, description="episodes that answer one prompt: a rollout has batch_size / this prompts"
-    )
-    num_mini_batches: Positive = Field(4, description="optimiser steps per epoch over the rollout")
-    num_epochs: Positive = Field(4, description="passes over one rollout")
-    response_length: Positive = Field(32, description="most tokens in a response")
-    temperature: StrictlyPositive = Field(1.0, description="of sampling; all log-probabilities are at it")
-    missing_eos: Literal["replace", "subtract", "none"] = Field(
-        "replace", description="what a response without EOS gets instead of its score"
-    )
-    missing_eos_penalty: NonNegative = Field(
-        1.0, description="replace: score is minus this; subtract: this is subtracted"
-    )
-    min_entropy: NonNegative = Field(
-        0.01, description="nats per token; a rollout with less entropy has collapsed, and the trial ends as diverged"
-    )
-    max_repetition: Fraction = Field(
-        0.8,
-        description="share of repeated token pairs: above it a rollout has collapsed, and the trial ends as diverged",
-    )
-    stop: tuple[StopRule, ...] = Field(
-        (), description="what ends the trial early; set by a study's falsifiers and its search"
-    )
-
-    @property
-    def mini_batch_size(self) -> int:
-        """Episodes in one optimiser step."""
-        return self.batch_size // self.num_mini_batches
-
-    @property
-    def steps_per_update(self) -> int:
-        """Optimiser steps in one update."""
-        return self.num_epochs * self.num_mini_batches
-
-    @property
-    def updates(self) -> int:
-        """Rollouts in a trial."""
-        return self.steps // self.steps_per_update
-
-    @model_validator(mode="after")
-    def _whole_numbers(self) -> Self:
-        for parts in ("num_mini_batches", "responses_per_prompt"):
-            if self.batch_size % getattr(self, parts):
-                raise ValueError(f"batch_size {self.batch_size} is no multiple of {parts} {getattr(self, parts)}")
-        if self.steps % self.steps_per_update:
-            below = self.steps // self.steps_per_update * self.steps_per_update
-            raise ValueError(
-                f"steps {self.steps} is no whole number of updates of {self.steps_per_update} gradient steps"
-                f" (num_epochs x num_mini_batches); nearest: {max(below, self.steps_per_update)} or"
-                f" {below + self.steps_per_update}"
-            )
-        return self
+LARGEST_MEAN_CLIP = 0.02
+"""Above it, a clip range on a response's mean ratio is one that was meant for tokens."""
 
 
 class AlgorithmConfig(Section):
-    """What the policy's loss is made of. An arm may write ``algorithm: rloo`` for ``algorithm.name: rloo``."""
+    """What the policy's loss is made of. An arm may write ``algorithm: grpo`` for ``algorithm.name: grpo``."""
 
     name: Literal[tuple(PRESETS)] = Field(  # type: ignore[valid-type]
         "ppo", description="; ".join(f"{name}: {preset.summary}" for name, preset in PRESETS.items())
     )
+    advantage: Literal[tuple(ADVANTAGES)] = Field(  # type: ignore[valid-type]
+        "gae", description="; ".join(f"{name}: {need.summary}" for name, need in ADVANTAGES.items())
+    )
+    ratio: Literal["token", "sequence_mean", "sequence_sum", "none"] = Field(
+        "token",
+        description=(
+            "whose probability is compared with that of the rollout: each token's, the response's per token (geometric"
+            " mean), or the response's; none: no ratio, the gradient of the log-probability"
+        ),
+    )
+    trust_region: Literal["clip", "cispo", "none"] = Field(
+        "clip",
+        description=(
+            "clip: no gain from a ratio beyond the clip range; cispo: the ratio, capped at ratio_cap, is a constant"
+            " weight; none: no bound"
+        ),
+    )
+    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"] = Field(
+        "token_mean",
+        description=(
+            "weight of a token in the loss of N tokens in B responses, of which its own has n: 1 / N; 1 / (B n); 1 / B;"
+            " 1 / (B x train.response_length)"
+        ),
+    )
     cliprange: StrictlyPositive = Field(0.2, description="epsilon")
+    cliprange_high: StrictlyPositive | None = Field(
+        None, description="epsilon above 1, where it is not the one below; none: cliprange"
+    )
+    ratio_cap: StrictlyPositive = Field(5.0, description="cispo: the largest weight that a ratio can have")
     dual_clip: Annotated[float, Field(gt=1.0, allow_inf_nan=False)] | None = Field(
         None,
         description=(
@@ -99,11 +60,43 @@ class AlgorithmConfig(Section):
     ent_coef: NonNegative = Field(0.0, description="entropy bonus in the loss")
     whiten_rewards: bool = Field(False, description="scale the rewards of a rollout to variance 1; their mean stays")
     whiten_advantages: bool = Field(
-        True, description="scale the advantages of a rollout to mean 0 and variance 1; over tokens, or over responses"
+        True,
+        description=(
+            "scale the advantages of a rollout to mean 0 and variance 1: over its tokens, or over its responses where"
+            " the ratio is of a response"
+        ),
     )
     target_kl: StrictlyPositive | None = Field(
         None, description="nats per token: the epochs end before a step whose approxkl is above 1.5 times this"
     )
+
+    @property
+    def by_sequence(self) -> bool:
+        """Whether the loss is one of whole responses: then all tokens of a response have its advantage."""
+        return self.ratio in ("sequence_mean", "sequence_sum")
+
+    @property
+    def epsilons(self) -> tuple[float, float]:
+        """The clip range below and above 1."""
+        return self.cliprange, self.cliprange if self.cliprange_high is None else self.cliprange_high
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        if self.ratio == "none" and self.trust_region != "none":
+            raise ValueError(
+                f"ratio 'none' leaves trust_region '{self.trust_region}' nothing to bound; use trust_region: none"
+            )
+        if self.by_sequence and ADVANTAGES[self.advantage].varies:
+            raise ValueError(
+                f"ratio '{self.ratio}' needs one advantage for a whole response, and advantage '{self.advantage}' gives"
+                " every token its own; use ratio: token or none"
+            )
+        if self.ratio == "sequence_mean" and self.trust_region == "clip" and max(self.epsilons) > LARGEST_MEAN_CLIP:
+            raise ValueError(
+                f"cliprange {max(self.epsilons):g} never clips a ratio that is averaged over a response: it leaves 1 by"
+                " about 0.001; use 3e-4 and cliprange_high 4e-4, as GSPO does"
+            )
+        return self
 
 
 class OptimiserConfig(Section):

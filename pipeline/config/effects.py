@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config.presets import NAME, PRESETS
-
 Config = Any
 """A `pipeline.config.trial.TrialConfig`, which is made in the layer above."""
 
@@ -104,11 +102,13 @@ A_BEGINNING = Condition(
     lambda config: not _begins_at_a_stage(config),
     "kl.beta_stages",
 )
-USERS = {
-    key: tuple(name for name, preset in PRESETS.items() if key in preset.knobs)
-    for key in dict.fromkeys(key for preset in PRESETS.values() for key in preset.knobs)
-}
-"""Keys that not every algorithm has a use for, and the algorithms that have."""
+REWARDS_OF_TOKENS = Condition(
+    "algorithm.advantage: gae or reinforce_pp, or a KL penalty with kl.place: reward",
+    lambda config: (
+        config.algorithm.advantage in ("gae", "reinforce_pp") or (config.kl.place == "reward" and any(_betas(config)))
+    ),
+    "algorithm.advantage",
+)
 CRITIC = setting("critic.kind", "shared", "separate")
 SCRATCH = absent("model.base")
 SEPARATE = setting("critic.kind", "separate")
@@ -138,7 +138,13 @@ ACTS: dict[str, tuple[Condition, ...]] = {
     "reward.max_tokens": (GIVEN_PAIRS,),
     "critic.head_lr": (CRITIC, above_zero("critic.vf_coef")),
     "critic.cliprange": (CRITIC, above_zero("critic.vf_coef")),
-    **{key: (setting(NAME, *names),) for key, names in USERS.items()},
+    "algorithm.gamma": (REWARDS_OF_TOKENS,),
+    **dict.fromkeys(("algorithm.gae_lambda", "algorithm.whiten_rewards"), (setting("algorithm.advantage", "gae"),)),
+    **dict.fromkeys(
+        ("algorithm.cliprange", "algorithm.cliprange_high", "algorithm.dual_clip"),
+        (setting("algorithm.trust_region", "clip"),),
+    ),
+    "algorithm.ratio_cap": (setting("algorithm.trust_region", "cispo"),),
     "critic.vf_coef": (CRITIC,),
     "critic.kind": (TRAINED_CRITIC,),
     "critic.init": (SEPARATE,),
@@ -146,7 +152,9 @@ ACTS: dict[str, tuple[Condition, ...]] = {
     "optimiser.clip_norms": (SEPARATE, above_zero("critic.vf_coef")),
     "train.missing_eos_penalty": (setting("train.missing_eos", "replace", "subtract"),),
     "kl.beta": (A_BEGINNING,),
+    "train.overlong_penalty": (above_zero("train.overlong_share"),),
     "kl.place": (PENALTY,),
+    "kl.reward_estimator": (setting("kl.place", "reward", "score"), PENALTY),
     "kl.loss_estimator": (setting("kl.place", "loss"), PENALTY),
     "kl.control": (PENALTY,),
     "kl.beta_end": (setting("kl.control", "linear", "cosine"),),

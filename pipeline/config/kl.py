@@ -17,15 +17,22 @@ class KlConfig(Section):
     """The penalty on the KL to the reference, and how its weight beta moves."""
 
     beta: NonNegative = Field(0.05, description="weight of the penalty; the starting value when control is not fixed")
-    place: Literal["reward", "loss"] = Field(
+    place: Literal["reward", "score", "loss"] = Field(
         "reward",
         description=(
-            "where the penalty acts: on every token's reward, or in the loss; "
-            "whitening divides a beta in the reward by objective/advantage_std, and a beta in the loss by nothing"
+            "where the penalty acts: on every token's reward; on the response's score, before a baseline is subtracted;"
+            " or in the loss. What divides advantages divides a beta in reward or score, and not one in the loss"
         ),
     )
-    loss_estimator: Literal["k2", "k3"] = Field(
-        "k2", description="estimator of the penalty in the loss; k1 is not offered, since its mean gradient is 0"
+    reward_estimator: Literal["k1", "k3"] = Field(
+        "k1", description="estimator of the penalty in reward or score; the gradient of k3 there is biased"
+    )
+    loss_estimator: Literal["k2", "k3", "ratio_k3"] = Field(
+        "k2",
+        description=(
+            "estimator of the penalty in the loss; ratio_k3: k3 times the ratio, whose gradient stays that of the KL"
+            " when the policy has moved since the rollout; k1 is not offered, since its mean gradient is 0"
+        ),
     )
     control: Literal["fixed", "adaptive", "linear", "cosine", "piecewise"] = Field(
         "fixed",

@@ -17,6 +17,7 @@ from pipeline.config.effects import inert, value_at
 from pipeline.config.messages import ConfigFault, unknown_key, validated
 from pipeline.config.names import nearest
 from pipeline.config.presets import preset_of, spelt
+from pipeline.config.train import TrainConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.config.yaml_files import read_yaml
 from pipeline.errors import UserError
@@ -71,7 +72,7 @@ def read_config(
     below, overrides = spelt(below), spelt(overrides)
     path = PROFILES / f"{profile}.yaml"
     content: dict[str, Any] = {"profile": profile, **_read_profile(path, path.stat().st_mtime_ns)}
-    content, _ = _changed(content, preset_of(below, overrides))
+    content, _ = _changed(content, preset_of(_steps_per_update(content), below, overrides))
     under, faults = _changed(content, below)
     content, wrong = _changed(under, overrides)
     config, refused = validated(TrialConfig, content)
@@ -79,6 +80,12 @@ def read_config(
     if config is not None:
         faults += _inert(config, under, overrides)
     return (None if faults else config), faults
+
+
+def _steps_per_update(content: Mapping[str, Any]) -> tuple[int, int]:
+    """Epochs and mini-batches of a profile."""
+    train = TrainConfig.model_validate(content["train"])
+    return train.num_epochs, train.num_mini_batches
 
 
 def _changed(content: dict[str, Any], changes: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigFault]]:

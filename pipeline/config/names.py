@@ -61,6 +61,10 @@ WORDS: dict[str, tuple[str, ...]] = {
     "clip": ("algorithm.cliprange",),
     "clip_range": ("algorithm.cliprange",),
     "clip_ratio": ("algorithm.cliprange",),
+    **dict.fromkeys(("epsilon_high", "clip_ratio_high", "clip_higher"), ("algorithm.cliprange_high",)),
+    **dict.fromkeys(("loss_type", "loss_agg_mode"), ("algorithm.aggregation",)),
+    "importance_sampling_level": ("algorithm.ratio",),
+    "scale_rewards": ("algorithm.advantage",),
     "init_kl_coef": ("kl.beta",),
     "value_coef": ("critic.vf_coef",),
     "entropy_coef": ("algorithm.ent_coef",),
@@ -85,6 +89,10 @@ SYMBOLS = (
 """The four that every paper on PPO uses, for help texts and templates."""
 
 
+_FORMER_RLOO = {"advantage": "rloo", "ratio": "sequence_sum", "aggregation": "seq_mean_token_mean"}
+"""What was implied by the name before it became a preset of knobs."""
+
+
 def upgraded(config: Mapping[str, Any]) -> dict[str, Any]:
     """A recorded configuration with its former keys under their present names.
 
@@ -95,7 +103,15 @@ def upgraded(config: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in (config.get("ppo") or {}).items():
         section, _, key = RENAMED.get(f"ppo.{name}", f"ppo.{name}").partition(".")
         sections[section] = {**sections.get(section, {}), key: value}
+    algorithm = sections.get("algorithm", {})
+    if algorithm.get("name") == "rloo" and "advantage" not in algorithm:
+        sections |= {"algorithm": {**algorithm, **_FORMER_RLOO}, "kl": _former_place(sections["kl"])}
     return sections
+
+
+def _former_place(kl: Mapping[str, Any]) -> dict[str, Any]:
+    """What RLOO called the reward is now the score of the response."""
+    return {**kl, "place": "score" if kl.get("place", "reward") == "reward" else kl["place"]}
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str:

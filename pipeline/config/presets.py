@@ -1,4 +1,4 @@
-"""The algorithms by name: what each one sets, and what it cannot do without."""
+"""The algorithms by name, as settings of the knobs that they are made of; and what each kind of advantage needs."""
 
 from __future__ import annotations
 
@@ -13,32 +13,126 @@ SHORT, NAME = "algorithm", "algorithm.name"
 
 
 @dataclass(frozen=True)
+class Advantage:
+    """A value of ``algorithm.advantage``."""
+
+    summary: str
+    critics: tuple[str, ...] = ("none",)
+    """Values of ``critic.kind`` that it works with."""
+    least_responses: int = 1
+    """Of ``train.responses_per_prompt``."""
+    varies: bool = False
+    """Whether the tokens of a response have different advantages, wherever the KL penalty is."""
+
+
+ADVANTAGES: dict[str, Advantage] = {
+    "gae": Advantage("GAE from a learned critic", ("shared", "separate"), varies=True),
+    "reinforce": Advantage("score minus the mean score of the rollout"),
+    "rloo": Advantage("score minus the mean of the other responses to the prompt", least_responses=2),
+    "group_mean": Advantage("score minus the mean of the responses to the prompt", least_responses=2),
+    "group_norm": Advantage(
+        "the same, divided by the standard deviation of the responses to the prompt", least_responses=2
+    ),
+    "group_mean_batch_std": Advantage(
+        "the same, divided by the standard deviation of all scores of the rollout", least_responses=2
+    ),
+    "reinforce_pp": Advantage("rewards from a token to the end of its response", varies=True),
+}
+
+
+KNOBS = (
+    "algorithm.advantage", "algorithm.ratio", "algorithm.trust_region", "algorithm.aggregation", "kl.place",
+)  # fmt: skip
+"""What tells one algorithm from another; the rest of a preset are settings that go with these."""
+
+
+@dataclass(frozen=True)
 class Preset:
     """An algorithm as settings. Whoever chooses it by name gets them, and may change each of them beside the name."""
 
+    title: str
     summary: str
     settings: Mapping[str, Any]
     """On top of the profile."""
-    critics: tuple[str, ...]
-    """Values of ``critic.kind`` that it can work with."""
-    least_responses: int = 1
-    """Of ``train.responses_per_prompt``."""
-    knobs: tuple[str, ...] = ()
-    """Of the keys that not every algorithm has a use for, those that it has."""
 
+
+_NO_CRITIC = {"critic.kind": "none", "algorithm.whiten_advantages": False}
+_GROUPS = {**_NO_CRITIC, "train.responses_per_prompt": 4}
+_GRPO = {
+    **_GROUPS,
+    "algorithm.advantage": "group_norm",
+    "algorithm.aggregation": "seq_mean_token_mean",
+    "kl.place": "loss",
+    "kl.loss_estimator": "k3",
+}
 
 PRESETS: dict[str, Preset] = {
-    "ppo": Preset(
-        "clipped ratio of every token, GAE from a learned critic",
-        {},  # the profiles are made for it
-        critics=("shared", "separate"),
-        knobs=("algorithm.gamma", "algorithm.gae_lambda", "algorithm.whiten_rewards"),
+    "ppo": Preset("PPO", "clipped ratio of every token, GAE from a learned critic", {}),  # the profiles are made for it
+    "reinforce": Preset(
+        "REINFORCE",
+        "gradient of the log-probability, score minus the mean of the rollout",
+        {
+            **_NO_CRITIC,
+            "train.num_epochs": 1,  # without a ratio, a second pass would follow another policy's gradient
+            "algorithm.advantage": "reinforce",
+            "algorithm.ratio": "none",
+            "algorithm.trust_region": "none",
+            "algorithm.aggregation": "seq_mean_token_sum",
+            "kl.place": "score",
+        },
     ),
     "rloo": Preset(
-        "clipped ratio of the whole response, scores minus the mean of the other responses to the prompt, no critic",
-        {"critic.kind": "none", "train.responses_per_prompt": 4, "algorithm.whiten_advantages": False},
-        critics=("none",),
-        least_responses=2,
+        "RLOO",
+        "clipped ratio of the whole response, score minus the mean of the other responses to the prompt",
+        {
+            **_GROUPS,
+            "algorithm.advantage": "rloo",
+            "algorithm.ratio": "sequence_sum",
+            "algorithm.aggregation": "seq_mean_token_mean",
+            "kl.place": "score",
+        },
+    ),
+    "grpo": Preset("GRPO", "clipped ratio of every token, score standardised among the responses to the prompt", _GRPO),
+    "dr_grpo": Preset(
+        "Dr. GRPO",
+        "GRPO without its two divisions: by the standard deviation and by the length",
+        {**_GRPO, "algorithm.advantage": "group_mean", "algorithm.aggregation": "constant"},
+    ),
+    "lite_ppo": Preset(
+        "Lite PPO",
+        "clipped ratio of every token, group mean and the standard deviation of all scores",
+        {**_GRPO, "algorithm.advantage": "group_mean_batch_std", "algorithm.aggregation": "token_mean"},
+    ),
+    "reinforce_pp": Preset(
+        "REINFORCE++",
+        "clipped ratio of every token, rewards to the end of the response, whitened over all tokens",
+        {"critic.kind": "none", "algorithm.advantage": "reinforce_pp", "algorithm.whiten_advantages": True},
+    ),
+    "gspo": Preset(
+        "GSPO",
+        "GRPO with the clipped geometric mean of a response's ratios",
+        {
+            **_GRPO,
+            "algorithm.ratio": "sequence_mean",
+            "algorithm.cliprange": 3e-4,
+            "algorithm.cliprange_high": 4e-4,
+        },
+    ),
+    "cispo": Preset(
+        "CISPO",
+        "GRPO with the capped ratio as a constant weight of the gradient, so that no token loses its gradient",
+        {**_GRPO, "algorithm.trust_region": "cispo", "algorithm.aggregation": "token_mean"},
+    ),
+    "dapo": Preset(
+        "DAPO",
+        "GRPO with a larger clip range above 1, a mean over tokens, and a penalty on overlong responses",
+        {
+            **_GRPO,
+            "algorithm.aggregation": "token_mean",
+            "algorithm.cliprange_high": 0.28,
+            "train.missing_eos": "none",
+            "train.overlong_share": 0.2,
+        },
     ),
 }
 
@@ -54,23 +148,30 @@ def spelt(changes: Mapping[Any, Any]) -> dict[Any, Any]:
     return {NAME if key == SHORT else key: value for key, value in changes.items()}
 
 
-def preset_of(*changes: Mapping[str, Any]) -> Mapping[str, Any]:
+def preset_of(steps_per_update: tuple[int, int], *changes: Mapping[str, Any]) -> Mapping[str, Any]:
     """The settings of the algorithm that the last of these changes names; nothing where none names one.
 
-    They are applied to the profile first: whatever is set beside the name, or by ``--set``, wins.
+    They are applied to the profile first: whatever is set beside the name, or by ``--set``, wins. `steps_per_update`
+    are the profile's epochs and mini-batches: an algorithm of one epoch takes as many, smaller steps on each rollout,
+    so that all algorithms have as many gradient steps and episodes.
     """
     named = [str(change[NAME]) for change in changes if NAME in change]
     preset = PRESETS.get(named[-1]) if named else None
-    return preset.settings if preset else {}
+    if preset is None:
+        return {}
+    epochs, mini_batches = steps_per_update
+    if (own := preset.settings.get("train.num_epochs")) is None:
+        return preset.settings
+    return {**preset.settings, "train.num_mini_batches": epochs * mini_batches // own}
 
 
-def check_needs(name: str, critic: str, responses: int) -> None:
-    """Raise `ValueError` where an algorithm lacks what it needs, or has a critic that it would not ask."""
-    preset = PRESETS[name]
-    if critic not in preset.critics:
-        raise ValueError(f"critic.kind '{critic}' is not for algorithm '{name}': use {' or '.join(preset.critics)}")
-    if responses < preset.least_responses:
+def check_needs(advantage: str, critic: str, responses: int) -> None:
+    """Raise `ValueError` where an advantage lacks what it needs, or has a critic that it would not ask."""
+    need = ADVANTAGES[advantage]
+    if critic not in need.critics:
+        raise ValueError(f"critic.kind '{critic}' is not for advantage '{advantage}': use {' or '.join(need.critics)}")
+    if responses < need.least_responses:
         raise ValueError(
-            f"train.responses_per_prompt {responses}: algorithm '{name}' compares the responses to one prompt with each"
-            f" other, so it needs at least {preset.least_responses}"
+            f"train.responses_per_prompt {responses}: advantage '{advantage}' compares the responses to one prompt with"
+            f" each other, so it needs at least {need.least_responses}"
         )

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.config.algorithm import AlgorithmConfig, OptimiserConfig, TrainConfig
+from pipeline.config.algorithm import AlgorithmConfig, OptimiserConfig
 from pipeline.config.base import Positive, Section, StrictlyPositive
 from pipeline.config.data import DataConfig
 from pipeline.config.kl import KlConfig
@@ -22,6 +22,7 @@ from pipeline.config.networks import AdapterConfig, CriticConfig
 from pipeline.config.presets import check_needs
 from pipeline.config.rewards import JudgeConfig, RewardConfig
 from pipeline.config.runtime import CapsConfig, RuntimeConfig
+from pipeline.config.train import TrainConfig
 
 CONFIG_FOR_HASH = "pipeline.config/1"
 
@@ -106,7 +107,12 @@ class TrialConfig(Section):
                 f"{asked}evaluate.prompts {self.evaluate.prompts} is more than data.heldout_prompts"
                 f" {self.data.heldout_prompts}; raise the latter to at least {last}"
             )
-        check_needs(self.algorithm.name, self.critic.kind, self.train.responses_per_prompt)
+        check_needs(self.algorithm.advantage, self.critic.kind, self.train.responses_per_prompt)
+        if self.algorithm.by_sequence and self.kl.place == "reward":
+            raise ValueError(
+                f"algorithm.ratio '{self.algorithm.ratio}' needs one advantage for a whole response, and a KL penalty"
+                " in the reward gives every token its own; use kl.place: score or loss"
+            )
         self.kl.check_horizon(self.train.batch_size)
         if self.train.mini_batch_size % self.runtime.processes:
             raise ValueError(

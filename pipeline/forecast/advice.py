@@ -9,7 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.presets import PRESETS
+from pipeline.config.presets import ADVANTAGES
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
 from pipeline.forecast.policy_shape import scorer_shapes, shape_of
@@ -163,7 +163,7 @@ def variants(config: TrialConfig) -> dict[str, Forecast | None]:
         "LoRA on 4 bits, shared critic": {**SHARED, **FOUR_BIT},
         "LoRA on 4 bits, no critic": {"critic.kind": "none", **FOUR_BIT},
     }
-    critics = PRESETS[config.algorithm.name].critics
+    critics = ADVANTAGES[config.algorithm.advantage].critics
     return {
         name: predict(changed(config, changes)) for name, changes in ways.items() if changes["critic.kind"] in critics
     }

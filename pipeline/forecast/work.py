@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.algorithms.registry import ALGORITHMS
 from pipeline.forecast.disk import checkpoint_hours, disk_by_part, shared_disk
 from pipeline.forecast.memory import memory_by_stage
 from pipeline.forecast.subject import ForecastSubject, Trained
@@ -178,7 +177,7 @@ def work_of_update(trial: ForecastSubject, trained: Trained) -> dict[str, tuple[
         (BYTES_READ_HALF if trained.head else BYTES_READ_CAST) + BYTES_BACKWARD + BYTES_HEAD_GRADIENT * trained.head
     )
     # A loss of whole responses goes through the head once more, to know their log-probs beforehand.
-    twice = ALGORITHMS[cfg.algorithm.name].scope == "sequence"
+    twice = cfg.algorithm.by_sequence
     steps = cfg.train.num_mini_batches * (trained.parameters + separate * shape.trunk) * BYTES_STEP
     epoch = (
         passes + critic + 2.0 * rows * response * head * (2 + trained.head + twice),

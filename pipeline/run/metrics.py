@@ -109,9 +109,7 @@ _ALL = (
         "standard deviation over valid tokens, or over responses where these are compared as wholes, before whitening",
         0.0,
     ),
-    Metric(
-        "policy/pg_loss", "1", "clipped policy loss, mean over valid tokens, or over responses where it is of those"
-    ),
+    Metric("policy/pg_loss", "1", "policy loss, summed with the weights that algorithm.aggregation gives"),
     Metric(
         "policy/approxkl",
         "nats per token",

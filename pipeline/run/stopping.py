@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from pipeline.config.algorithm import StopRule
+from pipeline.config.train import StopRule
 
 Record = tuple[int, float]
 """Gradient step and value."""

@@ -14,8 +14,8 @@ from pipeline.algorithms.base import Judged
 from pipeline.algorithms.mathematics.advantages import explained_variance
 from pipeline.algorithms.mathematics.kl import k3
 from pipeline.algorithms.mathematics.masking import masked_mean, masked_var, masked_whiten
-from pipeline.algorithms.mathematics.shaping import beta_in_reward, handle_missing_eos, non_score_reward
-from pipeline.algorithms.registry import ALGORITHMS
+from pipeline.algorithms.mathematics.shaping import beta_in_reward, handle_missing_eos, non_score_reward, overlong
+from pipeline.algorithms.registry import ESTIMATORS
 from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import ActorCritic, Episodes, response_hidden, to_grid
@@ -122,11 +122,10 @@ def collect(context: RolloutContext, prompts: Prompts, update: int, kl_coef: flo
         mask = episodes.response_mask
         final, non_score = shaped(scores, episodes, measured, kl_coef, cfg)
         # 5 advantages, returns, whitening
-        groups = torch.arange(len(mask), device=mask.device) // cfg.train.responses_per_prompt
-        algorithm = ALGORITHMS[cfg.algorithm.name]
-        estimate = algorithm.estimate(Judged(final, non_score, measured.values, mask, groups), cfg.algorithm)
+        judged = judge(final, non_score, measured, mask, cfg)
+        estimate = ESTIMATORS[cfg.algorithm.advantage](judged, cfg.algorithm)
         # Of a response as a whole the first token speaks, or long ones would weigh more.
-        width = mask.shape[1] if algorithm.scope == "token" else 1
+        width = 1 if cfg.algorithm.by_sequence else mask.shape[1]
         advantages, counted = estimate.advantages[:, :width], mask[:, :width]
         metrics = {
             **drift_metrics(measured, mask),
@@ -150,11 +149,21 @@ def shaped(
 ) -> tuple[Tensor, Tensor]:
     """The score of each response after EOS handling, (B,), and the KL penalty of each token, (B, T); score units."""
     device = episodes.response_mask.device
-    final = handle_missing_eos(
-        scores.proxy.to(device), episodes.ended, cfg.train.missing_eos, cfg.train.missing_eos_penalty
+    train, mask = cfg.train, episodes.response_mask
+    final = handle_missing_eos(scores.proxy.to(device), episodes.ended, train.missing_eos, train.missing_eos_penalty)
+    final = overlong(
+        final, episodes.lengths, episodes.ended, train.response_length, train.overlong_share, train.overlong_penalty
     )
     beta = beta_in_reward(kl_coef, cfg.kl.place)
-    return final, non_score_reward(measured.logprobs, measured.ref_logprobs, episodes.response_mask, beta)
+    return final, non_score_reward(measured.logprobs, measured.ref_logprobs, mask, beta, cfg.kl.reward_estimator)
+
+
+def judge(final: Tensor, non_score: Tensor, measured: Measured, mask: Tensor, cfg: TrialConfig) -> Judged:
+    """What the estimator sees: the KL penalty on the tokens, or in the score of the response; final (B,)."""
+    groups = torch.arange(len(mask), device=mask.device) // cfg.train.responses_per_prompt
+    if cfg.kl.place == "score":
+        final, non_score = final + non_score.sum(1), torch.zeros_like(non_score)
+    return Judged(final, non_score, measured.values, mask, groups)
 
 
 def _own_share(context: RolloutContext, prompts: Prompts, update: int) -> tuple[Episodes, Scores, Measured]:

@@ -1,4 +1,4 @@
-"""An algorithm's surrogate on a micro-batch, as what the chunked head can differentiate: a loss of each token.
+"""The surrogate's part of a micro-batch's loss, as what the chunked head can differentiate: a loss of each token.
 
 A surrogate of whole responses depends on the network through their sums S of log-probs alone. Its gradient is that of
 ``dL/dS x log-prob``, summed over tokens: one pass through the head without gradients measures S and the slopes dL/dS, a
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.base import Algorithm, Behaviour
+from pipeline.algorithms.base import Behaviour, Surrogate
 from pipeline.algorithms.terms import Tokens
 from pipeline.config.algorithm import AlgorithmConfig
 from pipeline.models.policy import to_grid
@@ -29,42 +29,65 @@ class SurrogateLoss:
     sums: Callable[[Tensor], dict[str, Tensor]]
     """From all new log-probs (N,) to the metrics summed, so that a division by the mini-batch's tokens averages
     them."""
-    weight: Tensor | float = 1.0
-    """Of the KL penalty and the entropy bonus of a token: they are summed over a response where the surrogate is one of
-    responses, so that a beta means the same in the loss as in the reward."""
+    weight: Tensor | None
+    """(N,) of the KL penalty and the entropy bonus of a token: what the gradient of its log-probability is multiplied
+    with for a unit of advantage. So a beta means the same in the loss as in the reward. None: 1 everywhere."""
+
+    def weighted(self, tokens: slice, losses: Tensor) -> Tensor:
+        """Penalties or bonuses of some tokens, (n,), with their weight in the loss."""
+        return losses if self.weight is None else self.weight[tokens] * losses
 
 
-def of_tokens(algorithm: Algorithm, batch: Tokens, cfg: AlgorithmConfig) -> SurrogateLoss:
-    """Every token for itself."""
+def of_tokens(surrogate: Surrogate, batch: Tokens, weight: Tensor | None, cfg: AlgorithmConfig) -> SurrogateLoss:
+    """Every token for itself; weight (N,) in the loss, None for 1."""
+
+    def loss(tokens: slice, new_logprobs: Tensor) -> Tensor:
+        losses = surrogate(batch.behaviour(tokens), new_logprobs, cfg)[0]
+        return losses if weight is None else weight[tokens] * losses
 
     def sums(new_logprobs: Tensor) -> dict[str, Tensor]:
-        loss, metrics = algorithm.surrogate(batch.behaviour(), new_logprobs, cfg)
-        return summed({**metrics, "policy/pg_loss": loss})
+        losses, metrics = surrogate(batch.behaviour(), new_logprobs, cfg)
+        return summed({**metrics, "policy/pg_loss": losses if weight is None else weight * losses})
 
-    return SurrogateLoss(lambda part, new: algorithm.surrogate(batch.behaviour(part), new, cfg)[0], sums)
+    return SurrogateLoss(loss, sums, weight)
 
 
 def of_sequences(
-    algorithm: Algorithm, batch: Tokens, mask: Tensor, now: Tensor, per_sequence: Tensor, cfg: AlgorithmConfig
+    surrogate: Surrogate,
+    batch: Tokens,
+    mask: Tensor,
+    now: Tensor,
+    weight: Tensor,
+    per_sequence: Tensor,
+    cfg: AlgorithmConfig,
 ) -> SurrogateLoss:
-    """Every response as a whole; mask (B, T) of the rows, now (N,) log-probs of this very network.
+    """Every response as a whole; mask (B, T) of the rows, now (N,) log-probs of this very network, weight (B,) of a
+    response in the loss.
 
     `per_sequence` () is valid tokens / responses of the mini-batch: it turns a mean over tokens into a mean over
     responses.
     """
+    lengths = mask.sum(1)
+    share = torch.ones_like(lengths, dtype=now.dtype)
+    if cfg.ratio == "sequence_mean":
+        share = share / lengths
 
     def per_row(flat: Tensor) -> Tensor:
         # In fp64, so that the columns of padding, which go with the micro-batch, do not move the last digit.
-        return to_grid(flat, mask).double().sum(1).to(flat.dtype)
+        return (to_grid(flat, mask).double().sum(1) * share).to(flat.dtype)
+
+    def per_token(rows: Tensor) -> Tensor:
+        return (rows * share).unsqueeze(1).expand(mask.shape)[mask]
 
     behaviour = Behaviour(per_row(batch.logprobs), to_grid(batch.advantages, mask)[:, 0])
-    total = per_row(now).requires_grad_()
+    level = per_row(now).requires_grad_()
     with torch.enable_grad():
-        loss, metrics = algorithm.surrogate(behaviour, total, cfg)
-        (slope,) = torch.autograd.grad(loss.sum(), total)
-    slopes = (slope * per_sequence).unsqueeze(1).expand(mask.shape)[mask]
-    scaled = {name: value * per_sequence for name, value in summed({**metrics, "policy/pg_loss": loss}).items()}
-    return SurrogateLoss(lambda part, new: slopes[part] * new, lambda new: scaled, per_sequence)
+        losses, metrics = surrogate(behaviour, level, cfg)
+        (slope,) = torch.autograd.grad(losses.sum(), level)
+    slopes = per_token(slope * weight)
+    scaled = {name: value * per_sequence for name, value in summed(metrics).items()}
+    scaled |= summed({"policy/pg_loss": losses * weight})
+    return SurrogateLoss(lambda tokens, new: slopes[tokens] * new, lambda new: scaled, per_token(weight))
 
 
 def summed(metrics: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pipeline.algorithms.aggregation import response_weights
 from pipeline.algorithms.mathematics.controllers import LrGuard, hinge, lr_schedule, out_of_reach
 from pipeline.algorithms.mathematics.losses import value_loss
-from pipeline.algorithms.registry import ALGORITHMS
+from pipeline.algorithms.registry import SURROGATES
 from pipeline.algorithms.terms import Tokens, kl_penalty, step_metrics
 from pipeline.config.trial import TrialConfig
 from pipeline.models.lm_head import head_backward, head_logprobs
@@ -122,14 +123,14 @@ def backward(rollout: Rollout, rows: Tensor, learner: Learner, whole: MiniBatch)
     surrogate = surrogate_loss(learner, batch, episodes, hidden, whole)
 
     def penalty(part: slice, new_logprobs: Tensor) -> Tensor | None:
-        tokens = kl_penalty(batch.ref_logprobs[part], new_logprobs, rollout.kl_coef, cfg.kl)
-        return None if tokens is None else surrogate.weight * tokens
+        tokens = kl_penalty(batch, part, new_logprobs, rollout.kl_coef, cfg.kl)
+        return None if tokens is None else surrogate.weighted(part, tokens)
 
     def token_loss(part: slice, new_logprobs: Tensor, entropy: Tensor) -> Tensor:
         loss, kl = surrogate.loss(part, new_logprobs), penalty(part, new_logprobs)
         total = (loss if kl is None else loss + kl).sum()
         if cfg.algorithm.ent_coef:
-            total = total - cfg.algorithm.ent_coef * surrogate.weight * entropy.sum()
+            total = total - cfg.algorithm.ent_coef * surrogate.weighted(part, entropy).sum()
         return total
 
     head = head_backward(actor.lm, hidden, episodes.labels, cfg.train.temperature, token_loss, scale)
@@ -150,14 +151,17 @@ def backward(rollout: Rollout, rows: Tensor, learner: Learner, whole: MiniBatch)
 def surrogate_loss(
     learner: Learner, batch: Tokens, episodes: Episodes, hidden: Tensor, whole: MiniBatch
 ) -> SurrogateLoss:
-    """The algorithm's surrogate on some rows of a mini-batch; hidden (N, H) of the network at hand."""
-    cfg = learner.cfg
-    algorithm = ALGORITHMS[cfg.algorithm.name]
-    if algorithm.scope == "token":
-        return of_tokens(algorithm, batch, cfg.algorithm)
+    """The policy's loss on some rows of a mini-batch; hidden (N, H) of the network at hand."""
+    cfg, mask = learner.cfg, episodes.response_mask
+    surrogate, lengths = SURROGATES[cfg.algorithm.trust_region], mask.sum(1)
+    weights = response_weights(lengths, whole.tokens, whole.sequences, cfg.train.response_length, cfg.algorithm)
+    if not cfg.algorithm.by_sequence:
+        even = cfg.algorithm.aggregation == "token_mean"
+        each = None if even else (weights / lengths).unsqueeze(1).expand(mask.shape)[mask]
+        return of_tokens(surrogate, batch, each, cfg.algorithm)
     now = head_logprobs(learner.actor.lm, hidden, episodes.labels, cfg.train.temperature)
     per_sequence = whole.tokens / whole.sequences
-    return of_sequences(algorithm, batch, episodes.response_mask, now, per_sequence, cfg.algorithm)
+    return of_sequences(surrogate, batch, mask, now, weights, per_sequence, cfg.algorithm)
 
 
 def tokens_of(rollout: Rollout, rows: Tensor) -> Tokens:

@@ -190,20 +190,24 @@ def _score(value: Any) -> str:
 
 
 def _baseline_config(records: StudyRecords) -> list[tuple[str, str, str]]:
-    """Key, value in the baseline, and the arms' own values where they differ."""
+    """Key, value in the baseline, and the arms' values where they differ, an algorithm's own settings included."""
     cell = next(cell for cell in records.plan if cell.arm == records.study.baseline)
-    own = {arm: dict(flatten(overrides)) for arm, overrides in records.study.arm_overrides().items()}
     if not isinstance(cell, Cell):
+        own = {arm: dict(flatten(overrides)) for arm, overrides in records.study.arm_overrides().items()}
         return _stated(records, own)
+    same_seed = [other for other in records.plan if isinstance(other, Cell) and other.seed == cell.seed]
+    values = {other.arm: _values(other) for other in same_seed}
     rows = []
-    for key, value in flatten(cell.config.model_dump(mode="json", exclude={"profile"})):
-        if key == "train.seed":
-            continue
-        others = [
-            f"{arm}: {overrides[key]}" for arm, overrides in own.items() if key in overrides and overrides[key] != value
-        ]
+    for key, value in _values(cell).items():
+        others = [f"{arm}: {given[key]}" for arm, given in values.items() if key in given and given[key] != value]
         rows.append((key, str(value), ", ".join(others) + _description(key) * (not others)))
     return rows
+
+
+def _values(cell: Cell) -> dict[str, Any]:
+    """Every setting of a trial but its seed."""
+    content = cell.config.model_dump(mode="json", exclude={"profile": True, "train": {"seed"}})
+    return dict(flatten(content))
 
 
 def _stated(records: StudyRecords, own: dict[str, dict[str, Any]]) -> list[tuple[str, str, str]]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from pipeline.config.presets import PRESETS
 from pipeline.config.rewards import READY, JudgeConfig, PartConfig, RewardConfig
 from pipeline.run.metrics import METRICS
 from reports.findings.bound import LEAST_EFFECTIVE, reference_scores
@@ -98,7 +99,7 @@ def _training(records: StudyRecords) -> Iterator[str]:
         )
         return
     train = [config.train for config in configs]
-    algorithms = " or ".join(sorted({config.algorithm.name.upper() for config in configs}))
+    algorithms = " or ".join(sorted({PRESETS[config.algorithm.name].title for config in configs}))
     model = configs[0].model
     policy = (
         model.base

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.config.effects import value_at
+from pipeline.config.presets import KNOBS, PRESETS
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
 from pipeline.resources.device import gpu_visible
@@ -64,6 +66,8 @@ def print_plan(
             console.print(Text(search_line(study, ended)), soft_wrap=True)
         for caution in [*cautions(plan), *untestable(compared, plan)]:
             console.print(Text(caution, "yellow"), soft_wrap=True)
+        for line in algorithm_lines(plan):
+            console.print(Text(line), soft_wrap=True)
         console.print()
         console.print(stage_table(planned))
     finally:
@@ -227,6 +231,19 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{max(seconds, 1):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.3g} h"
+
+
+def algorithm_lines(plan: Sequence[Cell]) -> Iterator[str]:
+    """What the algorithms that are given by name come to, one line for each way; nothing where all trials are PPO's."""
+    ways: dict[str, list[str]] = {}
+    for cell in plan:
+        settings = dict.fromkeys([*KNOBS, *PRESETS[cell.config.algorithm.name].settings])
+        said = ", ".join(f"{key} {value_at(cell.config, key)}" for key in settings)
+        arms = ways.setdefault(f"{cell.config.algorithm.name}: {said}", [])
+        if cell.arm not in arms:
+            arms.append(cell.arm)
+    if len(ways) > 1 or any(cell.config.algorithm.name != "ppo" for cell in plan):
+        yield from (f"algorithm of {', '.join(arms)} is {way}" for way, arms in ways.items())
 
 
 def search_line(study: Study, ended: int) -> str:

@@ -14,12 +14,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline.config.algorithm import StopRule
 from pipeline.config.base import Positive, Section
 from pipeline.config.loading import dotted_keys, load_config
 from pipeline.config.messages import ConfigFault, validated
 from pipeline.config.names import WORDS, meant, meant_key, nearest
 from pipeline.config.presets import NAME, SHORT, spelt
+from pipeline.config.train import StopRule
 from pipeline.config.yaml_files import read_yaml
 from pipeline.errors import UserError
 from pipeline.run.layout import SAFE_NAME, safe

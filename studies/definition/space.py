@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from pipeline.config.algorithm import StopRule
 from pipeline.config.base import Positive, Section
+from pipeline.config.train import StopRule
 from pipeline.run.metrics import METRICS, known
 
 Seed = Annotated[int, Field(ge=0, strict=True)]

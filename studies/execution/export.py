@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.names import TRAINING, nearest
+from pipeline.config.presets import PRESETS
 from pipeline.config.rewards import READY
 from pipeline.config.trial import TrialConfig, flatten
 from pipeline.errors import Damaged, UserError
@@ -175,7 +176,7 @@ def model_card(record: TrialRecord, prompts: Path) -> str:
         "",
         f"# {record.study}: {record.arm}, seed {record.seed}",
         "",
-        f"A policy trained by {config.algorithm.name.upper()} from {origin} on {source}, as one trial of an "
+        f"A policy trained by {PRESETS[config.algorithm.name].title} from {origin} on {source}, as one trial of an "
         f"ablation study. It ended as `{record.status}` after {record.steps} gradient steps"
         + (f" ({record.reason})." if record.reason else "."),
         "",

@@ -1,4 +1,4 @@
-"""Generalised advantage estimation on responses of different lengths."""
+"""Returns and generalised advantage estimation on responses of different lengths."""
 
 from __future__ import annotations
 
@@ -27,6 +27,16 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
         carry = torch.where(mask[:, t], delta[:, t] + gamma * lam * carry, zero)
         advantages[:, t] = carry
     return advantages, torch.where(mask, advantages + values, zero)
+
+
+def to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
+    """Rewards from each token to the end of its response, Σₛ γˢ⁻ᵗ rₛ over s ≥ t.
+
+    rewards (B, T) in score units; mask (B, T) True on valid tokens, a prefix of each row; returns (B, T), 0 on invalid
+    tokens.
+    """
+    zero = torch.zeros_like(rewards)
+    return gae(rewards, zero, mask, gamma, 1.0)[0]
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:

@@ -18,19 +18,34 @@ from pipeline.algorithms.mathematics.kl import k2, k3
 ESTIMATORS = {"k2": k2, "k3": k3}
 
 
-def policy_loss(new_logprobs: Tensor, logprobs: Tensor, advantages: Tensor, cliprange: float) -> tuple[Tensor, Tensor]:
+def policy_loss(
+    new_logprobs: Tensor, logprobs: Tensor, advantages: Tensor, low: float, high: float | None = None
+) -> tuple[Tensor, Tensor]:
     """The clipped surrogate, negated, and whether the clipped term is the active one.
 
         ratio = exp(new_logprobs - logprobs)
-        loss = max(-A ratio, -A clip(ratio, 1 - ε, 1 + ε))
+        loss = max(-A ratio, -A clip(ratio, 1 - low, 1 + high))
 
     Returns losses (N,) and bool (N,), whose mean is the clip fraction; a tie is not clipped. `logprobs` are those of
-    the behaviour policy. Schulman 2017 (arXiv 1707.06347), eq. 7, with the sign turned to be minimised.
+    the behaviour policy. Schulman 2017 (arXiv 1707.06347), eq. 7, with the sign turned to be minimised and ε =
+    `low`, which is also the bound above 1 unless `high` is given: "clip-higher" of Yu 2025 (DAPO, arXiv 2503.14476).
     """
     ratio = (new_logprobs - logprobs).exp()
     plain = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - cliprange, 1 + cliprange)
+    clipped = -advantages * ratio.clamp(1 - low, 1 + (low if high is None else high))
     return torch.maximum(plain, clipped), clipped > plain
+
+
+def capped_weight_loss(new_logprobs: Tensor, logprobs: Tensor, advantages: Tensor, cap: float) -> tuple[Tensor, Tensor]:
+    """The log-probability weighted by the ratio, which is capped and held constant; and whether the cap was reached.
+
+        loss = -min(ratio, cap) A new_logprobs, with no gradient through the ratio
+
+    A clipped token loses its gradient, a capped one keeps it. Returns losses (N,) and bool (N,). CISPO: MiniMax 2025
+    (arXiv 2506.13585), eq. 4. Others give 1 + ε where `cap` is the bound of the ratio itself.
+    """
+    ratio = (new_logprobs - logprobs).detach().exp()
+    return -ratio.clamp(max=cap) * advantages * new_logprobs, ratio > cap
 
 
 def dual_clip(losses: Tensor, advantages: Tensor, bound: float) -> tuple[Tensor, Tensor]:
@@ -46,15 +61,21 @@ def dual_clip(losses: Tensor, advantages: Tensor, bound: float) -> tuple[Tensor,
     return torch.where(active, limit, losses), active
 
 
-def kl_loss(new_logprobs: Tensor, ref_logprobs: Tensor, estimator: Literal["k2", "k3"]) -> Tensor:
+def kl_loss(
+    new_logprobs: Tensor, ref_logprobs: Tensor, logprobs: Tensor, estimator: Literal["k2", "k3", "ratio_k3"]
+) -> Tensor:
     """KL to the reference as a term of the loss: k2 or k3 of d = new_logprobs - ref_logprobs; (N,) in nats.
+
+    `logprobs` are those of the behaviour policy, for ``ratio_k3``: k3 times exp(new_logprobs - logprobs).
 
     The gradient of k2 is d ∇log π, whose mean under π is the gradient of KL(π || ref); that of k3 is
     (1 - exp(-d)) ∇log π, whose mean is the gradient of KL(ref || π), nearly the same for small d. The gradient of k1,
     ∇log π, is 0 on average: a penalty without effect (Tang and Munos 2025, arXiv 2506.09477). k3 in the loss is GRPO's
-    choice (Shao 2024, arXiv 2402.03300, eq. 4).
+    choice (Shao 2024, arXiv 2402.03300, eq. 4). That of ratio_k3 is d ratio ∇log π: k2's at ratio 1, and unbiased for
+    KL(π || ref) on the samples of an older policy.
     """
-    return ESTIMATORS[estimator](new_logprobs - ref_logprobs)
+    estimate = ESTIMATORS[estimator.removeprefix("ratio_")](new_logprobs - ref_logprobs)
+    return estimate * (new_logprobs - logprobs).exp() if estimator == "ratio_k3" else estimate
 
 
 def value_loss(vpred: Tensor, values: Tensor, returns: Tensor, cliprange: float) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from typing import Literal, assert_never
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.mathematics.kl import k1
+from pipeline.algorithms.mathematics.kl import k1, k3
 
 
 def handle_missing_eos(
@@ -30,11 +30,26 @@ def handle_missing_eos(
             assert_never(how)
 
 
-def beta_in_reward(kl_coef: float, place: Literal["reward", "loss"]) -> float:
+def overlong(scores: Tensor, lengths: Tensor, ended: Tensor, longest: int, share: float, penalty: float) -> Tensor:
+    """Scores less a penalty that grows with the length over the last `share` of the `longest` response, in tokens.
+
+        score - penalty · clip((n - (1 - share) longest) / (share longest), 0, 1),  and score - penalty where cut
+
+    scores (B,) in score units, as are `penalty` and the result; lengths (B,); ended (B,) bool. Yu 2025 (DAPO, arXiv
+    2503.14476), eq. 13.
+    """
+    width = share * longest
+    if not width:
+        return scores
+    near = ((lengths - (longest - width)) / width).clamp(0, 1).to(scores.dtype)
+    return scores - penalty * torch.where(ended, near, torch.ones_like(near))
+
+
+def beta_in_reward(kl_coef: float, place: Literal["reward", "score", "loss"]) -> float:
     """The beta of the rewards: all of it, or 0 where the penalty is in the loss
     (`pipeline.algorithms.terms.kl_penalty`)."""
     match place:
-        case "reward":
+        case "reward" | "score":
             return kl_coef
         case "loss":
             return 0.0
@@ -42,13 +57,15 @@ def beta_in_reward(kl_coef: float, place: Literal["reward", "loss"]) -> float:
             assert_never(place)
 
 
-def non_score_reward(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
-    """-β (log π - log ref) on valid tokens, 0 elsewhere.
+def non_score_reward(
+    logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, kl_coef: float, estimator: Literal["k1", "k3"] = "k1"
+) -> Tensor:
+    """-β (log π - log ref) on valid tokens, 0 elsewhere; with `estimator` k3, -β k3 of the same difference.
 
     logprobs, ref_logprobs (B, T) in nats, anything on invalid tokens; mask (B, T) True on valid ones; returns (B, T) in
     score units, so β is score units per nat. Ziegler 2019 (arXiv 1909.08593), eq. 2, split over tokens.
     """
-    penalty = -kl_coef * k1(logprobs - ref_logprobs)
+    penalty = -kl_coef * {"k1": k1, "k3": k3}[estimator](logprobs - ref_logprobs)
     return torch.where(mask, penalty, torch.zeros_like(penalty))
 
 

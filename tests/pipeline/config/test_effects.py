@@ -20,6 +20,7 @@ SEPARATE = {"critic.kind": "separate"}
 NO_CRITIC = {"critic.vf_coef": 0.0}
 NO_PENALTY = {"kl.beta": 0.0}
 RLOO = {"algorithm": "rloo"}
+UNBOUNDED = {"algorithm.trust_region": "none"}
 HUB = {"data.source": "hub", "data.name": "a/b", "data.revision": "0" * 40}
 FROM_THE_START = {"kl.control": "piecewise", "kl.beta_stages": [[0, 0.1]]}
 LATER = {"kl.control": "piecewise", "kl.beta_stages": [[0.5, 0.1]]}
@@ -54,10 +55,16 @@ KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
     "critic.init": ("reward", {}, SEPARATE),
     "critic.lr": (0.1, {**SEPARATE, "critic.init": "reward", **NO_CRITIC}, SEPARATE),
     "critic.vf_coef": (0.2, RLOO, {}),
-    "algorithm.gamma": (0.9, RLOO, {}),
+    "algorithm.gamma": (0.9, RLOO, {"algorithm": "grpo", "kl.place": "reward"}),
+    "algorithm.cliprange": (0.1, UNBOUNDED, {}),
+    "algorithm.cliprange_high": (0.3, UNBOUNDED, {}),
+    "algorithm.dual_clip": (3.0, UNBOUNDED, {}),
+    "algorithm.ratio_cap": (2.0, {}, {"algorithm.trust_region": "cispo"}),
     "algorithm.gae_lambda": (0.9, RLOO, {}),
     "algorithm.whiten_rewards": (True, RLOO, {}),
     "optimiser.clip_norms": ("together", {}, SEPARATE),
+    "train.overlong_penalty": (2.0, {}, {"train.overlong_share": 0.2}),
+    "kl.reward_estimator": ("k3", LOSS, {}),
     "train.missing_eos_penalty": (2.0, {"train.missing_eos": "none"}, {}),
     "kl.beta": (0.3, FROM_THE_START, LATER),
     "kl.place": ("loss", NO_PENALTY, {}),

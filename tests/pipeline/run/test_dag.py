@@ -176,7 +176,7 @@ HARMLESS = {
     "pipeline.config", "pipeline.config.base", "pipeline.config.data", "pipeline.config.model",
     "pipeline.config.algorithm", "pipeline.config.kl", "pipeline.config.networks", "pipeline.config.presets",
     "pipeline.config.rewards", "pipeline.config.runtime", "pipeline.config.names", "pipeline.config.messages",
-    "pipeline.config.trial", "pipeline.run.layout",
+    "pipeline.config.trial", "pipeline.config.train", "pipeline.run.layout",
     "pipeline.run.metrics", "pipeline.run.progress", "pipeline.run.metrics_log",
     # what work would cost on a T4: it ends in log/cost.json, which is no part of an artifact's digest
     "pipeline.resources.roofline",

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tinytrial import Killed, Killer, run, trainer
 
-from pipeline.config.algorithm import StopRule
+from pipeline.config.train import StopRule
 from pipeline.run.metrics_log import merged
 from pipeline.run.stopping import Watcher, counted, first_break
 

@@ -13,9 +13,11 @@ import pytest
 import torch
 from helpers import trial_config
 
+from pipeline.algorithms.aggregation import response_weights
 from pipeline.algorithms.mathematics.controllers import kl_schedule, lr_schedule
 from pipeline.algorithms.mathematics.losses import kl_loss
-from pipeline.algorithms.mathematics.shaping import beta_in_reward, handle_missing_eos
+from pipeline.algorithms.mathematics.shaping import beta_in_reward, handle_missing_eos, non_score_reward
+from pipeline.algorithms.registry import ESTIMATORS, SURROGATES
 from pipeline.config.data import DataConfig
 from pipeline.config.rewards import JudgeConfig, PartConfig
 from pipeline.config.trial import TrialConfig
@@ -71,7 +73,11 @@ CASES: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
     "data.prompt_unit": lambda patch: cut_at(NEW, None),
     "kl.control": lambda patch: kl_schedule(made(kl__control=NEW).kl, 0.5),
     "kl.place": lambda patch: beta_in_reward(0.1, NEW),
-    "kl.loss_estimator": lambda patch: kl_loss(ONE, ONE, NEW),
+    "kl.reward_estimator": lambda patch: non_score_reward(ONE, ONE, ONE > 0, 0.1, NEW),
+    "algorithm.advantage": lambda patch: ESTIMATORS[NEW],
+    "algorithm.trust_region": lambda patch: SURROGATES[NEW],
+    "algorithm.aggregation": lambda patch: response_weights(ONE, ONE, 1, 1, made(algorithm__aggregation=NEW).algorithm),
+    "kl.loss_estimator": lambda patch: kl_loss(ONE, ONE, ONE, NEW),
     "optimiser.lr_schedule": lambda patch: lr_schedule(made(optimiser__lr_schedule=NEW), 1),
     "train.missing_eos": lambda patch: handle_missing_eos(ONE, ONE > 0, NEW, 1.0),
     "adapter.kind": lambda patch: choose_trained(torch.nn.Linear(1, 1), made(adapter__kind=NEW)),

@@ -15,7 +15,7 @@ from naive import drawn, prefix
 from torch import Tensor
 
 from pipeline.algorithms.mathematics.masking import masked_var, masked_whiten
-from pipeline.algorithms.ppo import PPO
+from pipeline.algorithms.surrogates import clipped
 from pipeline.algorithms.terms import Tokens, kl_penalty, step_metrics
 from pipeline.config.trial import TrialConfig
 from pipeline.models import lm_head as head_module
@@ -39,9 +39,9 @@ def tokens(new: list[float], old: list[float], ref: list[float], advantages: lis
 
 def policy_terms(batch: Tokens, new: Tensor, kl_coef: float, cfg: TrialConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """The losses of the tokens as an update adds them up, and every metric of a token."""
-    loss, metrics = PPO.surrogate(batch.behaviour(), new, cfg.algorithm)
+    loss, metrics = clipped(batch.behaviour(), new, cfg.algorithm)
     metrics |= {"policy/pg_loss": loss, **step_metrics(batch, new)}
-    penalty = kl_penalty(batch.ref_logprobs, new, kl_coef, cfg.kl)
+    penalty = kl_penalty(batch, slice(None), new, kl_coef, cfg.kl)
     return (loss, metrics) if penalty is None else (loss + penalty, {**metrics, "policy/kl_loss": penalty})
 
 
@@ -93,8 +93,8 @@ def test_the_second_clip_by_hand() -> None:
 def test_the_losses_of_chunks_add_up_and_metrics_carry_no_gradient(knobs: dict[str, Any]) -> None:
     cfg, columns = trial_config(**knobs), [drawn(12, seed=seed) for seed in range(6)]
     batch, new = Tokens(*columns[:5]), columns[5].requires_grad_()
-    objective = of_tokens(PPO, batch, cfg.algorithm)
-    loss, metrics = PPO.surrogate(batch.behaviour(), new, cfg.algorithm)
+    objective = of_tokens(clipped, batch, None, cfg.algorithm)
+    loss, metrics = clipped(batch.behaviour(), new, cfg.algorithm)
     parts = [objective.loss(rows, new[rows]) for rows in (slice(0, 1), slice(1, 7), slice(7, 12))]
     assert torch.equal(torch.cat(parts), loss)
     assert loss.requires_grad

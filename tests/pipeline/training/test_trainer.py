@@ -146,8 +146,17 @@ def test_a_separate_critic_does_not_shrink_the_step_of_the_policy(tmp_path: Path
 
 COLD = {"train__temperature": 0.2, "train__response_length": 25, "train__min_entropy": 0.0}
 """So nearly greedy that text repeats itself."""
+CLIPPING = {"algorithm__cliprange": 0.01, "optimiser__lr": 5e-2}
 PERTURBED: dict[str, dict[str, Any]] = {
-    "algorithm__name": RLOO,
+    "algorithm__advantage": {**RLOO, "algorithm__advantage": "group_norm"},
+    "algorithm__ratio": {"algorithm__ratio": "none", "algorithm__trust_region": "none"},
+    "algorithm__trust_region": {"algorithm__trust_region": "none"},
+    "algorithm__aggregation": {"algorithm__aggregation": "seq_mean_token_mean"},
+    "algorithm__cliprange_high": {**CLIPPING, "algorithm__cliprange_high": 0.3},
+    "algorithm__ratio_cap": {"algorithm__trust_region": "cispo", "algorithm__ratio_cap": 1.0},
+    "train__overlong_share": {"train__overlong_share": 0.5},
+    "train__overlong_penalty": {"train__overlong_share": 0.5, "train__overlong_penalty": 3.0},
+    "kl__reward_estimator": {"kl__reward_estimator": "k3"},
     "train__responses_per_prompt": {"train__responses_per_prompt": 2},
     "train__seed": {"train__seed": 1},
     "train__steps": {"train__steps": 28},
@@ -173,7 +182,7 @@ PERTURBED: dict[str, dict[str, Any]] = {
     "algorithm__whiten_advantages": {"algorithm__whiten_advantages": False},
     "train__missing_eos": {"train__missing_eos": "none"},
     "train__missing_eos_penalty": {"train__missing_eos_penalty": 3.0},
-    "algorithm__dual_clip": {"algorithm__dual_clip": 1.01, "algorithm__cliprange": 0.01, "optimiser__lr": 5e-2},
+    "algorithm__dual_clip": {**CLIPPING, "algorithm__dual_clip": 1.01},
     "kl__place": {"kl__place": "loss"},
     "kl__loss_estimator": {"kl__place": "loss", "kl__loss_estimator": "k3"},
     "kl__control": {"kl__control": "adaptive"},
@@ -199,6 +208,8 @@ PERTURBED: dict[str, dict[str, Any]] = {
     "train__max_repetition": {**COLD, "train__max_repetition": 0.4},
 }
 ONLY_ON_A_GPU = {"adapter__quantize"}
+LABELS = {"algorithm__name"}
+"""What a preset was called; its settings are knobs of their own."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "base": {},
     "adaptive": {"kl__control": "adaptive"},
@@ -209,7 +220,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "separate": {"critic__kind": "separate"},
     "lora": {"adapter__kind": "lora"},
     "cold": COLD,
-    "fast": {"algorithm__cliprange": 0.01, "optimiser__lr": 5e-2},
+    "fast": CLIPPING,
+    "groups": RLOO,
+    "unbounded": {"algorithm__trust_region": "none"},
+    "capped": {"algorithm__trust_region": "cispo"},
+    "overlong": {"train__overlong_share": 0.5},
 }
 """What a knob is compared with: the base, or the setting that it refines."""
 AGAINST = {
@@ -217,7 +232,9 @@ AGAINST = {
     "optimiser__guard_kl": "guard", "optimiser__guard_factor": "guard", "optimiser__guard_steps": "guard",
     "kl__loss_estimator": "in the loss", "adapter__rank": "lora", "adapter__alpha": "lora",
     "critic__init": "separate", "critic__lr": "separate", "optimiser__clip_norms": "separate",
-    "algorithm__dual_clip": "fast", "train__max_repetition": "cold",
+    "algorithm__dual_clip": "fast", "algorithm__cliprange_high": "fast", "algorithm__advantage": "groups",
+    "algorithm__ratio": "unbounded", "algorithm__ratio_cap": "capped", "train__overlong_penalty": "overlong",
+    "train__max_repetition": "cold",
 }  # fmt: skip
 
 
@@ -230,7 +247,7 @@ def trajectories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_every_declared_knob_is_covered_below() -> None:
     sections = {section: TrialConfig.model_fields[section].annotation for section in TRAINING}
     knobs = {f"{section}__{name}" for section, model in sections.items() for name in model.model_fields}
-    assert knobs == PERTURBED.keys() | ONLY_ON_A_GPU
+    assert knobs == PERTURBED.keys() | ONLY_ON_A_GPU | LABELS
 
 
 @pytest.mark.parametrize("knob", PERTURBED)
@@ -389,7 +406,7 @@ def test_the_first_step_is_the_behaviour_policy_whatever_the_settings(tmp_path: 
     knobs = CONTROLS.get(control, {"critic__kind": "separate", "critic__init": "reward"})
     _, rows, _ = run(tmp_path / "a", **knobs)
     assert rows[1]["policy/ratio"] == pytest.approx(1.0, abs=1e-6)
-    assert rows[1]["policy/pg_clipfrac"] == 0.0
+    assert rows[1].get("policy/pg_clipfrac", 0.0) == 0.0
     _, _, state = run(tmp_path / "b", **{**knobs, "optimiser__lr": 0.0})
     start = trainer(tmp_path / "c", **knobs).actor.state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in start.items() if name.startswith("lm."))

@@ -163,8 +163,8 @@ def test_dual_clip_keeps_the_dtype(dtype: torch.dtype) -> None:
 def test_kl_in_the_loss_by_hand() -> None:
     # d = log 2 and -log 2: k2 is 0.2402 both times; k3 is 1/2 - 1 + log 2 = 0.1931, and 2 - 1 - log 2 = 0.3069.
     new, ref, log2 = f64(-1.0, -1.0), f64(-1 - math.log(2), -1 + math.log(2)), math.log(2)
-    assert kl_loss(new, ref, "k2").tolist() == pytest.approx([log2**2 / 2] * 2)
-    assert kl_loss(new, ref, "k3").tolist() == pytest.approx([log2 - 0.5, 1 - log2])
+    assert kl_loss(new, ref, new, "k2").tolist() == pytest.approx([log2**2 / 2] * 2)
+    assert kl_loss(new, ref, new, "k3").tolist() == pytest.approx([log2 - 0.5, 1 - log2])
 
 
 distributions = st.integers(2, 5).flatmap(
@@ -179,7 +179,7 @@ def test_gradients_of_the_estimators_in_expectation(pair: tuple[list[float], lis
     z, ref = f64(*pair[0]).requires_grad_(), torch.log_softmax(f64(*pair[1]), -1)
     log_pi = torch.log_softmax(z, -1)
     drawn_from = log_pi.exp().detach()  # sampling does not differentiate
-    means = {name: (drawn_from * kl_loss(log_pi, ref, name)).sum() for name in ("k2", "k3")}  # type: ignore[arg-type]
+    means = {name: (drawn_from * kl_loss(log_pi, ref, log_pi, name)).sum() for name in ("k2", "k3")}  # type: ignore[arg-type]
     wanted = {"k2": exact_kl(log_pi, ref), "k3": exact_kl(ref, log_pi)}
     for name, mean in means.items():
         (ours,), (truth,) = (torch.autograd.grad(one, z, retain_graph=True) for one in (mean, wanted[name]))

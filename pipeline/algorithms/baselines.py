@@ -1,0 +1,58 @@
+"""Advantages without a critic: the score of a response against a baseline made of other scores.
+
+What is left of the KL penalty in the tokens' rewards is not compared: each token has its own, from itself to the end of
+its response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pipeline.algorithms.base import AdvantageEstimate, Estimator, Judged
+from pipeline.algorithms.mathematics.advantages import to_go
+from pipeline.algorithms.mathematics.groups import centred, leave_one_out, normalised
+from pipeline.algorithms.mathematics.shaping import token_rewards
+from pipeline.config.algorithm import AlgorithmConfig
+
+EPSILON = 1e-4
+"""Added to a standard deviation of scores, as in TRL: a group of equal scores has advantage 0, not 0 / 0."""
+
+
+def _of_scores(compare: Callable[[Tensor, Tensor], Tensor]) -> Estimator:
+    """From scores (B,) and groups (B,) to what each score is worth (B,): the estimator."""
+
+    def estimate(judged: Judged, cfg: AlgorithmConfig) -> AdvantageEstimate:
+        worth = compare(judged.scores, judged.groups).unsqueeze(1)
+        advantages = worth + to_go(judged.non_score, judged.mask, cfg.gamma)
+        return AdvantageEstimate(torch.where(judged.mask, advantages, 0.0), None)
+
+    return estimate
+
+
+batch_mean = _of_scores(lambda scores, groups: scores - scores.mean())
+"""REINFORCE (Williams 1992) with the mean of the rollout: easy prompts are praised for being easy."""
+
+rloo = _of_scores(leave_one_out)
+"""Ahmadian 2024 (arXiv 2402.14740). With G responses it is G / (G - 1) times `group_mean`."""
+
+group_mean = _of_scores(centred)
+"""Dr. GRPO: Liu 2025 (arXiv 2503.20783)."""
+
+group_norm = _of_scores(lambda scores, groups: normalised(scores, groups, EPSILON))
+"""GRPO: Shao 2024 (arXiv 2402.03300)."""
+
+group_mean_batch_std = _of_scores(lambda scores, groups: centred(scores, groups) / (scores.std() + EPSILON))
+"""Lite PPO: Liu 2025 (arXiv 2508.08221); the standard deviation is that of the scores themselves, not of their
+distances from their groups' means, and divides by n - 1."""
+
+
+def rewards_to_go(judged: Judged, cfg: AlgorithmConfig) -> AdvantageEstimate:
+    """REINFORCE++ before its whitening: Hu 2025 (arXiv 2501.03262).
+
+    The baseline is the whitening's mean over tokens, so that a long response weighs more in it.
+    """
+    rewards = token_rewards(judged.scores, judged.non_score, judged.mask)
+    return AdvantageEstimate(to_go(rewards, judged.mask, cfg.gamma), None)

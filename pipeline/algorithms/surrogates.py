@@ -1,0 +1,34 @@
+"""The policy's loss, token by token or response by response: what a ratio may gain.
+
+Each is a `Surrogate`: the level of the ratio (tokens, or the mean or sum of a response) is the caller's.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from pipeline.algorithms.base import Behaviour
+from pipeline.algorithms.mathematics.losses import capped_weight_loss, dual_clip, policy_loss
+from pipeline.config.algorithm import AlgorithmConfig
+
+
+def clipped(batch: Behaviour, new_logprobs: Tensor, cfg: AlgorithmConfig) -> tuple[Tensor, dict[str, Tensor]]:
+    """The clipped surrogate, with ``dual_clip`` bounded from above too."""
+    loss, active = policy_loss(new_logprobs, batch.logprobs, batch.advantages, *cfg.epsilons)
+    metrics = {"policy/pg_clipfrac": active}
+    if cfg.dual_clip is not None:
+        loss, metrics["policy/dual_clipfrac"] = dual_clip(loss, batch.advantages, cfg.dual_clip)
+    return loss, metrics
+
+
+def capped(batch: Behaviour, new_logprobs: Tensor, cfg: AlgorithmConfig) -> tuple[Tensor, dict[str, Tensor]]:
+    """CISPO: the capped ratio as a constant weight of the log-probability."""
+    loss, active = capped_weight_loss(new_logprobs, batch.logprobs, batch.advantages, cfg.ratio_cap)
+    return loss, {"policy/pg_clipfrac": active}
+
+
+def unbounded(batch: Behaviour, new_logprobs: Tensor, cfg: AlgorithmConfig) -> tuple[Tensor, dict[str, Tensor]]:
+    """-A ratio; without a ratio -A log π, whose gradient is that of REINFORCE."""
+    if cfg.ratio == "none":
+        return -batch.advantages * new_logprobs, {}
+    return -batch.advantages * (new_logprobs - batch.logprobs).exp(), {}

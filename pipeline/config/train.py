@@ -1,0 +1,85 @@
+"""Rollouts, and how many gradient steps are taken on them: the section `train`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pipeline.config.base import Fraction, NonNegative, Positive, Section, StrictlyPositive
+
+
+class StopRule(Section):
+    """A condition on a series that ends the trial as `pruned`: ``metric op threshold``, so many records in a row."""
+
+    metric: str
+    op: Literal[">", ">=", "<", "<="]
+    threshold: Annotated[float, Field(allow_inf_nan=False)]
+    consecutive: Positive = 1
+    before_step: Positive | None = Field(None, description="records with step < before_step count; none: all")
+
+
+class TrainConfig(Section):
+    """Rollouts, and the gradient steps taken on each."""
+
+    seed: int = Field(0, description="of initialisation, prompt order and sampling; studies set it")
+    steps: Positive = Field(2_048, description="gradient steps in all; a whole number of updates")
+    batch_size: Positive = Field(64, description="episodes in one rollout")
+    responses_per_prompt: Positive = Field(
+        1, description="episodes that answer one prompt: a rollout has batch_size / this prompts"
+    )
+    num_mini_batches: Positive = Field(4, description="optimiser steps per epoch over the rollout")
+    num_epochs: Positive = Field(4, description="passes over one rollout")
+    response_length: Positive = Field(32, description="most tokens in a response")
+    temperature: StrictlyPositive = Field(1.0, description="of sampling; all log-probabilities are at it")
+    missing_eos: Literal["replace", "subtract", "none"] = Field(
+        "replace", description="what a response without EOS gets instead of its score"
+    )
+    missing_eos_penalty: NonNegative = Field(
+        1.0, description="replace: score is minus this; subtract: this is subtracted"
+    )
+    overlong_share: Fraction = Field(
+        0.0, description="share of response_length at its end over which overlong_penalty grows; 0: no such penalty"
+    )
+    overlong_penalty: NonNegative = Field(
+        1.0, description="in score units: subtracted in full from a response that is cut, in part from one nearly so"
+    )
+    min_entropy: NonNegative = Field(
+        0.01, description="nats per token; a rollout with less entropy has collapsed, and the trial ends as diverged"
+    )
+    max_repetition: Fraction = Field(
+        0.8,
+        description="share of repeated token pairs: above it a rollout has collapsed, and the trial ends as diverged",
+    )
+    stop: tuple[StopRule, ...] = Field(
+        (), description="what ends the trial early; set by a study's falsifiers and its search"
+    )
+
+    @property
+    def mini_batch_size(self) -> int:
+        """Episodes in one optimiser step."""
+        return self.batch_size // self.num_mini_batches
+
+    @property
+    def steps_per_update(self) -> int:
+        """Optimiser steps in one update."""
+        return self.num_epochs * self.num_mini_batches
+
+    @property
+    def updates(self) -> int:
+        """Rollouts in a trial."""
+        return self.steps // self.steps_per_update
+
+    @model_validator(mode="after")
+    def _whole_numbers(self) -> Self:
+        for parts in ("num_mini_batches", "responses_per_prompt"):
+            if self.batch_size % getattr(self, parts):
+                raise ValueError(f"batch_size {self.batch_size} is no multiple of {parts} {getattr(self, parts)}")
+        if self.steps % self.steps_per_update:
+            below = self.steps // self.steps_per_update * self.steps_per_update
+            raise ValueError(
+                f"steps {self.steps} is no whole number of updates of {self.steps_per_update} gradient steps"
+                f" (num_epochs x num_mini_batches); nearest: {max(below, self.steps_per_update)} or"
+                f" {below + self.steps_per_update}"
+            )
+        return self

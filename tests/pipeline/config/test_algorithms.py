@@ -1,0 +1,111 @@
+"""Algorithms as settings: what a name stands for, what goes together, and records from before there were knobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.config.loading import load_config
+from pipeline.config.names import upgraded
+from pipeline.config.presets import PRESETS
+from pipeline.errors import UserError
+
+
+@pytest.mark.parametrize("profile", ["smoke", "tiny", "t4"])
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_algorithm_takes_as_many_episodes_and_steps(profile: str, name: str) -> None:
+    plain, chosen = load_config(profile), load_config(profile, {"algorithm": name})
+    assert chosen.algorithm.name == name
+    assert (chosen.train.updates, chosen.train.steps) == (plain.train.updates, plain.train.steps)
+    assert chosen.train.batch_size == plain.train.batch_size
+    assert (chosen.critic.kind == "none") == (chosen.algorithm.advantage != "gae")
+
+
+def test_names_mean_the_published_settings() -> None:
+    found = {
+        name: (config.advantage, config.ratio, config.trust_region, config.aggregation, config.epsilons)
+        for name in PRESETS
+        if (config := load_config("tiny", {"algorithm": name}).algorithm)
+    }
+    tokens, both = ("token", "clip"), (0.2, 0.2)
+    assert found == {
+        "ppo": ("gae", *tokens, "token_mean", both),
+        "reinforce": ("reinforce", "none", "none", "seq_mean_token_sum", both),
+        "rloo": ("rloo", "sequence_sum", "clip", "seq_mean_token_mean", both),
+        "grpo": ("group_norm", *tokens, "seq_mean_token_mean", both),
+        "dr_grpo": ("group_mean", *tokens, "constant", both),
+        "lite_ppo": ("group_mean_batch_std", *tokens, "token_mean", both),
+        "reinforce_pp": ("reinforce_pp", *tokens, "token_mean", both),
+        "gspo": ("group_norm", "sequence_mean", "clip", "seq_mean_token_mean", (3e-4, 4e-4)),
+        "cispo": ("group_norm", "token", "cispo", "token_mean", both),
+        "dapo": ("group_norm", *tokens, "token_mean", (0.2, 0.28)),
+    }
+
+
+def test_an_algorithm_of_one_epoch_takes_smaller_steps_unless_told_otherwise() -> None:
+    train = load_config("tiny", {"algorithm": "reinforce"}).train
+    assert (train.num_epochs, train.num_mini_batches, train.steps_per_update) == (1, 16, 16)
+    train = load_config("tiny", {"algorithm": "reinforce", "train.num_mini_batches": 4}).train
+    assert (train.num_epochs, train.num_mini_batches) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (
+            {"algorithm.ratio": "none"},
+            "ratio 'none' leaves trust_region 'clip' nothing to bound; use trust_region: none",
+        ),
+        (
+            {"algorithm.ratio": "none", "algorithm.trust_region": "cispo"},
+            "leaves trust_region 'cispo' nothing to bound",
+        ),
+        (
+            {"algorithm.ratio": "sequence_sum"},
+            "ratio 'sequence_sum' needs one advantage for a whole response, and advantage 'gae' gives every token",
+        ),
+        (
+            {"algorithm": "reinforce_pp", "algorithm.ratio": "sequence_sum"},
+            "and advantage 'reinforce_pp' gives every token its own; use ratio: token or none",
+        ),
+        (
+            {"algorithm": "rloo", "kl.place": "reward"},
+            "and a KL penalty in the reward gives every token its own; use kl.place: score or loss",
+        ),
+        (
+            {"algorithm": "gspo", "algorithm.cliprange": 0.2},
+            "cliprange 0.2 never clips a ratio that is averaged over a response",
+        ),
+        (
+            {"algorithm": "gspo", "algorithm.cliprange_high": 0.2},
+            "cliprange 0.2 never clips a ratio that is averaged over a response",
+        ),
+        ({"algorithm": "grpo", "train.responses_per_prompt": 1}, "so it needs at least 2"),
+        (
+            {"algorithm": "grpo", "train.responses_per_prompt": 5},
+            "batch_size 64 is no multiple of responses_per_prompt",
+        ),
+        ({"algorithm": "grpo", "critic.kind": "shared"}, "critic.kind 'shared' is not for advantage 'group_norm'"),
+        ({"algorithm": "grop"}, "did you mean 'grpo'"),
+        ({"loss_type": "dapo"}, "loss_type is the key 'algorithm.aggregation'"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError) as error:
+        load_config("tiny", settings)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_records_of_the_former_rloo_name_what_it_did() -> None:
+    old = {"algorithm": {"name": "rloo", "cliprange": 0.2}, "kl": {"place": "reward", "beta": 0.1}}
+    new = upgraded(old)
+    knobs = load_config("tiny", {"algorithm": "rloo"}).algorithm.model_dump()
+    assert {key: value for key, value in new["algorithm"].items() if knobs[key] != value} == {}
+    assert new["algorithm"].keys() >= {"advantage", "ratio", "aggregation"}
+    assert new["kl"] == {"place": "score", "beta": 0.1}
+    assert upgraded(new) == new
+    assert upgraded({**old, "kl": {"place": "loss"}})["kl"] == {"place": "loss"}
+    plain = {"algorithm": {"name": "ppo"}, "kl": {"place": "reward"}}
+    assert upgraded(plain) == plain
