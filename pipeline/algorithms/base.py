@@ -27,6 +27,9 @@ class Judged:
     """(B, T) True on valid tokens, a prefix of each row."""
     groups: Tensor
     """(B,) int64, equal for the responses to one prompt."""
+    greedy: Tensor | None = None
+    """(B,) reward of the greedy response to the same prompt, its KL penalty included; where the advantage asks for
+    it."""
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,15 @@ group_mean_batch_std = _of_scores(lambda scores, groups: centred(scores, groups)
 distances from their groups' means, and divides by n - 1."""
 
 
+def remax(judged: Judged, cfg: AlgorithmConfig) -> AdvantageEstimate:
+    """ReMax: Li 2024 (arXiv 2310.10505). The greedy response pays for its own KL as the sampled ones do; with its bare
+    score as the baseline, as in verl, the mean advantage would be negative. Raises `ValueError` without it."""
+    if judged.greedy is None:
+        raise ValueError("remax needs the greedy responses")
+    rewards = rewards_to_go(judged, cfg).advantages
+    return AdvantageEstimate(torch.where(judged.mask, rewards - judged.greedy.unsqueeze(1), 0.0), None)
+
+
 def rewards_to_go(judged: Judged, cfg: AlgorithmConfig) -> AdvantageEstimate:
     """REINFORCE++ before its whitening: Hu 2025 (arXiv 2501.03262).
 

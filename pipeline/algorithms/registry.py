@@ -14,6 +14,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "group_mean": baselines.group_mean,
     "group_norm": baselines.group_norm,
     "group_mean_batch_std": baselines.group_mean_batch_std,
+    "remax": baselines.remax,
     "reinforce_pp": baselines.rewards_to_go,
 }
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.config.presets import ADVANTAGES
+
 Config = Any
 """A `pipeline.config.trial.TrialConfig`, which is made in the layer above."""
 
@@ -103,9 +105,9 @@ A_BEGINNING = Condition(
     "kl.beta_stages",
 )
 REWARDS_OF_TOKENS = Condition(
-    "algorithm.advantage: gae or reinforce_pp, or a KL penalty with kl.place: reward",
+    "algorithm.advantage: gae, reinforce_pp or remax, or a KL penalty with kl.place: reward",
     lambda config: (
-        config.algorithm.advantage in ("gae", "reinforce_pp") or (config.kl.place == "reward" and any(_betas(config)))
+        ADVANTAGES[config.algorithm.advantage].varies or (config.kl.place == "reward" and any(_betas(config)))
     ),
     "algorithm.advantage",
 )

@@ -23,6 +23,8 @@ class Advantage:
     """Of ``train.responses_per_prompt``."""
     varies: bool = False
     """Whether the tokens of a response have different advantages, wherever the KL penalty is."""
+    greedy: bool = False
+    """Whether a rollout samples the greedy response to each of its prompts too."""
 
 
 ADVANTAGES: dict[str, Advantage] = {
@@ -35,6 +37,11 @@ ADVANTAGES: dict[str, Advantage] = {
     ),
     "group_mean_batch_std": Advantage(
         "the same, divided by the standard deviation of all scores of the rollout", least_responses=2
+    ),
+    "remax": Advantage(
+        "rewards from a token to the end of its response, minus the reward of the greedy response to the prompt",
+        varies=True,
+        greedy=True,
     ),
     "reinforce_pp": Advantage("rewards from a token to the end of its response", varies=True),
 }
@@ -57,6 +64,13 @@ class Preset:
 
 
 _NO_CRITIC = {"critic.kind": "none", "algorithm.whiten_advantages": False}
+_NO_RATIO = {
+    **_NO_CRITIC,
+    "train.num_epochs": 1,  # without a ratio, a second pass would follow another policy's gradient
+    "algorithm.ratio": "none",
+    "algorithm.trust_region": "none",
+    "algorithm.aggregation": "seq_mean_token_sum",
+}
 _GROUPS = {**_NO_CRITIC, "train.responses_per_prompt": 4}
 _GRPO = {
     **_GROUPS,
@@ -71,15 +85,12 @@ PRESETS: dict[str, Preset] = {
     "reinforce": Preset(
         "REINFORCE",
         "gradient of the log-probability, score minus the mean of the rollout",
-        {
-            **_NO_CRITIC,
-            "train.num_epochs": 1,  # without a ratio, a second pass would follow another policy's gradient
-            "algorithm.advantage": "reinforce",
-            "algorithm.ratio": "none",
-            "algorithm.trust_region": "none",
-            "algorithm.aggregation": "seq_mean_token_sum",
-            "kl.place": "score",
-        },
+        {**_NO_RATIO, "algorithm.advantage": "reinforce", "kl.place": "score"},
+    ),
+    "remax": Preset(
+        "ReMax",
+        "gradient of the log-probability, reward minus that of the greedy response to the same prompt",
+        {**_NO_RATIO, "algorithm.advantage": "remax"},
     ),
     "rloo": Preset(
         "RLOO",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pipeline.config.presets import ADVANTAGES
 from pipeline.forecast.disk import checkpoint_hours, disk_by_part, shared_disk
 from pipeline.forecast.memory import memory_by_stage
 from pipeline.forecast.subject import ForecastSubject, Trained
@@ -186,8 +187,10 @@ def work_of_update(trial: ForecastSubject, trained: Trained) -> dict[str, tuple[
         + (2 + twice) * rows * response * shape.vocab * BYTES_LOGIT
         + steps,
     )
+    # The greedy response to each prompt is sampled and scored as one more.
+    more = 1.0 + ADVANTAGES[cfg.algorithm.advantage].greedy / cfg.train.responses_per_prompt
     return {
-        "generate": generate,
-        "score": score,
+        "generate": (more * generate[0], more * generate[1]),
+        "score": (more * score[0], more * score[1]),
         "train": (cfg.train.num_epochs * epoch[0], cfg.train.num_epochs * epoch[1]),
     }

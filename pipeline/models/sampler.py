@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from pipeline.models.loading import CausalLM
@@ -23,6 +24,9 @@ class Sampler(Protocol):
     def sample(self, queries: Tensor, query_mask: Tensor, noise: Tensor) -> Episodes:
         """queries (B, P) int64 left-padded, query_mask (B, P) bool, noise (B, T) in [0, 1), uniform. Raises
         `MemoryFull`."""
+
+    def greedy(self, queries: Tensor, query_mask: Tensor, longest: int) -> Episodes:
+        """The likeliest token at each place, at most `longest` of them; the rest as for `sample`."""
 
     def refresh(self) -> None:
         """The weights have changed since the last call; a sampler with a copy of its own brings it up to date."""
@@ -40,16 +44,14 @@ class EagerSampler:
     pad_id: int
 
     def sample(self, queries: Tensor, query_mask: Tensor, noise: Tensor) -> Episodes:
-        return sample(
-            self.lm,
-            queries,
-            query_mask,
-            noise,
-            eos_id=self.eos_id,
-            pad_id=self.pad_id,
-            temperature=self.temperature,
-            room=self.room,
-        )
+        return self._sample(queries, query_mask, noise, self.temperature)
+
+    def greedy(self, queries: Tensor, query_mask: Tensor, longest: int) -> Episodes:
+        return self._sample(queries, query_mask, torch.zeros(len(queries), longest), 0.0)
+
+    def _sample(self, queries: Tensor, query_mask: Tensor, noise: Tensor, temperature: float) -> Episodes:
+        ids = {"eos_id": self.eos_id, "pad_id": self.pad_id}
+        return sample(self.lm, queries, query_mask, noise, **ids, temperature=temperature, room=self.room)
 
     def refresh(self) -> None:
         """Nothing to do: it has no copy."""

@@ -41,7 +41,8 @@ def sample(
     """Sample one response per prompt, at most T tokens, as many rows at a time as `room` has. Raises `MemoryFull`.
 
     queries (B, P) int64 left-padded, query_mask (B, P) bool, noise (B, T) in [0, 1). The distribution is
-    the whole softmax of logits / temperature: nothing truncates it, or the KL could come out negative.
+    the whole softmax of logits / temperature: nothing truncates it, or the KL could come out negative. At temperature 0
+    the likeliest token is taken, whatever the noise.
     """
     parts = room.over(
         len(queries),
@@ -79,7 +80,8 @@ def _sample(
             past_key_values=cache,
             use_cache=True,
         )
-        chosen = inverse_cdf(head(output.last_hidden_state[:, -1]), noise[:, t], temperature)
+        logits = head(output.last_hidden_state[:, -1])
+        chosen = inverse_cdf(logits, noise[:, t], temperature) if temperature else logits.argmax(1)
         responses[live, t] = torch.where(open_, chosen, pad_id)
         lengths[live] += open_
         open_ = open_ & (chosen != eos_id)

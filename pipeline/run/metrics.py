@@ -104,6 +104,11 @@ _ALL = (
         0.0,
     ),
     Metric(
+        "objective/greedy_reward",
+        "std of reference samples",
+        "mean over the prompts of a rollout of the greedy response's score and KL penalty, where they are the baseline",
+    ),
+    Metric(
         "objective/advantage_std",
         "std of reference samples",
         "standard deviation over valid tokens, or over responses where these are compared as wholes, before whitening",

@@ -16,6 +16,7 @@ from pipeline.algorithms.mathematics.kl import k3
 from pipeline.algorithms.mathematics.masking import masked_mean, masked_var, masked_whiten
 from pipeline.algorithms.mathematics.shaping import beta_in_reward, handle_missing_eos, non_score_reward, overlong
 from pipeline.algorithms.registry import ESTIMATORS
+from pipeline.config.presets import ADVANTAGES
 from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import ActorCritic, Episodes, response_hidden, to_grid
@@ -95,6 +96,20 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class GreedyBaseline:
+    """What the greedy responses to the prompts of B rows are worth."""
+
+    rewards: Tensor
+    """(B,) score and KL penalty, score units; equal for the rows of one prompt."""
+    tokens: Tensor
+    """(B,) int64 valid tokens of the greedy response, on the first row of its prompt; 0 on the others."""
+
+    def joined(self, ranks: Ranks) -> GreedyBaseline:
+        """Of all processes."""
+        return GreedyBaseline(ranks.join(self.rewards), ranks.join(self.tokens))
+
+
+@dataclass(frozen=True)
 class Rollout:
     """One batch of episodes with everything the losses need; grids are (B, T), 0 on invalid tokens."""
 
@@ -107,6 +122,13 @@ class Rollout:
     """beta in force."""
     scores: Scores
     metrics: dict[str, float]
+    greedy_tokens: int = 0
+    """Sampled for the baseline, beside those of the episodes."""
+
+    @property
+    def sampled_tokens(self) -> int:
+        """All tokens that were sampled for it."""
+        return int(self.episodes.response_mask.sum()) + self.greedy_tokens
 
 
 def collect(context: RolloutContext, prompts: Prompts, update: int, kl_coef: float) -> Rollout:
@@ -116,13 +138,14 @@ def collect(context: RolloutContext, prompts: Prompts, update: int, kl_coef: flo
     fit in one.
     """
     cfg = context.cfg
-    mine = context.ranks.all_fit(lambda: _own_share(context, prompts, update))
+    share = context.ranks.all_fit(lambda: _own_share(context, prompts, update, kl_coef))
     with context.timed("score"), torch.no_grad():
-        episodes, scores, measured = gather(context.ranks, *mine)
+        episodes, scores, measured = gather(context.ranks, *share[:3])
+        greedy = None if share[3] is None else share[3].joined(context.ranks)
         mask = episodes.response_mask
         final, non_score = shaped(scores, episodes, measured, kl_coef, cfg)
         # 5 advantages, returns, whitening
-        judged = judge(final, non_score, measured, mask, cfg)
+        judged = judge(final, non_score, measured, mask, greedy.rewards if greedy else None, cfg)
         estimate = ESTIMATORS[cfg.algorithm.advantage](judged, cfg.algorithm)
         # Of a response as a whole the first token speaks, or long ones would weigh more.
         width = 1 if cfg.algorithm.by_sequence else mask.shape[1]
@@ -133,6 +156,7 @@ def collect(context: RolloutContext, prompts: Prompts, update: int, kl_coef: flo
             **text_metrics(episodes),
             "objective/kl_coef": kl_coef,
             "objective/advantage_std": float(masked_var(advantages, counted).sqrt()),
+            **({"objective/greedy_reward": float(greedy.rewards.mean())} if greedy else {}),
         }
         check_finite(metrics)
         if measured.values is not None and estimate.returns is not None:
@@ -141,7 +165,8 @@ def collect(context: RolloutContext, prompts: Prompts, update: int, kl_coef: flo
         if cfg.algorithm.whiten_advantages:
             advantages = masked_whiten(advantages, counted)
         advantages = torch.where(mask, advantages, 0.0)
-    return Rollout(episodes, measured, advantages, estimate.returns, kl_coef, scores, metrics)
+    beside = int(greedy.tokens.sum()) if greedy else 0
+    return Rollout(episodes, measured, advantages, estimate.returns, kl_coef, scores, metrics, beside)
 
 
 def shaped(
@@ -158,15 +183,19 @@ def shaped(
     return final, non_score_reward(measured.logprobs, measured.ref_logprobs, mask, beta, cfg.kl.reward_estimator)
 
 
-def judge(final: Tensor, non_score: Tensor, measured: Measured, mask: Tensor, cfg: TrialConfig) -> Judged:
+def judge(
+    final: Tensor, non_score: Tensor, measured: Measured, mask: Tensor, greedy: Tensor | None, cfg: TrialConfig
+) -> Judged:
     """What the estimator sees: the KL penalty on the tokens, or in the score of the response; final (B,)."""
     groups = torch.arange(len(mask), device=mask.device) // cfg.train.responses_per_prompt
     if cfg.kl.place == "score":
         final, non_score = final + non_score.sum(1), torch.zeros_like(non_score)
-    return Judged(final, non_score, measured.values, mask, groups)
+    return Judged(final, non_score, measured.values, mask, groups, greedy)
 
 
-def _own_share(context: RolloutContext, prompts: Prompts, update: int) -> tuple[Episodes, Scores, Measured]:
+def _own_share(
+    context: RolloutContext, prompts: Prompts, update: int, kl_coef: float
+) -> tuple[Episodes, Scores, Measured, GreedyBaseline | None]:
     """What this process samples and measures of a rollout; it speaks to no other. Raises `MemoryFull`."""
     cfg, share = context.cfg, context.ranks.share(prompts.rows)
     with context.timed("generate"):
@@ -179,7 +208,25 @@ def _own_share(context: RolloutContext, prompts: Prompts, update: int) -> tuple[
         scores = score_in_parts(context, episodes, prompts.rows[share])
         # 4 log-probs, reference log-probs and values by the training forward
         measured = measure(context.actor, context.reference, episodes, cfg.train.temperature, context.room)
-    return episodes, scores, measured
+    greedy = ADVANTAGES[cfg.algorithm.advantage].greedy
+    return episodes, scores, measured, greedy_baseline(context, prompts, share, kl_coef) if greedy else None
+
+
+def greedy_baseline(context: RolloutContext, prompts: Prompts, share: slice, kl_coef: float) -> GreedyBaseline:
+    """The greedy responses to the prompts of some rows, each sampled once, scored and measured as the others are."""
+    cfg, rows = context.cfg, torch.tensor(prompts.rows[share])
+    _, place, counts = torch.unique_consecutive(rows, return_inverse=True, return_counts=True)
+    first = counts.cumsum(0) - counts
+    queries, mask = prompts.queries[share], prompts.query_mask[share]
+    with context.timed("generate"):
+        episodes = context.sampler.greedy(queries[first], mask[first], cfg.train.response_length)
+    with context.timed("score"), torch.no_grad():
+        scores = score_in_parts(context, episodes, rows[first].tolist())
+        measured = measure(context.actor, context.reference, episodes, cfg.train.temperature, context.room)
+        final, non_score = shaped(scores, episodes, measured, kl_coef, cfg)
+    once = torch.zeros(len(rows), dtype=torch.long, device=final.device)
+    once[first] = episodes.lengths
+    return GreedyBaseline((final + non_score.sum(1))[place.to(final.device)], once)
 
 
 def score_in_parts(context: RolloutContext, episodes: Episodes, rows: Sequence[int]) -> Scores:

@@ -204,7 +204,7 @@ class Trainer:
         self._learn(rollout, self._on_step)
         if self.cfg.algorithm.target_kl is not None:
             self._write(self.taken, {"policy/update_steps": float(self.taken - start)})
-        self.ledger.generated_tokens += int(rollout.episodes.response_mask.sum())
+        self.ledger.generated_tokens += rollout.sampled_tokens
         self.log.flush(durable=False)
         self.watch.metrics(start, {**rollout.metrics, **self.last_step})
         self.watch.progress("train", self.update * self.cfg.train.steps_per_update, self.cfg.train.steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,9 +23,9 @@ SCORES = [1.0, 3.0, 2.0, 4.0]
 
 
 def judged(scores: list[float], penalty: float = 0.0) -> Judged:
-    """`penalty` on every token."""
-    non_score = torch.where(MASK, penalty, 0.0).double()
-    return Judged(torch.tensor(scores).double(), non_score, None, MASK, torch.tensor([0, 0, 1, 1]))
+    """`penalty` on every token; the greedy responses are worth 1 and 2."""
+    non_score, greedy = torch.where(MASK, penalty, 0.0).double(), torch.tensor([1.0, 1.0, 2.0, 2.0]).double()
+    return Judged(torch.tensor(scores).double(), non_score, None, MASK, torch.tensor([0, 0, 1, 1]), greedy)
 
 
 def estimated(name: str, scores: list[float], penalty: float = 0.0, gamma: float = 1.0) -> Tensor:
@@ -47,6 +48,7 @@ def test_every_advantage_that_can_be_asked_for_is_there() -> None:
         ("group_norm", [sign / (math.sqrt(2) + EPSILON) for sign in (-1, 1, -1, 1)]),
         ("group_mean_batch_std", [sign / (math.sqrt(5 / 3) + EPSILON) for sign in (-1, 1, -1, 1)]),
         ("reinforce_pp", SCORES),
+        ("remax", [0.0, 2.0, 0.0, 2.0]),
     ],
 )
 def test_a_response_has_one_advantage_on_all_its_tokens(name: str, worth: list[float]) -> None:
@@ -68,6 +70,17 @@ def test_rewards_to_the_end_by_hand_with_a_discount() -> None:
     """Score 2 on the last of three tokens, -0.5 on each, gamma 0.5: 1.5, then -0.5 + 0.75, then -0.5 + 0.125."""
     found = estimated("reinforce_pp", [0.0, 0.0, 2.0, 0.0], -0.5, gamma=0.5)
     assert found[2].tolist() == pytest.approx([-0.375, 0.25, 1.5])
+
+
+def test_the_greedy_reward_is_subtracted_from_every_token() -> None:
+    """Rewards to the end of the third response, -0.5 a token: 0.5, 1 and 1.5, less 2."""
+    assert estimated("remax", SCORES, -0.5)[2].tolist() == pytest.approx([-1.5, -1.0, -0.5])
+
+
+def test_remax_without_greedy_responses_is_refused() -> None:
+    bare = replace(judged(SCORES), greedy=None)
+    with pytest.raises(ValueError, match="needs the greedy responses"):
+        ESTIMATORS["remax"](bare, trial_config().algorithm)
 
 
 def test_reinforce_pp_without_a_penalty_is_the_whitened_score() -> None:

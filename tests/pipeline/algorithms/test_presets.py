@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import trial_config
 from naive import drawn, prefix
-from tinytrial import preset, run, trainer
+from tinytrial import EOS, preset, run, trainer
 from torch import Tensor
 
 from pipeline.algorithms.surrogates import clipped
@@ -182,3 +182,34 @@ def test_without_a_critic_nothing_of_one_is_left(tmp_path: Path, name: str) -> N
     assert not any("value_head" in key or "critic" in key for key in state)
     assert all("policy/pg_loss" in row for step, row in rows.items() if step % 4 == 1)
     assert rows[4]["objective/kl_exact_per_token"] > 0
+
+
+@pytest.mark.parametrize("each", [1, 4])
+def test_the_greedy_response_is_scored_pays_for_its_kl_and_is_charged(tmp_path: Path, each: int) -> None:
+    """On a policy that has moved, against an argmax loop without a cache."""
+    one = trainer(tmp_path, kl__beta=0.3, **{**preset("remax"), "train__responses_per_prompt": each})
+    with torch.no_grad():
+        for seed, parameter in enumerate(one.actor.lm.parameters()):
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
+    prompts, nets = one._prompts(), (one.actor.lm, one.rollout_context.reference)
+    rollout = collect(one.rollout_context, prompts, 0, 0.3)
+    worth, tokens = [], []
+    for row in range(0, 8, each):
+        text = prompts.queries[row][prompts.query_mask[row]].tolist()
+        response, penalty = list[int](), 0.0
+        while len(response) < one.cfg.train.response_length and (not response or response[-1] != EOS):
+            with torch.no_grad():
+                now, ref = (net(torch.tensor([text + response])).logits[0, -1].log_softmax(0) for net in nets)
+            response.append(int(now.argmax()))
+            penalty -= 0.3 * float(now.max() - ref[now.argmax()])
+        low = sum(token < 10 for token in response) / len(response) * 2 - 0.5
+        worth.append((low if response[-1] == EOS else -1.0) + penalty)
+        tokens.append(len(response))
+    assert rollout.metrics["objective/greedy_reward"] == pytest.approx(sum(worth) / len(worth), rel=1e-4)
+    assert rollout.sampled_tokens == int(rollout.episodes.lengths.sum()) + sum(tokens)
+    d = rollout.measured.logprobs - rollout.measured.ref_logprobs
+    for row in range(8):
+        n = int(rollout.episodes.lengths[row])
+        score = float(rollout.scores.proxy[row]) if rollout.episodes.ended[row] else -1.0
+        wanted = score - 0.3 * float(d[row, :n].sum()) - worth[row // each]
+        assert float(rollout.advantages[row, 0]) == pytest.approx(wanted, abs=1e-4)

@@ -32,6 +32,7 @@ def test_names_mean_the_published_settings() -> None:
     assert found == {
         "ppo": ("gae", *tokens, "token_mean", both),
         "reinforce": ("reinforce", "none", "none", "seq_mean_token_sum", both),
+        "remax": ("remax", "none", "none", "seq_mean_token_sum", both),
         "rloo": ("rloo", "sequence_sum", "clip", "seq_mean_token_mean", both),
         "grpo": ("group_norm", *tokens, "seq_mean_token_mean", both),
         "dr_grpo": ("group_mean", *tokens, "constant", both),
