@@ -31,6 +31,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from pipeline.config.algorithm import AlgorithmConfig
 from pipeline.config.names import upgraded
 from pipeline.config.trial import TrialConfig, canonical_json
 from pipeline.errors import Damaged, Fault, Gone, UserError
@@ -213,7 +214,7 @@ def read_record(path: Path) -> TrialRecord:
     this version of the program cannot read."""
     content = read_sealed(path)
     try:
-        return TrialRecord.model_validate(_of_today(content) if "ppo" in (content.get("config") or {}) else content)
+        return TrialRecord.model_validate(_of_today(content) if _is_older(content.get("config") or {}) else content)
     except ValidationError as error:
         fault = error.errors()[0]
         raise Damaged(path, f"{'.'.join(map(str, fault['loc'])) or 'content'}: {fault['msg']}") from None
@@ -221,13 +222,18 @@ def read_record(path: Path) -> TrialRecord:
         raise Damaged(path, f"it cannot be read as a record of an older version: {error}") from None
 
 
+def _is_older(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration is one of ours, and lacks knobs of today."""
+    return "ppo" in config or ("algorithm" in config and AlgorithmConfig.model_fields.keys() > config["algorithm"].keys())
+
+
 def _of_today(content: dict[str, Any]) -> dict[str, Any]:
-    """A record whose training had one section and one stage called ``ppo``; another configuration has another
-    digest."""
-    config = upgraded(content["config"])
+    """A record of an older version: its training may have had one section and one stage called ``ppo``, and knobs that
+    did not exist have the value that stands for what was done. Another configuration has another digest."""
+    config = TrialConfig.model_validate(upgraded(content["config"]))
     stages = {"train" if name == "ppo" else name: stage for name, stage in content["stages"].items()}
-    digest = TrialConfig.model_validate(config).digest()
-    return {**content, "config": config, "stages": stages, "config_digest": digest}
+    whole = config.model_dump(mode="json")
+    return {**content, "config": whole, "stages": stages, "config_digest": config.digest()}
 
 
 def record_text(record: TrialRecord) -> str:

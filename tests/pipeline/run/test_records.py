@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.config.loading import load_config
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import Damaged
 from pipeline.run.layout import read_record, sealed
@@ -50,3 +51,18 @@ def test_a_record_of_an_unknown_version_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(sealed({**OLD, "mood": "good"}))
     with pytest.raises(Damaged, match="mood: Extra inputs are not permitted"):
         read_record(tmp_path / "a.json")
+
+
+def test_a_record_from_before_the_knobs_of_an_algorithm_is_of_todays_configuration(tmp_path: Path) -> None:
+    """Its digest is that of the configuration which does the same, so that reports still read it."""
+    for name in ("ppo", "rloo"):
+        today = load_config("smoke", {"algorithm": name})
+        content = today.model_dump(mode="json")
+        for key in ("advantage", "ratio", "trust_region", "aggregation", "cliprange_high", "ratio_cap"):
+            del content["algorithm"][key]
+        content["kl"] |= {"place": "reward"}
+        del content["kl"]["reward_estimator"], content["train"]["overlong_share"], content["train"]["overlong_penalty"]
+        (tmp_path / "a.json").write_text(sealed({**OLD, "stages": {"train": STAGE}, "config": content}))
+        record = read_record(tmp_path / "a.json")
+        assert record.config == today.model_dump(mode="json")
+        assert record.config_digest == today.digest()
