@@ -224,7 +224,9 @@ def read_record(path: Path) -> TrialRecord:
 
 def _is_older(config: Mapping[str, Any]) -> bool:
     """Whether a configuration is one of ours, and lacks knobs of today."""
-    return "ppo" in config or ("algorithm" in config and AlgorithmConfig.model_fields.keys() > config["algorithm"].keys())
+    return "ppo" in config or (
+        "algorithm" in config and AlgorithmConfig.model_fields.keys() > config["algorithm"].keys()
+    )
 
 
 def _of_today(content: dict[str, Any]) -> dict[str, Any]:

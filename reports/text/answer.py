@@ -9,6 +9,7 @@ from reports.findings.findings import ArmResult, Claim, Effect, Findings, once
 from reports.records.load import StudyRecords
 from reports.records.searches import SearchResult
 from reports.statistics.coverage import coverage_with
+from reports.statistics.equivalence import equivalent
 from reports.statistics.hierarchical import LONE
 from reports.statistics.two_level import Estimate
 from reports.text.crossings import crossing_sentence
@@ -176,7 +177,16 @@ def _group(findings: Findings, compared: list[Effect], outcome: str) -> str:
         return f"the comparison{'' if one else 's'} of {who} with {_IT} {'is' if one else 'are'} undecided"
     if outcome == "equivalent":
         return f"{who} {'is' if one else 'are'} equivalent to {_IT} within {_margin(members)}"
-    return f"{who} {'is' if one else 'are'} {outcome} than {_IT}"
+    return f"{who} {'is' if one else 'are'} {outcome} than {_IT}{_too_small(members)}"
+
+
+def _too_small(members: list[Effect]) -> str:
+    """Which differences are certain and yet too small to matter; nothing where there are none."""
+    small = [one for one in members if one.estimate and one.smallest and equivalent(one.estimate, one.smallest)]
+    if not small:
+        return ""
+    which = "the difference" if small == members else f"that of {listed([effect.arm for effect in small])}"
+    return f" ({which} is below {_margin(small)}, the smallest that matters)"
 
 
 def _margin(effects: list[Effect]) -> str:

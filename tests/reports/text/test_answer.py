@@ -128,6 +128,24 @@ def test_equivalence_names_the_difference_that_matters(records: StudyRecords, fi
     assert sentence.endswith(" are equivalent to the baseline beta_0.05 within 0.050.")
 
 
+def test_a_certain_difference_that_is_too_small_to_matter_is_called_so(
+    records: StudyRecords, findings: Findings
+) -> None:
+    """Both with all differences within the margin, and with one of several."""
+    mine = {effect.arm: effect for effect in findings.effects_on("eval/win_rate")}
+    for near in (set(mine), {next(iter(mine))}):
+        changed = {
+            arm: dataclasses.replace(
+                effect, outcome="worse", smallest=10.0 if arm in near else 1e-6, estimate=effect.estimate
+            )
+            for arm, effect in mine.items()
+        }
+        effects = tuple(changed.get(e.arm, e) if e.metric == "eval/win_rate" else e for e in findings.effects)
+        sentence = answer(records, dataclasses.replace(findings, effects=effects)).sentence
+        which = "the difference" if near == set(mine) else f"that of {next(iter(near))}"
+        assert f"({which} is below 10.000, the smallest that matters)" in sentence
+
+
 def test_few_seeds_are_said_with_the_coverage_that_was_simulated(build: Builder, tmp_path: Path) -> None:
     for seeds in (2, 3):
         known = coverage_with(seeds)
