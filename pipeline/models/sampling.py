@@ -65,22 +65,28 @@ def _sample(
     responses = torch.full((rows, width), pad_id, dtype=queries.dtype, device=queries.device)
     lengths = torch.zeros(rows, dtype=torch.long, device=queries.device)
     noise = noise.to(queries.device, torch.float64)
-    tokens, seen = queries, queries.shape[1]
     mask = torch.cat([query_mask, query_mask.new_ones(rows, width)], dim=1).long()
-    place = positions(mask[:, :seen])
     cache: Any = DynamicCache(config=model.config)
     body, head = trunk(model), model.get_output_embeddings()
+    # The responses to one prompt stand together: it is read once, and what was read is copied for each.
+    once, copies = distinct(queries, query_mask)
+    tokens, seen, read = queries[once], queries.shape[1], mask[once, : queries.shape[1]]
+    place = positions(read)
     # Which rows are in the batch, and which of these have not ended.
     live, open_ = torch.arange(rows, device=queries.device), torch.ones(rows, dtype=torch.bool, device=queries.device)
     for t in range(width):
         output = body(
             input_ids=tokens,
-            attention_mask=mask[:, : seen + t],
+            attention_mask=read,
             position_ids=place,
             past_key_values=cache,
             use_cache=True,
         )
-        logits = head(output.last_hidden_state[:, -1])
+        last = output.last_hidden_state[:, -1]
+        if t == 0 and len(last) < rows:
+            cache.reorder_cache(copies)
+            last, place = last[copies], place[copies]
+        logits = head(last)
         chosen = inverse_cdf(logits, noise[:, t], temperature) if temperature else logits.argmax(1)
         responses[live, t] = torch.where(open_, chosen, pad_id)
         lengths[live] += open_
@@ -95,7 +101,16 @@ def _sample(
             tokens, place, mask, noise, live, open_ = (
                 tensor[kept] for tensor in (tokens, place, mask, noise, live, open_)
             )
+        read = mask[:, : seen + t + 1]
     return responses, lengths
+
+
+def distinct(queries: Tensor, query_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Of prompts (B, P) with equal ones next to each other: the first of each, (B,) bool, and which of these every row
+    equals, (B,) int64."""
+    same = ((queries[1:] == queries[:-1]) & (query_mask[1:] == query_mask[:-1])).all(1)
+    once = torch.cat([same.new_ones(1), ~same])
+    return once, once.cumsum(0) - 1
 
 
 def inverse_cdf(logits: Tensor, noise: Tensor, temperature: float = 1.0) -> Tensor:

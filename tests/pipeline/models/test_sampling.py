@@ -12,6 +12,7 @@ from torch import Tensor
 from pipeline.config.model import ModelConfig
 from pipeline.models import policy
 from pipeline.models import sampling as generation
+from pipeline.models.anatomy import trunk
 from pipeline.models.loading import scratch_model
 from pipeline.models.policy import Episodes
 from pipeline.models.sampling import inverse_cdf, sample
@@ -80,8 +81,15 @@ def prompts() -> tuple[Tensor, Tensor]:
     return torch.randint(2, VOCAB, (ROWS, 6), generator=generator), torch.arange(6) >= (6 - lengths)[:, None]
 
 
+def sampled(
+    model: Any, queries: Tensor, mask: Tensor, noise: Tensor, temperature: float = 1.0, batch: int = ROWS
+) -> Episodes:
+    room = Room("rows", batch)
+    return sample(model, queries, mask, noise, eos_id=EOS, pad_id=PAD, temperature=temperature, room=room)
+
+
 def draw(model: Any, noise: Tensor, temperature: float = 1.0, batch: int = ROWS) -> Episodes:
-    return sample(model, *prompts(), noise, eos_id=EOS, pad_id=PAD, temperature=temperature, room=Room("rows", batch))
+    return sampled(model, *prompts(), noise, temperature, batch)
 
 
 def answers(episodes: Episodes) -> list[list[int]]:
@@ -145,6 +153,34 @@ def test_the_same_command_gives_the_same_bytes_and_other_rows_change_nothing(mod
     second = draw(model, other)
     assert torch.equal(first.query_responses[::2], second.query_responses[::2])
     assert not torch.equal(first.query_responses[1::2], second.query_responses[1::2])
+
+
+def test_equal_prompts_that_stand_together_are_read_once(model: Any) -> None:
+    """And each response is what it would be if its prompt stood alone."""
+    queries, mask = prompts()
+    order = torch.tensor([0, 0, 0, 1, 2, 2, 0])
+    queries, mask, noise = queries[order], mask[order], uniforms(7, STEPS, "together")
+    read: list[int] = []
+    handle = trunk(model).register_forward_hook(
+        lambda module, inputs, kwargs, output: read.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    together = sampled(model, queries, mask, noise)
+    handle.remove()
+    assert read[:2] == [4, 7]
+    apart = [sampled(model, queries[i : i + 1], mask[i : i + 1], noise[i : i + 1]) for i in range(7)]
+    assert answers(together) == [answers(one)[0] for one in apart]
+
+
+def test_at_temperature_0_the_likeliest_token_is_taken_whatever_the_noise(model: Any) -> None:
+    queries, mask = prompts()
+    found = answers(draw(model, uniforms(ROWS, STEPS, "greedy"), 0.0))
+    assert found == answers(draw(model, uniforms(ROWS, STEPS, "other noise"), 0.0))
+    for query, kept, response in zip(queries, mask, found, strict=True):
+        text = query[kept].tolist()
+        for token in response:
+            with torch.no_grad():
+                assert token == int(model(torch.tensor([text])).logits[0, -1].argmax())
+            text.append(token)
 
 
 def test_one_row_and_one_step_are_a_batch_and_a_response(model: Any) -> None:
