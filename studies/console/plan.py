@@ -234,16 +234,17 @@ def duration(seconds: float) -> str:
 
 
 def algorithm_lines(plan: Sequence[Cell]) -> Iterator[str]:
-    """What the algorithms that are given by name come to, one line for each way; nothing where all trials are PPO's."""
+    """What the arms' algorithms are made of, one line for each way; nothing where all trials are PPO's."""
     ways: dict[str, list[str]] = {}
     for cell in plan:
-        settings = dict.fromkeys([*KNOBS, *PRESETS[cell.config.algorithm.name].settings])
-        said = ", ".join(f"{key} {value_at(cell.config, key)}" for key in settings)
-        arms = ways.setdefault(f"{cell.config.algorithm.name}: {said}", [])
+        preset = PRESETS[cell.config.algorithm.name]
+        settings = dict.fromkeys([*KNOBS, *preset.settings])
+        said = [f"{key.removeprefix('algorithm.')} {value_at(cell.config, key)}" for key in settings]
+        arms = ways.setdefault(f"{preset.title}: {', '.join(said)}", [])
         if cell.arm not in arms:
             arms.append(cell.arm)
-    if len(ways) > 1 or any(cell.config.algorithm.name != "ppo" for cell in plan):
-        yield from (f"algorithm of {', '.join(arms)} is {way}" for way, arms in ways.items())
+    if any(cell.config.algorithm.name != "ppo" for cell in plan):
+        yield from (f"{', '.join(arms)}: trained by {way}" for way, arms in ways.items())
 
 
 def search_line(study: Study, ended: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from pipeline.config.presets import ADVANTAGES
 from pipeline.config.trial import TrialConfig
 from studies.definition.design import Cell
 from studies.definition.hypotheses import Hypothesis
@@ -13,6 +14,14 @@ SEEDS = 2
 """Least number of seeds that says how much seeds differ, and so whether a hypothesis holds on others."""
 
 ONLY_WITH: dict[str, tuple[str, Callable[[TrialConfig], bool]]] = {
+    "objective/greedy_reward": (
+        "algorithm.advantage: remax",
+        lambda config: ADVANTAGES[config.algorithm.advantage].greedy,
+    ),
+    "policy/pg_clipfrac": (
+        "algorithm.trust_region: clip or cispo",
+        lambda config: config.algorithm.trust_region in ("clip", "cispo"),
+    ),
     "policy/dual_clipfrac": ("algorithm.dual_clip", lambda config: config.algorithm.dual_clip is not None),
     "policy/kl_loss": ("kl.place: loss", lambda config: config.kl.place == "loss"),
     "policy/kl_hinge": ("kl.hinge", lambda config: config.kl.hinge is not None),

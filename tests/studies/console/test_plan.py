@@ -257,3 +257,18 @@ def test_a_table_without_the_columns_is_refused(
         UserError, match=r"pairs\.jsonl: no column 'rejected'; its columns are prompt, chosen; needed are"
     ):
         shown(write_study(), layout, trials="pipeline.trial", **{"reward.preferences": str(pairs)})
+
+
+def test_plan_says_what_the_name_of_an_algorithm_came_to(write_study: Callable[..., Study], layout: Layout) -> None:
+    layout.root.mkdir(parents=True)
+    text = write_study().model_copy(
+        update={"arms": {"weak": {}, "strong": {"algorithm.name": "gspo", "algorithm.cliprange": 0.001}}}
+    )
+    plain, group = (line for line in shown(text, layout) if "trained by" in line)
+    assert plain.startswith(
+        "weak: trained by PPO: advantage gae, ratio token, trust_region clip, aggregation token_mean"
+    )
+    assert group.startswith("strong: trained by GSPO: advantage group_norm, ratio sequence_mean, trust_region clip")
+    assert "train.responses_per_prompt 4" in group
+    assert group.endswith("cliprange 0.001, cliprange_high 0.0004")
+    assert not any("trained by" in line for line in shown(write_study(), layout))
