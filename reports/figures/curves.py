@@ -28,7 +28,7 @@ from reports.findings.trajectories import aligned
 from reports.records.load import StudyRecords
 from reports.statistics.series import Aligned
 from reports.text.words import listed
-from studies.definition.schema import EXACT_KL, Falsifier
+from studies.definition.falsifier import EXACT_KL, Falsifier
 
 DIRECT_LABELS = 8
 ORDERS_APART = 12.0
@@ -190,7 +190,7 @@ def _single(
     if compressed:
         caption += " The y-axis is linear up to 0.01 and logarithmic above."
     for falsifier in drawn:
-        arms = [arm for arm in records.arms if falsifier.applies_to(arm)]
+        arms = [arm for arm in records.arms if falsifier.applies_to(arm, records.study.baseline)]
         of = f", for {listed(arms)} alone" if len(arms) < len(records.arms) else ""
         caption += f" Shaded: where a record refutes the claim “{falsifier.claim}” ({falsifier.condition}{of})."
     ends_text = ", ".join(f"{curve.arm} {_last(curve):.3g}" for curve in curves)
@@ -237,15 +237,16 @@ def _draw(axes: Axes, curve: ArmCurve, style: ArmStyle, width: float = 1.5) -> N
 
 
 def _falsifiers(axes: Axes, records: StudyRecords, key: str) -> list[Falsifier]:
-    drawn = [falsifier for falsifier in records.study.falsifiers if falsifier.metric == key]
+    """Draw the thresholds of claims on a series; that of a difference to the baseline is on another scale."""
+    drawn = [one for one in records.study.falsifiers if one.metric == key and not one.relative_to]
     for falsifier in drawn:
         low, high = axes.get_ylim()
         low, high = min(low, falsifier.threshold), max(high, falsifier.threshold * 1.1)
         edge = high if falsifier.op.startswith(">") else low
-        steps = [0, falsifier.before_step]
+        steps = [0, falsifier.horizon]
         axes.fill_between(steps, falsifier.threshold, edge, color=ALARM, alpha=0.06, lw=0, zorder=0)
         axes.plot(steps, [falsifier.threshold] * 2, color=ALARM, lw=0.9, linestyle=(0, (2, 2)), zorder=2)
-        axes.plot([falsifier.before_step] * 2, [falsifier.threshold, edge], color=ALARM, lw=0.6, alpha=0.5, zorder=2)
+        axes.plot([falsifier.horizon] * 2, [falsifier.threshold, edge], color=ALARM, lw=0.6, alpha=0.5, zorder=2)
         axes.set_ylim(low, high)
     return drawn
 

@@ -21,7 +21,7 @@ from reports.statistics.two_level import Estimate, Outcome
 from studies.claims.falsifiers import Outcome as FalsifierOutcome
 from studies.claims.falsifiers import Verdict, overall
 from studies.claims.verdicts import verdicts
-from studies.definition.schema import Falsifier
+from studies.definition.falsifier import Falsifier
 
 REPORTED = (
     "eval/win_rate", "eval/tie_rate", "eval/gold", "eval/proxy", "eval/kl_per_token", "eval/kl_per_sequence",

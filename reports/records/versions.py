@@ -19,9 +19,10 @@ from pipeline.config.trial import flatten
 from pipeline.errors import Gone, UserError
 from pipeline.run.layout import Layout, StudyFolder, TrialRecord
 from pipeline.run.store import file_of
-from studies.claims.falsifiers import Verdict, evaluate
-from studies.claims.verdicts import read_series
-from studies.definition.schema import Falsifier, load_study
+from studies.claims.falsifiers import Verdict
+from studies.claims.verdicts import judge_record
+from studies.definition.falsifier import Falsifier
+from studies.definition.schema import load_study
 from studies.definition.search import SEARCH
 
 _WIN = {"policy": 1.0, "tie": 0.5, "reference": 0.0}
@@ -122,22 +123,22 @@ class Version:
         return any("evaluate" in record.stages and "reference" not in record.stages for record in self.records.values())
 
     def verdicts(self) -> dict[str, list[Verdict]]:
-        """Claim -> verdicts on the trials it speaks of, from the recorded series."""
+        """Claim -> verdicts on the trials it speaks of, from what was recorded. Without artifacts (the store of an old
+        version may have been cleared) a claim is not tested."""
         verdicts: dict[str, list[Verdict]] = {}
         for claim in self.falsifiers.values():
             for (arm, seed), record in sorted(self.records.items()):
-                if claim.applies_to(arm):
-                    series = self._series(record, claim.metric)
+                if claim.applies_to(arm, self.baseline):
+                    base = self.records.get((self.baseline, seed), f"the baseline has no record with seed {seed}")
                     verdicts.setdefault(claim.name, []).append(
-                        evaluate(claim, series, record.steps, arm=arm, seed=seed)
+                        judge_record(claim, self.folder, record, base if claim.relative_to else None, missing_ok=True)
                     )
         return verdicts
 
-    def _series(self, record: TrialRecord, metric: str) -> list[tuple[int, float]]:
-        try:
-            return read_series(self.folder, record, metric)
-        except Gone:  # an old version's store may have been cleared
-            return []
+    @property
+    def baseline(self) -> str:
+        """The arm that the others were compared with."""
+        return str(self.study.get("baseline", ""))
 
     @cached_property
     def falsifiers(self) -> dict[str, Falsifier]:

@@ -214,9 +214,14 @@ def verdict_table(findings: Findings) -> Table:
                     TableCell(v.reason),
                 )
             )
-            data.append({**vars(v), "metric": claim.falsifier.metric, "unit": METRICS[claim.falsifier.metric].unit})
+            low, high = v.interval or (None, None)
+            ends = {"interval_low": low, "interval_high": high}
+            data.append({**vars(v), **ends, "metric": claim.falsifier.metric, "unit": claim.falsifier.unit})
     note = "One refuted trial refutes the claim; a trial that took too few steps or lacks the metric is not tested."
-    names = ["name", "metric", "unit", "arm", "seed", "outcome", "step", "value", "n", "reason"]
+    names = [
+        "name", "metric", "unit", "arm", "seed", "outcome", "step", "value", "n", "reason", "arm_value",
+        "baseline_value", "interval_low", "interval_high",
+    ]  # fmt: skip
     return Table("verdicts", "Verdicts by trial", note, heads, tuple(rows), pd.DataFrame(data, columns=names))
 
 

@@ -17,6 +17,7 @@ from reports.text.drift import LISTED, at_equal_drift
 from reports.text.recommendation import recommendation
 from reports.text.replicates import varies_nothing_else, what_varies
 from reports.text.words import counted, interval, listed, name, number, percent, setting, signed
+from studies.definition.falsifier import Falsifier
 
 FEW = 3
 """Up to so many seeds the page says first how far its intervals can be trusted."""
@@ -82,16 +83,26 @@ def claim_sentence(claim: Claim) -> str:
 
 
 def _how(claim: Claim) -> str:
-    """The refutation that came first, or of means the one that went farthest."""
-    falsifier, unit = claim.falsifier, METRICS[claim.falsifier.metric].unit
+    """The refutation that came first, or of means and evaluations the one that went farthest."""
+    falsifier, unit = claim.falsifier, claim.falsifier.unit
     fell = [verdict for verdict in claim.verdicts if verdict.outcome == "FALSIFIED"]
-    if falsifier.aggregation == "mean":
+    if falsifier.aggregation == "mean" or falsifier.evaluated:
         worst = (max if falsifier.op.startswith(">") else min)(fell, key=lambda verdict: verdict.value or 0.0)
-        how = "at worst with a mean of"
+        when = "at worst"
     else:
         worst = min(fell, key=lambda verdict: verdict.step or 0)
-        how = f"as early as step {worst.step or 0:,} with"
-    return f"{how} {number(worst.value)} {unit if unit != '1' else ''}".rstrip() + f" ({worst.arm} seed {worst.seed})"
+        when = f"as early as step {worst.step or 0:,}"
+    decided = f"{number(worst.value)} {unit if unit not in ('1', 'fraction') else ''}".rstrip()
+    return f"{when} with {_what(falsifier)}{decided} ({worst.arm} seed {worst.seed})"
+
+
+def _what(falsifier: Falsifier) -> str:
+    """What the number that decided is, before the number; nothing of a plain value."""
+    if falsifier.bound:
+        of = " of the difference to the baseline" if falsifier.relative else ""
+        return f"the {falsifier.bound} end of the 95 % interval{of} at "
+    word = " ".join(filter(None, ["mean" * (falsifier.aggregation == "mean"), falsifier.relative]))
+    return f"a {word}{' to the baseline' * bool(falsifier.relative)} of " if word else ""
 
 
 def _sentence(records: StudyRecords, findings: Findings) -> str:

@@ -3,7 +3,7 @@ else."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.config.presets import PRESETS
@@ -20,6 +20,7 @@ from reports.statistics.two_level import ALPHA
 from reports.text.replicates import what_varies
 from reports.text.words import counted, listed, name, number, percent
 from studies.definition.design import Cell
+from studies.definition.falsifier import Falsifier
 
 JUDGES = {
     "grammar": (
@@ -349,6 +350,22 @@ def _claims(records: StudyRecords) -> Iterator[str]:
         yield (
             f"{counted(n, 'claim')} {'comes' if n == 1 else 'come'} with the study's file, each with the observation"
             " that would refute it; it is judged on every trial of its arms, and one refuted trial refutes it."
+        )
+    yield from _claims_of_other_forms(records.study.falsifiers)
+
+
+def _claims_of_other_forms(falsifiers: Sequence[Falsifier]) -> Iterator[str]:
+    """How claims are judged that are relative to the baseline, or speak of an interval."""
+    if listing := [one.name for one in falsifiers if one.relative_to]:
+        yield (
+            f"{listed(listing)} {'compares' if len(listing) == 1 else 'compare'} each trial with the baseline's trial"
+            " of the same seed, and a series at the same step. Steps that one of the two trials lacks are left out, and"
+            " so are ratios to a value that is not above 0."
+        )
+    if listing := [one.name for one in falsifiers if one.bound]:
+        yield (
+            f"{listed(listing)} {'speaks' if len(listing) == 1 else 'speak'} of an end of the 95 % interval over the"
+            " prompts of one trial. This interval does not cover other seeds; each seed has a verdict of its own."
         )
 
 

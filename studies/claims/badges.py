@@ -128,6 +128,7 @@ def _claim(content: Mapping[str, Any], kind: str, name: str) -> dict[str, Any] |
     if own is None:
         return None
     named = own.get("speaks_of") or own.get("order") or list(own.get("contrast") or {})
+    named = [*named, *([own["baseline"]] if "baseline" in own else [])]  # of a claim that is relative to it
     return {**own, "settings": {arm: arms[arm] for arm in named if arm in arms}, **shared}
 
 

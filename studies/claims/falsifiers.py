@@ -1,4 +1,8 @@
-"""Verdicts: what a claim's falsifier says about a recorded series. Pure; reads no files."""
+"""Verdicts: what a claim's falsifier says about a recorded series. Pure; reads no files.
+
+Claims on differences to the baseline are judged in `studies.claims.relative`, claims on the evaluation in
+`studies.claims.evaluations`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from itertools import groupby
 from typing import Literal
 
 from pipeline.run.stopping import OPERATORS, Record, counted, first_break
-from studies.definition.schema import Falsifier
+from studies.definition.falsifier import Falsifier
 
 Outcome = Literal["SURVIVED", "FALSIFIED", "NOT TESTED"]
 OUTCOMES: tuple[Outcome, ...] = ("FALSIFIED", "SURVIVED", "NOT TESTED")
@@ -26,12 +30,12 @@ class Verdict:
     seed: int
     outcome: Outcome
     step: int | None
-    """Gradient step at which the claim fell; none for a mean, or when it did not fall."""
+    """Gradient step at which the claim fell; none for a mean or an evaluation, or when it did not fall."""
     value: float | None
-    """The value that decided: the one that broke the claim, the mean, or else the threshold at which the claim would
-    just have fallen."""
+    """What was compared with the threshold and decided, in the claim's unit (`Falsifier.unit`): the value that broke
+    the claim, the mean, the evaluation, or else the threshold at which the claim would just have fallen."""
     n: int
-    """Records that counted."""
+    """Records that counted; of an evaluation 1."""
     reason: str
     evidence: tuple[Record, ...] = ()
     """The records that refute the claim, as (gradient step, value): one, or as many in a row as it takes; none for a
@@ -41,7 +45,13 @@ class Verdict:
     last_step: int | None = None
     """Of the records that counted."""
     run: str | None = None
-    """Key of the artifact that the series is read from."""
+    """Key of the artifact that the series or the evaluation is read from."""
+    arm_value: float | None = None
+    """Of a claim relative to the baseline: the metric of this trial where `value` was found, or its mean."""
+    baseline_value: float | None = None
+    """The same of the baseline's trial, at the same step and seed."""
+    interval: tuple[float, float] | None = None
+    """Of a claim with a `bound`: both ends of the 95 % interval over the prompts of this trial."""
 
 
 def evaluate(
@@ -52,15 +62,16 @@ def evaluate(
     arm: str = "",
     seed: int = 0,
     run: str | None = None,
+    whose: str = "the run",
 ) -> Verdict:
-    """Judge one trial's series of ``(gradient step, value)``.
+    """Judge one trial's series of ``(gradient step, value)``, the values as they are compared with the threshold.
 
     Order does not matter; of two values at one step the last counts; NaN counts as not recorded. FALSIFIED
     by `any` or `consecutive` (successive records, whatever their distance) holds however early the run
     ended. Everything else needs a run of at least ``before_step`` gradient steps with a record before it;
-    a mean above all, since the missing rest could still have moved it.
+    a mean above all, since the missing rest could still have moved it. `whose` names the run that took `steps_taken`.
     """
-    records = counted(series, falsifier.before_step)
+    records = counted(series, falsifier.horizon)
     beyond = sum(OPERATORS[falsifier.op](value, falsifier.threshold) for _, value in records)
     last = records[-1][0] if records else None
 
@@ -71,18 +82,15 @@ def evaluate(
         )
 
     if not records:
-        return verdict("NOT TESTED", None, f"no record of {falsifier.metric} before step {falsifier.before_step}")
+        return verdict("NOT TESTED", None, f"no record of {falsifier.metric} before step {falsifier.horizon}")
     if evidence := _refutation(falsifier, records):
         step, value = evidence[-1]
-        return verdict("FALSIFIED", value, f"{value:.4g} at step {step}", evidence)
+        return verdict("FALSIFIED", value, f"{_of_noun(falsifier)}{value:.4g} at step {step}", evidence)
     closest = _closest(falsifier, records)
-    if steps_taken < falsifier.before_step:
-        return verdict("NOT TESTED", closest, f"the run took {steps_taken} of {falsifier.before_step} gradient steps")
+    if steps_taken < falsifier.horizon:
+        return verdict("NOT TESTED", closest, f"{whose} took {steps_taken} of {falsifier.horizon} gradient steps")
     if len(records) < falsifier.consecutive:
-        few = (
-            f"{len(records)} records before step {falsifier.before_step}, fewer than the {falsifier.consecutive} in"
-            " a row"
-        )
+        few = f"{len(records)} records before step {falsifier.horizon}, fewer than the {falsifier.consecutive} in a row"
         return verdict("NOT TESTED", None, f"{few} that would refute the claim")
     if closest is not None and math.isnan(closest):
         return verdict("NOT TESTED", None, f"the mean of {falsifier.metric} is not a number")
@@ -91,7 +99,7 @@ def evaluate(
         and closest is not None
         and OPERATORS[falsifier.op](closest, falsifier.threshold)
     ):
-        return verdict("FALSIFIED", closest, f"mean of {len(records)} records is {closest:.4g}")
+        return verdict("FALSIFIED", closest, f"mean {_of_noun(falsifier)}of {len(records)} records is {closest:.4g}")
     return verdict(
         "SURVIVED", closest, f"{len(records)} records to step {last}; {_margin(falsifier, records, closest)}"
     )
@@ -147,6 +155,11 @@ def _closest(falsifier: Falsifier, records: Sequence[Record]) -> float | None:
     return min(map(max, runs), default=None)
 
 
+def _of_noun(falsifier: Falsifier) -> str:
+    """``difference`` or ``ratio`` before a number, where it is no plain value."""
+    return f"{falsifier.relative} " if falsifier.relative else ""
+
+
 def _margin(falsifier: Falsifier, records: Sequence[Record], closest: float | None) -> str:
     """How far a claim that survived was from falling."""
     if falsifier.consecutive > 1:
@@ -154,5 +167,5 @@ def _margin(falsifier: Falsifier, records: Sequence[Record], closest: float | No
         longest = max(sum(1 for _ in run) if broken else 0 for broken, run in groupby(beyond))
         return f"longest run beyond {falsifier.threshold:g}: {longest} of {falsifier.consecutive} records"
     if falsifier.aggregation == "mean":
-        return f"mean: {closest:.4g}"
-    return f"{'largest' if falsifier.op.startswith('>') else 'smallest'} value: {closest:.4g}"
+        return f"mean{f' {falsifier.relative}' if falsifier.relative else ''}: {closest:.4g}"
+    return f"{'largest' if falsifier.op.startswith('>') else 'smallest'} {falsifier.noun}: {closest:.4g}"

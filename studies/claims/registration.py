@@ -74,8 +74,10 @@ def content_of(study: Study, profile: str, overrides: Mapping[str, Any]) -> dict
         "hypotheses": {part.name: part.model_dump(mode="json", exclude={"name"}) for part in study.hypotheses},
         "falsifiers": {
             claim.name: {
-                **claim.model_dump(mode="json", exclude={"name"}),
-                "speaks_of": [arm for arm in arms if claim.applies_to(arm)],
+                # Without what it leaves open: a claim has the digest that it had before there were such keys.
+                **claim.model_dump(mode="json", exclude={"name"}, exclude_none=True),
+                "speaks_of": [arm for arm in arms if claim.applies_to(arm, study.baseline)],
+                **({"baseline": study.baseline} if claim.relative_to else {}),
             }
             for claim in study.falsifiers
         },

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from pipeline.errors import Gone
+from pipeline.errors import Damaged, Gone
 from pipeline.run.layout import StudyFolder, TrialRecord
 from pipeline.run.store import file_of
+from studies.claims.evaluations import judge
 from studies.claims.falsifiers import Verdict, evaluate, untested
+from studies.claims.prompts import evaluation, reads_prompts
+from studies.claims.relative import Trajectory, compare
 from studies.definition.design import Planned
-from studies.definition.schema import Falsifier, Study
+from studies.definition.falsifier import Falsifier
+from studies.definition.schema import Study
 from studies.definition.search import SEARCH
 
 
@@ -17,15 +21,17 @@ def verdicts(study: Study, folder: StudyFolder, plan: Sequence[Planned], *, miss
     """One verdict per falsifier, arm it speaks of, and seed, in that order.
 
     A record of another configuration than the cell's (an edited study, other ``--set`` values) is no evidence.
-    Raises `Damaged` for a record or a series that is not what was written, and `Gone` for a series that is no longer in
-    the store; with `missing_ok` the latter is NOT TESTED.
+    Raises `Damaged` for a record or a series that is not what was written, and `Gone` for a series or an evaluation
+    that is no longer in the store; with `missing_ok` the latter is NOT TESTED.
     """
-    result = []
-    for falsifier in study.falsifiers:
-        for arm in study.arm_overrides():
-            if falsifier.applies_to(arm):
-                result += [_verdict(falsifier, folder, cell, missing_ok) for cell in plan if cell.arm == arm]
-    return result
+    return [
+        _verdict(study, falsifier, folder, plan, cell, missing_ok)
+        for falsifier in study.falsifiers
+        for arm in study.arm_overrides()
+        if falsifier.applies_to(arm, study.baseline)
+        for cell in plan
+        if cell.arm == arm
+    ]
 
 
 def read_series(folder: StudyFolder, record: TrialRecord, metric: str) -> list[tuple[int, float]]:
@@ -48,41 +54,118 @@ def read_series(folder: StudyFolder, record: TrialRecord, metric: str) -> list[t
     ]
 
 
-def of_record(study: Study, folder: StudyFolder, record: TrialRecord) -> list[Verdict]:
-    """What every falsifier that speaks of a trial's arm says about its record, whatever configuration it is of."""
-    return [_of_record(falsifier, folder, record) for falsifier in claims_on(study, record.arm)]
+def of_record(study: Study, folder: StudyFolder, record: TrialRecord, plan: Sequence[Planned] = ()) -> list[Verdict]:
+    """What every falsifier that speaks of a trial's arm says about its record, whatever configuration it is of.
+
+    What is relative to the baseline is judged against the baseline's trial in `plan`, once that has ended; it is NOT
+    TESTED while results of the two are lost or damaged, since the study may be about to build them again. Of all other
+    claims, raises `Damaged`, and `Gone` for a series that is no longer in the store.
+    """
+    return [
+        _against_baseline(study, falsifier, folder, record, plan)
+        if falsifier.relative_to
+        else judge_record(falsifier, folder, record, missing_ok=falsifier.evaluated)
+        for falsifier in claims_on(study, record.arm)
+    ]
 
 
 def evidence(study: Study, folder: StudyFolder, plan: Sequence[Planned]) -> list[TrialRecord]:
-    """The records that `verdicts` judges."""
-    recorded = [(cell, folder.record(cell.arm, cell.seed)) for cell in plan if claims_on(study, cell.arm)]
+    """The records that `verdicts` judges, and those of the baseline that they are compared with."""
+    compared = any(falsifier.relative_to for falsifier in study.falsifiers)
+    judged = [cell for cell in plan if claims_on(study, cell.arm) or (compared and cell.arm == study.baseline)]
+    recorded = [(cell, folder.record(cell.arm, cell.seed)) for cell in judged]
     return [record for cell, record in recorded if record is not None and record.config_digest == cell.digest]
+
+
+def stages_read(falsifiers: Iterable[Falsifier]) -> list[str]:
+    """The stages whose results the verdicts on these claims are read from, beside the records."""
+    given = list(falsifiers)
+    series, prompts = any(not one.evaluated for one in given), any(reads_prompts(one) for one in given)
+    return ["train"] * series + ["evaluate"] * prompts
 
 
 def claims_on(study: Study, arm: str) -> list[Falsifier]:
     """The falsifiers that speak of an arm. None speaks of a search's trials: they look for what to claim."""
     if study.search is not None and arm.startswith(SEARCH):
         return []
-    return [falsifier for falsifier in study.falsifiers if falsifier.applies_to(arm)]
+    return [falsifier for falsifier in study.falsifiers if falsifier.applies_to(arm, study.baseline)]
 
 
-def _verdict(falsifier: Falsifier, folder: StudyFolder, cell: Planned, missing_ok: bool) -> Verdict:
+def partner(study: Study, folder: StudyFolder, plan: Sequence[Planned], seed: int) -> TrialRecord | str:
+    """The record of the baseline's trial with a seed, as it is configured now; or in words why there is none."""
+    cell = next((cell for cell in plan if (cell.arm, cell.seed) == (study.baseline, seed)), None)
+    record = folder.record(cell.arm, cell.seed) if cell else None
+    if cell is None or record is None:
+        return f"the baseline has no record with seed {seed}"
+    if record.config_digest != cell.digest:
+        return f"the baseline's record with seed {seed} is of another configuration; run the study again"
+    return f"the baseline's trial failed: {record.reason}" if record.status == "failed" else record
+
+
+def judge_record(
+    falsifier: Falsifier,
+    folder: StudyFolder,
+    record: TrialRecord,
+    base: TrialRecord | str | None = None,
+    *,
+    missing_ok: bool = False,
+) -> Verdict:
+    """What a falsifier says about one record; `base`: the baseline's with the same seed, or why there is none, of a
+    claim that is relative to it. Raises `Damaged`, and `Gone` unless `missing_ok`."""
+    if isinstance(base, str):
+        return untested(falsifier, record.arm, record.seed, base)
+    try:
+        of_metric = _of_evaluation if falsifier.evaluated else _of_series
+        return of_metric(falsifier, folder, record, base)
+    except Gone as error:
+        if not missing_ok:
+            raise
+        return untested(falsifier, record.arm, record.seed, str(error))
+
+
+def _against_baseline(
+    study: Study, falsifier: Falsifier, folder: StudyFolder, record: TrialRecord, plan: Sequence[Planned]
+) -> Verdict:
+    try:
+        return judge_record(falsifier, folder, record, partner(study, folder, plan, record.seed))
+    except Damaged as error:
+        return untested(falsifier, record.arm, record.seed, str(error))
+
+
+def _verdict(
+    study: Study,
+    falsifier: Falsifier,
+    folder: StudyFolder,
+    plan: Sequence[Planned],
+    cell: Planned,
+    missing_ok: bool,
+) -> Verdict:
     record = folder.record(cell.arm, cell.seed)
     if record is None:
         return untested(falsifier, cell.arm, cell.seed, "no record; the trial has not run")
     if record.config_digest != cell.digest:
         return untested(falsifier, cell.arm, cell.seed, "the record is of another configuration; run the study again")
-    try:
-        return _of_record(falsifier, folder, record)
-    except Gone as error:
-        if not missing_ok:
-            raise
-        return untested(falsifier, cell.arm, cell.seed, str(error))
+    base = partner(study, folder, plan, cell.seed) if falsifier.relative_to else None
+    return judge_record(falsifier, folder, record, base, missing_ok=missing_ok)
 
 
-def _of_record(falsifier: Falsifier, folder: StudyFolder, record: TrialRecord) -> Verdict:
+def _of_series(falsifier: Falsifier, folder: StudyFolder, record: TrialRecord, base: TrialRecord | None) -> Verdict:
     series = read_series(folder, record, falsifier.metric)
     if not series and record.status == "failed":
         return untested(falsifier, record.arm, record.seed, f"the trial failed: {record.reason}")
     run = record.stages["train"].key if "train" in record.stages else None
-    return evaluate(falsifier, series, record.steps, arm=record.arm, seed=record.seed, run=run)
+    if base is None:
+        return evaluate(falsifier, series, record.steps, arm=record.arm, seed=record.seed, run=run)
+    theirs = Trajectory(read_series(folder, base, falsifier.metric), base.steps)
+    return compare(falsifier, Trajectory(series, record.steps), theirs, arm=record.arm, seed=record.seed, run=run)
+
+
+def _of_evaluation(falsifier: Falsifier, folder: StudyFolder, record: TrialRecord, base: TrialRecord | None) -> Verdict:
+    own = evaluation(falsifier, folder, record)
+    if isinstance(own, str):
+        return untested(falsifier, record.arm, record.seed, own)
+    theirs = evaluation(falsifier, folder, base) if base is not None else None
+    if isinstance(theirs, str):
+        return untested(falsifier, record.arm, record.seed, f"of the baseline, {theirs}")
+    run = record.stages["evaluate"].key if "evaluate" in record.stages else None
+    return judge(falsifier, own, theirs, arm=record.arm, seed=record.seed, run=run)

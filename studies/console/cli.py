@@ -156,7 +156,7 @@ def falsify(
     from pipeline.run.lost import refuse_lost
     from studies.claims.badges import standing
     from studies.claims.falsifiers import exit_code, overall
-    from studies.claims.verdicts import evidence, verdicts
+    from studies.claims.verdicts import evidence, stages_read, verdicts
     from studies.console.summary import print_hypotheses, print_verdicts
     from studies.definition.design import planned
     from studies.definition.schema import load_study
@@ -169,7 +169,8 @@ def falsify(
     overrides = parse_set(settings) if settings else started.get("overrides", {})
     claims = standing(raw, folder, profile or raw.profile, overrides)
     plan = planned(chosen, profile, overrides)
-    refuse_lost(folder, evidence(chosen, folder, plan), ("train",), without_missing=without_missing)
+    read = stages_read(chosen.falsifiers)
+    refuse_lost(folder, evidence(chosen, folder, plan), read, without_missing=without_missing)
     judged = verdicts(chosen, folder, plan, missing_ok=without_missing)
     found = _judge(folder, raw) if _judge and raw.hypotheses and started else {}
     outcome = overall(judged)
@@ -262,6 +263,7 @@ def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = No
             environment,
             lambda message: console.print(Text(message, "yellow"), soft_wrap=True),
         )
+        sinks.plan = plan
         complete = sinks.sync(records)
         sinks.close("complete", verdicts(compared, folder, plan))
     if not complete:

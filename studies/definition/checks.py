@@ -22,8 +22,9 @@ from pipeline.errors import UserError
 from pipeline.run.layout import safe
 from pipeline.run.metrics import METRICS, known, metric
 from studies.definition.arms import BASELINE
+from studies.definition.falsifier import EVALUATION, EXACT_KL, Falsifier, mismatches
 from studies.definition.replicates import SEED_KEY, kept_apart
-from studies.definition.schema import EXACT_KL, FIGURES, IMPORTED, STOP_KEY, Study
+from studies.definition.schema import FIGURES, IMPORTED, STOP_KEY, Study
 
 CONFIRM = "confirm-"
 """Followed by a rank: the arms of a confirmation."""
@@ -49,7 +50,7 @@ def check(study: Study) -> list[ConfigFault]:
         return [
             *faults,
             *_names(study),
-            *_metric(study.objective.metric, ("objective", "metric"), None),
+            *_metric(study.objective.metric, ("objective", "metric")),
             *_methods(study),
             *_claims(study),
         ]
@@ -74,11 +75,11 @@ def check_names(content: Mapping[str, Any]) -> list[ConfigFault]:
     claims = content.get("falsifiers")
     for index, claim in enumerate(claims if isinstance(claims, list) else []):
         name = _mapping(claim).get("metric")
-        faults += _metric(name, ("falsifiers", index, "metric"), False) if isinstance(name, str) else []
+        faults += _metric(name, ("falsifiers", index, "metric")) if isinstance(name, str) else []
     parts = content.get("hypotheses")
     for index, part in enumerate(parts if isinstance(parts, list) else []):
         name = _mapping(part).get("metric")
-        faults += _metric(name, ("hypotheses", index, "metric"), None) if isinstance(name, str) else []
+        faults += _metric(name, ("hypotheses", index, "metric")) if isinstance(name, str) else []
     arms = list(map(str, _mapping(content.get("arms"))))
     if arms:
         faults += _baseline(str(content["baseline"]), arms) if "baseline" in content else []
@@ -314,20 +315,16 @@ def _aims(study: Study) -> Iterator[ConfigFault]:
             yield from _metric(constraint.metric, ("search", "constraints", index, "metric"), True)
 
 
-def _metric(name: str, where: Where, evaluated: bool | None) -> Iterator[ConfigFault]:
-    """A metric of the evaluation, or else a series; None: either."""
+def _metric(name: str, where: Where, evaluated: bool = False) -> Iterator[ConfigFault]:
+    """A metric of the list; `evaluated`: one of the evaluation, no series."""
     key = ".".join(map(str, where))
-    listed = [
-        metric_name for metric_name in METRICS if evaluated is None or metric_name.startswith("eval/") == evaluated
-    ]
+    listed = [metric_name for metric_name in METRICS if not evaluated or metric_name.startswith(EVALUATION)]
     if not known(name):
         same = meant(name.rpartition("/")[2], listed, "/")
         hint = f"; did you mean '{same[0]}'?" if same else nearest(name, listed)
         yield ConfigFault(where, f"{key}: no metric '{name}'{hint}")
-    elif evaluated is True and not metric(name).key.startswith("eval/"):
+    elif evaluated and not metric(name).key.startswith(EVALUATION):
         yield ConfigFault(where, f"{key} '{name}' is a series; name a metric of the evaluation (eval/...)")
-    elif evaluated is False and metric(name).key.startswith("eval/"):
-        yield ConfigFault(where, f"{key}: '{name}' is measured once, after training; name a series that has steps")
 
 
 def _hypotheses(study: Study, arms: Sequence[str]) -> Iterator[ConfigFault]:
@@ -338,7 +335,7 @@ def _hypotheses(study: Study, arms: Sequence[str]) -> Iterator[ConfigFault]:
             text = f"{where}.name: '{hypothesis.name}' is the name of two claims"
             yield ConfigFault(("hypotheses", index, "name"), text)
         names.append(hypothesis.name)
-        yield from _metric(hypothesis.metric, ("hypotheses", index, "metric"), None)
+        yield from _metric(hypothesis.metric, ("hypotheses", index, "metric"))
         key = "order" if hypothesis.order else "contrast"
         for arm in hypothesis.arms:
             if arm not in arms:
@@ -358,6 +355,14 @@ def _patterns(index: int, patterns: Iterable[str], arms: Sequence[str]) -> Itera
         if not any(fnmatchcase(arm, pattern) for arm in arms):
             hint = f"no arm is named '{pattern}'{nearest(pattern, arms)}; arms: {', '.join(arms)}"
             yield ConfigFault(("falsifiers", index, "arms"), f"falsifiers.{index}.arms: {hint}")
+
+
+def _compared(index: int, falsifier: Falsifier, baseline: str, arms: Sequence[str]) -> Iterator[ConfigFault]:
+    """Of a falsifier that is relative to the baseline: an arm beside the baseline."""
+    named = [arm for arm in arms if any(fnmatchcase(arm, pattern) for pattern in falsifier.arms)]
+    if named == [baseline] and falsifier.relative_to:
+        text = f"only the baseline '{baseline}' is named, and it is not compared with itself; name another arm"
+        yield ConfigFault(("falsifiers", index, "arms"), f"falsifiers.{index}.arms: {text}")
 
 
 def _methods(study: Study) -> Iterator[ConfigFault]:
@@ -393,11 +398,14 @@ def _claims(study: Study) -> Iterator[ConfigFault]:
             yield ConfigFault(
                 ("falsifiers", index, "name"), f"{where}.name: '{falsifier.name}' is the name of two falsifiers"
             )
-        yield from _metric(falsifier.metric, ("falsifiers", index, "metric"), False)
+        yield from _metric(falsifier.metric, ("falsifiers", index, "metric"))
+        for key, text in mismatches(falsifier):
+            yield ConfigFault(("falsifiers", index, key), f"{where}.{key}: {text}")
         if study.kind == IMPORTED and "metric" not in falsifier.model_fields_set:
             hint = f"the default, {EXACT_KL}, is rarely in logs of other programs; name a series that they hold"
             yield ConfigFault(("falsifiers", index), f"{where}.metric: is missing; {hint}")
         yield from _patterns(index, falsifier.arms, arms)
+        yield from _compared(index, falsifier, study.baseline, arms)
     for index, name in enumerate(study.figures or ()):
         if name not in FIGURES:
             hint = nearest(name, FIGURES)

@@ -70,10 +70,12 @@ def study_schema() -> dict[str, Any]:
     parts["Dimension"]["oneOf"] = [{"required": ["low", "high"]}, {"required": ["values"]}]
     parts["Constraint"]["oneOf"] = [{"required": ["max"]}, {"required": ["min"]}]
     parts["Evaluation"], parts["Series"] = _metrics(evaluated=True), _metrics(evaluated=False)
-    for part, kind in (("Objective", "Evaluation"), ("Constraint", "Evaluation"), ("Falsifier", "Series")):
-        parts[part]["properties"]["metric"] |= {"$ref": f"#/$defs/{kind}"}
+    for part in ("Objective", "Constraint"):
+        parts[part]["properties"]["metric"] |= {"$ref": "#/$defs/Evaluation"}
+    for part in ("Hypothesis", "Falsifier"):
+        parts[part]["properties"]["metric"]["anyOf"] = [{"$ref": "#/$defs/Evaluation"}, {"$ref": "#/$defs/Series"}]
+    _forms(parts["Falsifier"])
     hypothesis = parts["Hypothesis"]
-    hypothesis["properties"]["metric"]["anyOf"] = [{"$ref": "#/$defs/Evaluation"}, {"$ref": "#/$defs/Series"}]
     weights = hypothesis["properties"]["contrast"]
     words = {"description": weights.pop("description")}
     hypothesis["properties"]["contrast"] = {**words, "anyOf": [{"type": "string"}, weights]}
@@ -84,6 +86,23 @@ def study_schema() -> dict[str, Any]:
         "title": "Study",
         "description": _line(Study.__doc__),
     }
+
+
+def _forms(falsifier: dict[str, Any]) -> None:
+    """A falsifier speaks of a series before a step, or of an evaluation, which has none."""
+    words = falsifier["properties"]["relative_to"]["description"]
+    falsifier["properties"]["relative_to"] = {"type": "string", "enum": ["baseline"], "description": words}
+    series = {"metric": {"$ref": "#/$defs/Series"}, "bound": {"type": "null"}}
+    once = {
+        "metric": {"$ref": "#/$defs/Evaluation"},
+        "before_step": {"type": "null"},
+        "aggregation": {"enum": ["any"]},
+        "stop": {"enum": [False]},
+    }
+    falsifier["oneOf"] = [
+        {"required": ["before_step"], "properties": series},
+        {"required": ["metric"], "properties": once},
+    ]
 
 
 def _knobs() -> Iterator[tuple[str, dict[str, Any]]]:

@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline.config.base import Positive, Section
+from pipeline.config.base import Section
 from pipeline.config.loading import dotted_keys, load_config
 from pipeline.config.messages import ConfigFault, validated
 from pipeline.config.names import WORDS, meant, meant_key, nearest
 from pipeline.config.presets import NAME, SHORT, spelt
-from pipeline.config.train import StopRule
 from pipeline.config.yaml_files import read_yaml
 from pipeline.errors import UserError
 from pipeline.run.layout import SAFE_NAME, safe
 from studies.definition.arms import BASELINE, arm_name, of_factors, of_grid, short_names
+from studies.definition.falsifier import Falsifier, Text
 from studies.definition.hypotheses import Hypothesis
 from studies.definition.replicates import PER_CHAIN, SEED_KEY, Link, Replicate, Trainings, replicates
-from studies.definition.space import Constraint, Finite, Objective, Search, Seed, several
+from studies.definition.space import Constraint, Objective, Search, Seed, several
 
 STUDIES = Path(__file__).parents[1]
 STOP_KEY = "train.stop"
@@ -37,9 +36,6 @@ DERIVED = ("name", "source", "confirms")
 
 Kind = Literal["arms", "grid", "factors", "search", "imported"]
 KINDS: tuple[Kind, ...] = ("arms", "grid", "factors", "search", "imported")
-EXACT_KL = "objective/kl_exact_per_token"
-"""What falsifiers speak of by default: the k1 estimate of a small KL is mostly noise, and a single record of it can
-refute a claim that the policy keeps."""
 IMPORTED: Kind = "imported"
 """The kind of a study whose trials other programs ran, and what stands in the place of its profile."""
 FIGURES = (
@@ -47,76 +43,6 @@ FIGURES = (
     "pareto", "importance", "cost",
 )  # fmt: skip
 """What a study can list under `figures`; `reports.figures.registry` draws them."""
-Text = Annotated[str, Field(min_length=1)]
-
-
-class Consecutive(Section):
-    """An aggregation: this many successive records must all break the claim."""
-
-    consecutive: Positive
-
-
-class Falsifier(Section):
-    """A claim, and the observation that would refute it: ``metric op threshold`` before a gradient step."""
-
-    name: Text
-    claim: Text
-    metric: str = Field(
-        EXACT_KL, description="the series that is watched; default: the exact KL per token to the reference"
-    )
-    op: Literal[">", ">=", "<", "<="]
-    threshold: Finite
-    before_step: Positive = Field(description="records with step < before_step count")
-    aggregation: Literal["any", "mean"] | Consecutive = "any"
-    arms: tuple[str, ...] = Field(("*",), min_length=1, description="patterns over arm names, as in a shell")
-    stop: bool = Field(
-        False, description="end a trial as `pruned` as soon as it refutes the claim; it is evaluated as it then is"
-    )
-
-    @field_validator("aggregation", mode="before")
-    @classmethod
-    def _known_aggregation(cls, value: Any) -> Any:
-        if value in ("any", "mean") or isinstance(value, Consecutive):
-            return value
-        count = value.get("consecutive") if isinstance(value, dict) and len(value) == 1 else None
-        if isinstance(count, int) and not isinstance(count, bool) and count > 0:
-            return value
-        raise ValueError(f"{value!r} is not an aggregation; write any, mean or {{consecutive: N}} with N at least 1")
-
-    @model_validator(mode="after")
-    def _coherent(self) -> Self:
-        if self.stop and self.aggregation == "mean":
-            raise ValueError(
-                "stop: a mean is known only when all its records are; use any or {consecutive: N}, or remove stop"
-            )
-        return self
-
-    @property
-    def consecutive(self) -> int:
-        """Successive records that must break the claim; 1 for `any`."""
-        return self.aggregation.consecutive if isinstance(self.aggregation, Consecutive) else 1
-
-    @property
-    def rule(self) -> StopRule:
-        """What ends a trial that refutes the claim."""
-        return StopRule(
-            metric=self.metric,
-            op=self.op,
-            threshold=self.threshold,
-            consecutive=self.consecutive,
-            before_step=self.before_step,
-        )
-
-    def applies_to(self, arm: str) -> bool:
-        """Whether the claim speaks of this arm."""
-        return any(fnmatchcase(arm, pattern) for pattern in self.arms)
-
-    @property
-    def condition(self) -> str:
-        """What would refute the claim, for people."""
-        how = {"any": "", "mean": "mean of "}.get(self.aggregation) if isinstance(self.aggregation, str) else ""
-        often = f" {self.aggregation.consecutive} times in a row" if isinstance(self.aggregation, Consecutive) else ""
-        return f"{how}{self.metric} {self.op} {self.threshold:g}{often} before step {self.before_step}"
 
 
 class Confirmation(Section):
@@ -312,7 +238,7 @@ class Study(Section):
         return [
             falsifier.rule.model_dump(mode="json")
             for falsifier in self.falsifiers
-            if falsifier.stop and falsifier.applies_to(arm)
+            if falsifier.stop and falsifier.applies_to(arm, self.baseline)
         ]
 
     def arm_overrides(self) -> dict[str, dict[str, Any]]:

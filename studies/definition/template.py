@@ -124,7 +124,8 @@ search:
 _TAIL = """
 objective: {{metric: eval/win_rate, direction: maximize}}
 
-# Claims, each with the observation that would refute it: metric op threshold, before a gradient step.
+# Claims, each with the observation that would refute it in a trial: metric op threshold. Of a series, such as this one,
+# records before a gradient step count.
 falsifiers:
   - name: drift
     claim: the policy stays within 0.5 nats per token of the reference for its first 2,000 gradient steps
@@ -135,6 +136,21 @@ falsifiers:
     aggregation: {{consecutive: 3}}   # any | mean | {{consecutive: N}}, N records in a row
     arms: ["*"]                     # patterns, as in a shell
     # stop: true                    # end a trial as soon as it refutes the claim
+  # A difference to the baseline's trial of the same seed, at the same step (`relative: ratio` divides instead):
+  # - name: drifts_no_further
+  #   claim: no arm is more than 0.05 nats per token further from the reference than the baseline
+  #   op: ">"
+  #   threshold: 0.05
+  #   before_step: 2000
+  #   aggregation: {{consecutive: 3}}
+  #   relative_to: baseline
+  # The evaluation, which has no steps; `bound` takes an end of the 95 % interval over the trial's prompts:
+  # - name: wins
+  #   claim: every trial wins at least 70 % of the comparisons
+  #   metric: eval/win_rate
+  #   op: "<"
+  #   threshold: 0.7
+  #   bound: low
 """
 
 

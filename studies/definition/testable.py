@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from pipeline.config.presets import ADVANTAGES
 from pipeline.config.trial import TrialConfig
 from studies.definition.design import Cell
+from studies.definition.falsifier import Falsifier
 from studies.definition.hypotheses import Hypothesis
-from studies.definition.schema import Falsifier, Study
+from studies.definition.schema import Study
 
 SEEDS = 2
 """Least number of seeds that says how much seeds differ, and so whether a hypothesis holds on others."""
@@ -41,9 +43,7 @@ ONLY_WITH: dict[str, tuple[str, Callable[[TrialConfig], bool]]] = {
 def untestable(study: Study, plan: Sequence[Cell]) -> list[str]:
     """One line for each claim that some of the trials cannot decide, with their arms and the reason."""
     return [line for part in study.hypotheses if (line := _of_hypothesis(part, study, plan))] + [
-        line
-        for claim in study.falsifiers
-        for line in _of_claim(claim, [cell for cell in plan if claim.applies_to(cell.arm)])
+        line for claim in study.falsifiers for line in _of_claim(claim, study.baseline, plan)
     ]
 
 
@@ -67,36 +67,57 @@ def _of_hypothesis(part: Hypothesis, study: Study, plan: Sequence[Cell]) -> str 
     return None
 
 
-def _of_claim(claim: Falsifier, cells: Sequence[Cell]) -> list[str]:
+def _of_claim(claim: Falsifier, baseline: str, plan: Sequence[Cell]) -> list[str]:
+    cells = [cell for cell in plan if claim.applies_to(cell.arm, baseline)]
+    base = next((cell for cell in plan if cell.arm == baseline), None) if claim.relative_to else None
     lines = []
+    if claim.relative_to and baseline in claim.arms:
+        lines.append(
+            f"claim {claim.name} does not speak of {baseline}: it is the baseline that others are compared with"
+        )
+    if base is not None and (key := needs(claim.metric, base.config)):
+        lines.append(
+            f"claim {claim.name} cannot be tested: the baseline {baseline} records {claim.metric} only with {key}"
+        )
     silent = [cell for cell in cells if needs(claim.metric, cell.config)]
     if silent:
         key = needs(claim.metric, silent[0].config)
         lines.append(
             f"claim {claim.name} cannot be tested{_on(silent, cells)}: {claim.metric} is recorded only with {key}"
         )
-    short = [cell for cell in cells if cell.steps < claim.before_step and cell not in silent]
+    tested = [cell for cell in cells if cell not in silent]
+    return lines if claim.evaluated else [*lines, *_too_short(claim, tested, base, cells)]
+
+
+def _too_short(claim: Falsifier, tested: Sequence[Cell], base: Cell | None, cells: Sequence[Cell]) -> list[str]:
+    """Trials that take too few steps for the claim, or record too little before its step."""
+    lines = []
+    beside = [base] if base is not None else []
+    taken = [(cell, min(one.steps for one in (cell, *beside))) for cell in tested]
+    short = [cell for cell, steps in taken if steps < claim.horizon]
     if short:
         fate = "be tested" if claim.aggregation == "mean" else "survive"
-        steps = " or ".join(f"{step:,}" for step in sorted({cell.steps for cell in short}))
-        covers = f"it covers the first {claim.before_step:,} gradient steps, but train.steps is {steps}"
+        planned = " or ".join(f"{step:,}" for step in sorted({steps for _, steps in taken if steps < claim.horizon}))
+        covers = f"it covers the first {claim.horizon:,} gradient steps, but train.steps is {planned}"
         lines.append(f"claim {claim.name} cannot {fate}{_on(short, cells)}: {covers}")
-    few = [cell for cell in cells if records_before(claim, cell.config) < claim.consecutive and cell not in silent]
+    counts = [(cell, records_before(claim, cell.config, *(one.config for one in beside))) for cell in tested]
+    few = [cell for cell, count in counts if count < claim.consecutive]
     if few:
-        most = max(records_before(claim, cell.config) for cell in few)
+        most = max(count for _, count in counts if count < claim.consecutive)
         needed = (
             f"{claim.consecutive} records in a row would refute it, and at most {most} come before step"
-            f" {claim.before_step:,}"
+            f" {claim.horizon:,}"
         )
         lines.append(f"claim {claim.name} cannot be tested{_on(few, cells)}: {needed}")
     return lines
 
 
-def records_before(claim: Falsifier, config: TrialConfig) -> int:
-    """How many records of its series a claim can count on at most: of a rollout one an update, of the losses one a
-    gradient step."""
-    steps = min(claim.before_step, config.train.steps)
-    return -(-steps // config.train.steps_per_update) if claim.metric.startswith(("objective/", "reward/")) else steps
+def records_before(claim: Falsifier, *configs: TrialConfig) -> int:
+    """How many records of its series a claim can count on at most, in trials of all these configurations at the same
+    steps: of a rollout one an update, of the losses one a gradient step."""
+    steps = min(claim.horizon, *(config.train.steps for config in configs))
+    rolled = claim.metric.startswith(("objective/", "reward/"))
+    return -(-steps // math.lcm(*(config.train.steps_per_update for config in configs))) if rolled else steps
 
 
 def _on(concerned: Sequence[Cell], cells: Sequence[Cell]) -> str:

@@ -115,9 +115,11 @@ class Display:
             self._message(row, event)
 
     def fallen(self, job: Job, verdicts: Sequence[Verdict]) -> None:
-        """Claims that a trial has just refuted."""
-        row = self._rows.setdefault((job.number, job.label), JobRow(job))
+        """Claims that a trial has just refuted; those of other trials go to the rows of these."""
+        own = self._rows.setdefault((job.number, job.label), JobRow(job))
         for one in verdicts:
+            of_trial = (row for row in self._rows.values() if row.job.label == f"{one.arm} seed {one.seed}")
+            row = next(of_trial, own)
             row.fallen.append(one.name if one.step is None else f"{one.name} {one.step}")
             self.line(f"{one.arm} seed {one.seed}: claim {one.name} FALSIFIED, {one.reason}", "red")
 

@@ -39,7 +39,7 @@ from pipeline.run.store import Artifact
 from studies.claims.falsifiers import Verdict
 from studies.claims.live import LiveVerdicts
 from studies.claims.registration import content_of, is_registered, note, register
-from studies.claims.verdicts import claims_on, of_record, verdicts
+from studies.claims.verdicts import claims_on, of_record, partner, read_series, verdicts
 from studies.definition.design import Cell, cautions, cells
 from studies.definition.replicates import LINKS, Replicate, chain_of, seeded
 from studies.definition.schema import Study
@@ -102,7 +102,7 @@ class _Run:
     display: Display
     sinks: StudySinks
     interim: Interim
-    live: LiveVerdicts = field(default_factory=LiveVerdicts)
+    live: LiveVerdicts
     tickets: dict[int, Ticket] = field(default_factory=dict)
     waiting: list[Ticket] = field(default_factory=list)
     """Asked for, and waiting for what they share with others to be built."""
@@ -165,14 +165,18 @@ def run_study(
         repair(folder, lambda message: display.line(message, "yellow"))
         sinks = StudySinks(study, chosen, layout, folder, environment, lambda message: display.line(message, "yellow"))
         looks = Interim(interim, [str(folder.path)], lambda text: display.line(text, "bold"))
-        run = _Run(study, chosen, overrides, layout, folder, plan, executor, trials, module, display, sinks, looks)
+        live = LiveVerdicts(study.baseline)
+        run = _Run(
+            study, chosen, overrides, layout, folder, plan, executor, trials, module, display, sinks, looks, live
+        )
+        sinks.plan = plan
         _register(run, environment)
         _write_study(run, environment)
         status, report, judged = "interrupted", None, list[Verdict]()
         try:
             searched = _run_search(run, jobs) if study.search else []
             compared = confirmation(study, folder)
-            run.plan = cells(compared, profile, overrides)
+            run.plan = sinks.plan = cells(compared, profile, overrides)
             display.total = trial_count(study) if study.search is None else study.search.trials + len(run.plan)
             finished = [cell for cell in run.plan if _finished_record(run, cell)]
             display.recorded(
@@ -446,12 +450,40 @@ def _on_event(run: _Run, plan: Plan, event: Event) -> None:
     elif isinstance(event, Finished):
         record = _record(run, ticket.cell, event.outcome)
         _write_record(run, record)
-        run.display.fallen(event.job, run.live.news(of_record(run.study, run.folder, record)))
+        _tell_fallen(run, event.job, record)
         _tell(run, plan, ticket, record)
         run.sinks.finish(record)
         _look(run, ticket.cell)
     else:
         _on_crash(run, plan, ticket, event)
+
+
+def _tell_fallen(run: _Run, job: Job, record: TrialRecord) -> None:
+    """Claims that a trial has refuted by its end. The end of the baseline's trial also decides claims that are relative
+    to it, on trials that ended before."""
+    fallen = of_record(run.study, run.folder, record, run.plan)
+    relative = {one.name for one in run.study.falsifiers if one.relative_to}
+    if record.arm == run.study.baseline and relative:
+        _tell_baseline(run, record.seed)
+        others = [cell for cell in run.plan if cell.seed == record.seed and cell.arm != record.arm]
+        for other in current_records(run.folder, others):
+            waited = of_record(run.study, run.folder, other, run.plan)
+            fallen += [verdict for verdict in waited if verdict.name in relative]
+    run.display.fallen(job, run.live.news(fallen))
+
+
+def _tell_baseline(run: _Run, seed: int) -> None:
+    """Let running trials be compared with the baseline's series of a seed, once its trial has ended."""
+    record = partner(run.study, run.folder, run.plan, seed) if _compared_metrics(run.study) else ""
+    if not isinstance(record, str):
+        with suppress(Damaged):  # its trial runs again
+            series = {metric: read_series(run.folder, record, metric) for metric in _compared_metrics(run.study)}
+            run.live.baseline_ended(seed, series)
+
+
+def _compared_metrics(study: Study) -> list[str]:
+    """Series in which other arms are compared with the baseline."""
+    return [one.metric for one in study.falsifiers if one.relative_to and not one.evaluated]
 
 
 def _look(run: _Run, cell: Cell) -> None:
@@ -469,7 +501,10 @@ def _on_message(run: _Run, cell: Cell, message: Message) -> None:
     if message.kind == "follow":
         path: Path = message.args[0]
         run.sinks.follow(cell.arm, cell.seed, cell.config, path)
-        run.live.follow(cell.arm, cell.seed, path, claims_on(run.study, cell.arm))
+        compared = _compared_metrics(run.study) if cell.arm == run.study.baseline else ()
+        run.live.follow(cell.arm, cell.seed, path, claims_on(run.study, cell.arm), compared)
+        if cell.arm != run.study.baseline:
+            _tell_baseline(run, cell.seed)
     elif message.kind == "progress":
         run.display.fallen(message.job, run.live.poll(cell.arm, cell.seed))
 

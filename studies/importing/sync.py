@@ -17,6 +17,7 @@ def send(done: Imported, layout: Layout, warn: Callable[[str], None]) -> bool:
     """Tell MLflow what it does not know; False when it was away, and `ablate sync` makes up for it."""
     with only_driver(done.folder, done.study.name):
         sinks = StudySinks(done.study, IMPORTED, layout, done.folder, done.records[0].environment, warn)
+        sinks.plan = planned(done.study)
         complete = sinks.sync(done.records)
-        sinks.close("complete", verdicts(done.study, done.folder, planned(done.study)))
+        sinks.close("complete", verdicts(done.study, done.folder, sinks.plan))
     return complete

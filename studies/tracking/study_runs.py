@@ -20,6 +20,7 @@ from pipeline.run.store import file_of
 from studies.claims.badges import standing
 from studies.claims.falsifiers import Verdict, overall, tally
 from studies.claims.verdicts import of_record
+from studies.definition.design import Planned
 from studies.definition.schema import IMPORTED, Study
 from studies.definition.search import SEARCH, violations
 from studies.tracking import describe
@@ -50,6 +51,8 @@ class StudySinks:
         self._warn_once = _Once(warn)
         self._opening: threading.Thread | None = None
         self._parent_id: str | None = None
+        self.plan: Sequence[Planned] = ()
+        """The trials of the study as it is now; what is relative to the baseline is judged by its trials among them."""
         self.metrics_sent = 0
         """Metrics that `finish` sent, apart from those sent while following."""
         self._running: dict[tuple[str, int], MlflowSink] = {}
@@ -89,7 +92,7 @@ class StudySinks:
         sink = self._running.pop((record.arm, record.seed), None)
         key = record.stages["train"].key if "train" in record.stages else "none"
         sink = sink or self._trial_sink(record.arm, record.seed, record.config, key, record.environment)
-        verdicts = of_record(self._study, self._folder, record)
+        verdicts = of_record(self._study, self._folder, record, self.plan)
         tags = self._ending_tags(record) | {
             _key("falsifier.", verdict.name): f"{verdict.outcome}: {verdict.reason}" for verdict in verdicts
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,8 @@ from reports.statistics.two_level import Estimate
 from reports.text.answer import Answer, answer, claim_sentence
 from reports.text.drift import at_equal_drift
 from reports.text.words import percent
+from studies.definition.falsifier import Falsifier
 from studies.definition.importance import Importances
-from studies.definition.schema import Falsifier
 from studies.definition.search import Tried
 
 if TYPE_CHECKING:
@@ -255,6 +256,36 @@ def test_a_mean_that_fell_names_the_one_that_went_farthest(
         in sentence
     )
     assert sentence.endswith(f" ({deciding.arm} seed {deciding.seed}).")
+
+
+@pytest.mark.parametrize(
+    ("keys", "middle"),
+    [
+        (
+            "metric: objective/gold, op: '<', threshold: 9, before_step: 32, relative_to: baseline",
+            r"in 4 of 4 trials \(beta_0 and beta_0.2\), as early as step 0 with a difference to the baseline of \S+"
+            r" judge points \(",
+        ),
+        (
+            "metric: objective/length, op: '>', threshold: 0, before_step: 32, aggregation: mean,"
+            " relative_to: baseline, relative: ratio",
+            r"at worst with a mean ratio to the baseline of \S+ \(",
+        ),
+        ("metric: eval/win_rate, op: '<', threshold: 1", r"in 6 of 6 trials .* at worst with 0\.\d+ \("),
+        (
+            "metric: eval/gold, op: '<', threshold: 99, bound: high",
+            r"at worst with the high end of the 95 % interval at \S+ judge points \(",
+        ),
+        (
+            "metric: eval/gold, op: '<', threshold: 99, bound: low, relative_to: baseline",
+            r"with the low end of the 95 % interval of the difference to the baseline at \S+ judge points \(",
+        ),
+    ],
+)
+def test_claims_of_every_form_are_told(build: Builder, tmp_path: Path, keys: str, middle: str) -> None:
+    built = build(tmp_path, **{**WHOLE, "seeds": (0, 1), "extra": f"  - {{name: form, claim: it holds, {keys}}}\n"})
+    claim = analyse(load_records(built.folder, built.study)).claims[-1]
+    assert re.search(middle, claim_sentence(claim)), claim_sentence(claim)
 
 
 def test_a_baseline_without_a_name_is_told_by_its_values(build: Builder, tmp_path: Path) -> None:

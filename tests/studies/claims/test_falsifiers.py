@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.run.stopping import OPERATORS
 from studies.claims.falsifiers import EXIT_CODES, Outcome, evaluate, overall, untested
-from studies.definition.schema import Falsifier
+from studies.definition.falsifier import Falsifier
 
 BEFORE = 100
 VALUES = st.floats(-1, 1) | st.just(math.nan)
@@ -241,7 +241,12 @@ def test_overall(outcomes: list[Outcome], expected: Outcome, code: int) -> None:
 
 def test_arm_patterns_are_those_of_a_shell() -> None:
     one = falsifier().model_copy(update={"arms": ("beta_*", "fixed")})
-    assert [one.applies_to(arm) for arm in ("beta_0", "fixed", "Beta_0", "fixed_2")] == [True, True, False, False]
+    assert [one.applies_to(arm, "base") for arm in ("beta_0", "fixed", "Beta_0", "fixed_2")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_fewer_records_than_would_refute_a_claim_do_not_test_it() -> None:

@@ -13,7 +13,8 @@ from light_study import go
 from pipeline.run.layout import Layout
 from studies.claims.falsifiers import evaluate
 from studies.claims.live import LiveVerdicts
-from studies.definition.schema import Falsifier, Study, load_study
+from studies.definition.falsifier import Falsifier
+from studies.definition.schema import Study, load_study
 
 KL = "objective/kl_per_token"
 STOP = """
@@ -147,5 +148,5 @@ def test_a_stopped_trial_that_was_killed_ends_alike(
 def test_a_mean_cannot_stop_a_trial(tmp_path: Path) -> None:
     path = tmp_path / "mean.yaml"
     path.write_text(STOP.replace("stop: true", "stop: true, aggregation: mean"))
-    with pytest.raises(Exception, match=r"falsifiers\.0: stop: a mean is known only when all its records are"):
+    with pytest.raises(Exception, match=r"falsifiers\.0\.stop: a mean is known only when all its records are"):
         load_study(path)

@@ -15,7 +15,7 @@ from light_study import SMALL, go
 from pipeline.errors import Damaged, Gone, UserError
 from pipeline.run.layout import Layout, StudyFolder
 from studies.claims.badges import Standing, standing
-from studies.claims.registration import read_chain
+from studies.claims.registration import content_of, read_chain
 from studies.definition.schema import Study, single
 
 ROOT = Path(__file__).parents[3]
@@ -97,6 +97,53 @@ def test_what_counts_as_a_change(
     assert old in TEXT
     said = badges(write_study(TEXT.replace(old, new)), layout)
     badge = said.badges()[claim] if claim else said.hypothesis
+    assert badge.state == "amended"
+    assert difference in str(badge)
+
+
+def test_a_claim_is_registered_with_every_key_that_it_has_and_no_other(write_study: Write) -> None:
+    """Claims of series keep the content, and so the digest, that they had before falsifiers knew other forms."""
+    old = content_of(write_study(TEXT), "tiny", {})["falsifiers"]["drift"]
+    assert old == {
+        "claim": "it stays",
+        "metric": "objective/kl_per_token",
+        "op": ">",
+        "threshold": 0.5,
+        "before_step": 32,
+        "aggregation": "any",
+        "arms": ["*"],
+        "stop": False,
+        "speaks_of": ["weak", "strong"],
+    }
+    relative = write_study(TEXT.replace("before_step: 32", "before_step: 32, relative_to: baseline"))
+    new = content_of(relative, "tiny", {})["falsifiers"]["drift"]
+    added = {"relative_to": "baseline", "relative": "difference", "baseline": "weak", "speaks_of": ["strong"]}
+    assert new == {**old, **added}
+    once = write_study(TEXT.replace("objective/kl_per_token", "eval/gold").replace("before_step: 32", "bound: low"))
+    new = content_of(once, "tiny", {})["falsifiers"]["drift"]
+    assert new == {key: value for key, value in old.items() if key != "before_step"} | {
+        "metric": "eval/gold", "bound": "low"
+    }  # fmt: skip
+
+
+RELATIVE = TEXT.replace("before_step: 32", "before_step: 32, relative_to: baseline")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "difference"),
+    [
+        ("relative_to: baseline", "relative_to: baseline, relative: ratio", "relative difference -> ratio"),
+        (", relative_to: baseline", "", "relative_to baseline -> none"),
+        ("weak: {kl.beta: 0.01}", "weak: {kl.beta: 0.02}", "settings weak kl.beta 0.01 -> 0.02"),
+        ("baseline: weak", "baseline: strong", "baseline weak -> strong"),
+    ],
+)
+def test_a_relative_claim_depends_on_the_baseline(
+    write_study: Write, layout: Layout, old: str, new: str, difference: str
+) -> None:
+    go(write_study(RELATIVE), layout)
+    assert badges(write_study(RELATIVE), layout).falsifiers["drift"].state == "registered"
+    badge = badges(write_study(RELATIVE.replace(old, new)), layout).falsifiers["drift"]
     assert badge.state == "amended"
     assert difference in str(badge)
 

@@ -156,6 +156,13 @@ def test_what_is_commented_out_is_valid_too(tmp_path: Path) -> None:
     ):
         path.write_text(template(path, design).replace(comment, comment.removeprefix("# ")))
         load_study(path)
+    text = template(path, "arms")
+    for line in re.findall(r"(?m)^  # ((?:- name:|  [a-z_]+:).*)$", text.partition("falsifiers:")[2]):
+        text = text.replace(f"  # {line}", f"  {line}")
+    path.write_text(text)
+    forms = [(claim.relative, claim.bound) for claim in load_study(path).falsifiers]
+    assert forms == [(None, None), ("difference", None), (None, "low")]
+    assert list(faults(yaml.safe_load(text), study_schema(), study_schema())) == []
     text = template(path, "search").replace("  # objectives:", "  objectives:").replace("  #   - {", "    - {")
     path.write_text(text)
     search = load_study(path).search
@@ -193,6 +200,9 @@ def test_the_schema_knows_names_that_the_user_gives(tmp_path: Path, old: str, ne
         ("arms:\n", "grid: {optimiser.lr: [1]}\narms:\n"),
         ("consecutive: 3", "consecutive: 0"),
         ("consecutive: 3", "in_a_row: 3"),
+        ("before_step: 2000", "bound: low"),
+        ("before_step: 2000", "before_step: 2000\n    bound: low"),
+        ("before_step: 2000", "before_step: 2000\n    relative_to: epsilon_0.2"),
     ],
 )
 def test_the_schema_sees_mistakes(tmp_path: Path, old: str, new: str) -> None:

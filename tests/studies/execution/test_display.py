@@ -111,6 +111,15 @@ def test_a_claim_that_falls_is_a_line_and_a_column(layout: Layout) -> None:
     assert "drift 48" in text.getvalue().splitlines()[-2]
 
 
+def test_a_claim_that_another_trials_end_decides_stands_in_its_own_row(layout: Layout) -> None:
+    display = Display(Console(file=io.StringIO(), width=160), 2)
+    display.handle(Message(job(layout), "progress", ("train", 64, 128, "")))
+    display.handle(Message(job(layout, 1, "base seed 0"), "progress", ("train", 64, 128, "")))
+    display.fallen(job(layout, 1, "base seed 0"), [Verdict("further", "weak", 0, "FALSIFIED", 48, 0.5, 3, "more")])
+    fallen = {row.job.label: row.fallen for row in display._rows.values()}
+    assert fallen == {"weak seed 0": ["further 48"], "base seed 0": []}
+
+
 @pytest.mark.parametrize(("seconds", "shown"), [(None, "-"), (5.9, "5s"), (125, "2m05s"), (3725, "1h02m")])
 def test_durations(seconds: float | None, shown: str) -> None:
     assert _duration(seconds) == shown

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_trial import STUDY
 from rich.console import Console
 
 from pipeline.run.layout import Layout
@@ -191,3 +192,21 @@ def test_a_store_that_is_lost_is_told_everything_again(
     assert ("it is no SQLite database; set aside" in done.stdout) == (harm == "garbled")
     if harm == "garbled":
         assert (layout.root / ".damaged" / "mlflow.db-1").read_bytes() == garbage
+
+
+def test_what_the_baselines_end_decides_is_told_in_the_end(write_study: Callable[..., Study], layout: Layout) -> None:
+    """`weak` ends before its baseline `strong`: its verdict is known, and sent, when both have."""
+    claim = 'op: ">", threshold: 0.1, before_step: 60, relative_to: baseline}'
+    text = STUDY.replace("baseline: weak", "baseline: strong").partition("op:")[0] + claim + "\n"
+    result, _ = go(write_study(text), layout)
+    found = {run.info.run_name: run for run in runs(layout, "small")}
+    said = {f"{one.arm} seed {one.seed}": f"{one.outcome}: {one.reason}" for one in result.verdicts}
+    assert set(said) == {"weak seed 0", "weak seed 1"}
+    assert {name: found[name].data.tags["falsifier.drift"] for name in said} == said
+    assert found["weak seed 0"].data.tags["verdict"] == "FALSIFIED"
+    assert found["study small"].data.tags["falsifier.drift"] == "FALSIFIED: 2 FALSIFIED"
+    assert "falsifier.drift" not in found["strong seed 0"].data.tags, "the baseline is not compared with itself"
+    sinks = sinks_of(write_study(text), layout)
+    sinks.plan = result.plan
+    assert sinks.sync(result.records)
+    assert sinks.metrics_sent == 0

@@ -1,0 +1,158 @@
+"""Claims on the evaluation: a metric of one trial, or an end of its interval over prompts, against a threshold. Pure.
+
+The 95 % interval covers the held-out prompts of one trial: what this policy would score on other prompts of the same
+kind. It does not cover other seeds; each seed has a verdict of its own. The win rate has the interval that its record
+states; other rates (ties, ended by EOS) have that of `pipeline.intervals.grouped`. All others have Student's t over
+prompts, ratios of two sums (nats per token) in linear form (delta method). A difference to the baseline has Student's t
+of the differences, prompt by prompt.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.intervals import Interval, grouped, student
+from pipeline.run.metrics import PER_PROMPT
+from pipeline.run.stopping import OPERATORS
+from studies.claims.falsifiers import Verdict, untested
+from studies.claims.relative import against, relation
+from studies.definition.falsifier import PARTS, Falsifier
+
+Array = NDArray[np.float64]
+RATES = ("eval/win_rate", "eval/tie_rate", "eval/eos_rate")
+FEWEST = 2
+"""Prompts that an interval needs."""
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """A metric of one trial, prompt by prompt. Shapes (P,)."""
+
+    prompts: NDArray[np.int64]
+    """Numbers of the prompts, each once."""
+    top: Array
+    bottom: Array
+    """The metric is the sum of `top` over the sum of `bottom`, which is 1 where it is a mean."""
+
+    def at(self, prompts: NDArray[np.int64]) -> Outcomes:
+        """Of these prompts alone, in their order; all of them have to be there."""
+        order = np.argsort(self.prompts)
+        rows = order[np.searchsorted(self.prompts[order], prompts)]
+        return Outcomes(self.prompts[rows], self.top[rows], self.bottom[rows])
+
+    @property
+    def linear(self) -> Array:
+        """Values whose mean is the metric and whose spread is its own to first order (the delta method). Shape (P,)."""
+        ratio = self.top.sum() / self.bottom.sum()
+        result: Array = ratio + (self.top - ratio * self.bottom) / self.bottom.mean()
+        return result
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The evaluation of one trial, as far as a claim needs it."""
+
+    value: float
+    """The metric, from the record."""
+    outcomes: Outcomes | None = None
+    """Where the claim has a `bound`."""
+    stated: tuple[float, float] | None = None
+    """The interval that the record itself states: of the win rate, whose draws of the reference it counts."""
+    ended: str = ""
+    """How the trial ended before its time, in words; empty of a complete one."""
+
+
+def columns_of(metric: str) -> tuple[str, str | None]:
+    """Columns of ``prompts.parquet`` that a metric is made of, numerator and denominator. Raises `KeyError` for one
+    that is not known prompt by prompt."""
+    return (f"policy_reward/{metric.removeprefix(PARTS)}", None) if metric.startswith(PARTS) else PER_PROMPT[metric]
+
+
+def interval(metric: str, outcomes: Outcomes) -> Interval:
+    """The metric with its 95 % interval over the prompts of one trial; of a rate with one observation a prompt."""
+    if metric in RATES:
+        return grouped(outcomes.top, np.ones(len(outcomes.top), dtype=np.int64))
+    return student(outcomes.linear)
+
+
+def difference(own: Outcomes, base: Outcomes) -> tuple[Interval, int]:
+    """``own - base`` with its 95 % interval, paired on the prompts that both have, and their number; infinite ends with
+    fewer than `FEWEST`."""
+    shared = np.intersect1d(own.prompts, base.prompts)
+    if len(shared) < FEWEST:
+        return (math.nan, -math.inf, math.inf), len(shared)
+    return student(own.at(shared).linear - base.at(shared).linear), len(shared)
+
+
+def judge(
+    falsifier: Falsifier,
+    own: Evaluation,
+    base: Evaluation | None = None,
+    *,
+    arm: str = "",
+    seed: int = 0,
+    run: str | None = None,
+) -> Verdict:
+    """Judge the evaluation of one trial; `base`: that of the baseline with the same seed, where the claim is relative
+    to it. NOT TESTED without an interval where the claim has a `bound`, and without a ratio."""
+    none = replace(untested(falsifier, arm, seed, ""), run=run)
+    if base is not None:
+        none = replace(none, arm_value=own.value, baseline_value=base.value)
+    value, ends, prompts = _compared(falsifier, own, base)
+    if falsifier.bound and prompts < FEWEST:
+        which = "evaluated prompts" if base is None else "evaluated prompts shared with the baseline"
+        return replace(none, reason=f"no interval: {prompts} {which}, and {FEWEST} are needed")
+    if value is None or not math.isfinite(value):
+        why = f"no {falsifier.noun} of {falsifier.metric} is defined"
+        return replace(none, reason=f"{why}: {against(own.value, base.value)}" if base is not None else why)
+    decides = value if ends is None else ends[falsifier.bound == "high"]
+    refuted = OPERATORS[falsifier.op](decides, falsifier.threshold)
+    return replace(
+        none,
+        outcome="FALSIFIED" if refuted else "SURVIVED",
+        value=decides,
+        n=1,
+        broken=int(refuted),
+        interval=ends,
+        reason="; ".join(_words(falsifier, own, base, value, ends, prompts)),
+    )
+
+
+def _compared(
+    falsifier: Falsifier, own: Evaluation, base: Evaluation | None
+) -> tuple[float | None, tuple[float, float] | None, int]:
+    """The estimate, its interval where the claim has a `bound`, and the number of prompts of the interval."""
+    if not falsifier.bound:
+        return (own.value if base is None else relation(falsifier, own.value, base.value)), None, 0
+    if own.outcomes is None or (base is not None and base.outcomes is None):
+        return None, None, 0
+    if base is not None and base.outcomes is not None:
+        (value, low, high), prompts = difference(own.outcomes, base.outcomes)
+        return value, (low, high), prompts
+    prompts = len(own.outcomes.prompts)
+    if prompts < FEWEST:
+        return own.value, None, prompts
+    _, low, high = interval(falsifier.metric, own.outcomes)
+    return own.value, own.stated or (low, high), prompts
+
+
+def _words(
+    falsifier: Falsifier,
+    own: Evaluation,
+    base: Evaluation | None,
+    value: float,
+    ends: tuple[float, float] | None,
+    prompts: int,
+) -> list[str]:
+    said = [f"{falsifier.relative} {value:.4g}" if falsifier.relative else f"{value:.4g}"]
+    if ends is not None:
+        said[0] += f", 95 % interval {ends[0]:.4g} to {ends[1]:.4g} over {prompts} prompts"
+    if base is not None:
+        said.append(against(own.value, base.value))
+    said += [own.ended] if own.ended else []
+    said += [f"baseline: {base.ended}"] if base is not None and base.ended else []
+    return said

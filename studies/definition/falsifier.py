@@ -1,0 +1,196 @@
+"""Falsifiers: claims, each with the observation that would refute it in a trial.
+
+A falsifier speaks of a series (records before a gradient step) or of the evaluation (`eval/...`, once per trial), and
+compares either the trial's own value or, with `relative_to`, its difference or ratio to the baseline's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from pipeline.config.base import Positive, Section
+from pipeline.config.names import nearest
+from pipeline.config.train import StopRule
+from pipeline.run.metrics import METRICS, PER_PROMPT, known
+from studies.definition.space import Finite
+
+EXACT_KL = "objective/kl_exact_per_token"
+"""What falsifiers speak of by default: the k1 estimate of a small KL is mostly noise, and a single record of it can
+refute a claim that the policy keeps."""
+EVALUATION = "eval/"
+"""Head of the metrics that exist once per trial, after training."""
+PARTS = "eval/reward/"
+"""Head of the metrics of the parts of a composite reward, which are means over prompts as well."""
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Consecutive(Section):
+    """An aggregation: this many successive records must all break the claim."""
+
+    consecutive: Positive
+
+
+class Falsifier(Section):
+    """A claim, and the observation that would refute it in a trial: ``metric op threshold``."""
+
+    name: Text
+    claim: Text
+    metric: str = Field(
+        EXACT_KL,
+        description=(
+            "a series, or a metric of the evaluation (eval/...); default: the exact KL per token to the reference"
+        ),
+    )
+    op: Literal[">", ">=", "<", "<="]
+    threshold: Finite = Field(description="in the unit of the metric; of a ratio to the baseline without unit")
+    before_step: Positive | None = Field(
+        None, description="records with step < before_step count; a series needs it, an evaluation has no steps"
+    )
+    aggregation: Literal["any", "mean"] | Consecutive = Field(
+        "any", description="of a series: any record, the mean of all, or {consecutive: N} records in a row"
+    )
+    bound: Literal["low", "high"] | None = Field(
+        None,
+        description=(
+            "of an evaluation: compare this end of the trial's 95 % interval over its prompts, not the estimate"
+        ),
+    )
+    relative_to: Literal["baseline"] | None = Field(
+        None, description="compare with the baseline's trial of the same seed, a series at the same step"
+    )
+    relative: Literal["difference", "ratio"] | None = Field(
+        None, description="with relative_to: the value minus the baseline's (default), or divided by it"
+    )
+    arms: tuple[str, ...] = Field(("*",), min_length=1, description="patterns over arm names, as in a shell")
+    stop: bool = Field(
+        False, description="end a trial as `pruned` as soon as it refutes the claim; it is evaluated as it then is"
+    )
+
+    @field_validator("aggregation", mode="before")
+    @classmethod
+    def _known_aggregation(cls, value: Any) -> Any:
+        if value in ("any", "mean") or isinstance(value, Consecutive):
+            return value
+        count = value.get("consecutive") if isinstance(value, dict) and len(value) == 1 else None
+        if isinstance(count, int) and not isinstance(count, bool) and count > 0:
+            return value
+        raise ValueError(f"{value!r} is not an aggregation; write any, mean or {{consecutive: N}} with N at least 1")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _difference_by_default(cls, content: Any) -> Any:
+        """The default is written out, so that a claim has one form, whether or not its file names it."""
+        if isinstance(content, dict) and content.get("relative_to") and content.get("relative") is None:
+            return {**content, "relative": "difference"}
+        return content
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether the claim speaks of the evaluation, not of a series."""
+        return self.metric.startswith(EVALUATION)
+
+    @property
+    def horizon(self) -> int:
+        """Gradient steps that a claim on a series covers; 0 of a claim on the evaluation."""
+        return self.before_step or 0
+
+    @property
+    def consecutive(self) -> int:
+        """Successive records that must break the claim; 1 for `any`."""
+        return self.aggregation.consecutive if isinstance(self.aggregation, Consecutive) else 1
+
+    @property
+    def noun(self) -> str:
+        """What is compared with the threshold, in a word."""
+        return self.relative or "value"
+
+    @property
+    def unit(self) -> str:
+        """Of the threshold and of what is compared with it; ``1`` for a ratio. Raises `KeyError` for an unknown
+        metric."""
+        return "1" if self.relative == "ratio" else METRICS[self.metric].unit
+
+    @property
+    def rule(self) -> StopRule:
+        """What ends a trial that refutes the claim."""
+        return StopRule(
+            metric=self.metric,
+            op=self.op,
+            threshold=self.threshold,
+            consecutive=self.consecutive,
+            before_step=self.before_step,
+        )
+
+    def applies_to(self, arm: str, baseline: str) -> bool:
+        """Whether the claim speaks of this arm. What is relative to the baseline does not speak of the baseline."""
+        named = any(fnmatchcase(arm, pattern) for pattern in self.arms)
+        return named and not (self.relative_to and arm == baseline)
+
+    @property
+    def condition(self) -> str:
+        """What would refute the claim, for people.
+
+        >>> one = {"name": "n", "claim": "c", "op": "<", "threshold": 0.7}
+        >>> Falsifier(**one, metric="eval/win_rate", bound="low").condition
+        'low end of the 95 % interval of eval/win_rate < 0.7'
+        >>> Falsifier(**one, metric="objective/kl", before_step=9, relative_to="baseline", aggregation="mean").condition
+        "mean of (objective/kl minus the baseline's) < 0.7 before step 9"
+        """
+        what = self.metric
+        if self.relative:
+            what += {"difference": " minus the baseline's", "ratio": " divided by the baseline's"}[self.relative]
+            what = f"({what})" if self.aggregation == "mean" or self.bound else what
+        if self.bound:
+            what = f"{self.bound} end of the 95 % interval of {what}"
+        how = "mean of " if self.aggregation == "mean" else ""
+        often = f" {self.consecutive} times in a row" if isinstance(self.aggregation, Consecutive) else ""
+        before = "" if self.before_step is None else f" before step {self.before_step}"
+        return f"{how}{what} {self.op} {self.threshold:g}{often}{before}"
+
+
+def mismatches(falsifier: Falsifier) -> Iterator[tuple[str, str]]:
+    """Keys that do not go together, as (key, what is wrong); what is wrong with an unknown metric is its name alone."""
+    if falsifier.relative and not falsifier.relative_to:
+        yield "relative", f"'{falsifier.relative}' needs `relative_to: baseline`; add it, or remove relative"
+    if falsifier.stop and falsifier.relative_to:
+        yield "stop", "a running trial does not know the baseline's values; remove stop or relative_to"
+    if known(falsifier.metric):
+        yield from _of_evaluation(falsifier) if falsifier.evaluated else _of_series(falsifier)
+
+
+def has_interval(metric: str) -> bool:
+    """Whether a metric of the evaluation is known prompt by prompt, and so has an interval within a trial."""
+    return metric in PER_PROMPT or metric.startswith(PARTS)
+
+
+def _of_series(falsifier: Falsifier) -> Iterator[tuple[str, str]]:
+    if falsifier.before_step is None:
+        yield "before_step", f"is missing; '{falsifier.metric}' is a series, of which records before a step count"
+    if falsifier.stop and falsifier.aggregation == "mean":
+        yield "stop", "a mean is known only when all its records are; use any or {consecutive: N}, or remove stop"
+    if falsifier.bound:
+        yield (
+            "bound",
+            f"'{falsifier.metric}' is a series and has no interval; remove bound, or name a metric of the"
+            f" evaluation: {', '.join(PER_PROMPT)}",
+        )
+
+
+def _of_evaluation(falsifier: Falsifier) -> Iterator[tuple[str, str]]:
+    once = f"'{falsifier.metric}' is measured once, after training"
+    if falsifier.before_step is not None:
+        yield "before_step", f"{falsifier.before_step}: {once}; remove before_step, or name a series"
+    if falsifier.aggregation != "any":
+        given = "mean" if falsifier.aggregation == "mean" else f"{{consecutive: {falsifier.consecutive}}}"
+        yield "aggregation", f"{given}: {once}; remove aggregation, or name a series"
+    if falsifier.stop and not falsifier.relative_to:
+        yield "stop", f"{once}, so it cannot end the training; remove stop, or name a series"
+    if falsifier.bound and not has_interval(falsifier.metric):
+        hint = nearest(falsifier.metric, PER_PROMPT)
+        yield "bound", f"'{falsifier.metric}' has no interval{hint}; these have one: {', '.join(PER_PROMPT)}"
+    elif falsifier.bound and falsifier.relative == "ratio":
+        yield "bound", "a ratio to the baseline has no interval; use `relative: difference`, or remove bound"

@@ -1,0 +1,163 @@
+"""Claims relative to the baseline: the same step, the same sign, and nothing that is not a number."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from studies.claims.falsifiers import Verdict, evaluate
+from studies.claims.relative import Trajectory, compare
+from studies.definition.falsifier import Falsifier
+
+BEFORE = 100
+SERIES = st.dictionaries(st.integers(0, 150), st.floats(-1, 1) | st.just(math.nan), max_size=30)
+AGGREGATIONS = st.sampled_from(["any", "mean", {"consecutive": 2}, {"consecutive": 3}])
+
+
+def claim(op: Any = ">", threshold: float = 0.1, aggregation: Any = "any", relative: Any = None) -> Falsifier:
+    return Falsifier(
+        name="further",
+        claim="no further",
+        metric="objective/kl",
+        op=op,
+        threshold=threshold,
+        before_step=BEFORE,
+        aggregation=aggregation,
+        relative_to="baseline",
+        relative=relative,
+    )
+
+
+def judged(
+    one: Falsifier, own: dict[int, float], base: dict[int, float], steps: int = BEFORE, base_steps: int = BEFORE
+) -> Verdict:
+    return compare(one, Trajectory([*own.items()], steps), Trajectory([*base.items()], base_steps), arm="a", seed=3)
+
+
+def test_the_baseline_is_subtracted_at_the_same_step() -> None:
+    own = {0: 0.0, 8: 0.9, 16: 0.30, 32: 0.45, 48: 0.9}
+    base = {0: 0.0, 16: 0.25, 32: 0.30, 64: 0.0}
+    found = judged(claim(), own, base)
+    assert (found.outcome, found.step, found.arm, found.seed) == ("FALSIFIED", 32, "a", 3)
+    assert found.value == pytest.approx(0.15)
+    assert (found.arm_value, found.baseline_value, found.n) == (0.45, 0.30, 3)
+    assert found.reason == (
+        "difference 0.15 at step 32; 0.45 against the baseline's 0.3; left out: 1 record at steps that the baseline"
+        " lacks"
+    )
+    assert judged(claim("<", -0.1), own, base).outcome == "SURVIVED", "the arm lies above the baseline, not below"
+    assert judged(claim("<", -0.1), base, own).outcome == "FALSIFIED"
+
+
+def test_a_ratio_divides_by_the_baseline_where_that_is_above_0() -> None:
+    own, base = {0: 0.0, 16: 0.3, 32: 0.3, 48: 0.8}, {0: 0.0, 16: 0.2, 32: -0.1, 48: 0.2}
+    found = judged(claim(threshold=2.0, relative="ratio"), own, base)
+    assert (found.outcome, found.step, found.value, found.n) == ("FALSIFIED", 48, 4.0, 2)
+    assert found.reason == (
+        "ratio 4 at step 48; 0.8 against the baseline's 0.2; left out: 2 records where the baseline's value is not"
+        " above 0"
+    )
+    assert judged(claim(threshold=5.0, relative="ratio"), own, base).outcome == "SURVIVED"
+    assert judged(claim("<", 0.5, relative="ratio"), base, dict.fromkeys(base, 1.0)).step == 0
+
+
+def test_what_survives_tells_its_margin_and_both_values() -> None:
+    own, base = {0: 0.1, 16: 0.35, 32: 0.4}, {0: 0.0, 16: 0.2, 32: 0.3}
+    found = judged(claim(threshold=0.5), own, base)
+    assert found.reason == (
+        "3 records to step 32; largest difference: 0.15; 0.35 against the baseline's 0.2 at step 16"
+    )
+    mean = judged(claim(threshold=0.5, aggregation="mean"), own, base)
+    assert mean.value == pytest.approx(0.35 / 3)
+    assert "mean difference: 0.1167; 0.2833 against the baseline's 0.1667 on average" in mean.reason
+    fallen = judged(claim(threshold=0.1, aggregation="mean"), own, base)
+    assert (fallen.outcome, fallen.step) == ("FALSIFIED", None)
+    assert fallen.reason.startswith("mean difference of 3 records is 0.1167; 0.2833 against the baseline's 0.1667")
+
+
+def test_consecutive_counts_records_that_both_have() -> None:
+    own, base = dict.fromkeys(range(0, 96, 16), 0.5), dict.fromkeys(range(0, 96, 32), 0.0)
+    assert judged(claim(aggregation={"consecutive": 3}), own, base).step == 64
+    few = judged(claim(aggregation={"consecutive": 4}), own, base)
+    assert (few.outcome, few.n) == ("NOT TESTED", 3)
+
+
+@pytest.mark.parametrize(
+    ("own", "base", "relative", "reason"),
+    [
+        ({}, {0: 1.0}, None, "no record of objective/kl before step 100"),
+        ({120: 1.0}, {120: 1.0}, None, "no record of objective/kl before step 100"),
+        ({0: 1.0}, {0: math.nan}, None, "the baseline has no record of objective/kl before step 100"),
+        (
+            {0: 1.0, 16: 1.0},
+            {8: 1.0, 24: 1.0},
+            None,
+            "no step at which both this trial and the baseline have a record of objective/kl before step 100",
+        ),
+        (
+            {0: 1.0, 16: 1.0},
+            {0: 0.0, 16: -2.0},
+            "ratio",
+            "no ratio: the baseline's objective/kl is not above 0 at any of 2 shared steps",
+        ),
+        ({0: math.inf}, {0: math.inf}, None, "no difference of objective/kl before step 100 is a number"),
+    ],
+)
+def test_without_a_shared_record_nothing_is_tested(
+    own: dict[int, float], base: dict[int, float], relative: Any, reason: str
+) -> None:
+    found = judged(claim(relative=relative), own, base)
+    assert (found.outcome, found.value, found.n, found.reason) == ("NOT TESTED", None, 0, reason)
+
+
+def test_both_runs_have_to_come_to_the_step() -> None:
+    flat = {0: 0.0, 16: 0.1}
+    assert judged(claim(), flat, flat).outcome == "SURVIVED"
+    short = judged(claim(), flat, flat, base_steps=40)
+    assert (short.outcome, short.reason.split(";")[0]) == (
+        "NOT TESTED",
+        "the baseline's run took 40 of 100 gradient steps",
+    )
+    assert judged(claim(), flat, flat, steps=40).reason.startswith("the run took 40 of 100 gradient steps")
+    fallen = judged(claim(), {16: 0.9}, flat, steps=17, base_steps=17)
+    assert fallen.outcome == "FALSIFIED", "a record that refutes holds however early the runs ended"
+    assert judged(claim(aggregation="mean"), {16: 0.9}, flat, base_steps=99).outcome == "NOT TESTED"
+
+
+@given(SERIES, AGGREGATIONS, st.sampled_from(["difference", "ratio"]), st.sampled_from([">", "<"]))
+def test_an_arm_against_itself_survives(series: dict[int, float], aggregation: Any, relative: str, op: str) -> None:
+    one = claim(op, 0.0 if relative == "difference" else 1.0, aggregation, relative)
+    found = judged(one, series, series)
+    assert found.outcome != "FALSIFIED"
+    if found.n >= one.consecutive:
+        assert found.outcome == "SURVIVED"
+        assert found.value == one.threshold
+        assert found.arm_value == found.baseline_value
+
+
+@given(SERIES, SERIES, AGGREGATIONS, st.sampled_from(["difference", "ratio"]), st.sampled_from([">", ">=", "<", "<="]))
+def test_it_is_the_verdict_on_the_series_of_differences(
+    own: dict[int, float], base: dict[int, float], aggregation: Any, relative: str, op: str
+) -> None:
+    one = claim(op, 0.25, aggregation, relative)
+    shared = [step for step in own if step in base and not math.isnan(own[step]) and not math.isnan(base[step])]
+    values = [
+        (step, own[step] - base[step] if relative == "difference" else own[step] / base[step])
+        for step in shared
+        if relative == "difference" or base[step] > 0
+    ]
+    found, plain = judged(one, own, base), evaluate(one, values, BEFORE)
+    assert (found.outcome, found.step, found.value, found.n, found.evidence) == (
+        plain.outcome,
+        plain.step,
+        plain.value,
+        plain.n,
+        plain.evidence,
+    )
+    assert "NaN" not in json.dumps(asdict(found))

@@ -1,0 +1,325 @@
+"""Verdicts on small records written by hand: which of them is compared with which, and what becomes of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import fake_trial
+import numpy as np
+import pandas as pd
+import pytest
+from helpers import publish
+from light_study import go
+from typer.testing import CliRunner
+
+from ablate import app
+from pipeline.errors import Gone
+from pipeline.intervals import student
+from pipeline.run.layout import Layout, StageRef, StudyFolder, TrialRecord, record_text, write_atomic
+from studies.claims.falsifiers import Verdict
+from studies.claims.live import LiveVerdicts
+from studies.claims.relative import Trajectory, compare
+from studies.claims.verdicts import evidence, of_record, stages_read, verdicts
+from studies.definition.design import cells
+from studies.definition.schema import Study
+
+KL = "objective/kl_per_token"
+HEAD = """
+question: Does it compare?
+baseline: base
+seeds: [0, 1]
+arms:
+  base: {kl.beta: 0.05}
+  same: {kl.beta: 0.06}
+  other: {kl.beta: 0.2}
+falsifiers:
+"""
+RELATIVE = f"""
+  - {{name: further, claim: no further, metric: {KL}, op: ">", threshold: 0.0, before_step: 48, relative_to: baseline}}
+"""
+RATIO = RELATIVE.replace("threshold: 0.0", "threshold: 1.0, relative: ratio")
+MEAN = RELATIVE.replace("threshold: 0.0", "threshold: 0.0, aggregation: mean")
+WINS = """
+  - {name: wins, claim: it wins, metric: eval/win_rate, op: "<", threshold: 0.55}
+"""
+LOW = WINS.replace("threshold: 0.55", "threshold: 0.5, bound: low")
+BETTER = WINS.replace("threshold: 0.55", "threshold: 0.0, relative_to: baseline")
+SURELY = WINS.replace("threshold: 0.55", "threshold: 0.0, relative_to: baseline, bound: low")
+FORMS = (RELATIVE, RATIO, MEAN, BETTER, SURELY, BETTER.replace("threshold: 0.0", "threshold: 1, relative: ratio"))
+Write = Callable[..., Study]
+
+
+def folder_of(layout: Layout) -> StudyFolder:
+    return layout.study("small", "tiny")
+
+
+def series(level: float) -> dict[int, float]:
+    return {0: 0.0, 16: level, 32: 2 * level}
+
+
+def wins(rate: float, n: int = 40) -> list[float]:
+    return [1.0 if index < round(rate * n) else 0.0 for index in range(n)]
+
+
+def leave(
+    layout: Layout,
+    study: Study,
+    arm: str,
+    seed: int,
+    records: Mapping[int, float],
+    won: list[float] | None = None,
+    **changes: Any,
+) -> TrialRecord:
+    """A trial that has ended, with these records of a series and these outcomes by prompt."""
+    cell = next(cell for cell in cells(study) if (cell.arm, cell.seed) == (arm, seed))
+    stages = {}
+    tables = {"train": ("metrics", pd.DataFrame({"step": list(records), KL: list(records.values())}))}
+    if won is not None:
+        rows = pd.DataFrame({"prompt_id": range(len(won)), "win": won})
+        tables["evaluate"] = ("prompts", rows)
+    for stage, (name, table) in tables.items():
+        path = layout.store / stage / f"{arm}{seed}"
+        path.mkdir(parents=True, exist_ok=True)
+        table.to_parquet(path / f"{name}.parquet", index=False)
+        publish(path)
+        stages[stage] = StageRef(key=f"{arm}{seed}", path=f"store/{stage}/{arm}{seed}")
+    record = TrialRecord(
+        study=study.name, profile="tiny", arm=arm, seed=seed, config=cell.config.model_dump(mode="json"),
+        config_digest=cell.digest, status="complete", steps=48, stages=stages, cost={}, environment={},
+        summary={} if won is None else {"eval/win_rate": float(np.mean(won))}, finished="2025-01-01T00:00:00+00:00",
+    ).model_copy(update=changes)  # fmt: skip
+    write_atomic(folder_of(layout).trial_file(arm, seed), record_text(record))
+    return record
+
+
+def judged(layout: Layout, study: Study, **options: Any) -> dict[tuple[str, int], Verdict]:
+    found = verdicts(study, folder_of(layout), cells(study), **options)
+    return {(one.arm, one.seed): one for one in found}
+
+
+@pytest.fixture
+def recorded(write_study: Write, layout: Layout) -> Callable[[str], Study]:
+    """Three arms on two seeds: `same` is the baseline again, `other` drifts further and wins more often."""
+
+    def record(claims: str) -> Study:
+        study = write_study(HEAD + claims)
+        for seed in (0, 1):
+            for arm, level, rate in (("base", 0.1, 0.6), ("same", 0.1, 0.6), ("other", 0.15, 0.8)):
+                leave(layout, study, arm, seed, series(level * (1 + seed)), wins(rate - 0.1 * seed))
+        return study
+
+    return record
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_arm_that_is_the_baseline_again_survives(
+    recorded: Callable[[str], Study], layout: Layout, form: str
+) -> None:
+    found = judged(layout, recorded(form))
+    assert {arm for arm, _ in found} == {"same", "other"}, "the baseline is not compared with itself"
+    assert {found["same", seed].outcome for seed in (0, 1)} == {"SURVIVED"}
+    assert {found["same", seed].value for seed in (0, 1)} <= {0.0, 1.0}
+
+
+def test_each_seed_is_compared_with_the_baseline_of_that_seed(recorded: Callable[[str], Study], layout: Layout) -> None:
+    found = judged(layout, recorded(RELATIVE))
+    first, second = found["other", 0], found["other", 1]
+    assert (first.step, first.value, first.run) == (16, pytest.approx(0.05), "other0")
+    assert (first.arm_value, first.baseline_value) == (0.15, 0.1)
+    assert (second.arm_value, second.baseline_value) == (0.3, 0.2)
+    assert first.reason == "difference 0.05 at step 16; 0.15 against the baseline's 0.1"
+    ratio = judged(layout, recorded(RATIO))["other", 1]
+    assert (ratio.outcome, ratio.value) == ("FALSIFIED", pytest.approx(1.5))
+    rate = judged(layout, recorded(BETTER.replace('"<"', '">"')))["other", 1]
+    assert (rate.arm_value, rate.baseline_value) == (0.7, 0.5)
+
+
+def test_the_bound_of_an_evaluation_and_of_its_difference(recorded: Callable[[str], Study], layout: Layout) -> None:
+    found = judged(layout, recorded(LOW))
+    assert [found[arm, 0].outcome for arm in ("base", "other")] == ["FALSIFIED", "SURVIVED"]
+    assert "0.6, 95 % interval 0.4" in found["base", 0].reason
+    assert found["base", 0].run == "base0"
+    value, low, high = student(np.subtract(wins(0.8), wins(0.6)))
+    better = judged(layout, recorded(SURELY))["other", 0]
+    assert (better.outcome, better.interval) == ("SURVIVED", pytest.approx((low, high)))
+    assert (better.value, value) == (pytest.approx(low), pytest.approx(0.2))
+
+
+def test_the_win_rates_interval_is_that_of_the_record(write_study: Write, layout: Layout) -> None:
+    study = write_study(HEAD + LOW)
+    ends = {"eval/win_rate": 0.6, "eval/win_rate_low": 0.51, "eval/win_rate_high": 0.68}
+    leave(layout, study, "base", 0, series(0.1), wins(0.6), summary=ends)
+    found = judged(layout, study)["base", 0]
+    assert (found.outcome, found.interval, found.value) == ("SURVIVED", (0.51, 0.68), 0.51)
+
+
+def test_what_is_missing_is_not_tested(write_study: Write, layout: Layout) -> None:
+    study = write_study(HEAD + RELATIVE + BETTER)
+    folder, plan = folder_of(layout), cells(study)
+
+    def reasons(arm: str, seed: int) -> list[str]:
+        found = [one for one in verdicts(study, folder, plan) if (one.arm, one.seed) == (arm, seed)]
+        assert {one.outcome for one in found} == {"NOT TESTED"}
+        return [one.reason for one in found]
+
+    assert reasons("other", 0) == ["no record; the trial has not run"] * 2
+    leave(layout, study, "other", 0, series(0.1), wins(0.6))
+    assert reasons("other", 0) == ["the baseline has no record with seed 0"] * 2
+    leave(layout, study, "base", 1, series(0.1), wins(0.6))
+    assert reasons("other", 0) == ["the baseline has no record with seed 0"] * 2, "another seed is no counterpart"
+    leave(layout, study, "base", 0, series(0.0), wins(0.1), config_digest="0123")
+    stale = "the baseline's record with seed 0 is of another configuration; run the study again"
+    assert reasons("other", 0) == [stale] * 2
+    assert [one.reason for one in of_record(study, folder, folder.record("other", 0), plan)] == [stale] * 2  # type: ignore[arg-type]
+    leave(layout, study, "base", 0, {}, None, status="failed", reason="killed")
+    assert reasons("other", 0) == ["the baseline's trial failed: killed"] * 2
+    leave(layout, study, "base", 0, series(0.1), None, status="diverged")
+    assert judged(layout, study)["other", 0].reason == "of the baseline, the trial was not evaluated (diverged)"
+
+
+def test_an_evaluation_that_is_not_there_is_not_tested(write_study: Write, layout: Layout) -> None:
+    study = write_study(HEAD + WINS + LOW.replace("name: wins", "name: low"))
+    leave(layout, study, "base", 0, series(0.1), None, status="diverged")
+    leave(layout, study, "same", 0, series(0.1), None, summary={"eval/gold": 1.0})
+    leave(layout, study, "other", 0, series(0.1), None, summary={"eval/win_rate": 0.6})
+    leave(layout, study, "base", 1, series(0.1), wins(0.9), status="budget", steps=32)
+    leave(layout, study, "same", 1, {}, None, status="failed", reason="killed")
+    found = [one for one in verdicts(study, folder_of(layout), cells(study)) if one.name == "wins"]
+    said = {(one.arm, one.seed): (one.outcome, one.reason) for one in found}
+    assert said["base", 0] == ("NOT TESTED", "the trial was not evaluated (diverged)")
+    assert said["same", 0] == ("NOT TESTED", "the evaluation has no eval/win_rate")
+    assert said["base", 1] == ("SURVIVED", "0.9; a cap ended the trial after 32 gradient steps")
+    assert said["same", 1] == ("NOT TESTED", "the trial failed: killed")
+    low = judged(layout, study)["other", 0]
+    assert low.reason == "no interval: the trial left no outcomes by prompt of eval/win_rate"
+
+
+def test_lost_results_are_told_apart_by_what_a_claim_reads(recorded: Callable[[str], Study], layout: Layout) -> None:
+    study = recorded(RELATIVE)
+    assert stages_read(study.falsifiers) == ["train"]
+    assert {record.arm for record in evidence(study, folder_of(layout), cells(study))} == {"base", "same", "other"}
+    shutil.rmtree(layout.store / "train" / "base0")
+    with pytest.raises(Gone):
+        judged(layout, study)
+    found = judged(layout, study, missing_ok=True)
+    assert (found["other", 0].outcome, found["other", 1].outcome) == ("NOT TESTED", "FALSIFIED")
+    record = folder_of(layout).record("other", 0)
+    assert record is not None
+    assert [one.outcome for one in of_record(study, folder_of(layout), record, cells(study))] == ["NOT TESTED"]
+    assert stages_read(recorded(WINS).falsifiers) == [], "an estimate is in the record"
+    assert stages_read(recorded(WINS + SURELY.replace("name: wins", "name: b")).falsifiers) == ["evaluate"]
+
+
+@pytest.mark.parametrize(
+    ("claims", "code", "outcome"),
+    [
+        (RELATIVE.replace("threshold: 0.0", "threshold: 0.5"), 0, "SURVIVED"),
+        (RELATIVE, 1, "FALSIFIED"),
+        (RELATIVE.replace("before_step: 48", "before_step: 64, arms: [same]"), 3, "NOT TESTED"),
+        (LOW.replace("threshold: 0.5", "threshold: 0.1"), 0, "SURVIVED"),
+        (SURELY.replace("threshold: 0.0", "threshold: 0.9"), 1, "FALSIFIED"),
+    ],
+)
+def test_falsify(recorded: Callable[[str], Study], layout: Layout, claims: str, code: int, outcome: str) -> None:
+    study = recorded(claims)
+    write_atomic(folder_of(layout).study_file, json.dumps({"study": study.model_dump(mode="json"), "overrides": {}}))
+    done = CliRunner().invoke(app, ["falsify", study.source, "--json", "--out", str(layout.root)])
+    found = json.loads(done.output)
+    assert (done.exit_code, found["outcome"]) == (code, outcome), done.output
+    one = found["verdicts"][-1]
+    if study.falsifiers[0].relative_to and outcome != "NOT TESTED":
+        assert one["arm_value"] is not None
+        assert one["baseline_value"] is not None
+    shown = CliRunner().invoke(app, ["falsify", study.source, "--out", str(layout.root)])
+    assert shown.exit_code == code
+    assert f"refuted by {study.falsifiers[0].condition}" in shown.output
+
+
+# --- while trials run --------------------------------------------------------------------------------------
+
+
+def write(path: Path, records: Mapping[int, float]) -> None:
+    with path.open("a") as file:
+        file.writelines(json.dumps({"step": step, KL: value}) + "\n" for step, value in records.items())
+
+
+def test_live_verdicts_are_those_of_the_end_whoever_is_ahead(write_study: Write, tmp_path: Path) -> None:
+    claim = write_study(HEAD + RELATIVE.replace("threshold: 0.0", "threshold: 0.1")).falsifiers[0]
+    own, base = {0: 0.0, 16: 0.15, 24: 0.9, 32: 0.35, 40: 0.9}, {0: 0.0, 16: 0.1, 32: 0.2}
+    final = compare(claim, Trajectory([*own.items()], 48), Trajectory([*base.items()], 48), arm="other", seed=1)
+    write(tmp_path / "another_seed.jsonl", dict.fromkeys(base, -9.0))
+    paths = {arm: tmp_path / f"{arm}.jsonl" for arm in ("base", "other")}
+    for ahead in ("base", "other"):
+        live = LiveVerdicts("base")
+        for path in paths.values():
+            path.unlink(missing_ok=True)
+        live.follow("base", 0, tmp_path / "another_seed.jsonl", [], [KL])
+        live.follow("base", 1, paths["base"], [], [KL])
+        live.follow("other", 1, paths["other"], [claim])
+        behind = "other" if ahead == "base" else "base"
+        written = {"base": base, "other": own}
+        write(paths[ahead], written[ahead])
+        assert live.poll("other", 1) == [], "the other one has not come as far"
+        write(paths[behind], {step: value for step, value in written[behind].items() if step < 32})
+        assert live.poll("other", 1) == []
+        write(paths[behind], {32: written[behind][32]})
+        (told,) = live.poll("other", 1)
+        assert told == final
+        assert live.poll("other", 1) == []
+    assert (final.outcome, final.step) == ("FALSIFIED", 32)
+
+
+def test_a_baseline_that_has_ended_is_known_whole(write_study: Write, tmp_path: Path) -> None:
+    claim = write_study(HEAD + RELATIVE).falsifiers[0]
+    live, path = LiveVerdicts("base"), tmp_path / "other.jsonl"
+    live.follow("other", 0, path, [claim])
+    write(path, series(0.15))
+    assert live.poll("other", 0) == []
+    live.baseline_ended(1, {KL: series(0.0).items()})
+    assert live.poll("other", 0) == [], "another seed"
+    live.baseline_ended(0, {KL: series(0.1).items()})
+    assert [(one.step, one.baseline_value) for one in live.poll("other", 0)] == [(16, 0.1)]
+
+
+STUDY = """
+question: Does it compare?
+baseline: %s
+seeds: [0, 1]
+arms:
+  weak: {kl.beta: 0.01}
+  strong: {kl.beta: 0.2}
+falsifiers:
+  - {name: further, claim: no further, metric: objective/kl_per_token, op: ">", threshold: 0.1, before_step: 60,
+     relative_to: baseline}
+  - {name: wins, claim: it wins, metric: eval/win_rate, op: "<", threshold: 0.7}
+"""
+
+
+@pytest.mark.usefixtures("no_mlflow")
+@pytest.mark.parametrize(("baseline", "executor"), [("strong", "inline"), ("strong", "processes"), ("weak", "inline")])
+def test_a_running_study_tells_what_the_records_say(
+    write_study: Write, layout: Layout, baseline: str, executor: str
+) -> None:
+    """`strong` runs after `weak`, so with it as the baseline the claim on `weak` is decided when `strong` has ended."""
+    result, text = go(write_study(STUDY % baseline), layout, executor)
+    told = {(one.name, one.arm, one.seed): one for one in result.verdicts}
+    assert {one.outcome for key, one in told.items() if key[0] == "wins"} == {"FALSIFIED"}
+    assert text.count("weak seed 0: claim wins FALSIFIED, 0.6\n") == 1
+    assert {key for key in told if key[0] == "further"} == {
+        ("further", {"strong": "weak", "weak": "strong"}[baseline], seed) for seed in (0, 1)
+    }
+    if baseline == "strong":
+        fallen = told["further", "weak", 0]
+        assert (fallen.outcome, fallen.step) == ("FALSIFIED", 32)
+        assert text.count(f"weak seed 0: claim further FALSIFIED, {fallen.reason}\n") == 1
+    else:
+        assert told["further", "strong", 1].outcome == "SURVIVED"
+        assert "claim further" not in text
+    assert len(fake_trial.calls(layout)) == 4
+    again, text = go(write_study(STUDY % baseline), layout, executor)
+    assert again.verdicts == result.verdicts
+    assert "FALSIFIED" not in text, "what was recorded is not announced again"
