@@ -1,4 +1,4 @@
-"""One trial, from prompts to win rate: the six stages on one configuration, and what came of them.
+"""One trial, from prompts to win rate: its stages on one configuration, and what came of them.
 
 To plan a trial, or to find it in the store, imports no torch: what computes is imported where it is called.
 """
@@ -28,6 +28,13 @@ from pipeline.stages.sources import check_sources
 LIBRARIES = ("torch", "transformers", "datasets", "accelerate", "tokenizers", "mlflow", "optuna", "pandas", "numpy")
 
 
+CHARGED = ("values",)
+"""Stages that only some algorithms need. Their work is charged in full to every trial that uses them, also where
+several trials share it."""
+ADDED_UP = ("wall_s", "generated_tokens", "tflop", "t4_s")
+"""What is charged."""
+
+
 @dataclass(frozen=True)
 class TrialOutcome:
     """What a trial came to; status and numbers are empty while it has not been trained."""
@@ -52,11 +59,28 @@ def run_trial(config: TrialConfig, layout: Layout, reporter: Reporter, *, until:
         return TrialOutcome(artifacts, "incomplete", None, 0, {}, {}, {})
     meta = artifacts["train"].meta
     summary = artifacts["evaluate"].meta["summary"] if "evaluate" in artifacts else {}
-    cost, execution = (
-        json.loads((artifacts["train"].path / "log" / name).read_text("utf-8"))
-        for name in ("cost.json", "execution.json")
-    )
+    cost, execution = cost_of(artifacts), _logged(artifacts["train"], "execution.json")
     return TrialOutcome(artifacts, meta["status"], meta["reason"], meta["steps"], summary, cost, execution)
+
+
+def cost_of(artifacts: Mapping[str, Artifact]) -> dict[str, float]:
+    """What a trial took: its training, and the stages that its algorithm needs beside those of every trial.
+
+    What such a stage took is in the totals, and apart under its name (``values_wall_s``).
+    """
+    cost: dict[str, float] = _logged(artifacts["train"], "cost.json")
+    for stage in CHARGED:
+        if stage in artifacts:
+            own = _logged(artifacts[stage], "cost.json")
+            cost |= {key: cost[key] + own[key] for key in ADDED_UP}
+            cost |= {f"{stage}_{key}": own[key] for key in ADDED_UP}
+            cost["peak_memory_gib"] = max(cost["peak_memory_gib"], own["peak_memory_gib"])
+    return cost
+
+
+def _logged(artifact: Artifact, name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((artifact.path / "log" / name).read_text("utf-8"))
+    return content
 
 
 def plan_trial(config: TrialConfig, layout: Layout, known: dag.Known | None = None) -> list[dag.StagePlan]:

@@ -25,7 +25,7 @@ def record_study(study: Study, layout: Layout, steps: int, prompts: int) -> list
     numbers, store, made = _numbers(), Store(layout.store), []
     for cell in cells(study):
         artifacts: dict[str, Artifact] = {}
-        for stage in dag.order(STAGES):
+        for stage in dag.stages_of(STAGES, cell.config):
             identity = dag._identity(stage, cell.config, {name: one.digest for name, one in artifacts.items()})
             write = _writer(numbers, stage.name, cell, steps, prompts)
             artifacts[stage.name] = store.build(stage.name, dag._key(identity), identity, write, resumable=False)

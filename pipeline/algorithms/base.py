@@ -30,6 +30,8 @@ class Judged:
     greedy: Tensor | None = None
     """(B,) reward of the greedy response to the same prompt, its KL penalty included; where the advantage asks for
     it."""
+    v_star: Tensor | None = None
+    """(B,) V* of each response's prompt, where the advantage needs it."""
 
 
 @dataclass(frozen=True)

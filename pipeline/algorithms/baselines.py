@@ -58,6 +58,18 @@ def remax(judged: Judged, cfg: AlgorithmConfig) -> AdvantageEstimate:
     return AdvantageEstimate(torch.where(judged.mask, rewards - judged.greedy.unsqueeze(1), 0.0), None)
 
 
+def against_v_star(judged: Judged, cfg: AlgorithmConfig) -> AdvantageEstimate:
+    """A*-PO: Brantley 2025 (arXiv 2505.20686). The baseline is the prompt's V*, from samples of the reference that were
+    scored beforehand; it does not move with the policy.
+
+    Raises `ValueError` without these values.
+    """
+    known = judged.v_star
+    if known is None:
+        raise ValueError("advantage 'v_star' needs the V* of every prompt")
+    return _of_scores(lambda scores, groups: scores - known.to(scores.dtype))(judged, cfg)
+
+
 def rewards_to_go(judged: Judged, cfg: AlgorithmConfig) -> AdvantageEstimate:
     """REINFORCE++ before its whitening: Hu 2025 (arXiv 2501.03262).
 

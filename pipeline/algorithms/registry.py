@@ -16,6 +16,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "group_mean_batch_std": baselines.group_mean_batch_std,
     "remax": baselines.remax,
     "reinforce_pp": baselines.rewards_to_go,
+    "v_star": baselines.against_v_star,
 }
 
 SURROGATES: dict[str, Surrogate] = {

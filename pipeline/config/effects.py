@@ -111,6 +111,7 @@ REWARDS_OF_TOKENS = Condition(
     ),
     "algorithm.advantage",
 )
+V_STAR = setting("algorithm.advantage", "v_star")
 CRITIC = setting("critic.kind", "shared", "separate")
 SCRATCH = absent("model.base")
 SEPARATE = setting("critic.kind", "separate")
@@ -152,6 +153,7 @@ ACTS: dict[str, tuple[Condition, ...]] = {
     "critic.init": (SEPARATE,),
     "critic.lr": (SEPARATE, above_zero("critic.vf_coef")),
     "optimiser.clip_norms": (SEPARATE, above_zero("critic.vf_coef")),
+    **dict.fromkeys(("algorithm.v_star_beta", "algorithm.v_star_samples", "values.samples", "values.seed"), (V_STAR,)),
     "train.missing_eos_penalty": (setting("train.missing_eos", "replace", "subtract"),),
     "kl.beta": (A_BEGINNING,),
     "train.overlong_penalty": (above_zero("train.overlong_share"),),

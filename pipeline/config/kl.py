@@ -27,11 +27,12 @@ class KlConfig(Section):
     reward_estimator: Literal["k1", "k3"] = Field(
         "k1", description="estimator of the penalty in reward or score; the gradient of k3 there is biased"
     )
-    loss_estimator: Literal["k2", "k3", "ratio_k3"] = Field(
+    loss_estimator: Literal["k2", "k3", "ratio_k3", "sequence_k2"] = Field(
         "k2",
         description=(
             "estimator of the penalty in the loss; ratio_k3: k3 times the ratio, whose gradient stays that of the KL"
-            " when the policy has moved since the rollout; k1 is not offered, since its mean gradient is 0"
+            " when the policy has moved since the rollout; sequence_k2: k2 of the whole response, so that a token also"
+            " pays for the drift that it leads to; k1 is not offered, since its mean gradient is 0"
         ),
     )
     control: Literal["fixed", "adaptive", "linear", "cosine", "piecewise"] = Field(
@@ -53,6 +54,11 @@ class KlConfig(Section):
             "nats per token: while a mini-batch's KL to the reference is above it, its step shrinks to hinge / KL"
         ),
     )
+
+    @property
+    def by_sequence(self) -> bool:
+        """Whether the loss has a penalty on whole responses."""
+        return self.place == "loss" and self.loss_estimator == "sequence_k2"
 
     def check_horizon(self, batch_size: int) -> None:
         """Raise `ValueError` where one rollout of so many episodes could take an adaptive beta to 0 or below."""

@@ -25,6 +25,8 @@ class Advantage:
     """Whether the tokens of a response have different advantages, wherever the KL penalty is."""
     greedy: bool = False
     """Whether a rollout samples the greedy response to each of its prompts too."""
+    values: bool = False
+    """Whether it needs samples of the reference for every prompt, scored beforehand: the stage `values`."""
 
 
 ADVANTAGES: dict[str, Advantage] = {
@@ -44,6 +46,9 @@ ADVANTAGES: dict[str, Advantage] = {
         greedy=True,
     ),
     "reinforce_pp": Advantage("rewards from a token to the end of its response", varies=True),
+    "v_star": Advantage(
+        "score minus V* of the prompt, the soft maximum of the scores of samples of the reference", values=True
+    ),
 }
 
 
@@ -143,6 +148,21 @@ PRESETS: dict[str, Preset] = {
             "algorithm.cliprange_high": 0.28,
             "train.missing_eos": "none",
             "train.overlong_share": 0.2,
+        },
+    ),
+    "a_star_po": Preset(
+        "A*-PO",
+        "least squares: beta times the log-ratio of the response to the reference is fitted to score minus V*",
+        {
+            **_NO_CRITIC,
+            "train.num_epochs": 1,
+            "train.responses_per_prompt": 1,
+            "algorithm.advantage": "v_star",
+            "algorithm.ratio": "none",
+            "algorithm.trust_region": "none",
+            "algorithm.aggregation": "seq_mean_token_sum",
+            "kl.place": "loss",
+            "kl.loss_estimator": "sequence_k2",
         },
     ),
 }

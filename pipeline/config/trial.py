@@ -23,6 +23,7 @@ from pipeline.config.presets import check_needs
 from pipeline.config.rewards import JudgeConfig, RewardConfig
 from pipeline.config.runtime import CapsConfig, RuntimeConfig
 from pipeline.config.train import TrainConfig
+from pipeline.config.values import ValuesConfig
 
 CONFIG_FOR_HASH = "pipeline.config/1"
 
@@ -61,6 +62,7 @@ class TrialConfig(Section):
     sft: SftConfig = SftConfig()
     reward: RewardConfig = RewardConfig()
     judge: JudgeConfig = JudgeConfig()
+    values: ValuesConfig = ValuesConfig()
     train: TrainConfig = TrainConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     kl: KlConfig = KlConfig()
@@ -113,6 +115,7 @@ class TrialConfig(Section):
                 f"algorithm.ratio '{self.algorithm.ratio}' needs one advantage for a whole response, and a KL penalty"
                 " in the reward gives every token its own; use kl.place: score or loss"
             )
+        self.values.check_enough(self.algorithm.v_star_samples)
         self.kl.check_horizon(self.train.batch_size)
         if self.train.mini_batch_size % self.runtime.processes:
             raise ValueError(

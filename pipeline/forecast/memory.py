@@ -31,6 +31,8 @@ def memory_by_stage(trial: ForecastSubject, trained: Trained) -> dict[str, Parts
         "train": _train(trial, trained),
         "evaluate": _evaluate(trial),
     }
+    if trial.config.algorithm.needs_values:
+        phases["values"] = _values(trial)
     return {
         stage: max((_whole(trial.on_card, *phase) for phase in of_stage), key=lambda parts: sum(parts.values()))
         for stage, of_stage in phases.items()
@@ -95,6 +97,11 @@ def _evaluate(trial: ForecastSubject) -> list[tuple[Parts, Parts]]:
     return [
         ({"policy": weights, "reference": weights, "reward": _rewards(trial)}, passing) for passing in _unlearned(trial)
     ]
+
+
+def _values(trial: ForecastSubject) -> list[tuple[Parts, Parts]]:
+    lasting = {"reference": 4.0 * trial.shape.parameters, "reward": _rewards(trial)}
+    return [(lasting, passing) for passing in _unlearned(trial)]
 
 
 def _train(trial: ForecastSubject, trained: Trained) -> list[tuple[Parts, Parts]]:

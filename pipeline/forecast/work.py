@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pipeline.config.presets import ADVANTAGES
 from pipeline.forecast.disk import checkpoint_hours, disk_by_part, shared_disk
 from pipeline.forecast.memory import memory_by_stage
+from pipeline.forecast.sampling import sampling, values_hours
 from pipeline.forecast.subject import ForecastSubject, Trained
 from pipeline.resources.chunking import chunk_tokens, pair_rows, text_rows
 from pipeline.resources.machine import GIB
 from pipeline.resources.roofline import (
     BYTES_BACKWARD,
-    BYTES_CACHE,
     BYTES_GRADIENT,
     BYTES_HEAD_GRADIENT,
     BYTES_LOGIT,
@@ -95,6 +95,8 @@ def estimate(trial: ForecastSubject) -> Forecast:
     }
     hours["checkpoint"] = checkpoint_hours(trial, trained, sum(hours.values()))
     shared = {stage: t4_seconds("train", *work) / 3600 for stage, work in work_of_shared(trial).items()}
+    if cfg.algorithm.needs_values:
+        shared["values"] = values_hours(trial)
     memory = {
         stage: {name: size / GIB for name, size in parts.items() if size}
         for stage, parts in memory_by_stage(trial, trained).items()
@@ -148,15 +150,7 @@ def work_of_update(trial: ForecastSubject, trained: Trained) -> dict[str, tuple[
     tokens, span, head = rows * (prompt + response - 1), prompt + response - 1, shape.vocab * shape.hidden
     pairs = 4.0 * shape.attention * shape.layers
     read = BYTES_READ_CAST if cfg.adapter.kind == "lora" else BYTES_READ_HALF
-    calls = -(-rows // runtime.rollout_batch_size) * response
-    mean_keys = prompt + response / 2
-    generate = (
-        2.0 * tokens * trained.forward
-        + pairs * rows * (prompt**2 + response * mean_keys)
-        + 2.0 * rows * response * head,
-        calls * (shape.blocks + head) * read
-        + rows * response * (mean_keys * shape.kv * BYTES_CACHE + shape.vocab * BYTES_LOGIT),
-    )
+    generate = sampling(trial, rows, trained.forward, read)
     separate = cfg.critic.kind == "separate"
     networks, scorers = 2 + trial.learned + separate, sum(scorer.maps for scorer in trial.scorers)
     forward = 2.0 * tokens * shape.maps + pairs * tokens * span
@@ -178,7 +172,7 @@ def work_of_update(trial: ForecastSubject, trained: Trained) -> dict[str, tuple[
         (BYTES_READ_HALF if trained.head else BYTES_READ_CAST) + BYTES_BACKWARD + BYTES_HEAD_GRADIENT * trained.head
     )
     # A loss of whole responses goes through the head once more, to know their log-probs beforehand.
-    twice = cfg.algorithm.by_sequence
+    twice = cfg.algorithm.by_sequence or cfg.kl.by_sequence
     steps = cfg.train.num_mini_batches * (trained.parameters + separate * shape.trunk) * BYTES_STEP
     epoch = (
         passes + critic + 2.0 * rows * response * head * (2 + trained.head + twice),

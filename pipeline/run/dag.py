@@ -2,11 +2,12 @@
 is built.
 
 A stage is a plain function ``run(cfg, out, reporter, *, prompts, sft) -> dict``: its keyword-only parameters
-name the stages whose artifacts it needs, so the edges are the signature. A function given as "module:function" is
-imported when it has to run and not before: to plan, its signature is read from the source. Its identity (the key of its
-artifact) is the hash of its name, the sections of the configuration that it declares, the precision that its
-networks compute in, the digests of its inputs' outputs, and the code that it declares. A stage sees only what
-it declares: reading another section is an `AttributeError`, so nothing can influence a result without being
+name the stages whose artifacts it needs, so the edges are the signature. A parameter with a default names a stage that
+only some trials have (`Stage.only`); in the others it is no input and part of no key. A function given as
+"module:function" is imported when it has to run and not before: to plan, its signature is read from the source. Its
+identity (the key of its artifact) is the hash of its name, the sections of the configuration that it declares, the
+precision that its networks compute in, the digests of its inputs' outputs, and the code that it declares. A stage sees
+only what it declares: reading another section is an `AttributeError`, so nothing can influence a result without being
 part of its key.
 """
 
@@ -17,7 +18,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
@@ -56,16 +57,31 @@ class Stage:
     None."""
     kept: str | None = None
     """A folder in its output that is no part of the artifact, kept so that the stage can take it up again."""
+    only: Callable[[Any], bool] = lambda config: True
+    """Whether a trial of this configuration has the stage."""
     precision: Callable[[Any], str] | None = None
     """The precision of its networks on this machine, made from the configuration; None for a stage without networks."""
 
     @property
     def needs(self) -> tuple[str, ...]:
         """Names of the stages whose artifacts it takes."""
+        return tuple(name for name, always in self._inputs.items() if always)
+
+    def takes(self, there: Collection[str]) -> tuple[str, ...]:
+        """The same, with those that not every trial has, as far as they are `there`."""
+        return tuple(name for name, always in self._inputs.items() if always or name in there)
+
+    @property
+    def _inputs(self) -> Mapping[str, bool]:
+        """Whether a stage is an input of every trial, by name."""
         if isinstance(self.run, str):
             return _inputs_in_source(self.run)
         parameters = inspect.signature(self.run).parameters.values()
-        return tuple(parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY)
+        return {
+            parameter.name: parameter.default is inspect.Parameter.empty
+            for parameter in parameters
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        }
 
     def function(self) -> Callable[..., dict[str, Any]]:
         """The function itself, imported. Raises `UserError` where the stage's code has changed since its digest was
@@ -96,6 +112,11 @@ class StagePlan:
     """Of the artifact that is there."""
 
 
+def stages_of(stages: Sequence[Stage], config: Any) -> list[Stage]:
+    """Those that a trial of this configuration has, in topological order."""
+    return order([stage for stage in stages if stage.only(config)])
+
+
 def order(stages: Sequence[Stage]) -> list[Stage]:
     """Topological order. Raises `ValueError` for a cycle, an unknown input or a name given twice."""
     by_name = {stage.name: stage for stage in stages}
@@ -107,7 +128,8 @@ def order(stages: Sequence[Stage]) -> list[Stage]:
                 raise ValueError(f"stage '{stage.name}' needs '{need}', which is no stage")
     try:
         return [
-            by_name[name] for name in TopologicalSorter({stage.name: stage.needs for stage in stages}).static_order()
+            by_name[name]
+            for name in TopologicalSorter({stage.name: stage.takes(by_name) for stage in stages}).static_order()
         ]
     except CycleError as error:
         raise ValueError(f"stages depend on each other in a circle: {' -> '.join(error.args[1])}") from None
@@ -118,7 +140,7 @@ def run(
 ) -> dict[str, Artifact]:
     """Bring every stage (up to and with `until`) into the store, building only what is not there."""
     done: dict[str, Artifact] = {}
-    for stage in order(stages):
+    for stage in stages_of(stages, config):
         identity = _identity(stage, config, {name: upstream.digest for name, upstream in done.items()})
         key = _key(identity)
         artifact = _intact(store, stage.name, key)
@@ -140,18 +162,20 @@ def plan(stages: Sequence[Stage], config: BaseModel, store: Store, known: Known 
 
     With `known`, stages below a removed artifact are planned as if it came out the same again.
     """
-    known = known or {}
+    known, ordered = known or {}, stages_of(stages, config)
+    there = {stage.name for stage in ordered}
     digests: dict[str, str] = {}
     removed: dict[str, set[str]] = {}
     """Removed artifacts that a stage, directly or not, is made from."""
     result = []
-    for stage in order(stages):
-        waiting = [need for need in stage.needs if need not in digests]
+    for stage in ordered:
+        inputs = stage.takes(there)
+        waiting = [need for need in inputs if need not in digests]
         if waiting:
             result.append(StagePlan(stage.name, None, False, f"waits for {', '.join(waiting)}"))
             continue
         identity = _identity(stage, config, digests)
-        key, above = _key(identity), set[str]().union(*(removed[need] for need in stage.needs))
+        key, above = _key(identity), set[str]().union(*(removed[need] for need in inputs))
         artifact, why = _look_up(stage.name, key, identity, store, (stage.name, key) in known)
         again = stage.unfinished(config, artifact) if artifact else None
         if again:
@@ -162,7 +186,7 @@ def plan(stages: Sequence[Stage], config: BaseModel, store: Store, known: Known 
             digests[stage.name] = digest
             removed[stage.name] = above if artifact else above | {stage.name}
         if artifact and above:
-            names = [upper.name for upper in order(stages) if upper.name in above]
+            names = [upper.name for upper in ordered if upper.name in above]
             why = f"if {' and '.join(names)} {'comes' if len(names) == 1 else 'come'} out the same"
         result.append(StagePlan(stage.name, key, artifact is not None, why, artifact.digest if artifact else None))
     return result
@@ -197,7 +221,7 @@ def _build(
     reporter: Reporter,
     done: Mapping[str, Artifact],
 ) -> Artifact:
-    inputs = {need: done[need] for need in stage.needs}
+    inputs = {need: done[need] for need in stage.takes(done)}
     view, run = _view(stage, config), stage.function()
     return store.build(
         stage.name,
@@ -234,7 +258,7 @@ def _identity(stage: Stage, config: Any, digests: Mapping[str, str]) -> dict[str
     return {
         "stage": stage.name,
         "config": dict(flatten(values)),
-        "inputs": {need: digests[need] for need in stage.needs},
+        "inputs": {need: digests[need] for need in stage.takes(digests)},
         "code": code_digest(stage.modules),
     }
 
@@ -316,12 +340,13 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
 
 
 @lru_cache(maxsize=64)
-def _inputs_in_source(reference: str) -> tuple[str, ...]:
-    """Keyword-only parameters of ``module:function``, read from its file. Raises `ValueError` where there is no such
-    function."""
+def _inputs_in_source(reference: str) -> Mapping[str, bool]:
+    """Keyword-only parameters of ``module:function``, and whether they have no default, read from its file. Raises
+    `ValueError` where there is no such function."""
     module, _, name = reference.partition(":")
     tree = ast.parse(_sources(module)[0].read_text("utf-8"))
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
-            return tuple(argument.arg for argument in node.args.kwonlyargs)
+            defaults = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+            return {argument.arg: default is None for argument, default in defaults}
     raise ValueError(f"a stage names '{reference}', which does not exist")

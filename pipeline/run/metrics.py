@@ -143,7 +143,7 @@ _ALL = (
         "policy/kl_loss",
         "1",
         "mean over valid tokens of kl_coef times the KL estimator, where the penalty is in the loss; of a loss of whole"
-        " responses its sum over a response, mean over responses",
+        " responses its sum over a response, mean over responses; of sequence_k2 weighed as algorithm.aggregation says",
         0.0,
     ),
     Metric("policy/kl_hinge", "1", "what the KL hinge multiplies the learning rate by", 0.0, 1.0),

@@ -1,4 +1,4 @@
-"""The six stages of a trial, one file each, and their declaration as a graph; importing it imports none of them."""
+"""The stages of a trial, one file each, and their declaration as a graph; importing it imports none of them."""
 
 from __future__ import annotations
 
@@ -82,11 +82,31 @@ STAGES = (
         precision=sources.precision,
     ),
     Stage(
+        "values",
+        "pipeline.stages.values:values",
+        ("values", "train.response_length", "train.temperature"),
+        (
+            "pipeline.stages.values",
+            "pipeline.stages.scored_samples",
+            "pipeline.stages.common",
+            "pipeline.models.cpu",
+            "pipeline.rewards",
+            "pipeline.models",
+            "pipeline.resources.ledger",
+            *SUPERVISED,
+            *JUDGE,
+        ),
+        outside=sources.scorers,
+        only=lambda config: config.algorithm.needs_values,
+        precision=sources.precision,
+    ),
+    Stage(
         "train",
         "pipeline.stages.train:train",
         (*TRAINING, "gold", "model"),
         (
             "pipeline.stages.train",
+            "pipeline.stages.scored_samples",
             "pipeline.stages.launch",
             "pipeline.stages.pausing",
             "pipeline.stages.common",

@@ -72,7 +72,7 @@ def check_sources(config: TrialConfig, stages: Collection[str]) -> None:
         check_reachable(config.data)
     if config.model.base is not None and {"prompts", "sft"} & set(stages):
         check_model("model.base", config.model.base, config.model.revision, pinned=False)
-    if {"reward", "reference", "train", "evaluate"} & set(stages):
+    if {"reward", "reference", "values", "train", "evaluate"} & set(stages):
         for key, part in {"judge": config.gold, **_parts(config)}.items():
             if part.model is not None:
                 check_model(f"{key}.model", part.model, part.revision, pinned=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,9 +16,11 @@ from pipeline.run.layout import write_json
 
 
 @contextmanager
-def spending(out: Path, device: torch.device) -> Iterator[None]:
+def spending(
+    out: Path, device: torch.device, work: Callable[[], Mapping[str, float]] = dict[str, float]
+) -> Iterator[None]:
     """Write what a stage took of the machine to ``log/cost.json``, which is no part of what it is; refuse in words what
-    does not fit."""
+    does not fit. `work` gives what else the stage has counted."""
     on_card = device.type == "cuda"
     fresh_marks(on_card)
     began = time.perf_counter()
@@ -26,4 +28,5 @@ def spending(out: Path, device: torch.device) -> Iterator[None]:
         yield
     except MemoryFull as error:
         raise UserError(str(error)) from None
-    write_json(out / "log" / "cost.json", {"wall_s": time.perf_counter() - began, "peak_memory_gib": peak_gib(on_card)})
+    spent = {"wall_s": time.perf_counter() - began, "peak_memory_gib": peak_gib(on_card)}
+    write_json(out / "log" / "cost.json", {**work(), **spent})

@@ -35,23 +35,32 @@ from pipeline.run.store import Artifact
 from pipeline.stages.common import PromptSet, judge_of, reward_of, rollout_room
 from pipeline.stages.launch import launch
 from pipeline.stages.pausing import KEPT, ended
+from pipeline.stages.scored_samples import read_scores
 from pipeline.training.checkpoint import checkpoints
+from pipeline.training.reference_scores import ReferenceScores
 from pipeline.training.rollout import Scores
 from pipeline.training.trainer import Outcome, Trainer
 
 
 def train(
-    cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact, reward: Artifact
+    cfg: TrialConfig,
+    out: Path,
+    reporter: Reporter,
+    *,
+    prompts: Artifact,
+    sft: Artifact,
+    reward: Artifact,
+    values: Artifact | None = None,
 ) -> dict[str, Any]:
     """Train the policy against the calibrated proxy; the gold judge watches and is never trained on."""
     metrics, kept = out / "metrics.jsonl", out / KEPT
     if (kept / "metrics.jsonl").exists() and not metrics.exists():  # the stage takes up a trial that a cap has ended
         shutil.copyfile(kept / "metrics.jsonl", out / ".metrics")
         os.replace(out / ".metrics", metrics)
+    upstream = {"prompts": prompts, "sft": sft, "reward": reward} | ({} if values is None else {"values": values})
     if cfg.runtime.processes == 1:
-        one_process(cfg, out, reporter, prompts=prompts, sft=sft, reward=reward)
+        one_process(cfg, out, reporter, **upstream)
     else:
-        upstream = {"prompts": prompts, "sft": sft, "reward": reward}
         launch("pipeline.stages.train:one_process", cfg.runtime.processes, cfg, out, reporter, upstream)
     status: dict[str, Any] = json.loads((out / "status.json").read_text("utf-8"))
     if status["cap"] is None:
@@ -64,7 +73,14 @@ def train(
 
 
 def one_process(
-    cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact, reward: Artifact
+    cfg: TrialConfig,
+    out: Path,
+    reporter: Reporter,
+    *,
+    prompts: Artifact,
+    sft: Artifact,
+    reward: Artifact,
+    values: Artifact | None = None,
 ) -> None:
     """One process of the trial; the first of them writes everything."""
     device = device_of(cfg.runtime.device)
@@ -103,6 +119,7 @@ def one_process(
         reporter,
         ledger,
         out / KEPT,
+        None if values is None else _samples(values, prompts, len(data.texts)),
     )
     outcome = trainer.run()
     if trainer.ranks.main:
@@ -110,6 +127,12 @@ def one_process(
         write_json(out / "log" / "cost.json", ledger.cost())
         write_json(out / "log" / "execution.json", execution(device, cfg.runtime.threads, cfg.runtime.processes))
     trainer.ranks.end()
+
+
+def _samples(values: Artifact, prompts: Artifact, n: int) -> ReferenceScores:
+    """The scored samples of the `n` training prompts. Raises `Fault` for those of other prompts."""
+    grids = {name: torch.from_numpy(grid) for name, grid in read_scores(values, prompts, n).items()}
+    return ReferenceScores(grids["proxy"], grids["length"], grids["eos"])
 
 
 def _write(cfg: TrialConfig, out: Path, outcome: Outcome, actor: ActorCritic, sft: Artifact) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from pipeline.algorithms.mathematics.masking import masked_mean, masked_var, mas
 from pipeline.algorithms.mathematics.shaping import beta_in_reward, handle_missing_eos, non_score_reward, overlong
 from pipeline.algorithms.registry import ESTIMATORS
 from pipeline.config.presets import ADVANTAGES
+from pipeline.config.train import TrainConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import ActorCritic, Episodes, response_hidden, to_grid
@@ -74,6 +75,8 @@ class Prompts:
     """(B, P) bool."""
     rows: Sequence[int]
     """Their indices among all prompts."""
+    v_star: Tensor | None = None
+    """(B,) V* of each, where the advantage needs it."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,8 @@ def collect(context: RolloutContext, prompts: Prompts, update: int, kl_coef: flo
         mask = episodes.response_mask
         final, non_score = shaped(scores, episodes, measured, kl_coef, cfg)
         # 5 advantages, returns, whitening
-        judged = judge(final, non_score, measured, mask, greedy.rewards if greedy else None, cfg)
+        judged = judge(final, non_score, measured, mask, cfg)
+        judged = replace(judged, greedy=greedy.rewards if greedy else None, v_star=prompts.v_star)
         estimate = ESTIMATORS[cfg.algorithm.advantage](judged, cfg.algorithm)
         # Of a response as a whole the first token speaks, or long ones would weigh more.
         width = 1 if cfg.algorithm.by_sequence else mask.shape[1]
@@ -173,24 +177,24 @@ def shaped(
     scores: Scores, episodes: Episodes, measured: Measured, kl_coef: float, cfg: TrialConfig
 ) -> tuple[Tensor, Tensor]:
     """The score of each response after EOS handling, (B,), and the KL penalty of each token, (B, T); score units."""
-    device = episodes.response_mask.device
-    train, mask = cfg.train, episodes.response_mask
-    final = handle_missing_eos(scores.proxy.to(device), episodes.ended, train.missing_eos, train.missing_eos_penalty)
-    final = overlong(
-        final, episodes.lengths, episodes.ended, train.response_length, train.overlong_share, train.overlong_penalty
-    )
+    mask = episodes.response_mask
+    final = final_scores(scores.proxy.to(mask.device), episodes.lengths, episodes.ended, cfg.train)
     beta = beta_in_reward(kl_coef, cfg.kl.place)
     return final, non_score_reward(measured.logprobs, measured.ref_logprobs, mask, beta, cfg.kl.reward_estimator)
 
 
-def judge(
-    final: Tensor, non_score: Tensor, measured: Measured, mask: Tensor, greedy: Tensor | None, cfg: TrialConfig
-) -> Judged:
+def final_scores(proxy: Tensor, lengths: Tensor, ended: Tensor, train: TrainConfig) -> Tensor:
+    """Scores of responses after EOS handling and the penalty on overlong ones; all of one shape, score units."""
+    final = handle_missing_eos(proxy, ended, train.missing_eos, train.missing_eos_penalty)
+    return overlong(final, lengths, ended, train.response_length, train.overlong_share, train.overlong_penalty)
+
+
+def judge(final: Tensor, non_score: Tensor, measured: Measured, mask: Tensor, cfg: TrialConfig) -> Judged:
     """What the estimator sees: the KL penalty on the tokens, or in the score of the response; final (B,)."""
     groups = torch.arange(len(mask), device=mask.device) // cfg.train.responses_per_prompt
     if cfg.kl.place == "score":
         final, non_score = final + non_score.sum(1), torch.zeros_like(non_score)
-    return Judged(final, non_score, measured.values, mask, groups, greedy)
+    return Judged(final, non_score, measured.values, mask, groups)
 
 
 def _own_share(

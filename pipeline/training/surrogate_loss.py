@@ -71,23 +71,26 @@ def of_sequences(
     share = torch.ones_like(lengths, dtype=now.dtype)
     if cfg.ratio == "sequence_mean":
         share = share / lengths
-
-    def per_row(flat: Tensor) -> Tensor:
-        # In fp64, so that the columns of padding, which go with the micro-batch, do not move the last digit.
-        return (to_grid(flat, mask).double().sum(1) * share).to(flat.dtype)
-
-    def per_token(rows: Tensor) -> Tensor:
-        return (rows * share).unsqueeze(1).expand(mask.shape)[mask]
-
-    behaviour = Behaviour(per_row(batch.logprobs), to_grid(batch.advantages, mask)[:, 0])
-    level = per_row(now).requires_grad_()
+    behaviour = Behaviour(of_rows(batch.logprobs, mask, share), to_grid(batch.advantages, mask)[:, 0])
+    level = of_rows(now, mask, share).requires_grad_()
     with torch.enable_grad():
         losses, metrics = surrogate(behaviour, level, cfg)
         (slope,) = torch.autograd.grad(losses.sum(), level)
-    slopes = per_token(slope * weight)
+    slopes = to_tokens(slope * weight * share, mask)
     scaled = {name: value * per_sequence for name, value in summed(metrics).items()}
     scaled |= summed({"policy/pg_loss": losses * weight})
-    return SurrogateLoss(lambda tokens, new: slopes[tokens] * new, lambda new: scaled, per_token(weight))
+    return SurrogateLoss(lambda tokens, new: slopes[tokens] * new, lambda new: scaled, to_tokens(weight * share, mask))
+
+
+def of_rows(flat: Tensor, mask: Tensor, share: Tensor | float = 1.0) -> Tensor:
+    """Sums over each response, times its `share` (B,): flat (N,) and mask (B, T) of the rows; (B,)."""
+    # In fp64, so that the columns of padding, which go with the micro-batch, do not move the last digit.
+    return (to_grid(flat, mask).double().sum(1) * share).to(flat.dtype)
+
+
+def to_tokens(rows: Tensor, mask: Tensor) -> Tensor:
+    """The number of each response on all its valid tokens: rows (B,), mask (B, T); (N,)."""
+    return rows.unsqueeze(1).expand(mask.shape)[mask]
 
 
 def summed(metrics: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -30,6 +30,7 @@ from pipeline.run.stopping import Watcher
 from pipeline.training import checkpoint
 from pipeline.training.health import Diverged, check_collapse, negative_kl
 from pipeline.training.processes import NullLog, Ranks
+from pipeline.training.reference_scores import ReferenceScores
 from pipeline.training.rollout import Prompts, Rollout, RolloutContext, ScoreFn, collect
 from pipeline.training.selfcheck import check_rollout
 from pipeline.training.update import Learner, OnStep, train_on
@@ -100,14 +101,17 @@ class Trainer:
         watch: Watch,
         ledger: Ledger,
         checkpoints: Path,
+        samples: ReferenceScores | None = None,
     ) -> None:
-        """queries (n, P) and query_mask (n, P): all training prompts, left-padded, on the CPU.
+        """queries (n, P) and query_mask (n, P): all training prompts, left-padded, on the CPU; `samples` of the
+        reference for the same prompts, where the advantage needs them.
 
         `open_log` opens the metrics file at an offset and cuts off what stood behind it; 0 is a fresh file.
         """
         self.device = next(actor.parameters()).device
         self.cfg, self.actor = cfg, actor.to(self.device).eval()
         self.queries, self.query_mask = queries, query_mask
+        self.v_star = _v_star(cfg, samples, len(queries))
         self.open_log, self.watch, self.ledger, self.folder = open_log, watch, ledger, checkpoints
         self.log: Log = NullLog()
         self.precision, self.ranks = Precision.of(self.device), Ranks.of(self.device)
@@ -254,7 +258,8 @@ class Trainer:
 
     def _prompts(self) -> Prompts:
         rows = self._prompt_rows()
-        return Prompts(self.queries[rows].to(self.device), self.query_mask[rows].to(self.device), rows.tolist())
+        v_star = None if self.v_star is None else self.v_star[rows].to(self.device)
+        return Prompts(self.queries[rows].to(self.device), self.query_mask[rows].to(self.device), rows.tolist(), v_star)
 
     def _prompt_rows(self) -> Tensor:
         """Prompts of the current update: each pass over all prompts in a fresh order, as many rows of each as it gets
@@ -390,6 +395,17 @@ class Trainer:
         with torch.no_grad():
             for name, tensor in self._trained():
                 tensor.copy_(weights[name])
+
+
+def _v_star(cfg: TrialConfig, samples: ReferenceScores | None, prompts: int) -> Tensor | None:
+    """V* of every training prompt, (n,), or None where the advantage needs none. Raises `ValueError` for samples that
+    are not those of the prompts."""
+    if not cfg.algorithm.needs_values:
+        return None
+    found = 0 if samples is None else len(samples.proxy)
+    if samples is None or found != prompts:
+        raise ValueError(f"advantage '{cfg.algorithm.advantage}': scored samples of {found} of {prompts} prompts")
+    return samples.v_star(cfg)
 
 
 def _groups(actor: ActorCritic, cfg: TrialConfig) -> list[dict[str, Any]]:

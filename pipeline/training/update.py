@@ -13,7 +13,7 @@ from pipeline.algorithms.aggregation import response_weights
 from pipeline.algorithms.mathematics.controllers import LrGuard, hinge, lr_schedule, out_of_reach
 from pipeline.algorithms.mathematics.losses import value_loss
 from pipeline.algorithms.registry import SURROGATES
-from pipeline.algorithms.terms import Tokens, kl_penalty, step_metrics
+from pipeline.algorithms.terms import Tokens, step_metrics
 from pipeline.config.trial import TrialConfig
 from pipeline.models.lm_head import head_backward, head_logprobs
 from pipeline.models.policy import ActorCritic, Episodes
@@ -22,10 +22,11 @@ from pipeline.models.recompute import recomputing
 from pipeline.models.seeding import permutation
 from pipeline.resources.out_of_memory import Room
 from pipeline.training.health import check_finite
+from pipeline.training.penalty import penalty_of
 from pipeline.training.processes import Ranks
 from pipeline.training.rollout import Rollout
 from pipeline.training.selfcheck import OFF_POLICY, check_first_step
-from pipeline.training.surrogate_loss import SurrogateLoss, of_sequences, of_tokens, summed
+from pipeline.training.surrogate_loss import SurrogateLoss, of_sequences, of_tokens, summed, to_tokens
 
 OnStep = Callable[[int, dict[str, float]], None]
 
@@ -120,15 +121,17 @@ def backward(rollout: Rollout, rows: Tensor, learner: Learner, whole: MiniBatch)
     scale = learner.steps.scale(1 / whole.tokens)
     with recomputing(actor.networks, learner.checkpointing):
         hidden, vpred = actor.hidden_and_values(episodes)
-    surrogate = surrogate_loss(learner, batch, episodes, hidden, whole)
-
-    def penalty(part: slice, new_logprobs: Tensor) -> Tensor | None:
-        tokens = kl_penalty(batch, part, new_logprobs, rollout.kl_coef, cfg.kl)
-        return None if tokens is None else surrogate.weighted(part, tokens)
+    now = None
+    if cfg.algorithm.by_sequence or cfg.kl.by_sequence:
+        now = head_logprobs(actor.lm, hidden, episodes.labels, cfg.train.temperature)
+    surrogate = surrogate_loss(batch, episodes.response_mask, now, whole, cfg)
+    penalty = penalty_of(batch, episodes.response_mask, now, rollout.kl_coef, cfg.kl)
 
     def token_loss(part: slice, new_logprobs: Tensor, entropy: Tensor) -> Tensor:
-        loss, kl = surrogate.loss(part, new_logprobs), penalty(part, new_logprobs)
-        total = (loss if kl is None else loss + kl).sum()
+        loss = surrogate.loss(part, new_logprobs)
+        if penalty is not None:
+            loss = loss + surrogate.weighted(part, penalty.loss(part, new_logprobs))
+        total = loss.sum()
         if cfg.algorithm.ent_coef:
             total = total - cfg.algorithm.ent_coef * surrogate.weighted(part, entropy).sum()
         return total
@@ -143,23 +146,23 @@ def backward(rollout: Rollout, rows: Tensor, learner: Learner, whole: MiniBatch)
     with torch.no_grad():
         metrics |= step_metrics(batch, head.logprobs)
         metrics[OFF_POLICY] = (head.logprobs - batch.logprobs).abs() > learner.precision.tolerance
-        if (kl := penalty(slice(None), head.logprobs)) is not None:
-            metrics["policy/kl_loss"] = kl
+        if penalty is not None:
+            metrics["policy/kl_loss"] = surrogate.weighted(slice(None), penalty.value(head.logprobs))
         return {**summed(metrics), **surrogate.sums(head.logprobs)}
 
 
 def surrogate_loss(
-    learner: Learner, batch: Tokens, episodes: Episodes, hidden: Tensor, whole: MiniBatch
+    batch: Tokens, mask: Tensor, now: Tensor | None, whole: MiniBatch, cfg: TrialConfig
 ) -> SurrogateLoss:
-    """The policy's loss on some rows of a mini-batch; hidden (N, H) of the network at hand."""
-    cfg, mask = learner.cfg, episodes.response_mask
+    """The policy's loss on some rows of a mini-batch, mask (B, T); of a loss of whole responses `now` (N,), the
+    log-probs of the network at hand."""
     surrogate, lengths = SURROGATES[cfg.algorithm.trust_region], mask.sum(1)
     weights = response_weights(lengths, whole.tokens, whole.sequences, cfg.train.response_length, cfg.algorithm)
     if not cfg.algorithm.by_sequence:
         even = cfg.algorithm.aggregation == "token_mean"
-        each = None if even else (weights / lengths).unsqueeze(1).expand(mask.shape)[mask]
+        each = None if even else to_tokens(weights / lengths, mask)
         return of_tokens(surrogate, batch, each, cfg.algorithm)
-    now = head_logprobs(learner.actor.lm, hidden, episodes.labels, cfg.train.temperature)
+    assert now is not None
     per_sequence = whole.tokens / whole.sequences
     return of_sequences(surrogate, batch, mask, now, weights, per_sequence, cfg.algorithm)
 

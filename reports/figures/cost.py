@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -103,12 +104,18 @@ def _spent(records: StudyRecords) -> pd.DataFrame:
     for trial in records.trials.to_dict("records"):
         key = str(trial["arm"]), int(trial["seed"])
         for cap in CAPS:
-            spent = float(trial.get(cap.column, float("nan")))
+            spent = _of_training(trial, cap.column)
             if spent > 0 and key in settings and trial["status"] not in ("missing", "stale"):
                 limit = cap.limit(settings[key])
                 head = {"cap": cap.name, "unit": cap.unit, "arm": key[0], "seed": key[1], "status": trial["status"]}
                 rows.append({**head, "spent": spent, "limit": limit, "share": spent / limit})
     return pd.DataFrame(rows)
+
+
+def _of_training(trial: Mapping[Any, Any], column: str) -> float:
+    """A quantity that a cap limits: without what the trial is charged for stages before training, which no cap ends."""
+    charged = float(trial.get(column.replace("cost/", "cost/values_"), 0.0))
+    return float(trial.get(column, float("nan"))) - (charged if charged > 0 else 0.0)
 
 
 def _of(spent: float, limit: float, unit: str) -> str:

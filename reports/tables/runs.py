@@ -43,6 +43,11 @@ def cost_table(records: StudyRecords) -> Table:
         "Mean over the arm's ended trials; below it the smallest and largest, where they differ. Measured quantities,"
         " so no interval."
     )
+    if "cost/values_wall_s" in records.trials.columns:
+        note += (
+            " A trial whose algorithm needs scored samples of the reference is charged for all of them (stage values),"
+            " also where several trials share them."
+        )
     return Table(
         "cost",
         "Cost of a trial",

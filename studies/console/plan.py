@@ -180,7 +180,9 @@ def stage_table(planned: Sequence[tuple[Cell, Sequence[StagePlan]]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("stage", "artifact", "of", "", "because"):
         table.add_column(title)
-    order = [stage_plan.stage for stage_plan in planned[0][1]]
+    # Some trials have stages that others do not have.
+    longest = max((stages for _, stages in planned), key=len)
+    order = [stage_plan.stage for stage_plan in longest]
     for (cached, stage, why), (labels, keys) in sorted(
         rows.items(), key=lambda row: (row[0][0], order.index(row[0][1]))
     ):

@@ -15,6 +15,7 @@ from pipeline.errors import Damaged, Fault
 from pipeline.run.dag import Known
 from pipeline.run.layout import Layout, TrialRecord, read_json
 from pipeline.run.store import MANIFEST
+from pipeline.trial import CHARGED
 
 
 def all_records(layout: Layout) -> list[TrialRecord]:
@@ -87,8 +88,13 @@ def measured(
     return StageSeconds(
         len(alike),
         {stage: _mean(seconds.values()) for stage, seconds in times.items()},
-        math.fsum(record.cost["wall_s"] for record in alike) / sum(record.steps for record in alike),
+        math.fsum(_training_s(record) for record in alike) / sum(record.steps for record in alike),
     )
+
+
+def _training_s(record: TrialRecord) -> float:
+    """Seconds of training alone: a trial is also charged for stages that only its algorithm needs."""
+    return record.cost["wall_s"] - math.fsum(record.cost.get(f"{stage}_wall_s", 0.0) for stage in CHARGED)
 
 
 def _ran_on(record: TrialRecord, environment: Mapping[str, str]) -> bool:

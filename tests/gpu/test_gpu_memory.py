@@ -105,7 +105,7 @@ def capped(
 ) -> tuple[TrialOutcome, list[str]]:
     """Build one stage under a cap; the stages before it are taken as they are."""
     order = [one.name for one in DECLARED]
-    for one in order[: order.index(stage)]:
+    for one in [name for name in order[: order.index(stage)] if (root / "store" / name).exists()]:
         shutil.copytree(root / "store" / one, folder / "store" / one)
     gc.collect()
     torch.cuda.empty_cache()

@@ -73,6 +73,9 @@ LOSSES: dict[str, dict[str, Any]] = {
     "k2 in the loss": {**RLOO, "kl__place": "loss"},
     "entropy": {**RLOO, "algorithm__ent_coef": 0.05},
     "temperature": {**RLOO, "train__temperature": 0.7},
+    "whole responses by tokens, both as wholes": {**RLOO, "kl__place": "loss", "kl__loss_estimator": "sequence_k2"},
+    "mean ratio, penalty on whole responses": {**preset("gspo"), "kl__loss_estimator": "sequence_k2"},
+    "tokens, penalty on whole responses": {**preset("grpo"), "kl__loss_estimator": "sequence_k2"},
     "weighted k3": {**preset("grpo"), "kl__loss_estimator": "ratio_k3"},
     "sums of tokens": {**preset("grpo"), "algorithm__aggregation": "seq_mean_token_sum"},
     "whole responses by tokens": {**RLOO, "algorithm__aggregation": "token_mean", "kl__place": "loss"},
@@ -103,7 +106,10 @@ def plain_losses(one: Trainer, rollout: Any, mini: list[int]) -> tuple[Tensor, T
             surrogate = (bounded((new - old).exp(), new, advantage, knobs) * weight).sum()
             beside = weight
         k3 = (-d).exp() - 1 + d
-        penalty = {"k2": 0.5 * d * d, "k3": k3, "ratio_k3": (new - old).exp() * k3}[cfg.kl.loss_estimator].sum()
+        whole_k2 = 0.5 * d.sum() ** 2
+        penalty = {"k2": 0.5 * d * d, "k3": k3, "ratio_k3": (new - old).exp() * k3, "sequence_k2": whole_k2}[
+            cfg.kl.loss_estimator
+        ].sum()
         bonus = -(log_pi.exp() * log_pi).sum()
         rest = (0.3 * penalty if cfg.kl.place == "loss" else 0.0) - knobs.ent_coef * bonus
         each_row.append(torch.stack([surrogate, surrogate + beside * rest]))

@@ -41,6 +41,7 @@ def test_names_mean_the_published_settings() -> None:
         "gspo": ("group_norm", "sequence_mean", "clip", "seq_mean_token_mean", (3e-4, 4e-4)),
         "cispo": ("group_norm", "token", "cispo", "token_mean", both),
         "dapo": ("group_norm", *tokens, "token_mean", (0.2, 0.28)),
+        "a_star_po": ("v_star", "none", "none", "seq_mean_token_sum", both),
     }
 
 
@@ -88,6 +89,13 @@ def test_an_algorithm_of_one_epoch_takes_smaller_steps_unless_told_otherwise() -
             "batch_size 64 is no multiple of responses_per_prompt",
         ),
         ({"algorithm": "grpo", "critic.kind": "shared"}, "critic.kind 'shared' is not for advantage 'group_norm'"),
+        (
+            {"algorithm": "a_star_po", "algorithm.v_star_samples": 17},
+            "algorithm.v_star_samples 17 is more than values.samples 16; raise the latter to at least 17",
+        ),
+        ({"algorithm": "a_star_po", "critic.kind": "shared"}, "critic.kind 'shared' is not for advantage 'v_star'"),
+        ({"b1": 0.5}, "b1 is the key 'algorithm.v_star_beta'"),
+        ({"β₂": 0.5}, "β₂ is the key 'kl.beta'"),
         ({"algorithm": "grop"}, "did you mean 'grpo'"),
         ({"loss_type": "dapo"}, "loss_type is the key 'algorithm.aggregation'"),
     ],

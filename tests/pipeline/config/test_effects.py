@@ -20,6 +20,7 @@ SEPARATE = {"critic.kind": "separate"}
 NO_CRITIC = {"critic.vf_coef": 0.0}
 NO_PENALTY = {"kl.beta": 0.0}
 RLOO = {"algorithm": "rloo"}
+V_STAR = {"algorithm": "a_star_po"}
 UNBOUNDED = {"algorithm.trust_region": "none"}
 HUB = {"data.source": "hub", "data.name": "a/b", "data.revision": "0" * 40}
 FROM_THE_START = {"kl.control": "piecewise", "kl.beta_stages": [[0, 0.1]]}
@@ -64,6 +65,8 @@ KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
     "algorithm.whiten_rewards": (True, RLOO, {}),
     "optimiser.clip_norms": ("together", {}, SEPARATE),
     "train.overlong_penalty": (2.0, {}, {"train.overlong_share": 0.2}),
+    **{key: (value, {}, V_STAR) for key, value in (("algorithm.v_star_beta", 2.0), ("algorithm.v_star_samples", 8))},
+    **{key: (value, RLOO, V_STAR) for key, value in (("values.samples", 32), ("values.seed", 1))},
     "kl.reward_estimator": ("k3", LOSS, {}),
     "train.missing_eos_penalty": (2.0, {"train.missing_eos": "none"}, {}),
     "kl.beta": (0.3, FROM_THE_START, LATER),

@@ -72,7 +72,8 @@ def test_the_signature_is_the_graph() -> None:
 def test_edges_read_from_the_source_are_those_of_the_functions() -> None:
     for stage in REAL:
         assert isinstance(stage.run, str)
-        assert stage.needs == dataclasses.replace(stage, run=stage.function()).needs
+        imported, every = dataclasses.replace(stage, run=stage.function()), [one.name for one in REAL]
+        assert (stage.needs, stage.takes(every)) == (imported.needs, imported.takes(every))
     with pytest.raises(ValueError, match=r"'pipeline\.stages\.sft:absent', which does not exist"):
         _ = Stage("sft", "pipeline.stages.sft:absent", (), CODE).needs
 
@@ -108,6 +109,32 @@ def test_faults_of_the_graph_are_named() -> None:
     loop = Stage("first", lambda cfg, out, reporter, *, second: {}, (), CODE)
     with pytest.raises(ValueError, match="in a circle"):
         dag.order((loop, STAGES[1]))
+
+
+def test_a_stage_that_some_trials_have_is_in_no_other_trials_keys(tmp_path: Path) -> None:
+    def last(cfg: Any, out: Path, reporter: Any, *, first: Artifact, extra: Artifact | None = None) -> dict[str, Any]:
+        return {"extra": extra is not None}
+
+    def extra(cfg: Any, out: Path, reporter: Any, *, first: Artifact) -> dict[str, Any]:
+        return {}
+
+    optional = Stage("extra", extra, ("values",), CODE, only=lambda config: config.algorithm.needs_values)
+    ends, store = Stage("last", last, ("kl.beta",), CODE), Store(tmp_path)
+    plain = dag.plan((STAGES[2], ends), config(), store), dag.run((STAGES[2], ends), config(), store, Recorder())
+    graph = (ends, STAGES[2], optional)
+    assert (ends.needs, ends.takes(["extra"])) == (("first",), ("first", "extra"))
+    assert [one.name for one in dag.order(graph)] == ["first", "extra", "last"]
+    without = {one.stage: one for one in dag.plan(graph, config(), store)}
+    assert list(without) == ["first", "last"]
+    assert without["last"].key == plain[1]["last"].key
+    assert dag.run(graph, config(), store, Recorder())["last"].meta == {"extra": False}
+    chosen = config(**{"algorithm": "a_star_po"})
+    assert [one.stage for one in dag.plan(graph, chosen, store)] == ["first", "extra", "last"]
+    found = dag.run(graph, chosen, store, Recorder())
+    assert found["last"].meta == {"extra": True}
+    assert found["last"].key != plain[1]["last"].key
+    more = {one.stage: one.why for one in dag.plan(graph, config(algorithm="a_star_po", values__samples=4), store)}
+    assert more["extra"] == "values.samples 16 -> 4"
 
 
 def test_only_what_depends_on_a_change_is_built_again(tmp_path: Path) -> None:
@@ -223,6 +250,7 @@ def test_the_content_of_the_users_files_counts_and_not_only_their_path(tmp_path:
 FORECAST = {
     "pipeline.forecast.work", "pipeline.forecast.memory", "pipeline.resources.roofline", "pipeline.forecast.shapes",
     "pipeline.forecast.subject", "pipeline.forecast.policy_shape", "pipeline.forecast.advice",
+    "pipeline.forecast.sampling",
 }  # fmt: skip
 """What a trial would take. A change in it must leave every finished artifact valid."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tinytrial import CONTROLS, RLOO, Killed, Killer, model, run, trainer
+from tinytrial import CONTROLS, RLOO, Killed, Killer, model, preset, run, trainer
 
 from pipeline.config.names import TRAINING
 from pipeline.config.trial import TrialConfig
@@ -146,6 +146,7 @@ def test_a_separate_critic_does_not_shrink_the_step_of_the_policy(tmp_path: Path
 
 COLD = {"train__temperature": 0.2, "train__response_length": 25, "train__min_entropy": 0.0}
 """So nearly greedy that text repeats itself."""
+A_STAR_PO = preset("a_star_po")
 CLIPPING = {"algorithm__cliprange": 0.01, "optimiser__lr": 5e-2}
 PERTURBED: dict[str, dict[str, Any]] = {
     "algorithm__advantage": {**RLOO, "algorithm__advantage": "group_norm"},
@@ -154,6 +155,8 @@ PERTURBED: dict[str, dict[str, Any]] = {
     "algorithm__aggregation": {"algorithm__aggregation": "seq_mean_token_mean"},
     "algorithm__cliprange_high": {**CLIPPING, "algorithm__cliprange_high": 0.3},
     "algorithm__ratio_cap": {"algorithm__trust_region": "cispo", "algorithm__ratio_cap": 1.0},
+    "algorithm__v_star_beta": {**A_STAR_PO, "algorithm__v_star_beta": 0.5},
+    "algorithm__v_star_samples": {**A_STAR_PO, "algorithm__v_star_samples": 2},
     "train__overlong_share": {"train__overlong_share": 0.5},
     "train__overlong_penalty": {"train__overlong_share": 0.5, "train__overlong_penalty": 3.0},
     "kl__reward_estimator": {"kl__reward_estimator": "k3"},
@@ -225,6 +228,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "unbounded": {"algorithm__trust_region": "none"},
     "capped": {"algorithm__trust_region": "cispo"},
     "overlong": {"train__overlong_share": 0.5},
+    "samples": A_STAR_PO,
 }
 """What a knob is compared with: the base, or the setting that it refines."""
 AGAINST = {
@@ -234,7 +238,7 @@ AGAINST = {
     "critic__init": "separate", "critic__lr": "separate", "optimiser__clip_norms": "separate",
     "algorithm__dual_clip": "fast", "algorithm__cliprange_high": "fast", "algorithm__advantage": "groups",
     "algorithm__ratio": "unbounded", "algorithm__ratio_cap": "capped", "train__overlong_penalty": "overlong",
-    "train__max_repetition": "cold",
+    "train__max_repetition": "cold", "algorithm__v_star_beta": "samples", "algorithm__v_star_samples": "samples",
 }  # fmt: skip
 
 
@@ -270,6 +274,18 @@ def test_memory_settings_change_nothing(tmp_path: Path, runtime: dict[str, Any],
             assert rows[step][key] == pytest.approx(value, rel=2e-3, abs=2e-4), (step, key)
     for name, tensor in base_state.items():
         assert torch.allclose(state[name], tensor, atol=2e-3), name
+
+
+@pytest.mark.parametrize("runtime", [{"micro_batch_size": 1}, {"micro_batch_size": 3}])
+def test_the_cut_into_micro_batches_moves_no_penalty_on_whole_responses(
+    tmp_path: Path, runtime: dict[str, Any], trajectories: dict[str, Any]
+) -> None:
+    _, rows, state = run(tmp_path, runtime=runtime, **A_STAR_PO)
+    _, base_rows, base_state = trajectories["samples"]
+    for step, row in base_rows.items():
+        for key, value in row.items():
+            assert rows[step][key] == pytest.approx(value, rel=2e-3, abs=2e-4), (step, key)
+    assert all(torch.allclose(state[name], tensor, atol=2e-3) for name, tensor in base_state.items())
 
 
 def test_same_seed_same_bytes(tmp_path: Path, trajectories: dict[str, Any]) -> None:

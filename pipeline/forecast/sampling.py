@@ -1,0 +1,35 @@
+"""What it takes to sample responses, in training and for the stage `values`: (FLOPs, bytes), and hours on a T4."""
+
+from __future__ import annotations
+
+from pipeline.forecast.subject import ForecastSubject
+from pipeline.resources.roofline import BYTES_CACHE, BYTES_LOGIT, BYTES_READ_CAST, t4_seconds
+
+
+def sampling(trial: ForecastSubject, rows: int, maps: float, bytes_read: float) -> tuple[float, float]:
+    """(FLOPs, bytes) of `rows` responses of full length by a network of `maps` weights in linear maps, each read with
+    `bytes_read`."""
+    shape, cfg = trial.shape, trial.config
+    prompt, response, head = trial.mean_prompt, cfg.train.response_length, shape.vocab * shape.hidden
+    calls, mean_keys = -(-rows // cfg.runtime.rollout_batch_size) * response, prompt + response / 2
+    attended = 4.0 * shape.attention * shape.layers * rows * (prompt**2 + response * mean_keys)
+    return (
+        2.0 * rows * (prompt + response - 1) * maps + attended + 2.0 * rows * response * head,
+        calls * (shape.blocks + head) * bytes_read
+        + rows * response * (mean_keys * shape.kv * BYTES_CACHE + shape.vocab * BYTES_LOGIT),
+    )
+
+
+def values_hours(trial: ForecastSubject) -> float:
+    """Hours on a T4 of the stage `values`: the reference samples, learned rewards and classifiers score."""
+    shape, cfg = trial.shape, trial.config
+    rows, span = cfg.values.samples * cfg.data.train_prompts, trial.mean_prompt + cfg.train.response_length - 1
+    tokens, scorers = rows * span, sum(scorer.maps for scorer in trial.scorers)
+    forward = 2.0 * tokens * shape.maps + 4.0 * shape.attention * shape.layers * tokens * span
+    calls = -(-rows // cfg.runtime.rollout_batch_size)
+    scored = (
+        trial.learned * forward + 2.0 * tokens * scorers,
+        (trial.learned * shape.blocks + scorers) * calls * BYTES_READ_CAST,
+    )
+    sampled = sampling(trial, rows, shape.maps, BYTES_READ_CAST)
+    return (t4_seconds("generate", *sampled) + t4_seconds("score", *scored)) / 3600
