@@ -131,7 +131,7 @@ def one_process(
 
 def _samples(values: Artifact, prompts: Artifact, n: int) -> ReferenceScores:
     """The scored samples of the `n` training prompts. Raises `Fault` for those of other prompts."""
-    grids = {name: torch.from_numpy(grid) for name, grid in read_scores(values, prompts, n).items()}
+    grids = {name: torch.tensor(grid) for name, grid in read_scores(values, prompts, n).items()}
     return ReferenceScores(grids["proxy"], grids["length"], grids["eos"])
 
 

@@ -147,7 +147,14 @@ def _stages(layout: Layout) -> list[dag.Stage]:
         (out / "draws.txt").write_text(f"{cfg.evaluate.first_prompt} {cfg.evaluate.seed}")
         return {}
 
-    def train(cfg: Any, out: Path, reporter: Reporter, *, sft: Artifact, reward: Artifact) -> dict[str, Any]:
+    def values(cfg: Any, out: Path, reporter: Reporter, *, reward: Artifact) -> dict[str, Any]:
+        note("values", str(cfg.values.samples))
+        (out / "samples.txt").write_text(str(cfg.values.samples))
+        return {}
+
+    def train(
+        cfg: Any, out: Path, reporter: Reporter, *, sft: Artifact, reward: Artifact, values: Artifact | None = None
+    ) -> dict[str, Any]:
         cell = f"{cfg.kl.beta}/{cfg.train.seed}"
         note("train", cell)
         wanted = _control(layout)
@@ -186,6 +193,9 @@ def _stages(layout: Layout) -> list[dag.Stage]:
         dag.Stage("sft", sft, ("sft",), ("pipeline.errors",)),
         dag.Stage("reward", reward, ("reward",), ("pipeline.errors",)),
         dag.Stage("reference", reference, ("evaluate",), ("pipeline.errors",)),
+        dag.Stage(
+            "values", values, ("values",), ("pipeline.errors",), only=lambda config: config.algorithm.needs_values
+        ),
         dag.Stage("train", train, TRAINING, ("pipeline.errors",), resumable=True),
         dag.Stage("evaluate", evaluate, ("evaluate", "kl.beta", "algorithm.cliprange"), ("pipeline.errors",)),
     ]

@@ -28,6 +28,7 @@ from pipeline.trial import execution, prepare, run_trial
         {},
         {"critic__kind": "separate", "kl__control": "adaptive", "algorithm__whiten_rewards": True},
         {"algorithm": "rloo"},
+        {"algorithm": "a_star_po", "values__samples": 2},
     ],
 )
 def test_two_processes_give_the_losses_of_one(smoke_layout: Layout, tmp_path: Path, knobs: dict[str, Any]) -> None:

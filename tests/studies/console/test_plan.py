@@ -109,6 +109,28 @@ def test_times_are_those_of_this_machine_alone(write_study: Callable[..., Study]
     assert again.of("train", load_config("tiny", {"train.steps": 128})) == pytest.approx(0.2)
 
 
+def test_training_is_timed_without_what_a_trial_is_charged_for_its_samples(
+    write_study: Callable[..., Study], layout: Layout
+) -> None:
+    record(write_study(), layout)
+    charged = [
+        one.model_copy(update={"cost": {"wall_s": 5.1, "values_wall_s": 5.0}}) if one.arm == "weak" else one
+        for one in all_records(layout)
+    ]
+    found = measured(layout, charged, "tiny", {"device": "abacus"})
+    assert found is not None
+    assert found.seconds_per_step == pytest.approx(0.1 / 64)
+
+
+def test_a_stage_of_some_arms_has_its_place_in_the_plan(write_study: Callable[..., Study], layout: Layout) -> None:
+    """Also where the first trial does not have it."""
+    layout.root.mkdir(parents=True)
+    text = fake_trial.STUDY.replace("strong: {kl.beta: 0.2}", "strong: {algorithm: a_star_po}")
+    rows = [line.split()[0] for line in shown(write_study(text), layout)]
+    stages = [row for row in rows if row in ("prompts", "sft", "reward", "reference", "values", "train", "evaluate")]
+    assert stages == ["prompts", "sft", "reward", "reference", "values", "train", "train", "evaluate"]
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.2, "1 s"), (89, "89 s"), (120, "2 min"), (9_000, "2.5 h"), (3e6, "833 h")]
 )

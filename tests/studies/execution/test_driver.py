@@ -59,6 +59,31 @@ def test_a_study_runs_once_and_is_then_all_cached(
     assert sorted(told(layout)) == sorted(("COMPLETE", arm, seed, 0.6) for arm, seed in CELLS)
 
 
+SAMPLED = """
+  strong: {kl.beta: 0.2}
+  one: {algorithm: a_star_po, algorithm.v_star_beta: 2.0}
+  other: {algorithm: a_star_po, algorithm.v_star_samples: 4}
+  few: {algorithm: a_star_po, values.samples: 8}
+"""
+
+
+@pytest.mark.parametrize("executor", ["inline", "processes"])
+def test_a_stage_that_some_arms_need_is_built_once_for_them_and_never_for_others(
+    write_study: Callable[..., Study], layout: Layout, executor: str
+) -> None:
+    text = fake_trial.STUDY.replace("\n  strong: {kl.beta: 0.2}\n", SAMPLED)
+    result, shown = go(write_study(text), layout, executor)
+    assert len(result.records) == 10
+    assert {record.status for record in result.records} == {"complete"}
+    assert sorted(fake_trial.calls(layout, "values")) == ["16", "8"]
+    assert fake_trial.calls(layout, "reward") == ["-"]
+    keys = {record.arm: record.stages["values"].key for record in result.records if "values" in record.stages}
+    assert keys.keys() == {"one", "other", "few"}
+    assert keys["one"] == keys["other"] != keys["few"]
+    assert "(10 of 10 trials)" in shown
+    assert all((layout.root / record.stages["train"].path).exists() for record in result.records)
+
+
 def test_study_file_tells_what_was_run(write_study: Callable[..., Study], layout: Layout) -> None:
     go(write_study(), layout)
     content = json.loads(layout.study("small", "tiny").study_file.read_text())

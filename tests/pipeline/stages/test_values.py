@@ -1,0 +1,155 @@
+"""The stage of scored reference samples, for real, on the smoke profile: what it holds, who has it, and who pays."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from helpers import Recorder, smoke
+
+from pipeline.errors import Fault
+from pipeline.models.policy import Episodes, response_mask
+from pipeline.resources.out_of_memory import Room
+from pipeline.rewards.base import Completions
+from pipeline.run.layout import Layout
+from pipeline.run.store import Artifact
+from pipeline.stages.common import PromptSet, reward_of
+from pipeline.stages.scored_samples import SAMPLES, read_scores
+from pipeline.trial import ADDED_UP, TrialOutcome, plan_trial, run_trial
+
+PROMPTS, DRAWS = 256, 4
+A_STAR_PO: dict[str, Any] = {"algorithm": "a_star_po", "values__samples": DRAWS}
+
+
+@pytest.fixture(scope="module")
+def outcome(smoke_layout: Layout) -> TrialOutcome:
+    return run_trial(smoke(**A_STAR_PO), smoke_layout, Recorder())
+
+
+@pytest.fixture(scope="module")
+def table(outcome: TrialOutcome) -> pd.DataFrame:
+    return pd.read_parquet(outcome.artifacts["values"].path / SAMPLES)
+
+
+def planned(layout: Layout, **changes: Any) -> dict[str, tuple[bool, str]]:
+    return {one.stage: (one.cached, one.why) for one in plan_trial(smoke(**changes), layout)}
+
+
+def test_a_trial_trains_on_it(outcome: TrialOutcome) -> None:
+    assert list(outcome.artifacts) == ["prompts", "sft", "reward", "reference", "values", "train", "evaluate"]
+    assert (outcome.status, outcome.steps) == ("complete", 32)
+    assert not (outcome.artifacts["train"].path / "critic.safetensors").exists()
+
+
+def test_all_samples_are_there_by_the_number_of_their_prompt(table: pd.DataFrame, outcome: TrialOutcome) -> None:
+    assert table["prompt_id"].tolist() == [row for row in range(PROMPTS) for _ in range(DRAWS)]
+    assert table["draw"].tolist() == list(range(DRAWS)) * PROMPTS
+    assert table["tokens"].map(len).tolist() == table["length"].tolist()
+    eos = PromptSet.load(outcome.artifacts["prompts"], "train").tokenizer.eos_token_id
+    assert [tokens[-1] == eos for tokens in table["tokens"]] == table["eos"].tolist()
+    assert 0 < table["eos"].mean() < 1
+    assert not any(eos in tokens[:-1] for tokens in table["tokens"])
+    texts = [tuple(tokens) for tokens in table["tokens"]]
+    assert len(set(texts)) > 0.9 * len(texts), "draws of one prompt differ"
+
+
+def test_scores_are_those_of_the_training_reward_before_eos_handling(
+    table: pd.DataFrame, outcome: TrialOutcome
+) -> None:
+    data = PromptSet.load(outcome.artifacts["prompts"], "train")
+    some = table.iloc[[0, 5, 301, 800, 1023]]
+    rows, lengths = some["prompt_id"].tolist(), torch.tensor(some["length"].tolist())
+    responses = torch.zeros(len(some), 16, dtype=torch.long)
+    for place, tokens in enumerate(some["tokens"]):
+        responses[place, : len(tokens)] = torch.from_numpy(tokens.astype(np.int64))
+    episodes = Episodes(
+        torch.cat([data.ids[rows], responses], 1), data.mask[rows], response_mask(lengths, 16),
+        torch.tensor(some["eos"].tolist()),
+    )  # fmt: skip
+    proxy = reward_of(outcome.artifacts["reward"], torch.device("cpu"), Room("rows", 8))
+    found = proxy(Completions.of(data.tokenizer, episodes, [data.texts[row] for row in rows]))
+    assert found.tolist() == pytest.approx(some["proxy"].tolist(), abs=1e-5)
+
+
+def test_other_trials_neither_have_nor_wait_for_it(smoke_layout: Layout, outcome: TrialOutcome) -> None:
+    plain = planned(smoke_layout)
+    assert list(plain) == ["prompts", "sft", "reward", "reference", "train", "evaluate"]
+    assert all(cached for cached, _ in plain.values())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"algorithm__v_star_beta": 0.5},
+        {"algorithm__v_star_samples": 2},
+        {"train__missing_eos": "none"},
+        {"train__overlong_share": 0.2},
+        {"train__seed": 7},
+        {"kl__beta": 0.001},
+    ],
+)
+def test_what_trains_another_policy_samples_nothing_again(
+    smoke_layout: Layout, outcome: TrialOutcome, change: dict[str, Any]
+) -> None:
+    plan = planned(smoke_layout, **A_STAR_PO, **change)
+    assert {
+        stage: cached for stage, (cached, _) in plan.items() if stage not in ("train", "evaluate")
+    } == dict.fromkeys(("prompts", "sft", "reward", "reference", "values"), True)
+    assert not plan["train"][0]
+
+
+def test_what_changes_the_samples_draws_them_again(smoke_layout: Layout, outcome: TrialOutcome) -> None:
+    plan = planned(smoke_layout, **{**A_STAR_PO, "values__samples": 8})
+    assert plan["values"] == (False, "values.samples 4 -> 8")
+    assert plan["train"] == (False, "waits for values")
+    assert planned(smoke_layout, **A_STAR_PO, values__seed=1)["values"] == (False, "values.seed 0 -> 1")
+    assert not planned(smoke_layout, **A_STAR_PO, train__temperature=0.9)["values"][0]
+
+
+def test_fewer_samples_are_the_first_of_more_and_batches_change_none(
+    smoke_layout: Layout, tmp_path: Path, table: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_module("pipeline.stages.values"), "PROMPTS_AT_ONCE", 100)
+    layout = Layout(tmp_path)
+    for stage in ("prompts", "sft", "reward"):
+        shutil.copytree(smoke_layout.store / stage, layout.store / stage)
+    fewer = smoke(**{**A_STAR_PO, "values__samples": 2}, runtime__rollout_batch_size=37)
+    made = run_trial(fewer, layout, Recorder(), until="values").artifacts["values"]
+    found = pd.read_parquet(made.path / SAMPLES)
+    first = table[table["draw"] < 2].reset_index(drop=True)
+    assert [list(tokens) for tokens in found["tokens"]] == [list(tokens) for tokens in first["tokens"]]
+    assert found["proxy"].tolist() == pytest.approx(first["proxy"].tolist(), abs=1e-5)
+
+
+def test_a_trial_is_charged_for_all_its_samples(outcome: TrialOutcome, table: pd.DataFrame) -> None:
+    trained, sampled = (
+        json.loads((outcome.artifacts[stage].path / "log" / "cost.json").read_text()) for stage in ("train", "values")
+    )
+    assert sampled["generated_tokens"] == table["length"].sum()
+    for key in ADDED_UP:
+        assert sampled[key] > 0
+        assert outcome.cost[key] == pytest.approx(trained[key] + sampled[key])
+        assert outcome.cost[f"values_{key}"] == sampled[key]
+    assert outcome.cost["peak_memory_gib"] == max(trained["peak_memory_gib"], sampled["peak_memory_gib"])
+    assert {"generate_s", "score_s", "generate_tflop", "score_tflop"} <= sampled.keys()
+
+
+def test_samples_of_other_prompts_are_a_fault(outcome: TrialOutcome, table: pd.DataFrame, tmp_path: Path) -> None:
+    values, prompts = outcome.artifacts["values"], outcome.artifacts["prompts"]
+    assert read_scores(values, prompts, PROMPTS)["proxy"].shape == (PROMPTS, DRAWS)
+    with pytest.raises(Fault, match="its samples are of other prompts than those of"):
+        read_scores(values, replace(prompts, digest="another"), PROMPTS)
+    with pytest.raises(Fault, match="does not hold 4 samples of each of 255 prompts"):
+        read_scores(values, prompts, PROMPTS - 1)
+    table.sample(frac=1, random_state=0).to_parquet(tmp_path / SAMPLES, index=False)
+    turned: Artifact = replace(values, path=tmp_path)
+    with pytest.raises(Fault, match="in their order"):
+        read_scores(turned, prompts, PROMPTS)
