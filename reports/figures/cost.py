@@ -114,7 +114,7 @@ def _spent(records: StudyRecords) -> pd.DataFrame:
 
 def _of_training(trial: Mapping[Any, Any], column: str) -> float:
     """A quantity that a cap limits: without what the trial is charged for stages before training, which no cap ends."""
-    charged = float(trial.get(column.replace("cost/", "cost/values_"), 0.0))
+    charged = float(trial.get(f"cost/values_{column.removeprefix('cost/')}", 0.0))
     return float(trial.get(column, float("nan"))) - (charged if charged > 0 else 0.0)
 
 

@@ -23,6 +23,20 @@ def test_every_shipped_profile_is_predicted_to_fit() -> None:
         assert found.fits, profile
 
 
+def test_samples_that_only_some_algorithms_need_are_forecast_for_these_alone() -> None:
+    plain, chosen, twice = (
+        predict(t4(**changes))
+        for changes in ({}, {"algorithm": "a_star_po"}, {"algorithm": "a_star_po", "values__samples": 32})
+    )
+    assert plain is not None
+    assert chosen is not None
+    assert twice is not None
+    assert "values" not in plain.shared_hours.keys() | plain.stages.keys()
+    assert 0 < chosen.stage_gib("values") < chosen.stage_gib("train")
+    assert twice.shared_hours["values"] == pytest.approx(2 * chosen.shared_hours["values"], rel=0.01)
+    assert chosen.fits
+
+
 def test_a_separate_critic_on_a_t4_is_refused_in_one_line_with_what_would_fit() -> None:
     config = t4(critic__kind="separate")
     with pytest.raises(UserError) as refused:

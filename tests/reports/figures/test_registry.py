@@ -25,6 +25,7 @@ from reports.findings.trajectories import ArmAlarm
 from reports.pages.inline import inline_svg
 from reports.records.load import StudyRecords, load_records
 from reports.statistics.two_level import Estimate
+from reports.tables.runs import cost_table
 from studies.definition.schema import FIGURES as FIGURE_NAMES
 
 if TYPE_CHECKING:
@@ -275,6 +276,22 @@ def test_cost_is_held_against_the_caps(records: StudyRecords, findings: Findings
     ]
     assert steps["share"].tolist() == [682 / 2048]
     assert "48.0 s of 2.50 h" in {text.get_text() for text in drawn.figure.axes[0].texts}
+
+
+def test_what_a_trial_is_charged_for_its_samples_counts_against_no_cap(
+    records: StudyRecords, findings: Findings
+) -> None:
+    """Two arms of which one is charged; the table says for what."""
+    charged = np.where(records.trials["arm"] == "beta_0.05", 20.0, np.nan)
+    trials = records.trials.assign(**{"cost/values_wall_s": charged})
+    with house_style():
+        drawn = figure("cost")(replace(records, trials=trials), findings)
+    assert drawn is not None
+    walls = drawn.data[drawn.data["cap"] == "wall clock"].groupby("arm")["spent"].first()
+    assert walls["beta_0.05"] == pytest.approx(28.0)
+    assert set(walls.drop("beta_0.05")) == {48.0}
+    assert "charged for all of them (stage values)" in cost_table(replace(records, trials=trials)).note
+    assert "charged" not in cost_table(records).note
 
 
 def test_the_kl_figure_shows_the_estimator_that_the_claims_speak_of(records: StudyRecords, findings: Findings) -> None:
