@@ -31,7 +31,14 @@ class EndCurve:
     @property
     def range(self) -> tuple[float, float]:
         """KL between which arms have ended."""
-        return float(self.kl[0].mean()), float(self.kl[-1].mean())
+        ends = self._ends
+        return float(ends[0]), float(ends[-1])
+
+    @property
+    def _ends(self) -> Array:
+        """(K,) mean KL of each arm, always summed in one order: the ends of `range` are points of the curve."""
+        means: Array = self.kl.mean((1, 2))
+        return means
 
     def at(self, kl: Array) -> Array:
         """(S, P), linear in what was measured: its mean is the curve at the mean of `kl`, its spread that of the curve
@@ -43,9 +50,9 @@ class EndCurve:
         `kl`: (S, P) of the arm that is compared, or one number. Raises `ValueError` outside of `range`, and with fewer
         than `LEAST` points.
         """
+        at = float(np.mean(kl))  # before the broadcast, whose mean may round a single number
         kl = np.broadcast_to(np.asarray(kl, dtype=np.float64), self.kl.shape[1:])
-        xs, ys = self.kl.mean((1, 2)), self.values.mean((1, 2))
-        at = float(kl.mean())
+        xs, ys = self._ends, self.values.mean((1, 2))
         if len(xs) + (self.reference is not None) < LEAST or not xs[0] <= at <= xs[-1]:
             raise ValueError(f"no curve at {at:g}: {len(xs)} arms, from {xs[0]:g} to {xs[-1]:g}")
         tables = list(self.values)

@@ -196,7 +196,7 @@ def _too_small(members: list[Effect]) -> str:
     small = [one for one in members if one.estimate and one.smallest and equivalent(one.estimate, one.smallest)]
     if not small:
         return ""
-    which = "the difference" if small == members else f"that of {listed([effect.arm for effect in small])}"
+    which = "the difference" if small == members else f"the difference of {listed([effect.arm for effect in small])}"
     return f" ({which} is below {_margin(small)}, the smallest that matters)"
 
 

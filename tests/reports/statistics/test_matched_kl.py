@@ -78,6 +78,16 @@ def test_nothing_is_extrapolated_and_two_points_are_no_curve() -> None:
             curve.at(np.array(at))
 
 
+def test_the_ends_of_the_range_are_points_of_the_curve_however_their_means_round() -> None:
+    """With many prompts a mean depends on the order in which it is summed."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        kl, values = np.sort(rng.gamma(2.0, 2.0, (4, 5, 512)), axis=0), rng.normal(size=(4, 5, 512))
+        curve = EndCurve(kl, values)
+        for end, table in zip(curve.range, (values[0], values[-1]), strict=True):
+            assert curve.at(np.array(end)).mean() == pytest.approx(table.mean())
+
+
 def test_the_table_is_linear_in_what_was_measured() -> None:
     """With little spread, every cell is the curve through its own measurements."""
     rng = np.random.default_rng(0)

@@ -143,7 +143,7 @@ def test_a_certain_difference_that_is_too_small_to_matter_is_called_so(
         }
         effects = tuple(changed.get(e.arm, e) if e.metric == "eval/win_rate" else e for e in findings.effects)
         sentence = answer(records, dataclasses.replace(findings, effects=effects)).sentence
-        which = "the difference" if near == set(mine) else f"that of {next(iter(near))}"
+        which = "the difference" if near == set(mine) else f"the difference of {next(iter(near))}"
         assert f"({which} is below 10.000, the smallest that matters)" in sentence
 
 
