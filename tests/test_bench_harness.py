@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks import __main__ as bench
 from benchmarks import meter as meter_module
+from benchmarks.contender import CONTENDERS, NEWER_TRL
 from benchmarks.meter import CLOCKS, PHASES, Meter, matrix_peak
 from benchmarks.report import Run, Spread, goals
 
@@ -74,6 +76,7 @@ def fake(name: str, seconds: float, memory: float, log: float = 0.001) -> Run:
     phases = dict.fromkeys(PHASES, 0.0) | {"train": seconds - log, "log": log}
     raw: dict[str, Any] = {
         "contender": name,
+        "trl": "1.0" if name.startswith("trl") else None,
         "size": "32k",
         "device": "cpu",
         "episodes": 64,
@@ -90,11 +93,11 @@ def fake(name: str, seconds: float, memory: float, log: float = 0.001) -> Run:
 def test_ratios_are_taken_within_a_round() -> None:
     rounds = [
         ("ours-shared", 1, 0.4),
-        ("trl", 4, 1),
+        ("trl-ppo", 4, 1),
         ("ours-shared", 1, 0.4),
-        ("trl", 3.5, 1),
+        ("trl-ppo", 3.5, 1),
         ("ours-shared", 1, 0.5),
-        ("trl", 3.1, 1),
+        ("trl-ppo", 3.1, 1),
     ]
     lines = goals([fake(*one) for one in rounds])
     assert (
@@ -105,11 +108,39 @@ def test_ratios_are_taken_within_a_round() -> None:
 
 
 def test_a_goal_that_is_missed_in_some_rounds_is_unclear_and_in_all_is_missed() -> None:
-    rounds = [("ours-separate", 3, 0.6, 0.5), ("trl", 4, 1), ("ours-separate", 1, 0.6, 0.5), ("trl", 4, 1)]
+    rounds = [("ours-separate", 3, 0.6, 0.5), ("trl-ppo", 4, 1), ("ours-separate", 1, 0.6, 0.5), ("trl-ppo", 4, 1)]
     lines = goals([fake(*one) for one in rounds])
     assert [line.split("  ")[0].strip() for line in lines] == ["unclear", "falls short", "falls short", "met"]
-    assert not goals([fake("trl", 4, 1)])
+    assert not goals([fake("trl-ppo", 4, 1)])
     assert str(Spread([2.0])) == "2 (2 to 2)"
+
+
+def test_algorithms_without_a_critic_are_compared_with_the_shared_one_and_with_their_own_peers() -> None:
+    rounds = [("ours-grpo", 1, 0.3), ("ours-shared", 1.5, 0.4), ("trl-grpo", 2, 1), ("trl-rloo", 9, 1)]
+    lines = [line for line in goals([fake(*one) for one in rounds]) if "ours-grpo" in line and "episodes" in line]
+    assert lines == [
+        "falls short  32k: ours-grpo at least 3 x TRL's episodes/s: 2 (2 to 2); by CPU time 2 (2 to 2)",
+        "met          32k: ours-grpo at least 1.25 x ours-shared's episodes/s: 1.5 (1.5 to 1.5); by CPU time 1.5 (1.5"
+        " to 1.5)",
+    ]
+    assert not any("ours-rloo" in line for line in goals([fake("ours-grpo", 1, 1), fake("trl-rloo", 1, 1)]))
+
+
+def options(monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
+    monkeypatch.delenv("TRL_PYTHON", raising=False)
+    monkeypatch.setattr(sys, "argv", ["benchmarks", *words])
+    return bench._options()
+
+
+def test_what_needs_a_newer_trl_is_skipped_without_one_and_refused_where_it_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert set(CONTENDERS) - set(options(monkeypatch).contender) == set(NEWER_TRL)
+    assert capsys.readouterr().err.startswith("skipped trl-grpo and trl-rloo: set TRL_PYTHON=")
+    assert options(monkeypatch, "--trl-python", "python").contender == list(CONTENDERS)
+    with pytest.raises(SystemExit):
+        options(monkeypatch, "--contender", "ours-grpo", "trl-grpo")
+    assert "pip install trl==1.16.0" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -120,6 +151,10 @@ def test_all_contenders_run_and_do_the_same_generation(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "ours-separate at least 2 x TRL" in done.stdout
-    shared, separate, peer = (one["flops"] for one in json.loads(out.read_text())["runs"])
-    assert shared["generate"] == separate["generate"] == peer["generate"] > 0
-    assert 0 < shared["train"] < separate["train"] < peer["train"]
+    flops = {one["contender"]: one["flops"] for one in json.loads(out.read_text())["runs"]}
+    grpo, rloo, shared, separate, peer, *newer = (flops[name] for name in CONTENDERS if name in flops)
+    assert {one["generate"] for one in newer} <= {shared["generate"]}
+    assert shared["generate"] == separate["generate"] == peer["generate"]
+    assert 0 < grpo["generate"] == rloo["generate"] < shared["generate"], "a prompt is read once for its responses"
+    assert 0 < grpo["train"] < shared["train"] < separate["train"] < peer["train"]
+    assert grpo["train"] < rloo["train"], "whole responses take one more pass through the head"

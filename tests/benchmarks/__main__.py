@@ -17,13 +17,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contender import CONTENDERS
+from benchmarks.contender import CONTENDERS, NEWER_TRL
 from benchmarks.report import Run, show
 
 from pipeline.models.cpu import HUGE_PAGES
 
 ROOT = Path(__file__).parents[2]
 SIZES = ("tiny", "tiny-eos", "32k", "32k-eos")
+HOW = (
+    "set TRL_PYTHON=ENV/bin/python, made by `python3 -m venv ENV && ENV/bin/pip install torch==2.13.0 &&"
+    " ENV/bin/pip install trl==1.16.0`"
+)
+"""How to get the environment of the contenders that need a newer TRL than the one that is pinned here."""
 
 
 def main() -> None:
@@ -54,11 +59,20 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--precision", default="no", choices=["no", "fp16", "bf16"], help="of autocast, on a GPU")
-    parser.add_argument("--contender", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
+    parser.add_argument("--contender", nargs="+", choices=CONTENDERS)
+    parser.add_argument(
+        "--trl-python", default=os.environ.get("TRL_PYTHON"), help=f"runs {' and '.join(NEWER_TRL)}; {HOW}"
+    )
     parser.add_argument("--out", type=Path, default=Path("outputs/bench.json"))
     options = parser.parse_args()
     if (options.device == "cpu") != (options.precision == "no"):
         parser.error("--precision is fp16 or bf16 with --device cuda, and not given without")
+    if not options.trl_python and set(options.contender or ()) & set(NEWER_TRL):
+        parser.error(f"{' and '.join(NEWER_TRL)} need a newer TRL: {HOW}")
+    if options.contender is None:
+        options.contender = [name for name in CONTENDERS if options.trl_python or name not in NEWER_TRL]
+        if not options.trl_python:
+            print(f"skipped {' and '.join(NEWER_TRL)}: {HOW}", file=sys.stderr)
     return options
 
 
@@ -77,7 +91,7 @@ def _run(name: str, size: str, options: argparse.Namespace) -> dict[str, Any]:
         out = Path(folder) / "result.json"
         words = [name, size, options.device, options.precision, str(options.threads), str(out)]
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.contender", *words],
+            [options.trl_python if name in NEWER_TRL else sys.executable, "-m", "benchmarks.contender", *words],
             env=environment,
             capture_output=True,
             text=True,

@@ -10,9 +10,12 @@ import os
 import sys
 import tempfile
 import time
+from importlib.metadata import version
 from pathlib import Path
 
-CONTENDERS = ("ours-shared", "ours-separate", "trl")
+CONTENDERS = ("ours-grpo", "ours-rloo", "ours-shared", "ours-separate", "trl-ppo", "trl-grpo", "trl-rloo")
+"""Our algorithms without a critic, our PPO by its critic, TRL's PPO with a separate one, and what needs a newer TRL."""
+NEWER_TRL = ("trl-grpo", "trl-rloo")
 
 
 def main(name: str, size_name: str, device_name: str, precision: str, threads: str, out: str) -> None:
@@ -29,10 +32,14 @@ def main(name: str, size_name: str, device_name: str, precision: str, threads: s
     size, device = SIZES[size_name], torch.device(device_name)
     meter = Meter(device, size.measured)
     with tempfile.TemporaryDirectory() as folder:
-        if name == "trl":
+        if name == "trl-ppo":
             from benchmarks import theirs
 
             run = theirs.build(size, device, Path(folder), meter)
+        elif name in NEWER_TRL:
+            from benchmarks import their_groups
+
+            run = their_groups.build(size, name.removeprefix("trl-"), device, Path(folder), meter)
         else:
             from benchmarks import ours
 
@@ -44,6 +51,7 @@ def main(name: str, size_name: str, device_name: str, precision: str, threads: s
     dtype = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
     result = meter.result() | {
         "contender": name,
+        "trl": version("trl") if name.startswith("trl") else None,
         "size": size_name,
         "device": device_name,
         "built_bytes": built,

@@ -54,11 +54,12 @@ class Watch:
         raise AssertionError(message)
 
 
-def build(size: Size, critic: str, device: torch.device, precision: str, folder: Path, meter: Meter) -> Any:
-    """A trainer, ready to run. On a GPU the precision is the one asked for, not the best that the card has."""
+def build(size: Size, kind: str, device: torch.device, precision: str, folder: Path, meter: Meter) -> Any:
+    """A trainer, ready to run; `kind` as in `Size.settings`. On a GPU the precision is the one asked for, not the best
+    that the card has."""
     keep_freed_memory()
     precision_module.mixed_precision = lambda _: precision
-    cfg, queries = size.settings(critic), size.prompts()
+    cfg, queries = size.settings(kind), size.prompts()
 
     def score(episodes: Episodes, rows: Sequence[int]) -> Scores:
         last = (episodes.context_length + episodes.lengths - 1).unsqueeze(1)
@@ -75,7 +76,11 @@ def build(size: Size, critic: str, device: torch.device, precision: str, folder:
     ledger.timed = meter.timed  # type: ignore[method-assign]
     trainer = Trainer(
         cfg,
-        ActorCritic(policy, trunk(size.network().to(device)) if critic == "separate" else None),
+        ActorCritic(
+            policy,
+            trunk(size.network().to(device)) if kind == "separate" else None,
+            has_critic=cfg.critic.kind != "none",
+        ),
         freeze(size.network().to(device)),
         score,
         queries,

@@ -11,9 +11,17 @@ from rich.console import Console
 from rich.table import Table
 
 GIB = 2**30
-PEER = "trl"
-SPEED = {"ours-shared": 3.0, "ours-separate": 2.0}
+PEERS = {"ours-shared": "trl-ppo", "ours-separate": "trl-ppo", "ours-grpo": "trl-grpo", "ours-rloo": "trl-rloo"}
+"""The same algorithm in TRL."""
+SHARED = "ours-shared"
+CRITICS = {SHARED: "shared", "ours-separate": "separate", "trl-ppo": "separate"}
+"""Of those that have one."""
+SPEED = {"ours-shared": 3.0, "ours-separate": 2.0, "ours-grpo": 3.0, "ours-rloo": 3.0}
+"""Least episodes/s, as a multiple of the peer's."""
+CRITIC_FREE = 1.25
+"""The same without a critic, as a multiple of that with a shared one."""
 MEMORY = {"32k": 0.5, "32k-eos": 0.5, "qwen0.5b": 0.5}
+"""Most peak memory with a critic, as a share of the peer's."""
 TRIAL_STEPS = 2_048
 """Gradient steps of a trial of the default profile, over which what is done once is spread."""
 UPDATE_STEPS = 16
@@ -71,7 +79,7 @@ class Spread:
 
 def show(runs: list[Run], start_up: float) -> None:
     """Print everything."""
-    console = Console(width=150)
+    console = Console(width=190)
     for size in dict.fromkeys(run.size for run in runs):
         here = [run for run in runs if run.size == size]
         console.print(_speeds(size, here))
@@ -85,7 +93,9 @@ def _speeds(size: str, runs: list[Run]) -> Table:
     first = runs[0].raw
     table = Table(
         "contender",
+        "critic",
         "episodes/s",
+        "x shared",
         "x TRL",
         "x TRL by CPU time",
         "peak memory [GiB]",
@@ -99,8 +109,10 @@ def _speeds(size: str, runs: list[Run]) -> Table:
     )
     for name in dict.fromkeys(run.name for run in runs):
         table.add_row(
-            name,
+            _label(runs, name),
+            CRITICS.get(name, "none"),
             str(_over(runs, name, Run.episodes_per_second)),
+            "" if name in PEERS.values() else _times(runs, name, SHARED, Run.episodes_per_second),
             _against(runs, name, Run.episodes_per_second),
             _against(runs, name, lambda run: run.episodes_per_second("cpu")),
             str(_over(runs, name, lambda run: run.peak_gib)),
@@ -132,17 +144,12 @@ def goals(runs: list[Run]) -> list[str]:
     lines = []
     for size in dict.fromkeys(run.size for run in runs):
         here = [run for run in runs if run.size == size]
-        for name in dict.fromkeys(run.name for run in here if run.name != PEER):
-            speeds = _ratios(here, name, Run.episodes_per_second)
-            by_cpu = Spread(_ratios(here, name, lambda run: run.episodes_per_second("cpu")) or [0.0])
-            goal = f"{size}: {name} at least {SPEED[name]:g} x TRL's episodes/s"
-            lines += (
-                [f"{_verdict(speeds, SPEED[name], least=True)}  {goal}: {Spread(speeds)}; by CPU time {by_cpu}"]
-                if speeds
-                else []
-            )
-            memory = _ratios(here, name, lambda run: run.peak_gib)
-            if memory and size in MEMORY:
+        for name in dict.fromkeys(run.name for run in here if run.name in PEERS):
+            lines += _speed(here, name, PEERS[name], SPEED[name], "TRL's")
+            if name not in CRITICS:
+                lines += _speed(here, name, SHARED, CRITIC_FREE, f"{SHARED}'s")
+            memory = _ratios(here, name, PEERS[name], lambda run: run.peak_gib)
+            if memory and size in MEMORY and name in CRITICS:
                 goal = f"{size}: {name} at most {MEMORY[size]:g} x TRL's peak memory"
                 lines.append(f"{_verdict(memory, MEMORY[size])}  {goal}: {Spread(memory)}")
             for what, shares in _overheads(_named(here, name)).items():
@@ -152,6 +159,16 @@ def goals(runs: list[Run]) -> list[str]:
                     f" {percent} %"
                 )
     return lines
+
+
+def _speed(runs: list[Run], name: str, peer: str, least: float, whose: str) -> list[str]:
+    """The line of one goal of speed; none where one of the two did not run."""
+    speeds = _ratios(runs, name, peer, Run.episodes_per_second)
+    if not speeds:
+        return []
+    by_cpu = Spread(_ratios(runs, name, peer, lambda run: run.episodes_per_second("cpu")))
+    goal = f"{runs[0].size}: {name} at least {least:g} x {whose} episodes/s"
+    return [f"{_verdict(speeds, least, least=True)}  {goal}: {Spread(speeds)}; by CPU time {by_cpu}"]
 
 
 def _overheads(runs: list[Run]) -> dict[str, list[float]]:
@@ -173,9 +190,9 @@ def _over(runs: list[Run], name: str, figure: Callable[[Run], float]) -> Spread:
     return Spread([figure(run) for run in runs if run.name == name])
 
 
-def _ratios(runs: list[Run], name: str, figure: Callable[[Run], float]) -> list[float]:
-    """Of a contender to TRL, round by round; none where one of them did not run."""
-    return [figure(one) / figure(peer) for one, peer in zip(*(_named(runs, n) for n in (name, PEER)), strict=False)]
+def _ratios(runs: list[Run], name: str, peer: str, figure: Callable[[Run], float]) -> list[float]:
+    """Of one contender to another, round by round; none where one of them did not run."""
+    return [figure(one) / figure(other) for one, other in zip(*(_named(runs, n) for n in (name, peer)), strict=False)]
 
 
 def _named(runs: list[Run], name: str) -> list[Run]:
@@ -183,5 +200,15 @@ def _named(runs: list[Run], name: str) -> list[Run]:
 
 
 def _against(runs: list[Run], name: str, figure: Callable[[Run], float]) -> str:
-    ratios = _ratios(runs, name, figure)
-    return "" if name == PEER or not ratios else str(Spread(ratios))
+    return _times(runs, name, PEERS[name], figure) if name in PEERS else ""
+
+
+def _times(runs: list[Run], name: str, peer: str, figure: Callable[[Run], float]) -> str:
+    ratios = [] if name == peer else _ratios(runs, name, peer, figure)
+    return str(Spread(ratios)) if ratios else ""
+
+
+def _label(runs: list[Run], name: str) -> str:
+    """The name, with the version of TRL where it is TRL's."""
+    version = _named(runs, name)[0].raw["trl"]
+    return name if version is None else f"{name} {version}"

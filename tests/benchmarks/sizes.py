@@ -1,4 +1,4 @@
-"""What both contenders get: the same weights, prompts, reward and settings, at a named size."""
+"""What all contenders get: the same weights, prompts, reward and settings, at a named size."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pipeline.models.loading import scratch_model
 from pipeline.models.seeding import stream
 
 PAD, EOS = 0, 1
+CRITICS = ("shared", "separate")
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,11 @@ class Size:
     """Tokens after which a response ends on average, were none cut: EOS gets that probability. None: no response
     ends."""
 
-    def settings(self, critic: str) -> TrialConfig:
-        """4 epochs x 4 mini-batches on one rollout, for a warm-up, the measured updates and the counted one."""
+    def settings(self, kind: str) -> TrialConfig:
+        """4 epochs x 4 mini-batches on one rollout, for a warm-up, the measured updates and the counted one.
+
+        `kind`: the critic of PPO, or the name of an algorithm without one.
+        """
         return load_config(
             "tiny",
             {
@@ -45,7 +49,7 @@ class Size:
                 "train.num_epochs": 4,
                 "train.response_length": self.response,
                 "train.missing_eos": "none",
-                "critic.kind": critic,
+                **({"critic.kind": kind} if kind in CRITICS else {"algorithm": kind}),
                 "runtime.micro_batch_size": self.batch // 4,
                 "runtime.rollout_batch_size": self.batch,
                 "runtime.checkpoint_updates": 10**6,

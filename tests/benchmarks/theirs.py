@@ -1,4 +1,4 @@
-"""TRL's trainer under the meter, with its logs to nowhere."""
+"""TRL's PPO trainer under the meter, with its logs to nowhere."""
 
 from __future__ import annotations
 
