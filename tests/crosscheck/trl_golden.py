@@ -41,7 +41,7 @@ from trl.rewards import get_soft_overlong_punishment
 RESPONSES, EACH, WIDTH, LONGEST = 16, 4, 7, 9
 """Responses of a rollout, to one prompt, tokens of the longest one, and tokens that one can have."""
 LENGTHS = (7, 1, 4, 2, 6, 3, 5, 7, 1, 2, 7, 6, 5, 4, 3, 2)
-SPREADS = (0.05, 1e-4, 0.9, 0.01, 0.5, 0.15, 2e-3, 0.3)
+SPREADS = (0.4, 1e-4, 0.9, 0.01, 0.5, 0.15, 0.7, 2e-3)
 """Standard deviations of the drift of a response's log-probs since the rollout: some ratios are clipped, some not."""
 MINI_BATCHES = ((0, 4, 10, 15, 3, 6, 9, 12), (1, 14, 8, 2, 5, 11, 7, 13))
 """Rows of each: the responses to a prompt are spread over both, as they are after a shuffle."""
@@ -101,7 +101,7 @@ CASES = {
     "pairs": Case("grpo", grpo().settings, responses=2, losses=False),
     "rloo": Case("rloo", {"beta": 0.3}),
     "rloo_no_kl": Case("rloo", {"beta": 0.0}),
-    "rloo_high": Case("rloo", {"beta": 0.3, "epsilon_high": 0.28}),
+    "rloo_high": Case("rloo", {"beta": 0.3, "epsilon_high": 3.0}),
     "rloo_whitened": Case("rloo", {"beta": 0.3, "normalize_advantages": True}),
     "rloo_pairs": Case("rloo", {"beta": 0.3}, responses=2, losses=False),
 }
