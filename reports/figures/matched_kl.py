@@ -40,7 +40,7 @@ def matched(records: StudyRecords, findings: Findings) -> Drawn | None:
     left_out = len({row.arm for row in compared if row.metric == metric}) - len(rows)
     styles = arm_styles(records.study)
     shown = [arm for arm in records.arms if arm in {*rows[0].arms, *(row.arm for row in rows)}]
-    figure = new_figure(DOUBLE, max(3.3, 1.0 + 0.3 * len(rows)))
+    figure = new_figure(DOUBLE, max(3.3, 1.5 + 0.42 * len(rows)))
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
     data = []
     curve = method_curve(records, metric)
