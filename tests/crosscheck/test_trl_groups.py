@@ -81,7 +81,7 @@ def advantages(cfg: TrialConfig) -> Tensor:
     """(B, T) before whitening, by our estimator."""
     penalty = non_score_reward(OLD, REF, MASK, beta_in_reward(cfg.kl.beta, cfg.kl.place), cfg.kl.reward_estimator)
     nothing = torch.zeros_like(OLD)
-    judged = judge(SCORES, penalty, Measured(OLD, REF, nothing, nothing, None), MASK, None, cfg)
+    judged = judge(SCORES, penalty, Measured(OLD, REF, nothing, nothing, None), MASK, cfg)
     return ESTIMATORS[cfg.algorithm.advantage](judged, cfg.algorithm).advantages
 
 
@@ -135,7 +135,7 @@ def padded(gradient: Tensor) -> Tensor:
 
 def test_every_preset_that_trl_has_is_compared() -> None:
     compared = {name for name, _ in [*SAME.values(), *OTHER_NORMALISER.values()]}
-    assert set(PRESETS) - compared == {"ppo", "reinforce", "remax", "reinforce_pp"}
+    assert set(PRESETS) - compared == {"ppo", "reinforce", "remax", "reinforce_pp", "a_star_po"}
     assert ABOUT["trl"].startswith("1.16.")
     assert set(ABOUT["settings"]) == {name.split("/")[0] for name in GOLDEN} - {"inputs", "overlong"}
 
