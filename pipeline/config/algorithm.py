@@ -29,11 +29,12 @@ class AlgorithmConfig(Section):
             " mean), or the response's; none: no ratio, the gradient of the log-probability"
         ),
     )
-    trust_region: Literal["clip", "cispo", "none"] = Field(
+    trust_region: Literal["clip", "cispo", "none", "kl_penalty", "trpo"] = Field(
         "clip",
         description=(
             "clip: no gain from a ratio beyond the clip range; cispo: the ratio, capped at ratio_cap, is a constant"
-            " weight; none: no bound"
+            " weight; none: no bound; kl_penalty: adaptive penalty on the KL from the rollout's policy; trpo: one"
+            " natural-gradient step per rollout, with a bound on the exact KL"
         ),
     )
     aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"] = Field(
@@ -48,6 +49,28 @@ class AlgorithmConfig(Section):
         None, description="epsilon above 1, where it is not the one below; none: cliprange"
     )
     ratio_cap: StrictlyPositive = Field(5.0, description="cispo: the largest weight that a ratio can have")
+    old_kl_coef: StrictlyPositive = Field(
+        1.0, description="kl_penalty: weight of the KL from the rollout's policy in the first update"
+    )
+    old_kl_target: StrictlyPositive = Field(
+        0.01,
+        description=(
+            "kl_penalty: nats per token; the weight doubles after an update whose KL is above 1.5 times this, and"
+            " halves after one whose KL is below this / 1.5"
+        ),
+    )
+    trpo_delta: StrictlyPositive = Field(
+        0.01, description="trpo: nats per token; the largest mean KL from the rollout's policy after a step"
+    )
+    trpo_damping: NonNegative = Field(
+        0.1, description="trpo: multiple of the identity that is added to the Fisher matrix"
+    )
+    trpo_cg_iterations: Positive = Field(
+        10, description="trpo: conjugate-gradient iterations, one Fisher-vector product over the rollout each"
+    )
+    trpo_line_search: Positive = Field(
+        10, description="trpo: step lengths that are tried, each 0.8 times the one before, until one is accepted"
+    )
     dual_clip: Annotated[float, Field(gt=1.0, allow_inf_nan=False)] | None = Field(
         None,
         description=(
@@ -102,6 +125,11 @@ class AlgorithmConfig(Section):
         if self.ratio == "none" and self.trust_region != "none":
             raise ValueError(
                 f"ratio 'none' leaves trust_region '{self.trust_region}' nothing to bound; use trust_region: none"
+            )
+        if self.by_sequence and self.trust_region in ("kl_penalty", "trpo"):
+            raise ValueError(
+                f"trust_region '{self.trust_region}' bounds the KL per token, and ratio '{self.ratio}' is that of a"
+                " whole response; use ratio: token"
             )
         if self.by_sequence and ADVANTAGES[self.advantage].varies:
             raise ValueError(

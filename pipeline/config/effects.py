@@ -112,6 +112,16 @@ REWARDS_OF_TOKENS = Condition(
     "algorithm.advantage",
 )
 V_STAR = setting("algorithm.advantage", "v_star")
+ADAM_MOVES_THE_POLICY = Condition(
+    "algorithm.trust_region other than trpo",
+    lambda config: config.algorithm.trust_region != "trpo",
+    "algorithm.trust_region",
+)
+COMMON_RATE = Condition(
+    "algorithm.trust_region other than trpo, or a critic without critic.lr or critic.head_lr",
+    lambda config: config.algorithm.trust_region != "trpo" or None in (config.critic.lr, config.critic.head_lr),
+    "algorithm.trust_region",
+)
 CRITIC = setting("critic.kind", "shared", "separate")
 SCRATCH = absent("model.base")
 SEPARATE = setting("critic.kind", "separate")
@@ -148,11 +158,25 @@ ACTS: dict[str, tuple[Condition, ...]] = {
         (setting("algorithm.trust_region", "clip"),),
     ),
     "algorithm.ratio_cap": (setting("algorithm.trust_region", "cispo"),),
+    **dict.fromkeys(
+        ("algorithm.old_kl_coef", "algorithm.old_kl_target"), (setting("algorithm.trust_region", "kl_penalty"),)
+    ),
+    **dict.fromkeys(
+        (
+            "algorithm.trpo_delta",
+            "algorithm.trpo_damping",
+            "algorithm.trpo_cg_iterations",
+            "algorithm.trpo_line_search",
+        ),
+        (setting("algorithm.trust_region", "trpo"),),
+    ),
+    **dict.fromkeys(("algorithm.target_kl", "kl.hinge", "optimiser.guard"), (ADAM_MOVES_THE_POLICY,)),
+    "optimiser.lr": (COMMON_RATE,),
     "critic.vf_coef": (CRITIC,),
     "critic.kind": (TRAINED_CRITIC,),
     "critic.init": (SEPARATE,),
     "critic.lr": (SEPARATE, above_zero("critic.vf_coef")),
-    "optimiser.clip_norms": (SEPARATE, above_zero("critic.vf_coef")),
+    "optimiser.clip_norms": (SEPARATE, above_zero("critic.vf_coef"), ADAM_MOVES_THE_POLICY),
     **dict.fromkeys(("algorithm.v_star_beta", "algorithm.v_star_samples", "values.samples", "values.seed"), (V_STAR,)),
     "train.missing_eos_penalty": (setting("train.missing_eos", "replace", "subtract"),),
     "kl.beta": (A_BEGINNING,),
@@ -165,7 +189,8 @@ ACTS: dict[str, tuple[Condition, ...]] = {
     "kl.target": (setting("kl.control", "adaptive"), PENALTY),
     "kl.horizon": (setting("kl.control", "adaptive"), PENALTY),
     **dict.fromkeys(
-        ("optimiser.guard_kl", "optimiser.guard_factor", "optimiser.guard_steps"), (setting("optimiser.guard", True),)
+        ("optimiser.guard_kl", "optimiser.guard_factor", "optimiser.guard_steps"),
+        (setting("optimiser.guard", True), ADAM_MOVES_THE_POLICY),
     ),
     "adapter.rank": (setting("adapter.kind", "lora"),),
     "adapter.alpha": (setting("adapter.kind", "lora"),),

@@ -87,6 +87,16 @@ _GRPO = {
 
 PRESETS: dict[str, Preset] = {
     "ppo": Preset("PPO", "clipped ratio of every token, GAE from a learned critic", {}),  # the profiles are made for it
+    "ppo_penalty": Preset(
+        "PPO-penalty",
+        "PPO with an adaptive penalty on the KL from the rollout's policy instead of the clip",
+        {"algorithm.trust_region": "kl_penalty"},
+    ),
+    "trpo": Preset(
+        "TRPO",
+        "one natural-gradient step per rollout within a bound on the exact KL, GAE from a separate critic",
+        {"algorithm.trust_region": "trpo", "critic.kind": "separate"},
+    ),
     "reinforce": Preset(
         "REINFORCE",
         "gradient of the log-probability, score minus the mean of the rollout",
@@ -205,4 +215,28 @@ def check_needs(advantage: str, critic: str, responses: int) -> None:
         raise ValueError(
             f"train.responses_per_prompt {responses}: advantage '{advantage}' compares the responses to one prompt with"
             f" each other, so it needs at least {need.least_responses}"
+        )
+
+
+def check_natural_step(critic: str, vf_coef: float, quantize: str) -> None:
+    """Raise `ValueError` where ``trust_region: trpo`` cannot take its step, or leaves the optimiser nothing to do."""
+    if critic == "none":
+        raise ValueError(
+            "trust_region 'trpo' takes one step of the policy per rollout, and the other gradient steps train a critic;"
+            " critic.kind is 'none'; use advantage: gae and critic.kind: separate"
+        )
+    if critic == "shared":
+        raise ValueError(
+            "trust_region 'trpo' moves the policy's trunk by a natural-gradient step, which would move the values of a"
+            " shared critic too; use critic.kind: separate"
+        )
+    if not vf_coef:
+        raise ValueError(
+            "trust_region 'trpo' leaves the optimiser the critic alone, and critic.vf_coef 0 does not train it; use"
+            " critic.vf_coef above 0"
+        )
+    if quantize != "none":
+        raise ValueError(
+            f"trust_region 'trpo' needs forward-mode derivatives, which adapter.quantize '{quantize}' does not have;"
+            " use quantize: none"
         )

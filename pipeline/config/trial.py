@@ -19,7 +19,7 @@ from pipeline.config.data import DataConfig
 from pipeline.config.kl import KlConfig
 from pipeline.config.model import ModelConfig, SftConfig
 from pipeline.config.networks import AdapterConfig, CriticConfig
-from pipeline.config.presets import check_needs
+from pipeline.config.presets import check_natural_step, check_needs
 from pipeline.config.rewards import JudgeConfig, RewardConfig
 from pipeline.config.runtime import CapsConfig, RuntimeConfig
 from pipeline.config.train import TrainConfig
@@ -116,6 +116,8 @@ class TrialConfig(Section):
                 " in the reward gives every token its own; use kl.place: score or loss"
             )
         self.values.check_enough(self.algorithm.v_star_samples)
+        if self.algorithm.trust_region == "trpo":
+            check_natural_step(self.critic.kind, self.critic.vf_coef, self.adapter.quantize)
         self.kl.check_horizon(self.train.batch_size)
         if self.train.mini_batch_size % self.runtime.processes:
             raise ValueError(

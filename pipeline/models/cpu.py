@@ -84,6 +84,7 @@ def _short_attention() -> Any:
             future = query.new_full((width, width), -torch.inf).triu(1)
             p = torch.softmax(torch.baddbmm(future, q, k.transpose(1, 2), alpha=scale), dim=-1)
             ctx.save_for_backward(q, k, v, p)
+            ctx.save_for_forward(q, k, v, p)
             ctx.scale, ctx.shape = scale, query.shape
             return torch.bmm(p, v).view(query.shape).transpose(1, 2).contiguous()
 
@@ -94,5 +95,14 @@ def _short_attention() -> Any:
             scores = torch._softmax_backward_data(torch.bmm(out, v.transpose(1, 2)), p, -1, p.dtype)
             by_q, by_k = torch.bmm(scores, k).mul_(ctx.scale), torch.bmm(scores.transpose(1, 2), q).mul_(ctx.scale)
             return by_q.view(ctx.shape), by_k.view(ctx.shape), torch.bmm(p.transpose(1, 2), out).view(ctx.shape), None
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+            q, k, v, p = ctx.saved_tensors
+            by_q, by_k, by_v = (tensor.flatten(0, 1) for tensor in tangents[:3])
+            scores = (torch.bmm(by_q, k.transpose(1, 2)) + torch.bmm(q, by_k.transpose(1, 2))).mul_(ctx.scale)
+            weights = p * (scores - (p * scores).sum(-1, keepdim=True))
+            out = torch.bmm(weights, v) + torch.bmm(p, by_v)
+            return out.view(ctx.shape).transpose(1, 2).contiguous()
 
     return ShortAttention

@@ -84,8 +84,14 @@ class _Take(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, places: Tensor) -> Tensor:
         ctx.save_for_backward(places)
+        ctx.save_for_forward(places)
         ctx.count = len(rows)
         return rows.index_select(0, places)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        (places,) = ctx.saved_tensors
+        return tangents[0].index_select(0, places)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -99,7 +105,14 @@ class _Put(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, places: Tensor, count: int) -> Tensor:
         ctx.save_for_backward(places)
+        ctx.save_for_forward(places)
+        ctx.count = count
         return _spread(rows, places, count)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        (places,) = ctx.saved_tensors
+        return _spread(tangents[0], places, ctx.count)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

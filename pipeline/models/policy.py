@@ -185,8 +185,15 @@ class ActorCritic(nn.Module):
         hidden = response_hidden(self.lm, episodes)
         if self.value_head is None:
             return hidden, None
-        state = hidden if self.critic_trunk is None else response_hidden(self.critic_trunk, episodes)
-        return hidden, scalar(self.value_head, state)
+        if self.critic_trunk is not None:
+            return hidden, self.separate_values(episodes)
+        return hidden, scalar(self.value_head, hidden)
+
+    def separate_values(self, episodes: Episodes) -> Tensor:
+        """The values (N,) of a separate critic alone. Raises `ValueError` where there is none."""
+        if self.critic_trunk is None or self.value_head is None:
+            raise ValueError("no separate critic")
+        return scalar(self.value_head, response_hidden(self.critic_trunk, episodes))
 
     @property
     def networks(self) -> list[CausalLM]:

@@ -147,6 +147,41 @@ _ALL = (
         0.0,
     ),
     Metric("policy/kl_hinge", "1", "what the KL hinge multiplies the learning rate by", 0.0, 1.0),
+    Metric(
+        "policy/old_kl_coef",
+        "1",
+        "weight of the penalty on KL(old || new) during the update, where algorithm.trust_region is kl_penalty",
+        0.0,
+    ),
+    Metric(
+        "policy/old_kl",
+        "nats per token",
+        "after an update, mean of ratio - 1 - log ratio over the rollout; k3 of KL(old || new), moves old_kl_coef",
+        0.0,
+    ),
+    Metric(
+        "policy/step_accepted",
+        "1",
+        "of TRPO: 1 where the line search accepted a point, 0 where the step was refused",
+        0.0,
+        1.0,
+    ),
+    Metric(
+        "policy/line_search", "points", "of TRPO: step lengths that the line search tried; 0 without a direction", 0.0
+    ),
+    Metric(
+        "policy/old_kl_exact",
+        "nats per token",
+        "of TRPO: mean over tokens of sum_v old(v) (log old(v) - log new(v)) after the step; 0 if refused",
+        0.0,
+    ),
+    Metric(
+        "policy/surrogate_gain",
+        "1",
+        "of TRPO: by how much the step raised the policy's objective, the loss negated; 0 if refused",
+        0.0,
+    ),
+    Metric("policy/expected_gain", "1", "of TRPO: the same by the gradient, for the longest step that was tried", 0.0),
     Metric("policy/update_steps", "gradient steps", "steps of one update until the target-KL stop", 1.0),
     Metric(
         "policy/grad_norm",

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.mathematics.controllers import KlController, LrGuard
+from pipeline.algorithms.mathematics.controllers import KlController, LrGuard, OldKlController
 from pipeline.algorithms.mathematics.masking import masked_mean
 from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM
@@ -28,12 +28,14 @@ from pipeline.resources.roofline import BYTES_STEP
 from pipeline.run.progress import RESUMED
 from pipeline.run.stopping import Watcher
 from pipeline.training import checkpoint
-from pipeline.training.health import Diverged, check_collapse, negative_kl
+from pipeline.training.health import Diverged, check_collapse, check_finite, negative_kl
+from pipeline.training.natural_step import learn_naturally
 from pipeline.training.processes import NullLog, Ranks
 from pipeline.training.reference_scores import ReferenceScores
 from pipeline.training.rollout import Prompts, Rollout, RolloutContext, ScoreFn, collect
 from pipeline.training.selfcheck import check_rollout
 from pipeline.training.update import Learner, OnStep, train_on
+from pipeline.training.whole_rollout import moved_kl
 
 SAMPLE_TABLES = 8
 SAMPLE_ROWS = 8
@@ -119,6 +121,7 @@ class Trainer:
             torch.optim.Adam(_groups(actor, cfg), eps=cfg.optimiser.adam_eps, fused=True), self.precision
         )
         self.kl, self.guard, self.stop = KlController.of(cfg), LrGuard.of(cfg), Watcher(cfg.train.stop)
+        self.old_kl = OldKlController.of(cfg)
         rollout_room = Room(
             "runtime.rollout_batch_size", min(cfg.runtime.rollout_batch_size, cfg.train.batch_size), watch.warn
         )
@@ -136,6 +139,7 @@ class Trainer:
             self.ranks,
             cfg,
             self.guard,
+            self.old_kl,
             train_room,
             cfg.runtime.gradient_checkpointing,
         )
@@ -205,7 +209,9 @@ class Trainer:
         start = self.taken
         self._write(start, rollout.metrics)  # 7 metrics
         self._keep_samples(start, rollout)
-        self._learn(rollout, self._on_step)
+        moved = self._learn(rollout, self._on_step)
+        if moved is not None:
+            self._write(self.taken, {"policy/old_kl": moved})
         if self.cfg.algorithm.target_kl is not None:
             self._write(self.taken, {"policy/update_steps": float(self.taken - start)})
         self.ledger.generated_tokens += rollout.sampled_tokens
@@ -218,13 +224,22 @@ class Trainer:
         with self.precision.autocast():
             return collect(self.rollout_context, self._prompts(), self.update, self.kl.kl_coef)
 
-    def _learn(self, rollout: Rollout, on_step: OnStep) -> None:
+    def _learn(self, rollout: Rollout, on_step: OnStep) -> float | None:
+        """Take the steps of an update. Returns how far they moved the policy, nats per token, where a controller asks;
+        else None."""
+        learn, moved = learn_naturally if self.cfg.algorithm.trust_region == "trpo" else train_on, None
         with self.ledger.timed("train"):
-            self.taken += train_on(rollout, self.learner, self.update, self.taken, on_step)
+            self.taken += learn(rollout, self.learner, self.update, self.taken, on_step)
+            if self.old_kl.enabled:
+                moved = moved_kl(rollout, self.learner)
         # 8 controllers step
+        if moved is not None:
+            check_finite({"policy/old_kl": moved})
+            self.old_kl.observe(moved)
         self.kl.observe(rollout.metrics["objective/kl"])
         self.guard.observe(rollout.metrics["objective/kl_per_token"])
         self.update += 1
+        return moved
 
     def _look(self, rollout: Rollout) -> None:
         """Health of a rollout, and what must hold of the first; only then are the weights that made it good ones."""
@@ -310,6 +325,7 @@ class Trainer:
             "steps": self.steps.state(),
             "kl": self.kl.state(),
             "guard": self.guard.state(),
+            "old_kl": self.old_kl.state(),
             "stop": self.stop.state(),
             "warned": self.warned,
             "offset": self.log.offset,
@@ -357,6 +373,7 @@ class Trainer:
         self.steps.load(state["steps"])
         self.kl.load(state["kl"])
         self.guard.load(state["guard"])
+        self.old_kl.load(state["old_kl"])
 
     def _rewind(self) -> int:
         """Bring back the weights that made the last healthy rollout, and return their step.

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pipeline.algorithms.aggregation import response_weights
-from pipeline.algorithms.mathematics.controllers import LrGuard, hinge, lr_schedule, out_of_reach
+from pipeline.algorithms.mathematics.controllers import LrGuard, OldKlController, hinge, lr_schedule, out_of_reach
 from pipeline.algorithms.mathematics.losses import value_loss
 from pipeline.algorithms.registry import SURROGATES
-from pipeline.algorithms.terms import Tokens, step_metrics
+from pipeline.algorithms.terms import Tokens, old_kl_penalty, step_metrics
 from pipeline.config.trial import TrialConfig
 from pipeline.models.lm_head import head_backward, head_logprobs
 from pipeline.models.policy import ActorCritic, Episodes
@@ -42,6 +42,7 @@ class Learner:
     """The processes that share the work."""
     cfg: TrialConfig
     guard: LrGuard
+    old_kl: OldKlController
     micro_batch: Room
     """Episodes in memory at once; changes nothing."""
     checkpointing: bool = False
@@ -57,6 +58,10 @@ class MiniBatch:
     sequences: int
 
 
+Backward = Callable[[Rollout, Tensor, Learner, MiniBatch], dict[str, Tensor]]
+"""Adds the gradient of some rows of a mini-batch to the parameters; gives the metrics' sums."""
+
+
 def train_on(rollout: Rollout, learner: Learner, update: int, taken: int, on_step: OnStep) -> int:
     """Take up to ``num_ppo_epochs x num_mini_batches`` gradient steps, and return how many were taken.
 
@@ -64,27 +69,33 @@ def train_on(rollout: Rollout, learner: Learner, update: int, taken: int, on_ste
     is not finite would be taken.
     """
     cfg, first = learner.cfg, taken
-    for epoch in range(cfg.train.num_epochs):
-        order = permutation(cfg.train.batch_size, cfg.train.seed, "epoch", update, epoch).to(rollout.advantages.device)
-        for place, rows in enumerate(torch.split(order, cfg.train.mini_batch_size)):
-            position = update * cfg.train.steps_per_update + epoch * cfg.train.num_mini_batches + place
-            metrics = accumulate(rollout, rows, learner)
-            off_policy = metrics.pop(OFF_POLICY)
-            if taken == 0:
-                check_first_step(metrics, off_policy, learner.precision.tolerance)
-            # Decided while the gradient is still scaled: it can then be dropped, and the scaler is ready for the next
-            # one.
-            if out_of_reach(metrics["policy/approxkl"], cfg.algorithm.target_kl):
-                return taken - first
-            metrics |= apply(learner, position, metrics)
-            taken += 1
-            on_step(taken, metrics)
+    for position, rows in mini_batches(cfg, update, rollout.advantages.device):
+        metrics = accumulate(rollout, rows, learner)
+        off_policy = metrics.pop(OFF_POLICY)
+        if taken == 0:
+            check_first_step(metrics, off_policy, learner.precision.tolerance)
+        # Decided while the gradient is still scaled: it can then be dropped, and the scaler is ready for the next one.
+        if out_of_reach(metrics["policy/approxkl"], cfg.algorithm.target_kl):
+            return taken - first
+        metrics |= apply(learner, position, metrics)
+        taken += 1
+        on_step(taken, metrics)
     return taken - first
 
 
-def accumulate(rollout: Rollout, rows: Tensor, learner: Learner) -> dict[str, float]:
+def mini_batches(cfg: TrialConfig, update: int, device: torch.device) -> Iterator[tuple[int, Tensor]]:
+    """The gradient steps of an update: their places among all planned ones, and the episodes (B,) of each."""
+    position = update * cfg.train.steps_per_update
+    for epoch in range(cfg.train.num_epochs):
+        order = permutation(cfg.train.batch_size, cfg.train.seed, "epoch", update, epoch).to(device)
+        for rows in torch.split(order, cfg.train.mini_batch_size):
+            yield position, rows
+            position += 1
+
+
+def accumulate(rollout: Rollout, rows: Tensor, learner: Learner, back: Backward | None = None) -> dict[str, float]:
     """The gradient of the mean loss over the valid tokens of the mini-batch `rows`, left in the parameters, scaled; its
-    metrics.
+    metrics. The loss is that of policy and critic, unless `back` is another than `backward`.
 
     Micro-batches change no result. Raises `Diverged` for what is not finite, `MemoryFull` for what does not fit.
     """
@@ -92,7 +103,7 @@ def accumulate(rollout: Rollout, rows: Tensor, learner: Learner) -> dict[str, fl
     mine = learner.ranks.part(rows)
     room, episodes = learner.micro_batch, rollout.episodes
     sums = learner.ranks.all_fit(
-        lambda: room.fit(lambda size: gradient(rollout, episodes.buckets(size, mine), learner, batch))
+        lambda: room.fit(lambda size: gradient(rollout, episodes.buckets(size, mine), learner, batch, back or backward))
     )
     learner.ranks.add([parameter.grad for parameter in learner.actor.parameters() if parameter.grad is not None])
     learner.ranks.add(sums.values())
@@ -101,14 +112,16 @@ def accumulate(rollout: Rollout, rows: Tensor, learner: Learner) -> dict[str, fl
     return means
 
 
-def gradient(rollout: Rollout, parts: list[Tensor], learner: Learner, batch: MiniBatch) -> dict[str, Tensor]:
+def gradient(
+    rollout: Rollout, parts: list[Tensor], learner: Learner, batch: MiniBatch, back: Backward
+) -> dict[str, Tensor]:
     """Leave the gradient of all `parts` in the parameters, in place of what was there; the metrics' sums over their
     tokens."""
     learner.steps.clear()
     sums: dict[str, Tensor] = {}
     for part in parts:
         with learner.precision.autocast():
-            for name, value in backward(rollout, part, learner, batch).items():
+            for name, value in back(rollout, part, learner, batch).items():
                 sums[name] = sums.get(name, torch.zeros_like(value)) + value
     return sums
 
@@ -131,6 +144,8 @@ def backward(rollout: Rollout, rows: Tensor, learner: Learner, whole: MiniBatch)
         loss = surrogate.loss(part, new_logprobs)
         if penalty is not None:
             loss = loss + surrogate.weighted(part, penalty.loss(part, new_logprobs))
+        if (moved := old_kl_penalty(batch, part, new_logprobs, learner.old_kl.coef)) is not None:
+            loss = loss + surrogate.weighted(part, moved)
         total = loss.sum()
         if cfg.algorithm.ent_coef:
             total = total - cfg.algorithm.ent_coef * surrogate.weighted(part, entropy).sum()
@@ -203,6 +218,8 @@ def apply(learner: Learner, position: int, metrics: dict[str, float]) -> dict[st
     guard.step()
     size = {name: norm for name, norm in size.items() if math.isfinite(norm)}
     size |= {"policy/lr": cfg.optimiser.lr * factor, "policy/lr_factor": cut}
+    if learner.old_kl.coef is not None:
+        size["policy/old_kl_coef"] = learner.old_kl.coef
     return size if cfg.kl.hinge is None else {**size, "policy/kl_hinge": held}
 
 

@@ -35,6 +35,24 @@ ONLY_WITH: dict[str, tuple[str, Callable[[TrialConfig], bool]]] = {
         "critic.kind: separate and optimiser.clip_norms: apart",
         lambda config: config.critic.kind == "separate" and config.optimiser.clip_norms == "apart",
     ),
+    **dict.fromkeys(
+        ("policy/old_kl_coef", "policy/old_kl"),
+        ("algorithm.trust_region: kl_penalty", lambda config: config.algorithm.trust_region == "kl_penalty"),
+    ),
+    **dict.fromkeys(
+        (
+            "policy/step_accepted",
+            "policy/line_search",
+            "policy/old_kl_exact",
+            "policy/surrogate_gain",
+            "policy/expected_gain",
+        ),
+        ("algorithm.trust_region: trpo", lambda config: config.algorithm.trust_region == "trpo"),
+    ),
+    **dict.fromkeys(
+        ("policy/lr", "policy/lr_factor"),
+        ("algorithm.trust_region other than trpo", lambda config: config.algorithm.trust_region != "trpo"),
+    ),
     "policy/update_steps": ("algorithm.target_kl", lambda config: config.algorithm.target_kl is not None),
 }
 """Series that only some configurations record: the key that they need, and whether a configuration has it."""

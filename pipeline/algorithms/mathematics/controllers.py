@@ -10,6 +10,10 @@ from pipeline.config.kl import ERROR_CLIP, KlConfig
 from pipeline.config.trial import TrialConfig
 
 STOP_FACTOR = 1.5
+OLD_KL_TOLERANCE, OLD_KL_FACTOR = 1.5, 2.0
+"""PPO-penalty: the coefficient moves where the KL is off its target by the first factor, and then by the second."""
+OLD_KL_LIMIT = 2.0**20
+"""How far the coefficient may go from where it started, up or down, so that it never rounds to 0 or infinity."""
 
 
 def kl_schedule(kl: KlConfig, progress: float) -> float:
@@ -42,6 +46,21 @@ def adapted(kl_coef: float, kl_per_sequence: float, target: float, episodes: int
     """
     error = min(max(kl_per_sequence / target - 1, -ERROR_CLIP), ERROR_CLIP)
     return kl_coef * (1 + error * episodes / horizon)
+
+
+def doubled_or_halved(coef: float, kl: float, target: float) -> float:
+    """The coefficient of the penalty on KL(old || new) after an update that ended at `kl`; both nats per token.
+
+        2 β  where  kl > 1.5 target,   β / 2  where  kl < target / 1.5,   β otherwise
+
+    Schulman 2017 (arXiv 1707.06347), section 4.
+
+    >>> [doubled_or_halved(1.0, kl, 0.01) for kl in (0.016, 0.01, 0.006)]
+    [2.0, 1.0, 0.5]
+    """
+    if kl > OLD_KL_TOLERANCE * target:
+        return coef * OLD_KL_FACTOR
+    return coef / OLD_KL_FACTOR if kl < target / OLD_KL_TOLERANCE else coef
 
 
 def hinge(kl_per_token: float, threshold: float | None) -> float:
@@ -88,6 +107,37 @@ class KlController:
 
     def load(self, state: dict[str, float]) -> None:
         self.kl_coef = state["kl_coef"]
+
+
+@dataclass
+class OldKlController:
+    """PPO-penalty's coefficient of KL(old || new), doubled or halved after each update."""
+
+    enabled: bool
+    target: float
+    start: float
+    value: float
+
+    @classmethod
+    def of(cls, cfg: TrialConfig) -> OldKlController:
+        start = cfg.algorithm.old_kl_coef
+        return cls(cfg.algorithm.trust_region == "kl_penalty", cfg.algorithm.old_kl_target, start, start)
+
+    @property
+    def coef(self) -> float | None:
+        """Weight in the loss; None without such a penalty."""
+        return self.value if self.enabled else None
+
+    def observe(self, kl: float) -> None:
+        """Take into account how far an update has moved the policy, nats per token."""
+        moved = doubled_or_halved(self.value, kl, self.target)
+        self.value = min(max(moved, self.start / OLD_KL_LIMIT), self.start * OLD_KL_LIMIT)
+
+    def state(self) -> dict[str, float]:
+        return {"value": self.value}
+
+    def load(self, state: dict[str, float]) -> None:
+        self.value = state["value"]
 
 
 @dataclass

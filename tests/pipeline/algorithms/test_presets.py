@@ -70,6 +70,9 @@ def test_two_passes_have_the_gradient_of_the_plain_loss(spread: float, level: st
 
 LOSSES: dict[str, dict[str, Any]] = {
     **{name: preset(name) for name in PRESETS},
+    "trpo": {**preset("trpo"), "critic__vf_coef": 0.1},  # of a network of its own
+    "strong penalty": {**preset("ppo_penalty"), "algorithm__old_kl_coef": 5.0},
+    "penalty on means": {**preset("ppo_penalty"), "algorithm__aggregation": "seq_mean_token_mean"},
     "k2 in the loss": {**RLOO, "kl__place": "loss"},
     "entropy": {**RLOO, "algorithm__ent_coef": 0.05},
     "temperature": {**RLOO, "train__temperature": 0.7},
@@ -112,6 +115,8 @@ def plain_losses(one: Trainer, rollout: Any, mini: list[int]) -> tuple[Tensor, T
         ].sum()
         bonus = -(log_pi.exp() * log_pi).sum()
         rest = (0.3 * penalty if cfg.kl.place == "loss" else 0.0) - knobs.ent_coef * bonus
+        if knobs.trust_region == "kl_penalty":
+            rest = rest + knobs.old_kl_coef * ((new - old).exp() - 1 - (new - old)).sum()
         each_row.append(torch.stack([surrogate, surrogate + beside * rest]))
     return tuple(torch.stack(each_row).sum(0))  # type: ignore[return-value]
 
@@ -122,13 +127,15 @@ def bounded(ratio: Tensor, new: Tensor, advantages: Tensor, knobs: Any) -> Tenso
         return -advantages * new
     if knobs.trust_region == "cispo":
         return -ratio.detach().clamp(max=knobs.ratio_cap) * advantages * new
+    if knobs.trust_region in ("kl_penalty", "trpo"):
+        return -ratio * advantages
     return -torch.min(advantages * ratio, advantages * ratio.clamp(1 - low, 1 + high))
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_gradient_is_that_of_the_plain_loss(tmp_path: Path, name: str) -> None:
     """Through the network, cut into micro-batches, on a policy that has moved since the rollout."""
-    knobs = {**LOSSES[name], "critic__vf_coef": 0.0}
+    knobs = {"critic__vf_coef": 0.0, **LOSSES[name]}
     one = trainer(tmp_path, runtime={"micro_batch_size": 3}, kl__beta=0.3, optimiser__max_grad_norm=1e9, **knobs)
     rollout = collect(one.rollout_context, one._prompts(), 0, 0.3)
     with torch.no_grad():
@@ -178,7 +185,7 @@ def test_a_penalty_in_the_score_is_compared_and_one_on_the_tokens_is_not(tmp_pat
     assert max(sums["reward"]) < -0.01
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if name != "ppo"])
+@pytest.mark.parametrize("name", [name for name in PRESETS if preset(name).get("critic__kind") == "none"])
 def test_without_a_critic_nothing_of_one_is_left(tmp_path: Path, name: str) -> None:
     outcome, rows, state = run(tmp_path, **preset(name))
     assert (outcome.status, outcome.episodes) == ("complete", 48), "as many episodes as any other algorithm"

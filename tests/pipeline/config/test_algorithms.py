@@ -31,6 +31,8 @@ def test_names_mean_the_published_settings() -> None:
     tokens, both = ("token", "clip"), (0.2, 0.2)
     assert found == {
         "ppo": ("gae", *tokens, "token_mean", both),
+        "ppo_penalty": ("gae", "token", "kl_penalty", "token_mean", both),
+        "trpo": ("gae", "token", "trpo", "token_mean", both),
         "reinforce": ("reinforce", "none", "none", "seq_mean_token_sum", both),
         "remax": ("remax", "none", "none", "seq_mean_token_sum", both),
         "rloo": ("rloo", "sequence_sum", "clip", "seq_mean_token_mean", both),
@@ -96,6 +98,21 @@ def test_an_algorithm_of_one_epoch_takes_smaller_steps_unless_told_otherwise() -
         ({"algorithm": "a_star_po", "critic.kind": "shared"}, "critic.kind 'shared' is not for advantage 'v_star'"),
         ({"b1": 0.5}, "b1 is the key 'algorithm.v_star_beta'"),
         ({"β₂": 0.5}, "β₂ is the key 'kl.beta'"),
+        (
+            {"algorithm": "rloo", "algorithm.trust_region": "kl_penalty"},
+            "trust_region 'kl_penalty' bounds the KL per token, and ratio 'sequence_sum' is that of a whole response",
+        ),
+        (
+            {"algorithm.ratio": "none", "algorithm.trust_region": "trpo"},
+            "leaves trust_region 'trpo' nothing to bound",
+        ),
+        ({"algorithm": "trpo", "critic.kind": "shared"}, "would move the values of a shared critic too"),
+        ({"algorithm": "grpo", "algorithm.trust_region": "trpo"}, "use advantage: gae and critic.kind: separate"),
+        ({"algorithm": "trpo", "critic.vf_coef": 0}, "and critic.vf_coef 0 does not train it"),
+        (
+            {"algorithm": "trpo", "adapter.kind": "lora", "adapter.quantize": "4bit"},
+            "needs forward-mode derivatives, which adapter.quantize '4bit' does not have",
+        ),
         ({"algorithm": "grop"}, "did you mean 'grpo'"),
         ({"loss_type": "dapo"}, "loss_type is the key 'algorithm.aggregation'"),
     ],

@@ -21,6 +21,8 @@ NO_CRITIC = {"critic.vf_coef": 0.0}
 NO_PENALTY = {"kl.beta": 0.0}
 RLOO = {"algorithm": "rloo"}
 V_STAR = {"algorithm": "a_star_po"}
+PENALTY = {"algorithm": "ppo_penalty"}
+TRPO = {"algorithm": "trpo"}
 UNBOUNDED = {"algorithm.trust_region": "none"}
 HUB = {"data.source": "hub", "data.name": "a/b", "data.revision": "0" * 40}
 FROM_THE_START = {"kl.control": "piecewise", "kl.beta_stages": [[0, 0.1]]}
@@ -61,6 +63,16 @@ KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
     "algorithm.cliprange_high": (0.3, UNBOUNDED, {}),
     "algorithm.dual_clip": (3.0, UNBOUNDED, {}),
     "algorithm.ratio_cap": (2.0, {}, {"algorithm.trust_region": "cispo"}),
+    "algorithm.old_kl_coef": (2.0, {}, PENALTY),
+    "algorithm.old_kl_target": (0.02, UNBOUNDED, PENALTY),
+    "algorithm.trpo_delta": (0.02, {}, TRPO),
+    "algorithm.trpo_damping": (0.2, PENALTY, TRPO),
+    "algorithm.trpo_cg_iterations": (15, {}, TRPO),
+    "algorithm.trpo_line_search": (5, {}, TRPO),
+    "algorithm.target_kl": (0.02, TRPO, {}),
+    "kl.hinge": (0.02, TRPO, {}),
+    "optimiser.guard": (True, TRPO, {}),
+    "optimiser.lr": (0.1, {**TRPO, "critic.lr": 0.2, "critic.head_lr": 0.2}, TRPO),
     "algorithm.gae_lambda": (0.9, RLOO, {}),
     "algorithm.whiten_rewards": (True, RLOO, {}),
     "optimiser.clip_norms": ("together", {}, SEPARATE),
@@ -116,7 +128,7 @@ def test_the_line_names_the_switch_its_value_and_what_is_needed() -> None:
         ),
     ]
     assert needs("kl.loss_estimator").startswith("kl.place: loss and a KL penalty")
-    assert needs("optimiser.lr") == ""
+    assert needs("optimiser.adam_eps") == ""
 
 
 def test_what_a_profile_holds_for_a_switch_that_is_off_may_stay_and_may_be_repeated() -> None:

@@ -148,10 +148,17 @@ COLD = {"train__temperature": 0.2, "train__response_length": 25, "train__min_ent
 """So nearly greedy that text repeats itself."""
 A_STAR_PO = preset("a_star_po")
 CLIPPING = {"algorithm__cliprange": 0.01, "optimiser__lr": 5e-2}
+PENALTY, TRPO = preset("ppo_penalty"), preset("trpo")
 PERTURBED: dict[str, dict[str, Any]] = {
     "algorithm__advantage": {**RLOO, "algorithm__advantage": "group_norm"},
     "algorithm__ratio": {"algorithm__ratio": "none", "algorithm__trust_region": "none"},
     "algorithm__trust_region": {"algorithm__trust_region": "none"},
+    "algorithm__old_kl_coef": {**PENALTY, "algorithm__old_kl_coef": 3.0},
+    "algorithm__old_kl_target": {**PENALTY, "algorithm__old_kl_target": 1.0},
+    "algorithm__trpo_delta": {**TRPO, "algorithm__trpo_delta": 0.02},
+    "algorithm__trpo_damping": {**TRPO, "algorithm__trpo_damping": 0.2},
+    "algorithm__trpo_cg_iterations": {**TRPO, "algorithm__trpo_cg_iterations": 3},
+    "algorithm__trpo_line_search": {**TRPO, "algorithm__trpo_line_search": 1},
     "algorithm__aggregation": {"algorithm__aggregation": "seq_mean_token_mean"},
     "algorithm__cliprange_high": {**CLIPPING, "algorithm__cliprange_high": 0.3},
     "algorithm__ratio_cap": {"algorithm__trust_region": "cispo", "algorithm__ratio_cap": 1.0},
@@ -229,6 +236,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "capped": {"algorithm__trust_region": "cispo"},
     "overlong": {"train__overlong_share": 0.5},
     "samples": A_STAR_PO,
+    "penalty": PENALTY,
+    "trpo": TRPO,
 }
 """What a knob is compared with: the base, or the setting that it refines."""
 AGAINST = {
@@ -239,6 +248,9 @@ AGAINST = {
     "algorithm__dual_clip": "fast", "algorithm__cliprange_high": "fast", "algorithm__advantage": "groups",
     "algorithm__ratio": "unbounded", "algorithm__ratio_cap": "capped", "train__overlong_penalty": "overlong",
     "train__max_repetition": "cold", "algorithm__v_star_beta": "samples", "algorithm__v_star_samples": "samples",
+    "train__max_repetition": "cold", "algorithm__old_kl_coef": "penalty", "algorithm__old_kl_target": "penalty",
+    "algorithm__trpo_delta": "trpo", "algorithm__trpo_damping": "trpo", "algorithm__trpo_cg_iterations": "trpo",
+    "algorithm__trpo_line_search": "trpo",
 }  # fmt: skip
 
 
@@ -423,6 +435,8 @@ def test_the_first_step_is_the_behaviour_policy_whatever_the_settings(tmp_path: 
     _, rows, _ = run(tmp_path / "a", **knobs)
     assert rows[1]["policy/ratio"] == pytest.approx(1.0, abs=1e-6)
     assert rows[1].get("policy/pg_clipfrac", 0.0) == 0.0
+    if knobs.get("algorithm__trust_region") == "trpo":  # no learning rate has a part in the policy's step
+        return
     _, _, state = run(tmp_path / "b", **{**knobs, "optimiser__lr": 0.0})
     start = trainer(tmp_path / "c", **knobs).actor.state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in start.items() if name.startswith("lm."))

@@ -1,0 +1,135 @@
+"""The Fisher product against the explicit matrix of a tiny network in float64, and what it must leave alone."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+from helpers import trial_config
+from naive import drawn
+from tinytrial import EOS, PAD, SIZES
+from torch import Tensor
+
+from pipeline.models import lm_head as head_module
+from pipeline.models.adapters import choose_trained
+from pipeline.models.fisher import fisher_product, flat, shaped_as, standing_in, trained
+from pipeline.models.hidden_states import packs
+from pipeline.models.loading import scratch_model
+from pipeline.models.policy import Episodes, response_hidden, response_mask
+
+VOCAB = 7
+SMALL = SIZES.model_copy(update={"hidden_size": 8, "intermediate_size": 12})
+EPISODES = Episodes(
+    torch.randint(2, VOCAB, (3, 7), generator=torch.Generator().manual_seed(1)),
+    torch.tensor([[False, True, True], [True, True, True], [False, False, True]]),
+    response_mask(torch.tensor([4, 2, 3]), 4),
+    torch.ones(3).bool(),
+)
+KINDS: dict[str, dict[str, Any]] = {
+    "all": {},
+    "lora": {"adapter__kind": "lora", "adapter__rank": 2},
+    "upper": {"adapter__frozen_layers": 1},
+}
+
+
+@pytest.fixture(autouse=True)
+def norms_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The architecture's own norms round to fp32, which would hide all but large mistakes."""
+    from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+
+    def forward(self: Any, states: Tensor) -> Tensor:
+        scaled: Tensor = (
+            self.weight * states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        )
+        return scaled
+
+    monkeypatch.setattr(Qwen2RMSNorm, "forward", forward)
+
+
+def network(**knobs: Any) -> Any:
+    lm = choose_trained(scratch_model(SMALL, VOCAB, PAD, EOS, 64, seed=3), trial_config(**knobs)).double().eval()
+    with torch.no_grad():
+        for seed, parameter in enumerate(trained(lm)):
+            parameter.add_(0.3 * drawn(*parameter.shape, seed=seed))
+    return lm
+
+
+def log_pi(lm: Any, temperature: float) -> Tensor:
+    return torch.log_softmax(lm.get_output_embeddings()(response_hidden(lm, EPISODES)) / temperature, dim=-1)
+
+
+def explicit(lm: Any, temperature: float) -> Tensor:
+    """Σ over tokens and vocabulary of π ∇log π ∇log π', (P, P)."""
+    table, parameters = log_pi(lm, temperature), trained(lm)
+    total: Tensor = torch.zeros(())
+    for row in table:
+        for entry in row:
+            slope = flat(torch.autograd.grad(entry, parameters, retain_graph=True, allow_unused=True), parameters)
+            total = total + entry.exp().detach() * torch.outer(slope, slope)
+    return total
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("temperature", "chunk"), [(1.0, 100), (0.7, 2)])
+def test_it_is_the_explicit_matrix_times_the_vector(
+    monkeypatch: pytest.MonkeyPatch, kind: str, temperature: float, chunk: int
+) -> None:
+    monkeypatch.setattr(head_module, "chunk_tokens", lambda *_: chunk)
+    lm = network(**KINDS[kind])
+    assert packs(lm, 7)
+    size = sum(parameter.numel() for parameter in trained(lm))
+    vector, matrix = drawn(size, seed=8), explicit(lm, temperature)
+    found = fisher_product(lm, EPISODES, vector, temperature)
+    torch.testing.assert_close(found, matrix @ vector, rtol=1e-9, atol=1e-10)
+    assert float(found.abs().max()) > 1e-3
+    again = fisher_product(lm, EPISODES, vector, temperature, checkpointing=True)
+    torch.testing.assert_close(again, found, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_networks_that_are_not_packed_give_the_same(attention: str) -> None:
+    lm = network()
+    vector = drawn(sum(parameter.numel() for parameter in trained(lm)), seed=8)
+    packed = fisher_product(lm, EPISODES, vector, 1.0)
+    lm.set_attn_implementation(attention)
+    assert not packs(lm, 7)
+    torch.testing.assert_close(fisher_product(lm, EPISODES, vector, 1.0), packed, rtol=1e-9, atol=1e-10)
+
+
+def test_rows_that_are_too_long_for_the_short_attention_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = network()
+    vector = drawn(sum(parameter.numel() for parameter in trained(lm)), seed=8)
+    short = fisher_product(lm, EPISODES, vector, 1.0)
+    monkeypatch.setattr("pipeline.models.cpu.SHORT", 1)
+    torch.testing.assert_close(fisher_product(lm, EPISODES, vector, 1.0), short, rtol=1e-9, atol=1e-10)
+
+
+def test_neither_weights_nor_gradients_are_touched() -> None:
+    lm = network(adapter__kind="lora")
+    before = {name: (parameter, parameter.detach().clone()) for name, parameter in lm.named_parameters()}
+    fisher_product(lm, EPISODES, drawn(sum(p.numel() for p in trained(lm)), seed=8), 1.0)
+    for name, parameter in lm.named_parameters():
+        assert parameter is before[name][0]
+        assert torch.equal(parameter, before[name][1])
+        assert parameter.grad is None
+
+
+def test_other_weights_stand_in_for_tied_ones_too_and_go_when_something_breaks() -> None:
+    lm = network()
+    parameters = trained(lm)
+    others = [parameter.detach() * 2 for parameter in parameters]
+    with standing_in(lm, others):
+        assert lm.get_input_embeddings().weight is lm.get_output_embeddings().weight is others[0]
+    with contextlib.suppress(RuntimeError), standing_in(lm, others):
+        raise RuntimeError
+    assert all(one is other for one, other in zip(trained(lm), parameters, strict=True))
+
+
+def test_a_vector_comes_back_from_its_parts() -> None:
+    lm = network()
+    parameters = trained(lm)
+    vector = drawn(sum(parameter.numel() for parameter in parameters), seed=8)
+    assert torch.equal(flat(shaped_as(parameters, vector), parameters), vector)
+    assert not flat([None] * len(parameters), parameters).any()

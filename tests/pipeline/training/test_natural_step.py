@@ -1,0 +1,181 @@
+"""TRPO's step on a tiny network: the bound on the exact KL, refused steps, its direction, and what must not matter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tinytrial import model, preset, run, trainer
+from torch import Tensor
+
+from pipeline.algorithms.mathematics.kl import exact_kl
+from pipeline.models.fisher import fisher_product, flat, trained
+from pipeline.models.policy import log_probs, response_hidden
+from pipeline.training import natural_step as module
+from pipeline.training.natural_step import gain_and_kl, move_policy, natural_step
+from pipeline.training.rollout import Rollout, collect
+from pipeline.training.trainer import Trainer
+from pipeline.training.update import accumulate
+
+TRPO = preset("trpo")
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "far": {"algorithm__trpo_delta": 0.2},
+    "penalty and bonus": {"kl__place": "loss", "kl__beta": 0.3, "algorithm__ent_coef": 0.05},
+    "temperature": {"train__temperature": 0.7},
+    "means of responses": {"algorithm__aggregation": "seq_mean_token_mean"},
+    "lora": {"adapter__kind": "lora"},
+    "upper": {"adapter__frozen_layers": 1},
+}
+
+
+def ready(folder: Path, **knobs: Any) -> tuple[Trainer, Rollout, dict[str, float]]:
+    """A trial before its first step: its rollout, the gradient of the whole in the parameters, and metrics."""
+    one = trainer(folder, **{**TRPO, **knobs})
+    rollout = collect(one.rollout_context, one._prompts(), 0, one.cfg.kl.beta)
+    return one, rollout, accumulate(rollout, torch.arange(8), one.learner)
+
+
+def log_table(one: Trainer, rollout: Rollout) -> Tensor:
+    with torch.no_grad():
+        return log_probs(one.actor.lm, response_hidden(one.actor.lm, rollout.episodes), one.cfg.train.temperature)
+
+
+def weights(one: Trainer) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in one.actor.lm.state_dict().items()}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_exact_kl_after_an_accepted_step_is_within_delta(tmp_path: Path, setting: str) -> None:
+    """Measured here once more, over the whole table of log-probabilities at once."""
+    one, rollout, metrics = ready(tmp_path, **SETTINGS[setting])
+    before, held = log_table(one, rollout), weights(one)
+    metrics |= move_policy(rollout, one.learner)
+    after = log_table(one, rollout)
+    kl = exact_kl(before, after).mean().item()
+    assert metrics["policy/step_accepted"] == 1
+    assert metrics["policy/old_kl_exact"] == pytest.approx(kl, rel=1e-3, abs=1e-7)
+    delta = one.cfg.algorithm.trpo_delta
+    assert 0.2 * delta < kl <= delta * (1 + 1e-5)
+    frozen = {name for name, parameter in one.actor.lm.named_parameters() if not parameter.requires_grad}
+    assert all(torch.equal(one.actor.lm.state_dict()[name], held[name]) for name in frozen)
+    assert all(parameter.grad is None for parameter in one.actor.lm.parameters())
+
+
+def test_every_accepted_step_of_a_trial_gains_within_the_bound(tmp_path: Path) -> None:
+    _, rows, _ = run(tmp_path, **TRPO, train__steps=40)
+    steps = [row for row in rows.values() if "policy/step_accepted" in row]
+    assert len(steps) == 10
+    assert sum(row["policy/step_accepted"] for row in steps) >= 8
+    for row in steps:
+        assert row["policy/old_kl_exact"] <= 0.01
+        assert row["policy/expected_gain"] > 0
+        assert (row["policy/surrogate_gain"] > 0) == (row["policy/step_accepted"] == 1)
+        assert 1 <= row["policy/line_search"] <= 10
+        assert row["policy/ratio"] == pytest.approx(1, abs=1e-6)
+    assert all("value/vf_loss" in row for step, row in rows.items() if step)
+
+
+@pytest.mark.parametrize("setting", ["plain", "penalty and bonus", "means of responses"])
+def test_the_gain_is_that_of_the_loss_of_the_gradient(tmp_path: Path, setting: str) -> None:
+    """For a short step the gain that was measured is the gradient's."""
+    one, rollout, metrics = ready(tmp_path, **{**SETTINGS[setting], "algorithm__trpo_delta": 1e-5})
+    metrics |= move_policy(rollout, one.learner)
+    assert metrics["policy/line_search"] <= 3
+    shrunk = 0.8 ** (metrics["policy/line_search"] - 1)
+    assert metrics["policy/surrogate_gain"] == pytest.approx(metrics["policy/expected_gain"] * shrunk, rel=0.05)
+
+
+def test_a_refused_step_leaves_the_weights_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def worse(*args: Any) -> list[Tensor]:
+        gain, kl = gain_and_kl(*args)
+        return [-gain, kl]
+
+    one, rollout, metrics = ready(tmp_path)
+    held = weights(one)
+    monkeypatch.setattr(module, "gain_and_kl", worse)
+    metrics |= move_policy(rollout, one.learner)
+    assert (metrics["policy/step_accepted"], metrics["policy/line_search"]) == (0, 10)
+    assert (metrics["policy/old_kl_exact"], metrics["policy/surrogate_gain"]) == (0, 0)
+    assert all(torch.equal(tensor, held[name]) for name, tensor in one.actor.lm.state_dict().items())
+    outcome, rows, state = run(tmp_path / "trial", **TRPO)
+    assert outcome.status == "complete"
+    start = model().state_dict()
+    assert all(torch.equal(state[f"lm.{name}"], tensor) for name, tensor in start.items())
+    assert all(row.get("policy/step_accepted", 0) == 0 for row in rows.values())
+
+
+def test_advantages_of_zero_take_no_step(tmp_path: Path) -> None:
+    one, rollout, _ = ready(tmp_path)
+    for parameter in one.actor.lm.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    held = weights(one)
+    metrics = move_policy(rollout, one.learner)
+    assert (metrics["policy/step_accepted"], metrics["policy/line_search"]) == (0, 0)
+    assert all(torch.equal(tensor, held[name]) for name, tensor in one.actor.lm.state_dict().items())
+
+
+def test_the_direction_is_the_inverse_fisher_matrix_times_the_gradient(tmp_path: Path) -> None:
+    """However small delta is: (F + damping) step is parallel to the gradient, and ½ step'F step = delta."""
+    one, rollout, _ = ready(tmp_path, algorithm__trpo_delta=1e-6, algorithm__trpo_cg_iterations=60)
+    lm, knobs = one.actor.lm, one.cfg.algorithm
+    parameters = trained(lm)
+    uphill = -flat([parameter.grad for parameter in parameters], parameters)
+    step = natural_step(rollout, one.learner, uphill)
+    curved = fisher_product(lm, rollout.episodes, step, 1.0) / rollout.episodes.response_mask.sum()
+    assert 0.5 * step.dot(curved).item() == pytest.approx(1e-6, rel=1e-3)
+    back = curved + knobs.trpo_damping * step
+    assert torch.cosine_similarity(back, uphill, dim=0).item() == pytest.approx(1, abs=1e-4)
+    assert torch.cosine_similarity(step, uphill, dim=0).item() < 0.99
+
+
+def test_the_cut_into_micro_batches_changes_nothing(tmp_path: Path) -> None:
+    found = []
+    for size in (8, 3, 1):
+        one, rollout, metrics = ready(tmp_path / str(size), runtime={"micro_batch_size": size})
+        metrics |= move_policy(rollout, one.learner)
+        found.append((metrics, torch.cat([parameter.detach().flatten() for parameter in one.actor.lm.parameters()])))
+    for metrics, moved in found[1:]:
+        assert metrics == pytest.approx(found[0][0], rel=2e-3, abs=1e-5)
+        torch.testing.assert_close(moved, found[0][1], rtol=1e-3, atol=1e-4)
+
+
+def test_computing_activations_twice_changes_nothing(tmp_path: Path) -> None:
+    ends = [run(tmp_path / str(twice), **TRPO, runtime={"gradient_checkpointing": twice})[2] for twice in (False, True)]
+    assert all(torch.allclose(ends[0][name], tensor, atol=2e-3) for name, tensor in ends[1].items())
+
+
+def test_it_learns_what_the_reward_asks_for(tmp_path: Path) -> None:
+    _, rows, _ = run(tmp_path, **TRPO, train__steps=160, kl__beta=0.0, algorithm__trpo_delta=0.05)
+    series = [row["objective/scores"] for row in rows.values() if "objective/scores" in row]
+    assert sum(series[-5:]) / 5 > sum(series[:5]) / 5 + 0.5
+
+
+def test_the_penalty_follows_the_kl_that_an_update_ends_at(tmp_path: Path) -> None:
+    """Of the whole rollout, after its last step; measured here once more, from the weights of the next checkpoint."""
+    one = trainer(tmp_path, **preset("ppo_penalty"), algorithm__old_kl_target=0.02)
+    rollout = collect(one.rollout_context, one._prompts(), 0, one.cfg.kl.beta)
+    moved = one._learn(rollout, lambda step, values: None)
+    labels = rollout.episodes.labels.unsqueeze(1)
+    old = rollout.measured.logprobs[rollout.episodes.response_mask]
+    log_ratio = log_table(one, rollout).gather(1, labels).squeeze(1) - old
+    assert moved == pytest.approx((log_ratio.exp() - 1 - log_ratio).mean().item(), rel=1e-4)
+    assert moved > 0.03
+    assert one.old_kl.coef == 2.0
+
+
+def test_the_penalty_holds_the_policy_near_the_one_that_sampled(tmp_path: Path) -> None:
+    found = {}
+    for target in (1e-3, 1.0):
+        _, rows, _ = run(
+            tmp_path / str(target), **preset("ppo_penalty"), train__steps=64, algorithm__old_kl_target=target
+        )
+        found[target] = [row for row in rows.values() if "policy/old_kl" in row]
+        coefs = [row["policy/old_kl_coef"] for row in rows.values() if "policy/old_kl_coef" in row]
+        for now, then, row in zip(coefs[3::4], coefs[4::4], found[target], strict=False):
+            off = row["policy/old_kl"] / target
+            assert then == now * (2 if off > 1.5 else 0.5 if off < 1 / 1.5 else 1)
+    late = {target: sum(row["policy/old_kl"] for row in rows[-8:]) for target, rows in found.items()}
+    assert late[1e-3] < late[1.0] / 2
