@@ -218,7 +218,7 @@ def check_needs(advantage: str, critic: str, responses: int) -> None:
         )
 
 
-def check_natural_step(critic: str, vf_coef: float, quantize: str) -> None:
+def check_natural_step(critic: str, vf_coef: float, quantize: str, by_sequence: bool) -> None:
     """Raise `ValueError` where ``trust_region: trpo`` cannot take its step, or leaves the optimiser nothing to do."""
     if critic == "none":
         raise ValueError(
@@ -239,4 +239,9 @@ def check_natural_step(critic: str, vf_coef: float, quantize: str) -> None:
         raise ValueError(
             f"trust_region 'trpo' needs forward-mode derivatives, which adapter.quantize '{quantize}' does not have;"
             " use quantize: none"
+        )
+    if by_sequence:
+        raise ValueError(
+            "trust_region 'trpo' measures its objective token by token, and kl.loss_estimator 'sequence_k2' is of whole"
+            " responses; use k2, k3 or ratio_k3"
         )

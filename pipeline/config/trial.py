@@ -117,7 +117,8 @@ class TrialConfig(Section):
             )
         self.values.check_enough(self.algorithm.v_star_samples)
         if self.algorithm.trust_region == "trpo":
-            check_natural_step(self.critic.kind, self.critic.vf_coef, self.adapter.quantize)
+            critic = self.critic
+            check_natural_step(critic.kind, critic.vf_coef, self.adapter.quantize, self.kl.by_sequence)
         self.kl.check_horizon(self.train.batch_size)
         if self.train.mini_batch_size % self.runtime.processes:
             raise ValueError(

@@ -163,10 +163,16 @@ def variants(config: TrialConfig) -> dict[str, Forecast | None]:
         "LoRA on 4 bits, shared critic": {**SHARED, **FOUR_BIT},
         "LoRA on 4 bits, no critic": {"critic.kind": "none", **FOUR_BIT},
     }
-    critics = ADVANTAGES[config.algorithm.advantage].critics
+    critics = ("separate",) if natural(config) else ADVANTAGES[config.algorithm.advantage].critics
     return {
         name: predict(changed(config, changes)) for name, changes in ways.items() if changes["critic.kind"] in critics
     }
+
+
+def natural(config: TrialConfig) -> bool:
+    """Whether the policy takes natural-gradient steps, which need a separate critic and weights that are not
+    quantised."""
+    return config.algorithm.trust_region == "trpo"
 
 
 def _ladders(config: TrialConfig) -> list[list[Changes]]:
@@ -182,9 +188,9 @@ def _ladders(config: TrialConfig) -> list[list[Changes]]:
             for rows in _halves(min(runtime.rollout_batch_size, cfg.train.batch_size))
         ],
         [{"runtime.gradient_checkpointing": True}] if not runtime.gradient_checkpointing else [],
-        [SHARED] if cfg.critic.kind == "separate" else [],
+        [SHARED] if cfg.critic.kind == "separate" and not natural(config) else [],
         [LORA] if cfg.adapter.kind == "none" else [],
-        [FOUR_BIT] if cfg.adapter.quantize == "none" and device_of(config) == "cuda" else [],
+        [FOUR_BIT] if cfg.adapter.quantize == "none" and device_of(config) == "cuda" and not natural(config) else [],
         [{"sft.steps": 0}] if config.sft.steps and config.model.base is not None else [],
     ]
     return [ladder for ladder in ladders if ladder]

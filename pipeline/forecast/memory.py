@@ -107,6 +107,7 @@ def _values(trial: ForecastSubject) -> list[tuple[Parts, Parts]]:
 def _train(trial: ForecastSubject, trained: Trained) -> list[tuple[Parts, Parts]]:
     shape, cfg = trial.shape, trial.config
     own = shape.trunk if cfg.critic.kind == "separate" else 0
+    natural = cfg.algorithm.trust_region == "trpo"
     weights = 4.0 * shape.parameters + 4.0 * (trained.parameters if cfg.adapter.kind == "lora" else 0)
     if cfg.adapter.quantize == "4bit":
         weights -= shape.maps * (4.0 - NF4_BYTES)
@@ -114,7 +115,9 @@ def _train(trial: ForecastSubject, trained: Trained) -> list[tuple[Parts, Parts]
         "adapter library": ADAPTER_LIBRARY_GIB * GIB if cfg.adapter.kind == "lora" and not trial.on_card else 0.0,
         "policy": weights,
         "gradients": 4.0 * (trained.parameters + own),
-        "optimiser": 8.0 * (trained.parameters + own),
+        "optimiser": 8.0 * (own if natural else trained.parameters + own),
+        # Gradient, solution, residual, direction and product of conjugate gradients, and the parts of a product.
+        "natural step": 4.0 * 5 * trained.parameters * natural,
         "reference": 0.0 if cfg.adapter.kind == "lora" else 4.0 * shape.parameters,
         "critic": 4.0 * own,
         "reward": _rewards(trial),

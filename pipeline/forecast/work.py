@@ -23,6 +23,8 @@ from pipeline.resources.roofline import (
     BYTES_READ_CAST,
     BYTES_READ_HALF,
     BYTES_STEP,
+    T4_FLOPS,
+    T4_FP32_FLOPS,
     t4_seconds,
 )
 
@@ -183,8 +185,32 @@ def work_of_update(trial: ForecastSubject, trained: Trained) -> dict[str, tuple[
     )
     # The greedy response to each prompt is sampled and scored as one more.
     more = 1.0 + ADVANTAGES[cfg.algorithm.advantage].greedy / cfg.train.responses_per_prompt
-    return {
-        "generate": (more * generate[0], more * generate[1]),
-        "score": (more * score[0], more * score[1]),
-        "train": (cfg.train.num_epochs * epoch[0], cfg.train.num_epochs * epoch[1]),
-    }
+    work = {name: (more * flops, more * moved) for name, (flops, moved) in (("generate", generate), ("score", score))}
+    if cfg.algorithm.trust_region == "trpo":
+        epoch = (critic, micros * shape.blocks * (BYTES_READ_CAST + BYTES_BACKWARD) + steps)
+        whole = (passes + 2.0 * rows * response * head * (2 + trained.head), micros * moved)
+        work["natural step"] = _natural_step(trial, trained, forward, passes, whole)
+    return {**work, "train": (cfg.train.num_epochs * epoch[0], cfg.train.num_epochs * epoch[1])}
+
+
+def _natural_step(
+    trial: ForecastSubject, trained: Trained, forward: float, passes: float, gradient: tuple[float, float]
+) -> tuple[float, float]:
+    """(FLOPs, bytes) of TRPO's step of the policy: its gradient, the Fisher products, two points of the line search.
+
+    forward, passes: FLOPs of a pass through the trunk, and of one forth and back. A product is a forward with tangents,
+    three times as much as without, and a pass forth and back, in fp32. A point is a forward by the old and by the new
+    weights.
+    """
+    shape, cfg = trial.shape, trial.config
+    tokens, head = cfg.train.batch_size * cfg.train.response_length, shape.vocab * shape.hidden
+    micros = -(-cfg.train.batch_size // min(trial.config.runtime.micro_batch_size, cfg.train.mini_batch_size))
+    products, points = cfg.algorithm.trpo_cg_iterations + 1, 2
+    product = (3 * forward + passes + 2.0 * tokens * head * (5 + trained.head)) * T4_FLOPS / T4_FP32_FLOPS
+    point = 2 * (forward + 2.0 * tokens * head)
+    logits = tokens * shape.vocab * BYTES_LOGIT
+    moved = micros * (shape.blocks + head) * (BYTES_READ_CAST + BYTES_BACKWARD) + 6.0 * 4 * trained.parameters
+    return (
+        gradient[0] + products * product + points * point,
+        gradient[1] + products * (moved + 4 * logits) + points * (moved / 2 + 2 * logits),
+    )

@@ -70,7 +70,7 @@ def fisher_product(
         forward_ad.dual_level(),
     ):
         parts = zip(parameters, shaped_as(parameters, vector), strict=True)
-        duals = [forward_ad.make_dual(parameter.detach(), part) for parameter, part in parts]
+        duals = [_dual(parameter, part) for parameter, part in parts]
         with torch.no_grad(), standing_in(lm, duals):
             moving = response_hidden(lm, episodes)
         with torch.enable_grad(), recomputing([lm], checkpointing):
@@ -88,12 +88,12 @@ def _through_the_head(
     """From dual hidden states (N, H) to F times their logits' tangents, taken back to hidden states (N, H) and to the
     head's weights, (P,); a chunk of tokens at a time."""
     parameters, head = trained(lm), lm.get_output_embeddings()
-    states = forward_ad.unpack_dual(moving).primal
+    states, _ = _parts(moving)
     by_hidden, by_head = [], flat([None] * len(parameters), parameters)
     for rows in chunks(labels, int(lm.config.vocab_size)):
         with torch.no_grad(), standing_in(lm, duals):
-            logits = forward_ad.unpack_dual(head(moving[rows]) / temperature)
-            slope = fisher_of_logits(torch.softmax(logits.primal, dim=-1), logits.tangent) / temperature
+            logits, tangent = _parts(head(moving[rows]) / temperature)
+            slope = fisher_of_logits(torch.softmax(logits, dim=-1), tangent) / temperature
         with torch.enable_grad():
             leaf = states[rows].detach().requires_grad_()
             found = torch.autograd.grad(head(leaf), [leaf, *parameters], slope, allow_unused=True)
@@ -102,3 +102,14 @@ def _through_the_head(
             if part is not None:
                 total.add_(part)
     return torch.cat(by_hidden), by_head
+
+
+def _dual(parameter: Tensor, tangent: Tensor) -> Tensor:
+    dual: Tensor = forward_ad.make_dual(parameter.detach(), tangent)  # type: ignore[no-untyped-call]
+    return dual
+
+
+def _parts(dual: Tensor) -> tuple[Tensor, Tensor]:
+    """A value and its tangent."""
+    primal, tangent = forward_ad.unpack_dual(dual)  # type: ignore[no-untyped-call]
+    return primal, tangent

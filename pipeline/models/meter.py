@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from pipeline.models.adapters import adapter_layers
 from pipeline.models.anatomy import CausalLM, blocks_of, trunk
@@ -140,7 +141,13 @@ class TrunkMeter:
             )
         else:
             bytes_ += self._trained * BYTES_READ_HALF + self._frozen * BYTES_READ_CAST
-        self._tally(flops, bytes_)
+        self._tally(flops * _times(), bytes_)
+
+
+def _times() -> int:
+    """Of a forward with tangents: each product W x comes with W dx and dW x."""
+    with_tangents = forward_ad._current_level >= 0 and not torch.is_grad_enabled()
+    return 3 if with_tangents else 1
 
 
 def _backward(maps: list[LinearMap], lowest: int) -> int:
@@ -159,7 +166,7 @@ def _head_hook(trained: bool, tally: Tally) -> Callable[[Any, tuple[Any, ...]], 
         if backward:
             tally(2.0 * tokens * weights * (2 + trained), float(weights * goes_back + 2 * logits))
         else:
-            tally(2.0 * tokens * weights, float(weights * reads + logits))
+            tally(2.0 * tokens * weights * _times(), float(weights * reads + logits))
 
     return on_call
 

@@ -9,7 +9,9 @@ T4_FLOPS = 65e12
 """fp16 peak of a T4, FLOP/s (vendor's datasheet)."""
 T4_BYTES = 320e9
 """Memory bandwidth of a T4, bytes/s (same)."""
-EFFICIENCY = {"generate": 0.5, "score": 0.35, "selfcheck": 0.35, "train": 0.35}
+T4_FP32_FLOPS = 8.1e12
+"""fp32 peak, FLOP/s (same)."""
+EFFICIENCY = {"generate": 0.5, "score": 0.35, "selfcheck": 0.35, "natural step": 0.35, "train": 0.35}
 """Fraction of the roofline assumed for each phase; assumed, not measured on a T4."""
 
 BYTES_READ_HALF = 2

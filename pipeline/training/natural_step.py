@@ -179,7 +179,7 @@ def gain_and_kl(rollout: Rollout, rows: Tensor, learner: Learner, weights: list[
         old_hidden = response_hidden(lm, episodes)
         with standing_in(lm, weights):
             new_hidden = response_hidden(lm, episodes)
-        surrogate = surrogate_loss(learner, batch, episodes, old_hidden, _whole(rollout))
+        surrogate = surrogate_loss(batch, episodes.response_mask, None, _whole(rollout), learner.cfg)
         for part in chunks(labels, int(lm.config.vocab_size)):
             log_old = log_probs(lm, old_hidden[part], temperature)
             with standing_in(lm, weights):

@@ -256,7 +256,7 @@ class Trainer:
 
     def _on_step(self, step: int, values: dict[str, float]) -> None:
         self._write(step, values)
-        self.last_step, self.reached = values, step
+        self.last_step, self.reached = {**self.last_step, **values}, step  # some steps are of a critic alone
         self.ledger.work(0.0, float(self.trained_size * BYTES_STEP))
 
     def _check_end(self) -> None:

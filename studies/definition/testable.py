@@ -132,10 +132,15 @@ def _too_short(claim: Falsifier, tested: Sequence[Cell], base: Cell | None, cell
 
 def records_before(claim: Falsifier, *configs: TrialConfig) -> int:
     """How many records of its series a claim can count on at most, in trials of all these configurations at the same
-    steps: of a rollout one an update, of the losses one a gradient step."""
+    steps: of a rollout one an update, as of TRPO's policy; of the losses one a gradient step."""
     steps = min(claim.horizon, *(config.train.steps for config in configs))
-    rolled = claim.metric.startswith(("objective/", "reward/"))
-    return -(-steps // math.lcm(*(config.train.steps_per_update for config in configs))) if rolled else steps
+    natural = any(config.algorithm.trust_region == "trpo" for config in configs)
+    rare = ("objective/", "reward/", *(["policy/"] if natural else []))
+    return (
+        -(-steps // math.lcm(*(config.train.steps_per_update for config in configs)))
+        if claim.metric.startswith(rare)
+        else steps
+    )
 
 
 def _on(concerned: Sequence[Cell], cells: Sequence[Cell]) -> str:

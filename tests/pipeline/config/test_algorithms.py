@@ -108,6 +108,10 @@ def test_an_algorithm_of_one_epoch_takes_smaller_steps_unless_told_otherwise() -
         ),
         ({"algorithm": "trpo", "critic.kind": "shared"}, "would move the values of a shared critic too"),
         ({"algorithm": "grpo", "algorithm.trust_region": "trpo"}, "use advantage: gae and critic.kind: separate"),
+        (
+            {"algorithm": "trpo", "kl.place": "loss", "kl.loss_estimator": "sequence_k2"},
+            "kl.loss_estimator 'sequence_k2' is of whole responses; use k2, k3 or ratio_k3",
+        ),
         ({"algorithm": "trpo", "critic.vf_coef": 0}, "and critic.vf_coef 0 does not train it"),
         (
             {"algorithm": "trpo", "adapter.kind": "lora", "adapter.quantize": "4bit"},

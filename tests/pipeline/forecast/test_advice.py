@@ -194,3 +194,21 @@ def test_classifiers_count_by_their_own_configuration_or_by_a_stated_assumption(
     assert assumed.total_gib - plain.total_gib == pytest.approx(4 * 125e6 / 2**30)
     assert assumed_scorers(t4(**absent)) == ["someone/absent"]
     assert assumed_scorers(t4(**local)) == []
+
+
+def test_the_natural_step_of_trpo_is_forecast() -> None:
+    """Its Fisher products take the time, its vectors the memory; the policy has no optimiser state."""
+    found = {}
+    for name, changes in {"separate": {}, "trpo": {"algorithm__trust_region": "trpo"}}.items():
+        found[name] = predict(t4(critic__kind="separate", **changes))
+    plain, trpo = found["separate"], found["trpo"]
+    assert plain is not None
+    assert trpo is not None
+    assert "natural step" not in plain.hours
+    assert trpo.hours["train"] < plain.hours["train"]
+    assert trpo.hours["natural step"] > plain.hours["train"]
+    assert trpo.stages["train"]["natural step"] > 0
+    with pytest.raises(UserError, match="cannot fit"):
+        check_budget(t4(algorithm="trpo"), "trpo")
+    assert list(variants(t4(algorithm="trpo"))) == ["full, separate critic"]
+    assert trpo.stages["train"]["optimiser"] < plain.stages["train"]["optimiser"]

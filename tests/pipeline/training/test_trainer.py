@@ -248,7 +248,7 @@ AGAINST = {
     "algorithm__dual_clip": "fast", "algorithm__cliprange_high": "fast", "algorithm__advantage": "groups",
     "algorithm__ratio": "unbounded", "algorithm__ratio_cap": "capped", "train__overlong_penalty": "overlong",
     "train__max_repetition": "cold", "algorithm__v_star_beta": "samples", "algorithm__v_star_samples": "samples",
-    "train__max_repetition": "cold", "algorithm__old_kl_coef": "penalty", "algorithm__old_kl_target": "penalty",
+    "algorithm__old_kl_coef": "penalty", "algorithm__old_kl_target": "penalty",
     "algorithm__trpo_delta": "trpo", "algorithm__trpo_damping": "trpo", "algorithm__trpo_cg_iterations": "trpo",
     "algorithm__trpo_line_search": "trpo",
 }  # fmt: skip
