@@ -130,9 +130,12 @@ def test_padding_moves_no_slope_of_a_whole_response() -> None:
 # --- the baseline ------------------------------------------------------------------------------------------
 
 
+V_STAR = torch.tensor([0.5, 0.5, -1.0, 1.0]).double()
+
+
 def test_the_advantage_is_the_distance_from_the_prompts_own_value() -> None:
     scores, none = torch.tensor([1.0, 3.0, 2.0, 4.0]), torch.zeros(MASK.shape)
-    judged = Judged(scores, none, None, MASK, torch.arange(4), torch.tensor([0.5, 0.5, -1.0, 1.0]).double())
+    judged = Judged(scores, none, None, MASK, torch.arange(4), v_star=V_STAR)
     found = ESTIMATORS["v_star"](judged, trial_config(**A_STAR_PO).algorithm)
     assert found.returns is None
     assert found.advantages.dtype == torch.float32

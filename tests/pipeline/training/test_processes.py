@@ -29,6 +29,9 @@ from pipeline.trial import execution, prepare, run_trial
         {"critic__kind": "separate", "kl__control": "adaptive", "algorithm__whiten_rewards": True},
         {"algorithm": "rloo"},
         {"algorithm": "a_star_po", "values__samples": 2},
+        {"algorithm": "ppo_penalty", "train__steps": 16},
+        # So few steps that rounding, which conjugate gradients enlarge, does not change which tokens are drawn.
+        {"algorithm": "trpo", "train__steps": 4},
     ],
 )
 def test_two_processes_give_the_losses_of_one(smoke_layout: Layout, tmp_path: Path, knobs: dict[str, Any]) -> None:
