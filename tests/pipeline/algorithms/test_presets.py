@@ -12,12 +12,13 @@ from naive import drawn, prefix
 from tinytrial import EOS, preset, run, trainer
 from torch import Tensor
 
+from pipeline.algorithms.aggregation import response_weights
 from pipeline.algorithms.surrogates import clipped
 from pipeline.algorithms.terms import Tokens
 from pipeline.config.presets import PRESETS
 from pipeline.models.policy import to_grid
 from pipeline.training.rollout import collect
-from pipeline.training.surrogate_loss import of_sequences
+from pipeline.training.surrogate_loss import of_sequences, of_tokens, to_tokens
 from pipeline.training.trainer import Trainer
 from pipeline.training.update import accumulate, clip
 
@@ -64,6 +65,28 @@ def test_two_passes_have_the_gradient_of_the_plain_loss(spread: float, level: st
     assert means["policy/pg_loss"] == pytest.approx(losses.mean().item(), rel=1e-6)
     clips = (-advantages * ratio.clamp(low, high) > -advantages * ratio).double().mean()
     assert means["policy/pg_clipfrac"] == pytest.approx(clips)
+
+
+def gradient_of(knobs: dict[str, Any]) -> Tensor:
+    """Of the loss at ratio 1, by every token's log-prob: four responses, of which the longest could have 5 tokens."""
+    batch, mask, _ = sequences(0.0)
+    cfg, tokens = trial_config(**knobs).algorithm, MASK.sum()
+    weights, leaf = response_weights(mask.sum(1), tokens, 4, 5, cfg), batch.logprobs.clone().requires_grad_()
+    if cfg.by_sequence:
+        objective = of_sequences(clipped, batch, mask, batch.logprobs, weights, tokens / 4, cfg)
+    else:
+        objective = of_tokens(clipped, batch, to_tokens(weights / mask.sum(1), mask), cfg)
+    (objective.loss(slice(None), leaf).sum() / tokens).backward()
+    return torch.as_tensor(leaf.grad)
+
+
+def test_at_ratio_one_gspo_is_grpo() -> None:
+    torch.testing.assert_close(gradient_of(preset("gspo")), gradient_of(preset("grpo")), rtol=1e-6, atol=1e-8)
+
+
+def test_sums_of_tokens_and_a_constant_differ_by_a_factor() -> None:
+    sums = gradient_of({**preset("grpo"), "algorithm__aggregation": "seq_mean_token_sum"})
+    torch.testing.assert_close(sums, 5 * gradient_of(preset("dr_grpo")), rtol=1e-6, atol=1e-8)
 
 
 # --- a trial -----------------------------------------------------------------------------------------------
