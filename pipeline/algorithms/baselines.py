@@ -1,7 +1,7 @@
 """Advantages without a critic: the score of a response against a baseline made of other scores.
 
 What is left of the KL penalty in the tokens' rewards is not compared: each token has its own, from itself to the end of
-its response.
+its response. Scores are compared as they are, so nothing is discounted, but in `rewards_to_go`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _of_scores(compare: Callable[[Tensor, Tensor], Tensor]) -> Estimator:
 
     def estimate(judged: Judged, cfg: AlgorithmConfig) -> AdvantageEstimate:
         worth = compare(judged.scores, judged.groups).unsqueeze(1)
-        advantages = worth + to_go(judged.non_score, judged.mask, cfg.gamma)
+        advantages = worth + to_go(judged.non_score, judged.mask, gamma=1.0)
         return AdvantageEstimate(torch.where(judged.mask, advantages, 0.0), None)
 
     return estimate
@@ -54,7 +54,7 @@ def remax(judged: Judged, cfg: AlgorithmConfig) -> AdvantageEstimate:
     score as the baseline, as in verl, the mean advantage would be negative. Raises `ValueError` without it."""
     if judged.greedy is None:
         raise ValueError("remax needs the greedy responses")
-    rewards = rewards_to_go(judged, cfg).advantages
+    rewards = to_go(token_rewards(judged.scores, judged.non_score, judged.mask), judged.mask, gamma=1.0)
     return AdvantageEstimate(torch.where(judged.mask, rewards - judged.greedy.unsqueeze(1), 0.0), None)
 
 

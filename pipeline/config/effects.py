@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config.presets import ADVANTAGES
-
 Config = Any
 """A `pipeline.config.trial.TrialConfig`, which is made in the layer above."""
 
@@ -104,13 +102,6 @@ A_BEGINNING = Condition(
     lambda config: not _begins_at_a_stage(config),
     "kl.beta_stages",
 )
-REWARDS_OF_TOKENS = Condition(
-    "algorithm.advantage: gae, reinforce_pp or remax, or a KL penalty with kl.place: reward",
-    lambda config: (
-        ADVANTAGES[config.algorithm.advantage].varies or (config.kl.place == "reward" and any(_betas(config)))
-    ),
-    "algorithm.advantage",
-)
 V_STAR = setting("algorithm.advantage", "v_star")
 ADAM_MOVES_THE_POLICY = Condition(
     "algorithm.trust_region other than trpo",
@@ -151,7 +142,7 @@ ACTS: dict[str, tuple[Condition, ...]] = {
     "reward.max_tokens": (GIVEN_PAIRS,),
     "critic.head_lr": (CRITIC, above_zero("critic.vf_coef")),
     "critic.cliprange": (CRITIC, above_zero("critic.vf_coef")),
-    "algorithm.gamma": (REWARDS_OF_TOKENS,),
+    "algorithm.gamma": (setting("algorithm.advantage", "gae", "reinforce_pp"),),
     **dict.fromkeys(("algorithm.gae_lambda", "algorithm.whiten_rewards"), (setting("algorithm.advantage", "gae"),)),
     **dict.fromkeys(
         ("algorithm.cliprange", "algorithm.cliprange_high", "algorithm.dual_clip"),

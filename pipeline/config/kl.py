@@ -21,7 +21,7 @@ class KlConfig(Section):
         "reward",
         description=(
             "where the penalty acts: on every token's reward; on the response's score, before a baseline is subtracted;"
-            " or in the loss. What divides advantages divides a beta in reward or score, and not one in the loss"
+            " or in the loss. Whitening divides a beta in reward or score by the standard deviation of the advantages"
         ),
     )
     reward_estimator: Literal["k1", "k3"] = Field(

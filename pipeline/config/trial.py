@@ -110,6 +110,11 @@ class TrialConfig(Section):
                 f" {self.data.heldout_prompts}; raise the latter to at least {last}"
             )
         check_needs(self.algorithm.advantage, self.critic.kind, self.train.responses_per_prompt)
+        if self.algorithm.ratio == "none" and self.train.num_epochs > 1 and not self.kl.by_sequence:
+            raise ValueError(
+                f"algorithm.ratio 'none' does not correct a second pass over a rollout, and train.num_epochs is"
+                f" {self.train.num_epochs}; use 1, or ratio: token"
+            )
         if self.algorithm.by_sequence and self.kl.place == "reward":
             raise ValueError(
                 f"algorithm.ratio '{self.algorithm.ratio}' needs one advantage for a whole response, and a KL penalty"

@@ -6,15 +6,17 @@ from pipeline.forecast.subject import ForecastSubject
 from pipeline.resources.roofline import BYTES_CACHE, BYTES_LOGIT, BYTES_READ_CAST, t4_seconds
 
 
-def sampling(trial: ForecastSubject, rows: int, maps: float, bytes_read: float) -> tuple[float, float]:
+def sampling(trial: ForecastSubject, rows: int, maps: float, bytes_read: float, each: int = 1) -> tuple[float, float]:
     """(FLOPs, bytes) of `rows` responses of full length by a network of `maps` weights in linear maps, each read with
-    `bytes_read`."""
+    `bytes_read`. A prompt is read once for its `each` responses, or once in every batch that has some of them."""
     shape, cfg = trial.shape, trial.config
     prompt, response, head = trial.mean_prompt, cfg.train.response_length, shape.vocab * shape.hidden
-    calls, mean_keys = -(-rows // cfg.runtime.rollout_batch_size) * response, prompt + response / 2
-    attended = 4.0 * shape.attention * shape.layers * rows * (prompt**2 + response * mean_keys)
+    together = cfg.runtime.rollout_batch_size
+    batches, mean_keys = -(-rows // together), prompt + response / 2
+    prompts, calls = rows // each + sum(n * together % each > 0 for n in range(1, batches)), batches * response
+    attended = 4.0 * shape.attention * shape.layers * (prompts * prompt**2 + rows * response * mean_keys)
     return (
-        2.0 * rows * (prompt + response - 1) * maps + attended + 2.0 * rows * response * head,
+        2.0 * (prompts * prompt + rows * (response - 1)) * maps + attended + 2.0 * rows * response * head,
         calls * (shape.blocks + head) * bytes_read
         + rows * response * (mean_keys * shape.kv * BYTES_CACHE + shape.vocab * BYTES_LOGIT),
     )

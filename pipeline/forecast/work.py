@@ -152,7 +152,7 @@ def work_of_update(trial: ForecastSubject, trained: Trained) -> dict[str, tuple[
     tokens, span, head = rows * (prompt + response - 1), prompt + response - 1, shape.vocab * shape.hidden
     pairs = 4.0 * shape.attention * shape.layers
     read = BYTES_READ_CAST if cfg.adapter.kind == "lora" else BYTES_READ_HALF
-    generate = sampling(trial, rows, trained.forward, read)
+    generate = sampling(trial, rows, trained.forward, read, cfg.train.responses_per_prompt)
     separate = cfg.critic.kind == "separate"
     networks, scorers = 2 + trial.learned + separate, sum(scorer.maps for scorer in trial.scorers)
     forward = 2.0 * tokens * shape.maps + pairs * tokens * span

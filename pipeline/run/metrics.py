@@ -109,6 +109,13 @@ _ALL = (
         "mean over the prompts of a rollout of the greedy response's score and KL penalty, where they are the baseline",
     ),
     Metric(
+        "objective/equal_groups",
+        "fraction",
+        "prompts whose responses all have one score, and so no advantage; where responses to a prompt are compared",
+        0.0,
+        1.0,
+    ),
+    Metric(
         "objective/advantage_std",
         "std of reference samples",
         "standard deviation over valid tokens, or over responses where these are compared as wholes, before whitening",
@@ -142,8 +149,8 @@ _ALL = (
     Metric(
         "policy/kl_loss",
         "1",
-        "mean over valid tokens of kl_coef times the KL estimator, where the penalty is in the loss; of a loss of whole"
-        " responses its sum over a response, mean over responses; of sequence_k2 weighed as algorithm.aggregation says",
+        "kl_coef times the KL estimator, where the penalty is in the loss, summed with the weights that"
+        " algorithm.aggregation and algorithm.ratio give a token",
         0.0,
     ),
     Metric("policy/kl_hinge", "1", "what the KL hinge multiplies the learning rate by", 0.0, 1.0),

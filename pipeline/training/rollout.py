@@ -160,7 +160,7 @@ def collect(context: RolloutContext, prompts: Prompts, update: int, kl_coef: flo
             **text_metrics(episodes),
             "objective/kl_coef": kl_coef,
             "objective/advantage_std": float(masked_var(advantages, counted).sqrt()),
-            **({"objective/greedy_reward": float(greedy.rewards.mean())} if greedy else {}),
+            **baseline_metrics(judged, cfg),
         }
         check_finite(metrics)
         if measured.values is not None and estimate.returns is not None:
@@ -281,6 +281,17 @@ def measure(actor: ActorCritic, reference: CausalLM, episodes: Episodes, tempera
     episodes.by_length(room, fill)
     logprobs, ref_logprobs, kl, entropy = grids[:4]
     return Measured(logprobs, ref_logprobs, kl, entropy, grids[4] if actor.has_critic else None)
+
+
+def baseline_metrics(judged: Judged, cfg: TrialConfig) -> dict[str, float]:
+    """What responses are compared with, where an advantage does that without a critic."""
+    found = {}
+    if judged.greedy is not None:
+        found["objective/greedy_reward"] = float(judged.greedy.mean())
+    if ADVANTAGES[cfg.algorithm.advantage].least_responses > 1:
+        groups = judged.scores.view(-1, cfg.train.responses_per_prompt)
+        found["objective/equal_groups"] = float((groups == groups[:, :1]).all(1).float().mean())
+    return found
 
 
 def drift_metrics(measured: Measured, mask: Tensor) -> dict[str, float]:

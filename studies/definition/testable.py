@@ -20,6 +20,10 @@ ONLY_WITH: dict[str, tuple[str, Callable[[TrialConfig], bool]]] = {
         "algorithm.advantage: remax",
         lambda config: ADVANTAGES[config.algorithm.advantage].greedy,
     ),
+    "objective/equal_groups": (
+        "an advantage among the responses to a prompt",
+        lambda config: ADVANTAGES[config.algorithm.advantage].least_responses > 1,
+    ),
     "policy/pg_clipfrac": (
         "algorithm.trust_region: clip or cispo",
         lambda config: config.algorithm.trust_region in ("clip", "cispo"),

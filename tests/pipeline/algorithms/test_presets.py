@@ -249,3 +249,12 @@ def test_the_greedy_response_is_scored_pays_for_its_kl_and_is_charged(tmp_path: 
         score = float(rollout.scores.proxy[row]) if rollout.episodes.ended[row] else -1.0
         wanted = score - 0.3 * float(d[row, :n].sum()) - worth[row // each]
         assert float(rollout.advantages[row, 0]) == pytest.approx(wanted, abs=1e-4)
+
+
+def test_the_share_of_prompts_whose_responses_have_one_score_is_said(tmp_path: Path) -> None:
+    """Where every response is cut, all have the score of a missing EOS."""
+    one = trainer(tmp_path, **{**preset("grpo"), "train__response_length": 1})
+    rollout = collect(one.rollout_context, one._prompts(), 0, 0.0)
+    final = torch.where(rollout.episodes.ended, rollout.scores.proxy, -1.0).view(-1, 4)
+    equal = [len(set(row)) == 1 for row in final.tolist()]
+    assert rollout.metrics["objective/equal_groups"] == sum(equal) / len(equal) > 0

@@ -15,7 +15,7 @@ from pipeline.algorithms.base import Behaviour
 from pipeline.algorithms.mathematics.losses import kl_loss
 from pipeline.algorithms.registry import SURROGATES
 
-NO_RATIO = {"algorithm__ratio": "none", "algorithm__trust_region": "none"}
+NO_RATIO = {"algorithm__ratio": "none", "algorithm__trust_region": "none", "train__num_epochs": 1}
 CISPO = {"algorithm__trust_region": "cispo"}
 LOG2 = math.log(2)
 

@@ -87,6 +87,10 @@ def test_an_algorithm_of_one_epoch_takes_smaller_steps_unless_told_otherwise() -
         ),
         ({"algorithm": "grpo", "train.responses_per_prompt": 1}, "so it needs at least 2"),
         (
+            {"algorithm": "reinforce", "train.num_epochs": 2},
+            "algorithm.ratio 'none' does not correct a second pass over a rollout, and train.num_epochs is 2",
+        ),
+        (
             {"algorithm": "grpo", "train.responses_per_prompt": 5},
             "batch_size 64 is no multiple of responses_per_prompt",
         ),

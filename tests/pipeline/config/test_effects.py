@@ -58,7 +58,7 @@ KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
     "critic.init": ("reward", {}, SEPARATE),
     "critic.lr": (0.1, {**SEPARATE, "critic.init": "reward", **NO_CRITIC}, SEPARATE),
     "critic.vf_coef": (0.2, RLOO, {}),
-    "algorithm.gamma": (0.9, RLOO, {"algorithm": "grpo", "kl.place": "reward"}),
+    "algorithm.gamma": (0.9, RLOO, {"algorithm": "reinforce_pp"}),
     "algorithm.cliprange": (0.1, UNBOUNDED, {}),
     "algorithm.cliprange_high": (0.3, UNBOUNDED, {}),
     "algorithm.dual_clip": (3.0, UNBOUNDED, {}),

@@ -260,8 +260,9 @@ def test_every_control_trains_and_resumes_in_half_precision(tmp_path: Path, cont
     whole, rows, state = run(tmp_path / "whole", **knobs)
     assert (whole.status, whole.updates) == ("complete", 4)
     assert all(tensor.dtype == torch.float32 for tensor in state.values())
+    norm = "value/grad_norm" if control == "trpo" else "policy/grad_norm"
     assert (
-        sum("policy/grad_norm" in row for row in rows.values()) >= whole.steps - 3
+        sum(norm in row for row in rows.values()) >= whole.steps - 3
     )  # fp16 may skip while it looks for its scale; a loss of sums over tokens has a larger gradient
     with pytest.raises(Killed):
         trainer(tmp_path / "cut", reporter=Killer(2), **knobs).run()

@@ -67,11 +67,17 @@ def test_metrics_are_the_declared_ones_and_within_their_bounds(outcome: TrialOut
     assert set(frame.columns) - {"step"} <= METRICS.keys()
     only_when_asked_for = {
         "objective/greedy_reward",
+        "objective/equal_groups",
         "policy/kl_loss",
         "policy/kl_hinge",
         "policy/dual_clipfrac",
         "policy/update_steps",
         "value/grad_norm",
+        *("policy/old_kl", "policy/old_kl_coef"),  # of PPO-penalty
+        *(
+            f"policy/{name}"
+            for name in ("step_accepted", "line_search", "old_kl_exact", "surrogate_gain", "expected_gain")
+        ),
     }
     wanted = {key for key in METRICS if key.startswith(("objective/", "policy/", "value/"))} - only_when_asked_for
     assert wanted == set(frame.columns) - {"step"}

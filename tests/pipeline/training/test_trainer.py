@@ -149,9 +149,10 @@ COLD = {"train__temperature": 0.2, "train__response_length": 25, "train__min_ent
 A_STAR_PO = preset("a_star_po")
 CLIPPING = {"algorithm__cliprange": 0.01, "optimiser__lr": 5e-2}
 PENALTY, TRPO = preset("ppo_penalty"), preset("trpo")
+ONE_PASS = {"algorithm__trust_region": "none", "train__num_epochs": 1, "train__num_mini_batches": 4}
 PERTURBED: dict[str, dict[str, Any]] = {
     "algorithm__advantage": {**RLOO, "algorithm__advantage": "group_norm"},
-    "algorithm__ratio": {"algorithm__ratio": "none", "algorithm__trust_region": "none"},
+    "algorithm__ratio": {**ONE_PASS, "algorithm__ratio": "none"},
     "algorithm__trust_region": {"algorithm__trust_region": "none"},
     "algorithm__old_kl_coef": {**PENALTY, "algorithm__old_kl_coef": 3.0},
     "algorithm__old_kl_target": {**PENALTY, "algorithm__old_kl_target": 1.0},
@@ -232,7 +233,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "cold": COLD,
     "fast": CLIPPING,
     "groups": RLOO,
-    "unbounded": {"algorithm__trust_region": "none"},
+    "one pass": ONE_PASS,
     "capped": {"algorithm__trust_region": "cispo"},
     "overlong": {"train__overlong_share": 0.5},
     "samples": A_STAR_PO,
@@ -246,7 +247,7 @@ AGAINST = {
     "kl__loss_estimator": "in the loss", "adapter__rank": "lora", "adapter__alpha": "lora",
     "critic__init": "separate", "critic__lr": "separate", "optimiser__clip_norms": "separate",
     "algorithm__dual_clip": "fast", "algorithm__cliprange_high": "fast", "algorithm__advantage": "groups",
-    "algorithm__ratio": "unbounded", "algorithm__ratio_cap": "capped", "train__overlong_penalty": "overlong",
+    "algorithm__ratio": "one pass", "algorithm__ratio_cap": "capped", "train__overlong_penalty": "overlong",
     "train__max_repetition": "cold", "algorithm__v_star_beta": "samples", "algorithm__v_star_samples": "samples",
     "algorithm__old_kl_coef": "penalty", "algorithm__old_kl_target": "penalty",
     "algorithm__trpo_delta": "trpo", "algorithm__trpo_damping": "trpo", "algorithm__trpo_cg_iterations": "trpo",
