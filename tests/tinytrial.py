@@ -140,6 +140,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "separate": {"critic__kind": "separate"},
     "lora": {"adapter__kind": "lora"},
     **{name: preset(name) for name in PRESETS if name != "ppo"},
+    "trpo": {**preset("trpo"), "algorithm__trpo_cg_iterations": 2},  # which take most of its time
 }
 
 

@@ -142,11 +142,13 @@ def test_the_cut_into_micro_batches_changes_nothing(tmp_path: Path) -> None:
         torch.testing.assert_close(moved, found[0][1], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_computing_activations_twice_changes_nothing(tmp_path: Path) -> None:
     ends = [run(tmp_path / str(twice), **TRPO, runtime={"gradient_checkpointing": twice})[2] for twice in (False, True)]
     assert all(torch.allclose(ends[0][name], tensor, atol=2e-3) for name, tensor in ends[1].items())
 
 
+@pytest.mark.slow
 def test_it_learns_what_the_reward_asks_for(tmp_path: Path) -> None:
     _, rows, _ = run(tmp_path, **TRPO, train__steps=160, kl__beta=0.0, algorithm__trpo_delta=0.05)
     series = [row["objective/scores"] for row in rows.values() if "objective/scores" in row]

@@ -148,7 +148,7 @@ COLD = {"train__temperature": 0.2, "train__response_length": 25, "train__min_ent
 """So nearly greedy that text repeats itself."""
 A_STAR_PO = preset("a_star_po")
 CLIPPING = {"algorithm__cliprange": 0.01, "optimiser__lr": 5e-2}
-PENALTY, TRPO = preset("ppo_penalty"), preset("trpo")
+PENALTY, TRPO = CONTROLS["ppo_penalty"], CONTROLS["trpo"]
 ONE_PASS = {"algorithm__trust_region": "none", "train__num_epochs": 1, "train__num_mini_batches": 4}
 PERTURBED: dict[str, dict[str, Any]] = {
     "algorithm__advantage": {**RLOO, "algorithm__advantage": "group_norm"},
