@@ -149,6 +149,8 @@ COLD = {"train__temperature": 0.2, "train__response_length": 25, "train__min_ent
 A_STAR_PO = preset("a_star_po")
 CLIPPING = {"algorithm__cliprange": 0.01, "optimiser__lr": 5e-2}
 PENALTY, TRPO = CONTROLS["ppo_penalty"], CONTROLS["trpo"]
+FAR = preset("trpo")
+"""With all its iterations a direction so good that the first point of the line search breaks the bound."""
 ONE_PASS = {"algorithm__trust_region": "none", "train__num_epochs": 1, "train__num_mini_batches": 4}
 PERTURBED: dict[str, dict[str, Any]] = {
     "algorithm__advantage": {**RLOO, "algorithm__advantage": "group_norm"},
@@ -159,7 +161,7 @@ PERTURBED: dict[str, dict[str, Any]] = {
     "algorithm__trpo_delta": {**TRPO, "algorithm__trpo_delta": 0.02},
     "algorithm__trpo_damping": {**TRPO, "algorithm__trpo_damping": 0.2},
     "algorithm__trpo_cg_iterations": {**TRPO, "algorithm__trpo_cg_iterations": 3},
-    "algorithm__trpo_line_search": {**TRPO, "algorithm__trpo_line_search": 1},
+    "algorithm__trpo_line_search": {**FAR, "algorithm__trpo_line_search": 1},
     "algorithm__aggregation": {"algorithm__aggregation": "seq_mean_token_mean"},
     "algorithm__cliprange_high": {**CLIPPING, "algorithm__cliprange_high": 0.3},
     "algorithm__ratio_cap": {"algorithm__trust_region": "cispo", "algorithm__ratio_cap": 1.0},
@@ -239,6 +241,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "samples": A_STAR_PO,
     "penalty": PENALTY,
     "trpo": TRPO,
+    "far": FAR,
 }
 """What a knob is compared with: the base, or the setting that it refines."""
 AGAINST = {
@@ -251,7 +254,7 @@ AGAINST = {
     "train__max_repetition": "cold", "algorithm__v_star_beta": "samples", "algorithm__v_star_samples": "samples",
     "algorithm__old_kl_coef": "penalty", "algorithm__old_kl_target": "penalty",
     "algorithm__trpo_delta": "trpo", "algorithm__trpo_damping": "trpo", "algorithm__trpo_cg_iterations": "trpo",
-    "algorithm__trpo_line_search": "trpo",
+    "algorithm__trpo_line_search": "far",
 }  # fmt: skip
 
 
