@@ -20,12 +20,12 @@ from pipeline.algorithms.mathematics.natural_gradient import (
     line_search,
     step_length,
 )
-from pipeline.algorithms.terms import Tokens, kl_penalty
 from pipeline.models.fisher import fisher_product, flat, shaped_as, standing_in, trained
 from pipeline.models.lm_head import chunks
 from pipeline.models.policy import gather, log_probs, response_hidden
 from pipeline.models.recompute import recomputing
 from pipeline.training.health import check_finite
+from pipeline.training.penalty import Penalty, penalty_of
 from pipeline.training.rollout import Rollout
 from pipeline.training.selfcheck import OFF_POLICY, check_first_step
 from pipeline.training.surrogate_loss import SurrogateLoss, summed
@@ -179,13 +179,15 @@ def gain_and_kl(rollout: Rollout, rows: Tensor, learner: Learner, weights: list[
         old_hidden = response_hidden(lm, episodes)
         with standing_in(lm, weights):
             new_hidden = response_hidden(lm, episodes)
-        surrogate = surrogate_loss(batch, episodes.response_mask, None, _whole(rollout), learner.cfg)
+        mask, cfg = episodes.response_mask, learner.cfg
+        surrogate = surrogate_loss(batch, mask, None, _whole(rollout), cfg)
+        penalty = penalty_of(batch, mask, None, rollout.kl_coef, cfg.kl)
         for part in chunks(labels, int(lm.config.vocab_size)):
             log_old = log_probs(lm, old_hidden[part], temperature)
             with standing_in(lm, weights):
                 log_new = log_probs(lm, new_hidden[part], temperature)
             before, after = (
-                objective(rollout, learner, batch, surrogate, part, gather(log_pi, labels[part]), log_pi)
+                objective(surrogate, penalty, part, gather(log_pi, labels[part]), log_pi, cfg.algorithm.ent_coef)
                 for log_pi in (log_old, log_new)
             )
             gain += (after - before).sum()
@@ -194,20 +196,19 @@ def gain_and_kl(rollout: Rollout, rows: Tensor, learner: Learner, weights: list[
 
 
 def objective(
-    rollout: Rollout,
-    learner: Learner,
-    batch: Tokens,
     surrogate: SurrogateLoss,
+    penalty: Penalty | None,
     part: slice,
     new_logprobs: Tensor,
     log_pi: Tensor,
+    ent_coef: float,
 ) -> Tensor:
     """What the step is to raise, token by token, (n,): the policy's loss with all its terms, negated; log_pi (n, V)."""
-    cfg, total = learner.cfg, -surrogate.loss(part, new_logprobs)
-    if (kl := kl_penalty(batch, part, new_logprobs, rollout.kl_coef, cfg.kl)) is not None:
-        total = total - surrogate.weighted(part, kl)
-    if cfg.algorithm.ent_coef:
-        total = total + cfg.algorithm.ent_coef * surrogate.weighted(part, entropy(log_pi))
+    total = -surrogate.loss(part, new_logprobs)
+    if penalty is not None:
+        total = total - surrogate.weighted(part, penalty.loss(part, new_logprobs))
+    if ent_coef:
+        total = total + ent_coef * surrogate.weighted(part, entropy(log_pi))
     return total
 
 

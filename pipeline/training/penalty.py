@@ -31,11 +31,11 @@ class Penalty:
 def penalty_of(batch: Tokens, mask: Tensor, now: Tensor | None, kl_coef: float, kl: KlConfig) -> Penalty | None:
     """The penalty that `kl` asks for in the loss, if any; mask (B, T) of the rows, and of a penalty on whole responses
     `now` (N,), the log-probs of this very network."""
+    if kl.place != "loss":
+        return None
     if kl.by_sequence:
         assert now is not None
         return on_responses(batch, mask, now, kl_coef)
-    if kl.place != "loss":
-        return None
 
     def loss(tokens: slice, new_logprobs: Tensor) -> Tensor:
         losses = kl_penalty(batch, tokens, new_logprobs, kl_coef, kl)

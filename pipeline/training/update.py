@@ -172,11 +172,11 @@ def surrogate_loss(
     """The policy's loss on some rows of a mini-batch, mask (B, T); of a loss of whole responses `now` (N,), the
     log-probs of the network at hand."""
     surrogate, lengths = SURROGATES[cfg.algorithm.trust_region], mask.sum(1)
+    if not cfg.algorithm.by_sequence and cfg.algorithm.aggregation == "token_mean":
+        return of_tokens(surrogate, batch, None, cfg.algorithm)
     weights = response_weights(lengths, whole.tokens, whole.sequences, cfg.train.response_length, cfg.algorithm)
     if not cfg.algorithm.by_sequence:
-        even = cfg.algorithm.aggregation == "token_mean"
-        each = None if even else to_tokens(weights / lengths, mask)
-        return of_tokens(surrogate, batch, each, cfg.algorithm)
+        return of_tokens(surrogate, batch, to_tokens(weights / lengths, mask), cfg.algorithm)
     assert now is not None
     per_sequence = whole.tokens / whole.sequences
     return of_sequences(surrogate, batch, mask, now, weights, per_sequence, cfg.algorithm)
