@@ -69,7 +69,7 @@ class AlgorithmConfig(Section):
         10, description="trpo: conjugate-gradient iterations, one Fisher-vector product over the rollout each"
     )
     trpo_line_search: Positive = Field(
-        10, description="trpo: step lengths that are tried, each 0.8 times the one before, until one is accepted"
+        10, description="trpo: most step lengths that are tried; each is 0.8 times the one before"
     )
     dual_clip: Annotated[float, Field(gt=1.0, allow_inf_nan=False)] | None = Field(
         None,

@@ -39,7 +39,7 @@ class AdapterConfig(Section):
     """Which weights of the policy are trained."""
 
     kind: Literal["none", "lora"] = Field(
-        "none", description="lora: train a low-rank adapter; the reference is then the same network"
+        "none", description="lora: train a low-rank adapter; the network without it is the reference"
     )
     rank: Positive = Field(16, description="width of the adapter")
     alpha: StrictlyPositive = Field(32.0, description="the adapter's output is multiplied by alpha / rank")
@@ -47,7 +47,7 @@ class AdapterConfig(Section):
         "none", description="4bit: hold the frozen weights in NF4; needs kind: lora and a GPU"
     )
     frozen_layers: Annotated[int, Field(ge=0)] = Field(
-        0, description="how many of the lowest blocks stay untrained; above 0, so do the embeddings"
+        0, description="number of lowest blocks that are not trained; from 1 on, the embeddings are not trained either"
     )
 
     @model_validator(mode="after")

@@ -25,7 +25,9 @@ class Hypothesis(Section):
     claim: Annotated[str, Field(min_length=1)]
     metric: str = Field(description="of the evaluation, or a series, of which the mean of the last tenth counts")
     contrast: Weights | None = Field(None, description="ARM - OTHER, or {arm: weight} with weights that sum to 0")
-    order: tuple[str, ...] | None = Field(None, description="arms, each of which is higher (or lower) than the last")
+    order: tuple[str, ...] | None = Field(
+        None, description="arms in a row: each is expected to be higher (or lower) than the one before"
+    )
     expect: Expected = Field(description="the contrast, or each step of the order, is higher, lower or equal")
     margin: Annotated[Finite, Field(ge=0)] = Field(
         0.0, description="by more than this much it is higher or lower; within this much it is equal"

@@ -57,7 +57,7 @@ def import_command(
     ] = None,
     replace: Annotated[
         bool,
-        typer.Option("--replace", help="Let this import take the place of all trials recorded under this name."),
+        typer.Option("--replace", help="Remove all trials recorded under this name; only those of this import remain."),
     ] = False,
     out: OutOption = None,
 ) -> None:
