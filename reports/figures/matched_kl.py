@@ -27,6 +27,8 @@ from reports.findings.matched_kl import ENDED_KL, KL, MatchedKL, MethodCurve, me
 from reports.records.load import StudyRecords
 from reports.text.words import listed, name, number, signed
 
+TFLOP = "cost/tflop"
+
 
 def matched(records: StudyRecords, findings: Findings) -> Drawn | None:
     """The ends of all arms over KL, and the differences to the baseline's method at equal KL."""
@@ -59,7 +61,8 @@ def matched(records: StudyRecords, findings: Findings) -> Drawn | None:
             side(right, at, signed(row.difference, metric))
     right.axvline(0, color=INK, lw=0.8, zorder=1)
     right.xaxis.set_major_locator(MaxNLocator(4))
-    rows_axis(right, [f"{row.arm}\nat {number(row.kl.value)} nats" for row in rows])
+    paid = arithmetic(records)
+    rows_axis(right, [_label(row, paid) for row in rows])
     right.set_xlabel(f"Δ {name(metric)} to {rows[0].method}\n[{METRICS[metric].unit}]")
     right.set_title("at equal drift", fontsize=8)
     handles = [legend_entry(arm, styles[arm]) for arm in shown]
@@ -76,6 +79,8 @@ def matched(records: StudyRecords, findings: Findings) -> Drawn | None:
         " other arm to that line at the KL at which the arm ends. Point: mean; small marks: seeds; bars: 95 %"
         f" ({seed_counts(counts)})."
     )
+    if any(row.arm in paid for row in rows):
+        caption += f" Cost: the mean arithmetic of a trial in multiples of {records.study.baseline}'s."
     if left_out:
         caption += f" The {len(rows)} arms that differ most are drawn; the table has {left_out} more."
     alt = f"{name(metric)} over KL at the end of training, and a forest plot of differences at equal KL: " + "; ".join(
@@ -83,6 +88,20 @@ def matched(records: StudyRecords, findings: Findings) -> Drawn | None:
     )
     title = f"{name(metric)[0].upper()}{name(metric)[1:]} at equal drift"
     return Drawn(figure, pd.concat(data, ignore_index=True), title, caption, alt + ".", wide=True)
+
+
+def arithmetic(records: StudyRecords) -> dict[str, float]:
+    """Floating-point operations of a trial of each arm, as a multiple of the baseline's; where they are known."""
+    if TFLOP not in records.trials.columns:
+        return {}
+    means = records.trials.groupby("arm")[TFLOP].mean()
+    base = float(means.get(str(records.study.baseline), float("nan")))
+    return {str(arm): float(value) / base for arm, value in means.items() if base > 0 and value == value}
+
+
+def _label(row: MatchedKL, paid: dict[str, float]) -> str:
+    cost = f", {paid[row.arm]:.2f} × cost" if row.arm in paid else ""
+    return f"{row.arm}\nat {number(row.kl.value)} nats{cost}"
 
 
 def _band(axes: Axes, curve: MethodCurve) -> pd.DataFrame:

@@ -232,6 +232,9 @@ def test_of_many_arms_the_baseline_and_both_ends_stand_out(records: StudyRecords
 
 
 def test_equal_drift_shows_ends_curve_and_differences(strengths: StudyRecords) -> None:
+    trials = strengths.trials.copy()
+    trials.loc[trials["arm"] == "tight", "cost/tflop"] /= 2
+    strengths = replace(strengths, trials=trials)
     found = analyse(strengths)
     with house_style():
         drawn = figure("matched_kl")(strengths, found)
@@ -250,7 +253,9 @@ def test_equal_drift_shows_ends_curve_and_differences(strengths: StudyRecords) -
     rows = {row.arm: row for row in found.matched if row.metric == "eval/win_rate"}
     assert rows["tight"].difference is not None
     assert shown.loc["tight", "value"] == rows["tight"].difference.value
-    assert [label.get_text().split("\n")[0] for label in drawn.figure.axes[1].get_yticklabels()] == ["tight", "tighter"]
+    labels = [label.get_text() for label in drawn.figure.axes[1].get_yticklabels()]
+    assert [label.split("\n")[0] for label in labels] == ["tight", "tighter"]
+    assert [label.rsplit(", ", 1)[1] for label in labels] == ["0.50 × cost", "1.00 × cost"]
     assert "beta_0.2, beta_0.05 and beta_0.01" in drawn.caption
 
 
