@@ -32,6 +32,11 @@ class _Pairs:
     """Steps at which the arm has a record and the baseline has none."""
 
     @property
+    def own(self) -> int:
+        """Records of the arm."""
+        return len(self.values) + len(self.lone)
+
+    @property
     def undefined(self) -> list[int]:
         """Shared steps without a difference or ratio."""
         return sorted(self.values.keys() - dict(self.compared).keys())
@@ -50,7 +55,8 @@ def compare(
 
     Only steps that both recorded count. A ratio exists where the baseline's value is above 0; other steps are left out
     (a KL is 0 at step 0). Whatever is left is judged as any series (`studies.claims.falsifiers.evaluate`), and both
-    runs must have taken ``before_step`` gradient steps for a claim to survive. NOT TESTED where nothing is left.
+    runs must have taken ``before_step`` gradient steps for a claim to survive, with a value at half of the trial's
+    records or more. NOT TESTED where nothing is left.
     """
     pairs = _pairs(falsifier, own.records, base.records)
     if not pairs.compared:
@@ -58,6 +64,9 @@ def compare(
     shorter = "the baseline's run" if base.steps < own.steps else "the run"
     steps = min(own.steps, base.steps)
     verdict = evaluate(falsifier, pairs.compared, steps, arm=arm, seed=seed, run=run, whose=shorter)
+    if verdict.outcome == "SURVIVED" and 2 * len(pairs.compared) < pairs.own:
+        few = f"fewer than half of the {pairs.own} records before step {falsifier.horizon} could be compared"
+        verdict = replace(verdict, outcome="NOT TESTED", reason=few)
     return _with_both(falsifier, verdict, pairs)
 
 

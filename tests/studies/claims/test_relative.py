@@ -67,6 +67,17 @@ def test_a_ratio_divides_by_the_baseline_where_that_is_above_0() -> None:
     assert judged(claim("<", 0.5, relative="ratio"), base, dict.fromkeys(base, 1.0)).step == 0
 
 
+def test_a_claim_does_not_survive_on_fewer_than_half_of_the_records() -> None:
+    own, base = dict.fromkeys((0, 16, 32, 48, 64), 0.2), dict.fromkeys((0, 16, 32), 0.2)
+    assert judged(claim(), own, base).outcome == "SURVIVED"
+    found = judged(claim(), own, {0: 0.2, 32: 0.2})
+    assert found.outcome == "NOT TESTED"
+    assert found.reason.startswith("fewer than half of the 5 records before step 100 could be compared")
+    assert found.reason.endswith("left out: 3 records at steps that the baseline lacks")
+    assert judged(claim(), dict.fromkeys(own, 0.9), {32: 0.2}).outcome == "FALSIFIED", "one record is enough for that"
+    assert judged(claim(threshold=2.0, relative="ratio"), own, {**base, 0: 0.0, 16: 0.0}).outcome == "NOT TESTED"
+
+
 def test_what_survives_tells_its_margin_and_both_values() -> None:
     own, base = {0: 0.1, 16: 0.35, 32: 0.4}, {0: 0.0, 16: 0.2, 32: 0.3}
     found = judged(claim(threshold=0.5), own, base)
