@@ -124,11 +124,24 @@ def _refuse_twins(study: Study, plan: Sequence[Cell], profile: str) -> None:
 
 
 def cautions(plan: Sequence[Cell]) -> list[str]:
-    """What the trials' configurations warn of, each once, with the arms it concerns where these are not all."""
+    """What the trials' configurations warn of, each once, with the arms it concerns where these are not all; and arms
+    that sample different numbers of episodes."""
     arms = {cell.arm: cell.config.cautions() for cell in plan}
     lines = dict.fromkeys(line for warnings in arms.values() for line in warnings)
     concerned = {line: [arm for arm, warnings in arms.items() if line in warnings] for line in lines}
-    return [line if len(mine) == len(arms) else f"{', '.join(mine)}: {line}" for line, mine in concerned.items()]
+    named = [line if len(mine) == len(arms) else f"{', '.join(mine)}: {line}" for line, mine in concerned.items()]
+    return named + _unequal_episodes(plan)
+
+
+def _unequal_episodes(plan: Sequence[Cell]) -> list[str]:
+    counts: dict[int, dict[str, None]] = {}
+    for cell in plan:
+        train = cell.config.train
+        counts.setdefault(train.updates * train.batch_size, {})[cell.arm] = None
+    if len(counts) < 2:
+        return []
+    each = "; ".join(f"{episodes:,}: {', '.join(arms)}" for episodes, arms in sorted(counts.items()))
+    return [f"the arms train on different numbers of episodes ({each})"]
 
 
 def design_digest(plan: Sequence[Planned]) -> str:

@@ -33,6 +33,15 @@ def test_only_the_arms_that_it_concerns_are_named() -> None:
     assert cautions(cells(arms)) == [f"oracle: {SAME}"]
 
 
+def test_arms_with_different_numbers_of_episodes_are_named() -> None:
+    study = single("tiny", {}, 0)
+    arms = {study.baseline: {}, "once": {"algorithm.name": "reinforce"}, "remax": {"algorithm.name": "remax"}}
+    named = study.model_copy(update={"arms": arms})
+    assert cautions(cells(named)) == [], "an algorithm of one epoch takes as many, smaller steps"
+    (line,) = cautions(cells(named, overrides={"train.num_mini_batches": 2}))
+    assert line.endswith(f"(16,384: {study.baseline}; 65,536: once, remax)")
+
+
 def test_single_parts_of_a_composite_reward_can_be_set() -> None:
     parts = {"good": {"kind": "learned"}, "true": {"kind": "grammar", "weight": 0.5}}
     arm = {"reward.kind": "composite", "reward.parts": parts, "reward.parts.true.weight": 0.25}
