@@ -6,42 +6,33 @@ TRL computes them in fp32. Where the two differ by design, a test states by how 
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers import trial_config
-from safetensors import safe_open
-from tinytrial import BASE, preset
+from crosscheck.saved import (
+    ABOUT,
+    ENTROPIES,
+    EXACT,
+    FP32,
+    GOLDEN,
+    MASK,
+    MINI_BATCHES,
+    NEW,
+    OLD,
+    REF,
+    advantages,
+    padded,
+    settings,
+    step,
+    theirs,
+)
 from torch import Tensor
 
-from pipeline.algorithms.aggregation import response_weights
 from pipeline.algorithms.mathematics.kl import k3
 from pipeline.algorithms.mathematics.masking import masked_mean, masked_whiten
-from pipeline.algorithms.mathematics.shaping import beta_in_reward, non_score_reward, overlong
-from pipeline.algorithms.registry import ESTIMATORS, SURROGATES
-from pipeline.algorithms.terms import Tokens, kl_penalty
+from pipeline.algorithms.mathematics.shaping import overlong
 from pipeline.config.presets import PRESETS
-from pipeline.config.trial import TrialConfig
-from pipeline.models.policy import response_mask, to_grid
-from pipeline.training.rollout import Measured, judge
-from pipeline.training.surrogate_loss import of_sequences, of_tokens
-
-with safe_open(Path(__file__).with_name("trl_golden.safetensors"), "pt") as saved:
-    GOLDEN = {name: saved.get_tensor(name) for name in saved.keys()}  # noqa: SIM118
-    ABOUT = json.loads(saved.metadata()["about"])
-
-OLD, NEW, REF, ENTROPIES, SCORES, LENGTHS = (
-    GOLDEN[f"inputs/{name}"] for name in ("old", "new", "ref", "entropies", "scores", "lengths")
-)
-MINI_BATCHES = GOLDEN["inputs/mini_batches"].unbind()
-WIDTH, LONGEST = OLD.shape[1], 9
-MASK = response_mask(LENGTHS, WIDTH)
-EXACT = {"rtol": 1e-9, "atol": 1e-12}
-FP32 = {"rtol": 1e-5, "atol": 1e-6}
 
 SAME: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("grpo", {}),
@@ -69,65 +60,6 @@ PAIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "rloo_pairs": ("rloo", {"train__responses_per_prompt": 2}),
 }
 """Advantages alone, with two responses to a prompt."""
-
-
-def settings(name: str, changes: dict[str, Any]) -> TrialConfig:
-    """A preset on the rollout that was saved, with a penalty of 0.3."""
-    rollout = {"train__batch_size": len(LENGTHS), "train__response_length": LONGEST, "kl__beta": 0.3}
-    return trial_config(**BASE | rollout | preset(name) | changes)
-
-
-def advantages(cfg: TrialConfig) -> Tensor:
-    """(B, T) before whitening, by our estimator."""
-    penalty = non_score_reward(OLD, REF, MASK, beta_in_reward(cfg.kl.beta, cfg.kl.place), cfg.kl.reward_estimator)
-    nothing = torch.zeros_like(OLD)
-    judged = judge(SCORES, penalty, Measured(OLD, REF, nothing, nothing, None), MASK, cfg)
-    return ESTIMATORS[cfg.algorithm.advantage](judged, cfg.algorithm).advantages
-
-
-@dataclass(frozen=True)
-class Step:
-    """Our side of one mini-batch of b responses."""
-
-    loss: Tensor
-    gradient: Tensor
-    """(b, T) by the new log-probs."""
-    clipped: Tensor
-
-
-def step(cfg: TrialConfig, rows: Tensor, worth: Tensor) -> Step:
-    """Loss, gradient and clip fraction of some rows whose advantages are `worth` (B, T)."""
-    mask, lengths, surrogate = MASK[rows], LENGTHS[rows], SURROGATES[cfg.algorithm.trust_region]
-    tokens, every = mask.sum().double(), slice(None)
-    new = NEW[rows][mask].requires_grad_()
-    batch = Tokens(OLD[rows][mask], REF[rows][mask], worth.double()[rows][mask], None, None)
-    weights = response_weights(lengths, tokens, len(rows), cfg.train.response_length, cfg.algorithm)
-    if cfg.algorithm.by_sequence:
-        each = tokens / len(rows)
-        objective = of_sequences(surrogate, batch, mask, new.detach(), weights, each, cfg.algorithm)
-    else:
-        each = (weights / lengths).unsqueeze(1).expand(mask.shape)[mask]
-        objective = of_tokens(surrogate, batch, each, cfg.algorithm)
-    penalty = kl_penalty(batch, every, new, cfg.kl.beta, cfg.kl)
-    beside = -cfg.algorithm.ent_coef * ENTROPIES[rows][mask]
-    rest = objective.weighted(every, beside if penalty is None else beside + penalty).sum()
-    (gradient,) = torch.autograd.grad(objective.loss(every, new).sum() + rest, new)
-    sums = objective.sums(new.detach())
-    return Step(
-        (sums["policy/pg_loss"] + rest.detach()) / tokens,
-        to_grid(gradient / tokens, mask),
-        sums["policy/pg_clipfrac"] / tokens,
-    )
-
-
-def theirs(case: str) -> Tensor:
-    """TRL's advantages as a grid."""
-    return GOLDEN[f"{case}/advantages"].unsqueeze(1) * MASK
-
-
-def padded(gradient: Tensor) -> Tensor:
-    """(b, T) with as many columns as TRL's; the longest response of a mini-batch may be a shorter one."""
-    return torch.nn.functional.pad(gradient, (0, WIDTH - gradient.shape[1]))
 
 
 # --- what agrees -------------------------------------------------------------------------------------------
