@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from torch import Tensor
 from pipeline.algorithms.aggregation import response_weights
 from pipeline.algorithms.mathematics.shaping import beta_in_reward, non_score_reward
 from pipeline.algorithms.registry import ESTIMATORS, SURROGATES
-from pipeline.algorithms.terms import Tokens, kl_penalty
+from pipeline.algorithms.terms import Tokens
 from pipeline.config.trial import TrialConfig
 from pipeline.models.policy import response_mask, to_grid
+from pipeline.training.penalty import penalty_of
 from pipeline.training.rollout import Measured, judge
 from pipeline.training.surrogate_loss import of_sequences, of_tokens
 
@@ -42,12 +43,12 @@ def settings(name: str, changes: dict[str, Any]) -> TrialConfig:
     return trial_config(**BASE | rollout | preset(name) | changes)
 
 
-def advantages(cfg: TrialConfig) -> Tensor:
-    """(B, T) before whitening, by our estimator."""
+def advantages(cfg: TrialConfig, v_star: Tensor | None = None) -> Tensor:
+    """(B, T) before whitening, by our estimator; `v_star` (B,) where it needs that."""
     penalty = non_score_reward(OLD, REF, MASK, beta_in_reward(cfg.kl.beta, cfg.kl.place), cfg.kl.reward_estimator)
     nothing = torch.zeros_like(OLD)
     judged = judge(SCORES, penalty, Measured(OLD, REF, nothing, nothing, None), MASK, cfg)
-    return ESTIMATORS[cfg.algorithm.advantage](judged, cfg.algorithm).advantages
+    return ESTIMATORS[cfg.algorithm.advantage](replace(judged, v_star=v_star), cfg.algorithm).advantages
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Step:
     gradient: Tensor
     """(b, T) by the new log-probs."""
     clipped: Tensor
+    """0 where no ratio is."""
 
 
 def step(cfg: TrialConfig, rows: Tensor, worth: Tensor) -> Step:
@@ -73,15 +75,17 @@ def step(cfg: TrialConfig, rows: Tensor, worth: Tensor) -> Step:
     else:
         each = (weights / lengths).unsqueeze(1).expand(mask.shape)[mask]
         objective = of_tokens(surrogate, batch, each, cfg.algorithm)
-    penalty = kl_penalty(batch, every, new, cfg.kl.beta, cfg.kl)
-    beside = -cfg.algorithm.ent_coef * ENTROPIES[rows][mask]
-    rest = objective.weighted(every, beside if penalty is None else beside + penalty).sum()
-    (gradient,) = torch.autograd.grad(objective.loss(every, new).sum() + rest, new)
+    penalty = penalty_of(batch, mask, new.detach(), cfg.kl.beta, cfg.kl)
+    loss, beside = objective.loss(every, new), -cfg.algorithm.ent_coef * ENTROPIES[rows][mask]
+    if penalty is not None:
+        loss = loss + objective.weighted(every, penalty.loss(every, new))
+        beside = beside + penalty.value(new.detach())
+    (gradient,) = torch.autograd.grad(loss.sum(), new)
     sums = objective.sums(new.detach())
     return Step(
-        (sums["policy/pg_loss"] + rest.detach()) / tokens,
+        (sums["policy/pg_loss"] + objective.weighted(every, beside).sum()) / tokens,
         to_grid(gradient / tokens, mask),
-        sums["policy/pg_clipfrac"] / tokens,
+        sums.get("policy/pg_clipfrac", torch.zeros(())) / tokens,
     )
 
 

@@ -1,4 +1,4 @@
-"""What TRL's GRPO and RLOO trainers compute on seeded tensors, saved for `test_trl_groups.py`.
+"""What TRL's GRPO, RLOO and A*-PO trainers compute on seeded tensors, saved for the tests that import `saved.py`.
 
 TRL 1.16 and the version that this project pins cannot share an environment; it gets one of its own, in two commands:
 
@@ -9,7 +9,7 @@ TRL 1.16 and the version that this project pins cannot share an environment; it 
 the versions and the settings of every case in its metadata. Nothing of this project is imported.
 
 Generation and the network are replaced by tables, since they are what surrounds the mathematics: responses of given
-lengths, and log-probs of three policies in float64. Rewards, advantages, losses and their gradients are TRL's own.
+lengths, and log-probs of three policies in float64. Rewards, advantages, V*, losses and their gradients are TRL's own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import os
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import argparse
 import json
@@ -36,6 +37,7 @@ from tokenizers.models import WordLevel
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+from trl.experimental.a2po import A2POConfig, A2POTrainer
 from trl.rewards import get_soft_overlong_punishment
 
 RESPONSES, EACH, WIDTH, LONGEST = 16, 4, 7, 9
@@ -47,6 +49,10 @@ MINI_BATCHES = ((0, 4, 10, 15, 3, 6, 9, 12), (1, 14, 8, 2, 5, 11, 7, 13))
 """Rows of each: the responses to a prompt are spread over both, as they are after a shuffle."""
 PUNISHED, CACHE = 20, 4
 """DAPO's penalty on overlong responses: where it is full, and over how many tokens it grows."""
+SAMPLES, INCORRECT, CANCELLING = 8, 2, 5
+"""Of the reference for a prompt; a prompt whose samples all score 0; one whose samples' scores have the sum 0."""
+TEXT, PAD, EOS = 29, 30, 31
+"""Numbers of tokens."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,22 @@ CASES = {
 }
 
 
+def a2po(**settings: Any) -> dict[str, Any]:
+    """Settings of A*-PO; TRL's own defaults, which are the published values, unless others are asked for."""
+    defaults = {"beta1": 0.5, "beta2": 1e-3, "num_value_samples": SAMPLES, "filter_all_incorrect": True}
+    return defaults | {"max_completion_length": LONGEST, "per_device_train_batch_size": len(MINI_BATCHES[0])} | settings
+
+
+A2PO = {
+    "a2po": a2po(),
+    "a2po_beta1": a2po(beta1=1.0),
+    "a2po_beta2": a2po(beta2=0.05),
+    "a2po_betas": a2po(beta1=1.0, beta2=0.05, num_value_samples=5),
+    "a2po_same_text": a2po(filter_all_incorrect=False),
+}
+"""In `a2po_same_text` the last prompt has the text of the first; it has no losses."""
+
+
 @dataclass(frozen=True)
 class Tables:
     """What takes the place of generation and the network; by row of the rollout."""
@@ -118,6 +140,8 @@ class Tables:
     entropies: Tensor
     scores: Tensor
     """(B,) float32."""
+    reference_scores: Tensor
+    """(B, N) float32, of the reference's samples for the prompt of each row."""
 
     @classmethod
     def drawn(cls) -> Tables:
@@ -132,16 +156,31 @@ class Tables:
         spreads = torch.tensor(SPREADS, dtype=torch.float64).repeat(RESPONSES // len(SPREADS)).unsqueeze(1)
         scores = normal(RESPONSES).float()
         scores[EACH : 2 * EACH] = 0.75
-        return cls(old, old + spreads * normal(*grid), old + 0.2 * normal(*grid), normal(*grid).abs(), scores)
+        new, ref, entropies = old + spreads * normal(*grid), old + 0.2 * normal(*grid), normal(*grid).abs()
+        of_reference = normal(RESPONSES, SAMPLES).float()
+        of_reference[INCORRECT] = 0.0
+        of_reference[CANCELLING] = torch.tensor([0.5, -0.5, 2.0, -1.0, -1.0, 0.0, 0.25, -0.25])
+        return cls(old, new, ref, entropies, scores, of_reference)
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """A word is a number, which is also that of its token."""
+    model = WordLevel({str(index): index for index in range(32)}, unk_token="0")
+    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model))
+    words.pad_token, words.eos_token = str(PAD), str(EOS)
+    return words
+
+
+def plain(folder: Path) -> dict[str, Any]:
+    """Arguments that all trainers get."""
+    return {
+        "output_dir": str(folder), "use_cpu": True, "bf16": False, "report_to": "none", "gradient_checkpointing": False,
+    }  # fmt: skip
 
 
 def trainer_of(case: Case, tables: Tables, new: Tensor, folder: Path) -> Any:
     """TRL's trainer; its network returns `new` (B, T) in the loss, and the tables elsewhere."""
     config, trainer_class = {"grpo": (GRPOConfig, GRPOTrainer), "rloo": (RLOOConfig, RLOOTrainer)}[case.method]
-    words = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel({str(index): index for index in range(32)}, unk_token="0"))
-    )
-    words.pad_token, words.eos_token = "30", "31"
 
     def score(prompts: list[str], **_: Any) -> list[float]:
         return [float(tables.scores[int(prompt)]) for prompt in prompts]
@@ -149,17 +188,14 @@ def trainer_of(case: Case, tables: Tables, new: Tensor, folder: Path) -> Any:
     trainer = trainer_class(
         model=Qwen2ForCausalLM.from_pretrained(folder),
         reward_funcs=score,
-        args=config(
-            output_dir=str(folder), use_cpu=True, bf16=False, report_to="none", gradient_checkpointing=False,
-            **case.all_settings,
-        ),
+        args=config(**plain(folder), **case.all_settings),
         train_dataset=Dataset.from_dict({"prompt": [str(row) for row in range(RESPONSES)]}),
-        processing_class=words,
-    )  # fmt: skip
+        processing_class=tokenizer(),
+    )
 
     def generate(prompts: list[str]) -> tuple[Any, ...]:
         rows = [int(prompt) for prompt in prompts]
-        prompt_ids, responses = [[row] for row in rows], [[29] * LENGTHS[row] for row in rows]
+        prompt_ids, responses = [[row] for row in rows], [[TEXT] * LENGTHS[row] for row in rows]
         if case.method == "rloo":
             return prompt_ids, responses, [""] * len(rows)
         return prompt_ids, responses, None, [""] * len(rows), None, {}, None, []
@@ -198,6 +234,62 @@ def computed(case: Case, tables: Tables, folder: Path) -> dict[str, Tensor]:
     return {**found, "loss": torch.stack(losses), "gradient": new.grad, "clipped": clipped}
 
 
+def a2po_trainer_of(settings: dict[str, Any], tables: Tables, new: Tensor, folder: Path, texts: list[str]) -> Any:
+    """TRL's trainer of A*-PO on prompts of given texts; its policy's log-probs are `new` (B, T)."""
+
+    def score(prompts: list[str], completions: list[str], row: list[int], **_: Any) -> list[float]:
+        if trainer._optimal_values is not None:
+            return tables.scores[row].tolist()
+        return [float(tables.reference_scores[one, int(sample)]) for one, sample in zip(row, completions, strict=True)]
+
+    trainer = A2POTrainer(
+        model=Qwen2ForCausalLM.from_pretrained(folder),
+        reward_funcs=score,
+        args=A2POConfig(**plain(folder), **settings),
+        train_dataset=Dataset.from_dict({"prompt": texts, "row": range(RESPONSES)}),
+        processing_class=tokenizer(),
+    )
+
+    def sample(input_ids: Tensor, **_: Any) -> Tensor:
+        count = settings["num_value_samples"]
+        samples = torch.arange(count).repeat(len(input_ids)).unsqueeze(1)  # the text of a sample is its number
+        return torch.cat([input_ids.repeat_interleave(count, 0), samples], 1)
+
+    def respond(input_ids: Tensor, **_: Any) -> Tensor:
+        last, places = torch.tensor(LENGTHS)[input_ids] - 1, torch.arange(WIDTH)
+        behind = torch.where(places == last, EOS, PAD)
+        return torch.cat([input_ids, torch.where(places < last, TEXT, behind)], 1)
+
+    def sums(model: Any, ids: Tensor, mask: Tensor, width: int) -> Tensor:
+        logprobs = tables.ref if model is trainer.ref_model else new
+        return (logprobs[ids[:, 0]] * mask[:, -width:]).sum(1)  # a prompt is the number of its row
+
+    trainer.ref_model.generate, trainer.model.generate, trainer._get_sequence_logps = sample, respond, sums
+    trainer.model.train()
+    return trainer
+
+
+def regressed(name: str, tables: Tables, folder: Path) -> dict[str, Tensor]:
+    """TRL's V* (B,) and the prompts that it keeps; the loss of each mini-batch and the gradient (B, T)."""
+    texts, same_text = [str(row) for row in range(RESPONSES)], name == "a2po_same_text"
+    if same_text:
+        texts[-1] = texts[0]
+    new = tables.new.clone().requires_grad_()
+    trainer = a2po_trainer_of(A2PO[name], tables, new, folder, texts)
+    trainer._estimate_optimal_values()
+    values = torch.tensor([trainer._optimal_values[text] for text in texts])
+    found = {"v_star": values, "kept": torch.tensor(trainer.train_dataset["row"])}
+    if same_text:
+        return found
+    losses = []
+    for rows in MINI_BATCHES:
+        inputs = trainer._prepare_inputs([{"prompt": texts[row], "row": row} for row in rows])
+        loss = trainer.compute_loss(trainer.model, inputs)
+        loss.backward()
+        losses.append(loss.detach())
+    return {**found, "loss": torch.stack(losses), "gradient": new.grad}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
@@ -218,11 +310,14 @@ def main() -> None:
         for name, case in CASES.items():
             found = computed(case, tables, Path(folder))
             tensors |= {f"{name}/{key}": value.detach() for key, value in found.items()}
+        for name in A2PO:
+            tensors |= {f"{name}/{key}": value for key, value in regressed(name, tables, Path(folder)).items()}
     settings = {name: {"trainer": case.method, **case.all_settings} for name, case in CASES.items()}
+    settings |= {name: {"trainer": "a2po", **case} for name, case in A2PO.items()}
     versions = {"trl": trl.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
     # One entry, since the order of several is not the same in every run.
     save_file(tensors, out, {"about": json.dumps({**versions, "settings": settings})})
-    print(f"{out}: {len(CASES)} cases, {out.stat().st_size / 1e3:.0f} kB")
+    print(f"{out}: {len(settings)} cases, {out.stat().st_size / 1e3:.0f} kB")
 
 
 if __name__ == "__main__":
