@@ -19,8 +19,8 @@ from pipeline.models.meter import meter
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.resources.ledger import Ledger
 from pipeline.run.metrics_log import MetricsLog, merged
+from pipeline.training.judging import Scores
 from pipeline.training.reference_scores import ReferenceScores
-from pipeline.training.rollout import Scores
 from pipeline.training.trainer import Outcome, Trainer
 
 VOCAB, PAD, EOS = 31, 0, 1
@@ -140,6 +140,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "separate": {"critic__kind": "separate"},
     "lora": {"adapter__kind": "lora"},
     **{name: preset(name) for name in PRESETS if name != "ppo"},
+    "replayed targets": {"critic__target": "replay", "replay__every": 3, "replay__share": 0.5},
     "trpo": {**preset("trpo"), "algorithm__trpo_cg_iterations": 2},  # which take most of its time
 }
 

@@ -14,6 +14,17 @@ from pipeline.config.algorithm import AlgorithmConfig
 
 
 @dataclass(frozen=True)
+class Replayed:
+    """What states of a rollout are worth, by sampling them onwards."""
+
+    values: Tensor
+    """(B, T) mean of the rewards to go over the continuations of the state before token t, score units; 0 where not
+    known."""
+    known: Tensor
+    """(B, T) True at the states that were replayed; the first of every response, or none of it."""
+
+
+@dataclass(frozen=True)
 class Judged:
     """A rollout as an estimator sees it, in score units."""
 
@@ -32,6 +43,8 @@ class Judged:
     it."""
     v_star: Tensor | None = None
     """(B,) V* of each response's prompt, where the advantage needs it."""
+    replayed: Replayed | None = None
+    """Where the advantage or the critic asks for it."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pipeline.algorithms import baselines, surrogates
 from pipeline.algorithms.base import Estimator, Surrogate
 from pipeline.algorithms.gae import by_critic
+from pipeline.algorithms.replay import by_replay
 
 ESTIMATORS: dict[str, Estimator] = {
     "gae": by_critic,
@@ -17,6 +18,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "remax": baselines.remax,
     "reinforce_pp": baselines.rewards_to_go,
     "v_star": baselines.against_v_star,
+    "replay": by_replay,
 }
 
 SURROGATES: dict[str, Surrogate] = {

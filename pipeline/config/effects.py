@@ -102,6 +102,9 @@ A_BEGINNING = Condition(
     lambda config: not _begins_at_a_stage(config),
     "kl.beta_stages",
 )
+REPLAY = Condition(
+    "algorithm.advantage: replay or critic.target: replay", lambda config: config.replays, "critic.target"
+)
 V_STAR = setting("algorithm.advantage", "v_star")
 ADAM_MOVES_THE_POLICY = Condition(
     "algorithm.trust_region other than trpo",
@@ -141,9 +144,12 @@ ACTS: dict[str, tuple[Condition, ...]] = {
     "reward.label_noise": (JUDGED,),
     "reward.max_tokens": (GIVEN_PAIRS,),
     "critic.head_lr": (CRITIC, above_zero("critic.vf_coef")),
+    "critic.target": (CRITIC, above_zero("critic.vf_coef")),
+    **dict.fromkeys(("replay.continuations", "replay.every", "replay.share"), (REPLAY,)),
     "critic.cliprange": (CRITIC, above_zero("critic.vf_coef")),
     "algorithm.gamma": (setting("algorithm.advantage", "gae", "reinforce_pp"),),
-    **dict.fromkeys(("algorithm.gae_lambda", "algorithm.whiten_rewards"), (setting("algorithm.advantage", "gae"),)),
+    "algorithm.gae_lambda": (setting("algorithm.advantage", "gae", "replay"),),
+    "algorithm.whiten_rewards": (setting("algorithm.advantage", "gae"),),
     **dict.fromkeys(
         ("algorithm.cliprange", "algorithm.cliprange_high", "algorithm.dual_clip"),
         (setting("algorithm.trust_region", "clip"),),

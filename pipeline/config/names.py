@@ -29,7 +29,7 @@ _MOVED = {
 }
 """What was the section ``ppo``: where its keys are now, as ``name`` or ``old:new``."""
 
-TRAINING = tuple(_MOVED)
+TRAINING = (*_MOVED, "replay")
 """The sections that most studies are about."""
 
 RENAMED: dict[str, str] = {

@@ -24,6 +24,10 @@ class CriticConfig(Section):
             " value"
         ),
     )
+    target: Literal["returns", "replay"] = Field(
+        "returns",
+        description="what it is fitted to: returns by GAE, or where a state was replayed the mean of its samples",
+    )
     cliprange: StrictlyPositive = Field(
         0.2, description="how far a value may move from that of the rollout before its error is clipped"
     )

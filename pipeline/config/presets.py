@@ -25,6 +25,8 @@ class Advantage:
     """Whether the tokens of a response have different advantages, wherever the KL penalty is."""
     greedy: bool = False
     """Whether a rollout samples the greedy response to each of its prompts too."""
+    replay: bool = False
+    """Whether states of the rollout are sampled onwards."""
     values: bool = False
     """Whether it needs samples of the reference for every prompt, scored beforehand: the stage `values`."""
 
@@ -46,6 +48,9 @@ ADVANTAGES: dict[str, Advantage] = {
         greedy=True,
     ),
     "reinforce_pp": Advantage("rewards from a token to the end of its response", varies=True),
+    "replay": Advantage(
+        "GAE between states of the response that are sampled onwards and scored", varies=True, replay=True
+    ),
     "v_star": Advantage(
         "score minus V* of the prompt, the soft maximum of the scores of samples of the reference", values=True
     ),
@@ -128,6 +133,11 @@ PRESETS: dict[str, Preset] = {
         "Lite PPO",
         "clipped ratio of every token, group mean and the standard deviation of all scores",
         {**_GRPO, "algorithm.advantage": "group_mean_batch_std", "algorithm.aggregation": "token_mean"},
+    ),
+    "vine_ppo": Preset(
+        "VinePPO",
+        "clipped ratio of every token, values of states by sampling them onwards instead of a learned critic",
+        {"critic.kind": "none", "algorithm.advantage": "replay", "algorithm.gae_lambda": 0.0},
     ),
     "reinforce_pp": Preset(
         "REINFORCE++",

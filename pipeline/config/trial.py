@@ -19,7 +19,8 @@ from pipeline.config.data import DataConfig
 from pipeline.config.kl import KlConfig
 from pipeline.config.model import ModelConfig, SftConfig
 from pipeline.config.networks import AdapterConfig, CriticConfig
-from pipeline.config.presets import check_natural_step, check_needs
+from pipeline.config.presets import ADVANTAGES, check_natural_step, check_needs
+from pipeline.config.replay import ReplayConfig
 from pipeline.config.rewards import JudgeConfig, RewardConfig
 from pipeline.config.runtime import CapsConfig, RuntimeConfig
 from pipeline.config.train import TrainConfig
@@ -68,6 +69,7 @@ class TrialConfig(Section):
     kl: KlConfig = KlConfig()
     optimiser: OptimiserConfig = OptimiserConfig()
     critic: CriticConfig = CriticConfig()
+    replay: ReplayConfig = ReplayConfig()
     adapter: AdapterConfig = AdapterConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     caps: CapsConfig = CapsConfig()
@@ -79,6 +81,11 @@ class TrialConfig(Section):
         if self.judge.kind != "auto":
             return self.judge
         return self.judge.model_copy(update={"kind": "grammar" if self.data.source == "builtin" else "lexicon"})
+
+    @property
+    def replays(self) -> bool:
+        """Whether states of a rollout are sampled onwards."""
+        return ADVANTAGES[self.algorithm.advantage].replay or self.critic.target == "replay"
 
     @property
     def needs_labels(self) -> bool:
@@ -119,6 +126,16 @@ class TrialConfig(Section):
             raise ValueError(
                 f"algorithm.ratio '{self.algorithm.ratio}' needs one advantage for a whole response, and a KL penalty"
                 " in the reward gives every token its own; use kl.place: score or loss"
+            )
+        if ADVANTAGES[self.algorithm.advantage].replay and self.replay.share < 1:
+            raise ValueError(
+                f"algorithm.advantage 'replay' needs values in every episode, and replay.share is"
+                f" {self.replay.share:g}; use 1, or a critic with critic.target: replay"
+            )
+        if self.critic.target == "replay" and self.algorithm.whiten_rewards:
+            raise ValueError(
+                "critic.target 'replay' is in score units, and algorithm.whiten_rewards fits the critic to others; use"
+                " whiten_rewards: false"
             )
         self.values.check_enough(self.algorithm.v_star_samples)
         if self.algorithm.trust_region == "trpo":

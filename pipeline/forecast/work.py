@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.config.presets import ADVANTAGES
+from pipeline.config.trial import TrialConfig
 from pipeline.forecast.disk import checkpoint_hours, disk_by_part, shared_disk
 from pipeline.forecast.memory import memory_by_stage
 from pipeline.forecast.sampling import sampling, values_hours
@@ -184,13 +185,30 @@ def work_of_update(trial: ForecastSubject, trained: Trained) -> dict[str, tuple[
         + steps,
     )
     # The greedy response to each prompt is sampled and scored as one more.
-    more = 1.0 + ADVANTAGES[cfg.algorithm.advantage].greedy / cfg.train.responses_per_prompt
-    work = {name: (more * flops, more * moved) for name, (flops, moved) in (("generate", generate), ("score", score))}
+    greedy = ADVANTAGES[cfg.algorithm.advantage].greedy / cfg.train.responses_per_prompt
+    sampled, scored = _replayed(cfg)
+    work = {
+        "generate": _times(1.0 + greedy + sampled, generate),
+        "score": _times(1.0 + greedy + scored, score),
+    }
     if cfg.algorithm.trust_region == "trpo":
         epoch = (critic, micros * shape.blocks * (BYTES_READ_CAST + BYTES_BACKWARD) + steps)
         whole = (passes + 2.0 * rows * response * head * (2 + trained.head), micros * moved)
         work["natural step"] = _natural_step(trial, trained, forward, passes, whole)
     return {**work, "train": (cfg.train.num_epochs * epoch[0], cfg.train.num_epochs * epoch[1])}
+
+
+def _replayed(cfg: TrialConfig) -> tuple[float, float]:
+    """Tokens that are sampled, and episodes that are scored, for replayed states, as shares of the rollout's own."""
+    if not cfg.replays:
+        return 0.0, 0.0
+    each, longest = cfg.replay.share * cfg.replay.continuations, cfg.train.response_length
+    places = range(0, longest, cfg.replay.every)
+    return each * sum(1 - place / longest for place in places), each * len(places)
+
+
+def _times(factor: float, work: tuple[float, float]) -> tuple[float, float]:
+    return factor * work[0], factor * work[1]
 
 
 def _natural_step(

@@ -37,8 +37,8 @@ from pipeline.stages.launch import launch
 from pipeline.stages.pausing import KEPT, ended
 from pipeline.stages.scored_samples import read_scores
 from pipeline.training.checkpoint import checkpoints
+from pipeline.training.judging import Scores
 from pipeline.training.reference_scores import ReferenceScores
-from pipeline.training.rollout import Scores
 from pipeline.training.trainer import Outcome, Trainer
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pipeline.algorithms.mathematics.soft_values import v_star
 from pipeline.config.trial import TrialConfig
-from pipeline.training.rollout import final_scores
+from pipeline.training.judging import final_scores
 
 
 @dataclass(frozen=True)

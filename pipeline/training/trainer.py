@@ -29,10 +29,11 @@ from pipeline.run.progress import RESUMED
 from pipeline.run.stopping import Watcher
 from pipeline.training import checkpoint
 from pipeline.training.health import Diverged, check_collapse, check_finite, negative_kl
+from pipeline.training.judging import Prompts, RolloutContext, ScoreFn
 from pipeline.training.natural_step import learn_naturally
 from pipeline.training.processes import NullLog, Ranks
 from pipeline.training.reference_scores import ReferenceScores
-from pipeline.training.rollout import Prompts, Rollout, RolloutContext, ScoreFn, collect
+from pipeline.training.rollout import Rollout, collect
 from pipeline.training.selfcheck import check_rollout
 from pipeline.training.update import Learner, OnStep, train_on
 from pipeline.training.whole_rollout import moved_kl

@@ -40,6 +40,19 @@ ONLY_WITH: dict[str, tuple[str, Callable[[TrialConfig], bool]]] = {
         lambda config: config.critic.kind == "separate" and config.optimiser.clip_norms == "apart",
     ),
     **dict.fromkeys(
+        ("replay/states", "replay/tokens", "replay/explained_variance"),
+        ("algorithm.advantage: replay or critic.target: replay", lambda config: config.replays),
+    ),
+    "replay/standard_error": (
+        "replay.continuations above 1",
+        lambda config: config.replays and config.replay.continuations > 1,
+    ),
+    "replay/critic_bias": ("critic.target: replay", lambda config: config.critic.target == "replay"),
+    "replay/critic_error": (
+        "critic.target: replay and replay.continuations above 1",
+        lambda config: config.critic.target == "replay" and config.replay.continuations > 1,
+    ),
+    **dict.fromkeys(
         ("policy/old_kl_coef", "policy/old_kl"),
         ("algorithm.trust_region: kl_penalty", lambda config: config.algorithm.trust_region == "kl_penalty"),
     ),
@@ -139,7 +152,7 @@ def records_before(claim: Falsifier, *configs: TrialConfig) -> int:
     steps: of a rollout one an update, as of TRPO's policy; of the losses one a gradient step."""
     steps = min(claim.horizon, *(config.train.steps for config in configs))
     natural = any(config.algorithm.trust_region == "trpo" for config in configs)
-    rare = ("objective/", "reward/", *(["policy/"] if natural else []))
+    rare = ("objective/", "reward/", "replay/", *(["policy/"] if natural else []))
     return (
         -(-steps // math.lcm(*(config.train.steps_per_update for config in configs)))
         if claim.metric.startswith(rare)

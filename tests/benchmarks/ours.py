@@ -17,7 +17,7 @@ from pipeline.models.loading import freeze
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.resources.ledger import Ledger
 from pipeline.run.metrics_log import MetricsLog
-from pipeline.training.rollout import Scores
+from pipeline.training.judging import Scores
 from pipeline.training.trainer import Trainer
 
 NEVER = -1

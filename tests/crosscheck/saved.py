@@ -19,8 +19,8 @@ from pipeline.algorithms.registry import ESTIMATORS, SURROGATES
 from pipeline.algorithms.terms import Tokens
 from pipeline.config.trial import TrialConfig
 from pipeline.models.policy import response_mask, to_grid
+from pipeline.training.judging import Measured, judge
 from pipeline.training.penalty import penalty_of
-from pipeline.training.rollout import Measured, judge
 from pipeline.training.surrogate_loss import of_sequences, of_tokens
 
 with safe_open(Path(__file__).with_name("trl_golden.safetensors"), "pt") as saved:

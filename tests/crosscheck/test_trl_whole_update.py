@@ -30,8 +30,9 @@ from pipeline.models.anatomy import trunk
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.precision import GradientSteps, Precision
 from pipeline.resources.out_of_memory import Room
+from pipeline.training.judging import Prompts, RolloutContext, Scores, measure
 from pipeline.training.processes import Ranks
-from pipeline.training.rollout import Prompts, Rollout, RolloutContext, Scores, collect, measure
+from pipeline.training.rollout import Rollout, collect
 from pipeline.training.update import Learner, train_on
 
 RELATIVE = 1e-4

@@ -40,6 +40,7 @@ def test_names_mean_the_published_settings() -> None:
         "dr_grpo": ("group_mean", *tokens, "constant", both),
         "lite_ppo": ("group_mean_batch_std", *tokens, "token_mean", both),
         "reinforce_pp": ("reinforce_pp", *tokens, "token_mean", both),
+        "vine_ppo": ("replay", *tokens, "token_mean", both),
         "gspo": ("group_norm", "sequence_mean", "clip", "seq_mean_token_mean", (3e-4, 4e-4)),
         "cispo": ("group_norm", "token", "cispo", "token_mean", both),
         "dapo": ("group_norm", *tokens, "token_mean", (0.2, 0.28)),

@@ -23,6 +23,7 @@ RLOO = {"algorithm": "rloo"}
 V_STAR = {"algorithm": "a_star_po"}
 PENALTY = {"algorithm": "ppo_penalty"}
 TRPO = {"algorithm": "trpo"}
+REPLAY = {"critic.target": "replay"}
 UNBOUNDED = {"algorithm.trust_region": "none"}
 HUB = {"data.source": "hub", "data.name": "a/b", "data.revision": "0" * 40}
 FROM_THE_START = {"kl.control": "piecewise", "kl.beta_stages": [[0, 0.1]]}
@@ -54,6 +55,10 @@ KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
     "reward.max_tokens": (64, {}, LABELS),
     "critic.head_lr": (0.1, NO_CRITIC, {}),
     "critic.cliprange": (0.1, NO_CRITIC, {}),
+    "critic.target": ("replay", NO_CRITIC, {}),
+    "replay.continuations": (2, {}, REPLAY),
+    "replay.every": (4, RLOO, {"algorithm": "vine_ppo"}),
+    "replay.share": (0.5, {}, REPLAY),
     "critic.kind": ("separate", NO_CRITIC, {**NO_CRITIC, "critic.init": "reward"}),
     "critic.init": ("reward", {}, SEPARATE),
     "critic.lr": (0.1, {**SEPARATE, "critic.init": "reward", **NO_CRITIC}, SEPARATE),

@@ -30,7 +30,7 @@ from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Completions
 from pipeline.rewards.learned import LearnedReward, new_reward_model
 from pipeline.run.metrics_log import MetricsLog
-from pipeline.training.rollout import Scores
+from pipeline.training.judging import Scores
 from pipeline.training.trainer import Trainer
 
 VOCAB, LAYERS, WIDTH = 257, 6, 64

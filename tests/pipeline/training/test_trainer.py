@@ -13,7 +13,8 @@ from tinytrial import CONTROLS, RLOO, Killed, Killer, model, preset, run, traine
 from pipeline.config.names import TRAINING
 from pipeline.config.trial import TrialConfig
 from pipeline.run.metrics_log import merged
-from pipeline.training.rollout import Prompts, Scores, collect
+from pipeline.training.judging import Prompts, Scores
+from pipeline.training.rollout import collect
 from pipeline.training.update import accumulate, clip
 
 # --- the first update --------------------------------------------------------------------------------------
@@ -147,6 +148,7 @@ def test_a_separate_critic_does_not_shrink_the_step_of_the_policy(tmp_path: Path
 COLD = {"train__temperature": 0.2, "train__response_length": 25, "train__min_entropy": 0.0}
 """So nearly greedy that text repeats itself."""
 A_STAR_PO = preset("a_star_po")
+REPLAY = {"critic__target": "replay", "replay__every": 3}
 CLIPPING = {"algorithm__cliprange": 0.01, "optimiser__lr": 5e-2}
 PENALTY, TRPO = CONTROLS["ppo_penalty"], CONTROLS["trpo"]
 FAR = preset("trpo")
@@ -167,6 +169,10 @@ PERTURBED: dict[str, dict[str, Any]] = {
     "algorithm__ratio_cap": {"algorithm__trust_region": "cispo", "algorithm__ratio_cap": 1.0},
     "algorithm__v_star_beta": {**A_STAR_PO, "algorithm__v_star_beta": 0.5},
     "algorithm__v_star_samples": {**A_STAR_PO, "algorithm__v_star_samples": 2},
+    "critic__target": REPLAY,
+    "replay__continuations": {**REPLAY, "replay__continuations": 2},
+    "replay__every": {**REPLAY, "replay__every": 2},
+    "replay__share": {**REPLAY, "replay__share": 0.5},
     "train__overlong_share": {"train__overlong_share": 0.5},
     "train__overlong_penalty": {"train__overlong_share": 0.5, "train__overlong_penalty": 3.0},
     "kl__reward_estimator": {"kl__reward_estimator": "k3"},
@@ -239,6 +245,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "capped": {"algorithm__trust_region": "cispo"},
     "overlong": {"train__overlong_share": 0.5},
     "samples": A_STAR_PO,
+    "replayed": REPLAY,
     "penalty": PENALTY,
     "trpo": TRPO,
     "far": FAR,
@@ -252,6 +259,7 @@ AGAINST = {
     "algorithm__dual_clip": "fast", "algorithm__cliprange_high": "fast", "algorithm__advantage": "groups",
     "algorithm__ratio": "one pass", "algorithm__ratio_cap": "capped", "train__overlong_penalty": "overlong",
     "train__max_repetition": "cold", "algorithm__v_star_beta": "samples", "algorithm__v_star_samples": "samples",
+    "replay__continuations": "replayed", "replay__every": "replayed", "replay__share": "replayed",
     "algorithm__old_kl_coef": "penalty", "algorithm__old_kl_target": "penalty",
     "algorithm__trpo_delta": "trpo", "algorithm__trpo_damping": "trpo", "algorithm__trpo_cg_iterations": "trpo",
     "algorithm__trpo_line_search": "far",

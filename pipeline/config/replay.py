@@ -1,0 +1,22 @@
+"""Which states of a rollout are sampled onwards, and how often: the section `replay`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from pipeline.config.base import Positive, Section
+
+
+class ReplayConfig(Section):
+    """States of a rollout, sampled onwards by the policy that made it and scored: what they are worth, without a
+    critic."""
+
+    continuations: Positive = Field(4, description="K, samples of each state; its value is their mean")
+    every: Positive = Field(
+        8, description="tokens from one replayed state of a response to the next; the first is the prompt itself"
+    )
+    share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        1.0, description="share of the episodes of a rollout whose states are replayed"
+    )

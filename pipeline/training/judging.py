@@ -1,0 +1,146 @@
+"""Steps 3 and 4 of an update: what sampled responses are worth, and what the networks say of their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.algorithms.base import Judged
+from pipeline.algorithms.mathematics.shaping import beta_in_reward, handle_missing_eos, non_score_reward, overlong
+from pipeline.config.train import TrainConfig
+from pipeline.config.trial import TrialConfig
+from pipeline.models.loading import CausalLM
+from pipeline.models.policy import ActorCritic, Episodes, response_hidden, to_grid
+from pipeline.models.sampler import Sampler
+from pipeline.resources.out_of_memory import Room
+from pipeline.training.processes import Ranks
+from pipeline.training.token_stats import token_stats
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a rollout is worth, and the texts that were judged."""
+
+    proxy: Tensor
+    """(B,) calibrated training reward."""
+    gold: Tensor
+    """(B,) judge points; recorded, never trained on."""
+    prompts: Sequence[str]
+    texts: Sequence[str]
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
+    """(B,) of each part of a composite reward, calibrated."""
+
+
+ScoreFn = Callable[[Episodes, Sequence[int]], Scores]
+"""Scores episodes whose prompts have the given indices."""
+
+
+@dataclass(frozen=True)
+class RolloutContext:
+    """What a rollout needs and a trial does not change: the networks and how they are asked."""
+
+    actor: ActorCritic
+    reference: CausalLM
+    score: ScoreFn
+    cfg: TrialConfig
+    sampler: Sampler
+    """Of the actor's policy."""
+    room: Room
+    """Rows in memory at once; changes nothing."""
+    timed: Callable[[str], Any]
+    """A context manager per phase."""
+    ranks: Ranks
+    """The processes that share the work."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts of one rollout, on the device."""
+
+    queries: Tensor
+    """(B, P) int64, left-padded."""
+    query_mask: Tensor
+    """(B, P) bool."""
+    rows: Sequence[int]
+    """Their indices among all prompts."""
+    v_star: Tensor | None = None
+    """(B,) V* of each, where the advantage needs it."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the networks say of every valid token; grids are (B, T), 0 on invalid tokens, nats."""
+
+    logprobs: Tensor
+    ref_logprobs: Tensor
+    kl: Tensor
+    """Exact, over the vocabulary."""
+    entropy: Tensor
+    """Exact, of the policy."""
+    values: Tensor | None
+    """Of the critic, in score units; None without one."""
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Measured:
+        """Every grid changed alike."""
+        values = None if self.values is None else change(self.values)
+        return Measured(change(self.logprobs), change(self.ref_logprobs), change(self.kl), change(self.entropy), values)
+
+
+def score_in_parts(context: RolloutContext, episodes: Episodes, rows: Sequence[int]) -> Scores:
+    """The scores of all rows, so many at a time as there is room for."""
+    parts = context.room.over(len(rows), lambda place: context.score(episodes.take(place), rows[place]))
+    if len(parts) == 1:
+        return parts[0]
+    return Scores(
+        proxy=torch.cat([part.proxy for part in parts]),
+        gold=torch.cat([part.gold for part in parts]),
+        prompts=[prompt for part in parts for prompt in part.prompts],
+        texts=[text for part in parts for text in part.texts],
+        parts={name: torch.cat([part.parts[name] for part in parts]) for name in parts[0].parts},
+    )
+
+
+@torch.no_grad()
+def measure(actor: ActorCritic, reference: CausalLM, episodes: Episodes, temperature: float, room: Room) -> Measured:
+    """Both networks and the critic on every valid token, as many rows at a time as `room` has. Raises `MemoryFull`."""
+    grids = torch.zeros(4 + actor.has_critic, *episodes.response_mask.shape, device=episodes.ended.device)
+
+    def fill(rows: Tensor, chunk: Episodes) -> None:
+        mask = chunk.response_mask
+        hidden, values = actor.hidden_and_values(chunk)
+        stats = token_stats(actor.lm, hidden, reference, response_hidden(reference, chunk), chunk.labels, temperature)
+        columns = [stats.logprobs, stats.ref_logprobs, stats.kl, stats.entropy, *([] if values is None else [values])]
+        for grid, column in zip(grids, columns, strict=True):
+            grid[rows, : mask.shape[1]] = to_grid(column, mask)
+
+    episodes.by_length(room, fill)
+    logprobs, ref_logprobs, kl, entropy = grids[:4]
+    return Measured(logprobs, ref_logprobs, kl, entropy, grids[4] if actor.has_critic else None)
+
+
+def shaped(
+    scores: Scores, episodes: Episodes, measured: Measured, kl_coef: float, cfg: TrialConfig
+) -> tuple[Tensor, Tensor]:
+    """The score of each response after EOS handling, (B,), and the KL penalty of each token, (B, T); score units."""
+    mask = episodes.response_mask
+    final = final_scores(scores.proxy.to(mask.device), episodes.lengths, episodes.ended, cfg.train)
+    beta = beta_in_reward(kl_coef, cfg.kl.place)
+    return final, non_score_reward(measured.logprobs, measured.ref_logprobs, mask, beta, cfg.kl.reward_estimator)
+
+
+def final_scores(proxy: Tensor, lengths: Tensor, ended: Tensor, train: TrainConfig) -> Tensor:
+    """Scores of responses after EOS handling and the penalty on overlong ones; all of one shape, score units."""
+    final = handle_missing_eos(proxy, ended, train.missing_eos, train.missing_eos_penalty)
+    return overlong(final, lengths, ended, train.response_length, train.overlong_share, train.overlong_penalty)
+
+
+def judge(final: Tensor, non_score: Tensor, measured: Measured, mask: Tensor, cfg: TrialConfig) -> Judged:
+    """What the estimator sees: the KL penalty on the tokens, or in the score of the response; final (B,)."""
+    groups = torch.arange(len(mask), device=mask.device) // cfg.train.responses_per_prompt
+    if cfg.kl.place == "score":
+        final, non_score = final + non_score.sum(1), torch.zeros_like(non_score)
+    return Judged(final, non_score, measured.values, mask, groups)
