@@ -79,7 +79,10 @@ class AlgorithmConfig(Section):
         ),
     )
     gamma: Fraction = Field(1.0, description="discount factor per token")
-    gae_lambda: Fraction = Field(0.95, description="lambda")
+    gae_lambda: Fraction = Field(0.95, description="lambda of the advantages")
+    value_lambda: Fraction | None = Field(
+        None, description="lambda of the returns that the critic is fitted to; none: gae_lambda"
+    )
     # 0.5, as published, is biased too much for the few samples that are affordable: for normal scores 8 of them give
     # 0.70 of V* = 1.00; at 1.0 it is 0.41 of 0.50, and 16 samples give 0.45.
     v_star_beta: StrictlyPositive = Field(

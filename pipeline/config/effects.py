@@ -144,6 +144,8 @@ ACTS: dict[str, tuple[Condition, ...]] = {
     "reward.label_noise": (JUDGED,),
     "reward.max_tokens": (GIVEN_PAIRS,),
     "critic.head_lr": (CRITIC, above_zero("critic.vf_coef")),
+    "algorithm.value_lambda": (CRITIC, above_zero("critic.vf_coef")),
+    "critic.warmup_steps": (CRITIC, above_zero("critic.vf_coef"), ADAM_MOVES_THE_POLICY),
     "critic.target": (CRITIC, above_zero("critic.vf_coef")),
     **dict.fromkeys(("replay.continuations", "replay.every", "replay.share"), (REPLAY,)),
     "critic.cliprange": (CRITIC, above_zero("critic.vf_coef")),

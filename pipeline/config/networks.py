@@ -34,6 +34,13 @@ class CriticConfig(Section):
     lr: NonNegative | None = Field(
         None, description="learning rate of a separate critic's trunk, on the same schedule; none: optimiser.lr"
     )
+    warmup_steps: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description=(
+            "gradient steps at the beginning that move the critic alone: a separate one, or the head of a shared one;"
+            " they count as the others do"
+        ),
+    )
     head_lr: NonNegative | None = Field(
         None, description="learning rate of the value head, on the same schedule; none: optimiser.lr"
     )

@@ -132,6 +132,11 @@ class TrialConfig(Section):
                 f"algorithm.advantage 'replay' needs values in every episode, and replay.share is"
                 f" {self.replay.share:g}; use 1, or a critic with critic.target: replay"
             )
+        if self.critic.warmup_steps >= self.train.steps:
+            raise ValueError(
+                f"critic.warmup_steps {self.critic.warmup_steps} leaves the policy none of train.steps"
+                f" {self.train.steps}; use fewer"
+            )
         if self.critic.target == "replay" and self.algorithm.whiten_rewards:
             raise ValueError(
                 "critic.target 'replay' is in score units, and algorithm.whiten_rewards fits the critic to others; use"

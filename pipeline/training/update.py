@@ -200,12 +200,15 @@ def tokens_of(rollout: Rollout, rows: Tensor) -> Tokens:
 
 def apply(learner: Learner, position: int, metrics: dict[str, float]) -> dict[str, float]:
     """Clip the gradient in the parameters and take its step, at its place among the planned ones; the metrics of its
-    size.
+    size. The first steps may be the critic's alone.
 
     Raises `Diverged`, before the step, for a gradient that is not finite; in fp16 the step is skipped instead, and has
     no norm.
     """
     cfg, guard = learner.cfg, learner.guard
+    if warming_up := position < cfg.critic.warmup_steps:
+        for parameter in learner.actor.lm.parameters():
+            parameter.grad = None
     size = clip(learner)
     if not learner.steps.skips_overflows:
         check_finite(size)
@@ -217,7 +220,7 @@ def apply(learner: Learner, position: int, metrics: dict[str, float]) -> dict[st
     learner.steps.step()
     guard.step()
     size = {name: norm for name, norm in size.items() if math.isfinite(norm)}
-    size |= {"policy/lr": cfg.optimiser.lr * factor, "policy/lr_factor": cut}
+    size |= {"policy/lr": 0.0 if warming_up else cfg.optimiser.lr * factor, "policy/lr_factor": cut}
     if learner.old_kl.coef is not None:
         size["policy/old_kl_coef"] = learner.old_kl.coef
     return size if cfg.kl.hinge is None else {**size, "policy/kl_hinge": held}

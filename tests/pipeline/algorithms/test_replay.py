@@ -12,9 +12,12 @@ from tinytrial import EOS, VOCAB, trainer
 from torch import Tensor
 
 from pipeline.algorithms.base import Judged, Replayed
+from pipeline.algorithms.gae import by_critic
 from pipeline.algorithms.mathematics.advantages import gae, to_go
 from pipeline.algorithms.mathematics.replay import held, segment_gae, starts
+from pipeline.algorithms.mathematics.shaping import token_rewards
 from pipeline.algorithms.replay import targets
+from pipeline.config.algorithm import AlgorithmConfig
 from pipeline.run.metrics_log import merged
 from pipeline.training.judging import Prompts
 from pipeline.training.replay import chosen_rows, replay
@@ -66,6 +69,21 @@ def test_a_critic_is_fitted_to_replayed_values_where_there_are_some() -> None:
     assert torch.equal(found[known], values[known])
     assert torch.equal(found[~known], grid[~known])
     assert targets(Judged(zero, grid, None, MASK, zero.long()), grid) is grid
+
+
+# --- a critic's own lambda ---------------------------------------------------------------------------------
+
+
+def test_a_lambda_of_its_own_changes_the_returns_and_no_advantage() -> None:
+    judged = Judged(
+        drawn(3, seed=1), 0.1 * drawn(*MASK.shape, seed=2), drawn(*MASK.shape, seed=3), MASK, torch.arange(3)
+    )
+    common, apart = (by_critic(judged, AlgorithmConfig(gae_lambda=0.6, value_lambda=own)) for own in (None, 1.0))
+    assert torch.equal(common.advantages, apart.advantages)
+    assert apart.returns is not None
+    rewards = token_rewards(judged.scores, judged.non_score, MASK)
+    torch.testing.assert_close(apart.returns, to_go(rewards, MASK, 1.0))
+    assert not torch.allclose(apart.returns, common.returns)
 
 
 # --- a trial -----------------------------------------------------------------------------------------------

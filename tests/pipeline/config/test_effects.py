@@ -55,6 +55,8 @@ KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
     "reward.max_tokens": (64, {}, LABELS),
     "critic.head_lr": (0.1, NO_CRITIC, {}),
     "critic.cliprange": (0.1, NO_CRITIC, {}),
+    "algorithm.value_lambda": (1.0, NO_CRITIC, {}),
+    "critic.warmup_steps": (16, TRPO, {}),
     "critic.target": ("replay", NO_CRITIC, {}),
     "replay.continuations": (2, {}, REPLAY),
     "replay.every": (4, RLOO, {"algorithm": "vine_ppo"}),

@@ -143,6 +143,23 @@ def test_a_separate_critic_does_not_shrink_the_step_of_the_policy(tmp_path: Path
     assert policy < 0.05
 
 
+@pytest.mark.parametrize("kind", ["shared", "separate"])
+def test_a_warm_up_moves_the_critic_alone(tmp_path: Path, kind: str) -> None:
+    one = trainer(tmp_path, critic__kind=kind, critic__warmup_steps=5, train__steps=8)
+    before = {name: tensor.clone() for name, tensor in one.actor.state_dict().items()}
+    moved: dict[int, set[str]] = {}
+
+    def look(step: int, values: dict[str, float]) -> None:
+        moved[step] = {name for name, tensor in one.actor.state_dict().items() if not torch.equal(tensor, before[name])}
+        assert (values["policy/lr"] == 0.0) == (step <= 5)
+
+    for _ in range(2):
+        one._learn(one._rollout(), look)
+    assert not any(name.startswith("lm.") for name in moved[5])
+    assert any(name.startswith("critic_trunk." if kind == "separate" else "value_head.") for name in moved[2])
+    assert any(name.startswith("lm.") for name in moved[6])
+
+
 # --- liveness ----------------------------------------------------------------------------------------------
 
 COLD = {"train__temperature": 0.2, "train__response_length": 25, "train__min_entropy": 0.0}
@@ -170,6 +187,8 @@ PERTURBED: dict[str, dict[str, Any]] = {
     "algorithm__v_star_beta": {**A_STAR_PO, "algorithm__v_star_beta": 0.5},
     "algorithm__v_star_samples": {**A_STAR_PO, "algorithm__v_star_samples": 2},
     "critic__target": REPLAY,
+    "critic__warmup_steps": {"critic__warmup_steps": 4},
+    "algorithm__value_lambda": {"algorithm__value_lambda": 0.0},
     "replay__continuations": {**REPLAY, "replay__continuations": 2},
     "replay__every": {**REPLAY, "replay__every": 2},
     "replay__share": {**REPLAY, "replay__share": 0.5},
