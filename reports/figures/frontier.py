@@ -10,6 +10,7 @@ from matplotlib.lines import Line2D
 from reports.figures.curves import seed_counts
 from reports.figures.forest import INTERVAL_SENTENCE, estimate_rows, whiskers
 from reports.figures.style import (
+    INK,
     MUTED,
     SINGLE,
     ArmStyle,
@@ -20,6 +21,7 @@ from reports.figures.style import (
     new_figure,
     square_root,
 )
+from reports.findings.best_of_n import BestOfN, best_of_draws
 from reports.findings.bound import Path, ReferenceScores, best_of, best_win_rate, reference_scores, tilted
 from reports.findings.findings import ArmResult, Findings
 from reports.records.load import StudyRecords
@@ -58,6 +60,9 @@ def frontier(records: StudyRecords, findings: Findings) -> Drawn | None:
     if scores is not None:
         bounds, marked = _gold_bounds(top, scores, _fixed_betas(records, arms), styles)
         data += bounds
+    chosen = best_of_draws(records)
+    for axes, key in ((top, PANELS[0]), (bottom, PANELS[1])):
+        data += _chosen(axes, chosen, key)
     square_root(bottom.xaxis, farthest)
     top.set_ylabel("gold reward [judge points]")
     bottom.set_ylabel("win rate [fraction]")
@@ -69,7 +74,7 @@ def frontier(records: StudyRecords, findings: Findings) -> Drawn | None:
     for handle in shown:
         handle.set_linestyle("")
     figure.legend(
-        handles=shown + _legend(scores)[: 1 if published else None],
+        handles=shown + _legend(scores, bool(chosen))[: 1 if published else None],
         loc="outside upper left",
         ncols=columns,
         handlelength=2.2,
@@ -83,7 +88,7 @@ def frontier(records: StudyRecords, findings: Findings) -> Drawn | None:
         figure,
         pd.concat(data, ignore_index=True),
         "Reward-KL frontier",
-        _caption(arms, scores, marked, published),
+        _caption(arms, scores, marked, published) + _chosen_sentence(chosen),
         alt + ".",
     )
 
@@ -109,7 +114,42 @@ def _caption(arms: list[ArmResult], scores: ReferenceScores | None, marked: bool
     return text
 
 
-def _legend(scores: ReferenceScores | None) -> list[Line2D]:
+def _chosen(axes: Axes, choices: list[BestOfN], key: str) -> list[pd.DataFrame]:
+    """Draw best of n by the proxy; the rows of all choices."""
+    rows = []
+    for choice in choices:
+        value = choice.gold if key == "eval/gold" else choice.win_rate
+        if value is None:
+            continue
+        row = {"part": f"best of {choice.n} by the {choice.by}", "metric": key, "kl": choice.kl, "value": value.value}
+        rows.append({**row, "low": value.low, "high": value.high, "seeds": value.seeds})
+        if _drawn(choice):
+            axes.errorbar(
+                [choice.kl], [value.value], yerr=whiskers(value), fmt="s", ms=3.5, mfc="white", color=INK, mew=0.9,
+                elinewidth=0.9, zorder=3,
+            )  # fmt: skip
+    return [pd.DataFrame(rows)] if rows else []
+
+
+def _drawn(choice: BestOfN) -> bool:
+    """Powers of two by the proxy are enough for the eye."""
+    return choice.by == "proxy" and choice.n > 1 and not choice.n & (choice.n - 1)
+
+
+def _chosen_sentence(choices: list[BestOfN]) -> str:
+    """For the caption; empty without choices."""
+    shown = [choice for choice in choices if _drawn(choice)]
+    if not shown:
+        return ""
+    counts = ", ".join(str(choice.n) for choice in shown)
+    return (
+        f" Squares: the best of n = {counts} answers of the reference by the proxy, over all choices among those to one"
+        f" held-out prompt ({shown[0].gold.seeds} references x {shown[0].gold.prompts} prompts); their KL is an upper"
+        " bound."
+    )
+
+
+def _legend(scores: ReferenceScores | None, chosen: bool) -> list[Line2D]:
     entries = [
         Line2D([], [], marker="o", mfc="white", mec=MUTED, ms=5, linestyle="", label="reference"),
         Line2D([], [], color=MUTED, lw=1.4, label="best possible"),
@@ -117,6 +157,10 @@ def _legend(scores: ReferenceScores | None) -> list[Line2D]:
     ]
     if scores is not None and len(scores.proxy):
         entries.append(Line2D([], [], color=MUTED, lw=1.0, linestyle=_OPTIMUM_DASHES, label="optimum of the proxy"))
+    if chosen:
+        entries.append(
+            Line2D([], [], marker="s", mfc="white", mec=INK, ms=3.5, linestyle="", label="best of n by the proxy")
+        )
     return entries
 
 

@@ -1,0 +1,67 @@
+"""Best of n answers of the reference to the held-out prompts: what needs no gradient, by the same judge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from pipeline.errors import Gone
+from pipeline.run.store import file_in
+from reports.records.load import StudyRecords
+from reports.statistics import best_of_n, two_level
+from reports.statistics.two_level import Array, Estimate
+
+By = Literal["proxy", "gold"]
+DRAWS = "draws.parquet"
+
+
+@dataclass(frozen=True)
+class BestOfN:
+    """What one choice among the reference's answers reaches."""
+
+    n: int
+    by: By
+    """What chooses: the training reward, or the judge itself."""
+    kl: float
+    """nats per sequence, at most."""
+    gold: Estimate
+    win_rate: Estimate | None
+    """Against answers that were not chosen among; none where n is all of them."""
+
+
+def best_of_draws(records: StudyRecords) -> list[BestOfN]:
+    """Every n, by the proxy and by the judge; empty where the draws are no longer in the store, or are single ones."""
+    tables = [table for where in _references(records) if (table := _draws(records, where)) is not None]
+    shapes = {table["gold"].shape for table in tables}
+    if len(shapes) != 1 or next(iter(shapes))[1] < 2:
+        return []
+    size, chooses = next(iter(shapes))[1], ("proxy", "gold")
+    return [_choice(n, by, tables, size) for by in chooses for n in range(1, size + 1)]  # type: ignore[arg-type]
+
+
+def _choice(n: int, by: By, tables: list[dict[str, Array]], size: int) -> BestOfN:
+    gold = np.stack([best_of_n.best_of(n, table[by], table["gold"]) for table in tables])
+    wins = None if n == size else np.stack([best_of_n.win_rate(n, table[by], table["gold"]) for table in tables])
+    rate = None if wins is None else two_level.mean(wins).clipped(0.0, 1.0)
+    return BestOfN(n, by, best_of_n.kl_of(n), two_level.mean(gold), rate)
+
+
+def _references(records: StudyRecords) -> list[str]:
+    """The places of the baseline's references, one for each chain."""
+    own = [record for (arm, _), record in sorted(records.records.items()) if arm == records.study.baseline]
+    return list(dict.fromkeys(record.stages["reference"].path for record in own if "reference" in record.stages))
+
+
+def _draws(records: StudyRecords, where: str) -> dict[str, Array] | None:
+    """Scores of the draws, (P, N) each; None where they are not in the store."""
+    try:
+        table = pq.read_table(
+            file_in(records.folder, where, DRAWS), columns=["prompt_id", "draw", "gold", "proxy"]
+        ).to_pandas()
+    except Gone:
+        return None
+    count = int(table["draw"].max()) + 1
+    return {name: table[name].to_numpy(dtype=np.float64).reshape(-1, count) for name in ("gold", "proxy")}

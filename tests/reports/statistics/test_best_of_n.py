@@ -1,0 +1,60 @@
+"""Best of n against every choice of n samples, one by one."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from reports.statistics.best_of_n import best_of, kl_of, win_rate
+
+SIZE = 6
+NUMBERS = np.random.default_rng(3)
+PROXY, GOLD = NUMBERS.normal(size=(5, SIZE)), NUMBERS.integers(0, 4, (5, SIZE)).astype(float)
+
+
+@pytest.mark.parametrize("n", range(1, SIZE + 1))
+def test_the_mean_is_over_all_choices(n: int) -> None:
+    expected = [
+        np.mean([GOLD[row, max(chosen, key=lambda i: PROXY[row, i])] for chosen in combinations(range(SIZE), n)])
+        for row in range(len(PROXY))
+    ]
+    np.testing.assert_allclose(best_of(n, PROXY, GOLD), expected)
+    by_itself = [np.mean([max(GOLD[row, list(c)]) for c in combinations(range(SIZE), n)]) for row in range(len(GOLD))]
+    np.testing.assert_allclose(best_of(n, GOLD, GOLD), by_itself)
+
+
+@pytest.mark.parametrize("n", range(1, SIZE))
+def test_a_choice_is_compared_with_the_samples_outside_of_it(n: int) -> None:
+    expected = []
+    for row in range(len(PROXY)):
+        shares = []
+        for chosen in combinations(range(SIZE), n):
+            best = max(chosen, key=lambda i: PROXY[row, i])
+            rest = [GOLD[row, j] for j in range(SIZE) if j not in chosen]
+            shares.append(np.mean([(GOLD[row, best] > one) + 0.5 * (GOLD[row, best] == one) for one in rest]))
+        expected.append(np.mean(shares))
+    np.testing.assert_allclose(win_rate(n, PROXY, GOLD), expected)
+
+
+def test_equal_scores_share_a_place() -> None:
+    proxy, gold = np.array([[1.0, 1.0, 0.0]]), np.array([[4.0, 2.0, 9.0]])
+    # Choices {0, 1}, {0, 2}, {1, 2}: 4 or 2, 4, 2.
+    assert best_of(2, proxy, gold).item() == pytest.approx((3 + 4 + 2) / 3)
+    assert best_of(3, proxy, gold).item() == pytest.approx(3.0)
+
+
+def test_of_independent_scores_the_win_rate_is_the_analytic_one() -> None:
+    scores = np.random.default_rng(0).normal(size=(20_000, 8))
+    for n in (1, 2, 4, 7):
+        assert win_rate(n, scores, scores).mean() == pytest.approx(n / (n + 1), abs=0.005)
+    assert win_rate(4, scores, np.random.default_rng(1).normal(size=scores.shape)).mean() == pytest.approx(
+        0.5, abs=0.01
+    )
+
+
+def test_one_of_one_is_the_reference() -> None:
+    np.testing.assert_allclose(best_of(1, PROXY, GOLD), GOLD.mean(1))
+    assert kl_of(1) == 0.0
+    assert kl_of(8) == pytest.approx(np.log(8) - 7 / 8)
