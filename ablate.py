@@ -149,6 +149,7 @@ for command in (
     compare,
     cli.ui,
     cli.sync,
+    cli.critic_bias,
     cli.export,
 ):
     app.command()(guarded(command))

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.config.replay import has_replay
+
 Config = Any
 """A `pipeline.config.trial.TrialConfig`, which is made in the layer above."""
 
@@ -103,7 +105,7 @@ A_BEGINNING = Condition(
     "kl.beta_stages",
 )
 REPLAY = Condition(
-    "algorithm.advantage: replay or critic.target: replay", lambda config: config.replays, "critic.target"
+    "algorithm.advantage: replay or critic.target: replay", has_replay, "critic.target"
 )
 V_STAR = setting("algorithm.advantage", "v_star")
 ADAM_MOVES_THE_POLICY = Condition(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from pipeline.config.base import Positive, Section
+from pipeline.config.presets import ADVANTAGES
 
 
 class ReplayConfig(Section):
@@ -20,3 +21,8 @@ class ReplayConfig(Section):
     share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         1.0, description="share of the episodes of a rollout whose states are replayed"
     )
+
+
+def has_replay(config: Any) -> bool:
+    """Whether a trial of this configuration, or of these sections of one, samples states of its rollouts onwards."""
+    return ADVANTAGES[config.algorithm.advantage].replay or config.critic.target == "replay"

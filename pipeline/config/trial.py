@@ -83,11 +83,6 @@ class TrialConfig(Section):
         return self.judge.model_copy(update={"kind": "grammar" if self.data.source == "builtin" else "lexicon"})
 
     @property
-    def replays(self) -> bool:
-        """Whether states of a rollout are sampled onwards."""
-        return ADVANTAGES[self.algorithm.advantage].replay or self.critic.target == "replay"
-
-    @property
     def needs_labels(self) -> bool:
         """Whether some reward is learned from the labels of the texts."""
         return any(part.preferences == "labels" for part in self.reward.scorers().values())

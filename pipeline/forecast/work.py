@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.config.presets import ADVANTAGES
+from pipeline.config.replay import has_replay
 from pipeline.config.trial import TrialConfig
 from pipeline.forecast.disk import checkpoint_hours, disk_by_part, shared_disk
 from pipeline.forecast.memory import memory_by_stage
@@ -200,7 +201,7 @@ def work_of_update(trial: ForecastSubject, trained: Trained) -> dict[str, tuple[
 
 def _replayed(cfg: TrialConfig) -> tuple[float, float]:
     """Tokens that are sampled, and episodes that are scored, for replayed states, as shares of the rollout's own."""
-    if not cfg.replays:
+    if not has_replay(cfg):
         return 0.0, 0.0
     each, longest = cfg.replay.share * cfg.replay.continuations, cfg.train.response_length
     places = range(0, longest, cfg.replay.every)

@@ -15,6 +15,7 @@ from pipeline.algorithms.mathematics.masking import masked_mean, masked_var, mas
 from pipeline.algorithms.registry import ESTIMATORS
 from pipeline.algorithms.replay import targets
 from pipeline.config.presets import ADVANTAGES
+from pipeline.config.replay import has_replay
 from pipeline.config.trial import TrialConfig
 from pipeline.models.policy import Episodes
 from pipeline.models.seeding import uniforms
@@ -130,7 +131,7 @@ def _own_share(context: RolloutContext, prompts: Prompts, update: int, kl_coef: 
     greedy = replays = None
     if ADVANTAGES[cfg.algorithm.advantage].greedy:
         greedy = greedy_baseline(context, prompts, share, kl_coef)
-    if cfg.replays:
+    if has_replay(cfg):
         replays = replay(context, prompts, episodes, share, update, kl_coef)
     return _Share(episodes, scores, measured, greedy, replays)
 

@@ -29,6 +29,7 @@ FIGURES = {
     "training": "reports.figures.curves:training",
     "pareto": "reports.figures.tuning:pareto",
     "importance": "reports.figures.tuning:importance",
+    "critic_bias": "reports.figures.critic_bias:critic_bias",
     "cost": "reports.figures.cost:cost",
 }
 """Where each figure is made, in the order of the page, by the names in `studies.definition.schema.FIGURES`.

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from pipeline.run.metrics import METRICS
+from reports.findings.critic_bias import critic_biases
 from reports.findings.findings import ENDS, ROBUST, ArmResult, Effect, Findings, Power, once
 from reports.findings.pairs import parts
 from reports.records.load import StudyRecords
@@ -16,6 +17,7 @@ from reports.statistics.two_level import ALPHA
 from reports.tables.cells import DASH, columns, sample, shown, shown_difference, size
 from reports.tables.claims import claims_table
 from reports.tables.coverage import coverage_table
+from reports.tables.critic_bias import critic_bias_table
 from reports.tables.crossings import crossings_table
 from reports.tables.drift import alarm_table, matched_table
 from reports.tables.runs import cost_table, trial_table, upstream_table
@@ -52,6 +54,7 @@ def all_tables(records: StudyRecords, findings: Findings) -> list[Table]:
         sensitivity_table(records, findings),
         matched_table(records, findings),
         alarm_table(findings),
+        *([critic_bias_table(biases)] if (biases := critic_biases(records)) else []),
         verdict_table(findings),
         status_table(records, findings),
         cost_table(records),

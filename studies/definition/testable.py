@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from pipeline.config.presets import ADVANTAGES
+from pipeline.config.replay import has_replay
 from pipeline.config.trial import TrialConfig
 from studies.definition.design import Cell
 from studies.definition.falsifier import Falsifier
@@ -41,11 +42,11 @@ ONLY_WITH: dict[str, tuple[str, Callable[[TrialConfig], bool]]] = {
     ),
     **dict.fromkeys(
         ("replay/states", "replay/tokens", "replay/explained_variance"),
-        ("algorithm.advantage: replay or critic.target: replay", lambda config: config.replays),
+        ("algorithm.advantage: replay or critic.target: replay", has_replay),
     ),
     "replay/standard_error": (
         "replay.continuations above 1",
-        lambda config: config.replays and config.replay.continuations > 1,
+        lambda config: has_replay(config) and config.replay.continuations > 1,
     ),
     "replay/critic_bias": ("critic.target: replay", lambda config: config.critic.target == "replay"),
     "replay/critic_error": (

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Recorder, smoke
+from helpers import smoke
+from smoke_record import recorded
 
 from pipeline.config.loading import dotted_keys
 from pipeline.config.names import TRAINING
 from pipeline.config.rewards import JudgeConfig
 from pipeline.errors import UserError
 from pipeline.models.loading import load_snapshot
-from pipeline.run.layout import Layout, StageRef, TrialRecord, write_json
-from pipeline.trial import environment, run_trial
+from pipeline.run.layout import Layout
 from studies.execution.export import export
 
 LOAD = """
@@ -32,34 +32,6 @@ answer = model.generate(**prompt)
 assert answer.shape[1] > prompt["input_ids"].shape[1]
 print(type(model).__name__, model.generation_config.top_k, model.generation_config.do_sample, model.dtype)
 """
-
-
-def recorded(layout: Layout, study: str = "demo", profile: str = "smoke", **changes: Any) -> TrialRecord:
-    """The smoke trial as arm `base`, seed 0 of a study."""
-    config = smoke(**changes)
-    outcome = run_trial(config, layout, Recorder())
-    record = TrialRecord(
-        study=study,
-        profile=profile,
-        arm="base",
-        seed=0,
-        config=config.model_dump(mode="json"),
-        config_digest=config.digest(),
-        status="complete",
-        steps=outcome.steps,
-        stages={
-            stage: StageRef(key=one.key, path=one.path.relative_to(layout.root).as_posix())
-            for stage, one in outcome.artifacts.items()
-        },
-        summary=dict(outcome.summary),
-        cost=dict(outcome.cost),
-        environment=environment(),
-        finished="2026-01-01T00:00:00+00:00",
-    )
-    folder = layout.study(study, profile)
-    write_json(folder.trial_file("base", 0), record.model_dump(mode="json"))
-    write_json(folder.study_file, {})
-    return record
 
 
 @pytest.mark.slow

@@ -1,0 +1,103 @@
+"""A diagnosis of a trained critic: its values against what the states of held-out episodes are worth, by replay."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+
+from pipeline.config.replay import ReplayConfig
+from pipeline.config.trial import TrialConfig
+from pipeline.errors import UserError
+from pipeline.models.critic import load_critic
+from pipeline.models.loading import device_of, freeze, load_snapshot
+from pipeline.models.policy import Episodes
+from pipeline.models.precision import Precision
+from pipeline.models.sampler import EagerSampler
+from pipeline.models.seeding import uniforms
+from pipeline.rewards.base import Completions
+from pipeline.run.store import Artifact
+from pipeline.stages.common import PromptSet, reward_of, rollout_room, settle
+from pipeline.stages.heldout import heldout_prompts
+from pipeline.training.judging import Prompts, RolloutContext, Scores, measure
+from pipeline.training.processes import Ranks
+from pipeline.training.replay import replay
+
+COLUMNS = ("prompt_id", "place", "value", "worth", "noise")
+
+
+@dataclass(frozen=True)
+class Replaying:
+    """How much is replayed."""
+
+    prompts: int
+    """Held-out prompts, one episode each."""
+    continuations: int
+    """Of each state, at least 2, so that the noise of their mean is known."""
+    every: int
+    """Tokens from one state to the next."""
+
+
+def critic_bias(
+    cfg: TrialConfig, how: Replaying, *, prompts: Artifact, sft: Artifact, reward: Artifact, train: Artifact
+) -> pd.DataFrame:
+    """A row for each state: prompt_id; place, the tokens before it; value, of the critic; worth, mean of the rewards to
+    go of its continuations; noise, the squared standard error of worth; all in score units.
+
+    Policy, critic and beta are those at the end of training. Raises `UserError` for a trial without a critic, or one
+    whose critic is not in score units.
+    """
+    check(cfg)
+    settle(cfg.runtime)
+    device = device_of(cfg.runtime.device)
+    data, room = heldout_prompts(cfg, prompts), rollout_room(cfg.runtime, lambda message: None)
+    data = PromptSet(data.tokenizer, data.texts[: how.prompts], data.ids[: how.prompts], data.mask[: how.prompts])
+    count = len(data.texts)
+    proxy = reward_of(reward, device, room)
+
+    def score(episodes: Episodes, rows: Any) -> Scores:
+        completions = Completions.of(data.tokenizer, episodes, [data.texts[row] for row in rows])
+        scores = proxy.explained(completions)[0]
+        return Scores(scores, scores, completions.prompts, completions.texts)
+
+    policy = freeze(load_snapshot(train.path / "policy", device))
+    actor = load_critic(train.path / "critic.safetensors", policy).eval()
+    reference = freeze(load_snapshot(sft.path / "model", device))
+    sampler = EagerSampler(policy, cfg.train.temperature, room, **data.token_ids)
+    whole = cfg.model_copy(
+        update={
+            "train": cfg.train.model_copy(update={"batch_size": count, "responses_per_prompt": 1}),
+            "replay": ReplayConfig(continuations=how.continuations, every=how.every),
+        }
+    )
+    context = RolloutContext(
+        actor, reference, score, whole, sampler, room, lambda phase: nullcontext(), Ranks.of(device)
+    )
+    asked = Prompts(data.ids.to(device), data.mask.to(device), list(range(count)))
+    with Precision.of(device).autocast(), torch.no_grad():
+        noise = uniforms(count, cfg.train.response_length, cfg.evaluate.seed, "critic bias")
+        episodes = sampler.sample(asked.queries, asked.query_mask, noise)
+        values = measure(actor, reference, episodes, cfg.train.temperature, room).values
+        found = replay(context, asked, episodes, slice(0, count), 0, _last_beta(train))
+    assert values is not None
+    rows, places = (axis.cpu() for axis in found.states.known.nonzero(as_tuple=True))
+    columns = (grid.cpu()[rows, places].double().numpy() for grid in (values, found.states.values, found.noise))
+    first = cfg.evaluate.first_prompt
+    return pd.DataFrame(dict(zip(COLUMNS, ((rows + first).numpy(), places.numpy(), *columns), strict=True)))
+
+
+def check(cfg: TrialConfig) -> None:
+    """Raise `UserError` for a trial that has no critic in score units."""
+    if cfg.critic.kind == "none":
+        raise UserError("critic.kind is none: there is no critic whose values could be compared")
+    if cfg.algorithm.whiten_rewards:
+        raise UserError("algorithm.whiten_rewards is true: every update fitted the critic to other units")
+
+
+def _last_beta(train: Artifact) -> float:
+    """The KL coefficient of the last rollout."""
+    betas = pd.read_parquet(train.path / "metrics.parquet", columns=["objective/kl_coef"])["objective/kl_coef"]
+    return float(betas.dropna().iloc[-1])

@@ -1,0 +1,84 @@
+"""Diagnose the critics of a study that has run: their values against replayed states, trial by trial."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.config.trial import TrialConfig
+from pipeline.errors import UserError
+from pipeline.run.layout import StudyFolder, TrialRecord
+from pipeline.run.store import Artifact, artifact_of, checked
+
+if TYPE_CHECKING:
+    from pipeline.stages.critic_bias import Replaying
+
+NEEDED = ("prompts", "sft", "reward", "train")
+
+
+def diagnose(folder: StudyFolder, how: Replaying, say: Callable[[str], None]) -> list[Path]:
+    """Diagnose every trial that has a critic and was trained to an end; what is there already for the same training and
+    the same settings is kept. Returns the files. Raises `UserError` where no trial has a critic, `Damaged`, `Gone`."""
+    trials = list(_with_critics(folder))
+    if not trials:
+        raise UserError(f"{folder.path}: no finished trial has a critic whose values could be compared")
+    began, built, files = time.monotonic(), 0, []
+    for done, (record, config) in enumerate(trials):
+        path = folder.critic_bias_file(record.arm, record.seed)
+        files.append(path)
+        state = "as it was"
+        if not _stands(path, record, how):
+            _write(folder, record, config, how, path)
+            built, state = built + 1, "diagnosed"
+        left = (time.monotonic() - began) / built * (len(trials) - done - 1) if built else 0.0
+        say(f"{record.arm} seed {record.seed}: {state} ({done + 1} of {len(trials)} trials, about {left:.0f} s left)")
+    return files
+
+
+def _with_critics(folder: StudyFolder) -> Iterator[tuple[TrialRecord, TrialConfig]]:
+    for record in folder.records():
+        config = TrialConfig.model_validate(record.config)
+        if "evaluate" in record.stages and config.critic.kind != "none":
+            yield record, config
+
+
+def _write(folder: StudyFolder, record: TrialRecord, config: TrialConfig, how: Replaying, path: Path) -> None:
+    from pipeline.stages.critic_bias import critic_bias  # imports torch
+
+    table = critic_bias(config, how, **{stage: _artifact(folder, record, stage) for stage in NEEDED})
+    table = table.assign(**asdict(how), train=record.stages["train"].key)
+    path.parent.mkdir(exist_ok=True)
+    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        table.to_parquet(beside, index=False)
+        os.replace(beside, path)
+    except BaseException:
+        Path(beside).unlink(missing_ok=True)
+        raise
+
+
+def _artifact(folder: StudyFolder, record: TrialRecord, stage: str) -> Artifact:
+    """An artifact of the trial, every file of it as its manifest states it. Raises `Damaged`, `Gone`."""
+    ref = record.stages[stage]
+    path, manifest = artifact_of(folder, ref.path, ref.digest)
+    with folder.naming_remedy():
+        for name in manifest.files:
+            checked(path, name, manifest)
+    return Artifact(stage, ref.key, path, manifest.digest, manifest.meta, manifest.finished)
+
+
+def _stands(path: Path, record: TrialRecord, how: Replaying) -> bool:
+    """Whether the file is there, of the same training and the same settings."""
+    import pandas as pd
+
+    if not path.is_file():
+        return False
+    wanted = {**asdict(how), "train": record.stages["train"].key}
+    table = pd.read_parquet(path, columns=list(wanted))
+    return len(table) > 0 and bool((table == pd.Series(wanted)).all(axis=None))

@@ -1,0 +1,38 @@
+"""The smoke trial, really run, as a study of one arm and one seed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from helpers import Recorder, smoke
+
+from pipeline.run.layout import Layout, StageRef, TrialRecord, write_json
+from pipeline.trial import environment, run_trial
+
+
+def recorded(layout: Layout, study: str = "demo", profile: str = "smoke", **changes: Any) -> TrialRecord:
+    """The smoke trial as arm `base`, seed 0 of a study."""
+    config = smoke(**changes)
+    outcome = run_trial(config, layout, Recorder())
+    record = TrialRecord(
+        study=study,
+        profile=profile,
+        arm="base",
+        seed=0,
+        config=config.model_dump(mode="json"),
+        config_digest=config.digest(),
+        status="complete",
+        steps=outcome.steps,
+        stages={
+            stage: StageRef(key=one.key, path=one.path.relative_to(layout.root).as_posix())
+            for stage, one in outcome.artifacts.items()
+        },
+        summary=dict(outcome.summary),
+        cost=dict(outcome.cost),
+        environment=environment(),
+        finished="2026-01-01T00:00:00+00:00",
+    )
+    folder = layout.study(study, profile)
+    write_json(folder.trial_file("base", 0), record.model_dump(mode="json"))
+    write_json(folder.study_file, {})
+    return record

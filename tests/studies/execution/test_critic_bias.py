@@ -1,0 +1,69 @@
+"""The diagnosis of critics: what it writes of a stored trial, and what it leaves alone."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from safetensors.torch import load_file, save_file
+from smoke_record import recorded
+from tinytrial import preset
+
+from pipeline.config.trial import TrialConfig
+from pipeline.errors import UserError
+from pipeline.run.layout import Layout
+from pipeline.run.store import Artifact, read_manifest
+from pipeline.stages.critic_bias import COLUMNS, Replaying, critic_bias
+from studies.execution.critic_bias import diagnose
+
+HOW = Replaying(prompts=6, continuations=3, every=4)
+
+
+def test_every_state_of_a_stored_trial_has_a_value_and_a_worth(smoke_layout: Layout) -> None:
+    record = recorded(smoke_layout)
+    folder, said = smoke_layout.study("demo", "smoke"), list[str]()
+    (path,) = diagnose(folder, HOW, said.append)
+    table = pd.read_parquet(path)
+    assert list(table.columns) == [*COLUMNS, "prompts", "continuations", "every", "train"]
+    assert set(table["prompt_id"]) == set(range(6))
+    assert (table["place"] % 4 == 0).all()
+    assert table.groupby("prompt_id")["place"].min().eq(0).all()
+    assert (table["noise"] >= 0).all()
+    assert set(table["train"]) == {record.stages["train"].key}
+    assert said == ["base seed 0: diagnosed (1 of 1 trials, about 0 s left)"]
+
+    before = path.stat().st_mtime_ns
+    diagnose(folder, HOW, said.append)
+    assert path.stat().st_mtime_ns == before
+    assert said[-1].startswith("base seed 0: as it was")
+    diagnose(folder, Replaying(prompts=6, continuations=2, every=4), said.append)
+    assert path.stat().st_mtime_ns != before, "other settings are another diagnosis"
+
+
+def test_the_values_are_those_of_the_stored_critic(smoke_layout: Layout, tmp_path: Path) -> None:
+    """A constant on top of the value head moves all values by it, and no worth."""
+    record = recorded(smoke_layout)
+    config = TrialConfig.model_validate(record.config)
+    needed = {}
+    for stage in ("prompts", "sft", "reward", "train"):
+        path = smoke_layout.root / record.stages[stage].path
+        manifest = read_manifest(path)
+        needed[stage] = Artifact(stage, record.stages[stage].key, path, manifest.digest, manifest.meta)
+    plain = critic_bias(config, HOW, **needed)
+    moved = tmp_path / "train"
+    shutil.copytree(needed["train"].path, moved)
+    tensors = load_file(moved / "critic.safetensors")
+    tensors["value_head.bias"] = tensors["value_head.bias"] + 0.75
+    save_file(tensors, moved / "critic.safetensors")
+    shifted = critic_bias(config, HOW, **{**needed, "train": Artifact("train", "k", moved, "d")})
+    np.testing.assert_allclose(shifted["value"] - plain["value"], 0.75, atol=1e-5)
+    pd.testing.assert_frame_equal(shifted.drop(columns="value"), plain.drop(columns="value"))
+
+
+def test_a_study_without_critics_is_refused(smoke_layout: Layout) -> None:
+    recorded(smoke_layout, study="free", **preset("rloo"))
+    with pytest.raises(UserError, match="no finished trial has a critic"):
+        diagnose(smoke_layout.study("free", "smoke"), HOW, lambda line: None)
