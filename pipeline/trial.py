@@ -28,7 +28,7 @@ from pipeline.stages.sources import check_sources
 LIBRARIES = ("torch", "transformers", "datasets", "accelerate", "tokenizers", "mlflow", "optuna", "pandas", "numpy")
 
 
-CHARGED = ("values",)
+CHARGED = ("values", "critic")
 """Stages that only some algorithms need. Their work is charged in full to every trial that uses them, also where
 several trials share it."""
 ADDED_UP = ("wall_s", "generated_tokens", "tflop", "t4_s")

@@ -115,7 +115,7 @@ class AlgorithmConfig(Section):
 
     @property
     def needs_values(self) -> bool:
-        """Whether the trial has the stage `values`."""
+        """Whether the advantage needs scored samples of the reference."""
         return ADVANTAGES[self.advantage].values
 
     @property

@@ -104,10 +104,13 @@ A_BEGINNING = Condition(
     lambda config: not _begins_at_a_stage(config),
     "kl.beta_stages",
 )
-REPLAY = Condition(
-    "algorithm.advantage: replay or critic.target: replay", has_replay, "critic.target"
-)
+REPLAY = Condition("algorithm.advantage: replay or critic.target: replay", has_replay, "critic.target")
 V_STAR = setting("algorithm.advantage", "v_star")
+SAMPLES_USED = Condition(
+    "algorithm.advantage: v_star or critic.pretraining_steps above 0",
+    lambda config: config.needs_samples,
+    "critic.pretraining_steps",
+)
 ADAM_MOVES_THE_POLICY = Condition(
     "algorithm.trust_region other than trpo",
     lambda config: config.algorithm.trust_region != "trpo",
@@ -178,7 +181,10 @@ ACTS: dict[str, tuple[Condition, ...]] = {
     "critic.init": (SEPARATE,),
     "critic.lr": (SEPARATE, above_zero("critic.vf_coef")),
     "optimiser.clip_norms": (SEPARATE, above_zero("critic.vf_coef"), ADAM_MOVES_THE_POLICY),
-    **dict.fromkeys(("algorithm.v_star_beta", "algorithm.v_star_samples", "values.samples", "values.seed"), (V_STAR,)),
+    **dict.fromkeys(("algorithm.v_star_beta", "algorithm.v_star_samples"), (V_STAR,)),
+    **dict.fromkeys(("values.samples", "values.seed"), (SAMPLES_USED,)),
+    "critic.pretraining_steps": (CRITIC,),
+    "critic.pretraining_lr": (CRITIC, above_zero("critic.pretraining_steps")),
     "train.missing_eos_penalty": (setting("train.missing_eos", "replace", "subtract"),),
     "kl.beta": (A_BEGINNING,),
     "train.overlong_penalty": (above_zero("train.overlong_share"),),

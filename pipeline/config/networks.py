@@ -34,6 +34,14 @@ class CriticConfig(Section):
     lr: NonNegative | None = Field(
         None, description="learning rate of a separate critic's trunk, on the same schedule; none: optimiser.lr"
     )
+    pretraining_steps: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description=(
+            "value pre-training: steps on scored samples of the reference (section values), train.batch_size of them"
+            " each, before the policy moves; of a shared critic its head alone"
+        ),
+    )
+    pretraining_lr: StrictlyPositive = Field(1e-3, description="learning rate of value pre-training")
     warmup_steps: Annotated[int, Field(ge=0)] = Field(
         0,
         description=(

@@ -83,6 +83,11 @@ class TrialConfig(Section):
         return self.judge.model_copy(update={"kind": "grammar" if self.data.source == "builtin" else "lexicon"})
 
     @property
+    def needs_samples(self) -> bool:
+        """Whether the trial has the stage `values`."""
+        return self.algorithm.needs_values or self.critic.pretraining_steps > 0
+
+    @property
     def needs_labels(self) -> bool:
         """Whether some reward is learned from the labels of the texts."""
         return any(part.preferences == "labels" for part in self.reward.scorers().values())

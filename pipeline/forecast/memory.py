@@ -31,7 +31,7 @@ def memory_by_stage(trial: ForecastSubject, trained: Trained) -> dict[str, Parts
         "train": _train(trial, trained),
         "evaluate": _evaluate(trial),
     }
-    if trial.config.algorithm.needs_values:
+    if trial.config.needs_samples:
         phases["values"] = _values(trial)
     return {
         stage: max((_whole(trial.on_card, *phase) for phase in of_stage), key=lambda parts: sum(parts.values()))

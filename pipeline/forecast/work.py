@@ -99,7 +99,7 @@ def estimate(trial: ForecastSubject) -> Forecast:
     }
     hours["checkpoint"] = checkpoint_hours(trial, trained, sum(hours.values()))
     shared = {stage: t4_seconds("train", *work) / 3600 for stage, work in work_of_shared(trial).items()}
-    if cfg.algorithm.needs_values:
+    if cfg.needs_samples:
         shared["values"] = values_hours(trial)
     memory = {
         stage: {name: size / GIB for name, size in parts.items() if size}

@@ -26,13 +26,20 @@ def save_critic(actor: ActorCritic, path: Path) -> None:
 
 def load_critic(path: Path, lm: CausalLM) -> ActorCritic:
     """`lm` with the critic that `save_critic` wrote; a separate trunk has the architecture of the policy's."""
-    tensors = load_file(path)
-    separate = any(name.startswith(TRUNK) for name in tensors)
+    separate = any(name.startswith(TRUNK) for name in load_file(path))
     actor = ActorCritic(lm, copy.deepcopy(trunk(lm)) if separate else None)
-    _, unknown = actor.load_state_dict(tensors, strict=False)
-    if unknown:
-        raise ValueError(f"{path}: does not fit the policy: {', '.join(unknown)}")
+    restore_critic(actor, path)
     return actor.to(next(lm.parameters()).device)
+
+
+def restore_critic(actor: ActorCritic, path: Path) -> None:
+    """Give the critic of `actor` the weights that `save_critic` wrote. Raises `ValueError` where they are those of
+    another kind of critic."""
+    tensors = load_file(path)
+    own = {name for name in actor.state_dict() if name.startswith((HEAD, TRUNK))}
+    if other := own ^ tensors.keys():
+        raise ValueError(f"{path}: it is not this kind of critic: {', '.join(sorted(other))}")
+    actor.load_state_dict(tensors, strict=False)
 
 
 def calibrated_head(head: nn.Linear, mean: float, std: float) -> nn.Linear:

@@ -17,23 +17,22 @@ import pandas as pd
 import torch
 
 from pipeline.config.trial import TrialConfig
-from pipeline.models.adapters import WithoutAdapter, choose_trained, merged
-from pipeline.models.anatomy import trunk
-from pipeline.models.critic import calibrated_head, save_critic
-from pipeline.models.loading import CausalLM, device_of, freeze, load_quantized, load_snapshot
+from pipeline.models.adapters import WithoutAdapter, merged
+from pipeline.models.critic import restore_critic, save_critic
+from pipeline.models.loading import device_of, freeze, load_snapshot
 from pipeline.models.meter import meter
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.precision import execution
 from pipeline.resources.ledger import Ledger
 from pipeline.resources.machine import fresh_marks, hold_allocator
 from pipeline.rewards.base import Completions
-from pipeline.rewards.learned import RewardModel
 from pipeline.run.layout import write_json
 from pipeline.run.metrics_log import MetricsLog, to_parquet
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
 from pipeline.stages.common import PromptSet, judge_of, reward_of, rollout_room
 from pipeline.stages.launch import launch
+from pipeline.stages.new_actor import new_actor
 from pipeline.stages.pausing import KEPT, ended
 from pipeline.stages.scored_samples import read_scores
 from pipeline.training.checkpoint import checkpoints
@@ -51,13 +50,15 @@ def train(
     sft: Artifact,
     reward: Artifact,
     values: Artifact | None = None,
+    critic: Artifact | None = None,
 ) -> dict[str, Any]:
     """Train the policy against the calibrated proxy; the gold judge watches and is never trained on."""
     metrics, kept = out / "metrics.jsonl", out / KEPT
     if (kept / "metrics.jsonl").exists() and not metrics.exists():  # the stage takes up a trial that a cap has ended
         shutil.copyfile(kept / "metrics.jsonl", out / ".metrics")
         os.replace(out / ".metrics", metrics)
-    upstream = {"prompts": prompts, "sft": sft, "reward": reward} | ({} if values is None else {"values": values})
+    upstream = {"prompts": prompts, "sft": sft, "reward": reward}
+    upstream |= {name: stage for name, stage in (("values", values), ("critic", critic)) if stage is not None}
     if cfg.runtime.processes == 1:
         one_process(cfg, out, reporter, **upstream)
     else:
@@ -81,6 +82,7 @@ def one_process(
     sft: Artifact,
     reward: Artifact,
     values: Artifact | None = None,
+    critic: Artifact | None = None,
 ) -> None:
     """One process of the trial; the first of them writes everything."""
     device = device_of(cfg.runtime.device)
@@ -100,6 +102,8 @@ def one_process(
     metrics = out / "metrics.jsonl"
     reporter.follow(metrics)
     actor = new_actor(cfg, sft, reward, device)
+    if critic is not None:
+        restore_critic(actor, critic.path / "critic.safetensors")
     reference = (
         freeze(load_snapshot(sft.path / "model", device)) if cfg.adapter.kind == "none" else WithoutAdapter(actor.lm)
     )
@@ -119,7 +123,7 @@ def one_process(
         reporter,
         ledger,
         out / KEPT,
-        None if values is None else _samples(values, prompts, len(data.texts)),
+        _samples(values, prompts, len(data.texts)) if values is not None and cfg.algorithm.needs_values else None,
     )
     outcome = trainer.run()
     if trainer.ranks.main:
@@ -148,23 +152,3 @@ def _write(cfg: TrialConfig, out: Path, outcome: Outcome, actor: ActorCritic, sf
     pd.DataFrame(outcome.samples, columns=columns).to_parquet(out / "samples.parquet", index=False)
     status = {key: value for key, value in vars(outcome).items() if key != "samples"}
     write_json(out / "status.json", status if outcome.cap is None else {**status, "cap": ended(cfg, outcome.cap)})
-
-
-def new_actor(cfg: TrialConfig, sft: Artifact, reward: Artifact, device: torch.device) -> ActorCritic:
-    """The policy at the reference, with the critic that `cfg` asks for."""
-    load = load_quantized if cfg.adapter.quantize == "4bit" else load_snapshot
-    policy: CausalLM = choose_trained(load(sft.path / "model", device), cfg)
-    match cfg.critic.kind, cfg.critic.init:
-        case "none", _:
-            return ActorCritic(policy, has_critic=False).to(device)
-        case "shared", _:
-            return ActorCritic(policy).to(device)
-        case "separate", "reference":
-            return ActorCritic(policy, trunk(load_snapshot(sft.path / "model", device))).to(device)
-        case "separate", "reward":
-            scorer = RewardModel.load(reward.path, device)
-            scale = reward.meta["parts"]["reward"]
-            head = calibrated_head(scorer.head, scale["mean"], scale["std"])
-            return ActorCritic(policy, trunk(scorer.lm).requires_grad_(True), head).to(device)
-        case other:
-            raise ValueError(f"no critic is known as {other}")

@@ -57,6 +57,8 @@ KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
     "critic.cliprange": (0.1, NO_CRITIC, {}),
     "algorithm.value_lambda": (1.0, NO_CRITIC, {}),
     "critic.warmup_steps": (16, TRPO, {}),
+    "critic.pretraining_steps": (10, RLOO, {}),
+    "critic.pretraining_lr": (0.1, {}, {"critic.pretraining_steps": 10}),
     "critic.target": ("replay", NO_CRITIC, {}),
     "replay.continuations": (2, {}, REPLAY),
     "replay.every": (4, RLOO, {"algorithm": "vine_ppo"}),

@@ -1,0 +1,77 @@
+"""Value pre-training, for trials that ask for it: a critic that has learned the scores of the reference's samples.
+
+Writes ``critic.safetensors`` and ``summary.json``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from pipeline.config.trial import TrialConfig
+from pipeline.models.critic import save_critic
+from pipeline.models.loading import device_of
+from pipeline.models.meter import meter
+from pipeline.resources.ledger import Ledger
+from pipeline.resources.out_of_memory import Room
+from pipeline.run.layout import write_json
+from pipeline.run.progress import Reporter
+from pipeline.run.store import Artifact
+from pipeline.stages.common import PromptSet
+from pipeline.stages.new_actor import new_actor
+from pipeline.stages.scored_samples import SAMPLES, read_scores
+from pipeline.stages.spending import spending
+from pipeline.training.judging import final_scores
+from pipeline.training.value_pretraining import ScoredResponses, pretrain
+
+
+def critic(
+    cfg: TrialConfig,
+    out: Path,
+    reporter: Reporter,
+    *,
+    prompts: Artifact,
+    sft: Artifact,
+    reward: Artifact,
+    values: Artifact,
+) -> dict[str, Any]:
+    """Fit the critic that `cfg` asks for to the samples of the stage `values`."""
+    device = device_of(cfg.runtime.device)
+    ledger = Ledger(device.type == "cuda")
+    with spending(out, device, ledger.cost):
+        actor, steps = new_actor(cfg, sft, reward, device), cfg.critic.pretraining_steps
+        meter(actor.networks, ledger.work)
+        data = PromptSet.load(prompts, "train")
+        samples = _samples(cfg, values, prompts, data)
+        room = Room("runtime.micro_batch_size", cfg.runtime.micro_batch_size, reporter.warn)
+        with ledger.timed("train"):
+            explained = pretrain(
+                actor, samples, steps, cfg.train.batch_size, cfg.critic.pretraining_lr, cfg.algorithm.gamma,
+                cfg.values.seed, room, lambda done: reporter.progress("critic", done, steps, "value pre-training"),
+            )  # fmt: skip
+        save_critic(actor, out / "critic.safetensors")
+    summary = {"steps": steps, "samples": len(samples.scores), "explained_variance": explained}
+    write_json(out / "summary.json", summary)
+    note = f"explains {100 * explained:.0f} % of the variance of held-out samples' rewards to go"
+    return {"note": note, **summary}
+
+
+def _samples(cfg: TrialConfig, values: Artifact, prompts: Artifact, data: PromptSet) -> ScoredResponses:
+    grids = {name: torch.tensor(grid) for name, grid in read_scores(values, prompts, len(data.texts)).items()}
+    tokens = pd.read_parquet(values.path / SAMPLES, columns=["tokens"])["tokens"]
+    padded = np.zeros((len(tokens), cfg.train.response_length), dtype=np.int64)
+    for row, response in enumerate(tokens):
+        padded[row, : len(response)] = response
+    each = grids["proxy"].shape[1]
+    lengths, ended = grids["length"].flatten().long(), grids["eos"].flatten()
+    return ScoredResponses(
+        data.ids.repeat_interleave(each, 0),
+        data.mask.repeat_interleave(each, 0),
+        torch.from_numpy(padded),
+        lengths,
+        final_scores(grids["proxy"].flatten().float(), lengths, ended, cfg.train),
+    )

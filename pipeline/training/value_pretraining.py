@@ -1,0 +1,115 @@
+"""Value pre-training: a critic learns what the reference's responses were worth, before the policy moves (VC-PPO: Yuan
+2025, arXiv 2503.01491)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.algorithms.mathematics.advantages import explained_variance, to_go
+from pipeline.algorithms.mathematics.shaping import token_rewards
+from pipeline.models.policy import ActorCritic, Episodes, response_mask, to_grid
+from pipeline.models.seeding import permutation
+from pipeline.resources.out_of_memory import Room
+from pipeline.training.supervised import ShareOfLoss, Supervised
+
+HELD_OUT = 16
+"""One sample in so many tells how well the critic predicts; it is not trained on."""
+
+
+@dataclass(frozen=True)
+class ScoredResponses:
+    """M scored responses of the reference, on the CPU."""
+
+    queries: Tensor
+    """(M, P) int64, left-padded."""
+    query_mask: Tensor
+    """(M, P) bool."""
+    responses: Tensor
+    """(M, T) int64, right-padded."""
+    lengths: Tensor
+    """(M,) valid tokens."""
+    scores: Tensor
+    """(M,) after EOS handling, score units."""
+
+    def take(self, rows: Tensor, gamma: float, device: torch.device) -> tuple[Episodes, Tensor]:
+        """Some of them as episodes, and their rewards to go (b, T): at the reference no KL penalty is due."""
+        mask = response_mask(self.lengths[rows], self.responses.shape[1])
+        scores = self.scores[rows]
+        targets = to_go(token_rewards(scores, torch.zeros(mask.shape, dtype=scores.dtype), mask), mask, gamma)
+        ended = torch.ones(len(rows), dtype=torch.bool)  # asked by nobody here
+        tokens = torch.cat([self.queries[rows], self.responses[rows]], 1)
+        moved = [part.to(device) for part in (tokens, self.query_mask[rows], mask, ended)]
+        return Episodes(*moved), targets.to(device)
+
+
+def pretrain(
+    actor: ActorCritic,
+    samples: ScoredResponses,
+    steps: int,
+    batch: int,
+    lr: float,
+    gamma: float,
+    seed: int,
+    room: Room,
+    progress: Callable[[int], None],
+) -> float:
+    """Fit the critic to the rewards to go of `batch` samples a step, by half the mean squared error over their tokens;
+    the policy stays as it is.
+
+    Returns the share of the variance of held-out samples' rewards to go that it explains in the end. Raises
+    `MemoryFull`.
+    """
+    actor.lm.requires_grad_(False)
+    critic = nn.ModuleList([part for part in (actor.value_head, actor.critic_trunk) if part is not None])
+    device = next(critic.parameters()).device
+    order = torch.arange(len(samples.scores))
+    heldout, mine = order[::HELD_OUT], order[order % HELD_OUT != 0]
+    fitted = Supervised(critic, actor.networks[1:], 0.0, room, False)
+    for step in range(steps):
+        rows = mine[_drawn(step, batch, len(mine), seed)]
+        episodes, targets = samples.take(rows, gamma, device)
+        fitted.step(lr, batch, _loss(actor, episodes, targets))
+        progress(step + 1)
+    fitted.close()
+    with torch.no_grad():
+        episodes, targets = samples.take(heldout, gamma, device)
+        grid = torch.zeros_like(targets)
+
+        def fill(rows: Tensor, chunk: Episodes) -> None:
+            mask = chunk.response_mask
+            grid[rows, : mask.shape[1]] = to_grid(_values(actor, chunk), mask)
+
+        episodes.by_length(room, fill)
+        return explained_variance(grid, targets, episodes.response_mask)
+
+
+def _loss(actor: ActorCritic, episodes: Episodes, targets: Tensor) -> ShareOfLoss:
+    """What some rows add to half the mean squared error over all tokens."""
+    tokens = episodes.response_mask.sum()
+
+    def share(part: slice) -> Tensor:
+        mine = episodes.take(part)
+        mask = mine.response_mask
+        return 0.5 * (_values(actor, mine) - targets[part, : mask.shape[1]][mask]).square().sum() / tokens
+
+    return share
+
+
+def _drawn(step: int, batch: int, n: int, seed: int) -> Tensor:
+    """(batch,) which samples a step is taken on: each pass over all of them in a fresh order."""
+    places = range(step * batch, (step + 1) * batch)
+    orders = {turn: permutation(n, seed, "value pretraining", turn) for turn in {place // n for place in places}}
+    return torch.stack([orders[place // n][place % n] for place in places])
+
+
+def _values(actor: ActorCritic, episodes: Episodes) -> Tensor:
+    """(N,) of the critic."""
+    if actor.critic_trunk is not None:
+        return actor.separate_values(episodes)
+    values = actor.hidden_and_values(episodes)[1]
+    assert values is not None
+    return values.float()

@@ -1,0 +1,85 @@
+"""Value pre-training as a stage: the critic has learned before the first step, and the policy has not moved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from helpers import Recorder, smoke
+from safetensors.torch import load_file
+from tinytrial import actor
+
+from pipeline.algorithms.mathematics.advantages import explained_variance
+from pipeline.models.policy import to_grid
+from pipeline.resources.out_of_memory import Room
+from pipeline.run.layout import Layout
+from pipeline.training.value_pretraining import ScoredResponses, pretrain
+from pipeline.trial import run_trial
+
+PRETRAINED = {"critic__pretraining_steps": 40, "values__samples": 4}
+
+
+def responses(n: int = 1600) -> ScoredResponses:
+    """Scored by the last token of the prompt, which the first state reads."""
+    stream = torch.Generator().manual_seed(0)
+    tokens, lengths = torch.randint(2, 31, (n, 6), generator=stream), torch.randint(1, 4, (n,), generator=stream)
+    queries = torch.randint(2, 31, (n, 3), generator=stream)
+    return ScoredResponses(
+        queries, torch.ones(n, 3, dtype=torch.bool), tokens, lengths, (queries[:, -1] < 15).float() - 0.5
+    )
+
+
+@pytest.mark.parametrize("kind", ["shared", "separate"])
+def test_the_critic_learns_and_the_policy_stays(kind: str) -> None:
+    """A trunk of its own learns to read the prompt; the head of a shared one learns what the policy's trunk says
+    already."""
+    one, samples = actor({"critic__kind": kind}), responses()
+    if kind == "shared":
+        first = replace(samples, lengths=torch.ones_like(samples.lengths))
+        episodes, _ = first.take(torch.arange(len(samples.scores)), 1.0, torch.device("cpu"))
+        samples = replace(first, scores=0.5 * one.hidden_and_values(episodes)[0][:, 3].detach())
+    before = {name: tensor.clone() for name, tensor in one.lm.state_dict().items()}
+    told: list[int] = []
+    explained = pretrain(one, samples, 150, 32, 1e-2, 1.0, 0, Room("x", 8), told.append)
+    assert told == list(range(1, 151))
+    assert explained > 0.3
+    assert all(torch.equal(tensor, before[name]) for name, tensor in one.lm.state_dict().items())
+    episodes, targets = samples.take(torch.arange(0, 1600, 16), 1.0, torch.device("cpu"))
+    values = one.hidden_and_values(episodes)[1]
+    assert values is not None
+    mask = episodes.response_mask
+    assert explained_variance(to_grid(values.detach(), mask), targets, mask) == pytest.approx(explained, abs=1e-4)
+
+
+def test_micro_batches_change_nothing() -> None:
+    ones = [actor({"critic__kind": "separate"}) for _ in range(2)]
+    for one, rows in zip(ones, (3, 32), strict=True):
+        pretrain(one, responses(), 5, 32, 1e-2, 1.0, 0, Room("x", rows), lambda done: None)
+    first, second = (one.state_dict() for one in ones)
+    assert all(torch.allclose(first[name], second[name], atol=1e-5) for name in first)
+
+
+def test_targets_are_the_score_at_every_token_and_discounted_towards_the_start() -> None:
+    _, targets = responses().take(torch.tensor([3]), 0.5, torch.device("cpu"))
+    n, score = int(responses().lengths[3]), float(responses().scores[3])
+    assert targets[0, :n].tolist() == pytest.approx([score * 0.5 ** (n - 1 - t) for t in range(n)])
+    assert (targets[0, n:] == 0).all()
+
+
+def test_a_trial_begins_with_the_critic_of_the_stage(smoke_layout: Layout) -> None:
+    outcome = run_trial(smoke(**PRETRAINED), smoke_layout, Recorder())
+    stage = outcome.artifacts["critic"]
+    assert outcome.cost["critic_wall_s"] > 0
+    fitted = load_file(stage.path / "critic.safetensors")
+    assert fitted["value_head.weight"].abs().max() > 0
+    plain = run_trial(smoke(), smoke_layout, Recorder())
+    first = [_explained(artifacts["train"].path) for artifacts in (outcome.artifacts, plain.artifacts)]
+    assert first[0] != first[1]
+    assert "critic" not in plain.artifacts
+
+
+def _explained(train: Path) -> float:
+    return float(pd.read_parquet(train / "metrics.parquet")["value/explained_variance"].dropna().iloc[0])
