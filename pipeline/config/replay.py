@@ -25,4 +25,10 @@ class ReplayConfig(Section):
 
 def has_replay(config: Any) -> bool:
     """Whether a trial of this configuration, or of these sections of one, samples states of its rollouts onwards."""
-    return ADVANTAGES[config.algorithm.advantage].replay or config.critic.target == "replay"
+    return ADVANTAGES[config.algorithm.advantage].replay or teaches(config)
+
+
+def teaches(config: Any) -> bool:
+    """Whether replayed states are what a critic is fitted to."""
+    critic = config.critic
+    return bool(critic.target == "replay" and critic.kind != "none" and critic.vf_coef > 0)

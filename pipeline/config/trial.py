@@ -20,7 +20,7 @@ from pipeline.config.kl import KlConfig
 from pipeline.config.model import ModelConfig, SftConfig
 from pipeline.config.networks import AdapterConfig, CriticConfig
 from pipeline.config.presets import ADVANTAGES, check_natural_step, check_needs
-from pipeline.config.replay import ReplayConfig
+from pipeline.config.replay import ReplayConfig, teaches
 from pipeline.config.rewards import JudgeConfig, RewardConfig
 from pipeline.config.runtime import CapsConfig, RuntimeConfig
 from pipeline.config.train import TrainConfig
@@ -137,7 +137,7 @@ class TrialConfig(Section):
                 f"critic.warmup_steps {self.critic.warmup_steps} leaves the policy none of train.steps"
                 f" {self.train.steps}; use fewer"
             )
-        if self.critic.target == "replay" and self.algorithm.whiten_rewards:
+        if teaches(self) and self.algorithm.whiten_rewards:
             raise ValueError(
                 "critic.target 'replay' is in score units, and algorithm.whiten_rewards fits the critic to others; use"
                 " whiten_rewards: false"

@@ -18,6 +18,7 @@ from pipeline.models.policy import Episodes
 from pipeline.models.precision import Precision
 from pipeline.models.sampler import EagerSampler
 from pipeline.models.seeding import uniforms
+from pipeline.resources.out_of_memory import MemoryFull
 from pipeline.rewards.base import Completions
 from pipeline.run.store import Artifact
 from pipeline.stages.common import PromptSet, reward_of, rollout_room, settle
@@ -47,10 +48,22 @@ def critic_bias(
     """A row for each state: prompt_id; place, the tokens before it; value, of the critic; worth, mean of the rewards to
     go of its continuations; noise, the squared standard error of worth; all in score units.
 
-    Policy, critic and beta are those at the end of training. Raises `UserError` for a trial without a critic, or one
-    whose critic is not in score units.
+    Policy, critic and beta are those at the end of training. Raises `UserError` for a trial that is `unfit`, for more
+    prompts than were evaluated, and where memory runs out.
     """
-    check(cfg)
+    if why := unfit(cfg):
+        raise UserError(f"the critic cannot be diagnosed: {why}")
+    if how.prompts > cfg.evaluate.prompts:
+        raise UserError(f"--prompts {how.prompts}: only {cfg.evaluate.prompts} were evaluated (evaluate.prompts)")
+    try:
+        return _critic_bias(cfg, how, prompts, sft, reward, train)
+    except MemoryFull as error:
+        raise UserError(str(error)) from None
+
+
+def _critic_bias(
+    cfg: TrialConfig, how: Replaying, prompts: Artifact, sft: Artifact, reward: Artifact, train: Artifact
+) -> pd.DataFrame:
     settle(cfg.runtime)
     device = device_of(cfg.runtime.device)
     data, room = heldout_prompts(cfg, prompts), rollout_room(cfg.runtime, lambda message: None)
@@ -67,21 +80,16 @@ def critic_bias(
     actor = load_critic(train.path / "critic.safetensors", policy).eval()
     reference = freeze(load_snapshot(sft.path / "model", device))
     sampler = EagerSampler(policy, cfg.train.temperature, room, **data.token_ids)
-    whole = cfg.model_copy(
-        update={
-            "train": cfg.train.model_copy(update={"batch_size": count, "responses_per_prompt": 1}),
-            "replay": ReplayConfig(continuations=how.continuations, every=how.every),
-        }
-    )
+    whole = cfg.model_copy(update={"replay": ReplayConfig(continuations=how.continuations, every=how.every)})
     context = RolloutContext(
         actor, reference, score, whole, sampler, room, lambda phase: nullcontext(), Ranks.of(device)
     )
     asked = Prompts(data.ids.to(device), data.mask.to(device), list(range(count)))
     with Precision.of(device).autocast(), torch.no_grad():
-        noise = uniforms(count, cfg.train.response_length, cfg.evaluate.seed, "critic bias")
+        noise = uniforms(count, cfg.train.response_length, cfg.evaluate.seed, "critic bias episodes")
         episodes = sampler.sample(asked.queries, asked.query_mask, noise)
         values = measure(actor, reference, episodes, cfg.train.temperature, room).values
-        found = replay(context, asked, episodes, slice(0, count), 0, _last_beta(train))
+        found = replay(context, asked, episodes, slice(0, count), 0, _last_beta(train), "critic bias")
     assert values is not None
     rows, places = (axis.cpu() for axis in found.states.known.nonzero(as_tuple=True))
     columns = (grid.cpu()[rows, places].double().numpy() for grid in (values, found.states.values, found.noise))
@@ -89,12 +97,13 @@ def critic_bias(
     return pd.DataFrame(dict(zip(COLUMNS, ((rows + first).numpy(), places.numpy(), *columns), strict=True)))
 
 
-def check(cfg: TrialConfig) -> None:
-    """Raise `UserError` for a trial that has no critic in score units."""
+def unfit(cfg: TrialConfig) -> str | None:
+    """Why a trial has no values that could be compared; None where it has."""
     if cfg.critic.kind == "none":
-        raise UserError("critic.kind is none: there is no critic whose values could be compared")
+        return "it has no critic"
     if cfg.algorithm.whiten_rewards:
-        raise UserError("algorithm.whiten_rewards is true: every update fitted the critic to other units")
+        return "algorithm.whiten_rewards fitted its critic to other units in every update"
+    return None
 
 
 def _last_beta(train: Artifact) -> float:

@@ -11,6 +11,8 @@ from pipeline.algorithms.base import Judged, Replayed
 from pipeline.algorithms.mathematics.advantages import to_go
 from pipeline.algorithms.mathematics.replay import starts
 from pipeline.algorithms.mathematics.shaping import beta_in_reward, token_rewards
+from pipeline.config.presets import ADVANTAGES
+from pipeline.config.trial import TrialConfig
 from pipeline.models.policy import Episodes
 from pipeline.models.seeding import permutation, uniforms
 from pipeline.training.judging import Prompts, RolloutContext, final_scores, judge, measure, score_in_parts, shaped
@@ -34,19 +36,26 @@ class Replays:
 
 
 def replay(
-    context: RolloutContext, prompts: Prompts, episodes: Episodes, share: slice, update: int, kl_coef: float
+    context: RolloutContext,
+    prompts: Prompts,
+    episodes: Episodes,
+    share: slice,
+    update: int,
+    kl_coef: float,
+    stream: str = "replay",
 ) -> Replays:
-    """Sample the states of these episodes onwards, those of the rows `share` of a rollout. Raises `MemoryFull`."""
+    """Sample the states of these episodes onwards, those of the rows `share` of a rollout; `stream` names the noise.
+    Raises `MemoryFull`."""
     cfg, mask = context.cfg, episodes.response_mask
-    chosen = chosen_rows(cfg.train.batch_size, cfg.replay.share, cfg.train.seed, update)[share].to(mask.device)
+    chosen = chosen_rows(len(prompts.rows), cfg.replay.share, cfg.train.seed, update)[share].to(mask.device)
     known = starts(episodes.lengths, mask.shape[1], cfg.replay.every) & chosen.unsqueeze(1)
     values, noise = torch.zeros_like(mask, dtype=torch.float32), torch.zeros_like(mask, dtype=torch.float32)
     tokens = torch.zeros_like(episodes.lengths)
     for t in known.any(0).nonzero().flatten().tolist():
         rows = known[:, t].nonzero().flatten()
-        returns, sampled = _continued(context, prompts, episodes, share, rows, t, update, kl_coef)
+        returns, sampled = _continued(context, prompts, episodes, share, rows, t, (stream, update), kl_coef)
         values[rows, t] = returns.mean(1)
-        noise[rows, t] = returns.var(1) / returns.shape[1]
+        noise[rows, t] = returns.var(1) / returns.shape[1] if returns.shape[1] > 1 else torch.nan
         tokens[rows] += sampled.sum(1)
     return Replays(Replayed(values, known), noise, tokens)
 
@@ -65,13 +74,13 @@ def _continued(
     share: slice,
     rows: Tensor,
     t: int,
-    update: int,
+    stream: tuple[str, int],
     kl_coef: float,
 ) -> tuple[Tensor, Tensor]:
     """Of K continuations of n rows: the rewards to go from token `t`, and the tokens sampled for them; (n, K) each."""
     cfg, each = context.cfg, context.cfg.replay.continuations
     with context.timed("generate"):
-        every = uniforms(len(prompts.rows) * each, cfg.train.response_length - t, cfg.train.seed, "replay", update, t)
+        every = uniforms(len(prompts.rows) * each, cfg.train.response_length - t, cfg.train.seed, *stream, t)
         noise = every.view(len(prompts.rows), each, -1)[share][rows.cpu()].flatten(0, 1)
         begun = episodes.take(rows.repeat_interleave(each))
         width = begun.context_length + t
@@ -85,8 +94,13 @@ def _continued(
     with context.timed("score"), torch.no_grad():
         numbers = [prompts.rows[share][row] for row in rows.tolist() for _ in range(each)]
         rewards = _rewards(context, whole, numbers, kl_coef)
-        returns = to_go(rewards, whole.response_mask, cfg.algorithm.gamma)[:, t]
+        returns = to_go(rewards, whole.response_mask, discount(cfg))[:, t]
     return returns.view(-1, each), found.lengths.view(-1, each)
+
+
+def discount(cfg: TrialConfig) -> float:
+    """Of the rewards to go: the critic's; advantages from state to state have none."""
+    return 1.0 if ADVANTAGES[cfg.algorithm.advantage].replay else cfg.algorithm.gamma
 
 
 def _rewards(context: RolloutContext, episodes: Episodes, rows: list[int], kl_coef: float) -> Tensor:

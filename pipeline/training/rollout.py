@@ -32,7 +32,7 @@ from pipeline.training.judging import (
     shaped,
 )
 from pipeline.training.processes import Ranks
-from pipeline.training.replay import Replays, replay, replay_metrics
+from pipeline.training.replay import Replays, discount, replay, replay_metrics
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Rollout:
     scores: Scores
     metrics: dict[str, float]
     tokens_beside: int = 0
-    """Sampled for baselines, beside those of the episodes."""
+    """Sampled for baselines and for targets of the critic, beside those of the episodes."""
 
     @property
     def sampled_tokens(self) -> int:
@@ -90,7 +90,7 @@ def collect(context: RolloutContext, prompts: Prompts, update: int, kl_coef: flo
             "objective/kl_coef": kl_coef,
             "objective/advantage_std": float(masked_var(advantages, counted).sqrt()),
             **baseline_metrics(judged, cfg),
-            **(replay_metrics(replays, judged, cfg.algorithm.gamma) if replays else {}),
+            **(replay_metrics(replays, judged, discount(cfg)) if replays else {}),
         }
         check_finite(metrics)
         if measured.values is not None and estimate.returns is not None:

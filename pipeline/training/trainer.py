@@ -35,7 +35,7 @@ from pipeline.training.processes import NullLog, Ranks
 from pipeline.training.reference_scores import ReferenceScores
 from pipeline.training.rollout import Rollout, collect
 from pipeline.training.selfcheck import check_rollout
-from pipeline.training.update import Learner, OnStep, train_on
+from pipeline.training.update import Learner, OnStep, train_on, warm_up
 from pipeline.training.whole_rollout import moved_kl
 
 SAMPLE_TABLES = 8
@@ -236,8 +236,10 @@ class Trainer:
         # 8 controllers step
         if moved is not None:
             check_finite({"policy/old_kl": moved})
-            self.old_kl.observe(moved)
-        self.kl.observe(rollout.metrics["objective/kl"])
+        if (self.update + 1) * self.cfg.train.steps_per_update > warm_up(self.cfg):  # else the policy has not moved
+            if moved is not None:
+                self.old_kl.observe(moved)
+            self.kl.observe(rollout.metrics["objective/kl"])
         self.guard.observe(rollout.metrics["objective/kl_per_token"])
         self.update += 1
         return moved

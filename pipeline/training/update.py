@@ -206,7 +206,7 @@ def apply(learner: Learner, position: int, metrics: dict[str, float]) -> dict[st
     no norm.
     """
     cfg, guard = learner.cfg, learner.guard
-    if warming_up := position < cfg.critic.warmup_steps:
+    if warming_up := position < warm_up(cfg):
         for parameter in learner.actor.lm.parameters():
             parameter.grad = None
     size = clip(learner)
@@ -224,6 +224,12 @@ def apply(learner: Learner, position: int, metrics: dict[str, float]) -> dict[st
     if learner.old_kl.coef is not None:
         size["policy/old_kl_coef"] = learner.old_kl.coef
     return size if cfg.kl.hinge is None else {**size, "policy/kl_hinge": held}
+
+
+def warm_up(cfg: TrialConfig) -> int:
+    """Gradient steps at the beginning that leave the policy as it is; none where they would train no critic."""
+    trained = cfg.critic.kind != "none" and cfg.critic.vf_coef > 0 and cfg.algorithm.trust_region != "trpo"
+    return cfg.critic.warmup_steps if trained else 0
 
 
 def clip(learner: Learner) -> dict[str, float]:

@@ -42,8 +42,8 @@ def frontier(records: StudyRecords, findings: Findings) -> Drawn | None:
         return None
     styles = arm_styles(records.study)
     farthest = max(max(*result.per_seed[X].values(), result.estimates[X].high or 0.0) for result in arms)
-    columns = min(3, legend_columns([*styles, "optimum of the proxy"], SINGLE))
-    figure = new_figure(SINGLE, 5.2 + 0.17 * -(-(len(arms) + 4) // columns))
+    columns = min(3, legend_columns([*styles, "best of n by the proxy"], SINGLE))
+    figure = new_figure(SINGLE, 5.2 + 0.17 * -(-(len(arms) + 5) // columns))
     top, bottom = figure.subplots(2, 1, sharex=True)
     for axes, key in ((top, PANELS[0]), (bottom, PANELS[1])):
         for result in arms:
@@ -61,6 +61,7 @@ def frontier(records: StudyRecords, findings: Findings) -> Drawn | None:
         bounds, marked = _gold_bounds(top, scores, _fixed_betas(records, arms), styles)
         data += bounds
     chosen = best_of_draws(records)
+    farthest = max(farthest, *(choice.kl for choice in chosen if _drawn(choice)), 0.0)
     for axes, key in ((top, PANELS[0]), (bottom, PANELS[1])):
         data += _chosen(axes, chosen, key)
     square_root(bottom.xaxis, farthest)
@@ -143,9 +144,9 @@ def _chosen_sentence(choices: list[BestOfN]) -> str:
         return ""
     counts = ", ".join(str(choice.n) for choice in shown)
     return (
-        f" Squares: the best of n = {counts} answers of the reference by the proxy, over all choices among those to one"
-        f" held-out prompt ({shown[0].gold.seeds} references x {shown[0].gold.prompts} prompts); their KL is an upper"
-        " bound."
+        f" Squares: the best of n = {counts} answers of the reference by the proxy, averaged over all choices of n of a"
+        f" prompt's answers (n = {shown[0].gold.seeds} × {shown[0].gold.prompts} references and held-out prompts);"
+        " their KL is an upper bound, and a win rate needs answers that were not chosen among."
     )
 
 

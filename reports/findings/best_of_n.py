@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import Gone
 from pipeline.run.store import file_in
+from reports.findings.bound import best_of
 from reports.records.load import StudyRecords
 from reports.statistics import best_of_n, two_level
 from reports.statistics.two_level import Array, Estimate
@@ -45,8 +46,8 @@ def best_of_draws(records: StudyRecords) -> list[BestOfN]:
 def _choice(n: int, by: By, tables: list[dict[str, Array]], size: int) -> BestOfN:
     gold = np.stack([best_of_n.best_of(n, table[by], table["gold"]) for table in tables])
     wins = None if n == size else np.stack([best_of_n.win_rate(n, table[by], table["gold"]) for table in tables])
-    rate = None if wins is None else two_level.mean(wins).clipped(0.0, 1.0)
-    return BestOfN(n, by, best_of_n.kl_of(n), two_level.mean(gold), rate)
+    rate = None if wins is None else two_level.rate(wins)
+    return BestOfN(n, by, best_of(n)[0], two_level.mean(gold), rate)
 
 
 def _references(records: StudyRecords) -> list[str]:

@@ -11,6 +11,8 @@ from reports.records.load import StudyRecords
 from reports.statistics import two_level
 from reports.statistics.two_level import Array, Estimate
 
+SETTINGS = ("prompts", "continuations", "every")
+"""Seeds are put together only where they were diagnosed alike."""
 LEAST_STATES = 20
 """Of every seed, at a place that is shown: late in a response few episodes are left."""
 
@@ -32,8 +34,9 @@ class PlaceBias:
 
     @property
     def explained(self) -> float | None:
-        """Share of the variance of the states' worth that the values account for, an offset not forgiven; at most 1."""
-        return 1 - self.error.value / self.spread.value if self.spread.value > 0 else None
+        """Share of the variance of the states' worth that the values account for, an offset not forgiven. Cut off at 1,
+        which noise can exceed."""
+        return min(1.0, 1 - self.error.value / self.spread.value) if self.spread.value > 0 else None
 
 
 def critic_biases(records: StudyRecords) -> list[PlaceBias]:
@@ -42,7 +45,7 @@ def critic_biases(records: StudyRecords) -> list[PlaceBias]:
     found = []
     for arm in records.arms:
         tables = [table for seed in records.numbers if (table := _table(records, arm, seed)) is not None]
-        if tables:
+        if tables and len({tuple(table[list(SETTINGS)].iloc[0]) for table in tables}) == 1:
             places = sorted({int(place) for table in tables for place in table["place"].unique()})
             found += [row for place in (None, *places) if (row := _at(arm, place, tables)) is not None]
     return found

@@ -14,16 +14,6 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 
-def kl_of(n: int) -> float:
-    """What it is at most away from the reference, nats per sequence: log n - (n - 1) / n (Beirami 2024, arXiv
-    2401.01879).
-
-    >>> kl_of(1), round(kl_of(4), 3)
-    (0.0, 0.636)
-    """
-    return math.log(n) - (n - 1) / n
-
-
 def best_of(n: int, ranking: Array, shown: Array) -> Array:
     """(P,) mean of `shown` of the sample that `ranking` puts first among n; both (P, N), 1 <= n <= N.
 

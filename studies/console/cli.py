@@ -204,7 +204,7 @@ def falsify(
 def critic_bias(
     name: StudyArgument,
     profile: ProfileOption = None,
-    prompts: Annotated[int, typer.Option("--prompts", min=2, help="Held-out prompts, one episode each.")] = 128,
+    prompts: Annotated[int, typer.Option("--prompts", min=20, help="Held-out prompts, one episode each.")] = 128,
     continuations: Annotated[int, typer.Option("--continuations", min=2, help="Samples from each state.")] = 16,
     every: Annotated[int, typer.Option("--every", min=1, help="Tokens from one state to the next.")] = 4,
     out: OutOption = None,

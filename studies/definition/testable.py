@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from pipeline.config.presets import ADVANTAGES
-from pipeline.config.replay import has_replay
+from pipeline.config.replay import has_replay, teaches
 from pipeline.config.trial import TrialConfig
 from studies.definition.design import Cell
 from studies.definition.falsifier import Falsifier
@@ -48,10 +48,10 @@ ONLY_WITH: dict[str, tuple[str, Callable[[TrialConfig], bool]]] = {
         "replay.continuations above 1",
         lambda config: has_replay(config) and config.replay.continuations > 1,
     ),
-    "replay/critic_bias": ("critic.target: replay", lambda config: config.critic.target == "replay"),
+    "replay/critic_bias": ("critic.target: replay", teaches),
     "replay/critic_error": (
         "critic.target: replay and replay.continuations above 1",
-        lambda config: config.critic.target == "replay" and config.replay.continuations > 1,
+        lambda config: teaches(config) and config.replay.continuations > 1,
     ),
     **dict.fromkeys(
         ("policy/old_kl_coef", "policy/old_kl"),

@@ -14,6 +14,8 @@ from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
 from pipeline.run.layout import StudyFolder, TrialRecord
 from pipeline.run.store import Artifact, artifact_of, checked
+from pipeline.stages.critic_bias import unfit
+from studies.definition.schema import IMPORTED
 
 if TYPE_CHECKING:
     from pipeline.stages.critic_bias import Replaying
@@ -24,14 +26,21 @@ NEEDED = ("prompts", "sft", "reward", "train")
 def diagnose(folder: StudyFolder, how: Replaying, say: Callable[[str], None]) -> list[Path]:
     """Diagnose every trial that has a critic and was trained to an end; what is there already for the same training and
     the same settings is kept. Returns the files. Raises `UserError` where no trial has a critic, `Damaged`, `Gone`."""
-    trials = list(_with_critics(folder))
+    if folder.path.name == IMPORTED:
+        raise UserError(f"{folder.path}: its trials were trained by another program, so their critics are not here")
+    trials = []
+    for record, config in _ended(folder):
+        if why := unfit(config):
+            say(f"{record.arm} seed {record.seed}: left out: {why}")
+        else:
+            trials.append((record, config))
     if not trials:
-        raise UserError(f"{folder.path}: no finished trial has a critic whose values could be compared")
+        raise UserError(f"{folder.path}: no finished trial has a critic whose values could be compared; run the study")
     began, built, files = time.monotonic(), 0, []
     for done, (record, config) in enumerate(trials):
         path = folder.critic_bias_file(record.arm, record.seed)
         files.append(path)
-        state = "as it was"
+        state = "kept"
         if not _stands(path, record, how):
             _write(folder, record, config, how, path)
             built, state = built + 1, "diagnosed"
@@ -40,11 +49,11 @@ def diagnose(folder: StudyFolder, how: Replaying, say: Callable[[str], None]) ->
     return files
 
 
-def _with_critics(folder: StudyFolder) -> Iterator[tuple[TrialRecord, TrialConfig]]:
+def _ended(folder: StudyFolder) -> Iterator[tuple[TrialRecord, TrialConfig]]:
+    """Evaluated trials; arms that are no longer planned as well."""
     for record in folder.records():
-        config = TrialConfig.model_validate(record.config)
-        if "evaluate" in record.stages and config.critic.kind != "none":
-            yield record, config
+        if "evaluate" in record.stages:
+            yield record, TrialConfig.model_validate(record.config)
 
 
 def _write(folder: StudyFolder, record: TrialRecord, config: TrialConfig, how: Replaying, path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from naive import drawn, prefix
-from tinytrial import EOS, VOCAB, trainer
+from tinytrial import EOS, VOCAB, preset, trainer
 from torch import Tensor
 
 from pipeline.algorithms.base import Judged, Replayed
@@ -104,18 +104,38 @@ def test_a_policy_that_can_say_one_thing_is_worth_what_it_got(tmp_path: Path, pl
     assert rollout.metrics["replay/standard_error"] == pytest.approx(0.0, abs=1e-3)
 
 
-def test_values_are_the_expected_rewards_to_go(tmp_path: Path) -> None:
-    """Two tokens a response: the value of every state against the sum over all continuations."""
-    knobs = {**VINE, "replay__every": 1, "replay__continuations": 200, "train__response_length": 2, "kl__beta": 0.2}
-    one = trainer(tmp_path, **knobs, train__missing_eos="none")
+@pytest.mark.parametrize("place", ["reward", "loss", "score"])
+def test_values_are_the_expected_rewards_to_go(tmp_path: Path, place: str) -> None:
+    """Two tokens a response, of a policy that has left its reference: the value of every state against the sum over all
+    continuations."""
+    knobs = {**VINE, "replay__every": 1, "replay__continuations": 200, "train__response_length": 2, "kl__beta": 2.0}
+    one = trainer(tmp_path, **knobs, kl__place=place, train__missing_eos="none")
+    stream = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in one.actor.lm.parameters():
+            parameter += parameter.std() * torch.randn(parameter.shape, generator=stream)
     context, prompts = one.rollout_context, prompts_of(one)
-    rollout = collect(context, prompts, 0, 0.2)
-    found = replay(context, prompts, rollout.episodes, slice(None), 0, 0.2)
-    expected = torch.stack([expected_values(one, rollout, row) for row in range(2)])
-    known = found.states.known[:2]
-    error = (found.states.values[:2] - expected)[known] / found.noise[:2][known].sqrt().clamp(min=1e-6)
+    rollout = collect(context, prompts, 0, 2.0)
+    found = replay(context, prompts, rollout.episodes, slice(None), 0, 2.0)
+    expected = torch.stack([expected_values(one, rollout, row, place) for row in range(4)])
+    known = found.states.known[:4]
+    error = (found.states.values[:4] - expected)[known] / found.noise[:4][known].sqrt().clamp(min=1e-6)
     assert error.abs().max() < 4
+    without = torch.stack([expected_values(one, rollout, row, "loss") for row in range(4)])
+    assert ((expected - without)[known].abs().max() > 0.2) == (place != "loss"), "a penalty left out would show"
     assert found.tokens[0] == pytest.approx(200 * expected_tokens(one, rollout), rel=0.1)
+
+
+def test_one_continuation_has_no_noise_that_could_be_known(tmp_path: Path) -> None:
+    rollout = collect(*_first(trainer(tmp_path, **VINE, replay__continuations=1)))
+    assert "replay/standard_error" not in rollout.metrics
+    assert "replay/explained_variance" in rollout.metrics
+
+
+def test_states_without_a_critic_to_teach_are_not_replayed(tmp_path: Path) -> None:
+    """A target for a critic that an arm does not have can come from a setting common to all arms."""
+    rollout = collect(*_first(trainer(tmp_path, **preset("rloo"), critic__target="replay")))
+    assert rollout.tokens_beside == 0
 
 
 def test_replayed_tokens_are_charged_and_the_series_are_there(tmp_path: Path) -> None:
@@ -170,21 +190,20 @@ def worth(tokens: list[int]) -> float:
     return sum(token < 10 for token in tokens) / len(tokens) * 2 - 0.5
 
 
-def expected_values(one: Trainer, rollout: Any, row: int) -> Tensor:
-    """(T,) of the states of one response of at most two tokens, by summing over all continuations; the KL penalty is
-    0.2 times the log-ratio."""
+def expected_values(one: Trainer, rollout: Any, row: int, place: str) -> Tensor:
+    """(T,) of the states of one response of at most two tokens, by summing over all continuations, with a penalty of
+    2 times the log-ratio: on each token, in the score of the whole response, or not in the reward."""
+    beta = 0.0 if place == "loss" else 2.0
     first, ref = said(one, rollout, row, [])
-    penalty, total = -0.2 * (first - ref), 0.0
-    after: dict[int, float] = {}
+    penalty = -beta * (first - ref)
+    after = torch.empty(VOCAB)
     for token in range(VOCAB):
-        if token == EOS:
-            after[token] = worth([token])
-            continue
         second, second_ref = said(one, rollout, row, [token])
-        rewards = torch.tensor([worth([token, next_]) for next_ in range(VOCAB)]) - 0.2 * (second - second_ref)
-        after[token] = float((second.exp() * rewards).sum())
-    total = float(sum(first[token].exp() * (penalty[token] + after[token]) for token in range(VOCAB)))
-    return torch.tensor([total, after[int(rollout.episodes.responses[row, 0])]])
+        rewards = torch.tensor([worth([token, last]) for last in range(VOCAB)]) - beta * (second - second_ref)
+        after[token] = worth([token]) if token == EOS else (second.exp() * rewards).sum()
+    chosen = int(rollout.episodes.responses[row, 0])
+    before = penalty[chosen] if place == "score" else torch.zeros(())
+    return torch.stack([(first.exp() * (penalty + after)).sum(), after[chosen] + before])
 
 
 def expected_tokens(one: Trainer, rollout: Any) -> float:

@@ -160,6 +160,24 @@ def test_a_warm_up_moves_the_critic_alone(tmp_path: Path, kind: str) -> None:
     assert any(name.startswith("lm.") for name in moved[6])
 
 
+def test_a_warm_up_of_a_critic_that_is_not_there_holds_nothing_back(tmp_path: Path) -> None:
+    one = trainer(tmp_path, **RLOO, critic__warmup_steps=8, train__steps=12)
+    before = {name: tensor.clone() for name, tensor in one.actor.state_dict().items()}
+    one._learn(one._rollout(), lambda step, values: None)
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in one.actor.state_dict().items())
+
+
+def test_a_policy_that_is_held_still_tells_no_controller_anything(tmp_path: Path) -> None:
+    knobs = {**CONTROLS["ppo_penalty"], "kl__control": "adaptive", "critic__warmup_steps": 8}
+    one = trainer(tmp_path, **knobs)
+    coefficients = []
+    for _ in range(3):
+        one._learn(one._rollout(), lambda step, values: None)
+        coefficients.append((one.old_kl.coef, one.kl.kl_coef))
+    assert coefficients[0] == coefficients[1] == (1.0, one.cfg.kl.beta)
+    assert coefficients[2] != coefficients[1]
+
+
 # --- liveness ----------------------------------------------------------------------------------------------
 
 COLD = {"train__temperature": 0.2, "train__response_length": 25, "train__min_entropy": 0.0}

@@ -24,6 +24,9 @@ def diagnosed(records: StudyRecords, arm: str, seed: int, bias: float, key: str 
             "value": 0.8 * truth + bias,
             "worth": truth + 0.5 * numbers.normal(size=1200),
             "noise": 0.25,
+            "prompts": 600,
+            "continuations": 4,
+            "every": 4,
             "train": key or records.records[arm, seed].stages["train"].key,
         }
     )

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from reports.statistics.best_of_n import best_of, kl_of, win_rate
+from reports.statistics.best_of_n import best_of, win_rate
 
 SIZE = 6
 NUMBERS = np.random.default_rng(3)
@@ -56,5 +56,3 @@ def test_of_independent_scores_the_win_rate_is_the_analytic_one() -> None:
 
 def test_one_of_one_is_the_reference() -> None:
     np.testing.assert_allclose(best_of(1, PROXY, GOLD), GOLD.mean(1))
-    assert kl_of(1) == 0.0
-    assert kl_of(8) == pytest.approx(np.log(8) - 7 / 8)

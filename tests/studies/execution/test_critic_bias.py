@@ -14,12 +14,21 @@ from tinytrial import preset
 
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
-from pipeline.run.layout import Layout
+from pipeline.run.layout import Layout, TrialRecord
 from pipeline.run.store import Artifact, read_manifest
 from pipeline.stages.critic_bias import COLUMNS, Replaying, critic_bias
-from studies.execution.critic_bias import diagnose
+from studies.execution.critic_bias import NEEDED, diagnose
 
 HOW = Replaying(prompts=6, continuations=3, every=4)
+
+
+def artifacts(layout: Layout, record: TrialRecord) -> dict[str, Artifact]:
+    found = {}
+    for stage in NEEDED:
+        path = layout.root / record.stages[stage].path
+        manifest = read_manifest(path)
+        found[stage] = Artifact(stage, record.stages[stage].key, path, manifest.digest, manifest.meta)
+    return found
 
 
 def test_every_state_of_a_stored_trial_has_a_value_and_a_worth(smoke_layout: Layout) -> None:
@@ -38,7 +47,7 @@ def test_every_state_of_a_stored_trial_has_a_value_and_a_worth(smoke_layout: Lay
     before = path.stat().st_mtime_ns
     diagnose(folder, HOW, said.append)
     assert path.stat().st_mtime_ns == before
-    assert said[-1].startswith("base seed 0: as it was")
+    assert said[-1].startswith("base seed 0: kept")
     diagnose(folder, Replaying(prompts=6, continuations=2, every=4), said.append)
     assert path.stat().st_mtime_ns != before, "other settings are another diagnosis"
 
@@ -47,11 +56,7 @@ def test_the_values_are_those_of_the_stored_critic(smoke_layout: Layout, tmp_pat
     """A constant on top of the value head moves all values by it, and no worth."""
     record = recorded(smoke_layout)
     config = TrialConfig.model_validate(record.config)
-    needed = {}
-    for stage in ("prompts", "sft", "reward", "train"):
-        path = smoke_layout.root / record.stages[stage].path
-        manifest = read_manifest(path)
-        needed[stage] = Artifact(stage, record.stages[stage].key, path, manifest.digest, manifest.meta)
+    needed = artifacts(smoke_layout, record)
     plain = critic_bias(config, HOW, **needed)
     moved = tmp_path / "train"
     shutil.copytree(needed["train"].path, moved)
@@ -61,6 +66,21 @@ def test_the_values_are_those_of_the_stored_critic(smoke_layout: Layout, tmp_pat
     shifted = critic_bias(config, HOW, **{**needed, "train": Artifact("train", "k", moved, "d")})
     np.testing.assert_allclose(shifted["value"] - plain["value"], 0.75, atol=1e-5)
     pd.testing.assert_frame_equal(shifted.drop(columns="value"), plain.drop(columns="value"))
+
+
+def test_beta_is_that_of_the_end_and_bad_requests_are_refused(
+    smoke_layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = recorded(smoke_layout)
+    config, needed = TrialConfig.model_validate(record.config), artifacts(smoke_layout, record)
+    plain = critic_bias(config, HOW, **needed)
+    monkeypatch.setattr("pipeline.stages.critic_bias._last_beta", lambda train: 100.0)
+    assert critic_bias(config, HOW, **needed)["worth"].mean() < plain["worth"].mean()
+    with pytest.raises(UserError, match=f"only {config.evaluate.prompts} were evaluated"):
+        critic_bias(config, Replaying(10_000, 2, 4), **needed)
+    whitened = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"whiten_rewards": True})})
+    with pytest.raises(UserError, match="other units"):
+        critic_bias(whitened, HOW, **needed)
 
 
 def test_a_study_without_critics_is_refused(smoke_layout: Layout) -> None:
