@@ -39,6 +39,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "loss": {"kl.place": "loss", "algorithm.dual_clip": 2.0},
     "separate": {"critic.kind": "separate", "critic.init": "reward"},
     "lora": {"adapter.kind": "lora", "adapter.rank": 4},
+    "replayed targets": {"critic.target": "replay", "replay.share": 0.5},
     **{name: {"algorithm": name} for name in PRESETS if name != "ppo"},
 }
 PRELOAD = [

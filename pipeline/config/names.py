@@ -135,7 +135,7 @@ def meant_key(key: str, known: Sequence[str]) -> str:
     if key in RENAMED:
         return f"; it is now '{RENAMED[key]}'"
     if key == "ppo":
-        return f"; its keys are now in {', '.join(TRAINING)}"
+        return f"; its keys are now in {', '.join(_MOVED)}"
     section, _, name = key.rpartition(".")
     of_section = [dotted for dotted in known if dotted.startswith(f"{section}.")]
     if any(dotted.startswith(f"{key}.") for dotted in known):

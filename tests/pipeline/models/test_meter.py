@@ -142,6 +142,7 @@ def test_work_agrees_with_torchs_counter_in_every_phase(
         assert ledger.flops[phase] == pytest.approx(ledger.seen[phase], rel=0.05), phase
 
 
+@pytest.mark.slow
 def test_bytes_follow_what_is_trained(tmp_path: Path) -> None:
     full, adapter = (
         spend(tmp_path / "full", "qwen2"),

@@ -253,6 +253,7 @@ def half(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return str(request.param)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("half", [pytest.param("bf16", marks=pytest.mark.slow), "fp16"], indirect=True)
 @pytest.mark.parametrize("control", EVERY_CONTROL)
 def test_every_control_trains_and_resumes_in_half_precision(tmp_path: Path, control: str, half: str) -> None:

@@ -57,7 +57,7 @@ def classifier() -> Any:
 
 
 def critic(kind: str, start: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = import_module("pipeline.stages.train")  # the package has a function of that name
+    stage = import_module("pipeline.stages.new_actor")
     monkeypatch.setattr(stage, "load_snapshot", lambda *args: torch.nn.Linear(1, 1))
     nothing: Any = SimpleNamespace(path=Path())
     stage.new_actor(made(critic__kind=kind, critic__init=start), nothing, nothing, CPU)

@@ -64,6 +64,7 @@ def test_the_exact_kl_after_an_accepted_step_is_within_delta(tmp_path: Path, set
     assert all(parameter.grad is None for parameter in one.actor.lm.parameters())
 
 
+@pytest.mark.slow
 def test_every_accepted_step_of_a_trial_gains_within_the_bound(tmp_path: Path) -> None:
     _, rows, _ = run(tmp_path, **TRPO, train__steps=40)
     steps = [row for row in rows.values() if "policy/step_accepted" in row]
@@ -88,6 +89,7 @@ def test_the_gain_is_that_of_the_loss_of_the_gradient(tmp_path: Path, setting: s
     assert metrics["policy/surrogate_gain"] == pytest.approx(metrics["policy/expected_gain"] * shrunk, rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_refused_step_leaves_the_weights_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def worse(*args: Any) -> list[Tensor]:
         gain, kl = gain_and_kl(*args)
@@ -131,6 +133,7 @@ def test_the_direction_is_the_inverse_fisher_matrix_times_the_gradient(tmp_path:
     assert torch.cosine_similarity(step, uphill, dim=0).item() < 0.99
 
 
+@pytest.mark.slow
 def test_the_cut_into_micro_batches_changes_nothing(tmp_path: Path) -> None:
     found = []
     for size in (8, 3, 1):

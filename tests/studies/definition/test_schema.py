@@ -381,7 +381,7 @@ def test_a_study_in_the_current_folder_is_found_by_name(
 
 def test_an_unknown_name_lists_the_studies(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match=r"no study 'kl_ablaton'; did you mean 'kl_ablation'\?; there are: clip_ablation, "
+        UserError, match=r"no study 'kl_ablaton'; did you mean 'kl_ablation'\?; there are: a_star_po, clip_ablation, "
     ):
         load_study("kl_ablaton")
     with pytest.raises(UserError, match="no study file"):
@@ -400,7 +400,8 @@ def test_an_unknown_name_lists_the_files_of_this_folder_too(
     monkeypatch.chdir(folder)
     for name in ("xyzzy", "./xyzzy.yaml"):
         with pytest.raises(
-            UserError, match=r"there are: clip_ablation, .*, value_ablation; in this folder: mine\.yaml( \(|$)"
+            UserError,
+            match=r"there are: a_star_po, clip_ablation, .*, value_ablation; in this folder: mine\.yaml( \(|$)",
         ):
             load_study(name)
 
