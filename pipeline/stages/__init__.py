@@ -145,6 +145,7 @@ STAGES = (
         (
             "pipeline.stages.train",
             "pipeline.stages.new_actor",
+            "pipeline.config.replay",
             "pipeline.stages.scored_samples",
             "pipeline.stages.launch",
             "pipeline.stages.pausing",
