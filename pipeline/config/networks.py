@@ -26,7 +26,7 @@ class CriticConfig(Section):
     )
     target: Literal["returns", "replay"] = Field(
         "returns",
-        description="what it is fitted to: returns by GAE, or, where a state was replayed, the mean of its samples",
+        description="returns: returns by GAE; replay: where a state was replayed, the mean of its samples",
     )
     cliprange: StrictlyPositive = Field(
         0.2, description="how far a value may move from that of the rollout before its error is clipped"

@@ -54,7 +54,9 @@ def critic_bias(
     if why := unfit(cfg):
         raise UserError(f"the critic cannot be diagnosed: {why}")
     if how.prompts > cfg.evaluate.prompts:
-        raise UserError(f"--prompts {how.prompts}: only {cfg.evaluate.prompts} were evaluated (evaluate.prompts)")
+        raise UserError(
+            f"--prompts {how.prompts} is too many: only {cfg.evaluate.prompts} were evaluated (evaluate.prompts)"
+        )
     try:
         return _critic_bias(cfg, how, prompts, sft, reward, train)
     except MemoryFull as error:

@@ -80,7 +80,7 @@ def matched(records: StudyRecords, findings: Findings) -> Drawn | None:
         f" ({seed_counts(counts)})."
     )
     if any(row.arm in paid for row in rows):
-        caption += f" Cost: the mean arithmetic of a trial in multiples of {records.study.baseline}'s."
+        caption += f" Cost: floating-point operations of a trial, as a multiple of {records.study.baseline}'s."
     if left_out:
         caption += f" The {len(rows)} arms that differ most are drawn; the table has {left_out} more."
     alt = f"{name(metric)} over KL at the end of training, and a forest plot of differences at equal KL: " + "; ".join(

@@ -6,11 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import pyarrow.parquet as pq
 
-from pipeline.errors import Gone
-from pipeline.run.store import file_in
-from reports.findings.bound import best_of
+from reports.findings.bound import best_of, table_of
 from reports.records.load import StudyRecords
 from reports.statistics import best_of_n, two_level
 from reports.statistics.two_level import Array, Estimate
@@ -58,11 +55,8 @@ def _references(records: StudyRecords) -> list[str]:
 
 def _draws(records: StudyRecords, where: str) -> dict[str, Array] | None:
     """Scores of the draws, (P, N) each; None where they are not in the store."""
-    try:
-        table = pq.read_table(
-            file_in(records.folder, where, DRAWS), columns=["prompt_id", "draw", "gold", "proxy"]
-        ).to_pandas()
-    except Gone:
+    table = table_of(records, where, DRAWS)
+    if table is None:
         return None
     count = int(table["draw"].max()) + 1
     return {name: table[name].to_numpy(dtype=np.float64).reshape(-1, count) for name in ("gold", "proxy")}

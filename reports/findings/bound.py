@@ -140,12 +140,12 @@ def reference_scores(records: StudyRecords) -> ReferenceScores | None:
     if not stages:
         return None
     where = str(max(stages, key=lambda entry: int(entry["trials"]))["path"])
-    samples = _table(records, where, "reference_samples.parquet")
+    samples = table_of(records, where, "reference_samples.parquet")
     if samples is None:
         return None
     proxy, own = samples["proxy"].to_numpy(dtype=np.float64), samples["gold"].to_numpy(dtype=np.float64)
     gold, prompts = [own], [samples["prompt"]]
-    if (pairs := _table(records, where, "pairs.parquet")) is not None:
+    if (pairs := table_of(records, where, "pairs.parquet")) is not None:
         again = (
             pairs["heldout"].to_numpy(dtype=bool) if "source" in samples.columns else np.zeros(len(pairs), dtype=bool)
         )
@@ -156,7 +156,7 @@ def reference_scores(records: StudyRecords) -> ReferenceScores | None:
     return ReferenceScores(whole[known], proxy[finite], own[finite], numbers[known], numbers[: len(own)][finite])
 
 
-def _table(records: StudyRecords, where: str, name: str) -> pd.DataFrame | None:
+def table_of(records: StudyRecords, where: str, name: str) -> pd.DataFrame | None:
     """A table of a shared stage, None where there is none in the store."""
     try:
         frame: pd.DataFrame = pq.read_table(file_in(records.folder, where, name)).to_pandas()

@@ -8,17 +8,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
 from pipeline.run.layout import StudyFolder, TrialRecord
 from pipeline.run.store import Artifact, artifact_of, checked
-from pipeline.stages.critic_bias import unfit
+from pipeline.stages.critic_bias import Replaying, critic_bias, unfit
 from studies.definition.schema import IMPORTED
-
-if TYPE_CHECKING:
-    from pipeline.stages.critic_bias import Replaying
 
 NEEDED = ("prompts", "sft", "reward", "train")
 
@@ -35,7 +33,9 @@ def diagnose(folder: StudyFolder, how: Replaying, say: Callable[[str], None]) ->
         else:
             trials.append((record, config))
     if not trials:
-        raise UserError(f"{folder.path}: no finished trial has a critic whose values could be compared; run the study")
+        raise UserError(
+            f"{folder.path}: no finished trial has a critic whose values could be compared; run the study first"
+        )
     began, built, files = time.monotonic(), 0, []
     for done, (record, config) in enumerate(trials):
         path = folder.critic_bias_file(record.arm, record.seed)
@@ -57,8 +57,6 @@ def _ended(folder: StudyFolder) -> Iterator[tuple[TrialRecord, TrialConfig]]:
 
 
 def _write(folder: StudyFolder, record: TrialRecord, config: TrialConfig, how: Replaying, path: Path) -> None:
-    from pipeline.stages.critic_bias import critic_bias  # imports torch
-
     table = critic_bias(config, how, **{stage: _artifact(folder, record, stage) for stage in NEEDED})
     table = table.assign(**asdict(how), train=record.stages["train"].key)
     path.parent.mkdir(exist_ok=True)
@@ -84,8 +82,6 @@ def _artifact(folder: StudyFolder, record: TrialRecord, stage: str) -> Artifact:
 
 def _stands(path: Path, record: TrialRecord, how: Replaying) -> bool:
     """Whether the file is there, of the same training and the same settings."""
-    import pandas as pd
-
     if not path.is_file():
         return False
     wanted = {**asdict(how), "train": record.stages["train"].key}
