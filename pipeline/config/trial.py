@@ -85,7 +85,12 @@ class TrialConfig(Section):
     @property
     def needs_samples(self) -> bool:
         """Whether the trial has the stage `values`."""
-        return self.algorithm.needs_values or self.critic.pretraining_steps > 0
+        return self.algorithm.needs_values or self.pretrains_critic
+
+    @property
+    def pretrains_critic(self) -> bool:
+        """Whether the trial has the stage `critic`."""
+        return self.critic.kind != "none" and self.critic.pretraining_steps > 0
 
     @property
     def needs_labels(self) -> bool:

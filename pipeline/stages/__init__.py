@@ -135,7 +135,7 @@ STAGES = (
             *SUPERVISED,
             *JUDGE,
         ),
-        only=lambda config: config.critic.kind != "none" and config.critic.pretraining_steps > 0,
+        only=lambda config: config.pretrains_critic,
         precision=sources.precision,
     ),
     Stage(

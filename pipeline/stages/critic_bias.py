@@ -22,7 +22,6 @@ from pipeline.resources.out_of_memory import MemoryFull
 from pipeline.rewards.base import Completions
 from pipeline.run.store import Artifact
 from pipeline.stages.common import PromptSet, reward_of, rollout_room, settle
-from pipeline.stages.heldout import heldout_prompts
 from pipeline.training.judging import Prompts, RolloutContext, Scores, measure
 from pipeline.training.processes import Ranks
 from pipeline.training.replay import replay
@@ -68,9 +67,8 @@ def _critic_bias(
 ) -> pd.DataFrame:
     settle(cfg.runtime)
     device = device_of(cfg.runtime.device)
-    data, room = heldout_prompts(cfg, prompts), rollout_room(cfg.runtime, lambda message: None)
-    data = PromptSet(data.tokenizer, data.texts[: how.prompts], data.ids[: how.prompts], data.mask[: how.prompts])
-    count = len(data.texts)
+    data = PromptSet.load(prompts, "heldout", cfg.evaluate.first_prompt, how.prompts)
+    room, count = rollout_room(cfg.runtime, lambda message: None), len(data.texts)
     proxy = reward_of(reward, device, room)
 
     def score(episodes: Episodes, rows: Any) -> Scores:

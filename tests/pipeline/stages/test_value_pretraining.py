@@ -8,9 +8,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from helpers import Recorder, smoke
+from helpers import Recorder, smoke, trial_config
 from safetensors.torch import load_file
-from tinytrial import actor
+from tinytrial import actor, preset
 
 from pipeline.algorithms.mathematics.advantages import explained_variance
 from pipeline.models.policy import to_grid
@@ -83,3 +83,11 @@ def test_a_trial_begins_with_the_critic_of_the_stage(smoke_layout: Layout) -> No
 
 def _explained(train: Path) -> float:
     return float(pd.read_parquet(train / "metrics.parquet")["value/explained_variance"].dropna().iloc[0])
+
+
+def test_a_trial_without_a_critic_neither_pre_trains_nor_samples() -> None:
+    """The steps can come from a setting common to all arms."""
+    free = trial_config(**preset("rloo"), critic__pretraining_steps=40)
+    assert not free.pretrains_critic
+    assert not free.needs_samples
+    assert smoke(**PRETRAINED).needs_samples
