@@ -66,7 +66,9 @@ def run_trial(config: TrialConfig, layout: Layout, reporter: Reporter, *, until:
 def cost_of(artifacts: Mapping[str, Artifact]) -> dict[str, float]:
     """What a trial took: its training, and the stages that its algorithm needs beside those of every trial.
 
-    What such a stage took is in the totals, and apart under its name (``values_wall_s``).
+    What such a stage took is in the totals, and apart under its name (``values_wall_s``). What it took to answer the
+    held-out prompts is apart alone, and only of a policy that chooses among several answers (``evaluate_wall_s``): it
+    is no cost of training.
     """
     cost: dict[str, float] = _logged(artifacts["train"], "cost.json")
     for stage in CHARGED:
@@ -75,6 +77,9 @@ def cost_of(artifacts: Mapping[str, Artifact]) -> dict[str, float]:
             cost |= {key: cost[key] + own[key] for key in ADDED_UP}
             cost |= {f"{stage}_{key}": own[key] for key in ADDED_UP}
             cost["peak_memory_gib"] = max(cost["peak_memory_gib"], own["peak_memory_gib"])
+    answering = _logged(artifacts["evaluate"], "cost.json") if "evaluate" in artifacts else {}
+    if "generated_tokens" in answering:
+        cost |= {f"evaluate_{key}": answering[key] for key in ADDED_UP}
     return cost
 
 

@@ -39,8 +39,15 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "loss": {"kl.place": "loss", "algorithm.dual_clip": 2.0},
     "separate": {"critic.kind": "separate", "critic.init": "reward"},
     "lora": {"adapter.kind": "lora", "adapter.rank": 4},
+    "few bits": {
+        "adapter.kind": "lora",
+        "adapter.quantize": "4bit",
+        "critic.kind": "separate",
+        "critic.adapter": "lora",
+        "critic.quantize": "8bit",
+    },
     "replayed targets": {"critic.target": "replay", "replay.share": 0.5},
-    **{name: {"algorithm": name} for name in PRESETS if name != "ppo"},
+    **{name: {"algorithm": name} for name in PRESETS if name not in ("ppo", "best_of_n")},
 }
 PRELOAD = [
     "pipeline.trial",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from helpers import Recorder, smoke
 
 from pipeline.run.layout import Layout, StageRef, TrialRecord, write_json
+from pipeline.run.store import Artifact, read_manifest
 from pipeline.trial import environment, run_trial
 
 
@@ -36,3 +38,13 @@ def recorded(layout: Layout, study: str = "demo", profile: str = "smoke", **chan
     write_json(folder.trial_file("base", 0), record.model_dump(mode="json"))
     write_json(folder.study_file, {})
     return record
+
+
+def artifacts(layout: Layout, record: TrialRecord, stages: Iterable[str]) -> dict[str, Artifact]:
+    """What these stages of the trial have left."""
+    found = {}
+    for stage in stages:
+        path = layout.root / record.stages[stage].path
+        manifest = read_manifest(path)
+        found[stage] = Artifact(stage, record.stages[stage].key, path, manifest.digest, manifest.meta)
+    return found

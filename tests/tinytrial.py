@@ -11,16 +11,18 @@ from helpers import Recorder, trial_config
 
 from pipeline.config.model import ModelConfig
 from pipeline.config.presets import NAME, PRESETS, preset_of
-from pipeline.models.adapters import WithoutAdapter, choose_trained
+from pipeline.models.adapters import WithoutAdapter, adapter_layers, choose_trained, choose_trained_critic
 from pipeline.models.anatomy import trunk
 from pipeline.models.critic import calibrated_head
 from pipeline.models.loading import freeze, scratch_model
 from pipeline.models.meter import meter
-from pipeline.models.policy import ActorCritic, Episodes
+from pipeline.models.policy import ActorCritic, Episodes, response_mask
+from pipeline.models.quantization import quantize
 from pipeline.resources.ledger import Ledger
 from pipeline.run.metrics_log import MetricsLog, merged
 from pipeline.training.judging import Scores
 from pipeline.training.reference_scores import ReferenceScores
+from pipeline.training.stored_pairs import StoredPairs
 from pipeline.training.trainer import Outcome, Trainer
 
 VOCAB, PAD, EOS = 31, 0, 1
@@ -57,6 +59,16 @@ def samples() -> ReferenceScores:
     return ReferenceScores(torch.randn(20, 4, generator=stream), lengths, lengths < 10)
 
 
+def stored_pairs() -> StoredPairs:
+    """Ten pairs of responses to prompts of several lengths; any will do."""
+    stream = torch.Generator().manual_seed(5)
+    lengths = torch.randint(1, 11, (20,), generator=stream)
+    query_mask = torch.arange(4) >= torch.randint(0, 4, (10, 1), generator=stream).repeat_interleave(2, 0)
+    tokens = torch.randint(2, VOCAB, (20, 14), generator=stream)
+    tokens[:, :4] = tokens[::2, :4].repeat_interleave(2, 0)
+    return StoredPairs(Episodes(tokens, query_mask, response_mask(lengths, 10), lengths < 10))
+
+
 def model() -> Any:
     network = scratch_model(SIZES, VOCAB, PAD, EOS, 64, seed=3)
     for parameter in network.parameters():
@@ -66,17 +78,19 @@ def model() -> Any:
 
 def actor(knobs: dict[str, Any]) -> ActorCritic:
     """The critic that the stage would build; a "reward model" is the network with its weights scaled."""
-    policy = choose_trained(model(), trial_config(**{**BASE, **knobs}))
+    cfg = trial_config(**{**BASE, **knobs})
+    policy = choose_trained(quantize(model(), cfg.adapter.quantize, "adapter.quantize"), cfg)
     if knobs.get("critic__kind", "shared") != "separate":
         return ActorCritic(policy, has_critic=knobs.get("critic__kind") != "none")
     if knobs.get("critic__init", "reference") == "reference":
-        return ActorCritic(policy, trunk(model()))
+        return ActorCritic(policy, choose_trained_critic(trunk(model()), cfg, cfg.train.seed))
     scorer, head = model(), torch.nn.Linear(16, 1)
     torch.nn.init.normal_(head.weight, generator=torch.Generator().manual_seed(2))
     torch.nn.init.zeros_(head.bias)
     for parameter in scorer.parameters():
         parameter.data.mul_(1.1)
-    return ActorCritic(policy, trunk(scorer), calibrated_head(head, 0.5, 2.0))
+    body = choose_trained_critic(trunk(scorer), cfg, cfg.train.seed)
+    return ActorCritic(policy, body, calibrated_head(head, 0.5, 2.0))
 
 
 def trainer(
@@ -98,8 +112,9 @@ def trainer(
     )
     ledger = Ledger()
     meter([*actor_critic.networks, *([] if isinstance(reference, WithoutAdapter) else [reference])], ledger.work)
+    config = trial_config(**{**BASE, **RUNTIME, **knobs, **_of("runtime", runtime), **_of("caps", caps)})
     return Trainer(
-        trial_config(**{**BASE, **RUNTIME, **knobs, **_of("runtime", runtime), **_of("caps", caps)}),
+        config,
         actor_critic,
         reference,
         score,
@@ -111,6 +126,7 @@ def trainer(
         ledger,
         folder / "checkpoints",
         samples(),
+        stored_pairs() if config.train.data == "pairs" else None,
     )
 
 
@@ -126,7 +142,16 @@ def preset(name: str) -> dict[str, Any]:
     return {"algorithm__name": name, **{key.replace(".", "__"): value for key, value in settings.items()}}
 
 
+TRAINED = [name for name in PRESETS if preset(name).get("algorithm__advantage") != "none"]
+"""The algorithms that take gradient steps."""
 RLOO = preset("rloo")
+LORA_CRITIC: dict[str, Any] = {"critic__kind": "separate", "critic__adapter": "lora"}
+FEW_BITS: dict[str, Any] = {
+    **LORA_CRITIC,
+    "critic__quantize": "8bit",
+    "adapter__kind": "lora",
+    "adapter__quantize": "4bit",
+}
 CONTROLS: dict[str, dict[str, Any]] = {
     "fixed": {},
     "adaptive": {"kl__control": "adaptive", "kl__horizon": 20.0},
@@ -139,7 +164,8 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "in the loss": {"kl__place": "loss", "algorithm__dual_clip": 2.0},
     "separate": {"critic__kind": "separate"},
     "lora": {"adapter__kind": "lora"},
-    **{name: preset(name) for name in PRESETS if name != "ppo"},
+    "few bits": FEW_BITS,
+    **{name: preset(name) for name in TRAINED if name != "ppo"},
     "replayed targets": {"critic__target": "replay", "replay__every": 3, "replay__share": 0.5},
     "trpo": {**preset("trpo"), "algorithm__trpo_cg_iterations": 2},  # which take most of its time
 }
@@ -160,3 +186,15 @@ class Killer(Recorder):
         super().metrics(step, values)
         if len(self.steps) == self.after:
             raise Killed
+
+
+LORA = trial_config(**{**BASE, "adapter__kind": "lora", "adapter__rank": 4})
+
+
+def learned(lm: Any) -> Any:
+    """The adapter after it has moved."""
+    choose_trained(lm, LORA)
+    generator = torch.Generator().manual_seed(3)
+    for _, layer in adapter_layers(lm):
+        torch.nn.init.normal_(layer.lora_B["default"].weight, std=0.1, generator=generator)
+    return lm

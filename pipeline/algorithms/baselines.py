@@ -14,6 +14,7 @@ from torch import Tensor
 from pipeline.algorithms.base import AdvantageEstimate, Estimator, Judged
 from pipeline.algorithms.mathematics.advantages import to_go
 from pipeline.algorithms.mathematics.groups import centred, leave_one_out, normalised
+from pipeline.algorithms.mathematics.preference import prefers
 from pipeline.algorithms.mathematics.shaping import token_rewards
 from pipeline.config.algorithm import AlgorithmConfig
 
@@ -47,6 +48,10 @@ group_norm = _of_scores(lambda scores, groups: normalised(scores, groups, EPSILO
 group_mean_batch_std = _of_scores(lambda scores, groups: centred(scores, groups) / (scores.std() + EPSILON))
 """Lite PPO: Liu 2025 (arXiv 2508.08221); the standard deviation is that of the scores themselves, not of their
 distances from their groups' means, and divides by n - 1."""
+
+
+preference = _of_scores(prefers)
+"""Which of two responses is the better one: what a loss of pairs needs to know. Equal ones are left out."""
 
 
 def remax(judged: Judged, cfg: AlgorithmConfig) -> AdvantageEstimate:

@@ -19,8 +19,10 @@ ESTIMATORS: dict[str, Estimator] = {
     "reinforce_pp": baselines.rewards_to_go,
     "v_star": baselines.against_v_star,
     "replay": by_replay,
+    "preference": baselines.preference,
 }
 
+# dpo and ipo have none: their losses are of pairs (`pipeline.training.pair_loss`)
 SURROGATES: dict[str, Surrogate] = {
     "clip": surrogates.clipped,
     "cispo": surrogates.capped,

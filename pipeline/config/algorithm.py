@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from pipeline.config.base import Fraction, NonNegative, Positive, Section, StrictlyPositive
-from pipeline.config.presets import ADVANTAGES, PRESETS
+from pipeline.config.presets import ADVANTAGES, PAIRWISE, PRESETS
 
 LARGEST_MEAN_CLIP = 0.02
 """Above it, a clip range on a response's mean ratio is one that was meant for tokens."""
@@ -29,12 +29,13 @@ class AlgorithmConfig(Section):
             " mean), or the response's; none: no ratio, the gradient of the log-probability"
         ),
     )
-    trust_region: Literal["clip", "cispo", "none", "kl_penalty", "trpo"] = Field(
+    trust_region: Literal["clip", "cispo", "none", "kl_penalty", "trpo", "dpo", "ipo"] = Field(
         "clip",
         description=(
             "clip: no gain from a ratio beyond the clip range; cispo: the ratio, capped at ratio_cap, is a constant"
             " weight; none: no bound; kl_penalty: adaptive penalty on the KL from the rollout's policy; trpo: one"
-            " natural-gradient step per rollout, with a bound on the exact KL"
+            " natural-gradient step per rollout, with a bound on the exact KL; dpo, ipo: no bound, a loss of the margin"
+            " between the two responses to a prompt"
         ),
     )
     aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"] = Field(
@@ -114,9 +115,19 @@ class AlgorithmConfig(Section):
         return self.ratio in ("sequence_mean", "sequence_sum")
 
     @property
+    def by_pairs(self) -> bool:
+        """Whether the loss is one of pairs of responses."""
+        return self.trust_region in PAIRWISE
+
+    @property
     def needs_values(self) -> bool:
         """Whether the advantage needs scored samples of the reference."""
         return ADVANTAGES[self.advantage].values
+
+    @property
+    def learns(self) -> bool:
+        """Whether the trial takes gradient steps."""
+        return ADVANTAGES[self.advantage].learns
 
     @property
     def epsilons(self) -> tuple[float, float]:
@@ -128,6 +139,11 @@ class AlgorithmConfig(Section):
         if self.ratio == "none" and self.trust_region != "none":
             raise ValueError(
                 f"ratio 'none' leaves trust_region '{self.trust_region}' nothing to bound; use trust_region: none"
+            )
+        if self.by_pairs and not self.by_sequence:
+            raise ValueError(
+                f"trust_region '{self.trust_region}' compares whole responses, and ratio is '{self.ratio}'; use"
+                " sequence_sum, or sequence_mean for margins per token"
             )
         if self.by_sequence and self.trust_region in ("kl_penalty", "trpo"):
             raise ValueError(

@@ -7,10 +7,11 @@ on is enough.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.config.names import TRAINING
 from pipeline.config.replay import has_replay
 
 Config = Any
@@ -54,20 +55,6 @@ def value_at(config: Config, key: str) -> Any:
     return getattr(getattr(config, section), name)
 
 
-def _betas(config: Config) -> Iterator[float]:
-    """Every beta that a trial goes through."""
-    if not _begins_at_a_stage(config):
-        yield config.kl.beta
-    if config.kl.control in ("linear", "cosine"):
-        yield config.kl.beta_end
-    if config.kl.control == "piecewise":
-        yield from (beta for _, beta in config.kl.beta_stages)
-
-
-def _begins_at_a_stage(config: Config) -> bool:
-    return config.kl.control == "piecewise" and any(start == 0 for start, _ in config.kl.beta_stages)
-
-
 def _learned(config: Config) -> list[str]:
     """The sources of pairs of all rewards that are learned."""
     return [part.preferences for part in config.reward.scorers().values() if part.kind == "learned"]
@@ -75,7 +62,7 @@ def _learned(config: Config) -> list[str]:
 
 PENALTY = Condition(
     "a KL penalty: kl.beta above 0, or a schedule that goes above 0",
-    lambda config: any(_betas(config)),
+    lambda config: any(config.kl.betas),
     "kl.beta",
 )
 LEARNED = Condition("a learned reward", lambda config: bool(_learned(config)), "reward.kind")
@@ -101,7 +88,7 @@ TRAINED_OR_SCRATCH = Condition(
 )
 A_BEGINNING = Condition(
     "kl.control other than piecewise, or a first stage that begins after 0",
-    lambda config: not _begins_at_a_stage(config),
+    lambda config: not config.kl.begins_at_a_stage,
     "kl.beta_stages",
 )
 REPLAY = Condition("algorithm.advantage: replay or critic.target: replay", has_replay, "critic.target")
@@ -120,6 +107,22 @@ COMMON_RATE = Condition(
     "algorithm.trust_region other than trpo, or a critic without critic.lr or critic.head_lr",
     lambda config: config.algorithm.trust_region != "trpo" or None in (config.critic.lr, config.critic.head_lr),
     "algorithm.trust_region",
+)
+ROLLOUTS = setting("train.data", "rollouts")
+LEARNS = Condition(
+    "an algorithm that takes gradient steps (algorithm.advantage other than none)",
+    lambda config: config.algorithm.learns,
+    "algorithm.advantage",
+)
+UNTRAINED = (
+    "algorithm.name", "algorithm.advantage", "train.seed", "train.stop", "train.response_length", "train.temperature",
+)  # fmt: skip
+"""Keys of the sections of training that act, or are set by a study, where nothing is trained as well. All others of
+these sections need `LEARNS` beside what `ACTS` says."""
+TRUNK_LEARNS = Condition(
+    "critic.vf_coef or critic.pretraining_steps above 0",
+    lambda config: config.critic.vf_coef > 0 or config.critic.pretraining_steps > 0,
+    "critic.vf_coef",
 )
 CRITIC = setting("critic.kind", "shared", "separate")
 SCRATCH = absent("model.base")
@@ -180,14 +183,20 @@ ACTS: dict[str, tuple[Condition, ...]] = {
     "critic.kind": (TRAINED_CRITIC,),
     "critic.init": (SEPARATE,),
     "critic.lr": (SEPARATE, above_zero("critic.vf_coef")),
+    "critic.adapter": (SEPARATE,),
+    "critic.quantize": (SEPARATE, setting("critic.adapter", "lora")),
+    **dict.fromkeys(
+        ("critic.adapter_rank", "critic.adapter_alpha"), (SEPARATE, setting("critic.adapter", "lora"), TRUNK_LEARNS)
+    ),
     "optimiser.clip_norms": (SEPARATE, above_zero("critic.vf_coef"), ADAM_MOVES_THE_POLICY),
     **dict.fromkeys(("algorithm.v_star_beta", "algorithm.v_star_samples"), (V_STAR,)),
     **dict.fromkeys(("values.samples", "values.seed"), (SAMPLES_USED,)),
     "critic.pretraining_steps": (CRITIC,),
     "critic.pretraining_lr": (CRITIC, above_zero("critic.pretraining_steps")),
-    "train.missing_eos_penalty": (setting("train.missing_eos", "replace", "subtract"),),
+    **dict.fromkeys(("train.missing_eos", "train.overlong_share"), (ROLLOUTS,)),
+    "train.missing_eos_penalty": (setting("train.missing_eos", "replace", "subtract"), ROLLOUTS),
     "kl.beta": (A_BEGINNING,),
-    "train.overlong_penalty": (above_zero("train.overlong_share"),),
+    "train.overlong_penalty": (above_zero("train.overlong_share"), ROLLOUTS),
     "kl.place": (PENALTY,),
     "kl.reward_estimator": (setting("kl.place", "reward", "score"), PENALTY),
     "kl.loss_estimator": (setting("kl.place", "loss"), PENALTY),
@@ -208,7 +217,8 @@ itself."""
 
 def inert(config: Config, key: str) -> str | None:
     """Why a setting has no effect in this configuration; None where it has one."""
-    for condition in ACTS.get(key, ()):
+    trained = key.partition(".")[0] in TRAINING and key not in UNTRAINED
+    for condition in (*([LEARNS] * trained), *ACTS.get(key, ())):
         if not condition.holds(config):
             made = f"{key} = {_word(value_at(config, key))}"
             now = f"{condition.switch} is {_word(value_at(config, condition.switch))}"

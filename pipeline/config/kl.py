@@ -17,11 +17,12 @@ class KlConfig(Section):
     """The penalty on the KL to the reference, and how its weight beta moves."""
 
     beta: NonNegative = Field(0.05, description="weight of the penalty; the starting value when control is not fixed")
-    place: Literal["reward", "score", "loss"] = Field(
+    place: Literal["reward", "score", "loss", "margin"] = Field(
         "reward",
         description=(
             "where the penalty acts: on every token's reward; on the response's score, before a baseline is subtracted;"
-            " or in the loss. Whitening divides a beta in reward or score by the standard deviation of the advantages"
+            " or in the loss. Whitening divides a beta in reward or score by the standard deviation of the advantages."
+            " margin: no penalty; beta scales the margin in a loss of pairs"
         ),
     )
     reward_estimator: Literal["k1", "k3"] = Field(
@@ -59,6 +60,23 @@ class KlConfig(Section):
     def by_sequence(self) -> bool:
         """Whether the loss has a penalty on whole responses."""
         return self.place == "loss" and self.loss_estimator == "sequence_k2"
+
+    @property
+    def begins_at_a_stage(self) -> bool:
+        """Whether ``beta`` itself is never in force."""
+        return self.control == "piecewise" and any(start == 0 for start, _ in self.beta_stages)
+
+    @property
+    def betas(self) -> list[float]:
+        """Values of beta at the start, at the end and at the stages of its schedule."""
+        first = [] if self.begins_at_a_stage else [self.beta]
+        match self.control:
+            case "linear" | "cosine":
+                return [*first, self.beta_end]
+            case "piecewise":
+                return [*first, *(beta for _, beta in self.beta_stages)]
+            case _:
+                return first
 
     def check_horizon(self, batch_size: int) -> None:
         """Raise `ValueError` where one rollout of so many episodes could take an adaptive beta to 0 or below."""

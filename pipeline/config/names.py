@@ -79,6 +79,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("num_generations", "group_size", "rloo_k", "n_samples_per_prompt"), ("train.responses_per_prompt",)
     ),
+    **dict.fromkeys(("bon", "best_of_n", "n_best"), ("evaluate.best_of",)),
     **dict.fromkeys(("algo", "algorithm", "method", "estimator", "adv_estimator"), ("algorithm.name",)),
 }
 """Words by which papers and other libraries know a knob, lower case, and the keys that may be meant."""

@@ -52,6 +52,27 @@ class CriticConfig(Section):
     head_lr: NonNegative | None = Field(
         None, description="learning rate of the value head, on the same schedule; none: optimiser.lr"
     )
+    adapter: Literal["none", "lora"] = Field(
+        "none", description="lora: of a separate critic's trunk train a low-rank adapter, and its head"
+    )
+    adapter_rank: Positive = Field(16, description="width of the critic's adapter")
+    adapter_alpha: StrictlyPositive = Field(
+        32.0, description="what the critic's adapter adds is multiplied by adapter_alpha / adapter_rank"
+    )
+    quantize: Literal["none", "8bit", "4bit"] = Field(
+        "none",
+        description="8bit, 4bit: hold the frozen weights of a separate critic in int8 or NF4; needs adapter: lora",
+    )
+
+    @property
+    def has_adapter(self) -> bool:
+        """Whether the trunk is frozen beside an adapter."""
+        return self.kind == "separate" and self.adapter == "lora"
+
+    @property
+    def held(self) -> Literal["none", "8bit", "4bit"]:
+        """How the frozen weights are held; `none` where no weight is frozen."""
+        return self.quantize if self.has_adapter else "none"
 
 
 class AdapterConfig(Section):
@@ -63,7 +84,7 @@ class AdapterConfig(Section):
     rank: Positive = Field(16, description="width of the adapter")
     alpha: StrictlyPositive = Field(32.0, description="the adapter's output is multiplied by alpha / rank")
     quantize: Literal["none", "4bit"] = Field(
-        "none", description="4bit: hold the frozen weights in NF4; needs kind: lora and a GPU"
+        "none", description="4bit: hold the frozen weights of policy and reference in NF4; needs kind: lora"
     )
     frozen_layers: Annotated[int, Field(ge=0)] = Field(
         0, description="number of lowest blocks that are not trained; from 1 on, the embeddings are not trained either"

@@ -21,6 +21,8 @@ class Advantage:
     """Values of ``critic.kind`` that it works with."""
     least_responses: int = 1
     """Of ``train.responses_per_prompt``."""
+    most_responses: int | None = None
+    """The same; None: any number."""
     varies: bool = False
     """Whether the tokens of a response have different advantages, wherever the KL penalty is."""
     greedy: bool = False
@@ -29,6 +31,8 @@ class Advantage:
     """Whether states of the rollout are sampled onwards."""
     values: bool = False
     """Whether it needs samples of the reference for every prompt, scored beforehand: the stage `values`."""
+    learns: bool = True
+    """Whether the policy is trained at all."""
 
 
 ADVANTAGES: dict[str, Advantage] = {
@@ -51,10 +55,19 @@ ADVANTAGES: dict[str, Advantage] = {
     "replay": Advantage(
         "GAE between states of the response that are sampled onwards and scored", varies=True, replay=True
     ),
+    "none": Advantage("no gradient step is taken, so the policy is the reference", learns=False),
     "v_star": Advantage(
         "score minus V* of the prompt, the soft maximum of the scores of samples of the reference", values=True
     ),
+    "preference": Advantage(
+        "1 for the better of the two responses to a prompt, -1 for the other, 0 for equal ones",
+        least_responses=2,
+        most_responses=2,
+    ),
 }
+
+PAIRWISE = ("dpo", "ipo")
+"""Values of ``algorithm.trust_region`` whose loss is one of pairs of responses."""
 
 
 KNOBS = (
@@ -88,6 +101,16 @@ _GRPO = {
     "algorithm.aggregation": "seq_mean_token_mean",
     "kl.place": "loss",
     "kl.loss_estimator": "k3",
+}
+
+_PAIRS = {
+    **_NO_CRITIC,
+    "train.responses_per_prompt": 2,
+    "algorithm.advantage": "preference",
+    "algorithm.ratio": "sequence_sum",
+    "algorithm.trust_region": "dpo",
+    "algorithm.aggregation": "seq_mean_token_mean",
+    "kl.place": "margin",
 }
 
 PRESETS: dict[str, Preset] = {
@@ -170,6 +193,11 @@ PRESETS: dict[str, Preset] = {
             "train.overlong_share": 0.2,
         },
     ),
+    "best_of_n": Preset(
+        "best of n",
+        "no training: the reference answers with the best of several samples by the training reward",
+        {"critic.kind": "none", "algorithm.advantage": "none", "evaluate.best_of": 8},
+    ),
     "a_star_po": Preset(
         "A*-PO",
         "least squares: beta times the log-ratio of the response to the reference is fitted to score minus V*",
@@ -184,6 +212,24 @@ PRESETS: dict[str, Preset] = {
             "kl.place": "loss",
             "kl.loss_estimator": "sequence_k2",
         },
+    ),
+    "dpo": Preset(
+        "DPO",
+        "logistic loss of the margin between the two responses of a stored pair, no rollouts to learn from",
+        {**_PAIRS, "train.data": "pairs"},
+    ),
+    "ipo": Preset(
+        "IPO",
+        "squared distance of a stored pair's margin per token from 1 / (2 beta), no rollouts to learn from",
+        {
+            **_PAIRS,
+            "train.data": "pairs",
+            "algorithm.ratio": "sequence_mean",
+            "algorithm.trust_region": "ipo",
+        },
+    ),
+    "online_dpo": Preset(
+        "online DPO", "DPO on two fresh responses to each prompt, of which the reward prefers one", _PAIRS
     ),
 }
 
@@ -225,6 +271,10 @@ def check_needs(advantage: str, critic: str, responses: int) -> None:
         raise ValueError(
             f"train.responses_per_prompt {responses}: advantage '{advantage}' compares the responses to one prompt with"
             f" each other, so it needs at least {need.least_responses}"
+        )
+    if need.most_responses is not None and responses > need.most_responses:
+        raise ValueError(
+            f"train.responses_per_prompt {responses}: advantage '{advantage}' is of pairs; use {need.most_responses}"
         )
 
 

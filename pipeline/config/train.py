@@ -24,6 +24,13 @@ class TrainConfig(Section):
 
     seed: int = Field(0, description="of initialisation, prompt order and sampling; studies set it")
     steps: Positive = Field(2_048, description="gradient steps in all; a whole number of updates")
+    data: Literal["rollouts", "pairs"] = Field(
+        "rollouts",
+        description=(
+            "rollouts: learn from the policy's own samples; pairs: learn from the pairs that trained the reward,"
+            " batch_size responses an update, while rollouts are sampled for metrics"
+        ),
+    )
     batch_size: Positive = Field(64, description="episodes in one rollout")
     responses_per_prompt: Positive = Field(
         1, description="episodes that answer one prompt: a rollout has batch_size / this prompts"

@@ -19,6 +19,7 @@ from pipeline.config.data import DataConfig
 from pipeline.config.kl import KlConfig
 from pipeline.config.model import ModelConfig, SftConfig
 from pipeline.config.networks import AdapterConfig, CriticConfig
+from pipeline.config.pairs import check_pairs
 from pipeline.config.presets import ADVANTAGES, check_natural_step, check_needs
 from pipeline.config.replay import ReplayConfig, teaches
 from pipeline.config.rewards import JudgeConfig, RewardConfig
@@ -46,6 +47,13 @@ class EvaluateConfig(Section):
     # evaluation costs, and all trials share it.
     reference_draws: Positive = Field(
         8, description="answers of the reference to each prompt, drawn once for all trials"
+    )
+    best_of: Positive = Field(
+        1,
+        description=(
+            "samples of the policy for each prompt, of which it answers with the best by the training reward; the gold"
+            " judge never chooses"
+        ),
     )
     temperature: StrictlyPositive = Field(1.0, description="of sampling, for both networks")
     sample_rows: Positive = Field(16, description="prompts in the fixed sample table")
@@ -81,6 +89,11 @@ class TrialConfig(Section):
         if self.judge.kind != "auto":
             return self.judge
         return self.judge.model_copy(update={"kind": "grammar" if self.data.source == "builtin" else "lexicon"})
+
+    @property
+    def gradient_steps(self) -> int:
+        """Those that the trial is to take."""
+        return self.train.steps if self.algorithm.learns else 0
 
     @property
     def needs_samples(self) -> bool:
@@ -122,6 +135,7 @@ class TrialConfig(Section):
                 f" {self.data.heldout_prompts}; raise the latter to at least {last}"
             )
         check_needs(self.algorithm.advantage, self.critic.kind, self.train.responses_per_prompt)
+        check_pairs(self)
         if self.algorithm.ratio == "none" and self.train.num_epochs > 1 and not self.kl.by_sequence:
             raise ValueError(
                 f"algorithm.ratio 'none' does not correct a second pass over a rollout, and train.num_epochs is"

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pipeline.models.policy import Episodes, response_mask
+from pipeline.models.policy import Episodes, padded_episodes
 
 
 def text_episodes(
@@ -21,16 +21,9 @@ def text_episodes(
     end = int(tokenizer.eos_token_id)
     queries, responses = (_rows(tokenizer, texts) for texts in (prompts, completions))
     rows = [_fit(query, [*response, end], max_tokens) for query, response in zip(queries, responses, strict=True)]
-    n, width = len(rows), max(len(query) for query, _ in rows)
-    lengths = torch.tensor([len(response) for _, response in rows])
-    tokens = torch.full((n, width + int(lengths.max())), int(tokenizer.pad_token_id))
-    for index, (query, response) in enumerate(rows):
-        tokens[index, width - len(query) : width + len(response)] = torch.tensor([*query, *response])
-    starts = torch.tensor([width - len(query) for query, _ in rows])
     ended = torch.tensor([response[-1] == end for _, response in rows])
-    query_mask = torch.arange(width) >= starts[:, None]
-    mask = response_mask(lengths, tokens.shape[1] - width)
-    return Episodes(tokens.to(device), query_mask.to(device), mask.to(device), ended.to(device))
+    columns = [query for query, _ in rows], [response for _, response in rows]
+    return padded_episodes(*columns, ended, int(tokenizer.pad_token_id)).each(lambda column: column.to(device))
 
 
 def _rows(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:

@@ -9,6 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.effects import inert
 from pipeline.config.presets import ADVANTAGES
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
@@ -22,6 +23,9 @@ Changes = Mapping[str, Any]
 SHARED: Changes = {"critic.kind": "shared"}
 LORA: Changes = {"adapter.kind": "lora", "adapter.frozen_layers": 0}
 FOUR_BIT: Changes = {**LORA, "adapter.quantize": "4bit"}
+WHOLE_CRITIC: Changes = {"critic.adapter": "none", "critic.quantize": "none"}
+LORA_CRITIC: Changes = {"critic.adapter": "lora"}
+EIGHT_BIT_CRITIC: Changes = {**LORA_CRITIC, "critic.quantize": "8bit"}
 CONSEQUENCES = ("adapter.frozen_layers",)
 """Keys that are changed only because others are."""
 
@@ -156,16 +160,20 @@ def variants(config: TrialConfig) -> dict[str, Forecast | None]:
     whole: Changes = {"adapter.kind": "none", "adapter.quantize": "none"}
     ways: dict[str, Changes] = {
         "full, shared critic": {**SHARED, **whole},
-        "full, separate critic": {**whole, "critic.kind": "separate"},
+        "full, separate critic": {**whole, **WHOLE_CRITIC, "critic.kind": "separate"},
+        "full, separate 8-bit critic with LoRA": {**whole, "critic.kind": "separate", **EIGHT_BIT_CRITIC},
         "full, no critic": {**whole, "critic.kind": "none"},
         "LoRA, shared critic": {**SHARED, "adapter.quantize": "none", **LORA},
         "LoRA, no critic": {"critic.kind": "none", "adapter.quantize": "none", **LORA},
         "LoRA on 4 bits, shared critic": {**SHARED, **FOUR_BIT},
+        "LoRA on 4 bits, separate 8-bit critic with LoRA": {"critic.kind": "separate", **FOUR_BIT, **EIGHT_BIT_CRITIC},
         "LoRA on 4 bits, no critic": {"critic.kind": "none", **FOUR_BIT},
     }
     critics = ("separate",) if natural(config) else ADVANTAGES[config.algorithm.advantage].critics
     return {
-        name: predict(changed(config, changes)) for name, changes in ways.items() if changes["critic.kind"] in critics
+        name: predict(changed(config, changes))
+        for name, changes in ways.items()
+        if changes["critic.kind"] in critics and not (natural(config) and changes["adapter.quantize"] != "none")
     }
 
 
@@ -188,6 +196,8 @@ def _ladders(config: TrialConfig) -> list[list[Changes]]:
             for rows in _halves(min(runtime.rollout_batch_size, cfg.train.batch_size))
         ],
         [{"runtime.gradient_checkpointing": True}] if not runtime.gradient_checkpointing else [],
+        [LORA_CRITIC] if cfg.critic.kind == "separate" and not cfg.critic.has_adapter else [],
+        [EIGHT_BIT_CRITIC] if cfg.critic.kind == "separate" and cfg.critic.held == "none" else [],
         [SHARED] if cfg.critic.kind == "separate" and not natural(config) else [],
         [LORA] if cfg.adapter.kind == "none" else [],
         [FOUR_BIT] if cfg.adapter.quantize == "none" and device_of(config) == "cuda" and not natural(config) else [],
@@ -205,9 +215,10 @@ def _halves(rows: int) -> Iterator[int]:
 
 def _first(config: TrialConfig, ladder: Iterable[Changes]) -> Knob | None:
     for changes in ladder:
-        forecast = predict(changed(config, changes))
+        so = changed(config, changes)
+        forecast = predict(so)
         if forecast is not None and forecast.fits:
-            return Knob(changes, forecast)
+            return Knob({key: value for key, value in changes.items() if inert(so, key) is None}, forecast)
     return None
 
 

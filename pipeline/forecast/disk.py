@@ -13,8 +13,7 @@ KEPT = 3
 
 def checkpoint_bytes(trial: ForecastSubject, trained: Trained) -> float:
     """Size of one checkpoint: what is trained, and Adam's two moments of it, in fp32."""
-    own = trial.shape.trunk if trial.config.critic.kind == "separate" else 0
-    return 12.0 * (trained.parameters + own)
+    return 12.0 * (trained.parameters + Trained.of_critic(trial.shape, trial.config).parameters)
 
 
 def checkpoint_hours(trial: ForecastSubject, trained: Trained, hours: float) -> float:
@@ -28,11 +27,10 @@ def checkpoint_hours(trial: ForecastSubject, trained: Trained, hours: float) -> 
 
 def disk_by_part(trial: ForecastSubject, trained: Trained) -> dict[str, float]:
     """Bytes at the peak of a trial's training, the stages before it left out."""
-    own = 4.0 * trial.shape.trunk if trial.config.critic.kind == "separate" else 0.0
     return {
         "checkpoints": KEPT * checkpoint_bytes(trial, trained),
         "policy": 4.0 * trial.shape.parameters,
-        "critic": own,
+        "critic": 4.0 * Trained.of_critic(trial.shape, trial.config).parameters,
     }
 
 

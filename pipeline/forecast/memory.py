@@ -6,7 +6,9 @@ on a CPU, networks of 10 M to 56 M parameters agree with measured peaks within 1
 
 from __future__ import annotations
 
-from pipeline.forecast.subject import ForecastSubject, Trained
+from pipeline.config.trial import TrialConfig
+from pipeline.forecast.shapes import Shape
+from pipeline.forecast.subject import FROZEN_BYTES, ForecastSubject, Trained
 from pipeline.models import cpu
 from pipeline.resources.chunking import chunk_tokens, pair_rows, text_rows
 from pipeline.resources.device import built_for_cards
@@ -15,9 +17,6 @@ from pipeline.resources.machine import GIB
 INTERPRETER_GIB, CARD_LIBRARIES_GIB, ADAPTER_LIBRARY_GIB = 0.40, 0.20, 0.20
 """Resident set of a worker with its libraries but no network; what a torch that was built for GPUs adds on a machine
 without one; and what importing peft adds. Measured on Linux."""
-NF4_BYTES = 0.516
-"""Per weight in 4 bits: half a byte, and the scales of blocks of 64, themselves in 8 bits (Dettmers 2023)."""
-
 
 Parts = dict[str, float]
 """Bytes by component."""
@@ -106,26 +105,38 @@ def _values(trial: ForecastSubject) -> list[tuple[Parts, Parts]]:
 
 def _train(trial: ForecastSubject, trained: Trained) -> list[tuple[Parts, Parts]]:
     shape, cfg = trial.shape, trial.config
-    own = shape.trunk if cfg.critic.kind == "separate" else 0
+    if not cfg.algorithm.learns:
+        return [({"policy": 4.0 * shape.parameters * (not trial.on_card)}, {})]  # the reference is copied
+    own = Trained.of_critic(shape, cfg).parameters
     natural = cfg.algorithm.trust_region == "trpo"
     weights = 4.0 * shape.parameters + 4.0 * (trained.parameters if cfg.adapter.kind == "lora" else 0)
-    if cfg.adapter.quantize == "4bit":
-        weights -= shape.maps * (4.0 - NF4_BYTES)
+    adapted = cfg.adapter.kind == "lora" or cfg.critic.has_adapter
     lasting = {
-        "adapter library": ADAPTER_LIBRARY_GIB * GIB if cfg.adapter.kind == "lora" and not trial.on_card else 0.0,
-        "policy": weights,
+        "adapter library": ADAPTER_LIBRARY_GIB * GIB if adapted and not trial.on_card else 0.0,
+        "policy": weights - _spared(shape, cfg.adapter.quantize),
         "gradients": 4.0 * (trained.parameters + own),
         "optimiser": 8.0 * (own if natural else trained.parameters + own),
         # Gradient, solution, residual, direction and product of conjugate gradients, and the parts of a product.
         "natural step": 4.0 * 5 * trained.parameters * natural,
         "reference": 0.0 if cfg.adapter.kind == "lora" else 4.0 * shape.parameters,
-        "critic": 4.0 * own,
+        "critic": _critic(shape, cfg),
         "reward": _rewards(trial),
     }
     return [
         (lasting, passing)
         for passing in [_training(trial, trained), *_unlearned(trial, _copies(trial) if trained.head else 0.0)]
     ]
+
+
+def _critic(shape: Shape, cfg: TrialConfig) -> float:
+    """The weights of a critic of its own."""
+    own = 4.0 * Trained.of_critic(shape, cfg).parameters
+    return own + 4.0 * shape.trunk - _spared(shape, cfg.critic.held) if cfg.critic.has_adapter else own
+
+
+def _spared(shape: Shape, how: str) -> float:
+    """Bytes that a network does without in few bits."""
+    return shape.maps * (4.0 - FROZEN_BYTES[how])
 
 
 def _rewards(trial: ForecastSubject) -> float:
@@ -148,18 +159,19 @@ def _copies(trial: ForecastSubject) -> float:
     Those of trained ones are kept as long as autocast lasts, those of frozen ones until the backward of their block,
     which may come at once.
     """
-    shape, cfg = trial.shape, trial.config
-    once = cfg.adapter.quantize == "4bit" or (
-        cfg.adapter.kind == "lora" and trial.config.runtime.gradient_checkpointing
-    )
-    trunks = 2 if cfg.critic.kind == "separate" else 1
-    return 2.0 * (shape.maps * trunks / (shape.layers if once else 1) + shape.vocab * shape.hidden) * trial.on_card
+    shape, cfg, again = trial.shape, trial.config, trial.config.runtime.gradient_checkpointing
+    # (in few bits, frozen) of each network
+    networks = [(cfg.adapter.quantize != "none", cfg.adapter.kind == "lora")]
+    if cfg.critic.kind == "separate":
+        networks.append((cfg.critic.held != "none", cfg.critic.has_adapter))
+    trunks = sum(1 / shape.layers if few or (frozen and again) else 1.0 for few, frozen in networks)
+    return 2.0 * (shape.maps * trunks + shape.vocab * shape.hidden) * trial.on_card
 
 
 def _training(trial: ForecastSubject, trained: Trained) -> Parts:
     """What a gradient step of PPO needs beside the networks."""
     shape, cfg, runtime = trial.shape, trial.config, trial.config.runtime
-    length = trial.longest_prompt + cfg.train.response_length - 1
+    length = trial.longest_prompt + trial.learned_response - 1
     rows = min(runtime.micro_batch_size, cfg.train.mini_batch_size)
     trunks = 2 if cfg.critic.kind == "separate" else 1
     upper = 1.0 if runtime.gradient_checkpointing else 1 - cfg.adapter.frozen_layers / shape.layers

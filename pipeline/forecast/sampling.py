@@ -1,4 +1,5 @@
-"""What it takes to sample responses, in training and for the stage `values`: (FLOPs, bytes), and hours on a T4."""
+"""What it takes to sample responses, in training, for the stage `values` and to choose among several answers: (FLOPs,
+bytes), and hours on a T4."""
 
 from __future__ import annotations
 
@@ -23,9 +24,20 @@ def sampling(trial: ForecastSubject, rows: int, maps: float, bytes_read: float, 
 
 
 def values_hours(trial: ForecastSubject) -> float:
-    """Hours on a T4 of the stage `values`: the reference samples, learned rewards and classifiers score."""
+    """Hours on a T4 of the stage `values`."""
+    return _scored_hours(trial, trial.config.values.samples * trial.config.data.train_prompts)
+
+
+def answering_hours(trial: ForecastSubject) -> float:
+    """Hours on a T4 of answering the held-out prompts with the best of several samples; 0 with one sample each."""
+    cfg = trial.config.evaluate
+    return _scored_hours(trial, cfg.best_of * cfg.prompts) if cfg.best_of > 1 else 0.0
+
+
+def _scored_hours(trial: ForecastSubject, rows: int) -> float:
+    """Hours on a T4 of `rows` responses that are sampled, and scored by learned rewards and classifiers."""
     shape, cfg = trial.shape, trial.config
-    rows, span = cfg.values.samples * cfg.data.train_prompts, trial.mean_prompt + cfg.train.response_length - 1
+    span = trial.mean_prompt + cfg.train.response_length - 1
     tokens, scorers = rows * span, sum(scorer.maps for scorer in trial.scorers)
     forward = 2.0 * tokens * shape.maps + 4.0 * shape.attention * shape.layers * tokens * span
     calls = -(-rows // cfg.runtime.rollout_batch_size)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from pipeline.config.pairs import given
 from pipeline.config.trial import TrialConfig
 from pipeline.forecast.shapes import ScorerShape, Shape
 
@@ -32,6 +33,12 @@ class ForecastSubject:
         return sum(part.kind == "learned" for part in self.config.reward.scorers().values())
 
     @property
+    def learned_response(self) -> float:
+        """Most tokens of a response that gradient steps learn from: of a rollout, or of pairs that the user gave."""
+        cfg = self.config
+        return max(cfg.reward.max_tokens - self.mean_prompt, 1.0) if given(cfg) else cfg.train.response_length
+
+    @property
     def on_card(self) -> bool:
         return self.device == "cuda"
 
@@ -49,9 +56,14 @@ class ForecastSubject:
         return TOKENS_PER_WORD if self.config.data.prompt_unit == "words" else 1.0
 
 
+FROZEN_BYTES = {"none": 4.0, "8bit": 1.0, "4bit": 0.516}
+"""Per frozen weight of a linear map, by how it is held. In 4 bits half a byte, and the scales of blocks of 64,
+themselves in 8 bits (Dettmers 2023); in 8 bits one scale for each output is left out."""
+
+
 @dataclass(frozen=True)
 class Trained:
-    """How much of a policy is trained; counts of weights."""
+    """How much of a network is trained; counts of weights."""
 
     parameters: int
     """With gradients and optimiser state."""
@@ -65,12 +77,28 @@ class Trained:
 
     @classmethod
     def of(cls, shape: Shape, cfg: TrialConfig) -> Trained:
+        """Of the policy."""
+        if not cfg.algorithm.learns:
+            return cls(0, 0.0, 0.0, shape.maps, False)
         if cfg.adapter.kind == "lora":
-            extra = cfg.adapter.rank * shape.ports
-            return cls(extra, extra, shape.maps + extra, shape.maps + extra, False)
+            return cls._adapter(shape, cfg.adapter.rank)
         upper = 1 - cfg.adapter.frozen_layers / shape.layers
         head = not (cfg.adapter.frozen_layers and shape.head == 0)
         outside = 0 if cfg.adapter.frozen_layers else shape.outside
         return cls(
             round(shape.blocks * upper) + outside + shape.head, shape.maps * upper, shape.maps * upper, shape.maps, head
         )
+
+    @classmethod
+    def of_critic(cls, shape: Shape, cfg: TrialConfig) -> Trained:
+        """Of the trunk of a separate critic; nothing where there is none."""
+        if cfg.critic.kind != "separate":
+            return cls(0, 0, 0, 0, False)
+        if cfg.critic.has_adapter:
+            return cls._adapter(shape, cfg.critic.adapter_rank)
+        return cls(shape.trunk, shape.maps, shape.maps, shape.maps, False)
+
+    @classmethod
+    def _adapter(cls, shape: Shape, rank: int) -> Trained:
+        extra = rank * shape.ports
+        return cls(extra, extra, shape.maps + extra, shape.maps + extra, False)

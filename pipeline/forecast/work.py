@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pipeline.config.pairs import only_watched
 from pipeline.config.presets import ADVANTAGES
 from pipeline.config.replay import has_replay
 from pipeline.config.trial import TrialConfig
 from pipeline.forecast.disk import checkpoint_hours, disk_by_part, shared_disk
 from pipeline.forecast.memory import memory_by_stage
-from pipeline.forecast.sampling import sampling, values_hours
+from pipeline.forecast.sampling import answering_hours, sampling, values_hours
 from pipeline.forecast.subject import ForecastSubject, Trained
 from pipeline.resources.chunking import chunk_tokens, pair_rows, text_rows
 from pipeline.resources.machine import GIB
@@ -41,6 +42,8 @@ class Forecast:
     """Memory of each stage by component, GiB."""
     hours: dict[str, float]
     """Of training on a T4, by phase."""
+    answering_hours: float
+    """On a T4, of choosing among several answers to each held-out prompt; 0 where each gets one, which takes little."""
     shared_hours: dict[str, float]
     """On a T4, by stage, of what the trials of a study have in common."""
     disk: dict[str, float]
@@ -92,12 +95,14 @@ class Forecast:
 def estimate(trial: ForecastSubject) -> Forecast:
     """Predict memory and time."""
     cfg = trial.config
-    trained = Trained.of(trial.shape, cfg)
-    hours = {
-        phase: cfg.train.updates * t4_seconds(phase, *work) / 3600
-        for phase, work in work_of_update(trial, trained).items()
-    }
-    hours["checkpoint"] = checkpoint_hours(trial, trained, sum(hours.values()))
+    trained, hours = Trained.of(trial.shape, cfg), dict[str, float]()
+    if cfg.algorithm.learns:
+        work_by_phase = work_of_update(trial, trained)
+        hours = {phase: cfg.train.updates * t4_seconds(phase, *w) / 3600 for phase, w in work_by_phase.items()}
+        if only_watched(cfg):  # no cost of the algorithm, but of the wall clock
+            watched = sum(t4_seconds(phase, *w) for phase, w in rollout_work(trial, trained).items())
+            hours["watch"] = cfg.train.updates * watched / 3600
+        hours["checkpoint"] = checkpoint_hours(trial, trained, sum(hours.values()))
     shared = {stage: t4_seconds("train", *work) / 3600 for stage, work in work_of_shared(trial).items()}
     if cfg.needs_samples:
         shared["values"] = values_hours(trial)
@@ -111,6 +116,7 @@ def estimate(trial: ForecastSubject) -> Forecast:
         trained.parameters,
         memory,
         hours,
+        answering_hours(trial),
         shared,
         disk,
         shared_disk(trial) / GIB,
@@ -148,55 +154,75 @@ def work_of_shared(trial: ForecastSubject) -> dict[str, tuple[float, float]]:
 
 
 def work_of_update(trial: ForecastSubject, trained: Trained) -> dict[str, tuple[float, float]]:
-    """(FLOPs, bytes) of one update, by phase."""
+    """(FLOPs, bytes) of one update, by phase; of rollouts only where they teach or steer the policy."""
     shape, cfg, runtime = trial.shape, trial.config, trial.config.runtime
-    rows, prompt, response = cfg.train.batch_size, trial.mean_prompt, cfg.train.response_length
+    rows, prompt, response = cfg.train.batch_size, trial.mean_prompt, trial.learned_response
     tokens, span, head = rows * (prompt + response - 1), prompt + response - 1, shape.vocab * shape.hidden
     pairs = 4.0 * shape.attention * shape.layers
-    read = BYTES_READ_CAST if cfg.adapter.kind == "lora" else BYTES_READ_HALF
-    generate = sampling(trial, rows, trained.forward, read, cfg.train.responses_per_prompt)
-    separate = cfg.critic.kind == "separate"
-    networks, scorers = 2 + trial.learned + separate, sum(scorer.maps for scorer in trial.scorers)
+    separate, own = cfg.critic.kind == "separate", Trained.of_critic(shape, cfg)
     forward = 2.0 * tokens * shape.maps + pairs * tokens * span
     chunks = -(-rows * response // chunk_tokens(shape.vocab, True))
-    score = (
-        networks * forward + 2.0 * tokens * scorers + 2 * 2.0 * rows * response * head,
-        (networks * shape.blocks + scorers) * -(-rows // runtime.rollout_batch_size) * BYTES_READ_CAST
-        + 2 * chunks * head * BYTES_READ_CAST
-        + 2 * rows * response * shape.vocab * BYTES_LOGIT,
-    )
     again = 1.0 if runtime.gradient_checkpointing else 0.0
-    through = trained.forward * (1 + again) + trained.below + trained.maps
-    passes = 2.0 * tokens * through + pairs * tokens * span * (3 + again)
-    critic = (3 + again) * forward if separate else 0.0
+    passes, critic = (
+        2.0 * tokens * (part.forward * (1 + again) + part.below + part.maps) + pairs * tokens * span * (3 + again)
+        for part in (trained, own)
+    )
+    critic *= separate
     micros = -(-rows // min(runtime.micro_batch_size, cfg.train.mini_batch_size))
     moved = 1.0 * shape.blocks * (BYTES_READ_CAST + BYTES_BACKWARD) * (1 + separate)
-    moved += (trained.maps + separate * shape.maps) * BYTES_GRADIENT
+    moved += (trained.maps + own.maps) * BYTES_GRADIENT
     head_bytes = head * (
         (BYTES_READ_HALF if trained.head else BYTES_READ_CAST) + BYTES_BACKWARD + BYTES_HEAD_GRADIENT * trained.head
     )
     # A loss of whole responses goes through the head once more, to know their log-probs beforehand.
     twice = cfg.algorithm.by_sequence or cfg.kl.by_sequence
-    steps = cfg.train.num_mini_batches * (trained.parameters + separate * shape.trunk) * BYTES_STEP
+    # A loss of pairs goes through the trunk once more too, since a pair may be in two micro-batches.
+    first = forward if cfg.algorithm.by_pairs else 0.0
+    steps = cfg.train.num_mini_batches * (trained.parameters + own.parameters) * BYTES_STEP
     epoch = (
-        passes + critic + 2.0 * rows * response * head * (2 + trained.head + twice),
+        first + passes + critic + 2.0 * rows * response * head * (2 + trained.head + twice),
         micros * moved
+        + cfg.algorithm.by_pairs * micros * shape.blocks * BYTES_READ_CAST
         + chunks * (head_bytes + twice * head * BYTES_READ_CAST)
         + (2 + twice) * rows * response * shape.vocab * BYTES_LOGIT
         + steps,
     )
-    # The greedy response to each prompt is sampled and scored as one more.
-    greedy = ADVANTAGES[cfg.algorithm.advantage].greedy / cfg.train.responses_per_prompt
-    sampled, scored = _replayed(cfg)
-    work = {
-        "generate": _times(1.0 + greedy + sampled, generate),
-        "score": _times(1.0 + greedy + scored, score),
-    }
+    work = {} if only_watched(cfg) else rollout_work(trial, trained)
+    if cfg.train.data == "pairs":  # the reference's log-probs
+        reads = -(-rows // runtime.rollout_batch_size) * shape.blocks + chunks * head
+        logits = rows * response * shape.vocab * BYTES_LOGIT
+        measured = forward + 2.0 * rows * response * head, reads * BYTES_READ_CAST + logits
+        before = work.get("score", (0.0, 0.0))
+        work["score"] = before[0] + measured[0], before[1] + measured[1]
     if cfg.algorithm.trust_region == "trpo":
         epoch = (critic, micros * shape.blocks * (BYTES_READ_CAST + BYTES_BACKWARD) + steps)
         whole = (passes + 2.0 * rows * response * head * (2 + trained.head), micros * moved)
         work["natural step"] = _natural_step(trial, trained, forward, passes, whole)
     return {**work, "train": (cfg.train.num_epochs * epoch[0], cfg.train.num_epochs * epoch[1])}
+
+
+def rollout_work(trial: ForecastSubject, trained: Trained) -> dict[str, tuple[float, float]]:
+    """(FLOPs, bytes) of sampling one rollout and of scoring and measuring it."""
+    shape, cfg = trial.shape, trial.config
+    rows, response, head = cfg.train.batch_size, cfg.train.response_length, shape.vocab * shape.hidden
+    span = trial.mean_prompt + response - 1
+    tokens = rows * span
+    read = BYTES_READ_CAST if cfg.adapter.kind == "lora" else BYTES_READ_HALF
+    generate = sampling(trial, rows, trained.forward, read, cfg.train.responses_per_prompt)
+    networks = 2 + trial.learned + (cfg.critic.kind == "separate")
+    scorers = sum(scorer.maps for scorer in trial.scorers)
+    forward = 2.0 * tokens * shape.maps + 4.0 * shape.attention * shape.layers * tokens * span
+    chunks = -(-rows * response // chunk_tokens(shape.vocab, True))
+    score = (
+        networks * forward + 2.0 * tokens * scorers + 2 * 2.0 * rows * response * head,
+        (networks * shape.blocks + scorers) * -(-rows // cfg.runtime.rollout_batch_size) * BYTES_READ_CAST
+        + 2 * chunks * head * BYTES_READ_CAST
+        + 2 * rows * response * shape.vocab * BYTES_LOGIT,
+    )
+    # The greedy response to each prompt is sampled and scored as one more.
+    greedy = ADVANTAGES[cfg.algorithm.advantage].greedy / cfg.train.responses_per_prompt
+    sampled, scored = _replayed(cfg)
+    return {"generate": _times(1.0 + greedy + sampled, generate), "score": _times(1.0 + greedy + scored, score)}
 
 
 def _replayed(cfg: TrialConfig) -> tuple[float, float]:

@@ -1,4 +1,5 @@
-"""Which of a policy's weights are trained: all, the upper blocks, or a low-rank adapter beside frozen ones.
+"""Which weights of a policy, and of a separate critic, are trained: all, the upper blocks of a policy, or a low-rank
+adapter beside frozen ones.
 
 With an adapter the reference is the same network with the adapter switched off: no second copy is in memory.
 """
@@ -16,6 +17,7 @@ from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
 from pipeline.models.anatomy import block_lists, trunk
 from pipeline.models.loading import CausalLM
+from pipeline.models.quantization import matrix, quantize
 from pipeline.models.seeding import seed_of
 
 
@@ -23,7 +25,7 @@ def choose_trained(lm: CausalLM, cfg: TrialConfig) -> CausalLM:
     """Leave gradients on what `cfg` trains of the policy, and add the adapter where it asks for one; returns `lm`."""
     match cfg.adapter.kind:
         case "lora":
-            _add_lora(lm, cfg)
+            _add_lora(lm, cfg.adapter.rank, cfg.adapter.alpha, seed_of(cfg.train.seed, "adapter"))
         case "none":
             if cfg.adapter.frozen_layers:
                 _freeze_lower(lm, cfg.adapter.frozen_layers)
@@ -32,22 +34,38 @@ def choose_trained(lm: CausalLM, cfg: TrialConfig) -> CausalLM:
     return lm
 
 
-def _add_lora(lm: CausalLM, cfg: TrialConfig) -> None:
+def choose_trained_critic(body: CausalLM, cfg: TrialConfig, seed: int) -> CausalLM:
+    """The same for the trunk of a separate critic, whose frozen weights `cfg` may hold in few bits; returns `body`.
+
+    Raises `UserError` where bitsandbytes is needed and not installed.
+    """
+    match cfg.critic.adapter:
+        case "lora":
+            quantize(body, cfg.critic.quantize, "critic.quantize")
+            _add_lora(body, cfg.critic.adapter_rank, cfg.critic.adapter_alpha, seed_of(seed, "critic adapter"))
+        case "none":
+            body.requires_grad_(True)
+        case _:
+            assert_never(cfg.critic.adapter)
+    return body
+
+
+def _add_lora(network: CausalLM, rank: int, alpha: float, seed: int) -> None:
     """LoRA on every linear map of the blocks (Hu 2021, arXiv 2106.09685): W + (α / r) B A, with B zero at the start."""
     from peft import LoraConfig, inject_adapter_in_model
     from transformers.pytorch_utils import Conv1D
 
-    transposed = any(isinstance(module, Conv1D) for module in lm.modules())
+    transposed = any(isinstance(module, Conv1D) for module in network.modules())
     config = LoraConfig(
-        r=cfg.adapter.rank,
-        lora_alpha=cfg.adapter.alpha,
+        r=rank,
+        lora_alpha=alpha,
         lora_dropout=0.0,
         target_modules="all-linear",
         fan_in_fan_out=transposed,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_of(cfg.train.seed, "adapter"))
-        inject_adapter_in_model(config, lm)
+        torch.manual_seed(seed)
+        inject_adapter_in_model(config, network)
 
 
 def _freeze_lower(lm: CausalLM, count: int) -> None:
@@ -121,13 +139,16 @@ class WithoutAdapter:
 def merged(lm: CausalLM, snapshot: CausalLM) -> CausalLM:
     """`snapshot` with what the adapter of `lm` learned added to its weights; `lm` itself where there is no adapter.
 
-    `snapshot` is the fp32 network that training began from: so a quantised base is merged without its rounding.
+    `snapshot` is the fp32 network that training began from; of a quantised base, what its codes stand for
+    (`pipeline.models.quantization.load_rounded`).
     """
     layers = dict(adapter_layers(lm))
     if not layers:
         return lm
     with torch.no_grad():
         for name, layer in layers.items():
-            weight = snapshot.get_submodule(name).weight
-            weight += layer.get_delta_weight("default").to(weight)
+            delta = layer.get_delta_weight("default")
+            weight = matrix(snapshot.get_submodule(name))
+            assert weight is not None
+            weight += (delta.T if layer.fan_in_fan_out else delta).to(weight)
     return snapshot

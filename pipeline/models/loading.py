@@ -14,10 +14,10 @@ from pipeline.errors import UserError
 from pipeline.models.anatomy import CausalLM as CausalLM
 from pipeline.models.fp32_heads import fp32_logits
 from pipeline.models.packing import ARCHITECTURES, packed_attention
-from pipeline.models.precision import ATTENTION, DTYPES, mixed_precision
+from pipeline.models.precision import ATTENTION
 from pipeline.models.pretrained_tokenizer import cannot_load
 from pipeline.models.seeding import seed_of
-from pipeline.models.soundness import check_network, check_repeats
+from pipeline.models.soundness import check_network
 
 
 def device_of(name: str) -> torch.device:
@@ -86,37 +86,6 @@ def load_snapshot(path: Path, device: torch.device) -> CausalLM:
         path, dtype=torch.float32, use_safetensors=True, local_files_only=True, attn_implementation=ATTENTION
     )
     check_network(prepared(model.to(device)), str(path))
-    return model
-
-
-def load_quantized(path: Path, device: torch.device) -> CausalLM:
-    """The same with its linear maps in 4 bits (NF4, Dettmers 2023, arXiv 2305.14314), frozen. Raises `UserError`
-    without a GPU."""
-    from importlib.util import find_spec
-
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
-
-    if device.type != "cuda" or find_spec("bitsandbytes") is None:
-        lacking = (
-            "no CUDA device is in use"
-            if device.type != "cuda"
-            else "the package bitsandbytes is not installed (extra `quantize`)"
-        )
-        raise UserError(f"adapter.quantize = '4bit': {lacking}; use none")
-    half = DTYPES[mixed_precision(device)]
-    config = BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=half, bnb_4bit_use_double_quant=True
-    )
-    model = AutoModelForCausalLM.from_pretrained(
-        path,
-        quantization_config=config,
-        device_map={"": device},
-        use_safetensors=True,
-        local_files_only=True,
-        attn_implementation=ATTENTION,
-    )
-    # Its logits were checked when the base was loaded in fp32.
-    check_repeats(prepared(model), str(path))
     return model
 
 

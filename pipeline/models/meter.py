@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 
 from pipeline.models.adapters import adapter_layers
 from pipeline.models.anatomy import CausalLM, blocks_of, trunk
+from pipeline.models.quantization import weights
 from pipeline.models.recompute import recomputes
 from pipeline.resources.roofline import (
     BYTES_BACKWARD,
@@ -113,7 +114,7 @@ class TrunkMeter:
         self._cache = cached_numbers(network.config)
         parameters = [parameter for block in blocks_of(network) for parameter in block.parameters()]
         self._trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-        self._frozen = sum(parameter.numel() for parameter in parameters) - self._trained
+        self._frozen = sum(weights(parameter) for parameter in parameters) - self._trained
         trunk(network).register_forward_pre_hook(self._on_call, with_kwargs=True)
 
     def _on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

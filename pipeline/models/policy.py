@@ -7,7 +7,7 @@ valid tokens only: padding reaches neither the heads nor any average.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -58,6 +58,10 @@ class Episodes:
         """(N,) the valid response tokens, row by row."""
         return self.responses[self.response_mask]
 
+    def each(self, change: Callable[[Tensor], Tensor]) -> Episodes:
+        """Every column changed alike."""
+        return Episodes(*(change(column) for column in vars(self).values()))
+
     def buckets(self, size: int, rows: Tensor | None = None) -> list[Tensor]:
         """Indices of `rows` (all when none), `size` at a time, sorted by length so that little of each is padding."""
         lengths = self.query_mask.sum(1) + self.lengths
@@ -103,6 +107,19 @@ def response_mask(lengths: Tensor, width: int) -> Tensor:
     [[True, True, False], [False, False, False]]
     """
     return torch.arange(width, device=lengths.device) < lengths[:, None]
+
+
+def padded_episodes(
+    prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], ended: Tensor, pad: int
+) -> Episodes:
+    """Tokens of B prompts and responses as episodes on the CPU, padded left and right; ended (B,) bool."""
+    starts, lengths = (torch.tensor([len(row) for row in rows]) for rows in (prompts, responses))
+    width, longest = int(starts.max()), int(lengths.max())
+    tokens = torch.full((len(prompts), width + longest), pad)
+    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        tokens[row, width - len(prompt) : width + len(response)] = torch.tensor([*prompt, *response])
+    query_mask = torch.arange(width) >= (width - starts)[:, None]
+    return Episodes(tokens, query_mask, response_mask(lengths, longest), ended)
 
 
 def positions(attention_mask: Tensor) -> Tensor:

@@ -329,19 +329,28 @@ def writable(root: Path) -> None:
         ) from None
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Replace a file in one step: a reader sees the old text or the new, never half of it."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Replace a file in one step by what the block writes to the path that it gets: a reader sees the old content or
+    the new, never half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    beside = Path(name)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        yield beside
+        os.fsync(handle)
         os.replace(beside, path)
     except BaseException:
-        Path(beside).unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
         raise
+    finally:
+        os.close(handle)
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace a file by a text in one step."""
+    with replacing(path) as beside:
+        beside.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -2,8 +2,9 @@
 it.
 
 Two cadences. Series under ``objective/`` and ``reward/`` are measured on a rollout and stand at the number of gradient
-steps that its policy had taken (0 for the reference itself); series under ``policy/`` and ``value/`` stand
-at the gradient step in whose mini-batch they were measured (1 for the first).
+steps that its policy had taken (0 for the reference itself); series under ``policy/``, ``value/`` and ``pairs/`` stand
+at the gradient step in whose mini-batch they were measured (1 for the first). ``eval/`` and ``cost/`` are of a
+whole trial; of the costs in its record those are listed here that a hypothesis can name.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ _ALL = (
     Metric(
         "objective/non_score_reward",
         "std of reference samples",
-        "mean over sequences of sum_t -kl_coef (logprobs - ref_logprobs); 0 where the penalty is in the loss",
+        "mean over sequences of sum_t -kl_coef (logprobs - ref_logprobs); 0 where the penalty is in the loss, or beta"
+        " in a margin of pairs",
     ),
     Metric(
         "objective/rlhf_reward",
@@ -121,14 +123,20 @@ _ALL = (
         "standard deviation over valid tokens, or over responses where these are compared as wholes, before whitening",
         0.0,
     ),
-    Metric("policy/pg_loss", "1", "policy loss, summed with the weights that algorithm.aggregation gives"),
+    Metric(
+        "policy/pg_loss",
+        "1",
+        "policy loss, summed with the weights that algorithm.aggregation gives; of pairs the published loss, mean over"
+        " those with a better response",
+    ),
     Metric(
         "policy/approxkl",
         "nats per token",
-        "masked mean of (new_logprobs - logprobs)^2 / 2; k2, new against behaviour policy",
+        "masked mean of (new_logprobs - logprobs)^2 / 2; k2, new against behaviour policy, which for stored pairs is"
+        " the reference",
         0.0,
     ),
-    Metric("policy/approxkl_k3", "nats per token", "masked mean of ratio - 1 - log ratio", 0.0),
+    Metric("policy/approxkl_k3", "nats per token", "masked mean of ratio - 1 - log ratio, of the same policies", 0.0),
     Metric(
         "policy/pg_clipfrac",
         "fraction",
@@ -143,8 +151,13 @@ _ALL = (
         0.0,
         1.0,
     ),
-    Metric("policy/ratio", "1", "masked mean of exp(new_logprobs - logprobs)", 0.0),
-    Metric("policy/entropy", "nats per token", "masked mean of the exact entropy over the vocabulary", 0.0),
+    Metric("policy/ratio", "1", "masked mean of exp(new_logprobs - logprobs), of the same policies", 0.0),
+    Metric(
+        "policy/entropy",
+        "nats per token",
+        "masked mean of the exact entropy over the vocabulary; on stored pairs, at their tokens",
+        0.0,
+    ),
     Metric("policy/kl_ref_per_token", "nats per token", "masked mean of ratio (new_logprobs - ref_logprobs)"),
     Metric(
         "policy/kl_loss",
@@ -210,6 +223,26 @@ _ALL = (
         high=1.0,
         direction="maximize",
     ),
+    Metric(
+        "pairs/chosen_logprobs",
+        "nats per sequence",
+        "of a loss of pairs: mean log-probability of the preferred responses of a mini-batch; may fall in training",
+    ),
+    Metric("pairs/rejected_logprobs", "nats per sequence", "the same of the other responses"),
+    Metric(
+        "pairs/chosen_log_ratio",
+        "nats per sequence",
+        "mean log-probability of the preferred responses less that by the reference",
+    ),
+    Metric("pairs/rejected_log_ratio", "nats per sequence", "the same of the other responses"),
+    Metric(
+        "pairs/accuracy",
+        "fraction",
+        "pairs whose preferred response has the larger log-ratio to the reference; with ratio sequence_mean, per token",
+        0.0,
+        1.0,
+        direction="maximize",
+    ),
     Metric("replay/states", "states", "states of the rollout that were sampled onwards", 0.0),
     Metric("replay/tokens", "tokens", "sampled for them, beside those of the rollout", 0.0),
     Metric(
@@ -271,14 +304,15 @@ _ALL = (
     Metric(
         "eval/kl_per_token",
         "nats per token",
-        "exact KL to the reference / tokens, on the policy's completions",
+        "exact KL to the reference / tokens, on the policy's completions; of the best of n an upper bound",
         0.0,
         direction="minimize",
     ),
     Metric(
         "eval/kl_per_sequence",
         "nats per sequence",
-        "exact KL to the reference summed over a completion, mean",
+        "exact KL to the reference summed over a completion, mean; of the best of n an upper bound, log n - (n - 1) / n"
+        " + log pi - log ref",
         0.0,
         direction="minimize",
     ),
@@ -292,6 +326,14 @@ _ALL = (
         "1",
         "perplexity of the policy's completions under the reference",
         1.0,
+        direction="minimize",
+    ),
+    Metric(
+        "cost/state_gib",
+        "GiB",
+        "memory that training keeps from step to step, counted from the tensors: weights of policy, critic and"
+        " reference, gradients and optimiser state of what is trained",
+        0.0,
         direction="minimize",
     ),
 )

@@ -18,6 +18,8 @@ SUPERVISED = (
 """Gradient steps outside of PPO."""
 HELDOUT = ("evaluate.prompts", "evaluate.first_prompt", "evaluate.temperature", "evaluate.seed")
 """Which prompts are answered, and by which noise."""
+REFERENCE = ("adapter.quantize",)
+"""What the reference is beside the SFT model."""
 
 
 STAGES = (
@@ -48,6 +50,7 @@ STAGES = (
         (
             "pipeline.stages.reward",
             "pipeline.stages.preference_pairs",
+            "pipeline.stages.pair_responses",
             "pipeline.stages.common",
             "pipeline.models.cpu",
             "pipeline.intervals",
@@ -66,9 +69,10 @@ STAGES = (
     Stage(
         "reference",
         "pipeline.stages.reference:reference",
-        (*HELDOUT, "evaluate.reference_draws", "gold", "train.response_length"),
+        (*HELDOUT, *REFERENCE, "evaluate.reference_draws", "gold", "train.response_length"),
         (
             "pipeline.stages.reference",
+            "pipeline.stages.new_actor",
             "pipeline.stages.heldout",
             "pipeline.stages.common",
             "pipeline.models.cpu",
@@ -84,9 +88,10 @@ STAGES = (
     Stage(
         "values",
         "pipeline.stages.values:values",
-        ("values", "train.response_length", "train.temperature"),
+        ("values", *REFERENCE, "train.response_length", "train.temperature"),
         (
             "pipeline.stages.values",
+            "pipeline.stages.new_actor",
             "pipeline.stages.scored_samples",
             "pipeline.stages.common",
             "pipeline.models.cpu",
@@ -108,7 +113,11 @@ STAGES = (
             "critic.init",
             "critic.pretraining_steps",
             "critic.pretraining_lr",
-            "adapter",
+            "critic.adapter",
+            "critic.adapter_rank",
+            "critic.adapter_alpha",
+            "critic.quantize",
+            *REFERENCE,
             "values.seed",
             "algorithm.gamma",
             "train.response_length",
@@ -146,6 +155,8 @@ STAGES = (
             "pipeline.stages.train",
             "pipeline.stages.new_actor",
             "pipeline.config.replay",
+            "pipeline.config.pairs",
+            "pipeline.stages.pair_responses",
             "pipeline.stages.scored_samples",
             "pipeline.stages.launch",
             "pipeline.stages.pausing",
@@ -171,9 +182,11 @@ STAGES = (
     Stage(
         "evaluate",
         "pipeline.stages.evaluate:evaluate",
-        (*HELDOUT, "evaluate.sample_rows", "gold", "train.response_length"),
+        (*HELDOUT, *REFERENCE, "evaluate.best_of", "evaluate.sample_rows", "gold", "train.response_length"),
         (
             "pipeline.stages.evaluate",
+            "pipeline.stages.best_of",
+            "pipeline.stages.new_actor",
             "pipeline.stages.heldout",
             "pipeline.stages.common",
             "pipeline.models.cpu",
@@ -183,6 +196,7 @@ STAGES = (
             "pipeline.algorithms.mathematics.kl",
             "pipeline.rewards",
             "pipeline.models",
+            "pipeline.resources.ledger",
             *SUPERVISED,
             *JUDGE,
         ),

@@ -22,7 +22,7 @@ from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
 from pipeline.stages.common import PromptSet
-from pipeline.stages.new_actor import new_actor
+from pipeline.stages.new_actor import load_reference, with_critic
 from pipeline.stages.scored_samples import SAMPLES, read_scores
 from pipeline.stages.spending import spending
 from pipeline.training.judging import final_scores
@@ -43,7 +43,11 @@ def critic(
     device = device_of(cfg.runtime.device)
     ledger = Ledger(device.type == "cuda")
     with spending(out, device, ledger.cost):
-        actor, steps = new_actor(cfg, sft, reward, device), cfg.critic.pretraining_steps
+        # At the start the policy is the reference, with an adapter or without.
+        actor = with_critic(
+            load_reference(sft, cfg.adapter.quantize, device), cfg, cfg.values.seed, sft, reward, device
+        )
+        steps = cfg.critic.pretraining_steps
         meter(actor.networks, ledger.work)
         data = PromptSet.load(prompts, "train")
         samples = _samples(cfg, values, prompts, data)

@@ -12,7 +12,7 @@ import torch
 from pipeline.config.replay import ReplayConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
-from pipeline.models.critic import load_critic
+from pipeline.models.critic import restore_critic
 from pipeline.models.loading import device_of, freeze, load_snapshot
 from pipeline.models.policy import Episodes
 from pipeline.models.precision import Precision
@@ -22,6 +22,7 @@ from pipeline.resources.out_of_memory import MemoryFull
 from pipeline.rewards.base import Completions
 from pipeline.run.store import Artifact
 from pipeline.stages.common import PromptSet, reward_of, rollout_room, settle
+from pipeline.stages.new_actor import load_reference, with_critic
 from pipeline.training.judging import Prompts, RolloutContext, Scores, measure
 from pipeline.training.processes import Ranks
 from pipeline.training.replay import replay
@@ -77,8 +78,9 @@ def _critic_bias(
         return Scores(scores, scores, completions.prompts, completions.texts)
 
     policy = freeze(load_snapshot(train.path / "policy", device))
-    actor = load_critic(train.path / "critic.safetensors", policy).eval()
-    reference = freeze(load_snapshot(sft.path / "model", device))
+    actor = with_critic(policy, cfg, cfg.train.seed, sft, reward, device).eval()
+    restore_critic(actor, train.path / "critic.safetensors")
+    reference = freeze(load_reference(sft, cfg.adapter.quantize, device))
     sampler = EagerSampler(policy, cfg.train.temperature, room, **data.token_ids)
     whole = cfg.model_copy(update={"replay": ReplayConfig(continuations=how.continuations, every=how.every)})
     context = RolloutContext(

@@ -1,13 +1,14 @@
 """Stage 6: the policy's answers to held-out prompts against all draws of the reference's, by the gold judge.
 
-Both are drawn with independent noise (`pipeline.stages.heldout`). Writes ``prompts.parquet`` (a row per prompt),
-``samples.parquet`` (its first rows) and ``summary.json``.
+Both are drawn with independent noise (`pipeline.stages.heldout`). With `evaluate.best_of` above 1 the policy answers
+with the best of so many samples by the training reward (`pipeline.stages.best_of`). Writes ``prompts.parquet`` (a row
+per prompt), ``samples.parquet`` (its first rows) and ``summary.json``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,20 @@ from torch import Tensor
 from pipeline.config.trial import TrialConfig
 from pipeline.intervals import grouped
 from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
+from pipeline.models.meter import meter
 from pipeline.models.policy import Episodes, response_hidden, to_grid
 from pipeline.models.precision import Precision
+from pipeline.resources.ledger import Ledger
 from pipeline.resources.out_of_memory import Room
+from pipeline.rewards.base import Completions
 from pipeline.run.layout import write_json
 from pipeline.run.metrics import check_keys
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
+from pipeline.stages.best_of import Chosen, choose, kl_of_chosen
 from pipeline.stages.common import PromptSet, judge_of, reward_of, rollout_room
 from pipeline.stages.heldout import Draws, answers, heldout_prompts, shares
+from pipeline.stages.new_actor import load_reference
 from pipeline.stages.spending import spending
 from pipeline.training.token_stats import token_stats
 
@@ -44,16 +50,18 @@ def evaluate(
     train: Artifact,
 ) -> dict[str, Any]:
     """Judge one completion of the policy on every held-out prompt, and measure its drift from the reference."""
-    device = device_of(cfg.runtime.device)
-    with spending(out, device):
+    device, steps = device_of(cfg.runtime.device), cfg.evaluate.best_of + 2
+    ledger = Ledger(device.type == "cuda")
+    # Only a choice among several answers is charged, so only then is its work recorded.
+    with spending(out, device, ledger.cost if cfg.evaluate.best_of > 1 else dict):
         drawn = Draws.load(reference)
-        table = _table(cfg, reporter, heldout_prompts(cfg, prompts), sft, reward, drawn, train, device)
+        table = _table(cfg, reporter, heldout_prompts(cfg, prompts), sft, reward, drawn, train, device, ledger)
         summary = summarise(table, drawn.count)
         check_keys(summary)
         table.to_parquet(out / "prompts.parquet", index=False)
         table.head(cfg.evaluate.sample_rows).to_parquet(out / "samples.parquet", index=False)
         write_json(out / "summary.json", summary)
-        reporter.progress("evaluate", 3, 3)
+        reporter.progress("evaluate", steps, steps)
         return {"summary": summary, "prompts": len(table)}
 
 
@@ -66,37 +74,68 @@ def _table(
     drawn: Draws,
     train: Artifact,
     device: torch.device,
+    ledger: Ledger,
 ) -> pd.DataFrame:
-    room, first = rollout_room(cfg.runtime, reporter.warn), cfg.evaluate.first_prompt
+    room, first, draws = rollout_room(cfg.runtime, reporter.warn), cfg.evaluate.first_prompt, cfg.evaluate.best_of
     policy = freeze(load_snapshot(train.path / "policy", device))
-    reporter.progress("evaluate", 0, 3, "sampling")
-    mine = answers(cfg, policy, data, device, room, "policy")
-    reporter.progress("evaluate", 1, 3, "judging")
-    scores, parts = reward_of(reward, device, room).explained(mine)
+    chosen = _answered(cfg, reporter, policy, data, reward, device, room, ledger)
+    mine = chosen.answers
+    reporter.progress("evaluate", draws, draws + 2, "judging")
     gold = judge_of(cfg.gold, device, room)(mine).double().numpy()
     win, tie = shares(gold, drawn.grid("gold"))
-    reporter.progress("evaluate", 2, 3, "drift")
-    reference = freeze(load_snapshot(sft.path / "model", device))
+    reporter.progress("evaluate", draws + 1, draws + 2, "drift")
+    reference = freeze(load_reference(sft, cfg.adapter.quantize, device))
     with Precision.of(device).autocast():
-        kl, entropy, ref_nats = drift(policy, reference, mine.episodes, cfg.evaluate.temperature, room)
+        kl, entropy, ref_nats, log_ratios = drift(policy, reference, mine.episodes, cfg.evaluate.temperature, room)
+    # Summed over the vocabulary, a KL is that of the network: a chosen answer is not one of its samples.
+    own_kl = kl.sum(1).double() if draws == 1 else kl_of_chosen(draws, log_ratios)
     return pd.DataFrame(
         {
             "prompt_id": range(first, first + len(data.texts)),
             "prompt": data.texts,
             "policy_completion": mine.texts,
             "policy_gold": gold,
-            "policy_proxy": scores.double().numpy(),
+            "policy_proxy": chosen.proxy.double().numpy(),
             "policy_length": mine.episodes.lengths.cpu().numpy(),
             "policy_eos": mine.episodes.ended.cpu().numpy(),
             "win": win,
             "tie": tie,
             **of_reference(drawn),
-            "kl": kl.sum(1).double().numpy(),
+            "kl": own_kl.numpy(),
             "entropy": entropy.sum(1).double().numpy(),
             "reference_nats": ref_nats.sum(1).double().numpy(),
-            **{f"policy_reward/{name}": part.double().numpy() for name, part in parts.items()},
+            **{f"policy_reward/{name}": part.double().numpy() for name, part in chosen.parts.items()},
         }
     )
+
+
+def _answered(
+    cfg: TrialConfig,
+    reporter: Reporter,
+    policy: CausalLM,
+    data: PromptSet,
+    reward: Artifact,
+    device: torch.device,
+    room: Room,
+    ledger: Ledger,
+) -> Chosen:
+    """The policy's answers, and what choosing them took in `ledger`. Raises `MemoryFull`."""
+    proxy, draws = reward_of(reward, device, room), cfg.evaluate.best_of
+    if draws > 1:
+        meter([policy, *proxy.networks], ledger.work)
+
+    def draw(number: int) -> Completions:
+        reporter.progress("evaluate", number, draws + 2, "sampling")
+        with ledger.timed("generate"):
+            return answers(cfg, policy, data, device, room, "policy", *([number] if number else []))
+
+    def score(drawn: Completions) -> tuple[Tensor, Mapping[str, Tensor]]:
+        with ledger.timed("score"):
+            return proxy.explained(drawn)
+
+    chosen = choose(draws, draw, score)
+    ledger.generated_tokens = chosen.sampled_tokens
+    return chosen
 
 
 def of_reference(drawn: Draws) -> dict[str, Any]:
@@ -119,23 +158,23 @@ def of_reference(drawn: Draws) -> dict[str, Any]:
 @torch.inference_mode()
 def drift(
     policy: CausalLM, reference: CausalLM, episodes: Episodes, temperature: float, room: Room
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Exact KL to the reference, entropy of the policy, and -log ref of the sampled token; each (B, T) on the CPU,
-    nats.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Exact KL to the reference, entropy of the policy, and of the token that stands there -log ref and log π - log
+    ref; each (B, T) on the CPU, nats.
 
     Raises `MemoryFull`.
     """
-    kl, entropy, ref_nats = torch.zeros(3, *episodes.response_mask.shape)
+    kl, entropy, ref_nats, log_ratios = torch.zeros(4, *episodes.response_mask.shape)
 
     def fill(rows: Tensor, chunk: Episodes) -> None:
         hidden, ref_hidden = response_hidden(policy, chunk), response_hidden(reference, chunk)
         stats = token_stats(policy, hidden, reference, ref_hidden, chunk.labels, temperature)
-        columns = (stats.kl, stats.entropy, -stats.ref_logprobs)
-        for grid, column in zip((kl, entropy, ref_nats), columns, strict=True):
+        columns = (stats.kl, stats.entropy, -stats.ref_logprobs, stats.logprobs - stats.ref_logprobs)
+        for grid, column in zip((kl, entropy, ref_nats, log_ratios), columns, strict=True):
             grid[rows.cpu(), : chunk.response_mask.shape[1]] = to_grid(column, chunk.response_mask).cpu()
 
     episodes.by_length(room, fill)
-    return kl, entropy, ref_nats
+    return kl, entropy, ref_nats, log_ratios
 
 
 def summarise(table: pd.DataFrame, draws: int) -> dict[str, float]:

@@ -1,34 +1,52 @@
-"""The networks that a trial trains, as they are at its start."""
+"""The networks that a trial trains, as they are at its start, and its reference."""
 
 from __future__ import annotations
 
 import torch
 
 from pipeline.config.trial import TrialConfig
-from pipeline.models.adapters import choose_trained
+from pipeline.models.adapters import choose_trained, choose_trained_critic
 from pipeline.models.anatomy import trunk
 from pipeline.models.critic import calibrated_head
-from pipeline.models.loading import CausalLM, load_quantized, load_snapshot
+from pipeline.models.loading import CausalLM, load_snapshot
 from pipeline.models.policy import ActorCritic
+from pipeline.models.quantization import Quantize, load_quantized, load_rounded
 from pipeline.rewards.learned import RewardModel
 from pipeline.run.store import Artifact
 
+POLICY_KEY = "adapter.quantize"
+
 
 def new_actor(cfg: TrialConfig, sft: Artifact, reward: Artifact, device: torch.device) -> ActorCritic:
-    """The policy at the reference, with the critic that `cfg` asks for."""
-    load = load_quantized if cfg.adapter.quantize == "4bit" else load_snapshot
-    policy: CausalLM = choose_trained(load(sft.path / "model", device), cfg)
+    """The policy at the reference, with the critic that `cfg` asks for. Raises `UserError` where bitsandbytes is needed
+    and not installed."""
+    lm = load_quantized(sft.path / "model", cfg.adapter.quantize, device, POLICY_KEY)
+    return with_critic(choose_trained(lm, cfg), cfg, cfg.train.seed, sft, reward, device)
+
+
+def with_critic(
+    lm: CausalLM, cfg: TrialConfig, seed: int, sft: Artifact, reward: Artifact, device: torch.device
+) -> ActorCritic:
+    """A policy with the critic that `cfg` asks for, as it is at the start; `seed` is of its adapter, where it has
+    one."""
     match cfg.critic.kind, cfg.critic.init:
         case "none", _:
-            return ActorCritic(policy, has_critic=False).to(device)
+            return ActorCritic(lm, has_critic=False).to(device)
         case "shared", _:
-            return ActorCritic(policy).to(device)
+            return ActorCritic(lm).to(device)
         case "separate", "reference":
-            return ActorCritic(policy, trunk(load_snapshot(sft.path / "model", device))).to(device)
+            body = trunk(load_snapshot(sft.path / "model", device))
+            return ActorCritic(lm, choose_trained_critic(body, cfg, seed)).to(device)
         case "separate", "reward":
             scorer = RewardModel.load(reward.path, device)
             scale = reward.meta["parts"]["reward"]
             head = calibrated_head(scorer.head, scale["mean"], scale["std"])
-            return ActorCritic(policy, trunk(scorer.lm).requires_grad_(True), head).to(device)
+            return ActorCritic(lm, choose_trained_critic(trunk(scorer.lm), cfg, seed), head).to(device)
         case other:
             raise ValueError(f"no critic is known as {other}")
+
+
+def load_reference(sft: Artifact, how: Quantize, device: torch.device) -> CausalLM:
+    """The reference as a plain network in fp32: the SFT model; of a policy in few bits (`how`) what that is without its
+    adapter."""
+    return load_rounded(sft.path / "model", how, device, POLICY_KEY)

@@ -14,12 +14,13 @@ import torch
 
 from pipeline.config.trial import TrialConfig
 from pipeline.intervals import student
-from pipeline.models.loading import device_of, freeze, load_snapshot
+from pipeline.models.loading import device_of, freeze
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
 from pipeline.stages.common import judge_of, reward_of, rollout_room
 from pipeline.stages.heldout import DRAWS, Draws, answers, heldout_prompts
+from pipeline.stages.new_actor import load_reference
 from pipeline.stages.spending import spending
 
 
@@ -43,7 +44,7 @@ def _reference(
 ) -> dict[str, Any]:
     room, count = rollout_room(cfg.runtime, reporter.warn), cfg.evaluate.reference_draws
     data = heldout_prompts(cfg, prompts)
-    model = freeze(load_snapshot(sft.path / "model", device))
+    model = freeze(load_reference(sft, cfg.adapter.quantize, device))
     judge, proxy = judge_of(cfg.gold, device, room), reward_of(reward, device, room)
     tables = []
     for draw in range(count):

@@ -2,8 +2,8 @@
 
 Writes ``reference_samples.parquet`` (prompt, completion, proxy, gold, source: `calibration` or `pair`, nothing that
 the proxy was trained on; and ``reward/<part>`` of a composite), ``summary.json`` and, of every learned part, the
-model and ``pairs.parquet`` (prompt, first, second, gold_first, gold_second, first_wins, heldout): beside them, or in
-``parts/<name>/`` of a composite.
+model, ``pairs.parquet`` (prompt, first, second, gold_first, gold_second, first_wins, heldout) and
+``pair_responses.parquet`` (the training pairs as tokens): beside them, or in ``parts/<name>/`` of a composite.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
 from pipeline.stages.common import PromptSet, judge_of, part_folder, rollout_room
+from pipeline.stages.pair_responses import RESPONSES, response_table
 from pipeline.stages.preference_pairs import accuracy, given_pairs, judged_pairs
 from pipeline.stages.spending import spending
 
@@ -193,6 +194,8 @@ def _learn(bench: _Bench, spec: PartConfig, key: str, out: Path) -> tuple[Learne
     pairs.table(gold or (torch.cat([unjudged, judged[0]]), torch.cat([unjudged, judged[1]]))).to_parquet(
         out / "pairs.parquet", index=False
     )
+    learned_from = response_table(pairs.first.episodes.take(train), pairs.second.episodes.take(train), wins)
+    learned_from.to_parquet(out / RESPONSES, index=False)
     measured: dict[str, Any] = {"train_pairs": pairs.train, **({"pairs": pairs.note} if pairs.note else {})}
     measured |= accuracy(
         learned(answers[0]) - learned(answers[1]), judged[0] - judged[1], pairs.first_wins[kept], pairs.openings()[kept]

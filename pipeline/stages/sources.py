@@ -11,6 +11,7 @@ from pipeline.config.rewards import PREFERENCES, PartConfig, part_key
 from pipeline.config.trial import TrialConfig
 from pipeline.data.files import PAIR_COLUMNS, check_columns, digests, fingerprint
 from pipeline.resources.device import PRECISION, gpu_visible
+from pipeline.resources.packages import check_quantization
 from pipeline.rewards.folders import check_classifier
 from pipeline.run.hub import check_model
 from pipeline.run.store import file_digest
@@ -61,8 +62,8 @@ def precision(config: TrialConfig) -> str:
 
 
 def check_sources(config: TrialConfig, stages: Collection[str]) -> None:
-    """Refuse what the named stages would look for in vain: files, and repositories of the hub. Starts and downloads
-    nothing.
+    """Refuse what the named stages would look for in vain: files, repositories of the hub, a package. Starts and
+    downloads nothing.
 
     Raises `UserError` with the key, what was searched, and what to do instead.
     """
@@ -77,6 +78,10 @@ def check_sources(config: TrialConfig, stages: Collection[str]) -> None:
             if part.model is not None:
                 check_model(f"{key}.model", part.model, part.revision, pinned=True)
                 check_classifier(f"{key}.model", part.model, part.label)
+    if {"reference", "values", "critic", "train", "evaluate"} & set(stages):
+        check_quantization("adapter.quantize", config.adapter.quantize)
+    if {"critic", "train"} & set(stages):
+        check_quantization("critic.quantize", config.critic.held)
     if "reward" in stages:
         for key, path in _preference_files(config).items():
             check_columns(Path(path), key, PAIR_COLUMNS)

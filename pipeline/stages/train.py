@@ -1,4 +1,5 @@
-"""Stage 5: the training of one trial; resumable at any moment, and beyond a cap that has been raised.
+"""Stage 5: the training of one trial; resumable at any moment, and beyond a cap that has been raised. Of a trial that
+learns nothing, the reference as its policy, after 0 gradient steps.
 
 Writes ``policy/`` (save_pretrained: one safetensors file and the config), ``critic.safetensors`` where there is a
 critic, ``metrics.jsonl`` and ``metrics.parquet``, ``samples.parquet``, ``status.json`` and ``log/cost.json``.
@@ -24,7 +25,7 @@ from pipeline.models.meter import meter
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.precision import execution
 from pipeline.resources.ledger import Ledger
-from pipeline.resources.machine import fresh_marks, hold_allocator
+from pipeline.resources.machine import GIB, fresh_marks, hold_allocator
 from pipeline.rewards.base import Completions
 from pipeline.run.layout import write_json
 from pipeline.run.metrics_log import MetricsLog, to_parquet
@@ -32,12 +33,14 @@ from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
 from pipeline.stages.common import PromptSet, judge_of, reward_of, rollout_room
 from pipeline.stages.launch import launch
-from pipeline.stages.new_actor import new_actor
+from pipeline.stages.new_actor import load_reference, new_actor
+from pipeline.stages.pair_responses import read_responses
 from pipeline.stages.pausing import KEPT, ended
 from pipeline.stages.scored_samples import read_scores
 from pipeline.training.checkpoint import checkpoints
 from pipeline.training.judging import Scores
 from pipeline.training.reference_scores import ReferenceScores
+from pipeline.training.stored_pairs import StoredPairs
 from pipeline.training.trainer import Outcome, Trainer
 
 
@@ -53,6 +56,8 @@ def train(
     critic: Artifact | None = None,
 ) -> dict[str, Any]:
     """Train the policy against the calibrated proxy; the gold judge watches and is never trained on."""
+    if not cfg.algorithm.learns:
+        return _untrained(cfg, out, sft)
     metrics, kept = out / "metrics.jsonl", out / KEPT
     if (kept / "metrics.jsonl").exists() and not metrics.exists():  # the stage takes up a trial that a cap has ended
         shutil.copyfile(kept / "metrics.jsonl", out / ".metrics")
@@ -63,13 +68,32 @@ def train(
         one_process(cfg, out, reporter, **upstream)
     else:
         launch("pipeline.stages.train:one_process", cfg.runtime.processes, cfg, out, reporter, upstream)
-    status: dict[str, Any] = json.loads((out / "status.json").read_text("utf-8"))
+    status = _status(out)
     if status["cap"] is None:
         shutil.rmtree(kept)
     else:
         for older in checkpoints(kept)[:-1]:
             older.unlink()
         shutil.copyfile(metrics, kept / "metrics.jsonl")
+    return status
+
+
+def _untrained(cfg: TrialConfig, out: Path, sft: Artifact) -> dict[str, Any]:
+    """Leave what a training leaves: the policy, which is the reference, a series without a record, and the cost of
+    copying."""
+    device = device_of(cfg.runtime.device)
+    ledger = Ledger(device.type == "cuda")
+    fresh_marks(device.type == "cuda")
+    load_snapshot(sft.path / "model", torch.device("cpu")).save_pretrained(out / "policy")
+    MetricsLog(out / "metrics.jsonl").close()
+    _write_tables(cfg, out, Outcome("complete", None, 0, 0, 0, 0, None))
+    ledger.mark()
+    _write_log(cfg, out, device, ledger, 0)
+    return _status(out)
+
+
+def _status(out: Path) -> dict[str, Any]:
+    status: dict[str, Any] = json.loads((out / "status.json").read_text("utf-8"))
     return status
 
 
@@ -104,9 +128,7 @@ def one_process(
     actor = new_actor(cfg, sft, reward, device)
     if critic is not None:
         restore_critic(actor, critic.path / "critic.safetensors")
-    reference = (
-        freeze(load_snapshot(sft.path / "model", device)) if cfg.adapter.kind == "none" else WithoutAdapter(actor.lm)
-    )
+    reference = freeze(load_reference(sft, "none", device)) if cfg.adapter.kind == "none" else WithoutAdapter(actor.lm)
     meter(
         [*actor.networks, *([] if cfg.adapter.kind == "lora" else [reference]), *proxy.networks, *gold.networks],
         ledger.work,
@@ -124,12 +146,13 @@ def one_process(
         ledger,
         out / KEPT,
         _samples(values, prompts, len(data.texts)) if values is not None and cfg.algorithm.needs_values else None,
+        _pairs(reward, data) if cfg.train.data == "pairs" else None,
     )
     outcome = trainer.run()
     if trainer.ranks.main:
-        _write(cfg, out, outcome, actor, sft)
-        write_json(out / "log" / "cost.json", ledger.cost())
-        write_json(out / "log" / "execution.json", execution(device, cfg.runtime.threads, cfg.runtime.processes))
+        _write_networks(cfg, out, actor, sft)
+        _write_tables(cfg, out, outcome)
+        _write_log(cfg, out, device, ledger, trainer.state_bytes())
     trainer.ranks.end()
 
 
@@ -139,16 +162,28 @@ def _samples(values: Artifact, prompts: Artifact, n: int) -> ReferenceScores:
     return ReferenceScores(grids["proxy"], grids["length"], grids["eos"])
 
 
-def _write(cfg: TrialConfig, out: Path, outcome: Outcome, actor: ActorCritic, sft: Artifact) -> None:
+def _pairs(reward: Artifact, data: PromptSet) -> StoredPairs:
+    return StoredPairs(read_responses(reward.path, data.token_ids["pad_id"]))
+
+
+def _write_networks(cfg: TrialConfig, out: Path, actor: ActorCritic, sft: Artifact) -> None:
     policy = (
         actor.lm
         if cfg.adapter.kind == "none"
-        else merged(actor.lm, load_snapshot(sft.path / "model", torch.device("cpu")))
+        else merged(actor.lm, load_reference(sft, cfg.adapter.quantize, torch.device("cpu")))
     )
     policy.save_pretrained(out / "policy")
     save_critic(actor, out / "critic.safetensors")
+
+
+def _write_tables(cfg: TrialConfig, out: Path, outcome: Outcome) -> None:
     to_parquet(out / "metrics.jsonl", out / "metrics.parquet")
     columns = ["step", "prompt", "completion", "proxy", "gold"]
     pd.DataFrame(outcome.samples, columns=columns).to_parquet(out / "samples.parquet", index=False)
     status = {key: value for key, value in vars(outcome).items() if key != "samples"}
     write_json(out / "status.json", status if outcome.cap is None else {**status, "cap": ended(cfg, outcome.cap)})
+
+
+def _write_log(cfg: TrialConfig, out: Path, device: torch.device, ledger: Ledger, state_bytes: int) -> None:
+    write_json(out / "log" / "cost.json", {**ledger.cost(), "state_gib": state_bytes / GIB})
+    write_json(out / "log" / "execution.json", execution(device, cfg.runtime.threads, cfg.runtime.processes))

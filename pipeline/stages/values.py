@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from pipeline.config.trial import TrialConfig
-from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
+from pipeline.models.loading import CausalLM, device_of, freeze
 from pipeline.models.meter import meter
 from pipeline.models.precision import Precision
 from pipeline.models.sampler import EagerSampler
@@ -28,6 +28,7 @@ from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
 from pipeline.stages.common import PromptSet, reward_of, rollout_room
+from pipeline.stages.new_actor import load_reference
 from pipeline.stages.scored_samples import SAMPLES, Grid, sample_table
 from pipeline.stages.spending import spending
 
@@ -57,7 +58,7 @@ def _values(
 ) -> dict[str, Any]:
     room, count = rollout_room(cfg.runtime, reporter.warn), cfg.values.samples
     data = PromptSet.load(prompts, "train")
-    model, proxy = freeze(load_snapshot(sft.path / "model", device)), reward_of(reward, device, room)
+    model, proxy = freeze(load_reference(sft, cfg.adapter.quantize, device)), reward_of(reward, device, room)
     meter([model, *proxy.networks], ledger.work)
     source = Source(cfg, model, proxy, data, device, room, ledger)
 

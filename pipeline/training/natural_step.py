@@ -25,23 +25,16 @@ from pipeline.models.lm_head import chunks
 from pipeline.models.policy import gather, log_probs, response_hidden
 from pipeline.models.recompute import recomputing
 from pipeline.training.health import check_finite
+from pipeline.training.learner import Learner
+from pipeline.training.lesson import Lesson, tokens_of
 from pipeline.training.penalty import Penalty, penalty_of
-from pipeline.training.rollout import Rollout
 from pipeline.training.selfcheck import OFF_POLICY, check_first_step
 from pipeline.training.surrogate_loss import SurrogateLoss, summed
-from pipeline.training.update import (
-    Learner,
-    MiniBatch,
-    OnStep,
-    accumulate,
-    mini_batches,
-    surrogate_loss,
-    tokens_of,
-)
+from pipeline.training.update import MiniBatch, OnStep, accumulate, mini_batches, surrogate_loss
 from pipeline.training.whole_rollout import token_means
 
 
-def learn_naturally(rollout: Rollout, learner: Learner, update: int, taken: int, on_step: OnStep) -> int:
+def learn_naturally(rollout: Lesson, learner: Learner, update: int, taken: int, on_step: OnStep) -> int:
     """Take all gradient steps of an update, and return how many there were; `taken` steps came before.
 
     `on_step` gets each step's number and metrics. Raises `Diverged` before a step that is not finite would be taken.
@@ -67,7 +60,7 @@ def learn_naturally(rollout: Rollout, learner: Learner, update: int, taken: int,
 # --- the critic ----------------------------------------------------------------------------------------------
 
 
-def critic_backward(rollout: Rollout, rows: Tensor, learner: Learner, whole: MiniBatch) -> dict[str, Tensor]:
+def critic_backward(rollout: Lesson, rows: Tensor, learner: Learner, whole: MiniBatch) -> dict[str, Tensor]:
     """Add the gradient of the value loss of `rows`, a part of the mini-batch `whole`; returns the metrics' sums."""
     actor, cfg, batch = learner.actor, learner.cfg.critic, tokens_of(rollout, rows)
     assert batch.values is not None
@@ -107,7 +100,7 @@ def _sizes(learner: Learner, norms: dict[str, float]) -> dict[str, float]:
 # --- the policy ----------------------------------------------------------------------------------------------
 
 
-def move_policy(rollout: Rollout, learner: Learner) -> dict[str, float]:
+def move_policy(rollout: Lesson, learner: Learner) -> dict[str, float]:
     """Take the natural-gradient step by the gradient that is in the policy's parameters, unscaled, and drop it there.
 
     Where no point of the line search is accepted the weights stay as they are. Returns the step's metrics.
@@ -126,7 +119,7 @@ def move_policy(rollout: Rollout, learner: Learner) -> dict[str, float]:
     return size | _report(_search(rollout, learner, step), expected)
 
 
-def natural_step(rollout: Rollout, learner: Learner, uphill: Tensor) -> Tensor:
+def natural_step(rollout: Lesson, learner: Learner, uphill: Tensor) -> Tensor:
     """The step (P,) along (F + damping)⁻¹ `uphill`, as long as the quadratic model of the KL allows."""
     knobs = learner.cfg.algorithm
 
@@ -146,7 +139,7 @@ def natural_step(rollout: Rollout, learner: Learner, uphill: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _search(rollout: Rollout, learner: Learner, step: Tensor) -> LineSearch:
+def _search(rollout: Lesson, learner: Learner, step: Tensor) -> LineSearch:
     """Move the policy to the first accepted point of the line search, if there is one."""
     parameters, knobs = trained(learner.actor.lm), learner.cfg.algorithm
 
@@ -169,7 +162,7 @@ def _search(rollout: Rollout, learner: Learner, step: Tensor) -> LineSearch:
 
 
 @torch.no_grad()
-def gain_and_kl(rollout: Rollout, rows: Tensor, learner: Learner, weights: list[Tensor]) -> list[Tensor]:
+def gain_and_kl(rollout: Lesson, rows: Tensor, learner: Learner, weights: list[Tensor]) -> list[Tensor]:
     """What other weights of the policy would gain in the objective, and their exact KL(old || new); () each, summed
     over the tokens of `rows`."""
     lm, temperature, episodes = learner.actor.lm, learner.cfg.train.temperature, rollout.episodes.take(rows)
@@ -212,7 +205,7 @@ def objective(
     return total
 
 
-def _whole(rollout: Rollout) -> MiniBatch:
+def _whole(rollout: Lesson) -> MiniBatch:
     mask = rollout.episodes.response_mask
     return MiniBatch(mask.sum(), len(mask))
 

@@ -31,21 +31,15 @@ from pipeline.training.judging import (
     score_in_parts,
     shaped,
 )
+from pipeline.training.lesson import Lesson
 from pipeline.training.processes import Ranks
 from pipeline.training.replay import Replays, discount, replay, replay_metrics
 
 
 @dataclass(frozen=True)
-class Rollout:
-    """One batch of episodes with everything the losses need; grids are (B, T), 0 on invalid tokens."""
+class Rollout(Lesson):
+    """Episodes that the policy has sampled, with what they are worth and what was measured of them."""
 
-    episodes: Episodes
-    measured: Measured
-    advantages: Tensor
-    returns: Tensor | None
-    """Of the critic's loss; None without a critic."""
-    kl_coef: float
-    """beta in force."""
     scores: Scores
     metrics: dict[str, float]
     tokens_beside: int = 0
@@ -142,7 +136,7 @@ def gather(ranks: Ranks, episodes: Episodes, scores: Scores, measured: Measured)
         return episodes, scores, measured
     device = episodes.query_responses.device
     return (
-        Episodes(*(ranks.join(column) for column in vars(episodes).values())),
+        episodes.each(ranks.join),
         Scores(
             proxy=ranks.join(scores.proxy.to(device)).cpu(),
             gold=ranks.join(scores.gold.to(device)).cpu(),

@@ -30,9 +30,8 @@ class Supervised:
         """`networks` are the transformers in `module`; `room` holds the rows that are in memory at once."""
         self._module, self._networks, self._room, self._checkpointing = module, networks, room, checkpointing
         self._precision = Precision.of(next(module.parameters()).device)
-        self.steps = GradientSteps(
-            torch.optim.AdamW(module.parameters(), weight_decay=weight_decay, fused=True), self._precision
-        )
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self.steps = GradientSteps(torch.optim.AdamW(trained, weight_decay=weight_decay, fused=True), self._precision)
 
     def step(self, lr: float, rows: int, share: ShareOfLoss) -> Tensor:
         """Take one step at `lr` on a batch of `rows`; returns its loss. Raises `MemoryFull` where a single row does not

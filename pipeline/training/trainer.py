@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipeline.algorithms.mathematics.controllers import KlController, LrGuard, OldKlController
 from pipeline.algorithms.mathematics.masking import masked_mean
+from pipeline.config.pairs import only_watched
 from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.precision import GradientSteps, Precision
 from pipeline.models.sampler import EagerSampler
-from pipeline.models.seeding import permutation
 from pipeline.resources.ledger import Ledger, Reached
 from pipeline.resources.out_of_memory import MemoryFull, MemoryFullSomewhere, Room
 from pipeline.resources.roofline import BYTES_STEP
@@ -30,12 +30,15 @@ from pipeline.run.stopping import Watcher
 from pipeline.training import checkpoint
 from pipeline.training.health import Diverged, check_collapse, check_finite, negative_kl
 from pipeline.training.judging import Prompts, RolloutContext, ScoreFn
+from pipeline.training.learner import Learner
+from pipeline.training.lesson import Lesson
 from pipeline.training.natural_step import learn_naturally
 from pipeline.training.processes import NullLog, Ranks
 from pipeline.training.reference_scores import ReferenceScores
 from pipeline.training.rollout import Rollout, collect
 from pipeline.training.selfcheck import check_rollout
-from pipeline.training.update import Learner, OnStep, train_on, warm_up
+from pipeline.training.stored_pairs import StoredPairs, in_turn
+from pipeline.training.update import OnStep, train_on, warm_up
 from pipeline.training.whole_rollout import moved_kl
 
 SAMPLE_TABLES = 8
@@ -105,16 +108,17 @@ class Trainer:
         ledger: Ledger,
         checkpoints: Path,
         samples: ReferenceScores | None = None,
+        pairs: StoredPairs | None = None,
     ) -> None:
         """queries (n, P) and query_mask (n, P): all training prompts, left-padded, on the CPU; `samples` of the
-        reference for the same prompts, where the advantage needs them.
+        reference for the same prompts, where the advantage needs them; `pairs` to learn from instead of rollouts.
 
         `open_log` opens the metrics file at an offset and cuts off what stood behind it; 0 is a fresh file.
         """
         self.device = next(actor.parameters()).device
         self.cfg, self.actor = cfg, actor.to(self.device).eval()
         self.queries, self.query_mask = queries, query_mask
-        self.v_star = _v_star(cfg, samples, len(queries))
+        self.v_star, self.pairs = _v_star(cfg, samples, len(queries)), pairs
         self.open_log, self.watch, self.ledger, self.folder = open_log, watch, ledger, checkpoints
         self.log: Log = NullLog()
         self.precision, self.ranks = Precision.of(self.device), Ranks.of(self.device)
@@ -130,6 +134,7 @@ class Trainer:
         self.rollout_context = RolloutContext(
             actor, reference, score, cfg, sampler, rollout_room, ledger.timed, self.ranks
         )
+        self.only_watched = only_watched(cfg)
         train_room = Room(
             "runtime.micro_batch_size", min(cfg.runtime.micro_batch_size, cfg.train.mini_batch_size), watch.warn
         )
@@ -215,24 +220,36 @@ class Trainer:
             self._write(self.taken, {"policy/old_kl": moved})
         if self.cfg.algorithm.target_kl is not None:
             self._write(self.taken, {"policy/update_steps": float(self.taken - start)})
-        self.ledger.generated_tokens += rollout.sampled_tokens
+        self.ledger.generated_tokens += 0 if self.only_watched else rollout.sampled_tokens
         self.log.flush(durable=False)
         self.watch.metrics(start, {**rollout.metrics, **self.last_step})
         self.watch.progress("train", self.update * self.cfg.train.steps_per_update, self.cfg.train.steps)
 
     def _rollout(self) -> Rollout:
         self.kl.start(self.update)
+        context = self.rollout_context
+        if self.only_watched:  # neither the work of rollouts nor their tokens are counted
+            context = replace(context, timed=lambda phase: self.ledger.timed("watch"))
         with self.precision.autocast():
-            return collect(self.rollout_context, self._prompts(), self.update, self.kl.kl_coef)
+            return collect(context, self._prompts(), self.update, self.kl.kl_coef)
+
+    def _lesson(self, rollout: Rollout) -> Lesson:
+        if self.cfg.train.data == "rollouts":
+            return rollout
+        if self.pairs is None:
+            raise ValueError("train.data 'pairs' needs stored pairs")
+        with self.precision.autocast():
+            return self.pairs.lesson(self.rollout_context, self.update, self.kl.kl_coef)
 
     def _learn(self, rollout: Rollout, on_step: OnStep) -> float | None:
         """Take the steps of an update. Returns how far they moved the policy, nats per token, where a controller asks;
         else None."""
         learn, moved = learn_naturally if self.cfg.algorithm.trust_region == "trpo" else train_on, None
+        lesson = self._lesson(rollout)
         with self.ledger.timed("train"):
-            self.taken += learn(rollout, self.learner, self.update, self.taken, on_step)
+            self.taken += learn(lesson, self.learner, self.update, self.taken, on_step)
             if self.old_kl.enabled:
-                moved = moved_kl(rollout, self.learner)
+                moved = moved_kl(lesson, self.learner)
         # 8 controllers step
         if moved is not None:
             check_finite({"policy/old_kl": moved})
@@ -283,12 +300,9 @@ class Trainer:
         """Prompts of the current update: each pass over all prompts in a fresh order, as many rows of each as it gets
         responses; (batch_size,) int64."""
         each = self.cfg.train.responses_per_prompt
-        n, size = len(self.queries), self.cfg.train.batch_size // each
-        places = range(self.update * size, (self.update + 1) * size)
-        orders = {
-            turn: permutation(n, self.cfg.train.seed, "prompts", turn) for turn in {place // n for place in places}
-        }
-        return torch.stack([orders[place // n][place % n] for place in places]).repeat_interleave(each)
+        size = self.cfg.train.batch_size // each
+        rows = in_turn(len(self.queries), size, self.update, self.cfg.train.seed, "prompts")
+        return rows.repeat_interleave(each)
 
     def _write(self, step: int, values: Mapping[str, float]) -> None:
         self.log.append(step, values)
@@ -410,6 +424,16 @@ class Trainer:
     def _trained(self) -> Iterator[tuple[str, Tensor]]:
         """What training moves; all else is as the trial found it, and in no checkpoint."""
         return ((name, tensor.detach()) for name, tensor in self.actor.named_parameters() if tensor.requires_grad)
+
+    def state_bytes(self) -> int:
+        """Memory of what training keeps from step to step, counted from the tensors: the weights of policy, critic and
+        reference, and the gradients and the optimiser's state of what is trained."""
+        networks = [module for module in (self.actor, self.rollout_context.reference) if isinstance(module, nn.Module)]
+        kept = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
+        kept += [tensor for _, tensor in self._trained()]
+        states = self.steps.optimiser.state.values()
+        kept += [value for state in states for value in state.values() if isinstance(value, Tensor)]
+        return sum(tensor.nbytes for tensor in kept)
 
     def _restore(self, weights: Mapping[str, Tensor]) -> None:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Step 6 of an update: epochs x mini-batches over one rollout."""
+"""Step 6 of an update: epochs x mini-batches over one rollout, or over a batch of stored pairs."""
 
 from __future__ import annotations
 
@@ -10,43 +10,24 @@ import torch
 from torch import Tensor
 
 from pipeline.algorithms.aggregation import response_weights
-from pipeline.algorithms.mathematics.controllers import LrGuard, OldKlController, hinge, lr_schedule, out_of_reach
+from pipeline.algorithms.mathematics.controllers import hinge, lr_schedule, out_of_reach
 from pipeline.algorithms.mathematics.losses import value_loss
 from pipeline.algorithms.registry import SURROGATES
 from pipeline.algorithms.terms import Tokens, old_kl_penalty, step_metrics
 from pipeline.config.trial import TrialConfig
 from pipeline.models.lm_head import head_backward, head_logprobs
-from pipeline.models.policy import ActorCritic, Episodes
-from pipeline.models.precision import GradientSteps, Precision
+from pipeline.models.policy import Episodes
 from pipeline.models.recompute import recomputing
 from pipeline.models.seeding import permutation
-from pipeline.resources.out_of_memory import Room
 from pipeline.training.health import check_finite
+from pipeline.training.learner import Learner
+from pipeline.training.lesson import Lesson, tokens_of
+from pipeline.training.pair_loss import PairSlopes, of_pairs, pair_slopes
 from pipeline.training.penalty import penalty_of
-from pipeline.training.processes import Ranks
-from pipeline.training.rollout import Rollout
 from pipeline.training.selfcheck import OFF_POLICY, check_first_step
 from pipeline.training.surrogate_loss import SurrogateLoss, of_sequences, of_tokens, summed, to_tokens
 
 OnStep = Callable[[int, dict[str, float]], None]
-
-
-@dataclass(frozen=True)
-class Learner:
-    """What takes gradient steps: the networks, their optimiser, and how the steps are taken."""
-
-    actor: ActorCritic
-    steps: GradientSteps
-    precision: Precision
-    ranks: Ranks
-    """The processes that share the work."""
-    cfg: TrialConfig
-    guard: LrGuard
-    old_kl: OldKlController
-    micro_batch: Room
-    """Episodes in memory at once; changes nothing."""
-    checkpointing: bool = False
-    """Compute activations twice instead of keeping them; changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -56,21 +37,23 @@ class MiniBatch:
     tokens: Tensor
     """() valid ones."""
     sequences: int
+    pairs: PairSlopes | None = None
+    """Of a loss of pairs."""
 
 
-Backward = Callable[[Rollout, Tensor, Learner, MiniBatch], dict[str, Tensor]]
+Backward = Callable[[Lesson, Tensor, Learner, MiniBatch], dict[str, Tensor]]
 """Adds the gradient of some rows of a mini-batch to the parameters; gives the metrics' sums."""
 
 
-def train_on(rollout: Rollout, learner: Learner, update: int, taken: int, on_step: OnStep) -> int:
+def train_on(lesson: Lesson, learner: Learner, update: int, taken: int, on_step: OnStep) -> int:
     """Take up to ``num_ppo_epochs x num_mini_batches`` gradient steps, and return how many were taken.
 
     `taken` steps came before; `on_step` gets each step's number and metrics. Raises `Diverged` before a step that
     is not finite would be taken.
     """
     cfg, first = learner.cfg, taken
-    for position, rows in mini_batches(cfg, update, rollout.advantages.device):
-        metrics = accumulate(rollout, rows, learner)
+    for position, rows in mini_batches(cfg, update, lesson.advantages.device):
+        metrics = accumulate(lesson, rows, learner)
         off_policy = metrics.pop(OFF_POLICY)
         if taken == 0:
             check_first_step(metrics, off_policy, learner.precision.tolerance)
@@ -87,33 +70,43 @@ def mini_batches(cfg: TrialConfig, update: int, device: torch.device) -> Iterato
     """The gradient steps of an update: their places among all planned ones, and the episodes (B,) of each."""
     position = update * cfg.train.steps_per_update
     for epoch in range(cfg.train.num_epochs):
-        order = permutation(cfg.train.batch_size, cfg.train.seed, "epoch", update, epoch).to(device)
-        for rows in torch.split(order, cfg.train.mini_batch_size):
-            yield position, rows
+        together = 2 if cfg.algorithm.by_pairs else 1
+        order = permutation(cfg.train.batch_size // together, cfg.train.seed, "epoch", update, epoch).to(device)
+        for places in torch.split(order, cfg.train.mini_batch_size // together):
+            yield position, _rows_of(places, together)
             position += 1
 
 
-def accumulate(rollout: Rollout, rows: Tensor, learner: Learner, back: Backward | None = None) -> dict[str, float]:
+def _rows_of(places: Tensor, together: int) -> Tensor:
+    """Row numbers (n x together,) of the places (n,), each of which holds so many consecutive rows."""
+    if together == 1:
+        return places
+    return (places.unsqueeze(1) * together + torch.arange(together, device=places.device)).flatten()
+
+
+def accumulate(lesson: Lesson, rows: Tensor, learner: Learner, back: Backward | None = None) -> dict[str, float]:
     """The gradient of the mean loss over the valid tokens of the mini-batch `rows`, left in the parameters, scaled; its
     metrics. The loss is that of policy and critic, unless `back` is another than `backward`.
 
     Micro-batches change no result. Raises `Diverged` for what is not finite, `MemoryFull` for what does not fit.
     """
-    batch = MiniBatch(rollout.episodes.response_mask[rows].sum(), len(rows))
+    pairs = pair_slopes(lesson, rows, learner) if learner.cfg.algorithm.by_pairs else None
+    batch = MiniBatch(lesson.episodes.response_mask[rows].sum(), len(rows), pairs)
     mine = learner.ranks.part(rows)
-    room, episodes = learner.micro_batch, rollout.episodes
+    room, episodes = learner.micro_batch, lesson.episodes
     sums = learner.ranks.all_fit(
-        lambda: room.fit(lambda size: gradient(rollout, episodes.buckets(size, mine), learner, batch, back or backward))
+        lambda: room.fit(lambda size: gradient(lesson, episodes.buckets(size, mine), learner, batch, back or backward))
     )
     learner.ranks.add([parameter.grad for parameter in learner.actor.parameters() if parameter.grad is not None])
     learner.ranks.add(sums.values())
     means = dict(zip(sums, (torch.stack(list(sums.values())) / batch.tokens).tolist(), strict=True))
+    means |= pairs.metrics if pairs else {}
     check_finite(means)
     return means
 
 
 def gradient(
-    rollout: Rollout, parts: list[Tensor], learner: Learner, batch: MiniBatch, back: Backward
+    lesson: Lesson, parts: list[Tensor], learner: Learner, batch: MiniBatch, back: Backward
 ) -> dict[str, Tensor]:
     """Leave the gradient of all `parts` in the parameters, in place of what was there; the metrics' sums over their
     tokens."""
@@ -121,24 +114,27 @@ def gradient(
     sums: dict[str, Tensor] = {}
     for part in parts:
         with learner.precision.autocast():
-            for name, value in back(rollout, part, learner, batch).items():
+            for name, value in back(lesson, part, learner, batch).items():
                 sums[name] = sums.get(name, torch.zeros_like(value)) + value
     return sums
 
 
-def backward(rollout: Rollout, rows: Tensor, learner: Learner, whole: MiniBatch) -> dict[str, Tensor]:
+def backward(lesson: Lesson, rows: Tensor, learner: Learner, whole: MiniBatch) -> dict[str, Tensor]:
     """Add the gradient of the loss of `rows`, a part of the mini-batch `whole`; returns the metrics' sums."""
     cfg, actor = learner.cfg, learner.actor
-    episodes: Episodes = rollout.episodes.take(rows)
-    batch = tokens_of(rollout, rows)
+    episodes: Episodes = lesson.episodes.take(rows)
+    batch = tokens_of(lesson, rows)
     scale = learner.steps.scale(1 / whole.tokens)
     with recomputing(actor.networks, learner.checkpointing):
         hidden, vpred = actor.hidden_and_values(episodes)
     now = None
-    if cfg.algorithm.by_sequence or cfg.kl.by_sequence:
+    if (cfg.algorithm.by_sequence and not whole.pairs) or cfg.kl.by_sequence:
         now = head_logprobs(actor.lm, hidden, episodes.labels, cfg.train.temperature)
-    surrogate = surrogate_loss(batch, episodes.response_mask, now, whole, cfg)
-    penalty = penalty_of(batch, episodes.response_mask, now, rollout.kl_coef, cfg.kl)
+    if whole.pairs:
+        surrogate = of_pairs(whole.pairs, rows, episodes.response_mask, whole.tokens, whole.sequences)
+    else:
+        surrogate = surrogate_loss(batch, episodes.response_mask, now, whole, cfg)
+    penalty = penalty_of(batch, episodes.response_mask, now, lesson.kl_coef, cfg.kl)
 
     def token_loss(part: slice, new_logprobs: Tensor, entropy: Tensor) -> Tensor:
         loss = surrogate.loss(part, new_logprobs)
@@ -180,22 +176,6 @@ def surrogate_loss(
     assert now is not None
     per_sequence = whole.tokens / whole.sequences
     return of_sequences(surrogate, batch, mask, now, weights, per_sequence, cfg.algorithm)
-
-
-def tokens_of(rollout: Rollout, rows: Tensor) -> Tokens:
-    """The valid tokens of some rows, (B,) indices, of a rollout."""
-    mask, measured = rollout.episodes.response_mask[rows], rollout.measured
-
-    def flat(grid: Tensor | None) -> Tensor | None:
-        return None if grid is None else grid[rows][mask]
-
-    return Tokens(
-        measured.logprobs[rows][mask],
-        measured.ref_logprobs[rows][mask],
-        rollout.advantages[rows][mask],
-        flat(measured.values),
-        flat(rollout.returns),
-    )
 
 
 def apply(learner: Learner, position: int, metrics: dict[str, float]) -> dict[str, float]:

@@ -10,11 +10,11 @@ from torch import Tensor
 from pipeline.algorithms.mathematics.kl import k3
 from pipeline.models.lm_head import head_logprobs
 from pipeline.models.policy import response_hidden
-from pipeline.training.rollout import Rollout
-from pipeline.training.update import Learner, tokens_of
+from pipeline.training.learner import Learner
+from pipeline.training.lesson import Lesson, tokens_of
 
 
-def token_means(rollout: Rollout, learner: Learner, sums: Callable[[Tensor], list[Tensor]]) -> list[Tensor]:
+def token_means(rollout: Lesson, learner: Learner, sums: Callable[[Tensor], list[Tensor]]) -> list[Tensor]:
     """Means over all valid tokens of a rollout. ``sums(rows)`` gives sums over the tokens of some rows, and must change
     nothing.
 
@@ -37,7 +37,7 @@ def token_means(rollout: Rollout, learner: Learner, sums: Callable[[Tensor], lis
 
 
 @torch.no_grad()
-def moved_kl(rollout: Rollout, learner: Learner) -> float:
+def moved_kl(rollout: Lesson, learner: Learner) -> float:
     """Mean KL(old || new) from the policy that sampled to the present one, nats per token; by k3 on the samples."""
     lm, temperature = learner.actor.lm, learner.cfg.train.temperature
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from reports.figures.forest import whiskers
 from reports.figures.style import INK, SINGLE, Drawn, arm_styles, legend_columns, legend_entry, new_figure
-from reports.findings.critic_bias import PlaceBias, critic_biases
+from reports.findings.critic_bias import PlaceBias
 from reports.findings.findings import Findings
 from reports.records.load import StudyRecords
 from reports.text.words import number
@@ -14,7 +16,7 @@ from reports.text.words import number
 
 def critic_bias(records: StudyRecords, findings: Findings) -> Drawn | None:
     """The critics' bias after so many tokens, and the share of the states' variance that they explain there."""
-    rows = critic_biases(records)
+    rows = findings.critics
     placed = [row for row in rows if row.place is not None]
     if not placed:
         return None
@@ -66,7 +68,7 @@ def _dashes(style: object) -> tuple[float, ...]:
     return (1, 0) if isinstance(style, str) else tuple(style[1])  # type: ignore[index]
 
 
-def _data(rows: list[PlaceBias]) -> pd.DataFrame:
+def _data(rows: Sequence[PlaceBias]) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {"arm": row.arm, "place": "all" if row.place is None else row.place, "bias": row.bias.value,

@@ -21,11 +21,11 @@ from reports.figures.style import (
     new_figure,
     square_root,
 )
-from reports.findings.best_of_n import BestOfN, best_of_draws
+from reports.findings.best_of_n import BestOfN, best_of_draws, choosing_arms
 from reports.findings.bound import Path, ReferenceScores, best_of, best_win_rate, reference_scores, tilted
 from reports.findings.findings import ArmResult, Findings
 from reports.records.load import StudyRecords
-from reports.text.words import number
+from reports.text.words import listed, number
 from studies.definition.design import Cell
 
 X = "eval/kl_per_sequence"
@@ -89,7 +89,7 @@ def frontier(records: StudyRecords, findings: Findings) -> Drawn | None:
         figure,
         pd.concat(data, ignore_index=True),
         "Reward-KL frontier",
-        _caption(arms, scores, marked, published) + _chosen_sentence(chosen),
+        _caption(arms, scores, marked, published) + _chosen_sentence(chosen) + _choosing_sentence(records, evaluated),
         alt + ".",
     )
 
@@ -147,6 +147,19 @@ def _chosen_sentence(choices: list[BestOfN]) -> str:
         f" Squares: the best of n = {counts} answers of the reference by the proxy, averaged over all choices of n of a"
         f" prompt's answers (n = {shown[0].gold.seeds} × {shown[0].gold.prompts} references and held-out prompts);"
         " their KL is an upper bound, and a win rate needs answers that were not chosen among."
+    )
+
+
+def _choosing_sentence(records: StudyRecords, arms: set[str]) -> str:
+    """For the caption, on arms that choose their answers; empty without any."""
+    counts = {arm: count for arm, count in choosing_arms(records).items() if arm in arms}
+    if not counts:
+        return ""
+    named = listed([f"{arm} (n = {count})" for arm, count in counts.items()])
+    one = len(counts) == 1
+    return (
+        f" {named} {'answers' if one else 'answer'} with the best of n samples by the proxy;"
+        f" {'its' if one else 'their'} KL is an upper bound, too."
     )
 
 
@@ -234,12 +247,10 @@ def _counts(most: float) -> list[int]:
 
 
 def _fixed_betas(records: StudyRecords, arms: list[ArmResult]) -> list[tuple[ArmResult, float]]:
-    """The arms whose beta is fixed and positive, with it."""
-    settings = {
-        cell.arm: cell.config.kl
-        for cell in records.plan
-        if isinstance(cell, Cell) and cell.config.kl.control == "fixed"
-    }
+    """The arms whose beta is fixed and positive, with it; only those that were trained with it and choose no answer."""
+    trained = [cell for cell in records.plan if isinstance(cell, Cell) and cell.config.algorithm.learns]
+    plain = [cell for cell in trained if cell.config.evaluate.best_of == 1]
+    settings = {cell.arm: cell.config.kl for cell in plain if cell.config.kl.control == "fixed"}
     fixed = [result for result in arms if result.arm in settings and "eval/gold" in result.estimates]
     return [(result, settings[result.arm].beta) for result in fixed if settings[result.arm].beta > 0]
 

@@ -22,6 +22,7 @@ from reports.figures.style import (
     new_figure,
     square_root,
 )
+from reports.findings.best_of_n import choosing_arms
 from reports.findings.findings import ArmResult, Findings
 from reports.findings.matched_kl import ENDED_KL, KL, MatchedKL, MethodCurve, method_curve, only_ends
 from reports.records.load import StudyRecords
@@ -72,7 +73,7 @@ def matched(records: StudyRecords, findings: Findings) -> Drawn | None:
     columns = legend_columns([str(handle.get_label()) for handle in handles], DOUBLE)
     figure.legend(handles=handles, loc="outside upper left", ncols=columns, handlelength=2.2)
     data += [_rows(row) for row in rows]
-    counts = {row.arm: row.difference.seeds for row in rows if row.difference}
+    counts, chosen = {row.arm: row.difference.seeds for row in rows if row.difference}, choosing_arms(records)
     caption = (
         f"Left: {name(metric)} over KL, both at the end of training; line and band: {rows[0].method}, interpolated in"
         f" √KL between the ends of {listed(list(rows[0].arms))}, with its 95 % interval. Right: difference of each"
@@ -81,6 +82,11 @@ def matched(records: StudyRecords, findings: Findings) -> Drawn | None:
     )
     if any(row.arm in paid for row in rows):
         caption += f" Cost: floating-point operations of a trial, as a multiple of {records.study.baseline}'s."
+    if several := [f"{arm} (n = {chosen[arm]})" for arm in shown if arm in chosen]:
+        caption += (
+            f" The answer of {listed(several)} is the best of n samples by the proxy: its KL is an upper bound, and the"
+            " sampling is no part of the cost."
+        )
     if left_out:
         caption += f" The {len(rows)} arms that differ most are drawn; the table has {left_out} more."
     alt = f"{name(metric)} over KL at the end of training, and a forest plot of differences at equal KL: " + "; ".join(
@@ -100,7 +106,7 @@ def arithmetic(records: StudyRecords) -> dict[str, float]:
 
 
 def _label(row: MatchedKL, paid: dict[str, float]) -> str:
-    cost = f", {paid[row.arm]:.2f} × cost" if row.arm in paid else ""
+    cost = f", {paid[row.arm]:.2f} × cost" if paid.get(row.arm) else ", no training" if row.arm in paid else ""
     return f"{row.arm}\nat {number(row.kl.value)} nats{cost}"
 
 

@@ -1,4 +1,5 @@
-"""Best of n answers of the reference to the held-out prompts: what needs no gradient, by the same judge."""
+"""Best of n answers to the held-out prompts: of the reference's, what needs no gradient, by the same judge; and which
+arms answer so."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from reports.findings.bound import best_of, table_of
 from reports.records.load import StudyRecords
 from reports.statistics import best_of_n, two_level
 from reports.statistics.two_level import Array, Estimate
+from studies.definition.design import Cell
 
 By = Literal["proxy", "gold"]
 DRAWS = "draws.parquet"
@@ -28,6 +30,12 @@ class BestOfN:
     gold: Estimate
     win_rate: Estimate | None
     """Against answers that were not chosen among; none where n is all of them."""
+
+
+def choosing_arms(records: StudyRecords) -> dict[str, int]:
+    """Arms that answer with the best of several samples by the proxy, and of how many."""
+    counts = {cell.arm: cell.config.evaluate.best_of for cell in records.plan if isinstance(cell, Cell)}
+    return {arm: count for arm, count in counts.items() if count > 1}
 
 
 def best_of_draws(records: StudyRecords) -> list[BestOfN]:

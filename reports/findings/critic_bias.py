@@ -39,7 +39,7 @@ class PlaceBias:
         return min(1.0, 1 - self.error.value / self.spread.value) if self.spread.value > 0 else None
 
 
-def critic_biases(records: StudyRecords) -> list[PlaceBias]:
+def critic_biases(records: StudyRecords) -> tuple[PlaceBias, ...]:
     """Of every diagnosed arm: all states, then place by place; empty where nothing was diagnosed, or for other
     trainings than those recorded."""
     found = []
@@ -48,7 +48,7 @@ def critic_biases(records: StudyRecords) -> list[PlaceBias]:
         if tables and len({tuple(table[list(SETTINGS)].iloc[0]) for table in tables}) == 1:
             places = sorted({int(place) for table in tables for place in table["place"].unique()})
             found += [row for place in (None, *places) if (row := _at(arm, place, tables)) is not None]
-    return found
+    return tuple(found)
 
 
 def _table(records: StudyRecords, arm: str, seed: int) -> pd.DataFrame | None:

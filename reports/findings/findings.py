@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pipeline.run.metrics import METRICS
 from reports.findings import matched_kl, trajectories
+from reports.findings.critic_bias import PlaceBias, critic_biases
 from reports.findings.crossings import Crossed, crossed
 from reports.findings.hypotheses import Judgement, judge
 from reports.findings.matched_kl import MatchedKL
@@ -151,6 +152,8 @@ class Findings:
     hypotheses: tuple[Judgement, ...]
     crossings: tuple[Crossed, ...]
     """Pairs of crossed knobs, on the objective."""
+    critics: tuple[PlaceBias, ...]
+    """What the critics' values are worth, where they were diagnosed."""
 
     def arm(self, name: str) -> ArmResult:
         return next(result for result in self.arms if result.arm == name)
@@ -180,6 +183,7 @@ def analyse(records: StudyRecords) -> Findings:
         recommendation=recommend(records, arms, maximized(records, objective)),
         hypotheses=judge(records),
         crossings=crossed(records),
+        critics=critic_biases(records),
     )
 
 

@@ -38,6 +38,7 @@ COSTS = {
     "wall_s": "s",
     "generated_tokens": "tokens",
     "peak_memory_gib": "GiB",
+    "state_gib": "GiB",
     "t4_s": "s on a T4, modelled",
 }
 LISTED = 6

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from reports.findings.critic_bias import PlaceBias
@@ -9,7 +11,7 @@ from reports.tables.cells import columns, sample, shown, shown_difference, size
 from reports.tables.table import Head, Table, TableCell
 
 
-def critic_bias_table(rows: list[PlaceBias]) -> Table:
+def critic_bias_table(rows: Sequence[PlaceBias]) -> Table:
     """Every diagnosed arm: all states together, then by the number of tokens before the state."""
     heads = (
         Head("arm", numeric=False), Head("place", "tokens before the state"), Head("bias", "std of reference samples"),

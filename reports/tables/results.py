@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 
 from pipeline.run.metrics import METRICS
-from reports.findings.critic_bias import critic_biases
 from reports.findings.findings import ENDS, ROBUST, ArmResult, Effect, Findings, Power, once
 from reports.findings.pairs import parts
 from reports.records.load import StudyRecords
@@ -54,7 +53,7 @@ def all_tables(records: StudyRecords, findings: Findings) -> list[Table]:
         sensitivity_table(records, findings),
         matched_table(records, findings),
         alarm_table(findings),
-        *([critic_bias_table(biases)] if (biases := critic_biases(records)) else []),
+        *([critic_bias_table(findings.critics)] if findings.critics else []),
         verdict_table(findings),
         status_table(records, findings),
         cost_table(records),

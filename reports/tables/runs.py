@@ -18,8 +18,10 @@ def cost_table(records: StudyRecords) -> Table:
         "cost/wall_s": Head("wall clock", "s"),
         "cost/generated_tokens": Head("generated", "tokens"),
         "cost/peak_memory_gib": Head("peak memory", "GiB"),
+        "cost/state_gib": Head("training state", "GiB"),
         "cost/tflop": Head("arithmetic", "TFLOP"),
         "cost/t4_s": Head("on a T4, modelled", "s"),
+        "cost/evaluate_generated_tokens": Head("sampled to answer", "tokens"),
     }
     columns = [key for key in shown if key in records.trials.columns]
     if all(record.environment.get("device", "cpu") == "cpu" for record in records.records.values()):
@@ -47,6 +49,11 @@ def cost_table(records: StudyRecords) -> Table:
         note += (
             " A trial whose algorithm needs scored samples of the reference is charged for all of them (stage values),"
             " also where several trials share them."
+        )
+    if "cost/evaluate_generated_tokens" in columns:
+        note += (
+            " Sampled to answer: all samples of arms that answer each held-out prompt with the best of several; no part"
+            " of the other columns."
         )
     return Table(
         "cost",

@@ -325,10 +325,15 @@ def _sensitivity(records: StudyRecords, findings: Findings) -> list[str]:
         return []
     worst = max(missed, key=lambda power: power.detectable)
     unit = _unit(metric)
+    seeds, known = counted(worst.seeds, "seed"), METRICS[metric]
+    possible = worst.detectable <= known.high - known.low
     text = (
-        f"Undecided does not mean equal: with {counted(worst.seeds, 'seed')}, a true difference in"
+        f"Undecided does not mean equal: with {seeds}, a true difference in"
         f" {name(metric)} of {number(worst.detectable, metric)}{unit} ({worst.arm}) would have been detected with"
         " 80 % power, a smaller one less often."
+        if possible
+        else f"Undecided does not mean equal: with {seeds}, no difference in {name(metric)} ({worst.arm}), however"
+        " large, would have been detected with 80 % power."
     )
     if worst.target is None or worst.suffices:
         return [text]

@@ -6,9 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from pipeline.config.model import ModelConfig
 from pipeline.config.presets import PRESETS
 from pipeline.config.rewards import READY, JudgeConfig, PartConfig, RewardConfig
+from pipeline.config.trial import TrialConfig
 from pipeline.run.metrics import METRICS
+from reports.findings.best_of_n import choosing_arms
 from reports.findings.bound import LEAST_EFFECTIVE, reference_scores
 from reports.findings.findings import SMALL_EFFECT, SMALLEST, Findings, once
 from reports.findings.trajectories import kl_source
@@ -99,9 +102,20 @@ def _training(records: StudyRecords) -> Iterator[str]:
             "The trials were run by another program and imported from its logs; their configuration is not known here."
         )
         return
-    train = [config.train for config in configs]
-    algorithms = " or ".join(sorted({PRESETS[config.algorithm.name].title for config in configs}))
-    model = configs[0].model
+    untrained = [cell.arm for cell in records.plan if isinstance(cell, Cell) and not cell.config.algorithm.learns]
+    yield from _policy([config for config in configs if config.algorithm.learns], configs[0].model)
+    if untrained:
+        yield f"The policy of {listed(list(dict.fromkeys(untrained)))} is the reference: it takes no gradient step."
+    yield _reward(configs[0].reward, _reward_quality(records))
+    yield what_varies(records)
+
+
+def _policy(trained: Sequence[TrialConfig], model: ModelConfig) -> Iterator[str]:
+    """From what the trials start, and what they take; nothing where none is trained."""
+    if not trained:
+        return
+    train = [config.train for config in trained]
+    algorithms = " or ".join(sorted({PRESETS[config.algorithm.name].title for config in trained}))
     policy = (
         model.base
         or f"a Qwen2-architecture transformer of {counted(model.layers, 'layer')} and width {model.hidden_size},"
@@ -114,8 +128,12 @@ def _training(records: StudyRecords) -> Iterator[str]:
         f" tokens, {_values(t.num_epochs for t in train)} epochs of {_values(t.num_mini_batches for t in train)}"
         " mini-batches."
     )
-    yield _reward(configs[0].reward, _reward_quality(records))
-    yield what_varies(records)
+    if stored := sorted({PRESETS[config.algorithm.name].title for config in trained if config.train.data == "pairs"}):
+        yield (
+            f"{listed(stored)}: learned from the pairs that trained the reward, as many responses in place of each"
+            " rollout. The rollouts are sampled for metrics alone, and their tokens and work are not counted, unless a"
+            " guard or an adaptive beta is steered by them. The wall clock includes them."
+        )
 
 
 def _reward(reward: RewardConfig, quality: str) -> str:
@@ -189,6 +207,13 @@ def _evaluation(records: StudyRecords) -> Iterator[str]:
         " prompts, reference answers and random numbers, so differences between arms are paired by seed and prompt. KL"
         " to the reference is exact, summed over the vocabulary."
     )
+    if chosen := choosing_arms(records):
+        named = listed([f"{arm} (n = {count})" for arm, count in chosen.items()])
+        yield (
+            f"The answer of {named} is the best of n samples by the training reward, before any rule for a missing EOS;"
+            " the judge never chooses. Its KL is an upper bound: ln n − (n − 1)/n plus the mean of log π − log ref over"
+            " the chosen answers, which is 0 where the policy is the reference."
+        )
 
 
 def _estimates(findings: Findings) -> Iterator[str]:

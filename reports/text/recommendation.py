@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pipeline.run.metrics import METRICS
+from reports.findings.best_of_n import choosing_arms
 from reports.findings.findings import Findings
 from reports.findings.recommendation import ONE_IN, Recommendation
 from reports.records.load import StudyRecords
@@ -19,7 +20,7 @@ def recommendation(records: StudyRecords, findings: Findings) -> str:
     found = findings.recommendation
     if found is None:
         return ""
-    parts = _best(records, found), _cost(findings, found), _risk(records, findings, found)
+    parts = _best(records, found), _cost(records, findings, found), _risk(records, findings, found)
     return " ".join(filter(None, parts))
 
 
@@ -42,12 +43,13 @@ def _best(records: StudyRecords, found: Recommendation) -> str:
     return f"{head} ({value}; {size}).{rivals if found.rivals else alone}{broken}"
 
 
-def _cost(findings: Findings, found: Recommendation) -> str:
+def _cost(records: StudyRecords, findings: Findings, found: Recommendation) -> str:
     estimates = findings.arm(found.arm).estimates
     metric = next((key for key in DRIFT if key in estimates), None)
     drift = f"a KL to the reference of {interval(estimates[metric], metric)}{_unit(metric)}" if metric else ""
     time = f"{number(found.seconds)} s of wall clock per trial" if found.seconds else ""
-    return f"It costs {listed(list(filter(None, [drift, time])))}." if drift or time else ""
+    samples = f"{n} samples for each answer" if (n := choosing_arms(records).get(found.arm)) else ""
+    return f"It costs {listed(list(filter(None, [drift, time, samples])))}." if drift or time else ""
 
 
 def _risk(records: StudyRecords, findings: Findings, found: Recommendation) -> str:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.config.effects import value_at
+from pipeline.config.effects import inert, value_at
 from pipeline.config.presets import KNOBS, PRESETS
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
@@ -163,7 +163,8 @@ def _t4_hours(plan: Sequence[Cell], unknown: int) -> float | None:
     """Hours of these trials on a T4, one after another; None where the sizes of the base are not known."""
     from pipeline.forecast.advice import predict
 
-    known = [forecast.t4_hours for cell in plan if (forecast := predict(cell.config)) is not None]
+    forecasts = [predict(cell.config) for cell in plan]
+    known = [forecast.t4_hours + forecast.answering_hours for forecast in forecasts if forecast is not None]
     if not known or len(known) < len(plan):
         return None
     return math.fsum(known) + unknown * known[0]
@@ -206,8 +207,9 @@ def _print_budget(console: Console, study: Study, compared: Study, plan: Sequenc
         lines.setdefault(tuple(budget_lines(next(cell.config for cell in plan if cell.arm == arm))), []).append(arm)
     for (first, *rest), arms in lines.items():
         console.print(Text("\n".join([f"each trial of {', '.join(arms)}: {first}", *rest])), soft_wrap=True)
-    if plan[0].config.runtime.device == "cuda":
-        console.print(variant_table(plan[0].config))
+    trained = [cell.config for cell in plan if cell.config.algorithm.learns]
+    if trained and trained[0].runtime.device == "cuda":
+        console.print(variant_table(trained[0]))
     console.print(Text(total_line(study, plan)), soft_wrap=True)
 
 
@@ -240,13 +242,15 @@ def algorithm_lines(plan: Sequence[Cell]) -> Iterator[str]:
     ways: dict[str, list[str]] = {}
     for cell in plan:
         preset = PRESETS[cell.config.algorithm.name]
-        settings = dict.fromkeys([*KNOBS, *preset.settings])
-        said = [f"{key.removeprefix('algorithm.')} {value_at(cell.config, key)}" for key in settings]
-        arms = ways.setdefault(f"{preset.title}: {', '.join(said)}", [])
+        settings, learns = dict.fromkeys([*KNOBS, *preset.settings]), cell.config.algorithm.learns
+        shown = [key for key in settings if learns or inert(cell.config, key) is None]
+        said = [f"{key.removeprefix('algorithm.')} {value_at(cell.config, key)}" for key in shown]
+        how = "trained by" if learns else "not trained;"
+        arms = ways.setdefault(f"{how} {preset.title}: {', '.join(said)}", [])
         if cell.arm not in arms:
             arms.append(cell.arm)
     if any(cell.config.algorithm.name != "ppo" for cell in plan):
-        yield from (f"{', '.join(arms)}: trained by {way}" for way, arms in ways.items())
+        yield from (f"{', '.join(arms)}: {way}" for way, arms in ways.items())
 
 
 def search_line(study: Study, ended: int) -> str:
@@ -293,17 +297,19 @@ def budget_lines(config: TrialConfig) -> Iterator[str]:
     yield f"  GiB in stage {budget.stage}: " + ", ".join(
         f"{name} {size:.2f}" for name, size in budget.memory_gib.items() if size >= 0.005
     )
+    own = budget.hours | ({"answering": budget.answering_hours} if budget.answering_hours else {})
     yield (
         "  T4: "
-        + ", ".join(f"{phase} {hours(spent)}" for phase, spent in budget.hours.items())
+        + (", ".join(f"{phase} {hours(spent)}" for phase, spent in own.items()) or "no training")
         + (
             "; plus, once for all trials that share them: "
             + ", ".join(f"{stage} {hours(spent)}" for stage, spent in budget.shared_hours.items())
         )
     )
+    kept = budget.disk.get("checkpoints", 0.0)
     yield (
-        f"  disk: {budget.disk_gib:.2f} GiB while it trains, of which checkpoints {budget.disk['checkpoints']:.2f}; "
-        f"{budget.left_gib:.2f} GiB stay, and {budget.shared_disk_gib:.2f} GiB for stages that trials share"
+        f"  disk: {budget.disk_gib:.2f} GiB while it trains, of which checkpoints {kept:.2f};"
+        f" {budget.left_gib:.2f} GiB stay, and {budget.shared_disk_gib:.2f} GiB for stages that trials share"
     )
     if assumed := assumed_scorers(config):
         yield (f"  not on this machine: {', '.join(assumed)}; assumed: the size of a base classifier, 125 M parameters")

@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.config.trial import TrialConfig, canonical_json
 from pipeline.errors import UserError
 from studies.definition.checks import built, check_overrides, told
-from studies.definition.replicates import seeded
+from studies.definition.replicates import chain_of, seeded
 from studies.definition.schema import IMPORTED, STOP_KEY, Study
 
 
@@ -35,7 +35,7 @@ class Cell:
     @property
     def steps(self) -> int:
         """Gradient steps that the trial is to take."""
-        return self.config.train.steps
+        return self.config.gradient_steps
 
 
 @dataclass(frozen=True)
@@ -130,13 +130,27 @@ def cautions(plan: Sequence[Cell]) -> list[str]:
     lines = dict.fromkeys(line for warnings in arms.values() for line in warnings)
     concerned = {line: [arm for arm, warnings in arms.items() if line in warnings] for line in lines}
     named = [line if len(mine) == len(arms) else f"{', '.join(mine)}: {line}" for line, mine in concerned.items()]
-    return named + _unequal_episodes(plan)
+    return named + _unequal_episodes(plan) + _equal_seeds(plan)
+
+
+def _equal_seeds(plan: Sequence[Cell]) -> list[str]:
+    """Arms that train nothing, where a seed changes nothing before training either."""
+    chains: dict[str, list[tuple[int, ...]]] = {}
+    for cell in plan:
+        if not cell.config.algorithm.learns:
+            chains.setdefault(cell.arm, []).append(chain_of(cell.config))
+    alike = [arm for arm, own in chains.items() if len(own) > 1 and len(set(own)) == 1]
+    if not alike:
+        return []
+    return [f"{', '.join(alike)}: all seeds give the same result, since nothing is trained and the study has no `vary`"]
 
 
 def _unequal_episodes(plan: Sequence[Cell]) -> list[str]:
     counts: dict[int, dict[str, None]] = {}
     for cell in plan:
         train = cell.config.train
+        if not cell.config.algorithm.learns:
+            continue
         counts.setdefault(train.updates * train.batch_size, {})[cell.arm] = None
     if len(counts) < 2:
         return []

@@ -21,8 +21,8 @@ from studies.definition.space import Finite
 EXACT_KL = "objective/kl_exact_per_token"
 """What falsifiers speak of by default: the k1 estimate of a small KL is mostly noise, and a single record of it can
 refute a claim that the policy keeps."""
-EVALUATION = "eval/"
-"""Head of the metrics that exist once per trial, after training."""
+EVALUATION, COST = "eval/", "cost/"
+"""Heads of the metrics that exist once per trial, after training: of its evaluation, and of what it cost."""
 PARTS = "eval/reward/"
 """Head of the metrics of the parts of a composite reward, which are means over prompts as well."""
 Text = Annotated[str, Field(min_length=1)]
@@ -158,7 +158,9 @@ def mismatches(falsifier: Falsifier) -> Iterator[tuple[str, str]]:
         yield "relative", f"'{falsifier.relative}' needs `relative_to: baseline`; add it, or remove relative"
     if falsifier.stop and falsifier.relative_to:
         yield "stop", "a running trial does not know the baseline's values; remove stop or relative_to"
-    if known(falsifier.metric):
+    if falsifier.metric.startswith(COST):
+        yield "metric", f"'{falsifier.metric}' is recorded once, and not while a trial runs; name it in a hypothesis"
+    elif known(falsifier.metric):
         yield from _of_evaluation(falsifier) if falsifier.evaluated else _of_series(falsifier)
 
 

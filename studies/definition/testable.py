@@ -9,7 +9,7 @@ from pipeline.config.presets import ADVANTAGES
 from pipeline.config.replay import has_replay, teaches
 from pipeline.config.trial import TrialConfig
 from studies.definition.design import Cell
-from studies.definition.falsifier import Falsifier
+from studies.definition.falsifier import EVALUATION, Falsifier
 from studies.definition.hypotheses import Hypothesis
 from studies.definition.schema import Study
 
@@ -47,6 +47,16 @@ ONLY_WITH: dict[str, tuple[str, Callable[[TrialConfig], bool]]] = {
     "replay/standard_error": (
         "replay.continuations above 1",
         lambda config: has_replay(config) and config.replay.continuations > 1,
+    ),
+    **dict.fromkeys(
+        (
+            "pairs/chosen_logprobs",
+            "pairs/rejected_logprobs",
+            "pairs/chosen_log_ratio",
+            "pairs/rejected_log_ratio",
+            "pairs/accuracy",
+        ),
+        ("algorithm.trust_region: dpo or ipo", lambda config: config.algorithm.by_pairs),
     ),
     "replay/critic_bias": ("critic.target: replay", teaches),
     "replay/critic_error": (
@@ -86,6 +96,8 @@ def untestable(study: Study, plan: Sequence[Cell]) -> list[str]:
 def needs(metric: str, config: TrialConfig) -> str | None:
     """The key that a trial of this configuration lacks to record a series; None where it records the series."""
     family, _, part = metric.partition("/")
+    if not (config.algorithm.learns or metric.startswith(EVALUATION)):
+        return "an algorithm that takes gradient steps"
     if family == "reward":
         return None if part in config.reward.parts else f"reward.parts.{part}"
     key, has = ONLY_WITH.get(metric, ("", lambda config: True))
@@ -115,6 +127,7 @@ def _of_claim(claim: Falsifier, baseline: str, plan: Sequence[Cell]) -> list[str
         lines.append(
             f"claim {claim.name} cannot be tested: the baseline {baseline} records {claim.metric} only with {key}"
         )
+        base = None
     silent = [cell for cell in cells if needs(claim.metric, cell.config)]
     if silent:
         key = needs(claim.metric, silent[0].config)

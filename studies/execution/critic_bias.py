@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -13,7 +11,7 @@ import pandas as pd
 
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
-from pipeline.run.layout import StudyFolder, TrialRecord
+from pipeline.run.layout import StudyFolder, TrialRecord, replacing
 from pipeline.run.store import Artifact, artifact_of, checked
 from pipeline.stages.critic_bias import Replaying, critic_bias, unfit
 from studies.definition.schema import IMPORTED
@@ -59,15 +57,8 @@ def _ended(folder: StudyFolder) -> Iterator[tuple[TrialRecord, TrialConfig]]:
 def _write(folder: StudyFolder, record: TrialRecord, config: TrialConfig, how: Replaying, path: Path) -> None:
     table = critic_bias(config, how, **{stage: _artifact(folder, record, stage) for stage in NEEDED})
     table = table.assign(**asdict(how), train=record.stages["train"].key)
-    path.parent.mkdir(exist_ok=True)
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
+    with replacing(path) as beside:
         table.to_parquet(beside, index=False)
-        os.replace(beside, path)
-    except BaseException:
-        Path(beside).unlink(missing_ok=True)
-        raise
 
 
 def _artifact(folder: StudyFolder, record: TrialRecord, stage: str) -> Artifact:

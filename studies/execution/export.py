@@ -176,9 +176,8 @@ def model_card(record: TrialRecord, prompts: Path) -> str:
         "",
         f"# {record.study}: {record.arm}, seed {record.seed}",
         "",
-        f"A policy trained by {PRESETS[config.algorithm.name].title} from {origin} on {source}, as one trial of an "
-        f"ablation study. It ended as `{record.status}` after {record.steps} gradient steps"
-        + (f" ({record.reason})." if record.reason else "."),
+        f"{_made(config)} from {origin} on {source}, as one trial of an ablation study. It ended as "
+        f"`{record.status}` after {record.steps} gradient steps" + (f" ({record.reason})." if record.reason else "."),
         "",
         "## Use",
         "",
@@ -194,7 +193,7 @@ def model_card(record: TrialRecord, prompts: Path) -> str:
         "## Measured",
         "",
         (
-            f"On {n} held-out prompts, one completion each against {config.evaluate.reference_draws} of the reference,"
+            f"On {n} held-out prompts, {_answer(config)} against {config.evaluate.reference_draws} of the reference,"
             f" drawn independently; judged by the {_judge(config)}. Intervals are of 95 % and speak of prompts alone,"
             " since this is one seed."
         ),
@@ -226,6 +225,19 @@ def model_card(record: TrialRecord, prompts: Path) -> str:
         + ".",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _made(config: TrialConfig) -> str:
+    """How the policy came to be."""
+    if not config.algorithm.learns:
+        return "The reference policy, without further training,"
+    return f"A policy trained by {PRESETS[config.algorithm.name].title}"
+
+
+def _answer(config: TrialConfig) -> str:
+    """What was judged; the weights alone answer with one sample."""
+    n = config.evaluate.best_of
+    return "one completion each" + f" (the best of {n} samples by the training reward)" * (n > 1)
 
 
 def _judge(config: TrialConfig) -> str:

@@ -56,13 +56,15 @@ class StageSeconds:
 
     trials: int
     seconds: Mapping[str, float]
-    """By stage, without train."""
+    """By stage, without train; of evaluate for one answer to each prompt."""
     seconds_per_step: float
     """Of train, per gradient step."""
 
     def of(self, stage: str, config: TrialConfig) -> float:
         """Seconds that a stage of this trial would take; 0 for a stage that nobody timed, which takes little."""
-        return self.seconds_per_step * config.train.steps if stage == "train" else self.seconds.get(stage, 0.0)
+        if stage == "train":
+            return self.seconds_per_step * config.gradient_steps
+        return self.seconds.get(stage, 0.0) * (config.evaluate.best_of if stage == "evaluate" else 1)
 
 
 def measured(
@@ -84,12 +86,17 @@ def measured(
                 stage != "train"
                 and (took := _json(layout.root / ref.path / "log" / "cost.json").get("wall_s")) is not None
             ):
-                times[stage][ref.key] = float(took)
+                times[stage][ref.key] = float(took) / (_answers(record) if stage == "evaluate" else 1)
     return StageSeconds(
         len(alike),
         {stage: _mean(seconds.values()) for stage, seconds in times.items()},
         math.fsum(_training_s(record) for record in alike) / sum(record.steps for record in alike),
     )
+
+
+def _answers(record: TrialRecord) -> int:
+    """Samples for each held-out prompt."""
+    return int(record.config.get("evaluate", {}).get("best_of", 1))
 
 
 def _training_s(record: TrialRecord) -> float:

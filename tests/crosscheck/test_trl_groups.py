@@ -66,9 +66,11 @@ PAIRS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def test_every_preset_that_trl_has_is_compared() -> None:
-    """A*-PO in `test_trl_a2po.py`; the tests of PPO run TRL itself."""
-    compared = {name for name, _ in [*SAME.values(), *OTHER_NORMALISER.values()]} | {"a_star_po"}
-    assert set(PRESETS) - compared == {"ppo", "ppo_penalty", "trpo", "reinforce", "remax", "reinforce_pp", "vine_ppo"}
+    """A*-PO in `test_trl_a2po.py`, losses of pairs in `test_trl_dpo.py`; the tests of PPO run TRL itself."""
+    elsewhere = {"a_star_po", "dpo", "ipo", "online_dpo"}
+    compared = {name for name, _ in [*SAME.values(), *OTHER_NORMALISER.values()]} | elsewhere
+    alone = {"ppo", "ppo_penalty", "trpo", "reinforce", "remax", "reinforce_pp", "vine_ppo", "best_of_n"}
+    assert set(PRESETS) - compared == alone
     assert ABOUT["trl"].startswith("1.16.")
     assert set(ABOUT["settings"]) == {name.split("/")[0] for name in GOLDEN} - {"inputs", "overlong"}
 

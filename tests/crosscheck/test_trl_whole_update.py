@@ -31,9 +31,10 @@ from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.precision import GradientSteps, Precision
 from pipeline.resources.out_of_memory import Room
 from pipeline.training.judging import Prompts, RolloutContext, Scores, measure
+from pipeline.training.learner import Learner
 from pipeline.training.processes import Ranks
 from pipeline.training.rollout import Rollout, collect
-from pipeline.training.update import Learner, train_on
+from pipeline.training.update import train_on
 
 RELATIVE = 1e-4
 NAMES = (("value_model.score.", "value_head."), ("value_model.model.", "critic_trunk."), ("policy.", "lm."))

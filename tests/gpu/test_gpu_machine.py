@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu.hardware import DEVICE, furthest, trial
+from gpu.hardware import furthest, trial
+from tinytrial import FEW_BITS
 
 from pipeline.models.precision import CHOICE
 from pipeline.run.metrics_log import merged
@@ -15,20 +16,10 @@ from pipeline.run.metrics_log import merged
 pytestmark = pytest.mark.gpu
 
 
-def test_a_lora_trial_on_weights_in_4_bits(tmp_path: Path) -> None:
-    if DEVICE != "cuda":
-        pytest.skip("needs a CUDA device")
+def test_a_policy_in_4_bits_beside_a_critic_in_8(tmp_path: Path) -> None:
     if find_spec("bitsandbytes") is None:
         pytest.skip("bitsandbytes is not installed")
-    # NF4 works in blocks of 64 weights.
-    outcome = trial(
-        tmp_path,
-        model__hidden_size=64,
-        model__intermediate_size=128,
-        adapter__kind="lora",
-        adapter__rank=4,
-        adapter__quantize="4bit",
-    )
+    outcome = trial(tmp_path, model__hidden_size=64, model__intermediate_size=128, **FEW_BITS)
     assert (outcome.status, outcome.reason) == ("complete", None)
 
 

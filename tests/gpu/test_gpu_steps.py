@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,8 @@ def test_a_gradient_that_overflows_fp16_costs_one_step_and_no_more(monkeypatch: 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("control", CONTROLS)
 def test_every_control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control: str, precision: str) -> None:
+    if control == "few bits" and find_spec("bitsandbytes") is None:
+        pytest.skip("bitsandbytes is not installed")
     choose(monkeypatch, precision)
     outcome = trainer(tmp_path, device=DEVICE, **CONTROLS[control]).run()
     assert (outcome.status, outcome.reason) == ("complete", None)

@@ -50,6 +50,7 @@ WORDS = [
 ]
 ENVIRONMENT = {"python": "3.11.9", "torch": "2.13.0", "platform": "Linux x86_64", "git_commit": "0123abc"}
 COST = {"wall_s": 48.0, "generated_tokens": 262144.0, "peak_memory_gib": 0.61, "tflop": 3.2, "t4_s": 11.5}
+UNTRAINED_COST = {**dict.fromkeys(COST, 0.0), "peak_memory_gib": 0.4, "evaluate_generated_tokens": 38400.0}
 
 
 @dataclass(frozen=True)
@@ -267,7 +268,9 @@ class _Writer:
         refs = self.upstream()
         key = f"{cell.config.digest()}"
         path, refs["train"] = self.stage("train", key)
-        table = curves(cell.config.kl.beta, cell.seed, steps, cell.config.train.steps)
+        table, cost = curves(cell.config.kl.beta, cell.seed, steps, cell.config.train.steps), COST
+        if not cell.config.algorithm.learns:
+            steps, table, cost = 0, table[["step"]].head(0), UNTRAINED_COST
         if status == "diverged":
             table.loc[table.index[-1], "policy/entropy"] = np.inf
         table.to_parquet(path / "metrics.parquet", index=False)
@@ -297,7 +300,7 @@ class _Writer:
             steps=steps,
             stages=refs,
             summary=summary,
-            cost=COST,
+            cost=cost,
             environment=ENVIRONMENT,
             finished="2025-01-01T00:00:00+00:00",
         )

@@ -45,13 +45,13 @@ def overlong(scores: Tensor, lengths: Tensor, ended: Tensor, longest: int, share
     return scores - penalty * torch.where(ended, near, torch.ones_like(near))
 
 
-def beta_in_reward(kl_coef: float, place: Literal["reward", "score", "loss"]) -> float:
+def beta_in_reward(kl_coef: float, place: Literal["reward", "score", "loss", "margin"]) -> float:
     """The beta of the rewards: all of it, or 0 where the penalty is in the loss
-    (`pipeline.algorithms.terms.kl_penalty`)."""
+    (`pipeline.algorithms.terms.kl_penalty`), or where beta weighs margins."""
     match place:
         case "reward" | "score":
             return kl_coef
-        case "loss":
+        case "loss" | "margin":
             return 0.0
         case _:
             assert_never(place)

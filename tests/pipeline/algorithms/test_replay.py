@@ -104,7 +104,9 @@ def test_a_policy_that_can_say_one_thing_is_worth_what_it_got(tmp_path: Path, pl
     assert rollout.metrics["replay/standard_error"] == pytest.approx(0.0, abs=1e-3)
 
 
-@pytest.mark.parametrize("place", ["reward", "loss", "score"])
+@pytest.mark.parametrize(
+    "place", ["reward", *(pytest.param(place, marks=pytest.mark.slow) for place in ("loss", "score"))]
+)
 def test_values_are_the_expected_rewards_to_go(tmp_path: Path, place: str) -> None:
     """Two tokens a response, of a policy that has left its reference: the value of every state against the sum over all
     continuations."""

@@ -26,6 +26,7 @@ def test_names_mean_the_published_settings() -> None:
     found = {
         name: (config.advantage, config.ratio, config.trust_region, config.aggregation, config.epsilons)
         for name in PRESETS
+        if name != "best_of_n"  # which trains nothing
         if (config := load_config("tiny", {"algorithm": name}).algorithm)
     }
     tokens, both = ("token", "clip"), (0.2, 0.2)
@@ -45,6 +46,9 @@ def test_names_mean_the_published_settings() -> None:
         "cispo": ("group_norm", "token", "cispo", "token_mean", both),
         "dapo": ("group_norm", *tokens, "token_mean", (0.2, 0.28)),
         "a_star_po": ("v_star", "none", "none", "seq_mean_token_sum", both),
+        "dpo": ("preference", "sequence_sum", "dpo", "seq_mean_token_mean", both),
+        "ipo": ("preference", "sequence_mean", "ipo", "seq_mean_token_mean", both),
+        "online_dpo": ("preference", "sequence_sum", "dpo", "seq_mean_token_mean", both),
     }
 
 
@@ -111,6 +115,45 @@ def test_an_algorithm_of_one_epoch_takes_smaller_steps_unless_told_otherwise() -
             {"algorithm.ratio": "none", "algorithm.trust_region": "trpo"},
             "leaves trust_region 'trpo' nothing to bound",
         ),
+        (
+            {"kl.place": "margin"},
+            "kl.place 'margin' is the beta of a loss of pairs, and algorithm.trust_region is 'clip'",
+        ),
+        (
+            {"algorithm": "dpo", "kl.place": "loss"},
+            "kl.place 'loss' does not fit; use kl.place: margin, or algorithm: dpo",
+        ),
+        (
+            {"algorithm": "dpo", "algorithm.advantage": "rloo"},
+            "algorithm.advantage 'rloo' does not fit; use algorithm.advantage: preference",
+        ),
+        ({"algorithm": "ipo", "algorithm.aggregation": "constant"}, "algorithm.aggregation 'constant' does not fit"),
+        (
+            {"algorithm": "ipo", "algorithm.ratio": "token"},
+            "compares whole responses, and ratio is 'token'; use sequence",
+        ),
+        ({"algorithm": "dpo", "train.responses_per_prompt": 4}, "advantage 'preference' is of pairs; use 2"),
+        ({"algorithm": "dpo", "algorithm.whiten_advantages": True}, "destroys these signs; use false"),
+        (
+            {"algorithm": "dpo", "kl.beta": 0.0},
+            "weighs its margin by kl.beta, which must stay above 0; it goes through 0",
+        ),
+        ({"algorithm": "online_dpo", "kl.control": "linear"}, "which must stay above 0; it goes through 0.05, 0"),
+        (
+            {"algorithm": "dpo", "reward.kind": "lexicon"},
+            "that a reward was learned from, and reward.kind is 'lexicon'",
+        ),
+        (
+            {"algorithm": "dpo", "algorithm.target_kl": 0.02},
+            "it would freeze the policy near the reference",
+        ),
+        ({"algorithm": "ipo", "kl.hinge": 0.02}, "kl.hinge 0.02 bounds what is measured on rollouts"),
+        (
+            {"algorithm": "dpo", "reward.preferences": "labels", "data.source": "local", "data.path": "/reviews"},
+            "reward.preferences 'labels' pairs reviews that have nothing else in common",
+        ),
+        ({"train.data": "pairs"}, "train.data 'pairs' needs a loss of pairs, and algorithm.trust_region is 'clip'"),
+        ({"algorithm": "dpo", "train.num_mini_batches": 64}, "and a mini-batch has 1 episodes"),
         ({"algorithm": "trpo", "critic.kind": "shared"}, "would move the values of a shared critic too"),
         ({"algorithm": "grpo", "algorithm.trust_region": "trpo"}, "use advantage: gae and critic.kind: separate"),
         (
@@ -122,6 +165,12 @@ def test_an_algorithm_of_one_epoch_takes_smaller_steps_unless_told_otherwise() -
             {"algorithm": "trpo", "adapter.kind": "lora", "adapter.quantize": "4bit"},
             "needs forward-mode derivatives, which adapter.quantize '4bit' does not have",
         ),
+        (
+            {"algorithm": "best_of_n", "critic.kind": "shared"},
+            "critic.kind 'shared' is not for advantage 'none': use none",
+        ),
+        ({"evaluate.best_of": 0}, "evaluate.best_of = 0: must be greater than 0"),
+        ({"bon": 4}, "bon is the key 'evaluate.best_of'"),
         ({"algorithm": "grop"}, "did you mean 'grpo'"),
         ({"loss_type": "dapo"}, "loss_type is the key 'algorithm.aggregation'"),
     ],

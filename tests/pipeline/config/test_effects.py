@@ -17,6 +17,7 @@ VADER = {"reward.kind": "lexicon"}
 LOSS = {"kl.place": "loss"}
 ADAPTIVE = {"kl.control": "adaptive"}
 SEPARATE = {"critic.kind": "separate"}
+LORA_CRITIC = {**SEPARATE, "critic.adapter": "lora"}
 NO_CRITIC = {"critic.vf_coef": 0.0}
 NO_PENALTY = {"kl.beta": 0.0}
 RLOO = {"algorithm": "rloo"}
@@ -66,6 +67,10 @@ KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
     "critic.kind": ("separate", NO_CRITIC, {**NO_CRITIC, "critic.init": "reward"}),
     "critic.init": ("reward", {}, SEPARATE),
     "critic.lr": (0.1, {**SEPARATE, "critic.init": "reward", **NO_CRITIC}, SEPARATE),
+    "critic.adapter": ("lora", {}, SEPARATE),
+    "critic.quantize": ("8bit", SEPARATE, LORA_CRITIC),
+    "critic.adapter_rank": (4, SEPARATE, LORA_CRITIC),
+    "critic.adapter_alpha": (4.0, SEPARATE, LORA_CRITIC),
     "critic.vf_coef": (0.2, RLOO, {}),
     "algorithm.gamma": (0.9, RLOO, {"algorithm": "reinforce_pp"}),
     "algorithm.cliprange": (0.1, UNBOUNDED, {}),
@@ -85,6 +90,8 @@ KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
     "algorithm.gae_lambda": (0.9, RLOO, {}),
     "algorithm.whiten_rewards": (True, RLOO, {}),
     "optimiser.clip_norms": ("together", {}, SEPARATE),
+    "train.missing_eos": ("subtract", {"algorithm": "dpo"}, {}),
+    "train.overlong_share": (0.2, {"algorithm": "dpo"}, {"algorithm": "online_dpo"}),
     "train.overlong_penalty": (2.0, {}, {"train.overlong_share": 0.2}),
     **{key: (value, {}, V_STAR) for key, value in (("algorithm.v_star_beta", 2.0), ("algorithm.v_star_samples", 8))},
     **{key: (value, RLOO, V_STAR) for key, value in (("values.samples", 32), ("values.seed", 1))},
@@ -163,3 +170,27 @@ def test_a_classifiers_settings_need_a_classifier(setting: str) -> None:
     part = {"kind": "lexicon", setting.split(".")[1]: "abc"}
     with pytest.raises(UserError, match="is for kind: classifier, kind is 'lexicon'"):
         load_config("tiny", {"reward.kind": "composite", "reward.parts": {"one": part}})
+
+
+UNTRAINED = {"algorithm": "best_of_n"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("optimiser.lr", 0.1), ("kl.beta", 0.3), ("train.steps", 64), ("algorithm.cliprange", 0.1), ("adapter.rank", 4)],
+)
+def test_a_knob_of_training_is_refused_where_nothing_is_trained(key: str, value: Any) -> None:
+    with pytest.raises(UserError) as error:
+        load_config("tiny", {**UNTRAINED, key: value})
+    assert f"{key} = {value} has no effect while algorithm.advantage is none: it needs an algorithm that takes" in str(
+        error.value
+    )
+    assert "\n" not in str(error.value)
+
+
+def test_what_a_policy_answers_with_acts_whether_or_not_it_is_trained() -> None:
+    for own in ({}, UNTRAINED):
+        assert load_config("tiny", {**own, "evaluate.best_of": 4}).evaluate.best_of == 4
+    assert load_config("tiny", UNTRAINED).gradient_steps == 0
+    assert load_config("tiny", {**UNTRAINED, "train.response_length": 16}).train.response_length == 16
+    assert load_config("tiny", UNTRAINED, below={"train.steps": 64}).train.steps == 64, "as --set below an arm does"

@@ -46,6 +46,7 @@ def test_a_separate_critic_on_a_t4_is_refused_in_one_line_with_what_would_fit() 
     assert said.startswith("full, seed 0 cannot fit: ")
     assert "caps.memory_gib = 14.6" in said
     assert "critic.kind=shared (" in said
+    assert "critic.adapter" not in said, "which a shared critic would refuse, and which is not enough by itself"
     for knob in knobs(config):
         found = predict(changed(config, knob.changes))
         assert found is not None
@@ -65,12 +66,19 @@ def test_knobs_that_change_no_result_come_first_and_each_takes_the_mildest_setti
     assert not twice.fits
 
 
+def test_an_adapter_for_the_critic_is_advised_where_it_is_enough() -> None:
+    config = t4(critic__kind="separate", caps__memory_gib=16.0, caps__wall_clock_h=4.0)
+    said = [str(knob) for knob in knobs(config)]
+    assert any(line.startswith("critic.adapter=lora, critic.quantize=8bit (") for line in said)
+
+
 def test_where_no_single_knob_is_enough_several_are_named_together() -> None:
     config = t4(critic__kind="separate", train__response_length=100, caps__memory_gib=11.0)
     found = knobs(config)
     assert len(found) == 1
     assert found[0].found.fits
     assert len(found[0].changes) > 2
+    load_config("t4", {"critic.kind": "separate", **found[0].changes})  # nothing in it is without effect
 
 
 def test_what_nothing_helps_is_said_to_be_so() -> None:
@@ -113,13 +121,22 @@ def test_a_t4s_roofline_refuses_only_where_it_is_asked_for(
         check_budget(t4(critic__kind="separate", caps__card=card), "large")
 
 
-def test_the_four_ways_to_train_are_ordered_as_they_must_be() -> None:
+def test_the_ways_to_train_are_ordered_as_they_must_be() -> None:
     found = {name: one for name, one in variants(t4()).items() if one is not None}
-    assert len(found) == 4
-    memory = [one.total_gib for one in found.values()]
-    assert memory[1] > memory[0] > memory[2] >= memory[3]
-    ppo = [one.stage_gib("train") for one in found.values()]
-    assert ppo[1] > ppo[0] > ppo[2] > ppo[3]
+    falling = [
+        "full, separate critic",
+        "full, separate 8-bit critic with LoRA",
+        "full, shared critic",
+        "LoRA on 4 bits, separate 8-bit critic with LoRA",
+        "LoRA, shared critic",
+        "LoRA on 4 bits, shared critic",
+    ]
+    assert set(found) == set(falling)
+    memory = [found[name].total_gib for name in falling]
+    assert memory == sorted(memory, reverse=True)
+    ppo = [found[name].stage_gib("train") for name in falling]
+    assert ppo == sorted(ppo, reverse=True)
+    assert len(set(ppo)) == len(ppo)
     assert found["full, shared critic"].fits
     assert not found["full, separate critic"].fits
 
@@ -210,5 +227,24 @@ def test_the_natural_step_of_trpo_is_forecast() -> None:
     assert trpo.stages["train"]["natural step"] > 0
     with pytest.raises(UserError, match="cannot fit"):
         check_budget(t4(algorithm="trpo"), "trpo")
-    assert list(variants(t4(algorithm="trpo"))) == ["full, separate critic"]
+    assert list(variants(t4(algorithm="trpo"))) == ["full, separate critic", "full, separate 8-bit critic with LoRA"]
     assert trpo.stages["train"]["optimiser"] < plain.stages["train"]["optimiser"]
+
+
+def test_a_trial_that_trains_nothing_takes_the_time_of_its_answers() -> None:
+    plain, chosen, twice = (
+        predict(t4(**changes))
+        for changes in ({}, {"algorithm": "best_of_n"}, {"algorithm": "best_of_n", "evaluate__best_of": 16})
+    )
+    assert plain is not None
+    assert chosen is not None
+    assert twice is not None
+    assert (plain.answering_hours, chosen.t4_hours, chosen.trained, chosen.hours) == (0.0, 0.0, 0, {})
+    assert twice.answering_hours == pytest.approx(2 * chosen.answering_hours, rel=0.01)
+    assert 0 < chosen.answering_hours < 0.1 * plain.t4_hours
+    assert chosen.stage_gib("train") < plain.stage_gib("train")
+    assert chosen.stages["evaluate"] == plain.stages["evaluate"], "draws are not kept"
+    assert (chosen.disk_gib, chosen.fits) == (chosen.left_gib, True)
+    beside = predict(t4(evaluate__best_of=8))
+    assert beside is not None
+    assert (beside.hours, beside.answering_hours) == (plain.hours, chosen.answering_hours)

@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 import torch
 from helpers import trial_config
-from tinytrial import BASE, model, run, trainer
+from tinytrial import BASE, LORA, learned, model, run, trainer
 
 from pipeline.errors import UserError
 from pipeline.models.adapters import WithoutAdapter, adapter_layers, adapter_off, blocks, choose_trained, merged
-from pipeline.models.loading import load_quantized, prepared
+from pipeline.models.loading import prepared
 from pipeline.models.policy import Episodes, log_probs, response_hidden
 from pipeline.models.recompute import recomputing
-
-LORA = trial_config(**{**BASE, "adapter__kind": "lora", "adapter__rank": 4})
 
 
 def network(architecture: str) -> Any:
@@ -69,15 +67,6 @@ def test_an_adapter_changes_nothing_until_it_has_learned(lm: Any) -> None:
     }
 
 
-def learned(lm: Any) -> Any:
-    """The adapter after it has moved."""
-    choose_trained(lm, LORA)
-    generator = torch.Generator().manual_seed(3)
-    for _, layer in adapter_layers(lm):
-        torch.nn.init.normal_(layer.lora_B["default"].weight, std=0.1, generator=generator)
-    return lm
-
-
 def test_the_reference_is_the_network_without_its_adapter(lm: Any) -> None:
     before = say(lm)
     policy = learned(lm)
@@ -115,11 +104,6 @@ def test_frozen_layers_get_no_gradient(lm: Any) -> None:
 def test_freezing_everything_is_refused() -> None:
     with pytest.raises(UserError, match=r"adapter.frozen_layers = 3: the policy has 3 layers"):
         choose_trained(network("qwen2"), trial_config(**{**BASE, "adapter__frozen_layers": 3}))
-
-
-def test_four_bits_need_a_gpu(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no CUDA device is in use"):
-        load_quantized(tmp_path, torch.device("cpu"))
 
 
 def test_an_adapter_trial_moves_only_its_adapter_and_keeps_its_checkpoints_small(tmp_path: Path) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tinytrial import actor, model, run, trainer
+from safetensors.torch import load_file
+from tinytrial import FEW_BITS, LORA_CRITIC, actor, model, run, trainer
 
 from pipeline.models.anatomy import trunk
-from pipeline.models.critic import load_critic, save_critic
+from pipeline.models.critic import restore_critic, save_critic
 from pipeline.models.policy import Episodes
 
 
@@ -40,11 +42,91 @@ def test_a_critic_from_the_reward_model_starts_with_its_calibrated_scores(tmp_pa
         torch.testing.assert_close(start.hidden_and_values(episodes)[1], expected)
 
 
-@pytest.mark.parametrize("critic", ["shared", "separate"])
+EPISODES = Episodes(
+    torch.randint(2, 31, (3, 8), generator=torch.Generator().manual_seed(1)),
+    torch.ones(3, 3, dtype=torch.bool),
+    torch.arange(5) < torch.tensor([[5], [2], [4]]),
+    torch.zeros(3, dtype=torch.bool),
+)
+CRITICS: dict[str, dict[str, Any]] = {
+    "shared": {},
+    "separate": {"critic__kind": "separate"},
+    "lora": LORA_CRITIC,
+    "8 bits": {**LORA_CRITIC, "critic__quantize": "8bit", "critic__init": "reward"},
+    "4 bits": {**LORA_CRITIC, "critic__quantize": "4bit"},
+}
+
+
+@pytest.mark.parametrize("critic", CRITICS)
 def test_a_critic_survives_its_file(tmp_path: Path, critic: str) -> None:
-    one = trainer(tmp_path, critic__kind=critic)
+    one = trainer(tmp_path, train__steps=4, **CRITICS[critic])
     one.run()
     save_critic(one.actor, tmp_path / "critic.safetensors")
-    loaded = load_critic(tmp_path / "critic.safetensors", one.actor.lm)
-    assert loaded.state_dict().keys() == one.actor.state_dict().keys()
-    assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in one.actor.state_dict().items())
+    loaded = actor(CRITICS[critic])
+    restore_critic(loaded, tmp_path / "critic.safetensors")
+    found, wanted = loaded.state_dict(), one.actor.state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items() if not name.startswith("lm."))
+    assert any(not torch.equal(actor(CRITICS[critic]).state_dict()[name], found[name]) for name in found)
+
+
+def test_the_file_of_a_critic_with_an_adapter_holds_what_is_trained(tmp_path: Path) -> None:
+    one = actor(CRITICS["8 bits"])
+    save_critic(one, tmp_path / "critic.safetensors")
+    kept = load_file(tmp_path / "critic.safetensors")
+    trained = {name for name, tensor in one.named_parameters() if tensor.requires_grad and not name.startswith("lm.")}
+    assert kept.keys() == trained
+    assert {name for name in kept if ".lora_" not in name} == {"value_head.weight", "value_head.bias"}
+    with pytest.raises(ValueError, match="it is not this kind of critic: "):
+        restore_critic(actor(CRITICS["separate"]), tmp_path / "critic.safetensors")
+
+
+@pytest.mark.parametrize("critic", [pytest.param("lora", marks=pytest.mark.slow), "8 bits"])
+def test_a_critic_with_an_adapter_moves_it_and_its_head_alone(tmp_path: Path, critic: str) -> None:
+    knobs = {**CRITICS[critic], "optimiser__lr": 0.0, "critic__lr": 1e-2, "critic__head_lr": 1e-2, "train__steps": 48}
+    _, rows, state = run(tmp_path, **knobs)
+    start = actor(knobs).state_dict()
+    moved = {name for name in start if not torch.equal(state[name], start[name])}
+    assert moved == {name for name in start if name.startswith("value_head.") or ".lora_" in name}
+    losses = [row["value/vf_loss"] for row in rows.values() if "value/vf_loss" in row]
+    assert sum(losses[-8:]) < 0.8 * sum(losses[:8])
+
+
+def test_an_adapter_changes_no_value_until_it_has_learned() -> None:
+    plain, adapted = (actor({"critic__init": "reward", **CRITICS[critic]}) for critic in ("separate", "lora"))
+    with torch.no_grad():
+        first, second = plain.separate_values(EPISODES), adapted.separate_values(EPISODES)
+    assert first.abs().max() > 0
+    assert torch.equal(first, second)
+
+
+def test_policy_and_critic_are_clipped_apart_whatever_the_adapter(tmp_path: Path) -> None:
+    _, rows, _ = run(tmp_path, train__steps=8, **FEW_BITS)
+    norms = [row["value/grad_norm"] for row in rows.values() if "value/grad_norm" in row]
+    assert len(norms) == 8
+    assert all(norm > 0 for norm in norms)
+
+
+def test_what_training_keeps_is_counted_from_the_tensors(tmp_path: Path) -> None:
+    """A separate critic in fp32 adds its weights, their gradients and two moments; one in 8 bits far less."""
+    shared, separate, eight = (
+        trainer(tmp_path / name, train__steps=4, **CRITICS[name]) for name in ("shared", "separate", "8 bits")
+    )
+    for one in (shared, separate, eight):
+        one.run()
+    body = trunk(model())
+    weights = sum(tensor.numel() for tensor in body.parameters())
+    # Adam counts the steps of each parameter.
+    rest = 4 * len(list(body.parameters())) + sum(tensor.nbytes for tensor in body.buffers())
+    assert separate.state_bytes() - shared.state_bytes() == 16 * weights + rest
+    trained = sum(one.numel() for one in eight.actor.critic_trunk.parameters() if one.requires_grad)  # type: ignore[union-attr]
+    tax = eight.state_bytes() - shared.state_bytes() - 16 * trained
+    assert weights < tax < 4 * weights  # embeddings stay fp32
+
+
+def test_the_optimiser_knows_no_frozen_weight(tmp_path: Path) -> None:
+    one = trainer(tmp_path, **FEW_BITS)
+    held = [parameter for group in one.steps.optimiser.param_groups for parameter in group["params"]]
+    assert all(parameter.requires_grad and parameter.dtype == torch.float32 for parameter in held)
+    assert one.trained_size == sum(parameter.numel() for parameter in held)
+    assert not any("base_layer" in name for name in one._state()["actor"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import Recorder, trial_config
-from tinytrial import RLOO
+from tinytrial import FEW_BITS, LORA_CRITIC, RLOO, preset
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -19,18 +19,20 @@ from pipeline.config.rewards import RewardConfig
 from pipeline.forecast.policy_shape import measured
 from pipeline.forecast.subject import ForecastSubject, Trained
 from pipeline.forecast.work import work_of_update
-from pipeline.models.adapters import WithoutAdapter, choose_trained
+from pipeline.models.adapters import WithoutAdapter, choose_trained, choose_trained_critic
 from pipeline.models.anatomy import trunk
 from pipeline.models.fp32_heads import fp32_logits
 from pipeline.models.loading import freeze, prepared
 from pipeline.models.meter import meter
 from pipeline.models.policy import ActorCritic, Episodes
+from pipeline.models.quantization import quantize
 from pipeline.resources.ledger import Ledger
 from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Completions
 from pipeline.rewards.learned import LearnedReward, new_reward_model
 from pipeline.run.metrics_log import MetricsLog
 from pipeline.training.judging import Scores
+from pipeline.training.stored_pairs import StoredPairs
 from pipeline.training.trainer import Trainer
 
 VOCAB, LAYERS, WIDTH = 257, 6, 64
@@ -80,10 +82,10 @@ def spend(folder: Path, architecture: str, checkpointing: bool = False, full: bo
     """One update with a learned reward; prompts and responses of all lengths, or all of the `full` one."""
     runtime = {"runtime__micro_batch_size": 4, "runtime__rollout_batch_size": 5, "runtime__device": "cpu"}
     cfg = trial_config(**{**KNOBS, **runtime, "runtime__gradient_checkpointing": checkpointing, **knobs})
-    lm = choose_trained(network(architecture), cfg)
+    lm = choose_trained(quantize(network(architecture), cfg.adapter.quantize, ""), cfg)
     actor = ActorCritic(
         lm,
-        trunk(network(architecture)) if cfg.critic.kind == "separate" else None,
+        choose_trained_critic(trunk(network(architecture)), cfg, 0) if cfg.critic.kind == "separate" else None,
         has_critic=cfg.critic.kind != "none",
     )
     reference = WithoutAdapter(lm) if cfg.adapter.kind == "lora" else freeze(network(architecture))
@@ -115,14 +117,23 @@ def spend(folder: Path, architecture: str, checkpointing: bool = False, full: bo
         Recorder(),
         ledger,
         folder / "kept",
+        pairs=StoredPairs(full_pairs(queries)) if cfg.train.data == "pairs" else None,
     ).run()
     return ledger
+
+
+def full_pairs(queries: torch.Tensor) -> Episodes:
+    """Responses of full length to every prompt, one pair of them to two."""
+    responses = torch.randint(2, VOCAB, (len(queries), KNOBS["train__response_length"]))
+    mask = torch.ones_like(queries, dtype=torch.bool), torch.ones_like(responses, dtype=torch.bool)
+    return Episodes(torch.cat([queries, responses], 1), *mask, torch.ones(len(queries), dtype=torch.bool))
 
 
 WAYS: dict[str, dict[str, Any]] = {
     "shared": {},
     "separate": {"critic__kind": "separate"},
     "lora": {"adapter__kind": "lora", "adapter__rank": 4},
+    "few bits": FEW_BITS,
     "frozen": {"adapter__frozen_layers": 2},
     "recomputed": {"checkpointing": True},
 }
@@ -130,7 +141,8 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(
     ("architecture", "knobs"),
-    [("qwen2", way) for way in WAYS.values()]
+    [("qwen2", way) for name, way in WAYS.items() if name != "few bits"]
+    + [pytest.param("qwen2", WAYS["few bits"], marks=pytest.mark.slow)]
     + [pytest.param("gpt2", way, marks=pytest.mark.slow) for way in WAYS.values()]
     + [pytest.param("llama", {}, marks=pytest.mark.slow)],
 )
@@ -152,9 +164,29 @@ def test_bytes_follow_what_is_trained(tmp_path: Path) -> None:
     assert full.bytes["generate"] < adapter.bytes["generate"]  # frozen weights are cast at every call
 
 
+@pytest.mark.parametrize("quantize", ["none", "8bit", "4bit"])
+def test_work_counts_weights_and_not_their_codes(quantize: str) -> None:
+    """Two weights of NF4 share a byte; what a frozen one costs is the same however it is held."""
+    seen = []
+    for how in ("none", quantize):
+        knobs = {**LORA_CRITIC, "critic__quantize": how}
+        body = choose_trained_critic(trunk(network("qwen2")), trial_config(**knobs), 0)
+        meter([body], lambda flops, bytes_: seen.append((flops, bytes_)))
+        body(input_ids=torch.ones(1, 3, dtype=torch.long))
+    assert seen[0] == seen[1]
+
+
 @pytest.mark.parametrize(
     "knobs",
-    [{}, {"critic__kind": "separate"}, {"adapter__kind": "lora", "adapter__rank": 4}, {"checkpointing": True}, RLOO],
+    [
+        {},
+        {"critic__kind": "separate"},
+        {"adapter__kind": "lora", "adapter__rank": 4},
+        {**LORA_CRITIC, "critic__adapter_rank": 4},
+        {"checkpointing": True},
+        RLOO,
+        preset("dpo"),
+    ],
     ids=lambda one: str(one),
 )
 def test_predicted_work_is_what_is_counted(tmp_path: Path, knobs: dict[str, Any]) -> None:

@@ -260,7 +260,7 @@ def test_every_control_trains_and_resumes_in_half_precision(tmp_path: Path, cont
     knobs = {**EVERY_CONTROL[control], "train__steps": 16}
     whole, rows, state = run(tmp_path / "whole", **knobs)
     assert (whole.status, whole.updates) == ("complete", 4)
-    assert all(tensor.dtype == torch.float32 for tensor in state.values())
+    assert all(tensor.dtype in (torch.float32, torch.uint8, torch.int8) for tensor in state.values())
     norm = "value/grad_norm" if control == "trpo" else "policy/grad_norm"
     assert (
         sum(norm in row for row in rows.values()) >= whole.steps - 3

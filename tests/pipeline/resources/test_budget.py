@@ -218,6 +218,26 @@ def test_components_follow_the_knobs() -> None:
     assert separate.t4_hours > full.t4_hours > lora.t4_hours
 
 
+def test_eight_bits_and_an_adapter_halve_what_a_separate_critic_adds() -> None:
+    knobs = {"critic__kind": "separate", "critic__adapter": "lora"}
+    shared, separate, lora, eight, four = (
+        estimate(trial("t4", **changes))
+        for changes in (
+            {},
+            {"critic__kind": "separate"},
+            knobs,
+            {**knobs, "critic__quantize": "8bit"},
+            {**knobs, "critic__quantize": "4bit"},
+        )
+    )
+    tax = [one.stage_gib("train") - shared.stage_gib("train") for one in (separate, lora, eight, four)]
+    assert tax[0] > tax[1] > tax[2] > tax[3] > 0
+    assert tax[2] < 0.25 * tax[0]
+    assert eight.disk["checkpoints"] < 1.05 * shared.disk["checkpoints"] < separate.disk["checkpoints"]
+    assert separate.t4_hours > eight.t4_hours > shared.t4_hours
+    assert "adapter library" in estimate(trial("tiny", **knobs)).stages["train"]
+
+
 def test_the_interpreter_counts_on_a_cpu_alone() -> None:
     assert "interpreter and libraries" in estimate(trial("tiny")).memory_gib
     assert "interpreter and libraries" not in estimate(trial("t4")).memory_gib

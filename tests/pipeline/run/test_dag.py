@@ -199,6 +199,7 @@ def test_code_counts_but_comments_and_docstrings_do_not(tmp_path: Path, monkeypa
 
 HARMLESS = {
     "pipeline.run.store", "pipeline.run", "pipeline.errors", "pipeline.resources.device", "pipeline.resources",
+    "pipeline.resources.packages",
     "pipeline.run.hub",
     "pipeline.config", "pipeline.config.base", "pipeline.config.data", "pipeline.config.model",
     "pipeline.config.algorithm", "pipeline.config.kl", "pipeline.config.networks", "pipeline.config.presets",

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import trial_config
+from tinytrial import model
 
 from pipeline.algorithms.aggregation import response_weights
 from pipeline.algorithms.mathematics.controllers import kl_schedule, lr_schedule
@@ -23,7 +24,8 @@ from pipeline.config.rewards import JudgeConfig, PartConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.data.corpus import load_corpus
 from pipeline.data.prompts import cut_at
-from pipeline.models.adapters import choose_trained
+from pipeline.models.adapters import choose_trained, choose_trained_critic
+from pipeline.models.quantization import quantize
 from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.classifier import ClassifierReward
 from pipeline.rewards.registry import ready
@@ -58,7 +60,8 @@ def classifier() -> Any:
 
 def critic(kind: str, start: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = import_module("pipeline.stages.new_actor")
-    monkeypatch.setattr(stage, "load_snapshot", lambda *args: torch.nn.Linear(1, 1))
+    for load in ("load_snapshot", "load_quantized"):
+        monkeypatch.setattr(stage, load, lambda *args: torch.nn.Linear(1, 1))
     nothing: Any = SimpleNamespace(path=Path())
     stage.new_actor(made(critic__kind=kind, critic__init=start), nothing, nothing, CPU)
 
@@ -81,6 +84,8 @@ CASES: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
     "optimiser.lr_schedule": lambda patch: lr_schedule(made(optimiser__lr_schedule=NEW), 1),
     "train.missing_eos": lambda patch: handle_missing_eos(ONE, ONE > 0, NEW, 1.0),
     "adapter.kind": lambda patch: choose_trained(torch.nn.Linear(1, 1), made(adapter__kind=NEW)),
+    "adapter.quantize": lambda patch: quantize(model(), NEW, "adapter.quantize"),
+    "critic.adapter": lambda patch: choose_trained_critic(torch.nn.Linear(1, 1), made(critic__adapter=NEW), 0),
     "critic.kind": lambda patch: critic(NEW, "reference", patch),
     "critic.init": lambda patch: critic("separate", NEW, patch),
 }

@@ -8,7 +8,7 @@ from tinytrial import CONTROLS as IN_PROCESS
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("control", ["adaptive", "separate"])
+@pytest.mark.parametrize("control", ["adaptive", "separate", "few bits"])
 def test_a_trial_that_is_killed_and_run_again_leaves_the_same_bytes(control: str) -> None:
     (tally,) = rounds([control], kills=2, seed=1)
     assert tally.kills == 2

@@ -29,6 +29,8 @@ from pipeline.trial import execution, prepare, run_trial
         {"critic__kind": "separate", "kl__control": "adaptive", "algorithm__whiten_rewards": True},
         {"algorithm": "rloo"},
         {"algorithm": "a_star_po", "values__samples": 2},
+        {"algorithm": "dpo"},
+        {"algorithm": "online_dpo"},
         {"algorithm": "ppo_penalty", "train__steps": 16},
         # So few steps that rounding, which conjugate gradients enlarge, does not change which tokens are drawn.
         {"algorithm": "trpo", "train__steps": 4},

@@ -21,10 +21,10 @@ from pipeline.config.trial import TrialConfig
 from pipeline.models import lm_head as head_module
 from pipeline.models.policy import Episodes, to_grid
 from pipeline.training.judging import Measured, Scores
+from pipeline.training.lesson import tokens_of
 from pipeline.training.rollout import Rollout, drift_metrics, reward_metrics, text_metrics
 from pipeline.training.surrogate_loss import of_tokens
 from pipeline.training.token_stats import token_stats
-from pipeline.training.update import tokens_of
 
 LOG2 = math.log(2)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tinytrial import CONTROLS, RLOO, Killed, Killer, model, preset, run, trainer
+from tinytrial import CONTROLS, FEW_BITS, LORA_CRITIC, RLOO, Killed, Killer, model, preset, run, trainer
 
 from pipeline.config.names import TRAINING
 from pipeline.config.trial import TrialConfig
@@ -186,7 +186,7 @@ A_STAR_PO = preset("a_star_po")
 REPLAY = {"critic__target": "replay", "replay__every": 3}
 CLIPPING = {"algorithm__cliprange": 0.01, "optimiser__lr": 5e-2}
 PENALTY, TRPO = CONTROLS["ppo_penalty"], CONTROLS["trpo"]
-FAR = preset("trpo")
+FAR = {**preset("trpo"), "train__steps": 8}
 """With all its iterations a direction so good that the first point of the line search breaks the bound."""
 ONE_PASS = {"algorithm__trust_region": "none", "train__num_epochs": 1, "train__num_mini_batches": 4}
 PERTURBED: dict[str, dict[str, Any]] = {
@@ -251,6 +251,7 @@ PERTURBED: dict[str, dict[str, Any]] = {
     "optimiser__guard_factor": {"optimiser__guard": True, "optimiser__guard_factor": 0.1},
     "optimiser__guard_steps": {"optimiser__guard": True, "optimiser__guard_steps": 1},
     "kl__hinge": {"kl__hinge": 1e-4},
+    "train__data": {**preset("online_dpo"), "train__data": "pairs"},
     "train__stop": {"train__stop": ({"metric": "policy/entropy", "op": ">", "threshold": 0.0, "consecutive": 5},)},
     "algorithm__target_kl": {"algorithm__target_kl": 1e-4},
     "critic__kind": {"critic__kind": "separate"},
@@ -260,10 +261,14 @@ PERTURBED: dict[str, dict[str, Any]] = {
     "adapter__rank": {"adapter__kind": "lora", "adapter__rank": 2},
     "adapter__alpha": {"adapter__kind": "lora", "adapter__alpha": 4.0},
     "adapter__frozen_layers": {"adapter__frozen_layers": 1},
+    "adapter__quantize": {"adapter__kind": "lora", "adapter__quantize": "4bit"},
+    "critic__adapter": LORA_CRITIC,
+    "critic__adapter_rank": {**LORA_CRITIC, "critic__adapter_rank": 2},
+    "critic__adapter_alpha": {**LORA_CRITIC, "critic__adapter_alpha": 4.0},
+    "critic__quantize": {**LORA_CRITIC, "critic__quantize": "8bit"},
     "train__min_entropy": {"train__min_entropy": 10.0},
     "train__max_repetition": {**COLD, "train__max_repetition": 0.4},
 }
-ONLY_ON_A_GPU = {"adapter__quantize"}
 BEFOREHAND = {"critic__pretraining_steps", "critic__pretraining_lr"}
 """Of a stage of its own, `tests/pipeline/stages/test_value_pretraining.py`."""
 LABELS = {"algorithm__name"}
@@ -277,6 +282,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "in the loss": {"kl__place": "loss"},
     "separate": {"critic__kind": "separate"},
     "lora": {"adapter__kind": "lora"},
+    "lora critic": LORA_CRITIC,
+    "few bits": FEW_BITS,
     "cold": COLD,
     "fast": CLIPPING,
     "groups": RLOO,
@@ -288,12 +295,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "penalty": PENALTY,
     "trpo": TRPO,
     "far": FAR,
+    "pairs": preset("online_dpo"),
 }
 """What a knob is compared with: the base, or the setting that it refines."""
 AGAINST = {
     "kl__target": "adaptive", "kl__horizon": "adaptive", "kl__beta_end": "linear", "kl__beta_stages": "stages",
     "optimiser__guard_kl": "guard", "optimiser__guard_factor": "guard", "optimiser__guard_steps": "guard",
-    "kl__loss_estimator": "in the loss", "adapter__rank": "lora", "adapter__alpha": "lora",
+    "kl__loss_estimator": "in the loss", "adapter__rank": "lora", "adapter__alpha": "lora", "adapter__quantize": "lora",
+    "critic__adapter": "separate", "critic__adapter_rank": "lora critic", "critic__adapter_alpha": "lora critic",
+    "critic__quantize": "lora critic",
     "critic__init": "separate", "critic__lr": "separate", "optimiser__clip_norms": "separate",
     "algorithm__dual_clip": "fast", "algorithm__cliprange_high": "fast", "algorithm__advantage": "groups",
     "algorithm__ratio": "one pass", "algorithm__ratio_cap": "capped", "train__overlong_penalty": "overlong",
@@ -301,7 +311,7 @@ AGAINST = {
     "replay__continuations": "replayed", "replay__every": "replayed", "replay__share": "replayed",
     "algorithm__old_kl_coef": "penalty", "algorithm__old_kl_target": "penalty",
     "algorithm__trpo_delta": "trpo", "algorithm__trpo_damping": "trpo", "algorithm__trpo_cg_iterations": "trpo",
-    "algorithm__trpo_line_search": "far",
+    "algorithm__trpo_line_search": "far", "train__data": "pairs",
 }  # fmt: skip
 
 
@@ -314,7 +324,7 @@ def trajectories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_every_declared_knob_is_covered_below() -> None:
     sections = {section: TrialConfig.model_fields[section].annotation for section in TRAINING}
     knobs = {f"{section}__{name}" for section, model in sections.items() for name in model.model_fields}
-    assert knobs == PERTURBED.keys() | ONLY_ON_A_GPU | BEFOREHAND | LABELS
+    assert knobs == PERTURBED.keys() | BEFOREHAND | LABELS
 
 
 @pytest.mark.parametrize("knob", PERTURBED)
@@ -328,10 +338,22 @@ def test_every_knob_changes_the_trajectory(knob: str, tmp_path: Path, trajectori
 # --- what must not matter ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("runtime", [{"micro_batch_size": 1}, {"micro_batch_size": 3}, {"rollout_batch_size": 3}])
-def test_memory_settings_change_nothing(tmp_path: Path, runtime: dict[str, Any], trajectories: dict[str, Any]) -> None:
-    _, rows, state = run(tmp_path, runtime=runtime)
-    _, base_rows, base_state = trajectories["base"]
+@pytest.mark.parametrize(
+    ("setting", "runtime"),
+    [
+        ("base", {"micro_batch_size": 1}),
+        ("base", {"micro_batch_size": 3}),
+        ("base", {"rollout_batch_size": 3}),
+        ("few bits", {"micro_batch_size": 3}),
+        pytest.param("few bits", {"micro_batch_size": 1}, marks=pytest.mark.slow),
+        pytest.param("few bits", {"rollout_batch_size": 3}, marks=pytest.mark.slow),
+    ],
+)
+def test_memory_settings_change_nothing(
+    tmp_path: Path, runtime: dict[str, Any], setting: str, trajectories: dict[str, Any]
+) -> None:
+    _, rows, state = run(tmp_path, runtime=runtime, **SETTINGS[setting])
+    _, base_rows, base_state = trajectories[setting]
     for step, row in base_rows.items():
         for key, value in row.items():
             assert rows[step][key] == pytest.approx(value, rel=2e-3, abs=2e-4), (step, key)
@@ -467,7 +489,7 @@ def test_the_hinge_holds_the_drift_back(tmp_path: Path) -> None:
             assert row["policy/kl_hinge"] == pytest.approx(min(1.0, 1e-2 / max(row["policy/kl_ref_per_token"], 1e-9)))
 
 
-@pytest.mark.parametrize("estimator", ["k2", "k3"])
+@pytest.mark.parametrize("estimator", ["k2", pytest.param("k3", marks=pytest.mark.slow)])
 def test_a_penalty_in_the_loss_holds_the_policy_back_too(tmp_path: Path, estimator: str) -> None:
     knobs = {"kl__place": "loss", "kl__loss_estimator": estimator, "train__steps": 80}
     ends = []

@@ -37,7 +37,7 @@ def diagnosed(records: StudyRecords, arm: str, seed: int, bias: float, key: str 
 
 
 @pytest.fixture
-def found(records: StudyRecords) -> list[PlaceBias]:
+def found(records: StudyRecords) -> tuple[PlaceBias, ...]:
     arm, seeds = records.study.baseline, records.numbers
     paths = [diagnosed(records, arm, seed, 0.3) for seed in seeds if (arm, seed) in records.records]
     try:
@@ -47,7 +47,7 @@ def found(records: StudyRecords) -> list[PlaceBias]:
             path.unlink()
 
 
-def test_bias_error_and_spread_are_those_that_were_put_in(found: list[PlaceBias]) -> None:
+def test_bias_error_and_spread_are_those_that_were_put_in(found: tuple[PlaceBias, ...]) -> None:
     assert [row.place for row in found] == [None, 0, 4]
     for row in found:
         assert row.bias.value == pytest.approx(0.3, abs=0.05)
@@ -61,6 +61,6 @@ def test_bias_error_and_spread_are_those_that_were_put_in(found: list[PlaceBias]
 def test_a_diagnosis_of_another_training_is_left_out(records: StudyRecords) -> None:
     path = diagnosed(records, records.study.baseline, records.numbers[0], 0.3, key="another")
     try:
-        assert critic_biases(records) == []
+        assert critic_biases(records) == ()
     finally:
         path.unlink()

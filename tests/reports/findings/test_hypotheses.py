@@ -72,6 +72,27 @@ def test_an_order_holds_where_all_of_its_steps_do(records: StudyRecords) -> None
     assert overall([falls, series]) == "SUPPORTED"
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.01])
+def test_a_hypothesis_can_speak_of_the_memory_that_training_keeps(records: StudyRecords, spread: float) -> None:
+    """As a rule it is the same on every seed, so the interval has no width."""
+    costs = {"beta_0.01": 1.0, "beta_0.05": 5.0, "beta_0.2": 1.5}
+    trials = records.trials.assign(
+        **{"cost/state_gib": records.trials["arm"].map(costs) + spread * records.trials["seed"]}
+    )
+    weights = {"beta_0.2": 1.0, "beta_0.05": -0.5, "beta_0.01": -0.5}
+    outcomes = []
+    for expect in ("lower", "higher"):
+        hypothesis = Hypothesis.model_validate(
+            {"name": "n", "claim": "c", "metric": "cost/state_gib", "contrast": weights, "expect": expect}
+        )
+        study = records.study.model_copy(update={"hypotheses": (hypothesis,)})
+        (found,) = judge(replace(records, trials=trials, study=study))
+        assert found.steps[0].estimate is not None
+        assert found.steps[0].estimate.value == pytest.approx(-1.5)
+        outcomes.append(found.outcome)
+    assert outcomes == ["SUPPORTED", "REFUTED"]
+
+
 def test_a_contrast_of_two_arms_is_their_effect(records: StudyRecords, ask: Ask) -> None:
     effect = next(one for one in analyse(records).effects_on("eval/gold") if one.arm == "beta_0.2")
     (step,) = ask(contrast="beta_0.2 - beta_0.05", expect="lower").steps

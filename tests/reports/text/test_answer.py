@@ -198,9 +198,16 @@ def test_a_search_speaks_of_its_confirmation(records: StudyRecords, findings: Fi
 def test_silence_is_not_equality(records: StudyRecords, findings: Findings) -> None:
     silent = {effect.arm for effect in findings.effects_on("eval/win_rate") if effect.outcome == "undecided"}
     worst = max((one for one in findings.power if one.arm in silent), key=lambda one: one.detectable)
-    caveat = next(caveat for caveat in answer(records, findings).caveats if "does not mean equal" in caveat)
+    worst = dataclasses.replace(worst, detectable=0.3)
+    likely = answer(records, dataclasses.replace(findings, power=(worst,)))
+    caveat = next(caveat for caveat in likely.caveats if "does not mean equal" in caveat)
     assert f"of {worst.detectable:.3f} ({worst.arm}) would have been detected with 80 % power" in caveat
     assert f"Detecting 0.050 takes about {worst.seeds_needed} seeds." in caveat
+    hopeless = dataclasses.replace(findings, power=(dataclasses.replace(worst, detectable=1.2),))
+    assert any(
+        f"no difference in win rate ({worst.arm}), however large, would have been detected" in one
+        for one in answer(records, hopeless).caveats
+    )
     stuck = dataclasses.replace(worst, seeds_needed=None, more_prompts=True)
     assert any(
         "no number of seeds" in one for one in answer(records, dataclasses.replace(findings, power=(stuck,))).caveats

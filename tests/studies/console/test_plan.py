@@ -233,7 +233,7 @@ def test_series_are_recorded_as_the_warnings_say(smoke_layout: Layout) -> None:
 
     keys = {one.stage: one.key for one in plan_trial(smoke(), smoke_layout)}
     table = smoke_layout.store / "train" / str(keys["train"]) / "metrics.parquet"
-    series = {key for key in METRICS if not key.startswith("eval/")}
+    series = {key for key in METRICS if not key.startswith(("eval/", "cost/"))}
     assert {key for key in series if needs(key, smoke()) is None} == series & set(pq.read_schema(table).names)
 
 
@@ -294,3 +294,31 @@ def test_plan_says_what_the_name_of_an_algorithm_came_to(write_study: Callable[.
     assert "train.responses_per_prompt 4" in group
     assert group.endswith("cliprange 0.001, cliprange_high 0.0004")
     assert not any("trained by" in line for line in shown(write_study(), layout))
+
+
+def test_an_arm_that_trains_nothing_is_planned_as_such(write_study: Callable[..., Study], layout: Layout) -> None:
+    layout.root.mkdir(parents=True)
+    study = write_study().model_copy(update={"arms": {"weak": {}, "strong": {"algorithm.name": "best_of_n"}}})
+    lines = shown(study, layout)
+    assert "strong: not trained; best of n: advantage none, evaluate.best_of 8" in lines
+    assert "strong: all seeds give the same result, since nothing is trained and the study has no `vary`" in lines
+    plan = {cell.arm: cell for cell in cells(study, None, SMALL)}
+    assert (plan["weak"].steps, plan["strong"].steps) == (64, 0)
+    series, evaluated = (needs(key, plan["strong"].config) for key in ("objective/kl", "eval/gold"))
+    assert (series, evaluated) == ("an algorithm that takes gradient steps", None)
+    assert needs("objective/kl", plan["weak"].config) is None
+    timed = StageSeconds(1, {"evaluate": 2.0}, 0.5)
+    assert [timed.of(stage, plan["strong"].config) for stage in ("train", "evaluate")] == [0.0, 16.0]
+
+
+def test_a_claim_about_its_series_is_warned_of(write_study: Callable[..., Study]) -> None:
+    study = write_study().model_copy(update={"arms": {"weak": {}, "strong": {"algorithm.name": "best_of_n"}}})
+    (claim,) = study.falsifiers
+    (line,) = untestable(study, cells(study))
+    only = f"{claim.metric} is recorded only with an algorithm that takes gradient steps"
+    assert line == f"claim {claim.name} cannot be tested on strong: {only}"
+    other = study.model_copy(
+        update={"falsifiers": (claim.model_copy(update={"relative_to": "baseline"}),), "baseline": "strong"}
+    )
+    needs_it = f"the baseline strong records {claim.metric} only with an algorithm that takes gradient steps"
+    assert untestable(other, cells(other)) == [f"claim {claim.name} cannot be tested: {needs_it}"]

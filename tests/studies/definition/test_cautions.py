@@ -54,3 +54,13 @@ def test_single_parts_of_a_composite_reward_can_be_set() -> None:
     ):
         with pytest.raises(UserError, match=says.replace("?", r"\?")):
             cells(single("smoke", {**arm, key: 1.0}, 0))
+
+
+def test_seeds_that_change_nothing_are_named() -> None:
+    study = single("smoke", {}, 0)
+    arms = study.model_copy(
+        update={"arms": {study.baseline: {}, "best": {"algorithm.name": "best_of_n"}}, "seeds": (0, 1)}
+    )
+    (line,) = cautions(cells(arms))
+    assert line == "best: all seeds give the same result, since nothing is trained and the study has no `vary`"
+    assert cautions(cells(arms.model_copy(update={"vary": ("sft",)}))) == []

@@ -82,6 +82,10 @@ def test_the_default_relation_is_written_out() -> None:
             "metric: eval/gold, stop: true",
             "falsifiers.0.stop: 'eval/gold' is measured once, after training, so it cannot end the training; remove",
         ),
+        (
+            "metric: cost/state_gib, before_step: 32",
+            "falsifiers.0.metric: 'cost/state_gib' is recorded once, and not while a trial runs; name it in a",
+        ),
         (f"{SERIES}, bound: low", "falsifiers.0.bound: 'objective/kl' is a series and has no interval; remove bound"),
         (
             "metric: eval/win_rate_low, bound: low",

@@ -9,26 +9,17 @@ import numpy as np
 import pandas as pd
 import pytest
 from safetensors.torch import load_file, save_file
-from smoke_record import recorded
+from smoke_record import artifacts, recorded
 from tinytrial import preset
 
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
-from pipeline.run.layout import Layout, TrialRecord
-from pipeline.run.store import Artifact, read_manifest
+from pipeline.run.layout import Layout
+from pipeline.run.store import Artifact
 from pipeline.stages.critic_bias import COLUMNS, Replaying, critic_bias
 from studies.execution.critic_bias import NEEDED, diagnose
 
 HOW = Replaying(prompts=6, continuations=3, every=4)
-
-
-def artifacts(layout: Layout, record: TrialRecord) -> dict[str, Artifact]:
-    found = {}
-    for stage in NEEDED:
-        path = layout.root / record.stages[stage].path
-        manifest = read_manifest(path)
-        found[stage] = Artifact(stage, record.stages[stage].key, path, manifest.digest, manifest.meta)
-    return found
 
 
 def test_every_state_of_a_stored_trial_has_a_value_and_a_worth(smoke_layout: Layout) -> None:
@@ -56,7 +47,7 @@ def test_the_values_are_those_of_the_stored_critic(smoke_layout: Layout, tmp_pat
     """A constant on top of the value head moves all values by it, and no worth."""
     record = recorded(smoke_layout)
     config = TrialConfig.model_validate(record.config)
-    needed = artifacts(smoke_layout, record)
+    needed = artifacts(smoke_layout, record, NEEDED)
     plain = critic_bias(config, HOW, **needed)
     moved = tmp_path / "train"
     shutil.copytree(needed["train"].path, moved)
@@ -72,7 +63,7 @@ def test_beta_is_that_of_the_end_and_bad_requests_are_refused(
     smoke_layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = recorded(smoke_layout)
-    config, needed = TrialConfig.model_validate(record.config), artifacts(smoke_layout, record)
+    config, needed = TrialConfig.model_validate(record.config), artifacts(smoke_layout, record, NEEDED)
     plain = critic_bias(config, HOW, **needed)
     monkeypatch.setattr("pipeline.stages.critic_bias._last_beta", lambda train: 100.0)
     assert critic_bias(config, HOW, **needed)["worth"].mean() < plain["worth"].mean()

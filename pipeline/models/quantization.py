@@ -1,0 +1,183 @@
+"""Frozen linear maps held in 8 or 4 bits by bitsandbytes, and what they stand for in fp32.
+
+Only the weights are rounded. They are expanded for every product, forward and backward, to the precision that the
+product has anyway: so a rollout and a training step see one network, however the rows are cut. The modules of
+bitsandbytes itself do not keep to that: in evaluation mode, in which networks are here throughout, its int8 map rounds
+its inputs too, and its NF4 map computes in bf16 on some CPUs where no gradient is wanted.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.models.anatomy import CausalLM, blocks_of
+from pipeline.models.loading import freeze, load_snapshot
+from pipeline.models.soundness import check_repeats
+from pipeline.resources.packages import check_quantization
+
+Quantize = Literal["none", "8bit", "4bit"]
+BLOCK, OUTER_BLOCK = 64, 256
+"""Weights that share a scale in NF4, and scales that share one of their own."""
+# On some CPUs it remarks, once imported, on a kernel of its that is not installed and that is not used here.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+
+
+class QuantizedLinear(nn.Linear):
+    """A frozen linear map whose weight is held in few bits. `weight` are the codes; they are no weights to compute
+    with."""
+
+    def __init__(self, weight: Tensor, bias: nn.Parameter | None) -> None:
+        """weight (out, in) fp32."""
+        nn.Module.__init__(self)
+        self.out_features, self.in_features = weight.shape
+        self.weight = nn.Parameter(self._hold(weight.detach().contiguous()), requires_grad=False)
+        self.register_parameter("bias", bias)
+
+    @abstractmethod
+    def _hold(self, weight: Tensor) -> Tensor:
+        """The codes of a weight; its scales become buffers."""
+
+    @abstractmethod
+    def full(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The weight (out, in) that the codes stand for."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002, torch's name
+        """The product in the precision of autocast, else in that of the input."""
+        device = input.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else input.dtype
+        output: Tensor = _Product.apply(input, self, dtype)  # type: ignore[no-untyped-call]
+        return output
+
+
+class Int8Linear(QuantizedLinear):
+    """Held in int8, with a scale for each output (LLM.int8(): Dettmers 2022, arXiv 2208.07339, section 2.1)."""
+
+    scale: Tensor
+
+    def _hold(self, weight: Tensor) -> Tensor:
+        from bitsandbytes.functional import int8_vectorwise_quant
+
+        codes, largest, _ = int8_vectorwise_quant(weight.half())
+        self.register_buffer("scale", largest.float() / 127)
+        held: Tensor = codes
+        return held
+
+    def full(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        return (self.weight * self.scale[:, None]).to(dtype)
+
+
+class NF4Linear(QuantizedLinear):
+    """Held in NF4, the scales of its blocks in 8 bits (QLoRA: Dettmers 2023, arXiv 2305.14314, section 3)."""
+
+    absmax: Tensor
+    """Codes of the blocks' scales."""
+    scale: Tensor
+    """Of these codes."""
+    offset: Tensor
+    """Mean of the blocks' scales."""
+
+    def _hold(self, weight: Tensor) -> Tensor:
+        from bitsandbytes.functional import quantize_4bit
+
+        codes, state = quantize_4bit(weight, blocksize=BLOCK, compress_statistics=True, quant_type="nf4")
+        self.register_buffer("absmax", state.absmax)
+        self.register_buffer("scale", state.state2.absmax)
+        self.register_buffer("offset", state.offset)
+        held: Tensor = codes
+        return held
+
+    def full(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        from bitsandbytes.functional import QuantState, dequantize_4bit, dequantize_blockwise
+
+        scales = dequantize_blockwise(self.absmax, absmax=self.scale, blocksize=OUTER_BLOCK) + self.offset
+        # As one long row: on a CPU, bitsandbytes 0.50 mistakes the scales of rows that are no multiple of a block.
+        row = torch.Size((1, self.out_features * self.in_features))
+        state = QuantState(scales, shape=row, blocksize=BLOCK, quant_type="nf4", dtype=dtype)
+        weight: Tensor = dequantize_4bit(self.weight.data, state).view(self.out_features, self.in_features)
+        return weight
+
+
+class _Product(torch.autograd.Function):
+    """A frozen map of (..., in). Its weight is expanded a second time for the backward rather than kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: QuantizedLinear, dtype: torch.dtype) -> Tensor:
+        ctx.layer, ctx.dtype = layer, dtype
+        ctx.x_dtype = x.dtype
+        bias = None if layer.bias is None else layer.bias.to(dtype)
+        return nn.functional.linear(x.to(dtype), layer.full(dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return (gradients[0].to(ctx.dtype) @ ctx.layer.full(ctx.dtype)).to(ctx.x_dtype), None, None
+
+
+KINDS: dict[str, type[QuantizedLinear]] = {"8bit": Int8Linear, "4bit": NF4Linear}
+
+
+def quantize(network: CausalLM, how: Quantize, key: str) -> CausalLM:
+    """Hold every linear map in the blocks of a network in few bits, in place, and freeze the network; returns it.
+
+    The rest keeps its precision. `key` names the setting in the message of the `UserError` where bitsandbytes is not
+    installed.
+    """
+    if how == "none":
+        return network
+    check_quantization(key, how)
+    for parent, name, weight in list(_maps(network)):
+        setattr(parent, name, KINDS[how](weight, getattr(parent, name).bias))
+    return freeze(network)
+
+
+def matrix(module: Any) -> Tensor | None:
+    """The weight (out, in) of a linear map; None for any other module."""
+    if isinstance(module, nn.Linear):
+        return module.weight
+    transposed = type(module).__name__ == "Conv1D"  # of transformers
+    return module.weight.T if transposed else None
+
+
+def weights(parameter: Tensor) -> int:
+    """How many weights a parameter holds: of codes in 4 bits two to a byte."""
+    return parameter.numel() * (2 if parameter.dtype == torch.uint8 else 1)
+
+
+def _maps(network: CausalLM) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """Every linear map in the blocks of a network: the module that it is a child of, its name there, its weight."""
+    for block in blocks_of(network):
+        for parent in block.modules():
+            for name, child in parent.named_children():
+                if (weight := matrix(child)) is not None:
+                    yield parent, name, weight
+
+
+def load_quantized(path: Path, how: Quantize, device: torch.device, key: str) -> CausalLM:
+    """One of our own `save_pretrained` folders, its linear maps in few bits.
+
+    They are rounded on the CPU, so that every device gets the same. Raises `UserError` without bitsandbytes.
+    """
+    if how == "none":
+        return load_snapshot(path, device)
+    model = quantize(load_snapshot(path, torch.device("cpu")), how, key).to(device)
+    # Its logits were checked in fp32.
+    check_repeats(model, str(path))
+    return model
+
+
+@torch.no_grad()
+def load_rounded(path: Path, how: Quantize, device: torch.device, key: str) -> CausalLM:
+    """The same as a plain network in fp32: each weight of a linear map is what its code in few bits stands for."""
+    if how == "none":
+        return load_snapshot(path, device)
+    check_quantization(key, how)
+    model = load_snapshot(path, torch.device("cpu"))
+    for _, _, weight in _maps(model):
+        weight.copy_(KINDS[how](weight, None).full())
+    return model.to(device)

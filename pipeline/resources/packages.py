@@ -1,0 +1,16 @@
+"""Packages that only some settings need; asked for without importing any."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from pipeline.errors import UserError
+
+
+def check_quantization(key: str, how: str) -> None:
+    """Raise `UserError` where the setting `key` asks for weights in few bits and bitsandbytes is not installed."""
+    if how != "none" and find_spec("bitsandbytes") is None:
+        raise UserError(
+            f"{key} = '{how}': the package bitsandbytes is not installed; install it (pip install -e '.[quantize]'), or"
+            " use none"
+        )

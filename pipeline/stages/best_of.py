@@ -1,0 +1,97 @@
+"""The best of several answers to each prompt by the training reward: how a policy answers where `evaluate.best_of` is
+above 1. The gold judge never chooses.
+
+The first draw has the noise of a policy that answers once, each further one noise of its own. So the samples for a
+small n are the first of those for a larger n, and arms with equal n meet the same noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pipeline.models.policy import Episodes
+from pipeline.rewards.base import Completions
+
+Draw = Callable[[int], Completions]
+"""One answer to every prompt, by the number of the draw."""
+Score = Callable[[Completions], tuple[Tensor, Mapping[str, Tensor]]]
+"""The calibrated reward (B,) on the CPU, and each part of a composite one by name."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The answers of B prompts."""
+
+    answers: Completions
+    proxy: Tensor
+    """(B,) calibrated reward, by which they were chosen: before EOS handling."""
+    parts: Mapping[str, Tensor]
+    sampled_tokens: int
+    """Of all draws, those that were not chosen included."""
+
+
+def choose(count: int, draw: Draw, score: Score) -> Chosen:
+    """Of draws 0 to `count` - 1 the one with the highest reward for each prompt; of equal ones the first.
+
+    Draws are exchangeable, so the first of equal ones is as good as one by lot. Two draws are in memory at once,
+    whatever `count` is.
+    """
+    best = _scored(draw(0), score)
+    for number in range(1, count):
+        best = _better(best, _scored(draw(number), score))
+    return best
+
+
+def kl_bound(n: int) -> float:
+    """KL of the best of n samples of a policy to the policy, at most: log n - (n - 1) / n, nats per response.
+
+    The KL is close to it where two samples rarely have the same score, and below it where many do; at every prompt
+    (Beirami 2025, arXiv 2401.01879).
+
+    >>> kl_bound(1), round(kl_bound(4), 4)
+    (0.0, 0.6363)
+    """
+    return math.log(n) - (n - 1) / n
+
+
+def kl_of_chosen(n: int, log_ratios: Tensor) -> Tensor:
+    """KL of the best of n samples of a policy to the reference, at most; (B,) float64, nats per response.
+
+    KL(best of n || ref) = KL(best of n || π) + E[log π - log ref], where the second is a mean over the chosen responses
+    and the first is `kl_bound`. `log_ratios` (B, T): log π - log ref of their tokens, 0 on invalid ones. So a single
+    response can come out below 0, their mean but for noise cannot.
+    """
+    return kl_bound(n) + log_ratios.double().sum(1)
+
+
+def _scored(answers: Completions, score: Score) -> Chosen:
+    proxy, parts = score(answers)
+    return Chosen(answers, proxy, parts, int(answers.episodes.lengths.sum()))
+
+
+def _better(best: Chosen, other: Chosen) -> Chosen:
+    """Row by row the one with the higher reward, the first where they are equal."""
+    rows = other.proxy > best.proxy
+    return Chosen(
+        _merged(rows, other.answers, best.answers),
+        torch.where(rows, other.proxy, best.proxy),
+        {name: torch.where(rows, other.parts[name], part) for name, part in best.parts.items()},
+        best.sampled_tokens + other.sampled_tokens,
+    )
+
+
+def _merged(rows: Tensor, here: Completions, elsewhere: Completions) -> Completions:
+    """`here` where `rows` (B,) is True, else `elsewhere`; both answer the same prompts, padded alike."""
+    place = rows.to(here.episodes.ended.device)
+    grids = zip(vars(here.episodes).values(), vars(elsewhere.episodes).values(), strict=True)
+    episodes = Episodes(*(torch.where(place.view(-1, *[1] * (grid.dim() - 1)), grid, other) for grid, other in grids))
+    return Completions(episodes, here.prompts, _picked(rows.tolist(), here.texts, elsewhere.texts))
+
+
+def _picked(rows: Sequence[bool], here: Sequence[str], elsewhere: Sequence[str]) -> list[str]:
+    return [text if mine else other for mine, text, other in zip(rows, here, elsewhere, strict=True)]

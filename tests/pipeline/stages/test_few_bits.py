@@ -1,0 +1,99 @@
+"""Whole trials whose policy is in NF4 and whose critic is in int8."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from helpers import Recorder, smoke
+from safetensors.torch import load_file
+from smoke_record import artifacts, recorded
+from tinytrial import FEW_BITS
+
+from pipeline.config.trial import TrialConfig
+from pipeline.errors import UserError
+from pipeline.models.loading import load_snapshot
+from pipeline.models.quantization import load_rounded
+from pipeline.run.layout import Layout, TrialRecord
+from pipeline.stages.critic_bias import Replaying, critic_bias
+from pipeline.trial import plan_trial, run_trial
+
+STILL: dict[str, Any] = {**FEW_BITS, "critic__init": "reward", "optimiser__lr": 0.0, "train__steps": 8}
+"""The policy stays at its reference; the critic learns."""
+STAGES = ("prompts", "sft", "reward", "reference", "train", "evaluate")
+
+
+@pytest.fixture(scope="module")
+def record(smoke_layout: Layout) -> TrialRecord:
+    return recorded(smoke_layout, study="few", critic__lr=1e-3, **STILL)
+
+
+def test_a_policy_in_nf4_that_has_not_moved_is_its_reference_in_training_and_in_evaluation(
+    smoke_layout: Layout, record: TrialRecord
+) -> None:
+    found = artifacts(smoke_layout, record, STAGES)
+    series = pd.read_parquet(found["train"].path / "metrics.parquet")["objective/kl_exact_per_token"].dropna()
+    assert series.abs().max() < 1e-9
+    assert abs(record.summary["eval/kl_per_token"]) < 1e-6
+    sft, cpu = found["sft"].path / "model", torch.device("cpu")
+    policy, rounded, plain = (
+        load(path, *rest).state_dict()
+        for load, path, rest in (
+            (load_snapshot, found["train"].path / "policy", (cpu,)),
+            (load_rounded, sft, ("4bit", cpu, "")),
+            (load_snapshot, sft, (cpu,)),
+        )
+    )
+    assert all(torch.equal(policy[name], tensor) for name, tensor in rounded.items())
+    assert any(not torch.equal(policy[name], tensor) for name, tensor in plain.items())
+
+
+def test_the_reference_in_nf4_gives_its_own_answers_and_the_reward_stays(smoke_layout: Layout) -> None:
+    plain, lora, four = (
+        {planned.stage: planned.key for planned in plan_trial(smoke(**knobs), smoke_layout)}
+        for knobs in ({}, {"adapter__kind": "lora"}, STILL)
+    )
+    assert plain["reference"] == lora["reference"] != four["reference"]
+    assert plain["reward"] == four["reward"]
+
+
+def test_the_diagnosis_of_critics_reads_one_with_an_adapter(
+    smoke_layout: Layout, record: TrialRecord, tmp_path: Path
+) -> None:
+    found, how = artifacts(smoke_layout, record, STAGES), Replaying(prompts=4, continuations=2, every=8)
+    needed = {stage: found[stage] for stage in ("prompts", "sft", "reward", "train")}
+    table = critic_bias(TrialConfig.model_validate(record.config), how, **needed)
+    assert np.isfinite(table["value"]).all()
+    other = TrialConfig.model_validate(record.config)
+    other = other.model_copy(update={"critic": other.critic.model_copy(update={"quantize": "none"})})
+    exact = critic_bias(other, how, **needed)
+    apart = (table["value"] - exact["value"]).abs()
+    assert 0 < apart.max() < 0.1 * exact["value"].abs().max(), "of the same weights, in 8 bits and in 32"
+
+
+def test_value_pretraining_fits_an_adapter_that_trials_of_all_seeds_begin_with(smoke_layout: Layout) -> None:
+    knobs = {**STILL, "critic__pretraining_steps": 8, "values__samples": 1, "critic__vf_coef": 0.0}
+    outcome = run_trial(smoke(**knobs), smoke_layout, Recorder(), until="train")
+    fitted = load_file(outcome.artifacts["critic"].path / "critic.safetensors")
+    assert any(".lora_B." in name and bool(tensor.any()) for name, tensor in fitted.items())
+    kept = load_file(outcome.artifacts["train"].path / "critic.safetensors")
+    assert all(torch.equal(kept[name], tensor) for name, tensor in fitted.items())
+    plan = plan_trial(smoke(**knobs, train__seed=1), smoke_layout)
+    assert next(planned for planned in plan if planned.stage == "critic").cached
+
+
+@pytest.mark.parametrize("key", ["adapter.quantize", "critic.quantize"])
+def test_a_missing_package_is_reported_before_the_run_starts(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setattr("pipeline.resources.packages.find_spec", lambda name: None)
+    config = smoke(
+        **{name: value for name, value in STILL.items() if "quantize" not in name or name == key.replace(".", "__")}
+    )
+    with pytest.raises(UserError, match=f"^{key} = '.bit': the package bitsandbytes is not installed"):
+        plan_trial(config, layout)
+    plan_trial(smoke(), layout)

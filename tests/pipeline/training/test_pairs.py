@@ -1,0 +1,237 @@
+"""Losses of pairs in a trial: their gradient, their batches, and rollouts that are only watched."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tinytrial import model, preset, run, stored_pairs, trainer
+
+from pipeline.algorithms.mathematics.preference import LOSSES
+from pipeline.models.policy import ActorCritic
+from pipeline.training.lesson import Lesson
+from pipeline.training.stored_pairs import in_turn
+from pipeline.training.trainer import Trainer
+from pipeline.training.update import accumulate, clip, mini_batches
+
+DPO, IPO, ONLINE = preset("dpo"), preset("ipo"), preset("online_dpo")
+BETA = 0.3
+SETTINGS: dict[str, dict[str, Any]] = {
+    "dpo": DPO,
+    "ipo": IPO,
+    "ipo on sums": {**IPO, "algorithm__ratio": "sequence_sum"},
+    "dpo on means": {**DPO, "algorithm__ratio": "sequence_mean"},
+    "online dpo": ONLINE,
+    "entropy": {**DPO, "algorithm__ent_coef": 0.05},
+    "temperature": {**DPO, "train__temperature": 0.7},
+    "temperature, online": {**ONLINE, "train__temperature": 0.7},
+}
+
+
+def ready(folder: Path, micro: int = 3, **knobs: Any) -> tuple[Trainer, Lesson]:
+    """A trainer whose policy has moved since its first lesson."""
+    one = trainer(folder, runtime={"micro_batch_size": micro}, kl__beta=BETA, optimiser__max_grad_norm=1e9, **knobs)
+    lesson = one._lesson(one._rollout())
+    with torch.no_grad():
+        for seed, parameter in enumerate(one.actor.lm.parameters()):
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
+    return one, lesson
+
+
+def plain_loss(one: Trainer, lesson: Lesson, pairs: list[tuple[int, int]]) -> torch.Tensor:
+    """The published loss over beta (DPO) or times beta (IPO), one response at a time, in float64."""
+    cfg, losses, bonus = one.cfg, [], torch.zeros(()).double()
+    for pair in pairs:
+        moved = []
+        for row in pair:
+            n = int(lesson.episodes.lengths[row])
+            alone = lesson.episodes.take(torch.tensor([row]))
+            log_pi, _ = one.actor(alone, cfg.train.temperature)
+            said, reference = (
+                one_of[range(n), lesson.episodes.responses[row, :n]].double()
+                for one_of in (log_pi, ActorCritic(model())(alone, cfg.train.temperature)[0].detach())
+            )
+            d = said - reference
+            moved.append(d.mean() if cfg.algorithm.ratio == "sequence_mean" else d.sum())
+            bonus = bonus - (log_pi.exp() * log_pi).sum() / n / (2 * len(pairs))
+        sign = float(lesson.advantages[pair[0], 0])
+        if sign:
+            losses.append(LOSSES[cfg.algorithm.trust_region](sign * (moved[0] - moved[1]), BETA))
+    scale = BETA if cfg.algorithm.trust_region == "ipo" else 1 / BETA
+    return torch.stack(losses).mean() * scale - cfg.algorithm.ent_coef * bonus
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_gradient_is_that_of_the_plain_loss(tmp_path: Path, name: str) -> None:
+    """Through the network, with the two responses of a pair in different micro-batches."""
+    one, lesson = ready(tmp_path, **SETTINGS[name])
+    expected = plain_loss(one, lesson, [(6, 7), (0, 1), (4, 5)])
+    gradients = torch.autograd.grad(expected, list(one.actor.lm.parameters()))
+    step = accumulate(lesson, torch.tensor([6, 7, 0, 1, 4, 5]), one.learner)
+    clip(one.learner)
+    if name != "entropy":
+        scale = BETA if one.cfg.algorithm.trust_region == "ipo" else 1 / BETA
+        assert step["policy/pg_loss"] * scale == pytest.approx(expected.item(), rel=1e-5)
+    for parameter, gradient in zip(one.actor.lm.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-7)
+
+
+def test_which_of_a_pair_stands_first_does_not_matter(tmp_path: Path) -> None:
+    def gradient(rows: list[int]) -> list[torch.Tensor]:
+        one, lesson = ready(tmp_path / str(rows[0]), micro=8, **DPO)
+        turned = Lesson(
+            lesson.episodes.take(torch.tensor(rows)),
+            lesson.measured.each(lambda grid: grid[torch.tensor(rows)]),
+            lesson.advantages[torch.tensor(rows)], None, lesson.kl_coef,
+        )  # fmt: skip
+        accumulate(turned, torch.arange(8), one.learner)
+        return [parameter.grad for parameter in one.actor.lm.parameters() if parameter.grad is not None]
+
+    for plain, turned in zip(gradient(list(range(8))), gradient([1, 0, 3, 2, 5, 4, 7, 6]), strict=True):
+        torch.testing.assert_close(plain, turned, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("knobs", [DPO, IPO], ids=["sums", "means"])
+def test_series_are_of_the_preferred_and_of_the_other_side(tmp_path: Path, knobs: dict[str, Any]) -> None:
+    """Of lengths so different that the two sides compare one way by sums and the other way by means."""
+    one, lesson = ready(tmp_path, **knobs)
+    mask, lengths = lesson.episodes.response_mask, lesson.episodes.lengths
+    pair = next(
+        first for first in (0, 2, 4, 6) if lengths[first : first + 2].max() > 2 * lengths[first : first + 2].min()
+    )
+    rows = torch.tensor([pair, pair + 1])
+    long, short = sorted(rows.tolist(), key=lambda row: -int(lengths[row]))
+    log_pi, _ = one.actor(lesson.episodes, 1.0)
+    new = torch.zeros_like(lesson.measured.ref_logprobs)
+    new[mask] = log_pi.gather(1, lesson.episodes.labels.unsqueeze(1)).squeeze(1).detach()
+    moved = torch.zeros_like(new[:, 0])
+    moved[long], moved[short] = 2.0, 1.0  # per token the short one has moved further
+    ref = torch.where(mask, new - (moved / lengths).unsqueeze(1), 0.0)
+    advantages = torch.where(mask, torch.where(torch.arange(len(mask)) == short, 1.0, -1.0).unsqueeze(1), 0.0)
+    turned = Lesson(lesson.episodes, replace(lesson.measured, ref_logprobs=ref), advantages, None, lesson.kl_coef)
+    found = accumulate(turned, rows, one.learner)
+    for name, row in (("chosen", short), ("rejected", long)):
+        assert found[f"pairs/{name}_logprobs"] == pytest.approx(new[row].sum().item(), rel=1e-5)
+        assert found[f"pairs/{name}_log_ratio"] == pytest.approx(moved[row].item(), rel=1e-4)
+    assert found["pairs/accuracy"] == (1.0 if knobs is IPO else 0.0)
+
+
+def test_beta_in_force_weighs_the_margin(tmp_path: Path) -> None:
+    """Not the beta at the start: a schedule acts on pairs too."""
+    one, lesson = ready(tmp_path, **DPO)
+    other = Lesson(lesson.episodes, lesson.measured, lesson.advantages, None, 2 * BETA)
+    losses = [accumulate(lesson, torch.arange(4), one.learner)["policy/pg_loss"] for lesson in (lesson, other)]
+    assert abs(losses[0] - losses[1]) > 1e-4
+    scheduled = trainer(tmp_path / "linear", kl__beta=BETA, kl__control="linear", kl__beta_end=1.0, **DPO)
+    scheduled.update = 3
+    assert scheduled._lesson(scheduled._rollout()).kl_coef > BETA
+
+
+def test_lessons_differ_by_update_and_by_seed(tmp_path: Path) -> None:
+    def tokens(update: int, **knobs: Any) -> list[Any]:
+        one = trainer(tmp_path / f"{update}{len(knobs)}", **{**DPO, **knobs})
+        one.update = update
+        lesson = one._lesson(one._rollout())
+        both = lesson.episodes.responses, lesson.episodes.response_mask
+        return [row[kept].tolist() for row, kept in zip(*both, strict=True)]
+
+    assert len({str(tokens(0)), str(tokens(1)), str(tokens(0, train__seed=1))}) == 3
+    assert tokens(0) == tokens(0)
+
+
+@pytest.mark.parametrize("steers", [{"optimiser__guard": True}, {"kl__control": "adaptive", "kl__horizon": 20.0}])
+def test_rollouts_that_steer_are_charged(tmp_path: Path, steers: dict[str, Any]) -> None:
+    one = trainer(tmp_path, **{**DPO, **steers})
+    assert one.run().tokens > 0
+    assert "generate_s" in one.ledger.cost()
+
+
+def test_a_trial_on_stored_pairs_does_not_run_without_them(tmp_path: Path) -> None:
+    one = trainer(tmp_path, **DPO)
+    one.pairs = None
+    with pytest.raises(ValueError, match="needs stored pairs"):
+        one.run()
+
+
+def test_pairs_with_equal_scores_are_left_out(tmp_path: Path) -> None:
+    """Not counted in the mean, and without a gradient of their own; a mini-batch of them alone has none at all."""
+    one, lesson = ready(tmp_path, **DPO)
+    advantages = lesson.advantages.clone()
+    advantages[2:4] = 0
+    tied = Lesson(lesson.episodes, lesson.measured, advantages, None, lesson.kl_coef)
+
+    def gradient(of: Lesson, rows: list[int]) -> list[torch.Tensor]:
+        one.learner.steps.clear()
+        accumulate(of, torch.tensor(rows), one.learner)
+        scale = one.learner.steps.scale(torch.ones(()))
+        return [parameter.grad / scale for parameter in one.actor.lm.parameters() if parameter.grad is not None]
+
+    for with_tie, without in zip(gradient(tied, [0, 1, 2, 3]), gradient(lesson, [0, 1]), strict=True):
+        torch.testing.assert_close(with_tie, without, rtol=1e-4, atol=1e-7)
+    assert all(not gradient.any() for gradient in gradient(tied, [2, 3]))
+
+
+def test_the_two_of_a_pair_are_in_one_mini_batch(tmp_path: Path) -> None:
+    one = trainer(tmp_path, **ONLINE)
+    for _, rows in mini_batches(one.cfg, 0, torch.device("cpu")):
+        assert [int(row) % 2 for row in rows] == [0, 1, 0, 1]
+        assert all(rows[place] + 1 == rows[place + 1] for place in (0, 2)), rows
+
+
+def test_each_pass_takes_every_pair_once_in_a_fresh_order() -> None:
+    taken = torch.cat([in_turn(10, 4, update, 0, "stored pairs") for update in range(5)]).tolist()
+    assert sorted(taken[:10]) == sorted(taken[10:]) == list(range(10))
+    assert taken[:10] != taken[10:]
+
+
+def test_a_lesson_holds_the_stored_tokens_with_the_preferred_response_first(tmp_path: Path) -> None:
+    one = trainer(tmp_path, **DPO)
+    lesson, stored = one._lesson(one._rollout()), stored_pairs().episodes
+    pairs = in_turn(10, 4, 0, 0, "stored pairs").tolist()
+    for place, pair in enumerate(pairs):
+        for side in (0, 1):
+            row, kept = 2 * place + side, 2 * pair + side
+            assert lesson.advantages[row, 0] == (1, -1)[side]
+            found = lesson.episodes.responses[row][lesson.episodes.response_mask[row]]
+            assert torch.equal(found, stored.responses[kept][stored.response_mask[kept]])
+    one, lesson = ready(tmp_path / "moved", **DPO)
+    lesson = one._lesson(one._rollout())
+    log_pi, _ = ActorCritic(model())(lesson.episodes, 1.0)
+    mask = lesson.episodes.response_mask
+    expected = log_pi.gather(1, lesson.episodes.labels.unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(lesson.measured.ref_logprobs[mask], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_rollouts_of_a_trial_on_stored_pairs_are_watched_and_not_charged(tmp_path: Path) -> None:
+    one = trainer(tmp_path, **DPO)
+    outcome = one.run()
+    assert (outcome.status, outcome.tokens) == ("complete", 0)
+    cost = one.ledger.cost()
+    assert "watch_s" in cost
+    assert not cost.keys() & {"generate_s", "generate_tflop", "watch_tflop"}
+    online, _, _ = run(tmp_path / "online", **ONLINE)
+    assert online.tokens > 0
+
+
+@pytest.mark.parametrize(
+    "name", ["dpo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ipo", "online_dpo"))]
+)
+def test_margins_grow_and_both_sides_are_told_apart(tmp_path: Path, name: str) -> None:
+    knobs = {**preset(name), "train__steps": 120, "train__num_epochs": 2, "optimiser__lr": 3e-3}
+    _, rows, _ = run(tmp_path, **knobs)
+    steps = [row for _, row in sorted(rows.items()) if "pairs/accuracy" in row]
+    early, late = steps[:4], steps[-8:]
+
+    def mean(part: list[dict[str, float]], key: str) -> float:
+        return sum(row[key] for row in part) / len(part)
+
+    def margin(part: list[dict[str, float]]) -> float:
+        return mean(part, "pairs/chosen_log_ratio") - mean(part, "pairs/rejected_log_ratio")
+
+    assert steps[0]["pairs/chosen_log_ratio"] == pytest.approx(0, abs=1e-4), "the policy is the reference at first"
+    assert margin(late) > margin(early) + 0.2
+    assert mean(late, "pairs/accuracy") > 0.6
+    assert all(row["pairs/chosen_logprobs"] < 0 for row in steps)
