@@ -15,6 +15,7 @@ from pipeline.forecast.shapes import BASE_CLASSIFIER, PUBLISHED, ScorerShape, Sh
 from pipeline.models.anatomy import blocks_of, trunk
 from pipeline.models.loading import CausalLM, scratch_config
 from pipeline.models.meter import attention_width, cached_numbers, linear_maps, map_sizes
+from pipeline.run.hub import available
 
 PROBE = "sizes probe"
 
@@ -56,6 +57,8 @@ def _scorer(model: str, revision: str | None) -> ScorerShape | None:
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     try:
+        if not (Path(model).is_dir() or available(model, revision)):
+            return None
         config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
         with torch.device("meta"):
             network = AutoModelForSequenceClassification.from_config(config)
@@ -73,6 +76,8 @@ def _from_hub(base: str, revision: str | None) -> Shape | None:
     from transformers import AutoConfig
 
     try:
+        if not available(base, revision):  # one quiet call; the client itself would ask six times and say so
+            return None
         config = AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=False)
     except (OSError, ValueError):
         return None

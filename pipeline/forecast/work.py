@@ -15,6 +15,7 @@ from pipeline.config.trial import TrialConfig
 from pipeline.forecast.disk import checkpoint_hours, disk_by_part, shared_disk
 from pipeline.forecast.memory import memory_by_stage
 from pipeline.forecast.sampling import answering_hours, sampling, values_hours
+from pipeline.forecast.shapes import Shape
 from pipeline.forecast.subject import ForecastSubject, Trained
 from pipeline.resources.chunking import chunk_tokens, pair_rows, text_rows
 from pipeline.resources.machine import GIB
@@ -158,13 +159,13 @@ def work_of_update(trial: ForecastSubject, trained: Trained) -> dict[str, tuple[
     shape, cfg, runtime = trial.shape, trial.config, trial.config.runtime
     rows, prompt, response = cfg.train.batch_size, trial.mean_prompt, trial.learned_response
     tokens, span, head = rows * (prompt + response - 1), prompt + response - 1, shape.vocab * shape.hidden
-    pairs = 4.0 * shape.attention * shape.layers
     separate, own = cfg.critic.kind == "separate", Trained.of_critic(shape, cfg)
-    forward = 2.0 * tokens * shape.maps + pairs * tokens * span
+    forward = 2.0 * tokens * shape.maps + _attending(shape, tokens, span)
     chunks = -(-rows * response // chunk_tokens(shape.vocab, True))
     again = 1.0 if runtime.gradient_checkpointing else 0.0
     passes, critic = (
-        2.0 * tokens * (part.forward * (1 + again) + part.below + part.maps) + pairs * tokens * span * (3 + again)
+        2.0 * tokens * (part.forward * (1 + again) + part.below + part.maps)
+        + _attending(shape, tokens, span) * (3 + again)
         for part in (trained, own)
     )
     critic *= separate
@@ -211,7 +212,7 @@ def rollout_work(trial: ForecastSubject, trained: Trained) -> dict[str, tuple[fl
     generate = sampling(trial, rows, trained.forward, read, cfg.train.responses_per_prompt)
     networks = 2 + trial.learned + (cfg.critic.kind == "separate")
     scorers = sum(scorer.maps for scorer in trial.scorers)
-    forward = 2.0 * tokens * shape.maps + 4.0 * shape.attention * shape.layers * tokens * span
+    forward = 2.0 * tokens * shape.maps + _attending(shape, tokens, span)
     chunks = -(-rows * response // chunk_tokens(shape.vocab, True))
     score = (
         networks * forward + 2.0 * tokens * scorers + 2 * 2.0 * rows * response * head,
@@ -223,6 +224,11 @@ def rollout_work(trial: ForecastSubject, trained: Trained) -> dict[str, tuple[fl
     greedy = ADVANTAGES[cfg.algorithm.advantage].greedy / cfg.train.responses_per_prompt
     sampled, scored = _replayed(cfg)
     return {"generate": _times(1.0 + greedy + sampled, generate), "score": _times(1.0 + greedy + scored, score)}
+
+
+def _attending(shape: Shape, tokens: float, span: float) -> float:
+    """FLOPs of attention in a forward of so many tokens, each of which sees `span` positions."""
+    return 4.0 * shape.attention * shape.layers * tokens * span
 
 
 def _replayed(cfg: TrialConfig) -> tuple[float, float]:

@@ -53,6 +53,11 @@ def check_model(key: str, model: str, revision: str | None, *, pinned: bool) -> 
         )
 
 
+def available(model: str, revision: str | None) -> bool:
+    """Whether a model is in the cache, or can be downloaded."""
+    return _model_is_cached(model, revision) or not cause_of_absence("model", model, revision)
+
+
 def absent(key: str, name: str, revision: str | None, cause: str, cache: object, instead: str) -> str:
     """The one line for what can be had neither from the network nor from a cache."""
     at = f" at revision {revision}" if revision else ""
