@@ -25,7 +25,10 @@ from pipeline.run.store import Artifact, Store
 from pipeline.stages import STAGES
 from pipeline.stages.sources import check_sources
 
-LIBRARIES = ("torch", "transformers", "datasets", "accelerate", "tokenizers", "mlflow", "optuna", "pandas", "numpy")
+LIBRARIES = (
+    "torch", "transformers", "datasets", "accelerate", "tokenizers", "peft", "bitsandbytes", "mlflow", "optuna",
+    "pandas", "numpy",
+)  # fmt: skip
 
 
 CHARGED = ("values", "critic")

@@ -116,6 +116,7 @@ LEARNS = Condition(
 )
 UNTRAINED = (
     "algorithm.name", "algorithm.advantage", "train.seed", "train.stop", "train.response_length", "train.temperature",
+    "adapter.kind", "adapter.quantize",
 )  # fmt: skip
 """Keys of the sections of training that act, or are set by a study, where nothing is trained as well. All others of
 these sections need `LEARNS` beside what `ACTS` says."""

@@ -31,7 +31,7 @@ def values_hours(trial: ForecastSubject) -> float:
 def answering_hours(trial: ForecastSubject) -> float:
     """Hours on a T4 of answering the held-out prompts with the best of several samples; 0 with one sample each."""
     cfg = trial.config.evaluate
-    return _scored_hours(trial, cfg.best_of * cfg.prompts) if cfg.best_of > 1 else 0.0
+    return cfg.best_of * _scored_hours(trial, cfg.prompts) if cfg.best_of > 1 else 0.0
 
 
 def _scored_hours(trial: ForecastSubject, rows: int) -> float:

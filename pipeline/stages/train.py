@@ -20,7 +20,7 @@ import torch
 from pipeline.config.trial import TrialConfig
 from pipeline.models.adapters import WithoutAdapter, merged
 from pipeline.models.critic import restore_critic, save_critic
-from pipeline.models.loading import device_of, freeze, load_snapshot
+from pipeline.models.loading import device_of, freeze
 from pipeline.models.meter import meter
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.precision import execution
@@ -84,11 +84,11 @@ def _untrained(cfg: TrialConfig, out: Path, sft: Artifact) -> dict[str, Any]:
     device = device_of(cfg.runtime.device)
     ledger = Ledger(device.type == "cuda")
     fresh_marks(device.type == "cuda")
-    load_snapshot(sft.path / "model", torch.device("cpu")).save_pretrained(out / "policy")
+    load_reference(sft, cfg.adapter.quantize, torch.device("cpu")).save_pretrained(out / "policy")
     MetricsLog(out / "metrics.jsonl").close()
     _write_tables(cfg, out, Outcome("complete", None, 0, 0, 0, 0, None))
     ledger.mark()
-    _write_log(cfg, out, device, ledger, 0)
+    _write_log(cfg, out, device, ledger)
     return _status(out)
 
 
@@ -184,6 +184,9 @@ def _write_tables(cfg: TrialConfig, out: Path, outcome: Outcome) -> None:
     write_json(out / "status.json", status if outcome.cap is None else {**status, "cap": ended(cfg, outcome.cap)})
 
 
-def _write_log(cfg: TrialConfig, out: Path, device: torch.device, ledger: Ledger, state_bytes: int) -> None:
-    write_json(out / "log" / "cost.json", {**ledger.cost(), "state_gib": state_bytes / GIB})
+def _write_log(
+    cfg: TrialConfig, out: Path, device: torch.device, ledger: Ledger, state_bytes: int | None = None
+) -> None:
+    kept = {} if state_bytes is None else {"state_gib": state_bytes / GIB}
+    write_json(out / "log" / "cost.json", {**ledger.cost(), **kept})
     write_json(out / "log" / "execution.json", execution(device, cfg.runtime.threads, cfg.runtime.processes))

@@ -432,8 +432,10 @@ class Trainer:
         kept = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
         kept += [tensor for _, tensor in self._trained()]
         states = self.steps.optimiser.state.values()
-        kept += [value for state in states for value in state.values() if isinstance(value, Tensor)]
-        return sum(tensor.nbytes for tensor in kept)
+        moments = [value for state in states for value in state.values() if isinstance(value, Tensor)]
+        if not moments:  # a trial that diverged in its first update has gone back to before its first step
+            moments = [tensor for _, tensor in self._trained() for _ in ("mean", "square")]
+        return sum(tensor.nbytes for tensor in (*kept, *moments))
 
     def _restore(self, weights: Mapping[str, Tensor]) -> None:
         with torch.no_grad():

@@ -24,6 +24,7 @@ from reports.figures.style import (
 from reports.findings.best_of_n import BestOfN, best_of_draws, choosing_arms
 from reports.findings.bound import Path, ReferenceScores, best_of, best_win_rate, reference_scores, tilted
 from reports.findings.findings import ArmResult, Findings
+from reports.findings.references import arms_with_another_reference
 from reports.records.load import StudyRecords
 from reports.text.words import listed, number
 from studies.definition.design import Cell
@@ -89,7 +90,10 @@ def frontier(records: StudyRecords, findings: Findings) -> Drawn | None:
         figure,
         pd.concat(data, ignore_index=True),
         "Reward-KL frontier",
-        _caption(arms, scores, marked, published) + _chosen_sentence(chosen) + _choosing_sentence(records, evaluated),
+        _caption(arms, scores, marked, published)
+        + _chosen_sentence(chosen)
+        + _choosing_sentence(records, evaluated)
+        + _apart_sentence(records, evaluated),
         alt + ".",
     )
 
@@ -158,8 +162,19 @@ def _choosing_sentence(records: StudyRecords, arms: set[str]) -> str:
     named = listed([f"{arm} (n = {count})" for arm, count in counts.items()])
     one = len(counts) == 1
     return (
-        f" {named} {'answers' if one else 'answer'} with the best of n samples by the proxy;"
-        f" {'its' if one else 'their'} KL is an upper bound, too."
+        f" {named} {'answers' if one else 'answer'} with the best of n samples by the proxy; the KL of"
+        f" {'this arm' if one else 'these arms'} is an upper bound."
+    )
+
+
+def _apart_sentence(records: StudyRecords, arms: set[str]) -> str:
+    """For the caption, on arms whose reference is another network than the baseline's; empty without any."""
+    apart = [arm for arm in arms_with_another_reference(records) if arm in arms]
+    if not apart:
+        return ""
+    return (
+        f" {listed(apart)}: KL and win rate are against a reference in few bits; the bounds, made with that of"
+        f" {records.study.baseline}, need not hold there."
     )
 
 

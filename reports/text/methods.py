@@ -14,6 +14,7 @@ from pipeline.run.metrics import METRICS
 from reports.findings.best_of_n import choosing_arms
 from reports.findings.bound import LEAST_EFFECTIVE, reference_scores
 from reports.findings.findings import SMALL_EFFECT, SMALLEST, Findings, once
+from reports.findings.references import arms_with_another_reference
 from reports.findings.trajectories import kl_source
 from reports.records.load import StudyRecords
 from reports.statistics.coverage import ARMS, COMMAND, SEEDS, coverage_with, published
@@ -207,12 +208,18 @@ def _evaluation(records: StudyRecords) -> Iterator[str]:
         " prompts, reference answers and random numbers, so differences between arms are paired by seed and prompt. KL"
         " to the reference is exact, summed over the vocabulary."
     )
+    if apart := arms_with_another_reference(records):
+        yield (
+            f"The reference of {listed(apart)} is held in as few bits as the policy is. It is another network than the"
+            f" reference of {records.study.baseline} and has answers of its own: KL and win rate of {listed(apart)} are"
+            " against these. Scores by the judge compare the answers of the arms themselves."
+        )
     if chosen := choosing_arms(records):
         named = listed([f"{arm} (n = {count})" for arm, count in chosen.items()])
         yield (
-            f"The answer of {named} is the best of n samples by the training reward, before any rule for a missing EOS;"
-            " the judge never chooses. Its KL is an upper bound: ln n − (n − 1)/n plus the mean of log π − log ref over"
-            " the chosen answers, which is 0 where the policy is the reference."
+            f"The answer of {named} is instead the best of n samples by the training reward, before any rule for a"
+            " missing EOS; the judge never chooses. Its KL is not exact but an upper bound: ln n − (n − 1)/n plus the"
+            " mean of log π − log ref over the chosen answers, which is 0 where the policy is the reference."
         )
 
 

@@ -50,6 +50,11 @@ def _inputs(manifest: Path) -> Mapping[str, str]:
     return inputs
 
 
+ANSWER = 0.25
+"""Share of sampling and scoring an answer in the time of an evaluation with one answer; measured on `tiny` and `smoke`.
+The rest is loading, judging and the drift."""
+
+
 @dataclass(frozen=True)
 class StageSeconds:
     """Seconds that stages took in earlier trials: means."""
@@ -64,7 +69,7 @@ class StageSeconds:
         """Seconds that a stage of this trial would take; 0 for a stage that nobody timed, which takes little."""
         if stage == "train":
             return self.seconds_per_step * config.gradient_steps
-        return self.seconds.get(stage, 0.0) * (config.evaluate.best_of if stage == "evaluate" else 1)
+        return self.seconds.get(stage, 0.0) * (_answering(config.evaluate.best_of) if stage == "evaluate" else 1.0)
 
 
 def measured(
@@ -86,12 +91,17 @@ def measured(
                 stage != "train"
                 and (took := _json(layout.root / ref.path / "log" / "cost.json").get("wall_s")) is not None
             ):
-                times[stage][ref.key] = float(took) / (_answers(record) if stage == "evaluate" else 1)
+                times[stage][ref.key] = float(took) / (_answering(_answers(record)) if stage == "evaluate" else 1.0)
     return StageSeconds(
         len(alike),
         {stage: _mean(seconds.values()) for stage, seconds in times.items()},
         math.fsum(_training_s(record) for record in alike) / sum(record.steps for record in alike),
     )
+
+
+def _answering(answers: int) -> float:
+    """Time of an evaluation with so many answers to each prompt, as a multiple of that with one."""
+    return 1 - ANSWER + ANSWER * answers
 
 
 def _answers(record: TrialRecord) -> int:

@@ -61,8 +61,9 @@ def test_the_frontier_shows_it_at_its_bound_without_an_optimum_for_a_beta(
     drawn = frontier(records, findings)
     assert drawn is not None
     assert choosing_arms(records) == {"best_of_8": 8}
-    assert "best_of_8 (n = 8) answers with the best of n samples by the proxy; its KL is an upper bound, too." in (
-        drawn.caption
+    assert (
+        "best_of_8 (n = 8) answers with the best of n samples by the proxy; the KL of this arm is an upper bound."
+        in (drawn.caption)
     )
     result = findings.arm("best_of_8").estimates["eval/kl_per_sequence"]
     assert (result.value, result.low, result.high) == pytest.approx((1.2044, 1.2044, 1.2044), abs=1e-4)
@@ -94,7 +95,9 @@ def test_the_text_says_what_was_not_trained_and_how_it_answers(records: StudyRec
     text = {part.title: part.text for part in methods(records, findings)}
     assert "takes 2,048 gradient steps of PPO: rollouts" in text["Training"]
     assert "The policy of best_of_8 is the reference: it takes no gradient step." in text["Training"]
-    assert "The answer of best_of_8 (n = 8) is the best of n samples by the training reward" in text["Evaluation"]
+    assert (
+        "The answer of best_of_8 (n = 8) is instead the best of n samples by the training reward" in text["Evaluation"]
+    )
     said = recommendation(records, findings)
     assert ("8 samples for each answer" in said) == said.startswith("Best setting: best_of_8")
 
@@ -118,3 +121,21 @@ def test_a_study_that_trains_nothing_at_all_can_be_shown(build: Builder, tmp_pat
     assert arithmetic(records) == {}, "no multiple of nothing"
     text = {part.title: part.text for part in methods(records, found)}
     assert "gradient steps of" not in text["Training"]
+
+
+def test_an_arm_in_few_bits_is_said_to_have_another_reference(build: Builder, tmp_path: Path) -> None:
+    arms = {"beta_0.05": 0.05, "few": {"adapter.kind": "lora", "adapter.quantize": "4bit"}}
+    built = build(tmp_path, arms=arms, **SHAPE)
+    records = load_records(built.folder, built.study)
+    findings = analyse(records)
+    text, drawn = " ".join(part.text for part in methods(records, findings)), frontier(records, findings)
+    assert "The reference of few is held in as few bits as the policy is." in text
+    assert drawn is not None
+    assert drawn.caption.endswith(
+        "few: KL and win rate are against a reference in few bits; the bounds, made with that of beta_0.05, need not"
+        " hold there."
+    )
+
+
+def test_no_arm_has_another_reference_where_all_have_the_same_bits(records: StudyRecords, findings: Findings) -> None:
+    assert "few bits" not in " ".join(part.text for part in methods(records, findings))

@@ -124,6 +124,15 @@ def test_what_training_keeps_is_counted_from_the_tensors(tmp_path: Path) -> None
     assert weights < tax < 4 * weights  # embeddings stay fp32
 
 
+def test_a_trial_that_diverges_in_its_first_update_counts_the_same_state(tmp_path: Path) -> None:
+    plain = trainer(tmp_path / "plain", critic__kind="separate")
+    assert plain.run().status == "complete"
+    sick = trainer(tmp_path / "sick", critic__kind="separate", optimiser__lr=1e30, optimiser__max_grad_norm=1e30)
+    assert sick.run().status == "diverged"
+    steps = len(list(sick.actor.parameters())) * 4  # Adam's step numbers, which are gone
+    assert sick.state_bytes() == plain.state_bytes() - steps
+
+
 def test_the_optimiser_knows_no_frozen_weight(tmp_path: Path) -> None:
     one = trainer(tmp_path, **FEW_BITS)
     held = [parameter for group in one.steps.optimiser.param_groups for parameter in group["params"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,14 @@ def test_a_policy_in_nf4_that_has_not_moved_is_its_reference_in_training_and_in_
     )
     assert all(torch.equal(policy[name], tensor) for name, tensor in rounded.items())
     assert any(not torch.equal(policy[name], tensor) for name, tensor in plain.items())
+
+
+def test_an_untrained_policy_in_nf4_is_its_reference_too(smoke_layout: Layout) -> None:
+    four = {"adapter__kind": "lora", "adapter__quantize": "4bit"}
+    for answers, bound in ((1, 0.0), (4, math.log(4) - 3 / 4)):
+        outcome = run_trial(smoke(algorithm="best_of_n", evaluate__best_of=answers, **four), smoke_layout, Recorder())
+        assert outcome.summary["eval/kl_per_sequence"] == pytest.approx(bound, abs=1e-6)
+        assert "state_gib" not in outcome.cost, "nothing is trained, so no memory of training is known"
 
 
 def test_the_reference_in_nf4_gives_its_own_answers_and_the_reward_stays(smoke_layout: Layout) -> None:

@@ -308,7 +308,7 @@ def test_an_arm_that_trains_nothing_is_planned_as_such(write_study: Callable[...
     assert (series, evaluated) == ("an algorithm that takes gradient steps", None)
     assert needs("objective/kl", plan["weak"].config) is None
     timed = StageSeconds(1, {"evaluate": 2.0}, 0.5)
-    assert [timed.of(stage, plan["strong"].config) for stage in ("train", "evaluate")] == [0.0, 16.0]
+    assert [timed.of(stage, plan["strong"].config) for stage in ("train", "evaluate")] == [0.0, 5.5], "1.5 + 8 x 0.5"
 
 
 def test_a_claim_about_its_series_is_warned_of(write_study: Callable[..., Study]) -> None:
