@@ -33,6 +33,8 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "linear": {"kl.control": "linear", "kl.beta": 0.2},
     "cosine": {"kl.control": "cosine", "kl.beta": 0.2},
     "piecewise": {"kl.control": "piecewise", "kl.beta_stages": ((0.3, 0.2), (0.6, 0.0))},
+    "adaptive bonus": {"entropy.coef": 0.01, "entropy.control": "adaptive", "entropy.horizon": 100},
+    "falling bonus": {"entropy.coef": 0.05, "entropy.control": "linear"},
     "guard": {"optimiser.guard": True},
     "hinge": {"kl.hinge": 0.02},
     "target": {"algorithm.target_kl": 0.005},

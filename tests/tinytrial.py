@@ -158,6 +158,13 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "linear": {"kl__control": "linear", "kl__beta_end": 0.5},
     "cosine": {"kl__control": "cosine", "kl__beta_end": 0.5},
     "piecewise": {"kl__control": "piecewise", "kl__beta_stages": ((0.4, 0.5),)},
+    "adaptive bonus": {
+        "entropy__coef": 0.1,
+        "entropy__control": "adaptive",
+        "entropy__target": 3.0,
+        "entropy__horizon": 20.0,
+    },
+    "falling bonus": {"entropy__coef": 0.5, "entropy__control": "linear"},
     "guard": {"optimiser__guard": True, "optimiser__guard_steps": 5},
     "hinge": {"kl__hinge": 1e-3},
     "target": {"algorithm__target_kl": 1e-3},

@@ -96,7 +96,6 @@ class AlgorithmConfig(Section):
     v_star_samples: Positive | None = Field(
         None, description="v_star: samples of each prompt that are used, at most values.samples; none: all of them"
     )
-    ent_coef: NonNegative = Field(0.0, description="entropy bonus in the loss")
     whiten_rewards: bool = Field(False, description="scale the rewards of a rollout to variance 1; their mean stays")
     whiten_advantages: bool = Field(
         True,

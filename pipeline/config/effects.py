@@ -62,7 +62,7 @@ def _learned(config: Config) -> list[str]:
 
 PENALTY = Condition(
     "a KL penalty: kl.beta above 0, or a schedule that goes above 0",
-    lambda config: any(config.kl.betas),
+    lambda config: any(config.kl.schedule.values),
     "kl.beta",
 )
 LEARNED = Condition("a learned reward", lambda config: bool(_learned(config)), "reward.kind")
@@ -88,8 +88,18 @@ TRAINED_OR_SCRATCH = Condition(
 )
 A_BEGINNING = Condition(
     "kl.control other than piecewise, or a first stage that begins after 0",
-    lambda config: not config.kl.begins_at_a_stage,
+    lambda config: not config.kl.schedule.begins_at_a_stage,
     "kl.beta_stages",
+)
+BONUS = Condition(
+    "an entropy bonus: entropy.coef above 0, or a schedule that goes above 0",
+    lambda config: config.entropy.acts,
+    "entropy.coef",
+)
+A_BEGINNING_OF_THE_BONUS = Condition(
+    "entropy.control other than piecewise, or a first stage that begins after 0",
+    lambda config: not config.entropy.schedule.begins_at_a_stage,
+    "entropy.coef_stages",
 )
 REPLAY = Condition("algorithm.advantage: replay or critic.target: replay", has_replay, "critic.target")
 V_STAR = setting("algorithm.advantage", "v_star")
@@ -205,6 +215,11 @@ ACTS: dict[str, tuple[Condition, ...]] = {
     "kl.beta_end": (setting("kl.control", "linear", "cosine"),),
     "kl.target": (setting("kl.control", "adaptive"), PENALTY),
     "kl.horizon": (setting("kl.control", "adaptive"), PENALTY),
+    "entropy.coef": (A_BEGINNING_OF_THE_BONUS,),
+    "entropy.control": (BONUS,),
+    "entropy.coef_end": (setting("entropy.control", "linear", "cosine"),),
+    "entropy.target": (setting("entropy.control", "adaptive"),),
+    "entropy.horizon": (setting("entropy.control", "adaptive"),),
     **dict.fromkeys(
         ("optimiser.guard_kl", "optimiser.guard_factor", "optimiser.guard_steps"),
         (setting("optimiser.guard", True), ADAM_MOVES_THE_POLICY),

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.config.base import Fraction, NonNegative, Section, StrictlyPositive
-
-ERROR_CLIP = 0.2
-"""Adaptive beta: the largest relative error of the KL that one rollout may report (Ziegler 2019)."""
+from pipeline.config.base import NonNegative, Section, StrictlyPositive
+from pipeline.config.schedule import Control, Schedule, Stages
 
 
 class KlConfig(Section):
@@ -36,7 +33,7 @@ class KlConfig(Section):
             " pays for the drift that it leads to; k1 is not offered, since its mean gradient is 0"
         ),
     )
-    control: Literal["fixed", "adaptive", "linear", "cosine", "piecewise"] = Field(
+    control: Control = Field(
         "fixed",
         description=(
             "how beta moves. adaptive: so that the KL comes near target; linear, cosine: from beta to beta_end;"
@@ -44,7 +41,7 @@ class KlConfig(Section):
         ),
     )
     beta_end: NonNegative = Field(0.0, description="linear and cosine: beta of the last update")
-    beta_stages: tuple[tuple[Fraction, NonNegative], ...] = Field(
+    beta_stages: Stages = Field(
         (), description="piecewise: pairs [fraction, beta]; beta has this value from that fraction of the trial on"
     )
     target: StrictlyPositive = Field(6.0, description="adaptive beta: target in nats per sequence")
@@ -62,39 +59,11 @@ class KlConfig(Section):
         return self.place == "loss" and self.loss_estimator == "sequence_k2"
 
     @property
-    def begins_at_a_stage(self) -> bool:
-        """Whether ``beta`` itself is never in force."""
-        return self.control == "piecewise" and any(start == 0 for start, _ in self.beta_stages)
-
-    @property
-    def betas(self) -> list[float]:
-        """Values of beta at the start, at the end and at the stages of its schedule."""
-        first = [] if self.begins_at_a_stage else [self.beta]
-        match self.control:
-            case "linear" | "cosine":
-                return [*first, self.beta_end]
-            case "piecewise":
-                return [*first, *(beta for _, beta in self.beta_stages)]
-            case _:
-                return first
-
-    def check_horizon(self, batch_size: int) -> None:
-        """Raise `ValueError` where one rollout of so many episodes could take an adaptive beta to 0 or below."""
-        least = ERROR_CLIP * batch_size
-        if self.control == "adaptive" and self.horizon <= least:
-            raise ValueError(
-                f"kl.horizon {self.horizon:g} lets one rollout take beta to 0 or below; above 0.2 x train.batch_size ="
-                f" {least:g}"
-            )
+    def schedule(self) -> Schedule:
+        """How beta moves."""
+        return Schedule(self.control, self.beta, self.beta_end, self.beta_stages)
 
     @model_validator(mode="after")
-    def _stages(self) -> Self:
-        starts = [start for start, _ in self.beta_stages]
-        if bool(starts) != (self.control == "piecewise"):
-            raise ValueError(
-                "beta_stages and control: piecewise need each other; for example beta_stages: [[0.25, 0.1], [0.5,"
-                " 0.05]]"
-            )
-        if any(late <= early for early, late in itertools.pairwise(starts)):
-            raise ValueError(f"beta_stages: the fractions {starts} must rise")
+    def _coherent(self) -> Self:
+        self.schedule.check_stages("beta_stages")
         return self

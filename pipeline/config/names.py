@@ -15,7 +15,7 @@ _MOVED = {
         "seed steps batch_size num_mini_batches num_ppo_epochs:num_epochs response_length temperature missing_eos"
         " missing_eos_penalty min_entropy max_repetition stop"
     ),
-    "algorithm": "cliprange dual_clip gamma gae_lambda ent_coef whiten_rewards whiten_advantages target_kl",
+    "algorithm": "cliprange dual_clip gamma gae_lambda whiten_rewards whiten_advantages target_kl",
     "kl": (
         "kl_coef:beta kl_in:place kl_loss_estimator:loss_estimator kl_control:control kl_coef_end:beta_end"
         " kl_coef_stages:beta_stages kl_target:target kl_horizon:horizon kl_hinge:hinge"
@@ -26,6 +26,7 @@ _MOVED = {
     ),
     "critic": "critic:kind critic_init:init critic_lr:lr value_head_lr:head_lr vf_coef cliprange_value:cliprange",
     "adapter": "adapter:kind lora_rank:rank lora_alpha:alpha quantize frozen_layers",
+    "entropy": "ent_coef:coef",
 }
 """What was the section ``ppo``: where its keys are now, as ``name`` or ``old:new``."""
 
@@ -41,17 +42,18 @@ RENAMED: dict[str, str] = {
     "ppo.max_wall_clock_h": "caps.wall_clock_h",
     "ppo.max_generated_tokens": "caps.generated_tokens",
     "ppo.max_memory_gib": "caps.memory_gib",
+    "algorithm.ent_coef": "entropy.coef",
 }
 """Keys that older versions had, and what each is called now. Add a line whenever a key moves; nothing is accepted
 silently."""
 
 WORDS: dict[str, tuple[str, ...]] = {
-    **{old.removeprefix("ppo."): (new,) for old, new in RENAMED.items()},
+    **{old.rpartition(".")[2]: (new,) for old, new in RENAMED.items()},
     "beta": ("kl.beta",),
     "lambda": ("algorithm.gae_lambda",),
     "epsilon": ("algorithm.cliprange",),
     "c1": ("critic.vf_coef",),
-    "c2": ("algorithm.ent_coef",),
+    "c2": ("entropy.coef",),
     "β": ("kl.beta",),
     "λ": ("algorithm.gae_lambda",),
     "ε": ("algorithm.cliprange",),
@@ -70,7 +72,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "scale_rewards": ("algorithm.advantage",),
     "init_kl_coef": ("kl.beta",),
     "value_coef": ("critic.vf_coef",),
-    "entropy_coef": ("algorithm.ent_coef",),
+    **dict.fromkeys(("entropy_coef", "entropy_coeff", "entropy_bonus"), ("entropy.coef",)),
     "epochs": ("train.num_epochs", "reward.epochs"),
     "learning_rate": ("optimiser.lr", "sft.lr", "reward.lr"),
     "max_new_tokens": ("train.response_length",),
@@ -102,14 +104,37 @@ def upgraded(config: Mapping[str, Any]) -> dict[str, Any]:
 
     >>> upgraded({"ppo": {"steps": 4, "kl_coef": 0.1}, "sft": {}})
     {'sft': {}, 'train': {'steps': 4}, 'kl': {'beta': 0.1}}
+    >>> upgraded({"algorithm": {"name": "ppo", "ent_coef": 0.01}})
+    {'algorithm': {'name': 'ppo'}, 'entropy': {'coef': 0.01}}
     """
     sections = {section: content for section, content in config.items() if section != "ppo"}
-    for name, value in (config.get("ppo") or {}).items():
-        section, _, key = RENAMED.get(f"ppo.{name}", f"ppo.{name}").partition(".")
-        sections[section] = {**sections.get(section, {}), key: value}
+    sections = _moved(sections, "ppo", config.get("ppo") or {})
+    algorithm = sections.get("algorithm", {})
+    former = {name: value for name, value in algorithm.items() if f"algorithm.{name}" in RENAMED}
+    if former:
+        kept = {name: value for name, value in algorithm.items() if name not in former}
+        sections = _moved(sections | {"algorithm": kept}, "algorithm", former)
     algorithm = sections.get("algorithm", {})
     if algorithm.get("name") == "rloo" and "advantage" not in algorithm:
         sections |= {"algorithm": {**algorithm, **_FORMER_RLOO}, "kl": _former_place(sections["kl"])}
+    return sections
+
+
+def renamed(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Recorded settings by their dotted keys, former keys under their present names.
+
+    >>> renamed({"algorithm.ent_coef": 0.01, "kl.beta": 0.1})
+    {'entropy.coef': 0.01, 'kl.beta': 0.1}
+    """
+    return {RENAMED.get(key, key): value for key, value in overrides.items()}
+
+
+def _moved(sections: dict[str, Any], former: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections with what the section `former` held added where it belongs today."""
+    sections = dict(sections)
+    for name, value in content.items():
+        section, _, key = RENAMED.get(f"{former}.{name}", f"{former}.{name}").partition(".")
+        sections[section] = {**sections.get(section, {}), key: value}
     return sections
 
 
@@ -131,7 +156,7 @@ def meant_key(key: str, known: Sequence[str]) -> str:
     >>> meant_key("kl_coef", keys), meant_key("steps", keys)
     ("; kl_coef is the key 'kl.beta'", "; did you mean 'train.steps' or 'sft.steps'?")
     >>> meant_key("ppo.klcoef", keys), meant_key("ppo", keys)
-    ("; did you mean 'kl.beta'?", '; its keys are now in train, algorithm, kl, optimiser, critic, adapter')
+    ("; did you mean 'kl.beta'?", '; its keys are now in train, algorithm, kl, optimiser, critic, adapter, entropy')
     """
     if key in RENAMED:
         return f"; it is now '{RENAMED[key]}'"

@@ -12,7 +12,7 @@ Config = Any
 
 def only_watched(config: Config) -> bool:
     """Whether rollouts neither teach nor steer the policy: then they are no cost of the algorithm."""
-    steered = config.optimiser.guard or config.kl.control == "adaptive"
+    steered = config.optimiser.guard or "adaptive" in (config.kl.control, config.entropy.control)
     return bool(config.train.data == "pairs" and not steered)
 
 
@@ -56,10 +56,11 @@ def _check_loss(config: Config) -> None:
             f"algorithm.trust_region '{loss}' needs to know which response is the better one, and"
             " algorithm.whiten_advantages destroys these signs; use false"
         )
-    if not all(config.kl.betas):
+    betas = config.kl.schedule.values
+    if not all(betas):
         raise ValueError(
             f"algorithm.trust_region '{loss}' weighs its margin by kl.beta, which must stay above 0; it goes through"
-            f" {', '.join(f'{beta:g}' for beta in config.kl.betas)}"
+            f" {', '.join(f'{beta:g}' for beta in betas)}"
         )
     if config.train.mini_batch_size % 2:
         raise ValueError(

@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from pipeline.config.algorithm import AlgorithmConfig, OptimiserConfig
 from pipeline.config.base import Positive, Section, StrictlyPositive
 from pipeline.config.data import DataConfig
+from pipeline.config.entropy import EntropyConfig
 from pipeline.config.kl import KlConfig
 from pipeline.config.model import ModelConfig, SftConfig
 from pipeline.config.networks import AdapterConfig, CriticConfig
@@ -75,6 +76,7 @@ class TrialConfig(Section):
     train: TrainConfig = TrainConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     kl: KlConfig = KlConfig()
+    entropy: EntropyConfig = EntropyConfig()
     optimiser: OptimiserConfig = OptimiserConfig()
     critic: CriticConfig = CriticConfig()
     replay: ReplayConfig = ReplayConfig()
@@ -165,7 +167,9 @@ class TrialConfig(Section):
         if self.algorithm.trust_region == "trpo":
             critic = self.critic
             check_natural_step(critic.kind, critic.vf_coef, self.adapter.quantize, self.kl.by_sequence)
-        self.kl.check_horizon(self.train.batch_size)
+        batch = self.train.batch_size
+        self.kl.schedule.check_horizon("kl.horizon", "beta", self.kl.horizon, batch)
+        self.entropy.schedule.check_horizon("entropy.horizon", "entropy.coef", self.entropy.horizon, batch)
         if self.train.mini_batch_size % self.runtime.processes:
             raise ValueError(
                 f"runtime.processes {self.runtime.processes} does not divide a mini-batch of"

@@ -32,7 +32,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pipeline.config.algorithm import AlgorithmConfig
+from pipeline.config.loading import dotted_keys
 from pipeline.config.names import upgraded
 from pipeline.config.trial import TrialConfig, canonical_json
 from pipeline.errors import Damaged, Fault, Gone, UserError
@@ -233,9 +233,11 @@ def read_record(path: Path) -> TrialRecord:
 
 def _is_older(config: Mapping[str, Any]) -> bool:
     """Whether a configuration is one of ours, and lacks knobs of today."""
-    return "ppo" in config or (
-        "algorithm" in config and AlgorithmConfig.model_fields.keys() > config["algorithm"].keys()
-    )
+    if "ppo" in config:
+        return True
+    return "algorithm" in config and not set(dotted_keys()) <= {
+        f"{section}.{name}" for section, content in config.items() if isinstance(content, Mapping) for name in content
+    }
 
 
 def _of_today(content: dict[str, Any]) -> dict[str, Any]:

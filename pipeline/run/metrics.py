@@ -68,6 +68,12 @@ _ALL = (
     ),
     Metric("objective/entropy", "nats per sequence", "mean over sequences of sum_t -logprobs", 0.0),
     Metric(
+        "objective/entropy_per_token",
+        "nats per token",
+        "mean over the valid tokens of the rollout of the exact entropy over the vocabulary; moves an adaptive bonus",
+        0.0,
+    ),
+    Metric(
         "objective/scores",
         "std of reference samples",
         "mean calibrated proxy reward before EOS handling",
@@ -103,6 +109,12 @@ _ALL = (
         "objective/kl_coef",
         "1",
         "beta in force during the update; next to whitened advantages a beta in the reward weighs beta / advantage_std",
+        0.0,
+    ),
+    Metric(
+        "objective/ent_coef",
+        "1",
+        "weight of the entropy bonus in the loss during the update, where entropy.coef or its schedule is above 0",
         0.0,
     ),
     Metric(

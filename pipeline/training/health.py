@@ -36,8 +36,9 @@ def repetition(responses: Tensor, mask: Tensor) -> float:
     return float((1 - different[rows] / counts[rows]).mean())
 
 
-def check_collapse(metrics: dict[str, float], entropy_per_token: float, cfg: TrialConfig) -> None:
+def check_collapse(metrics: dict[str, float], cfg: TrialConfig) -> None:
     """Raise `Diverged` for a rollout whose policy hardly chooses any more, or says the same thing over and over."""
+    entropy_per_token = metrics["objective/entropy_per_token"]
     if entropy_per_token < cfg.train.min_entropy:
         raise Diverged(
             f"entropy collapsed: {entropy_per_token:.3g} nats per token, below train.min_entropy ="

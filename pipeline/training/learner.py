@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.algorithms.mathematics.controllers import LrGuard, OldKlController
+from pipeline.algorithms.mathematics.controllers import EntropyController, LrGuard, OldKlController
 from pipeline.config.trial import TrialConfig
 from pipeline.models.policy import ActorCritic
 from pipeline.models.precision import GradientSteps, Precision
@@ -24,6 +24,7 @@ class Learner:
     cfg: TrialConfig
     guard: LrGuard
     old_kl: OldKlController
+    entropy: EntropyController
     micro_batch: Room
     """Episodes in memory at once; changes nothing."""
     checkpointing: bool = False

@@ -180,7 +180,7 @@ def gain_and_kl(rollout: Lesson, rows: Tensor, learner: Learner, weights: list[T
             with standing_in(lm, weights):
                 log_new = log_probs(lm, new_hidden[part], temperature)
             before, after = (
-                objective(surrogate, penalty, part, gather(log_pi, labels[part]), log_pi, cfg.algorithm.ent_coef)
+                objective(surrogate, penalty, part, gather(log_pi, labels[part]), log_pi, learner.entropy.coef)
                 for log_pi in (log_old, log_new)
             )
             gain += (after - before).sum()

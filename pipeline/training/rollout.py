@@ -160,7 +160,7 @@ def baseline_metrics(judged: Judged, cfg: TrialConfig) -> dict[str, float]:
 
 
 def drift_metrics(measured: Measured, mask: Tensor) -> dict[str, float]:
-    """KL to the reference by every estimator, and sampled entropy; definitions in pipeline/run/metrics.py."""
+    """KL to the reference by every estimator, entropy sampled and exact; definitions in pipeline/run/metrics.py."""
     d = measured.logprobs - measured.ref_logprobs
     return {
         "objective/kl": float(d.sum(1).mean()),
@@ -168,6 +168,7 @@ def drift_metrics(measured: Measured, mask: Tensor) -> dict[str, float]:
         "objective/kl_k3_per_token": float(masked_mean(k3(d), mask)),
         "objective/kl_exact_per_token": float(masked_mean(measured.kl, mask)),
         "objective/entropy": float(-measured.logprobs.sum(1).mean()),
+        "objective/entropy_per_token": float(masked_mean(measured.entropy, mask)),
     }
 
 

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from pipeline.algorithms.mathematics.controllers import KlController, LrGuard, OldKlController
-from pipeline.algorithms.mathematics.masking import masked_mean
+from pipeline.algorithms.mathematics.controllers import EntropyController, KlController, LrGuard, OldKlController
 from pipeline.config.pairs import only_watched
 from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM
@@ -126,7 +125,7 @@ class Trainer:
             torch.optim.Adam(_groups(actor, cfg), eps=cfg.optimiser.adam_eps, fused=True), self.precision
         )
         self.kl, self.guard, self.stop = KlController.of(cfg), LrGuard.of(cfg), Watcher(cfg.train.stop)
-        self.old_kl = OldKlController.of(cfg)
+        self.old_kl, self.entropy = OldKlController.of(cfg), EntropyController.of(cfg)
         rollout_room = Room(
             "runtime.rollout_batch_size", min(cfg.runtime.rollout_batch_size, cfg.train.batch_size), watch.warn
         )
@@ -146,6 +145,7 @@ class Trainer:
             cfg,
             self.guard,
             self.old_kl,
+            self.entropy,
             train_room,
             cfg.runtime.gradient_checkpointing,
         )
@@ -227,11 +227,15 @@ class Trainer:
 
     def _rollout(self) -> Rollout:
         self.kl.start(self.update)
+        self.entropy.start(self.update)
         context = self.rollout_context
         if self.only_watched:  # neither the work of rollouts nor their tokens are counted
             context = replace(context, timed=lambda phase: self.ledger.timed("watch"))
         with self.precision.autocast():
-            return collect(context, self._prompts(), self.update, self.kl.kl_coef)
+            rollout = collect(context, self._prompts(), self.update, self.kl.kl_coef)
+        if not self.cfg.entropy.acts:
+            return rollout
+        return replace(rollout, metrics={**rollout.metrics, "objective/ent_coef": self.entropy.coef})
 
     def _lesson(self, rollout: Rollout) -> Lesson:
         if self.cfg.train.data == "rollouts":
@@ -257,17 +261,18 @@ class Trainer:
             if moved is not None:
                 self.old_kl.observe(moved)
             self.kl.observe(rollout.metrics["objective/kl"])
+            self.entropy.observe(rollout.metrics["objective/entropy_per_token"])
         self.guard.observe(rollout.metrics["objective/kl_per_token"])
         self.update += 1
         return moved
 
     def _look(self, rollout: Rollout) -> None:
         """Health of a rollout, and what must hold of the first; only then are the weights that made it good ones."""
-        measured, mask = rollout.measured, rollout.episodes.response_mask
+        measured = rollout.measured
         if self.update == 0:
             with self.ledger.timed("selfcheck"):
                 check_rollout(rollout, self.actor, self.cfg.train.temperature, self.precision.tolerance)
-        check_collapse(rollout.metrics, float(masked_mean(measured.entropy, mask)), self.cfg)
+        check_collapse(rollout.metrics, self.cfg)
         warning = None if self.warned else negative_kl(measured.logprobs, measured.ref_logprobs)
         if warning:
             self.warned = True
@@ -343,6 +348,7 @@ class Trainer:
             "kl": self.kl.state(),
             "guard": self.guard.state(),
             "old_kl": self.old_kl.state(),
+            "entropy": self.entropy.state(),
             "stop": self.stop.state(),
             "warned": self.warned,
             "offset": self.log.offset,
@@ -391,6 +397,7 @@ class Trainer:
         self.kl.load(state["kl"])
         self.guard.load(state["guard"])
         self.old_kl.load(state["old_kl"])
+        self.entropy.load(state["entropy"])
 
     def _rewind(self) -> int:
         """Bring back the weights that made the last healthy rollout, and return their step.

@@ -143,8 +143,8 @@ def backward(lesson: Lesson, rows: Tensor, learner: Learner, whole: MiniBatch) -
         if (moved := old_kl_penalty(batch, part, new_logprobs, learner.old_kl.coef)) is not None:
             loss = loss + surrogate.weighted(part, moved)
         total = loss.sum()
-        if cfg.algorithm.ent_coef:
-            total = total - cfg.algorithm.ent_coef * surrogate.weighted(part, entropy).sum()
+        if learner.entropy.coef:
+            total = total - learner.entropy.coef * surrogate.weighted(part, entropy).sum()
         return total
 
     head = head_backward(actor.lm, hidden, episodes.labels, cfg.train.temperature, token_loss, scale)

@@ -35,14 +35,14 @@ ORDERS_APART = 12.0
 TRAINING = (
     "objective/scores", "objective/gold", "objective/length", "policy/pg_clipfrac",
     "value/vf_loss", "value/explained_variance", "pairs/chosen_log_ratio", "pairs/rejected_log_ratio",
-    "objective/kl_coef", "policy/lr",
+    "objective/kl_coef", "objective/ent_coef", "policy/lr",
 )  # fmt: skip
 SHORT = {
     "objective/scores": "proxy reward", "objective/gold": "gold reward", "objective/length": "response length",
     "policy/pg_clipfrac": "clip fraction", "value/vf_loss": "value loss",
     "value/explained_variance": "explained variance",
     "pairs/chosen_log_ratio": "chosen, log-ratio", "pairs/rejected_log_ratio": "rejected, log-ratio",
-    "objective/kl_coef": "KL coefficient β", "policy/lr": "learning rate",
+    "objective/kl_coef": "KL coefficient β", "objective/ent_coef": "entropy coefficient", "policy/lr": "learning rate",
 }  # fmt: skip
 _END_MARKS = {"diverged": "x", "budget": "|", "pruned": "|", "failed": "|"}
 

@@ -21,6 +21,7 @@ _NAMES = {
     "objective/kl_exact_per_token": "exact KL per token in training",
     "objective/kl_k3_per_token": "KL per token in training (k3)",
     "objective/entropy": "entropy per sequence in training",
+    "objective/entropy_per_token": "exact entropy per token of the rollouts",
     "policy/entropy": "entropy per token in training",
     "eval/length": "length", "eval/eos_rate": "EOS rate", "eval/ppl_reference": "reference perplexity",
 }  # fmt: skip

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.config.names import SYMBOLS
+from pipeline.config.names import SYMBOLS, renamed
 from pipeline.errors import WITHOUT_MISSING
 from studies.hints import command
 
@@ -168,7 +168,7 @@ def falsify(
     started = folder.started()
     overrides = parse_set(settings) if settings else started.get("overrides", {})
     claims = standing(raw, folder, profile or raw.profile, overrides)
-    plan = planned(chosen, profile, overrides)
+    plan = planned(chosen, profile, overrides if settings else renamed(overrides))
     read = stages_read(chosen.falsifiers)
     refuse_lost(folder, evidence(chosen, folder, plan), read, without_missing=without_missing)
     judged = verdicts(chosen, folder, plan, missing_ok=without_missing)
@@ -281,7 +281,7 @@ def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = No
     if not records:
         raise UserError(f"{folder.path} has no finished trial to send; start with: ablate study {name}")
     compared = confirmation(chosen, folder)
-    plan = planned(compared, profile, started.get("overrides", {}))
+    plan = planned(compared, profile, renamed(started.get("overrides", {})))
     with only_driver(folder, chosen.name):
         environment = records[0].environment
         sinks = StudySinks(

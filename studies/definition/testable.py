@@ -25,6 +25,10 @@ ONLY_WITH: dict[str, tuple[str, Callable[[TrialConfig], bool]]] = {
         "an advantage among the responses to a prompt",
         lambda config: ADVANTAGES[config.algorithm.advantage].least_responses > 1,
     ),
+    "objective/ent_coef": (
+        "an entropy bonus (entropy.coef above 0, or a schedule that goes above 0)",
+        lambda config: config.entropy.acts,
+    ),
     "policy/pg_clipfrac": (
         "algorithm.trust_region: clip or cispo",
         lambda config: config.algorithm.trust_region in ("clip", "cispo"),

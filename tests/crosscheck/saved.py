@@ -76,7 +76,7 @@ def step(cfg: TrialConfig, rows: Tensor, worth: Tensor) -> Step:
         each = (weights / lengths).unsqueeze(1).expand(mask.shape)[mask]
         objective = of_tokens(surrogate, batch, each, cfg.algorithm)
     penalty = penalty_of(batch, mask, new.detach(), cfg.kl.beta, cfg.kl)
-    loss, beside = objective.loss(every, new), -cfg.algorithm.ent_coef * ENTROPIES[rows][mask]
+    loss, beside = objective.loss(every, new), -cfg.entropy.coef * ENTROPIES[rows][mask]
     if penalty is not None:
         loss = loss + objective.weighted(every, penalty.loss(every, new))
         beside = beside + penalty.value(new.detach())

@@ -41,7 +41,7 @@ SAME: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo_two_sided": ("grpo", {"algorithm__dual_clip": 1.3}),
     "dr_grpo": ("dr_grpo", {}),
     "lite_ppo": ("lite_ppo", {}),
-    "lite_ppo_entropy": ("lite_ppo", {"algorithm__ent_coef": 0.2}),
+    "lite_ppo_entropy": ("lite_ppo", {"entropy__coef": 0.2}),
     "gspo": ("gspo", {}),
     "gspo_wide": ("gspo", {"algorithm__cliprange": 0.01, "algorithm__cliprange_high": 0.02}),
     "dapo_own_tokens": ("dapo", {}),
@@ -176,7 +176,7 @@ def test_trl_weighs_k3_of_a_token_by_the_ratio_of_its_response_in_gspo_and_we_by
 
 def test_trl_averages_the_entropy_over_tokens_whatever_the_loss_and_we_weigh_it_as_the_loss_does() -> None:
     """The two agree where the loss is a mean over tokens: the case `lite_ppo_entropy`."""
-    ours, bare = (settings("grpo", {"algorithm__ent_coef": coef}) for coef in (0.2, 0.0))
+    ours, bare = (settings("grpo", {"entropy__coef": coef}) for coef in (0.2, 0.0))
     for number, rows in enumerate(MINI_BATCHES):
         mask, entropies = MASK[rows], ENTROPIES[rows]
         theirs_moves = GOLDEN["grpo_entropy/loss"][number] - GOLDEN["grpo/loss"][number]

@@ -23,7 +23,7 @@ from crosscheck.trial import BATCH, CONTEXT, FULL, RAGGED, Case, reward, run_trl
 from torch import Tensor
 
 from pipeline.algorithms.mathematics.advantages import gae
-from pipeline.algorithms.mathematics.controllers import LrGuard, OldKlController
+from pipeline.algorithms.mathematics.controllers import EntropyController, LrGuard, OldKlController
 from pipeline.algorithms.mathematics.masking import masked_whiten
 from pipeline.algorithms.mathematics.shaping import non_score_reward, token_rewards
 from pipeline.models.anatomy import trunk
@@ -94,7 +94,15 @@ def follow(case: Case, actor: ActorCritic, rollout: Rollout) -> tuple[list[dict[
     precision = Precision.of(torch.device("cpu"))
     steps, alone = GradientSteps(optimiser, precision), Ranks.of(precision.device)
     learner = Learner(
-        actor, steps, precision, alone, case.cfg, LrGuard.of(case.cfg), OldKlController.of(case.cfg), Room("micro", 3)
+        actor,
+        steps,
+        precision,
+        alone,
+        case.cfg,
+        LrGuard.of(case.cfg),
+        OldKlController.of(case.cfg),
+        EntropyController.of(case.cfg),
+        Room("micro", 3),
     )
     train_on(rollout, learner, 0, 0, lambda _, values: metrics.append(values))
     return metrics, gradients

@@ -1,4 +1,5 @@
-"""What adjusts beta and the learning rate while a trial runs. All state is in `state`, which checkpoints keep."""
+"""What adjusts beta, the entropy bonus and the learning rate while a trial runs. All state is in `state`, which
+checkpoints keep."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import assert_never
 
-from pipeline.config.kl import ERROR_CLIP, KlConfig
+from pipeline.config.schedule import ERROR_CLIP, Schedule
 from pipeline.config.trial import TrialConfig
 
 STOP_FACTOR = 1.5
@@ -16,15 +17,19 @@ OLD_KL_LIMIT = 2.0**20
 """How far the coefficient may go from where it started, up or down, so that it never rounds to 0 or infinity."""
 
 
-def kl_schedule(kl: KlConfig, progress: float) -> float:
-    """beta at `progress` in [0, 1], 0 in the first update and 1 in the last: a curriculum from one value to another.
+def scheduled(schedule: Schedule, progress: float) -> float:
+    """The coefficient at `progress` in [0, 1], 0 in the first update and 1 in the last: beta, or that of the entropy
+    bonus.
 
-    linear: β₀ + (β₁ - β₀) p;  cosine: β₁ + (β₀ - β₁) (1 + cos πp) / 2;  piecewise: that of the last stage whose
-    fraction is at most p, β₀ before the first; fixed: β₀; adaptive: β₀ where it starts. β₀ is ``beta``, β₁ is
-    ``beta_end``.
+    linear: c₀ + (c₁ - c₀) p;  cosine: c₁ + (c₀ - c₁) (1 + cos πp) / 2;  piecewise: that of the last stage whose
+    fraction is at most p, c₀ before the first; fixed: c₀; adaptive: c₀ where it starts. c₀ is ``start``, c₁ is
+    ``end``.
+
+    >>> scheduled(Schedule("linear", 0.1, 0.02, ()), 0.25)
+    0.08
     """
-    start, end = kl.beta, kl.beta_end
-    match kl.control:
+    start, end = schedule.start, schedule.end
+    match schedule.control:
         case "fixed" | "adaptive":
             return start
         case "linear":
@@ -32,10 +37,15 @@ def kl_schedule(kl: KlConfig, progress: float) -> float:
         case "cosine":
             return end + (start - end) * 0.5 * (1 + math.cos(math.pi * progress))
         case "piecewise":
-            reached = [beta for fraction, beta in kl.beta_stages if fraction <= progress]
+            reached = [value for fraction, value in schedule.stages if fraction <= progress]
             return reached[-1] if reached else start
         case _:
-            assert_never(kl.control)
+            assert_never(schedule.control)
+
+
+def elapsed(cfg: TrialConfig, update: int) -> float:
+    """Progress in an update, counted from 0: update / (updates - 1), in [0, 1]; 0 where there is only one."""
+    return update / max(cfg.train.updates - 1, 1)
 
 
 def adapted(kl_coef: float, kl_per_sequence: float, target: float, episodes: int, horizon: float) -> float:
@@ -44,8 +54,21 @@ def adapted(kl_coef: float, kl_per_sequence: float, target: float, episodes: int
     err = clip(KL / target - 1, -0.2, 0.2);  β (1 + err · episodes / horizon), `horizon` in episodes. Never negative for
     a horizon above 0.2 · episodes, which the configuration demands. Ziegler 2019 (arXiv 1909.08593), section 2.2.
     """
-    error = min(max(kl_per_sequence / target - 1, -ERROR_CLIP), ERROR_CLIP)
-    return kl_coef * (1 + error * episodes / horizon)
+    return _multiplied(kl_coef, kl_per_sequence / target - 1, episodes, horizon)
+
+
+def adapted_bonus(ent_coef: float, entropy: float, target: float, episodes: int, horizon: float) -> float:
+    """The entropy bonus's coefficient after a rollout of `episodes` sequences whose mean entropy was `entropy`, nats
+    per token as is `target`.
+
+    err = clip(1 - H / target, -0.2, 0.2);  c (1 + err · episodes / horizon), `horizon` in episodes: an entropy below
+    its target raises the bonus. Ziegler's rule for beta (`adapted`), of an entropy.
+    """
+    return _multiplied(ent_coef, 1 - entropy / target, episodes, horizon)
+
+
+def _multiplied(coef: float, error: float, episodes: int, horizon: float) -> float:
+    return coef * (1 + min(max(error, -ERROR_CLIP), ERROR_CLIP) * episodes / horizon)
 
 
 def doubled_or_halved(coef: float, kl: float, target: float) -> float:
@@ -93,7 +116,7 @@ class KlController:
     def start(self, update: int) -> None:
         """An update begins, counted from 0."""
         if self.cfg.kl.control != "adaptive":
-            self.kl_coef = kl_schedule(self.cfg.kl, update / max(self.cfg.train.updates - 1, 1))
+            self.kl_coef = scheduled(self.cfg.kl.schedule, elapsed(self.cfg, update))
 
     def observe(self, kl_per_sequence: float) -> None:
         """Take the KL of one rollout into account, nats per sequence."""
@@ -107,6 +130,36 @@ class KlController:
 
     def load(self, state: dict[str, float]) -> None:
         self.kl_coef = state["kl_coef"]
+
+
+@dataclass
+class EntropyController:
+    """Weight of the entropy bonus: fixed, on a schedule, or driven towards a target entropy."""
+
+    cfg: TrialConfig
+    coef: float
+
+    @classmethod
+    def of(cls, cfg: TrialConfig) -> EntropyController:
+        return cls(cfg, cfg.entropy.coef)
+
+    def start(self, update: int) -> None:
+        """An update begins, counted from 0."""
+        if self.cfg.entropy.control != "adaptive":
+            self.coef = scheduled(self.cfg.entropy.schedule, elapsed(self.cfg, update))
+
+    def observe(self, entropy_per_token: float) -> None:
+        """Take the exact entropy of one rollout into account, nats per token."""
+        knobs = self.cfg.entropy
+        if knobs.control == "adaptive":
+            episodes = self.cfg.train.batch_size
+            self.coef = adapted_bonus(self.coef, entropy_per_token, knobs.target, episodes, knobs.horizon)
+
+    def state(self) -> dict[str, float]:
+        return {"coef": self.coef}
+
+    def load(self, state: dict[str, float]) -> None:
+        self.coef = state["coef"]
 
 
 @dataclass

@@ -97,7 +97,7 @@ LOSSES: dict[str, dict[str, Any]] = {
     "strong penalty": {**preset("ppo_penalty"), "algorithm__old_kl_coef": 5.0},
     "penalty on means": {**preset("ppo_penalty"), "algorithm__aggregation": "seq_mean_token_mean"},
     "k2 in the loss": {**RLOO, "kl__place": "loss"},
-    "entropy": {**RLOO, "algorithm__ent_coef": 0.05},
+    "entropy": {**RLOO, "entropy__coef": 0.05},
     "temperature": {**RLOO, "train__temperature": 0.7},
     "whole responses by tokens, both as wholes": {**RLOO, "kl__place": "loss", "kl__loss_estimator": "sequence_k2"},
     "mean ratio, penalty on whole responses": {**preset("gspo"), "kl__loss_estimator": "sequence_k2"},
@@ -105,7 +105,7 @@ LOSSES: dict[str, dict[str, Any]] = {
     "weighted k3": {**preset("grpo"), "kl__loss_estimator": "ratio_k3"},
     "sums of tokens": {**preset("grpo"), "algorithm__aggregation": "seq_mean_token_sum"},
     "whole responses by tokens": {**RLOO, "algorithm__aggregation": "token_mean", "kl__place": "loss"},
-    "mean ratio in the loss": {**preset("gspo"), "algorithm__ent_coef": 0.05, "algorithm__aggregation": "constant"},
+    "mean ratio in the loss": {**preset("gspo"), "entropy__coef": 0.05, "algorithm__aggregation": "constant"},
 }
 
 
@@ -137,7 +137,7 @@ def plain_losses(one: Trainer, rollout: Any, mini: list[int]) -> tuple[Tensor, T
             cfg.kl.loss_estimator
         ].sum()
         bonus = -(log_pi.exp() * log_pi).sum()
-        rest = (0.3 * penalty if cfg.kl.place == "loss" else 0.0) - knobs.ent_coef * bonus
+        rest = (0.3 * penalty if cfg.kl.place == "loss" else 0.0) - cfg.entropy.coef * bonus
         if knobs.trust_region == "kl_penalty":
             rest = rest + knobs.old_kl_coef * ((new - old).exp() - 1 - (new - old)).sum()
         each_row.append(torch.stack([surrogate, surrogate + beside * rest]))

@@ -182,6 +182,52 @@ def test_what_does_not_go_together_is_refused(settings: dict[str, Any], says: st
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"algorithm.ent_coef": 0.01}, "--set: unknown key 'algorithm.ent_coef'; it is now 'entropy.coef'"),
+        ({"ent_coef": 0.01}, "ent_coef is the key 'entropy.coef'"),
+        ({"c2": 0.01}, "c2 is the key 'entropy.coef'"),
+        ({"entropy.control": "adaptive"}, "coef 0 stays 0 with control: adaptive, which multiplies it; start above 0"),
+        ({"entropy.coef": 0.1, "entropy.control": "piecewise"}, "coef_stages and control: piecewise need each other"),
+        ({"entropy.coef_stages": [[0.5, 0.1]]}, "coef_stages and control: piecewise need each other"),
+        (
+            {"entropy.control": "piecewise", "entropy.coef_stages": [[0.5, 0.1], [0.5, 0.2]]},
+            "coef_stages: the fractions [0.5, 0.5] must rise",
+        ),
+        ({"entropy.coef": -0.1}, "entropy.coef = -0.1: must be greater than or equal to 0"),
+        (
+            {"entropy.coef": 0.1, "entropy.control": "adaptive", "entropy.target": 0},
+            "entropy.target = 0: must be great",
+        ),
+        ({"algorithm": "best_of_n", "entropy.coef": 0.1}, "entropy.coef = 0.1 has no effect while algorithm.advantage"),
+    ],
+)
+def test_an_entropy_bonus_that_makes_no_sense_is_refused_in_one_line(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError) as error:
+        load_config("tiny", settings)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_bonus_acts_where_it_is_above_0_at_some_time() -> None:
+    falling = {"entropy.control": "linear", "entropy.coef": 0.05}
+    rising = {"entropy.control": "cosine", "entropy.coef_end": 0.05}
+    later = {"entropy.control": "piecewise", "entropy.coef_stages": [[0.5, 0.05]]}
+    for settings in ({"entropy.coef": 0.01}, falling, rising, later):
+        assert load_config("tiny", settings).entropy.acts
+    assert not load_config("tiny").entropy.acts
+    assert not load_config("tiny", {"entropy.coef": 0.0}).entropy.acts
+
+
+def test_a_record_with_the_former_coefficient_of_the_bonus_has_it_in_its_section() -> None:
+    old = {"algorithm": {"name": "ppo", "ent_coef": 0.02}, "kl": {"beta": 0.1}}
+    new = {"algorithm": {"name": "ppo"}, "kl": {"beta": 0.1}, "entropy": {"coef": 0.02}}
+    assert upgraded(old) == upgraded(new) == new
+    assert old["algorithm"] == {"name": "ppo", "ent_coef": 0.02}, "what was read stays as it was"
+    assert upgraded({"ppo": {"ent_coef": 0.02}}) == {"entropy": {"coef": 0.02}}
+
+
 def test_the_records_of_the_former_rloo_name_what_it_did() -> None:
     old = {"algorithm": {"name": "rloo", "cliprange": 0.2}, "kl": {"place": "reward", "beta": 0.1}}
     new = upgraded(old)

@@ -28,6 +28,8 @@ REPLAY = {"critic.target": "replay"}
 UNBOUNDED = {"algorithm.trust_region": "none"}
 HUB = {"data.source": "hub", "data.name": "a/b", "data.revision": "0" * 40}
 FROM_THE_START = {"kl.control": "piecewise", "kl.beta_stages": [[0, 0.1]]}
+BONUS = {"entropy.coef": 0.1, "entropy.control": "piecewise", "entropy.coef_stages": [[0.5, 0.0]]}
+HELD = {"entropy.coef": 0.1, "entropy.control": "adaptive"}
 LATER = {"kl.control": "piecewise", "kl.beta_stages": [[0.5, 0.1]]}
 
 Changes = dict[str, Any]
@@ -104,6 +106,11 @@ KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
     "kl.beta_end": (0.3, ADAPTIVE, {"kl.control": "cosine", **NO_PENALTY}),
     "kl.target": (3.0, {}, ADAPTIVE),
     "kl.horizon": (500.0, {"kl.control": "linear"}, ADAPTIVE),
+    "entropy.coef": (0.3, {"entropy.control": "piecewise", "entropy.coef_stages": [[0, 0.1]]}, {}),
+    "entropy.control": ("linear", {}, {"entropy.coef": 0.1}),
+    "entropy.coef_end": (0.3, BONUS, {"entropy.control": "cosine"}),
+    "entropy.target": (0.5, {"entropy.coef": 0.1}, HELD),
+    "entropy.horizon": (500.0, BONUS, HELD),
     "optimiser.guard_kl": (0.1, {}, {"optimiser.guard": True}),
     "optimiser.guard_factor": (0.1, {}, {"optimiser.guard": True}),
     "optimiser.guard_steps": (10, {}, {"optimiser.guard": True}),

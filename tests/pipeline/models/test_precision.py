@@ -234,12 +234,12 @@ EVERY_CONTROL = CONTROLS | {
         "algorithm__dual_clip": 2.0,
         "critic__kind": "separate",
         "algorithm__whiten_rewards": True,
-        "algorithm__ent_coef": 0.01,
+        "entropy__coef": 0.01,
     },
     "plain rewards": {
         "algorithm__whiten_rewards": True,
         "algorithm__whiten_advantages": False,
-        "algorithm__ent_coef": 0.01,
+        "entropy__coef": 0.01,
     },
     "frozen": {"adapter__frozen_layers": 1},
 }

@@ -66,3 +66,14 @@ def test_a_record_from_before_the_knobs_of_an_algorithm_is_of_todays_configurati
         record = read_record(tmp_path / "a.json")
         assert record.config == today.model_dump(mode="json")
         assert record.config_digest == today.digest()
+
+
+@pytest.mark.parametrize("coef", [0.0, 0.02])
+def test_a_record_from_before_the_section_of_the_bonus_is_of_todays_configuration(tmp_path: Path, coef: float) -> None:
+    today = load_config("smoke", {"entropy.coef": coef}).model_dump(mode="json")
+    old = {section: content for section, content in today.items() if section != "entropy"}
+    old["algorithm"] = {**old["algorithm"], "ent_coef": coef}
+    (tmp_path / "a.json").write_text(sealed({**OLD, "stages": {"train": STAGE}, "config": old}))
+    record = read_record(tmp_path / "a.json")
+    assert record.config == today
+    assert record.config_digest == load_config("smoke", {"entropy.coef": coef}).digest()

@@ -15,7 +15,7 @@ from helpers import trial_config
 from tinytrial import model
 
 from pipeline.algorithms.aggregation import response_weights
-from pipeline.algorithms.mathematics.controllers import kl_schedule, lr_schedule
+from pipeline.algorithms.mathematics.controllers import lr_schedule, scheduled
 from pipeline.algorithms.mathematics.losses import kl_loss
 from pipeline.algorithms.mathematics.shaping import beta_in_reward, handle_missing_eos, non_score_reward
 from pipeline.algorithms.registry import ESTIMATORS, SURROGATES
@@ -74,7 +74,8 @@ CASES: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
     "reward.output": lambda patch: classifier()._score(["text"]),
     "data.source": lambda patch: load_corpus(DataConfig().model_copy(update={"source": NEW})),
     "data.prompt_unit": lambda patch: cut_at(NEW, None),
-    "kl.control": lambda patch: kl_schedule(made(kl__control=NEW).kl, 0.5),
+    "kl.control": lambda patch: scheduled(made(kl__control=NEW).kl.schedule, 0.5),
+    "entropy.control": lambda patch: scheduled(made(entropy__control=NEW).entropy.schedule, 0.5),
     "kl.place": lambda patch: beta_in_reward(0.1, NEW),
     "kl.reward_estimator": lambda patch: non_score_reward(ONE, ONE, ONE > 0, 0.1, NEW),
     "algorithm.advantage": lambda patch: ESTIMATORS[NEW],

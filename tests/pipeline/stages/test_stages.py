@@ -68,6 +68,7 @@ def test_metrics_are_the_declared_ones_and_within_their_bounds(outcome: TrialOut
     only_when_asked_for = {
         "objective/greedy_reward",
         "objective/equal_groups",
+        "objective/ent_coef",
         "policy/kl_loss",
         "policy/kl_hinge",
         "policy/dual_clipfrac",

@@ -33,11 +33,11 @@ def test_repetition_by_hand() -> None:
 
 def test_only_a_collapse_is_called_one() -> None:
     cfg = trial_config()
-    check_collapse({"objective/repetition": 0.79}, 0.02, cfg)
+    check_collapse({"objective/repetition": 0.79, "objective/entropy_per_token": 0.02}, cfg)
     with pytest.raises(Diverged, match=r"0.009 nats per token, below train.min_entropy = 0.01"):
-        check_collapse({"objective/repetition": 0.0}, 0.009, cfg)
+        check_collapse({"objective/repetition": 0.0, "objective/entropy_per_token": 0.009}, cfg)
     with pytest.raises(Diverged, match=r"81.0% of the token pairs, above train.max_repetition = 0.8"):
-        check_collapse({"objective/repetition": 0.81}, 1.0, cfg)
+        check_collapse({"objective/repetition": 0.81, "objective/entropy_per_token": 1.0}, cfg)
 
 
 def test_negative_kl_warns_beyond_noise_only() -> None:

@@ -23,7 +23,7 @@ TRPO = preset("trpo")
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "far": {"algorithm__trpo_delta": 0.2},
-    "penalty and bonus": {"kl__place": "loss", "kl__beta": 0.3, "algorithm__ent_coef": 0.05},
+    "penalty and bonus": {"kl__place": "loss", "kl__beta": 0.3, "entropy__coef": 0.05},
     "temperature": {"train__temperature": 0.7},
     "means of responses": {"algorithm__aggregation": "seq_mean_token_mean"},
     "lora": {"adapter__kind": "lora"},
@@ -87,6 +87,18 @@ def test_the_gain_is_that_of_the_loss_of_the_gradient(tmp_path: Path, setting: s
     assert metrics["policy/line_search"] <= 3
     shrunk = 0.8 ** (metrics["policy/line_search"] - 1)
     assert metrics["policy/surrogate_gain"] == pytest.approx(metrics["policy/expected_gain"] * shrunk, rel=0.05)
+
+
+def test_the_line_search_weighs_the_bonus_in_force(tmp_path: Path) -> None:
+    """Not the one at the start: what a step gains is what a point's entropy has grown by, times the coefficient."""
+    one, rollout, _ = ready(tmp_path, entropy__coef=1.0)
+    moved = [parameter.detach() * 0.9 for parameter in trained(one.actor.lm)]
+    gains = []
+    for coef in (0.0, 1.0, 3.0):
+        one.entropy.coef = coef
+        gains.append(gain_and_kl(rollout, torch.arange(8), one.learner, moved)[0].item())
+    assert abs(gains[1] - gains[0]) > 1e-3
+    assert gains[2] - gains[0] == pytest.approx(3 * (gains[1] - gains[0]), rel=1e-3)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ipo on sums": {**IPO, "algorithm__ratio": "sequence_sum"},
     "dpo on means": {**DPO, "algorithm__ratio": "sequence_mean"},
     "online dpo": ONLINE,
-    "entropy": {**DPO, "algorithm__ent_coef": 0.05},
+    "entropy": {**DPO, "entropy__coef": 0.05},
     "temperature": {**DPO, "train__temperature": 0.7},
     "temperature, online": {**ONLINE, "train__temperature": 0.7},
 }
@@ -61,7 +61,7 @@ def plain_loss(one: Trainer, lesson: Lesson, pairs: list[tuple[int, int]]) -> to
         if sign:
             losses.append(LOSSES[cfg.algorithm.trust_region](sign * (moved[0] - moved[1]), BETA))
     scale = BETA if cfg.algorithm.trust_region == "ipo" else 1 / BETA
-    return torch.stack(losses).mean() * scale - cfg.algorithm.ent_coef * bonus
+    return torch.stack(losses).mean() * scale - cfg.entropy.coef * bonus
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -142,7 +142,14 @@ def test_lessons_differ_by_update_and_by_seed(tmp_path: Path) -> None:
     assert tokens(0) == tokens(0)
 
 
-@pytest.mark.parametrize("steers", [{"optimiser__guard": True}, {"kl__control": "adaptive", "kl__horizon": 20.0}])
+@pytest.mark.parametrize(
+    "steers",
+    [
+        {"optimiser__guard": True},
+        {"kl__control": "adaptive", "kl__horizon": 20.0},
+        {"entropy__control": "adaptive", "entropy__coef": 0.1, "entropy__horizon": 20.0},
+    ],
+)
 def test_rollouts_that_steer_are_charged(tmp_path: Path, steers: dict[str, Any]) -> None:
     one = trainer(tmp_path, **{**DPO, **steers})
     assert one.run().tokens > 0

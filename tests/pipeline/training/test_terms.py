@@ -182,6 +182,7 @@ def test_rollout_metrics_by_hand() -> None:
         "objective/kl_k3_per_token": (math.exp(-1) + math.exp(0.5) - 1.5) / 3,
         "objective/kl_exact_per_token": 0.25,
         "objective/entropy": 3.0,  # sampled: (1 + 2) and 3, a sum per sequence
+        "objective/entropy_per_token": 2.0,  # exact: 1, 2 and 3, a mean per token
         "objective/scores": 3.0,
         "objective/scores_std": 1.0,  # biased
         "objective/gold": 0.5,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -168,14 +169,14 @@ def test_a_warm_up_of_a_critic_that_is_not_there_holds_nothing_back(tmp_path: Pa
 
 
 def test_a_policy_that_is_held_still_tells_no_controller_anything(tmp_path: Path) -> None:
-    knobs = {**CONTROLS["ppo_penalty"], "kl__control": "adaptive", "critic__warmup_steps": 8}
+    knobs = {**CONTROLS["ppo_penalty"], **HELD, "kl__control": "adaptive", "critic__warmup_steps": 8}
     one = trainer(tmp_path, **knobs)
     coefficients = []
     for _ in range(3):
         one._learn(one._rollout(), lambda step, values: None)
-        coefficients.append((one.old_kl.coef, one.kl.kl_coef))
-    assert coefficients[0] == coefficients[1] == (1.0, one.cfg.kl.beta)
-    assert coefficients[2] != coefficients[1]
+        coefficients.append((one.old_kl.coef, one.kl.kl_coef, one.entropy.coef))
+    assert coefficients[0] == coefficients[1] == (1.0, one.cfg.kl.beta, one.cfg.entropy.coef)
+    assert all(now != then for now, then in zip(coefficients[2], coefficients[1], strict=True))
 
 
 # --- liveness ----------------------------------------------------------------------------------------------
@@ -186,6 +187,7 @@ A_STAR_PO = preset("a_star_po")
 REPLAY = {"critic__target": "replay", "replay__every": 3}
 CLIPPING = {"algorithm__cliprange": 0.01, "optimiser__lr": 5e-2}
 PENALTY, TRPO = CONTROLS["ppo_penalty"], CONTROLS["trpo"]
+HELD = CONTROLS["adaptive bonus"]
 FAR = {**preset("trpo"), "train__steps": 8}
 """With all its iterations a direction so good that the first point of the line search breaks the bound."""
 ONE_PASS = {"algorithm__trust_region": "none", "train__num_epochs": 1, "train__num_mini_batches": 4}
@@ -233,7 +235,12 @@ PERTURBED: dict[str, dict[str, Any]] = {
     "algorithm__gae_lambda": {"algorithm__gae_lambda": 0.5},
     "kl__beta": {"kl__beta": 1.0},
     "critic__vf_coef": {"critic__vf_coef": 1.0},
-    "algorithm__ent_coef": {"algorithm__ent_coef": 0.5},
+    "entropy__coef": {"entropy__coef": 0.5},
+    "entropy__control": {"entropy__coef": 0.5, "entropy__control": "adaptive"},
+    "entropy__coef_end": {"entropy__coef": 0.5, "entropy__control": "linear", "entropy__coef_end": 1.0},
+    "entropy__coef_stages": {"entropy__control": "piecewise", "entropy__coef_stages": ((0.4, 0.5),)},
+    "entropy__target": {**HELD, "entropy__target": 0.1},
+    "entropy__horizon": {**HELD, "entropy__horizon": 10.0},
     "algorithm__whiten_rewards": {"algorithm__whiten_rewards": True},
     "algorithm__whiten_advantages": {"algorithm__whiten_advantages": False},
     "train__missing_eos": {"train__missing_eos": "none"},
@@ -275,6 +282,9 @@ LABELS = {"algorithm__name"}
 """What a preset was called; its settings are knobs of their own."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "base": {},
+    "bonus": {"entropy__coef": 0.5},
+    "held": HELD,
+    "falling": CONTROLS["falling bonus"],
     "adaptive": {"kl__control": "adaptive"},
     "linear": {"kl__control": "linear"},
     "stages": {"kl__control": "piecewise", "kl__beta_stages": ((0.4, 0.5),)},
@@ -299,6 +309,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 """What a knob is compared with: the base, or the setting that it refines."""
 AGAINST = {
+    "entropy__control": "bonus", "entropy__coef_end": "falling", "entropy__target": "held", "entropy__horizon": "held",
     "kl__target": "adaptive", "kl__horizon": "adaptive", "kl__beta_end": "linear", "kl__beta_stages": "stages",
     "optimiser__guard_kl": "guard", "optimiser__guard_factor": "guard", "optimiser__guard_steps": "guard",
     "kl__loss_estimator": "in the loss", "adapter__rank": "lora", "adapter__alpha": "lora", "adapter__quantize": "lora",
@@ -344,6 +355,7 @@ def test_every_knob_changes_the_trajectory(knob: str, tmp_path: Path, trajectori
         ("base", {"micro_batch_size": 1}),
         ("base", {"micro_batch_size": 3}),
         ("base", {"rollout_batch_size": 3}),
+        ("held", {"micro_batch_size": 3}),
         ("few bits", {"micro_batch_size": 3}),
         pytest.param("few bits", {"micro_batch_size": 1}, marks=pytest.mark.slow),
         pytest.param("few bits", {"rollout_batch_size": 3}, marks=pytest.mark.slow),
@@ -538,6 +550,77 @@ def test_each_controller_logs_its_own_series(tmp_path: Path) -> None:
     assert [row["objective/kl_coef"] for row in rows.values() if "objective/kl_coef" in row] == pytest.approx(
         [0.05, 0.04, 0.03, 0.02, 0.01, 0]
     )
+
+
+def test_the_bonus_in_force_is_logged_where_one_can_act(tmp_path: Path) -> None:
+    _, rows, _ = run(tmp_path / "falling", **CONTROLS["falling bonus"])
+    logged = {step: row["objective/ent_coef"] for step, row in rows.items() if "objective/ent_coef" in row}
+    assert logged == {0: 0.5, 4: pytest.approx(0.4), 8: pytest.approx(0.3), 12: pytest.approx(0.2),
+                      16: pytest.approx(0.1), 20: 0.0}  # fmt: skip
+    _, rows, _ = run(tmp_path / "none")
+    assert not any("objective/ent_coef" in row for row in rows.values())
+
+
+def test_an_adaptive_bonus_follows_the_entropy_of_the_rollouts(tmp_path: Path) -> None:
+    """From one rollout to the next, by the rule: clip(1 - H / 3, ±0.2) x 8 episodes / 20."""
+    _, rows, _ = run(tmp_path, **HELD)
+    rollouts = [row for row in rows.values() if "objective/ent_coef" in row]
+    assert len(rollouts) == 6
+    assert rollouts[0]["objective/ent_coef"] == 0.1
+    for now, then in itertools.pairwise(rollouts):
+        error = min(max(1 - now["objective/entropy_per_token"] / 3.0, -0.2), 0.2)
+        assert then["objective/ent_coef"] == pytest.approx(now["objective/ent_coef"] * (1 + error * 8 / 20))
+        assert error != 0
+
+
+def test_the_entropy_of_a_rollout_is_that_of_the_network_over_the_whole_vocabulary(tmp_path: Path) -> None:
+    one = trainer(tmp_path)
+    rollout = one._rollout()
+    with torch.no_grad():
+        log_pi, _ = one.actor(rollout.episodes, 1.0)
+    exact = -(log_pi.exp() * log_pi).sum(1).mean()
+    assert rollout.metrics["objective/entropy_per_token"] == pytest.approx(exact.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["ppo", "rloo", "trpo", "online_dpo"])
+def test_schedules_that_stand_still_are_a_fixed_bonus_bit_for_bit(tmp_path: Path, name: str) -> None:
+    knobs = {**preset(name), "train__steps": 12} if name != "ppo" else {}
+    still: list[dict[str, Any]] = [
+        {"entropy__coef": 0.05},
+        {"entropy__coef": 0.05, "entropy__control": "linear", "entropy__coef_end": 0.05},
+        {"entropy__control": "piecewise", "entropy__coef_stages": ((0.0, 0.05),)},
+    ]
+    ends = [run(tmp_path / str(place), **knobs, **bonus) for place, bonus in enumerate(still)]
+    plain = run(tmp_path / "plain", **knobs)
+    for _, rows, state in ends[1:]:
+        assert rows == ends[0][1]
+        assert all(torch.equal(state[key], tensor) for key, tensor in ends[0][2].items())
+    assert any(not torch.equal(plain[2][key], tensor) for key, tensor in ends[0][2].items())
+
+
+@pytest.mark.parametrize("name", ["ppo", "rloo", "trpo", "dpo"])
+def test_the_bonus_in_force_weighs_the_loss_and_not_the_first_one(tmp_path: Path, name: str) -> None:
+    """Gradient at a coefficient that a controller has moved to, less that without one: proportional to it."""
+    knobs = {**(preset(name) if name != "ppo" else {}), "entropy__coef": 1.0, "optimiser__max_grad_norm": 1e9}
+    one = trainer(tmp_path, **knobs)
+    lesson = one._lesson(one._rollout())
+    gradients = {}
+    for coef in (0.0, 1.0, 3.0):
+        one.entropy.coef = coef
+        accumulate(lesson, torch.arange(8), one.learner)
+        gradients[coef] = torch.cat([p.grad.flatten() for p in one.actor.lm.parameters() if p.grad is not None])
+    once, thrice = (gradients[coef] - gradients[0.0] for coef in (1.0, 3.0))
+    assert float(once.norm()) > 1e-3
+    torch.testing.assert_close(thrice, 3 * once, rtol=1e-3, atol=1e-4)
+
+
+def test_a_bonus_keeps_the_policy_undecided(tmp_path: Path) -> None:
+    ends = []
+    for coef in (0.0, 0.3):
+        _, rows, _ = run(tmp_path / str(coef), train__steps=120, optimiser__lr=3e-3, kl__beta=0.0, entropy__coef=coef)
+        series = [row["objective/entropy_per_token"] for row in rows.values() if "objective/kl" in row]
+        ends.append(sum(series[-5:]) / 5)
+    assert ends[1] > ends[0] + 0.3
 
 
 def test_the_ledger_counts_what_was_sampled(tmp_path: Path) -> None:

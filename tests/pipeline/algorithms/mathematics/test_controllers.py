@@ -1,4 +1,4 @@
-"""What adjusts beta and the size of a step: by hand, against plain models, and their laws."""
+"""What adjusts beta, the entropy bonus and the size of a step: by hand, against plain models, and their laws."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pipeline.algorithms.mathematics.controllers import (
+    EntropyController,
     KlController,
     LrGuard,
     adapted,
+    adapted_bonus,
     hinge,
-    kl_schedule,
     lr_schedule,
     out_of_reach,
+    scheduled,
 )
+from pipeline.config.schedule import Control, Schedule
 from pipeline.config.trial import TrialConfig
 
 kls, betas, targets = st.floats(-50, 500), st.floats(1e-4, 10), st.floats(0.1, 100)
@@ -79,14 +82,61 @@ def test_a_horizon_that_would_turn_beta_negative_is_refused() -> None:
     cfg(train__batch_size=64, kl__horizon=12)  # nothing reads it
 
 
-# --- schedules of beta -------------------------------------------------------------------------------------
+# --- adaptive entropy bonus --------------------------------------------------------------------------------
+
+HELD: dict[str, Any] = {"entropy__control": "adaptive", "entropy__coef": 0.1, "entropy__target": 0.8}
+
+
+def test_an_adaptive_bonus_by_hand() -> None:
+    controller = EntropyController.of(cfg(**HELD, entropy__horizon=10_000))
+    controller.observe(0.72)  # 10 % below its target: 1 + 0.1 x 512 / 10,000 = 1.00512
+    assert controller.coef == pytest.approx(0.1 * 1.00512)
+    controller.observe(0.0)  # collapsed: the error counts as 0.2, so 1.01024
+    assert controller.coef == pytest.approx(0.1 * 1.00512 * 1.01024)
+    controller.start(3)  # no schedule interferes
+    controller.observe(2.4)  # three times the target: -0.2, so 0.98976
+    assert controller.coef == pytest.approx(0.1 * 1.00512 * 1.01024 * 0.98976)
+
+
+@given(coef=betas, target=targets, episodes=st.integers(1, 5_000))
+def test_at_the_target_the_bonus_rests(coef: float, target: float, episodes: int) -> None:
+    assert adapted_bonus(coef, target, target, episodes, 10_000) == coef
+
+
+@given(coef=betas, target=targets, pair=st.tuples(st.floats(0, 50), st.floats(0, 50)))
+def test_more_entropy_never_raises_the_bonus_and_a_step_is_bounded(
+    coef: float, target: float, pair: tuple[float, float]
+) -> None:
+    low, high = (adapted_bonus(coef, entropy, target, 512, 10_000) for entropy in sorted(pair))
+    most = 0.2 * 512 / 10_000
+    assert coef * (1 - most) * (1 - 1e-12) <= high <= low <= coef * (1 + most) * (1 + 1e-12)
+    assert low == pytest.approx(coef) or (low > coef) is (min(pair) < target)
+
+
+def test_a_loop_with_an_adaptive_bonus_settles_at_its_target() -> None:
+    """A policy whose entropy is the bonus's coefficient times 4 nats: it must find target / 4 from either side."""
+    for coef in (0.01, 5.0):
+        for _ in range(600):
+            coef = adapted_bonus(coef, 4 * coef, 1.0, 256, 2_000)
+        assert coef == pytest.approx(0.25, rel=1e-3)
+
+
+def test_a_horizon_that_would_turn_the_bonus_negative_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"entropy.horizon 12 lets .* entropy.coef to 0 or below.* 12\.8"):
+        cfg(**HELD, train__batch_size=64, entropy__horizon=12)
+    fine = cfg(**HELD, train__batch_size=64, entropy__horizon=13)
+    assert adapted_bonus(0.1, 1e9, fine.entropy.target, fine.train.batch_size, fine.entropy.horizon) > 0
+    cfg(train__batch_size=64, entropy__horizon=12)  # nothing reads it
+
+
+# --- schedules of beta and of the entropy bonus ------------------------------------------------------------
 
 LINEAR: dict[str, Any] = {"kl__control": "linear", "kl__beta_end": 0.02}
 COSINE: dict[str, Any] = {"kl__control": "cosine", "kl__beta_end": 0.02}
 PIECEWISE: dict[str, Any] = {"kl__control": "piecewise", "kl__beta_stages": ((0.25, 0.05), (0.75, 0.0))}
 
 
-@pytest.mark.parametrize(
+SCHEDULES = pytest.mark.parametrize(
     ("control", "expected"),
     [
         # From 0.1 to 0.02 at 0, 1/4, 1/2, 3/4 and 1 of the way. cos(pi/4) = 0.70711: 0.02 + 0.08 x (1 + 0.70711) / 2 =
@@ -97,6 +147,9 @@ PIECEWISE: dict[str, Any] = {"kl__control": "piecewise", "kl__beta_stages": ((0.
         ({}, [0.1] * 5),
     ],
 )
+
+
+@SCHEDULES
 def test_schedules_of_beta_by_hand(control: dict[str, Any], expected: list[float]) -> None:
     controller = KlController.of(cfg(**control, train__steps=16 * 101))
     reached = []
@@ -107,29 +160,47 @@ def test_schedules_of_beta_by_hand(control: dict[str, Any], expected: list[float
     assert reached == pytest.approx(expected)
 
 
+@SCHEDULES
+def test_schedules_of_the_bonus_by_hand(control: dict[str, Any], expected: list[float]) -> None:
+    names = {
+        "kl__control": "entropy__control",
+        "kl__beta_end": "entropy__coef_end",
+        "kl__beta_stages": "entropy__coef_stages",
+    }
+    own = {names[key]: value for key, value in control.items()}
+    controller = EntropyController.of(cfg(**own, entropy__coef=0.1, kl__beta=0.7, train__steps=16 * 101))
+    reached = []
+    for update in (0, 25, 50, 75, 100):
+        controller.start(update)
+        controller.observe(0.0)  # a schedule does not listen
+        reached.append(controller.coef)
+    assert reached == pytest.approx(expected)
+
+
 def test_a_piecewise_schedule_changes_at_its_fraction_and_not_before() -> None:
     stages = cfg(**PIECEWISE)
     just_before = math.nextafter(0.25, 0)
-    assert [kl_schedule(stages.kl, p) for p in (just_before, 0.25, math.nextafter(0.75, 0), 0.75)] == [
+    assert [scheduled(stages.kl.schedule, p) for p in (just_before, 0.25, math.nextafter(0.75, 0), 0.75)] == [
         0.1,
         0.05,
         0.05,
         0.0,
     ]
-    assert kl_schedule(cfg(kl__control="piecewise", kl__beta_stages=((0.0, 0.7),)).kl, 0.0) == 0.7
+    assert scheduled(cfg(kl__control="piecewise", kl__beta_stages=((0.0, 0.7),)).kl.schedule, 0.0) == 0.7
 
 
 @given(start=st.floats(0, 2), end=st.floats(0, 2), pair=st.tuples(fraction, fraction))
 def test_a_schedule_goes_one_way_from_its_start_to_its_end(start: float, end: float, pair: tuple[float, float]) -> None:
-    for control in ("linear", "cosine"):
-        knobs = cfg(kl__control=control, kl__beta=start, kl__beta_end=end)
-        early, late = (kl_schedule(knobs.kl, p) for p in sorted(pair))
+    controls: tuple[Control, ...] = ("linear", "cosine")
+    for control in controls:
+        way_there = Schedule(control, start, end, ())
+        early, late = (scheduled(way_there, p) for p in sorted(pair))
         way = 1 if end >= start else -1
         assert way * (late - early) >= -1e-12
         assert min(start, end) - 1e-12 <= early <= max(start, end) + 1e-12
-        assert (kl_schedule(knobs.kl, 0.0), kl_schedule(knobs.kl, 1.0)) == (pytest.approx(start), pytest.approx(end))
+        assert (scheduled(way_there, 0.0), scheduled(way_there, 1.0)) == (pytest.approx(start), pytest.approx(end))
         # Symmetric about the middle: what is gained by p is what is left at 1 - p.
-        assert early + kl_schedule(knobs.kl, 1 - min(pair)) == pytest.approx(start + end)
+        assert early + scheduled(way_there, 1 - min(pair)) == pytest.approx(start + end)
 
 
 def test_one_update_alone_is_at_the_start_of_its_schedule() -> None:
@@ -206,16 +277,17 @@ def test_the_guard_against_a_plain_model(events: list[float | None], hold: int, 
         assert 0 <= guard.remaining <= hold
 
 
-# --- both --------------------------------------------------------------------------------------------------
+# --- all ---------------------------------------------------------------------------------------------------
 
 
 def test_controllers_survive_a_checkpoint() -> None:
-    knobs = cfg(kl__control="adaptive")
-    kl, guard = KlController(knobs, 0.3), LrGuard(True, 0.1, 0.5, 9, remaining=4)
-    kl2, guard2 = KlController.of(knobs), LrGuard(True, 0.1, 0.5, 9)
+    knobs = cfg(kl__control="adaptive", **HELD)
+    kl, guard, bonus = KlController(knobs, 0.3), LrGuard(True, 0.1, 0.5, 9, remaining=4), EntropyController(knobs, 0.4)
+    kl2, guard2, bonus2 = KlController.of(knobs), LrGuard(True, 0.1, 0.5, 9), EntropyController.of(knobs)
     kl2.load(kl.state())
     guard2.load(guard.state())
-    assert (kl2, guard2) == (kl, guard)
+    bonus2.load(bonus.state())
+    assert (kl2, guard2, bonus2) == (kl, guard, bonus)
 
 
 def test_the_configuration_reaches_the_guard() -> None:
