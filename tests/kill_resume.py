@@ -39,6 +39,8 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "hinge": {"kl.hinge": 0.02},
     "target": {"algorithm.target_kl": 0.005},
     "loss": {"kl.place": "loss", "algorithm.dual_clip": 2.0},
+    "clauses in the reward": {"kl.group": "clause", "kl.group_credit": "last"},
+    "sentences in the loss": {"kl.place": "loss", "kl.loss_estimator": "k3", "kl.group": "sentence"},
     "separate": {"critic.kind": "separate", "critic.init": "reward"},
     "lora": {"adapter.kind": "lora", "adapter.rank": 4},
     "few bits": {

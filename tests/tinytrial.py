@@ -38,6 +38,8 @@ BASE: dict[str, Any] = {
 }
 
 
+CLOSES = {"clause": torch.arange(VOCAB) % 3 == 2, "sentence": torch.arange(VOCAB) % 6 == 2}
+"""Tokens that end a group of the KL penalty; any will do."""
 RUNTIME: dict[str, Any] = {"runtime__checkpoint_updates": 2, "runtime__checkpoint_share": None}
 
 
@@ -127,6 +129,7 @@ def trainer(
         folder / "checkpoints",
         samples(),
         stored_pairs() if config.train.data == "pairs" else None,
+        CLOSES.get(config.kl.group),
     )
 
 
@@ -169,6 +172,8 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "hinge": {"kl__hinge": 1e-3},
     "target": {"algorithm__target_kl": 1e-3},
     "in the loss": {"kl__place": "loss", "algorithm__dual_clip": 2.0},
+    "clauses in the reward": {"kl__group": "clause", "kl__group_credit": "last"},
+    "sentences in the loss": {"kl__place": "loss", "kl__loss_estimator": "k3", "kl__group": "sentence"},
     "separate": {"critic__kind": "separate"},
     "lora": {"adapter__kind": "lora"},
     "few bits": FEW_BITS,

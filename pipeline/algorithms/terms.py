@@ -30,9 +30,9 @@ class Tokens:
 
 
 def kl_penalty(batch: Tokens, tokens: slice, new_logprobs: Tensor, kl_coef: float, kl: KlConfig) -> Tensor | None:
-    """beta times the KL estimator of some tokens, (n,); None where the penalty is in the reward, or on whole
-    responses."""
-    if kl.place != "loss" or kl.loss_estimator == "sequence_k2":
+    """beta times the KL estimator of some tokens, (n,); None where the penalty is not in the loss, or on groups of
+    tokens."""
+    if kl.place != "loss" or kl.grouped_in("loss"):
         return None
     return kl_coef * kl_loss(new_logprobs, batch.ref_logprobs[tokens], batch.logprobs[tokens], kl.loss_estimator)
 

@@ -139,6 +139,7 @@ CRITIC = setting("critic.kind", "shared", "separate")
 SCRATCH = absent("model.base")
 SEPARATE = setting("critic.kind", "separate")
 SFT = above_zero("sft.steps")
+GROUPED = setting("kl.place", "reward", "loss")
 
 ACTS: dict[str, tuple[Condition, ...]] = {
     "data.path": (setting("data.source", "local"),),
@@ -211,6 +212,8 @@ ACTS: dict[str, tuple[Condition, ...]] = {
     "kl.place": (PENALTY,),
     "kl.reward_estimator": (setting("kl.place", "reward", "score"), PENALTY),
     "kl.loss_estimator": (setting("kl.place", "loss"), PENALTY),
+    "kl.group": (GROUPED, PENALTY),
+    "kl.group_credit": (setting("kl.group", "clause", "sentence", "sequence"), GROUPED, PENALTY),
     "kl.control": (PENALTY,),
     "kl.beta_end": (setting("kl.control", "linear", "cosine"),),
     "kl.target": (setting("kl.control", "adaptive"), PENALTY),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from pipeline.config.base import NonNegative, Section, StrictlyPositive
 from pipeline.config.schedule import Control, Schedule, Stages
@@ -25,12 +25,26 @@ class KlConfig(Section):
     reward_estimator: Literal["k1", "k3"] = Field(
         "k1", description="estimator of the penalty in reward or score; the gradient of k3 there is biased"
     )
-    loss_estimator: Literal["k2", "k3", "ratio_k3", "sequence_k2"] = Field(
+    loss_estimator: Literal["k2", "k3", "ratio_k3"] = Field(
         "k2",
         description=(
             "estimator of the penalty in the loss; ratio_k3: k3 times the ratio, whose gradient stays that of the KL"
-            " when the policy has moved since the rollout; sequence_k2: k2 of the whole response, so that a token also"
-            " pays for the drift that it leads to; k1 is not offered, since its mean gradient is 0"
+            " when the policy has moved since the rollout; k1 is not offered, since its mean gradient is 0"
+        ),
+    )
+    group: Literal["token", "clause", "sentence", "sequence"] = Field(
+        "token",
+        description=(
+            "tokens whose log-ratios are summed before the estimator is taken. A clause ends in , ; : . ! ? or a new"
+            " line, a sentence in . ! ? or a new line, by the text of single tokens; the end of a response ends both;"
+            " sequence: the whole response"
+        ),
+    )
+    group_credit: Literal["shared", "last"] = Field(
+        "shared",
+        description=(
+            "where the penalty of a group acts. In the reward, shared: evenly on its tokens; last: on its last token."
+            " In the loss, shared: its gradient goes through all its tokens; last: through its last token alone"
         ),
     )
     control: Control = Field(
@@ -53,15 +67,36 @@ class KlConfig(Section):
         ),
     )
 
+    def grouped_in(self, place: Literal["reward", "loss"]) -> bool:
+        """Whether the penalty stands there, and is one on groups of tokens."""
+        return self.place == place and self.group != "token"
+
     @property
     def by_sequence(self) -> bool:
-        """Whether the loss has a penalty on whole responses."""
-        return self.place == "loss" and self.loss_estimator == "sequence_k2"
+        """Whether the loss is the square of a whole response's log-ratio, which is minimised on any samples."""
+        whole = self.grouped_in("loss") and self.group == "sequence" and self.group_credit == "shared"
+        return whole and self.loss_estimator == "k2"
 
     @property
     def schedule(self) -> Schedule:
         """How beta moves."""
         return Schedule(self.control, self.beta, self.beta_end, self.beta_stages)
+
+    @field_validator("loss_estimator", mode="before")
+    @classmethod
+    def _former(cls, value: Any) -> Any:
+        if value == "sequence_k2":
+            raise ValueError("'sequence_k2' is now two keys: kl.loss_estimator: k2 and kl.group: sequence")
+        return value
+
+    @model_validator(mode="after")
+    def _ratio_of_a_token(self) -> Self:
+        if self.grouped_in("loss") and self.loss_estimator == "ratio_k3":
+            raise ValueError(
+                f"loss_estimator 'ratio_k3' weighs k3 by the ratio of a token, and group is '{self.group}'; use k2 or"
+                " k3, or group: token"
+            )
+        return self
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:

@@ -117,6 +117,8 @@ def upgraded(config: Mapping[str, Any]) -> dict[str, Any]:
     algorithm = sections.get("algorithm", {})
     if algorithm.get("name") == "rloo" and "advantage" not in algorithm:
         sections |= {"algorithm": {**algorithm, **_FORMER_RLOO}, "kl": _former_place(sections["kl"])}
+    if sections.get("kl", {}).get("loss_estimator") == "sequence_k2":
+        sections["kl"] = _former_sequence_k2(sections["kl"])
     return sections
 
 
@@ -141,6 +143,12 @@ def _moved(sections: dict[str, Any], former: str, content: Mapping[str, Any]) ->
 def _former_place(kl: Mapping[str, Any]) -> dict[str, Any]:
     """What RLOO called the reward is now the score of the response."""
     return {**kl, "place": "score" if kl.get("place", "reward") == "reward" else kl["place"]}
+
+
+def _former_sequence_k2(kl: Mapping[str, Any]) -> dict[str, Any]:
+    """The estimator of whole responses is now one of a group; it was never one of the reward."""
+    group = "token" if kl.get("place", "reward") == "reward" else "sequence"
+    return {**kl, "loss_estimator": "k2", "group": group}
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str:

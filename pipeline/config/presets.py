@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.config.kl import KlConfig
 from pipeline.errors import UserError
 
 SHORT, NAME = "algorithm", "algorithm.name"
@@ -210,7 +211,8 @@ PRESETS: dict[str, Preset] = {
             "algorithm.trust_region": "none",
             "algorithm.aggregation": "seq_mean_token_sum",
             "kl.place": "loss",
-            "kl.loss_estimator": "sequence_k2",
+            "kl.loss_estimator": "k2",
+            "kl.group": "sequence",
         },
     ),
     "dpo": Preset(
@@ -278,7 +280,7 @@ def check_needs(advantage: str, critic: str, responses: int) -> None:
         )
 
 
-def check_natural_step(critic: str, vf_coef: float, quantize: str, by_sequence: bool) -> None:
+def check_natural_step(critic: str, vf_coef: float, quantize: str, kl: KlConfig) -> None:
     """Raise `ValueError` where ``trust_region: trpo`` cannot take its step, or leaves the optimiser nothing to do."""
     if critic == "none":
         raise ValueError(
@@ -300,8 +302,8 @@ def check_natural_step(critic: str, vf_coef: float, quantize: str, by_sequence: 
             f"trust_region 'trpo' needs forward-mode derivatives, which adapter.quantize '{quantize}' does not have;"
             " use quantize: none"
         )
-    if by_sequence:
+    if kl.grouped_in("loss"):
         raise ValueError(
-            "trust_region 'trpo' measures its objective token by token, and kl.loss_estimator 'sequence_k2' is of whole"
-            " responses; use k2, k3 or ratio_k3"
+            f"trust_region 'trpo' measures its objective token by token, and kl.group '{kl.group}' in the loss is of"
+            " several; use kl.group: token, or kl.place: reward"
         )

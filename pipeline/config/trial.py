@@ -166,7 +166,7 @@ class TrialConfig(Section):
         self.values.check_enough(self.algorithm.v_star_samples)
         if self.algorithm.trust_region == "trpo":
             critic = self.critic
-            check_natural_step(critic.kind, critic.vf_coef, self.adapter.quantize, self.kl.by_sequence)
+            check_natural_step(critic.kind, critic.vf_coef, self.adapter.quantize, self.kl)
         batch = self.train.batch_size
         self.kl.schedule.check_horizon("kl.horizon", "beta", self.kl.horizon, batch)
         self.entropy.schedule.check_horizon("entropy.horizon", "entropy.coef", self.entropy.horizon, batch)

@@ -175,8 +175,8 @@ def work_of_update(trial: ForecastSubject, trained: Trained) -> dict[str, tuple[
     head_bytes = head * (
         (BYTES_READ_HALF if trained.head else BYTES_READ_CAST) + BYTES_BACKWARD + BYTES_HEAD_GRADIENT * trained.head
     )
-    # A loss of whole responses goes through the head once more, to know their log-probs beforehand.
-    twice = cfg.algorithm.by_sequence or cfg.kl.by_sequence
+    # A loss of several tokens together goes through the head once more, to know their log-probs beforehand.
+    twice = cfg.algorithm.by_sequence or cfg.kl.grouped_in("loss")
     # A loss of pairs goes through the trunk once more too, since a pair may be in two micro-batches.
     first = forward if cfg.algorithm.by_pairs else 0.0
     steps = cfg.train.num_mini_batches * (trained.parameters + own.parameters) * BYTES_STEP

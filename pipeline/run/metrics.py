@@ -86,8 +86,8 @@ _ALL = (
     Metric(
         "objective/non_score_reward",
         "std of reference samples",
-        "mean over sequences of sum_t -kl_coef (logprobs - ref_logprobs); 0 where the penalty is in the loss, or beta"
-        " in a margin of pairs",
+        "mean over sequences of -kl_coef times the KL estimator, summed over tokens, or over groups of them"
+        " (kl.group); 0 where the penalty is in the loss, or beta in a margin of pairs",
     ),
     Metric(
         "objective/rlhf_reward",
@@ -175,7 +175,8 @@ _ALL = (
         "policy/kl_loss",
         "1",
         "kl_coef times the KL estimator, where the penalty is in the loss, summed with the weights that"
-        " algorithm.aggregation and algorithm.ratio give a token",
+        " algorithm.aggregation and algorithm.ratio give a token; that of a group of tokens (kl.group) is spread evenly"
+        " over them",
         0.0,
     ),
     Metric("policy/kl_hinge", "1", "what the KL hinge multiplies the learning rate by", 0.0, 1.0),

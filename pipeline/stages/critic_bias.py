@@ -12,6 +12,7 @@ import torch
 from pipeline.config.replay import ReplayConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
+from pipeline.models.closing_tokens import closing_tokens
 from pipeline.models.critic import restore_critic
 from pipeline.models.loading import device_of, freeze, load_snapshot
 from pipeline.models.policy import Episodes
@@ -83,8 +84,17 @@ def _critic_bias(
     reference = freeze(load_reference(sft, cfg.adapter.quantize, device))
     sampler = EagerSampler(policy, cfg.train.temperature, room, **data.token_ids)
     whole = cfg.model_copy(update={"replay": ReplayConfig(continuations=how.continuations, every=how.every)})
+    closes = closing_tokens(data.tokenizer, cfg.kl.group, int(policy.config.vocab_size))
     context = RolloutContext(
-        actor, reference, score, whole, sampler, room, lambda phase: nullcontext(), Ranks.of(device)
+        actor,
+        reference,
+        score,
+        whole,
+        sampler,
+        room,
+        lambda phase: nullcontext(),
+        Ranks.of(device),
+        None if closes is None else closes.to(device),
     )
     asked = Prompts(data.ids.to(device), data.mask.to(device), list(range(count)))
     with Precision.of(device).autocast(), torch.no_grad():

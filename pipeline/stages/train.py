@@ -19,6 +19,7 @@ import torch
 
 from pipeline.config.trial import TrialConfig
 from pipeline.models.adapters import WithoutAdapter, merged
+from pipeline.models.closing_tokens import closing_tokens
 from pipeline.models.critic import restore_critic, save_critic
 from pipeline.models.loading import device_of, freeze
 from pipeline.models.meter import meter
@@ -147,6 +148,7 @@ def one_process(
         out / KEPT,
         _samples(values, prompts, len(data.texts)) if values is not None and cfg.algorithm.needs_values else None,
         _pairs(reward, data) if cfg.train.data == "pairs" else None,
+        closing_tokens(data.tokenizer, cfg.kl.group, int(actor.lm.config.vocab_size)),
     )
     outcome = trainer.run()
     if trainer.ranks.main:

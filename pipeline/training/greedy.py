@@ -36,7 +36,7 @@ def greedy_baseline(context: RolloutContext, prompts: Prompts, share: slice, kl_
     with context.timed("score"), torch.no_grad():
         scores = score_in_parts(context, episodes, rows[first].tolist())
         measured = measure(context.actor, context.reference, episodes, cfg.train.temperature, context.room)
-        final, non_score = shaped(scores, episodes, measured, kl_coef, cfg)
+        final, non_score = shaped(context, scores, episodes, measured, kl_coef)
     once = torch.zeros(len(rows), dtype=torch.long, device=final.device)
     once[first] = episodes.lengths
     return GreedyBaseline((final + non_score.sum(1))[place.to(final.device)], once)

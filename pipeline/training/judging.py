@@ -10,13 +10,20 @@ import torch
 from torch import Tensor
 
 from pipeline.algorithms.base import Judged
-from pipeline.algorithms.mathematics.shaping import beta_in_reward, handle_missing_eos, non_score_reward, overlong
+from pipeline.algorithms.mathematics.shaping import (
+    beta_in_reward,
+    group_non_score_reward,
+    handle_missing_eos,
+    non_score_reward,
+    overlong,
+)
 from pipeline.config.train import TrainConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import ActorCritic, Episodes, response_hidden, to_grid
 from pipeline.models.sampler import Sampler
 from pipeline.resources.out_of_memory import Room
+from pipeline.training.grouping import groups_of
 from pipeline.training.processes import Ranks
 from pipeline.training.token_stats import token_stats
 
@@ -55,6 +62,8 @@ class RolloutContext:
     """A context manager per phase."""
     ranks: Ranks
     """The processes that share the work."""
+    closes: Tensor | None = None
+    """(V,) bool, True for tokens that end a clause or a sentence, where the KL penalty is one on these."""
 
 
 @dataclass(frozen=True)
@@ -123,13 +132,19 @@ def measure(actor: ActorCritic, reference: CausalLM, episodes: Episodes, tempera
 
 
 def shaped(
-    scores: Scores, episodes: Episodes, measured: Measured, kl_coef: float, cfg: TrialConfig
+    context: RolloutContext, scores: Scores, episodes: Episodes, measured: Measured, kl_coef: float
 ) -> tuple[Tensor, Tensor]:
     """The score of each response after EOS handling, (B,), and the KL penalty of each token, (B, T); score units."""
-    mask = episodes.response_mask
+    mask, cfg = episodes.response_mask, context.cfg
     final = final_scores(scores.proxy.to(mask.device), episodes.lengths, episodes.ended, cfg.train)
-    beta = beta_in_reward(kl_coef, cfg.kl.place)
-    return final, non_score_reward(measured.logprobs, measured.ref_logprobs, mask, beta, cfg.kl.reward_estimator)
+    beta, kl = beta_in_reward(kl_coef, cfg.kl.place), cfg.kl
+    logprobs, ref_logprobs = measured.logprobs, measured.ref_logprobs
+    groups = groups_of(episodes, kl, context.closes) if kl.grouped_in("reward") else None
+    if groups is None:
+        return final, non_score_reward(logprobs, ref_logprobs, mask, beta, kl.reward_estimator)
+    return final, group_non_score_reward(
+        logprobs, ref_logprobs, mask, groups, beta, kl.reward_estimator, kl.group_credit
+    )
 
 
 def final_scores(proxy: Tensor, lengths: Tensor, ended: Tensor, train: TrainConfig) -> Tensor:

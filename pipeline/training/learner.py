@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from pipeline.algorithms.mathematics.controllers import EntropyController, LrGuard, OldKlController
 from pipeline.config.trial import TrialConfig
 from pipeline.models.policy import ActorCritic
@@ -29,3 +31,5 @@ class Learner:
     """Episodes in memory at once; changes nothing."""
     checkpointing: bool = False
     """Compute activations twice instead of keeping them; changes nothing."""
+    closes: Tensor | None = None
+    """(V,) bool, True for tokens that end a clause or a sentence, where the KL penalty is one on these."""

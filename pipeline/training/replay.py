@@ -111,7 +111,7 @@ def _rewards(context: RolloutContext, episodes: Episodes, rows: list[int], kl_co
         final = final_scores(scores.proxy.to(mask.device), episodes.lengths, episodes.ended, cfg.train)
         return token_rewards(final, torch.zeros_like(mask, dtype=final.dtype), mask)
     measured = measure(context.actor, context.reference, episodes, cfg.train.temperature, context.room)
-    judged = judge(*shaped(scores, episodes, measured, kl_coef, cfg), measured, mask, cfg)
+    judged = judge(*shaped(context, scores, episodes, measured, kl_coef), measured, mask, cfg)
     return token_rewards(judged.scores, judged.non_score, mask)
 
 

@@ -64,7 +64,7 @@ def collect(context: RolloutContext, prompts: Prompts, update: int, kl_coef: flo
         greedy = share.greedy.joined(context.ranks) if share.greedy else None
         replays = share.replays.joined(context.ranks) if share.replays else None
         mask = episodes.response_mask
-        final, non_score = shaped(scores, episodes, measured, kl_coef, cfg)
+        final, non_score = shaped(context, scores, episodes, measured, kl_coef)
         # 5 advantages, returns, whitening
         judged = judge(final, non_score, measured, mask, cfg)
         judged = replace(

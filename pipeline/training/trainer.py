@@ -108,9 +108,11 @@ class Trainer:
         checkpoints: Path,
         samples: ReferenceScores | None = None,
         pairs: StoredPairs | None = None,
+        closes: Tensor | None = None,
     ) -> None:
         """queries (n, P) and query_mask (n, P): all training prompts, left-padded, on the CPU; `samples` of the
-        reference for the same prompts, where the advantage needs them; `pairs` to learn from instead of rollouts.
+        reference for the same prompts, where the advantage needs them; `pairs` to learn from instead of rollouts;
+        closes (V,) bool: the tokens that end a group, where the KL penalty is one on clauses or sentences.
 
         `open_log` opens the metrics file at an offset and cuts off what stood behind it; 0 is a fresh file.
         """
@@ -130,8 +132,9 @@ class Trainer:
             "runtime.rollout_batch_size", min(cfg.runtime.rollout_batch_size, cfg.train.batch_size), watch.warn
         )
         sampler = EagerSampler(actor.lm, cfg.train.temperature, rollout_room, **token_ids)
+        closes = None if closes is None else closes.to(self.device)
         self.rollout_context = RolloutContext(
-            actor, reference, score, cfg, sampler, rollout_room, ledger.timed, self.ranks
+            actor, reference, score, cfg, sampler, rollout_room, ledger.timed, self.ranks, closes
         )
         self.only_watched = only_watched(cfg)
         train_room = Room(
@@ -148,6 +151,7 @@ class Trainer:
             self.entropy,
             train_room,
             cfg.runtime.gradient_checkpointing,
+            closes,
         )
         self.trained_size = sum(tensor.numel() for _, tensor in self._trained())
         self.update = self.taken = self.reached = 0

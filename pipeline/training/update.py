@@ -19,6 +19,7 @@ from pipeline.models.lm_head import head_backward, head_logprobs
 from pipeline.models.policy import Episodes
 from pipeline.models.recompute import recomputing
 from pipeline.models.seeding import permutation
+from pipeline.training.grouping import groups_of
 from pipeline.training.health import check_finite
 from pipeline.training.learner import Learner
 from pipeline.training.lesson import Lesson, tokens_of
@@ -127,14 +128,15 @@ def backward(lesson: Lesson, rows: Tensor, learner: Learner, whole: MiniBatch) -
     scale = learner.steps.scale(1 / whole.tokens)
     with recomputing(actor.networks, learner.checkpointing):
         hidden, vpred = actor.hidden_and_values(episodes)
+    groups = groups_of(episodes, cfg.kl, learner.closes) if cfg.kl.grouped_in("loss") else None
     now = None
-    if (cfg.algorithm.by_sequence and not whole.pairs) or cfg.kl.by_sequence:
+    if (cfg.algorithm.by_sequence and not whole.pairs) or groups is not None:
         now = head_logprobs(actor.lm, hidden, episodes.labels, cfg.train.temperature)
     if whole.pairs:
         surrogate = of_pairs(whole.pairs, rows, episodes.response_mask, whole.tokens, whole.sequences)
     else:
         surrogate = surrogate_loss(batch, episodes.response_mask, now, whole, cfg)
-    penalty = penalty_of(batch, episodes.response_mask, now, lesson.kl_coef, cfg.kl)
+    penalty = penalty_of(batch, episodes.response_mask, now, lesson.kl_coef, cfg.kl, groups)
 
     def token_loss(part: slice, new_logprobs: Tensor, entropy: Tensor) -> Tensor:
         loss = surrogate.loss(part, new_logprobs)

@@ -75,7 +75,8 @@ def step(cfg: TrialConfig, rows: Tensor, worth: Tensor) -> Step:
     else:
         each = (weights / lengths).unsqueeze(1).expand(mask.shape)[mask]
         objective = of_tokens(surrogate, batch, each, cfg.algorithm)
-    penalty = penalty_of(batch, mask, new.detach(), cfg.kl.beta, cfg.kl)
+    whole = torch.zeros(mask.shape, dtype=torch.long)
+    penalty = penalty_of(batch, mask, new.detach(), cfg.kl.beta, cfg.kl, whole)
     loss, beside = objective.loss(every, new), -cfg.entropy.coef * ENTROPIES[rows][mask]
     if penalty is not None:
         loss = loss + objective.weighted(every, penalty.loss(every, new))

@@ -8,6 +8,7 @@ mini-batch is cut into micro-batches; a mean of means would not.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor
 from pipeline.algorithms.mathematics.kl import k2, k3
 
 ESTIMATORS = {"k2": k2, "k3": k3}
+SLOPES: dict[str, Callable[[Tensor], Tensor]] = {"k2": lambda d: d, "k3": lambda d: -(-d).expm1()}
+"""Of the estimators, by d."""
 
 
 def policy_loss(
@@ -76,6 +79,17 @@ def kl_loss(
     """
     estimate = ESTIMATORS[estimator.removeprefix("ratio_")](new_logprobs - ref_logprobs)
     return estimate * (new_logprobs - logprobs).exp() if estimator == "ratio_k3" else estimate
+
+
+def group_kl_loss(d: Tensor, estimator: Literal["k2", "k3"]) -> tuple[Tensor, Tensor]:
+    """k2 or k3 of the log-ratio of a group of tokens, and its slope, which is its gradient by every log-prob in it.
+
+        k2: D² / 2, slope D;  k3: exp(-D) - 1 + D, slope 1 - exp(-D);  with D = Σ (log π - log ref) over the group
+
+    d, any shape, in nats, as the estimates; slopes without a unit. So a token also pays for the drift that it leads to
+    in its group. The group as the one draw of which `kl_loss` says what the gradients estimate.
+    """
+    return ESTIMATORS[estimator](d), SLOPES[estimator](d)
 
 
 def value_loss(vpred: Tensor, values: Tensor, returns: Tensor, cliprange: float) -> tuple[Tensor, Tensor]:

@@ -82,8 +82,7 @@ def test_on_policy_it_is_reinforce_with_the_penalty_in_the_score(tmp_path: Path)
     """On a policy that has left its reference, before the first step of an update: d is the same in both."""
     found = {}
     for place in ("loss", "score"):
-        knobs = {"kl__place": place, "kl__loss_estimator": "sequence_k2" if place == "loss" else "k2"}
-        one, _ = moved(tmp_path / place, 0.02, **knobs)
+        one, _ = moved(tmp_path / place, 0.02, kl__place=place)
         rollout = collect(one.rollout_context, one._prompts(), 0, BETA)
         assert abs(rollout.metrics["objective/kl"]) > 1e-3
         accumulate(rollout, torch.tensor(MINI), one.learner)
@@ -102,7 +101,7 @@ def test_the_slope_of_the_regression_in_float64() -> None:
     d = to_grid(plain - ref, MASK).sum(1)
     ((BETA * d - advantages) ** 2).mean().backward()
     assert plain.grad is not None
-    penalty = penalty_of(batch, MASK, new, BETA, trial_config(**A_STAR_PO).kl)
+    penalty = penalty_of(batch, MASK, new, BETA, trial_config(**A_STAR_PO).kl, torch.zeros(MASK.shape).long())
     assert penalty is not None
     ours = new.clone().requires_grad_()
     losses = penalty.loss(slice(0, 3), ours[:3]).sum() + penalty.loss(slice(3, 7), ours[3:]).sum()
@@ -120,7 +119,7 @@ def test_padding_moves_no_slope_of_a_whole_response() -> None:
     kl = trial_config(**A_STAR_PO).kl
     slopes = []
     for mask in (MASK, wide):
-        penalty = penalty_of(Tokens(new, ref, new, None, None), mask, new, BETA, kl)
+        penalty = penalty_of(Tokens(new, ref, new, None, None), mask, new, BETA, kl, torch.zeros(mask.shape).long())
         assert penalty is not None
         leaf = new.clone().requires_grad_()
         slopes.append(torch.autograd.grad(penalty.loss(slice(None), leaf).sum(), leaf)[0])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import trial_config
 from naive import drawn, prefix
-from tinytrial import EOS, TRAINED, preset, run, trainer
+from tinytrial import CLOSES, EOS, TRAINED, VOCAB, preset, run, trainer
 from torch import Tensor
 
 from pipeline.algorithms.aggregation import response_weights
@@ -90,6 +90,7 @@ def test_sums_of_tokens_and_a_constant_differ_by_a_factor() -> None:
 
 # --- a trial -----------------------------------------------------------------------------------------------
 
+WHOLE_K2 = {"kl__loss_estimator": "k2", "kl__group": "sequence"}
 OF_PAIRS = {name for name in TRAINED if preset(name).get("algorithm__advantage") == "preference"}
 LOSSES: dict[str, dict[str, Any]] = {
     **{name: preset(name) for name in TRAINED if name not in OF_PAIRS},  # these: test_pairs.py
@@ -99,9 +100,13 @@ LOSSES: dict[str, dict[str, Any]] = {
     "k2 in the loss": {**RLOO, "kl__place": "loss"},
     "entropy": {**RLOO, "entropy__coef": 0.05},
     "temperature": {**RLOO, "train__temperature": 0.7},
-    "whole responses by tokens, both as wholes": {**RLOO, "kl__place": "loss", "kl__loss_estimator": "sequence_k2"},
-    "mean ratio, penalty on whole responses": {**preset("gspo"), "kl__loss_estimator": "sequence_k2"},
-    "tokens, penalty on whole responses": {**preset("grpo"), "kl__loss_estimator": "sequence_k2"},
+    "whole responses by tokens, both as wholes": {**RLOO, "kl__place": "loss", "kl__group": "sequence"},
+    "mean ratio, penalty on whole responses": {**preset("gspo"), **WHOLE_K2},
+    "tokens, penalty on whole responses": {**preset("grpo"), **WHOLE_K2},
+    "penalty on clauses": {"kl__place": "loss", "kl__group": "clause"},
+    "penalty on the last token of a clause": {"kl__place": "loss", "kl__group": "clause", "kl__group_credit": "last"},
+    "penalty on sentences by k3": {**preset("gspo"), "kl__group": "sentence"},
+    "mean ratio, penalty on last tokens": {**preset("gspo"), "kl__group": "sentence", "kl__group_credit": "last"},
     "weighted k3": {**preset("grpo"), "kl__loss_estimator": "ratio_k3"},
     "sums of tokens": {**preset("grpo"), "algorithm__aggregation": "seq_mean_token_sum"},
     "whole responses by tokens": {**RLOO, "algorithm__aggregation": "token_mean", "kl__place": "loss"},
@@ -131,17 +136,30 @@ def plain_losses(one: Trainer, rollout: Any, mini: list[int]) -> tuple[Tensor, T
         else:
             surrogate = (bounded((new - old).exp(), new, advantage, knobs) * weight).sum()
             beside = weight
+        if cfg.kl.group != "token":
+            d = torch.stack(of_groups(d, rollout.episodes.responses[row, :n].tolist(), cfg.kl))
         k3 = (-d).exp() - 1 + d
-        whole_k2 = 0.5 * d.sum() ** 2
-        penalty = {"k2": 0.5 * d * d, "k3": k3, "ratio_k3": (new - old).exp() * k3, "sequence_k2": whole_k2}[
-            cfg.kl.loss_estimator
-        ].sum()
+        penalty = (0.5 * d * d if cfg.kl.loss_estimator == "k2" else k3).sum()
+        if cfg.kl.loss_estimator == "ratio_k3":
+            penalty = ((new - old).exp() * k3).sum()
         bonus = -(log_pi.exp() * log_pi).sum()
         rest = (0.3 * penalty if cfg.kl.place == "loss" else 0.0) - cfg.entropy.coef * bonus
         if knobs.trust_region == "kl_penalty":
             rest = rest + knobs.old_kl_coef * ((new - old).exp() - 1 - (new - old)).sum()
         each_row.append(torch.stack([surrogate, surrogate + beside * rest]))
     return tuple(torch.stack(each_row).sum(0))  # type: ignore[return-value]
+
+
+def of_groups(d: Tensor, tokens: list[int], kl: Any) -> list[Tensor]:
+    """Sums of log-ratios over the groups of one response; with credit `last`, only the last token of each moves."""
+    closes = CLOSES.get(kl.group, torch.zeros(VOCAB).bool())
+    sums, begin = [], 0
+    for place, token in enumerate(tokens):
+        if closes[token] or place == len(tokens) - 1:
+            before = d[begin:place].sum()
+            sums.append(d[place] + (before.detach() if kl.group_credit == "last" else before))
+            begin = place + 1
+    return sums
 
 
 def bounded(ratio: Tensor, new: Tensor, advantages: Tensor, knobs: Any) -> Tensor:

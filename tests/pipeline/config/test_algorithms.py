@@ -157,8 +157,21 @@ def test_an_algorithm_of_one_epoch_takes_smaller_steps_unless_told_otherwise() -
         ({"algorithm": "trpo", "critic.kind": "shared"}, "would move the values of a shared critic too"),
         ({"algorithm": "grpo", "algorithm.trust_region": "trpo"}, "use advantage: gae and critic.kind: separate"),
         (
-            {"algorithm": "trpo", "kl.place": "loss", "kl.loss_estimator": "sequence_k2"},
-            "kl.loss_estimator 'sequence_k2' is of whole responses; use k2, k3 or ratio_k3",
+            {"algorithm": "trpo", "kl.place": "loss", "kl.group": "clause"},
+            "kl.group 'clause' in the loss is of several; use kl.group: token, or kl.place: reward",
+        ),
+        (
+            {"algorithm": "grpo", "kl.loss_estimator": "ratio_k3", "kl.group": "sentence"},
+            "kl: loss_estimator 'ratio_k3' weighs k3 by the ratio of a token, and group is 'sentence'; use k2 or k3",
+        ),
+        (
+            {"algorithm": "grpo", "kl.loss_estimator": "sequence_k2"},
+            "'sequence_k2' is now two keys: kl.loss_estimator: k2 and kl.group: sequence",
+        ),
+        ({"kl.group": "clauses"}, "kl.group = 'clauses': must be 'token', 'clause', 'sentence' or 'sequence'"),
+        (
+            {"algorithm": "a_star_po", "train.num_epochs": 2, "kl.group": "clause"},
+            "algorithm.ratio 'none' does not correct a second pass over a rollout, and train.num_epochs is 2",
         ),
         ({"algorithm": "trpo", "critic.vf_coef": 0}, "and critic.vf_coef 0 does not train it"),
         (
@@ -226,6 +239,23 @@ def test_a_record_with_the_former_coefficient_of_the_bonus_has_it_in_its_section
     assert upgraded(old) == upgraded(new) == new
     assert old["algorithm"] == {"name": "ppo", "ent_coef": 0.02}, "what was read stays as it was"
     assert upgraded({"ppo": {"ent_coef": 0.02}}) == {"entropy": {"coef": 0.02}}
+
+
+def test_a_penalty_on_groups_in_the_reward_is_allowed_where_one_in_the_loss_is_not() -> None:
+    assert load_config("tiny", {"algorithm": "trpo", "kl.group": "clause"}).kl.grouped_in("reward")
+    assert load_config("tiny", {"algorithm": "a_star_po", "train.num_epochs": 2}).kl.by_sequence
+
+
+@pytest.mark.parametrize(
+    ("place", "group"), [("loss", "sequence"), ("score", "sequence"), ("margin", "sequence"), ("reward", "token")]
+)
+def test_the_records_of_the_former_sequence_k2_name_what_it_did(place: str, group: str) -> None:
+    """In the reward it did nothing."""
+    old = {"kl": {"place": place, "loss_estimator": "sequence_k2", "beta": 0.1}}
+    new = upgraded(old)
+    assert new == {"kl": {"place": place, "loss_estimator": "k2", "group": group, "beta": 0.1}}
+    assert upgraded(new) == new
+    assert old["kl"]["loss_estimator"] == "sequence_k2", "what was read stays as it was"
 
 
 def test_the_records_of_the_former_rloo_name_what_it_did() -> None:

@@ -102,6 +102,8 @@ KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
     "kl.beta": (0.3, FROM_THE_START, LATER),
     "kl.place": ("loss", NO_PENALTY, {}),
     "kl.loss_estimator": ("k3", {}, LOSS),
+    "kl.group": ("clause", {"kl.place": "score"}, LOSS),
+    "kl.group_credit": ("last", LOSS, {"kl.group": "sentence"}),
     "kl.control": ("adaptive", NO_PENALTY, {}),
     "kl.beta_end": (0.3, ADAPTIVE, {"kl.control": "cosine", **NO_PENALTY}),
     "kl.target": (3.0, {}, ADAPTIVE),
@@ -135,6 +137,15 @@ def test_a_setting_acts_or_is_refused_in_one_line(key: str) -> None:
     assert f"{key} = {str(value).lower() if value is True else value} has no effect while " in str(error.value)
     assert f"or leave {key} out" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("place", ["reward", "loss"])
+def test_groups_of_tokens_act_in_the_reward_and_in_the_loss_alone(place: str) -> None:
+    grouped = {"kl.group": "sequence", "kl.group_credit": "last"}
+    assert load_config("tiny", {"kl.place": place, **grouped}).kl.grouped_in(place)
+    for elsewhere in ({"kl.place": "score"}, NO_PENALTY, {"algorithm": "dpo"}, {"algorithm": "best_of_n"}):
+        with pytest.raises(UserError, match=r"kl\.group = sequence has no effect while"):
+            load_config("tiny", {**elsewhere, **grouped})
 
 
 def test_the_line_names_the_switch_its_value_and_what_is_needed() -> None:

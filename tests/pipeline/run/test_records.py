@@ -53,6 +53,19 @@ def test_a_record_of_an_unknown_version_is_damaged(tmp_path: Path) -> None:
         read_record(tmp_path / "a.json")
 
 
+@pytest.mark.parametrize("name", ["ppo", "a_star_po"])
+def test_a_record_from_before_groups_of_tokens_is_of_todays_configuration(tmp_path: Path, name: str) -> None:
+    today = load_config("smoke", {"algorithm": name})
+    content = today.model_dump(mode="json")
+    del content["kl"]["group"], content["kl"]["group_credit"]
+    if name == "a_star_po":
+        content["kl"]["loss_estimator"] = "sequence_k2"
+    (tmp_path / "a.json").write_text(sealed({**OLD, "stages": {"train": STAGE}, "config": content}))
+    record = read_record(tmp_path / "a.json")
+    assert record.config == today.model_dump(mode="json")
+    assert record.config_digest == today.digest()
+
+
 def test_a_record_from_before_the_knobs_of_an_algorithm_is_of_todays_configuration(tmp_path: Path) -> None:
     """Its digest is that of the configuration which does the same, so that reports still read it."""
     for name in ("ppo", "rloo"):

@@ -29,6 +29,8 @@ from pipeline.trial import execution, prepare, run_trial
         {"critic__kind": "separate", "kl__control": "adaptive", "algorithm__whiten_rewards": True},
         {"algorithm": "rloo"},
         {"algorithm": "a_star_po", "values__samples": 2},
+        {"kl__group": "clause", "kl__group_credit": "last"},
+        {"kl__place": "loss", "kl__group": "clause"},
         {"algorithm": "dpo"},
         {"algorithm": "online_dpo"},
         {"algorithm": "ppo_penalty", "train__steps": 16},

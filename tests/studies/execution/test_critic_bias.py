@@ -43,6 +43,19 @@ def test_every_state_of_a_stored_trial_has_a_value_and_a_worth(smoke_layout: Lay
     assert path.stat().st_mtime_ns != before, "other settings are another diagnosis"
 
 
+def test_states_within_a_group_of_tokens_owe_what_it_has_not_paid(smoke_layout: Layout) -> None:
+    """From the prompt on k1 costs the same whoever pays; within a sentence whose last token pays, more is to come."""
+    record = recorded(smoke_layout)
+    config, needed = TrialConfig.model_validate(record.config), artifacts(smoke_layout, record, NEEDED)
+    last = {"group": "sentence", "group_credit": "last"}
+    grouped = config.model_copy(update={"kl": config.kl.model_copy(update=last)})
+    plain, owing = (critic_bias(cfg, HOW, **needed) for cfg in (config, grouped))
+    at_once = (plain["place"] == 0).to_numpy()
+    apart = (owing["worth"] - plain["worth"]).abs().to_numpy()
+    assert apart[at_once].max() < 1e-5
+    assert apart[~at_once].max() > 1e-4
+
+
 def test_the_values_are_those_of_the_stored_critic(smoke_layout: Layout, tmp_path: Path) -> None:
     """A constant on top of the value head moves all values by it, and no worth."""
     record = recorded(smoke_layout)

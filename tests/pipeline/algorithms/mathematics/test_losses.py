@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import naive
 import pytest
@@ -13,7 +14,7 @@ from naive import DTYPES, close, drawn, eps, exact
 from torch import Tensor
 
 from pipeline.algorithms.mathematics.kl import exact_kl, k1
-from pipeline.algorithms.mathematics.losses import dual_clip, kl_loss, policy_loss, value_loss
+from pipeline.algorithms.mathematics.losses import dual_clip, group_kl_loss, kl_loss, policy_loss, value_loss
 
 log_ratios, scores, clips = st.floats(-2, 2), st.floats(-5, 5), st.floats(0.01, 0.9)
 
@@ -165,6 +166,23 @@ def test_kl_in_the_loss_by_hand() -> None:
     new, ref, log2 = f64(-1.0, -1.0), f64(-1 - math.log(2), -1 + math.log(2)), math.log(2)
     assert kl_loss(new, ref, new, "k2").tolist() == pytest.approx([log2**2 / 2] * 2)
     assert kl_loss(new, ref, new, "k3").tolist() == pytest.approx([log2 - 0.5, 1 - log2])
+
+
+def test_the_penalty_of_a_group_by_hand_and_its_slope() -> None:
+    log2 = math.log(2)
+    estimates, slopes = group_kl_loss(f64(log2, -log2, 0.0), "k2")
+    assert estimates.tolist() == pytest.approx([log2**2 / 2, log2**2 / 2, 0.0])
+    assert slopes.tolist() == pytest.approx([log2, -log2, 0.0])
+    estimates, slopes = group_kl_loss(f64(log2, -log2, 0.0), "k3")
+    assert estimates.tolist() == pytest.approx([log2 - 0.5, 1 - log2, 0.0])
+    assert slopes.tolist() == pytest.approx([0.5, -1.0, 0.0])  # 1 - 1/2 and 1 - 2
+
+
+@given(d=st.lists(st.floats(-3, 3), min_size=1, max_size=5), name=st.sampled_from(["k2", "k3"]))
+def test_the_slope_of_a_group_is_the_derivative(d: list[float], name: Literal["k2", "k3"]) -> None:
+    at = f64(*d).requires_grad_()
+    estimates, slopes = group_kl_loss(at, name)
+    assert slope(estimates, at) == pytest.approx(slopes.tolist(), abs=1e-12)
 
 
 distributions = st.integers(2, 5).flatmap(

@@ -16,7 +16,8 @@ from torch import Tensor
 from pipeline.algorithms.mathematics.advantages import explained_variance, gae
 from pipeline.algorithms.mathematics.losses import policy_loss, value_loss
 from pipeline.algorithms.mathematics.masking import masked_mean, masked_sum, masked_var, masked_whiten
-from pipeline.algorithms.mathematics.shaping import non_score_reward, token_rewards
+from pipeline.algorithms.mathematics.shaping import group_non_score_reward, non_score_reward, token_rewards
+from pipeline.algorithms.mathematics.token_groups import Credit, group_numbers
 from pipeline.models.policy import to_grid
 
 
@@ -37,11 +38,17 @@ def rewards(b: Batch) -> Tensor:
     return token_rewards(b.scores, non_score_reward(b.x, b.y, b.mask, 0.3), b.mask)
 
 
+def in_groups(b: Batch, credit: Credit) -> Tensor:
+    return group_non_score_reward(b.x, b.y, b.mask, group_numbers(b.x > b.y), 0.3, "k3", credit)
+
+
 # Functions that give a grid: 0 on padding, the same elsewhere.
 GRIDS: dict[str, Callable[[Batch], Tensor]] = {
     "masked_whiten": lambda b: masked_whiten(b.x, b.mask),
     "masked_whiten, mean kept": lambda b: masked_whiten(b.x, b.mask, shift_mean=False),
     "non_score_reward": lambda b: non_score_reward(b.x, b.y, b.mask, 0.3),
+    "group_non_score_reward, shared": lambda b: in_groups(b, "shared"),
+    "group_non_score_reward, last": lambda b: in_groups(b, "last"),
     "token_rewards": rewards,
     "gae advantages": lambda b: gae(b.x, b.y, b.mask, 0.9, 0.8)[0],
     "gae returns": lambda b: gae(b.x, b.y, b.mask, 0.9, 0.8)[1],
@@ -117,7 +124,17 @@ def test_rows_in_another_order_give_the_same_number(
 
 
 @pytest.mark.parametrize(
-    "name", ["non_score_reward", "token_rewards", "gae advantages", "gae returns", "policy_loss", "value_loss"]
+    "name",
+    [
+        "non_score_reward",
+        "group_non_score_reward, shared",
+        "group_non_score_reward, last",
+        "token_rewards",
+        "gae advantages",
+        "gae returns",
+        "policy_loss",
+        "value_loss",
+    ],
 )
 @settings(max_examples=25)
 @given(rows=responses)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +13,13 @@ from naive import DTYPES, close, drawn, eps, exact, grid, prefix
 from torch import Tensor
 
 from pipeline.algorithms.mathematics.advantages import gae
-from pipeline.algorithms.mathematics.shaping import handle_missing_eos, non_score_reward, token_rewards
+from pipeline.algorithms.mathematics.shaping import (
+    group_non_score_reward,
+    handle_missing_eos,
+    non_score_reward,
+    token_rewards,
+)
+from pipeline.algorithms.mathematics.token_groups import group_numbers
 
 NAN = float("nan")
 ragged = st.lists(st.lists(st.floats(-5, 5), min_size=1, max_size=5), min_size=1, max_size=4)
@@ -77,6 +86,61 @@ def test_penalty_grows_with_beta_and_turns_with_the_networks(rows: list[list[flo
     assert torch.allclose(non_score_reward(x, -x, mask, 2 * beta), 2 * once)
     assert torch.equal(non_score_reward(-x, x, mask, beta), -once)
     assert not non_score_reward(x, x, mask, beta).any()
+
+
+# --- the penalty on groups of tokens -----------------------------------------------------------------------
+
+
+def test_penalty_on_groups_by_hand() -> None:
+    """Groups of log-ratios (1, -0.4) and (0.2); and of (0.5), (-0.3, 0.1, 0.5), the last of them cut."""
+    d, mask = grid([[1.0, -0.4, 0.2], [0.5, -0.3, 0.1, 0.5]]), prefix([[1, 2, 3], [1, 2, 3, 4]])
+    groups = group_numbers(torch.tensor([[False, True, False, True], [True, False, False, False]]))
+
+    def found(estimator: Any, credit: Any) -> list[list[float]]:
+        rows: list[list[float]] = group_non_score_reward(d, d * 0, mask, groups, 0.1, estimator, credit).tolist()
+        return rows
+
+    third = -0.1 * 0.3 / 3
+    assert found("k1", "shared") == [
+        pytest.approx([-0.03, -0.03, -0.02, 0.0]),
+        pytest.approx([-0.05, third, third, third]),
+    ]
+    assert found("k1", "last") == [pytest.approx([0, -0.06, -0.02, 0]), pytest.approx([-0.05, 0, 0, -0.03])]
+    k3 = [-0.1 * (math.exp(-d) - 1 + d) for d in (0.6, 0.2, 0.5, 0.3)]
+    assert found("k3", "last") == [pytest.approx([0, k3[0], k3[1], 0]), pytest.approx([k3[2], 0, 0, k3[3]])]
+    assert found("k3", "shared")[0] == pytest.approx([k3[0] / 2, k3[0] / 2, k3[1], 0])
+
+
+@given(rows=ragged, data=st.data())
+def test_groups_move_the_credit_of_k1_and_not_its_sum(rows: list[list[float]], data: st.DataObject) -> None:
+    x, mask = grid(rows, pad=1), prefix(rows, pad=1)
+    shape = [data.draw(st.lists(st.booleans(), min_size=mask.shape[1], max_size=mask.shape[1])) for _ in rows]
+    groups = group_numbers(torch.tensor(shape))
+    plain = non_score_reward(x, x * 0, mask, 0.7)
+    for credit in ("shared", "last"):
+        moved = group_non_score_reward(x, x * 0, mask, groups, 0.7, "k1", credit)  # type: ignore[arg-type]
+        torch.testing.assert_close(moved.sum(1), plain.sum(1), rtol=1e-12, atol=1e-12)
+        assert not moved[~mask].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_groups_of_one_token_are_the_penalty_on_tokens(dtype: torch.dtype, estimator: Any) -> None:
+    logprobs, ref, mask = (drawn(3, 8, seed=seed, dtype=dtype) for seed in (0, 1, 2))
+    valid = torch.arange(8) < (mask.abs().sum(1, keepdim=True).double() % 8 + 1)
+    plain = non_score_reward(logprobs, ref, valid, 0.05, estimator)
+    for credit in ("shared", "last"):
+        alone = group_numbers(torch.ones_like(valid))
+        found = group_non_score_reward(logprobs, ref, valid, alone, 0.05, estimator, credit)  # type: ignore[arg-type]
+        assert found.dtype == dtype
+        assert torch.equal(found, plain)
+
+
+def test_a_response_paid_for_by_its_last_token_is_a_penalty_in_the_score() -> None:
+    x, mask, scores = drawn(3, 5, seed=3), prefix([[1, 2, 3, 4, 5], [1], [1, 2]]), drawn(3, seed=4)
+    penalty = group_non_score_reward(x, x * 0, mask, torch.zeros(3, 5, dtype=torch.long), 0.3, "k1", "last")
+    in_score = token_rewards(scores - 0.3 * torch.where(mask, x, 0.0).sum(1), torch.zeros_like(x), mask)
+    torch.testing.assert_close(token_rewards(scores, penalty, mask), in_score, rtol=1e-12, atol=1e-12)
 
 
 # --- the score ---------------------------------------------------------------------------------------------

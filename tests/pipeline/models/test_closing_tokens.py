@@ -1,0 +1,66 @@
+"""The tokens that end a clause or a sentence, by their texts, in tokenizers of several kinds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from small_tokenizers import TEXTS, sentencepiece
+
+from pipeline.data.tokenizer import train_tokenizer
+from pipeline.models.closing_tokens import closing_tokens
+
+LINES = ["One.\n\nTwo; three, four: five! Six? Seven...\n", 'He said "no!" and left.', *TEXTS]
+KINDS = {"bytes": lambda: train_tokenizer(LINES, 500), "sentencepiece": sentencepiece}
+
+
+def cut(tokenizer: Any, text: str, group: Any) -> str:
+    """The text with a bar behind every token that ends a group."""
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    closes = closing_tokens(tokenizer, group, len(tokenizer))
+    assert closes is not None
+    return "".join(tokenizer.convert_ids_to_tokens(token) + "|" * bool(closes[token]) for token in ids)
+
+
+def test_the_built_in_tokenizer_by_hand() -> None:
+    tokenizer = KINDS["bytes"]()
+    text = "I saw it, and we left. Why?"
+    assert cut(tokenizer, text, "clause").replace("Ġ", " ") == "I saw it,| and we left.| Why?|"
+    assert cut(tokenizer, text, "sentence").replace("Ġ", " ") == "I saw it, and we left.| Why?|"
+    assert cut(tokenizer, "a; b: c! d", "clause").replace("Ġ", " ") == "a;| b:| c!| d"
+    assert cut(tokenizer, "a; b: c! d", "sentence").replace("Ġ", " ") == "a; b: c!| d"
+    for group in ("clause", "sentence"):
+        assert cut(tokenizer, "a\nb", group) == "aĊ|b"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_token_closes_by_its_own_text(kind: str) -> None:
+    """Against single characters of the words of the vocabulary."""
+    tokenizer = KINDS[kind]()
+    for group, marks in (("clause", ",;:.!?"), ("sentence", ".!?")):
+        closes = closing_tokens(tokenizer, group, len(tokenizer))  # type: ignore[arg-type]
+        assert closes is not None
+        assert closes.dtype == torch.bool
+        for word, token in tokenizer.get_vocab().items():
+            plain = word.replace("Ġ", " ").replace("▁", " ").rstrip()
+            new_line = "Ċ" in word or "\n" in word
+            assert bool(closes[token]) == (new_line or plain[-1:] in set(marks)), word
+        assert 0 < int(closes.sum()) < len(tokenizer) / 4
+    assert bool((closes <= closing_tokens(tokenizer, "clause", len(tokenizer))).all())
+
+
+def test_special_tokens_and_places_without_a_token_close_nothing() -> None:
+    tokenizer = KINDS["bytes"]()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<stop.>"]})
+    closes = closing_tokens(tokenizer, "sentence", len(tokenizer) + 7)
+    assert closes is not None
+    assert closes.shape == (len(tokenizer) + 7,)
+    assert not closes[-7:].any()
+    for special in (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<stop.>")):
+        assert not closes[special]
+
+
+@pytest.mark.parametrize("group", ["token", "sequence"])
+def test_where_no_text_decides_there_is_no_table(group: Any) -> None:
+    assert closing_tokens(None, group, 5) is None
