@@ -134,6 +134,7 @@ STAGES = (
             "pipeline.stages.common",
             "pipeline.models.cpu",
             "pipeline.algorithms",
+            "pipeline.training.grouping",
             "pipeline.training.judging",
             "pipeline.training.processes",
             "pipeline.training.token_stats",
