@@ -8,44 +8,22 @@ trial has ended.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from pipeline.run.stopping import Record
+from pipeline.run.tail import Tail
 from studies.claims.falsifiers import Verdict, evaluate
 from studies.claims.relative import Trajectory, compare
 from studies.definition.falsifier import Falsifier
 
 
-@dataclass
-class _Tail:
-    """What has been read of one trial's metrics file."""
+class _Followed(NamedTuple):
+    """A running trial: its file, and the claims on it."""
 
-    path: Path
+    tail: Tail
     falsifiers: tuple[Falsifier, ...]
-    wanted: frozenset[str]
-    """Metrics that are read."""
-    offset: int = 0
-    series: dict[str, dict[int, float]] = field(default_factory=dict)
-
-    def read(self) -> None:
-        """Take in the lines that are new. A resumed trial first cuts off what it is going to write again: then all is
-        read again."""
-        try:
-            if self.path.stat().st_size < self.offset:
-                self.offset, self.series = 0, {}
-            with self.path.open("rb") as file:
-                file.seek(self.offset)
-                complete = file.read().rpartition(b"\n")[0]
-        except FileNotFoundError:  # not begun, or just moved to its final place
-            return
-        self.offset += len(complete) + 1 if complete else 0
-        for line in complete.splitlines():
-            row = json.loads(line)
-            for metric in self.wanted & row.keys():
-                self.series.setdefault(metric, {})[int(row["step"])] = float(row[metric])
 
 
 class LiveVerdicts:
@@ -53,7 +31,7 @@ class LiveVerdicts:
 
     def __init__(self, baseline: str = "") -> None:
         self._baseline = baseline
-        self._tails: dict[tuple[str, int], _Tail] = {}
+        self._followed: dict[tuple[str, int], _Followed] = {}
         self._ended: dict[int, dict[str, list[Record]]] = {}
         self._told: set[tuple[str, int, str]] = set()
 
@@ -63,7 +41,7 @@ class LiveVerdicts:
         """A trial writes this file from now on; `compared`: metrics of it that other arms are compared with."""
         own = tuple(falsifier for falsifier in falsifiers if not falsifier.evaluated)
         wanted = frozenset({falsifier.metric for falsifier in own} | set(compared))
-        self._tails[arm, seed] = _Tail(path, own, wanted)
+        self._followed[arm, seed] = _Followed(Tail(path, wanted), own)
 
     def baseline_ended(self, seed: int, series: Mapping[str, Iterable[Record]]) -> None:
         """The baseline's trial of a seed has ended and left these series."""
@@ -71,13 +49,13 @@ class LiveVerdicts:
 
     def poll(self, arm: str, seed: int) -> list[Verdict]:
         """Claims that have fallen since the last call."""
-        tail = self._tails.get((arm, seed))
-        if tail is None or not tail.falsifiers:
+        followed = self._followed.get((arm, seed))
+        if followed is None or not followed.falsifiers:
             return []
-        tail.read()
-        return self.news(self._judge(falsifier, tail, arm, seed) for falsifier in tail.falsifiers)
+        followed.tail.read()
+        return self.news(self._judge(falsifier, followed.tail, arm, seed) for falsifier in followed.falsifiers)
 
-    def _judge(self, falsifier: Falsifier, tail: _Tail, arm: str, seed: int) -> Verdict:
+    def _judge(self, falsifier: Falsifier, tail: Tail, arm: str, seed: int) -> Verdict:
         series = list(tail.series.get(falsifier.metric, {}).items())
         if not falsifier.relative_to:
             return evaluate(falsifier, series, 0, arm=arm, seed=seed)
@@ -88,11 +66,11 @@ class LiveVerdicts:
         """What is known of the baseline's series: all of it, or what its running trial has written."""
         if seed in self._ended:
             return self._ended[seed].get(metric, [])
-        tail = self._tails.get((self._baseline, seed))
-        if tail is None:
+        followed = self._followed.get((self._baseline, seed))
+        if followed is None:
             return []
-        tail.read()
-        return list(tail.series.get(metric, {}).items())
+        followed.tail.read()
+        return list(followed.tail.series.get(metric, {}).items())
 
     def news(self, verdicts: Iterable[Verdict]) -> list[Verdict]:
         """Those that refute and have not been told."""
