@@ -1,4 +1,4 @@
-"""The closed list of metrics: key, unit, formula, healthy range. Nothing else may be logged, but for two families below
+"""The closed list of metrics: key, unit, formula, bounds. Nothing else may be logged, but for two families below
 it.
 
 Two cadences. Series under ``objective/`` and ``reward/`` are measured on a rollout and stand at the number of gradient
@@ -17,13 +17,14 @@ from typing import Literal
 
 from pipeline.config.names import nearest
 from pipeline.errors import UserError
+from pipeline.run.bands import BANDS, Band
 
 Direction = Literal["maximize", "minimize"]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One named quantity. `low` and `high` bound what a correct trial can show, not what is desirable."""
+    """One named quantity. `low` and `high` bound what a correct trial can show, `bands` what a healthy one does."""
 
     key: str
     unit: str
@@ -37,6 +38,11 @@ class Metric:
     def label(self) -> str:
         """Axis label with the unit."""
         return f"{self.key} [{self.unit}]"
+
+    @property
+    def bands(self) -> tuple[Band, ...]:
+        """Healthy bands, the gravest first; empty where the series has none."""
+        return BANDS.get(self.key, ())
 
 
 _ALL = (

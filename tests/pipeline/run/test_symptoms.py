@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from pipeline.run.bands import BANDS, Band
+from pipeline.run.metrics import METRICS
+from pipeline.run.symptoms import LEAST, Health, Series, Symptom, examine
+
+PER_UPDATE = 16
+
+
+def of(values: list[float] | np.ndarray, first: int = 1, every: int = 1) -> Series:
+    held = np.asarray(values, dtype=np.float64)
+    return first + every * np.arange(len(held), dtype=np.float64), held
+
+
+def mixed(healthy: float, sick: float, outside: int, n: int = 1000) -> list[float]:
+    """`outside` sick values at the end of `n`, so that the first record stays the healthy start."""
+    return [healthy] * (n - outside) + [sick] * outside
+
+
+def conditions(series: Mapping[str, Series], **settings: object) -> dict[str, str]:
+    found = examine(series, {key.replace("__", "."): value for key, value in settings.items()}).symptoms
+    return {one.key: one.side for one in found}
+
+
+def healthy_trial() -> dict[str, Series]:
+    """About what the profile tiny records: clip fraction and approxkl rise within an update, and all noise is its
+    own."""
+    rng = np.random.default_rng(3)
+    steps, updates = 2048, 128
+    epoch = (np.arange(steps) % PER_UPDATE) / PER_UPDATE
+    ramp = 1 - np.exp(-np.arange(updates) / 30)
+    return {
+        "policy/approxkl": of(0.004 * epoch * rng.gamma(1.0, 1.0, steps)),
+        "policy/pg_clipfrac": of(0.05 * epoch),
+        "policy/ratio": of(1 + 0.01 * rng.normal(size=steps)),
+        "policy/entropy": of(1.1 - 0.2 * np.arange(steps) / steps + 0.05 * rng.normal(size=steps)),
+        "policy/grad_norm": of(0.5 * np.exp(0.5 * rng.normal(size=steps))),
+        "value/explained_variance": of(np.append(np.zeros(4), 0.5 * ramp[4:]) + 0.03 * rng.normal(size=updates), 0, 16),
+        "objective/kl_exact_per_token": of(0.26 * ramp, 0, 16),
+        "objective/kl_per_token": of(0.26 * ramp + 0.05 * rng.normal(size=updates), 0, 16),
+        "objective/repetition": of(0.03 + 0.02 * ramp, 0, 16),
+        "objective/eos_rate": of(0.98 + 0.02 * ramp, 0, 16),
+        "objective/length": of(20 - ramp, 0, 16),
+    }
+
+
+def test_a_symptom_by_hand() -> None:
+    values = [0.01] * 4 + [0.03] * 6 + [0.02] * 2
+    assert examine({"policy/approxkl": of(values)}, {}) == Health(
+        (
+            Symptom(
+                "policy/approxkl", "above", 0.02, 6, 12, 5,
+                "each update moves the policy too far", "lower optimiser.lr or train.num_epochs",
+            ),
+        ),
+        ("policy/approxkl",),
+    )  # fmt: skip
+
+
+def test_a_symptom_is_one_plain_sentence() -> None:
+    (found,) = examine({"policy/approxkl": of(mixed(0.001, 0.1, 1249, 2048))}, {}).symptoms
+    assert found.sentence == (
+        "policy/approxkl above 0.02 in 61 % of 2,048 records, first at step 800: each update moves the policy too far;"
+        " lower optimiser.lr or train.num_epochs"
+    )
+
+
+def test_a_healthy_trial_shows_nothing() -> None:
+    health = examine(healthy_trial(), {})
+    assert health.symptoms == ()
+    assert health.words == "ok"
+    assert set(health.judged) == set(BANDS) - {"objective/kl_per_token"}  # its exact KL is judged in its place
+
+
+SICK = (
+    ("policy/approxkl", "above", 0.001, 0.03, 0.2),
+    ("policy/approxkl", "above", 0.001, 0.6, 0.05),
+    ("policy/pg_clipfrac", "above", 0.05, 0.4, 0.2),
+    ("policy/ratio", "above", 1.0, 1.2, 0.1),
+    ("policy/ratio", "below", 1.0, 0.8, 0.1),
+    ("policy/entropy", "below", 1.1, 0.1, 0.2),
+    ("policy/entropy", "above", 1.1, 2.3, 0.2),
+    ("policy/grad_norm", "above", 0.5, 5.5, 0.01),
+    ("value/explained_variance", "below", 0.3, -0.2, 0.2),
+    ("objective/kl_exact_per_token", "above", 0.2, 0.6, 0.2),
+    ("objective/kl_per_token", "above", 0.2, 0.6, 0.2),
+    ("objective/repetition", "above", 0.03, 0.4, 0.2),
+    ("objective/eos_rate", "below", 0.98, 0.4, 0.2),
+    ("objective/length", "below", 20.0, 4.0, 0.2),
+)
+
+
+@pytest.mark.parametrize(("key", "side", "healthy", "sick", "share"), SICK)
+def test_a_series_leaves_its_band_when_more_than_its_share_is_outside(
+    key: str, side: str, healthy: float, sick: float, share: float
+) -> None:
+    allowed = round(1000 * share)
+    assert conditions({key: of(mixed(healthy, sick, allowed))}) == {}
+    (found,) = examine({key: of(mixed(healthy, sick, allowed + 1))}, {}).symptoms
+    assert (found.key, found.side, found.outside, found.n) == (key, side, allowed + 1, 1000)
+    assert found.first == 1000 - allowed
+    assert found.cause
+    assert found.knob
+
+
+def test_the_sides_of_every_band_are_tested() -> None:
+    sides = {
+        (key, side)
+        for key, bands in BANDS.items()
+        for band in bands
+        for side, bound in (("below", band.low), ("above", band.high))
+        if math.isfinite(bound)
+    }
+    assert sides == {(key, side) for key, side, *_ in SICK}
+
+
+@pytest.mark.parametrize("key", BANDS)
+def test_bands_are_of_listed_metrics_lie_within_their_bounds_and_say_what_to_do(key: str) -> None:
+    assert METRICS[key].bands == BANDS[key]
+    for band in BANDS[key]:
+        assert band.knob
+        assert band.source
+        assert 0 < band.share < 1
+        assert band.low < band.high
+        assert bool(band.below) == math.isfinite(band.low)
+        assert bool(band.above) == math.isfinite(band.high)
+        if not band.base:
+            assert METRICS[key].low <= band.high
+            assert band.low <= METRICS[key].high
+        assert not band.unless or band.unless in BANDS
+
+
+def test_a_series_on_its_bounds_is_healthy() -> None:
+    edges = {"policy/approxkl": [0.02] * 50, "policy/ratio": [0.9] * 25 + [1.1] * 25}
+    edges |= {"policy/entropy": [1.0] + [0.1] * 25 + [2.0] * 25, "policy/grad_norm": [1.0] * 40 + [10.0] * 9}
+    assert conditions({key: of(values) for key, values in edges.items()}) == {}
+
+
+def test_a_series_without_a_band_and_a_missing_one_are_not_judged() -> None:
+    assert examine({"objective/gold": of([-100.0] * 50)}, {}) == Health((), ())
+    assert examine({}, {}).words == "not judged"
+
+
+def test_few_records_are_not_judged() -> None:
+    assert examine({"policy/approxkl": of([1.0] * (LEAST - 1))}, {}).words == "not judged"
+    assert examine({"policy/approxkl": of([1.0] * LEAST)}, {}).words == "policy/approxkl 100 %"
+
+
+def test_what_is_not_finite_is_no_record() -> None:
+    values = np.array([math.nan, 1.0, math.inf, *[1.0] * 10, *[0.05] * 5, -math.inf, math.nan])
+    (found,) = examine({"policy/entropy": of(values)}, {}).symptoms
+    assert (found.bound, found.outside, found.n, found.first) == (0.1, 5, 16, 14)
+    assert examine({"policy/entropy": of(np.full(50, math.nan))}, {}) == Health((), ())
+
+
+def test_the_start_is_the_first_record_and_a_start_of_zero_bounds_nothing() -> None:
+    assert conditions({"objective/eos_rate": of([0.0] + [0.5] * 20 + [0.0] * 20)}) == {}
+    assert conditions({"policy/entropy": of([0.0] + [1.0] * 30)}) == {}
+    assert conditions({"policy/entropy": of([3.0] + [0.29] * 30)}) == {"policy/entropy": "below"}
+    assert conditions({"policy/entropy": of([2.0] + [0.29] * 30)}) == {}
+
+
+def test_of_two_bands_the_gravest_is_told_once() -> None:
+    (milder,) = examine({"policy/approxkl": of([0.03] * 60 + [0.7] * 2)}, {}).symptoms
+    assert (milder.bound, milder.outside) == (0.02, 62)
+    (found,) = examine({"policy/approxkl": of([0.7] * 50)}, {}).symptoms
+    assert (found.bound, found.cause) == (0.5, "updates break the policy")
+
+
+def test_the_exact_kl_is_judged_in_place_of_the_estimate() -> None:
+    far = {"objective/kl_per_token": of([1.0] * 20), "objective/kl_exact_per_token": of([0.7] * 20)}
+    assert conditions(far) == {"objective/kl_exact_per_token": "above"}
+    del far["objective/kl_exact_per_token"]
+    assert conditions(far) == {"objective/kl_per_token": "above"}
+
+
+def test_the_largest_share_comes_first() -> None:
+    both = {"policy/ratio": of(mixed(1.0, 2.0, 400)), "policy/approxkl": of(mixed(0.0, 0.1, 600))}
+    assert examine(both, {}).words == "policy/approxkl 60 %, policy/ratio 40 %"
+
+
+def test_bands_hold_only_where_their_settings_do() -> None:
+    stored = {"policy/approxkl": of([1.0] * 20), "policy/ratio": of([2.0] * 20)}
+    assert set(conditions(stored, train__data="rollouts")) == {"policy/approxkl", "policy/ratio"}
+    assert conditions(stored, train__data="pairs") == {}  # there they compare with the reference
+    clipped = {"policy/pg_clipfrac": of([0.5] * 20)}
+    assert conditions(clipped) == conditions(clipped, algorithm__ratio="token", algorithm__trust_region="clip")
+    assert conditions(clipped, algorithm__ratio="sequence_mean", algorithm__trust_region="clip") == {}
+    assert conditions(clipped, algorithm__ratio="token", algorithm__trust_region="kl_penalty") == {}
+
+
+def test_a_band_in_words() -> None:
+    assert Band("turn", "source", high=10.0, base="median", share=0.01).words == (
+        "at most 10 times its median, but for 1 % of the records"
+    )
