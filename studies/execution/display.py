@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.run.progress import RESUMED
+from pipeline.run.symptoms import Health
 from studies.claims.falsifiers import Verdict
 from studies.execution.executors import Crashed, Event, Finished, Job, Message
 
@@ -23,6 +24,7 @@ SHOWN_ENDED = 8
 """Ended trials in the live table; earlier ones are only counted."""
 COLUMNS = {"KL/token": "objective/kl_exact_per_token", "entropy": "policy/entropy", "reward": "objective/scores"}
 FALLEN = "falsified at step"
+UNHEALTHY = "unhealthy"
 STYLES = {"complete": "green", "budget": "yellow", "pruned": "yellow", "diverged": "magenta", "failed": "red"}
 
 
@@ -45,6 +47,10 @@ class JobRow:
     spoken: float = 0.0
     fallen: list[str] = field(default_factory=list)
     """Claims that this trial has refuted, with the step."""
+    unhealthy: tuple[str, ...] = ()
+    """Series that have left their band, by the last part of their name."""
+    warned: set[str] = field(default_factory=set)
+    """Series of which a line has told that."""
 
     def progress(self, stage: str, done: int, total: int) -> None:
         """Take note of how far a stage has come."""
@@ -123,6 +129,15 @@ class Display:
             row.fallen.append(one.name if one.step is None else f"{one.name} {one.step}")
             self.line(f"{one.arm} seed {one.seed}: claim {one.name} FALSIFIED, {one.reason}", "red")
 
+    def health(self, job: Job, health: Health) -> None:
+        """Series of a trial that are outside their band now: words in its row, and one line for each when it leaves."""
+        row = self._rows.setdefault((job.number, job.label), JobRow(job))
+        row.unhealthy = tuple(one.key.rpartition("/")[2] for one in health.symptoms)
+        for one in health.symptoms:
+            if one.key not in row.warned:
+                row.warned.add(one.key)
+                self.line(f"{job.label}: {one.sentence}", "yellow")
+
     def _message(self, row: JobRow, message: Message) -> None:
         args: tuple[Any, ...] = message.args
         if message.kind == "stage":
@@ -156,8 +171,10 @@ class Display:
         if self._live is None and self._clock() - row.spoken >= PLAIN_SECONDS:
             row.spoken = self._clock()
             values = "  ".join(f"{title} {row.values[key]:.4g}" for title, key in COLUMNS.items() if key in row.values)
+            ill = f"  {UNHEALTHY}: {', '.join(row.unhealthy)}" if row.unhealthy else ""
             self.line(
                 f"{row.job.label}: {row.stage} {row.done}/{row.total}  {values}  left {_duration(row.seconds_left)}"
+                f"{ill}"
             )
 
     def _finished(self, row: JobRow, event: Finished) -> None:
@@ -194,8 +211,9 @@ class Display:
         rows = list(self._rows.values())
         ended = [row for row in rows if row.status in STYLES][-SHOWN_ENDED:]
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for title in ("arm", "seed", "status", "step", *COLUMNS, "left", FALLEN):
-            table.add_column(title, justify="left" if title in ("arm", "status", FALLEN) else "right", no_wrap=True)
+        for title in ("arm", "seed", "status", "step", *COLUMNS, "left", UNHEALTHY, FALLEN):
+            words = title in ("arm", "status", UNHEALTHY, FALLEN)
+            table.add_column(title, justify="left" if words else "right", no_wrap=True)
         for row in [*ended, *(row for row in rows if row.status not in STYLES)]:
             table.add_row(*self._cells(row))
         return Group(table, Text(f"ended: {self._summary()}", style="dim"))
@@ -209,6 +227,7 @@ class Display:
         return [Text(one) for one in (arm or row.job.label, seed if arm else "")] + [
             Text(status, style=STYLES.get(row.status, "cyan")),
             *(Text(one) for one in (steps, *values, left)),
+            Text(", ".join(row.unhealthy), style="yellow"),
             Text(", ".join(row.fallen), style="red"),
         ]
 

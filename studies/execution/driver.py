@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from filelock import FileLock, Timeout
 from rich.console import Console
 
+from pipeline.config.trial import flatten
 from pipeline.data.files import check_source
 from pipeline.errors import Damaged, Fault, UserError
 from pipeline.faults import DiskFull, in_words, is_disk_full
@@ -39,6 +40,7 @@ from pipeline.run.store import Artifact
 from studies.claims.falsifiers import Verdict
 from studies.claims.live import LiveVerdicts
 from studies.claims.registration import content_of, is_registered, note, register
+from studies.claims.symptoms import health_of
 from studies.claims.verdicts import claims_on, of_record, partner, read_series, verdicts
 from studies.definition.design import Cell, cautions, cells
 from studies.definition.replicates import LINKS, Replicate, chain_of, seeded
@@ -48,6 +50,7 @@ from studies.definition.testable import untestable
 from studies.execution.display import Display
 from studies.execution.executors import Crashed, Event, Executor, Finished, Job, Message, TrialResult
 from studies.execution.interim import Interim
+from studies.execution.live_health import LiveHealth
 from studies.execution.planner import Planner, Ticket, is_settled, remember_settled
 from studies.tracking.repair import repair, set_database_aside
 from studies.tracking.study_runs import StudySinks
@@ -103,6 +106,7 @@ class _Run:
     sinks: StudySinks
     interim: Interim
     live: LiveVerdicts
+    health: LiveHealth = field(default_factory=LiveHealth)
     tickets: dict[int, Ticket] = field(default_factory=dict)
     waiting: list[Ticket] = field(default_factory=list)
     """Asked for, and waiting for what they share with others to be built."""
@@ -452,6 +456,8 @@ def _on_event(run: _Run, plan: Plan, event: Event) -> None:
         _write_record(run, record)
         _tell_fallen(run, event.job, record)
         _tell(run, plan, ticket, record)
+        run.health.leave(record.arm, record.seed)
+        run.display.health(event.job, health_of(run.folder, record))
         run.sinks.finish(record)
         _look(run, ticket.cell)
     else:
@@ -502,11 +508,14 @@ def _on_message(run: _Run, cell: Cell, message: Message) -> None:
         path: Path = message.args[0]
         run.sinks.follow(cell.arm, cell.seed, cell.config, path)
         compared = _compared_metrics(run.study) if cell.arm == run.study.baseline else ()
+        run.health.follow(cell.arm, cell.seed, path, dict(flatten(cell.config.model_dump(mode="json"))))
         run.live.follow(cell.arm, cell.seed, path, claims_on(run.study, cell.arm), compared)
         if cell.arm != run.study.baseline:
             _tell_baseline(run, cell.seed)
     elif message.kind == "progress":
         run.display.fallen(message.job, run.live.poll(cell.arm, cell.seed))
+        if (health := run.health.poll(cell.arm, cell.seed)) is not None:
+            run.display.health(message.job, health)
 
 
 def _tell(run: _Run, plan: Plan, ticket: Ticket, record: TrialRecord | None) -> None:

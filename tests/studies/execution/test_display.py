@@ -11,6 +11,7 @@ from scipy.stats import binomtest
 from pipeline.config.loading import load_config
 from pipeline.intervals import wilson
 from pipeline.run.layout import Layout
+from pipeline.run.symptoms import Health, Symptom
 from studies.claims.falsifiers import Verdict
 from studies.execution.display import Display, _duration
 from studies.execution.executors import Crashed, Finished, Job, Message
@@ -109,6 +110,40 @@ def test_a_claim_that_falls_is_a_line_and_a_column(layout: Layout) -> None:
     console.print(display._render())
     assert "weak seed 0: claim drift FALSIFIED, 0.5 at step 48" in text.getvalue()
     assert "drift 48" in text.getvalue().splitlines()[-2]
+
+
+APPROXKL = Symptom("policy/approxkl", "above", 0.02, 30, 60, 7, "too far", "lower optimiser.lr")
+ENTROPY = Symptom("policy/entropy", "below", 0.1, 30, 60, 9, "it hardly chooses", "raise kl.beta")
+
+
+def test_a_series_that_leaves_its_band_is_one_line_and_a_word(layout: Layout) -> None:
+    text, clock = io.StringIO(), Clock()
+    display, one = Display(Console(file=text, width=200), 1, clock), job(layout)
+    for symptoms in ((APPROXKL,), (APPROXKL, ENTROPY), ()):
+        display.health(one, Health(symptoms, ("policy/approxkl", "policy/entropy")))
+        clock.now += 20
+        display.handle(Message(one, "progress", ("train", 32, 64, "")))
+    lines = text.getvalue().splitlines()
+    assert (
+        lines[0]
+        == "weak seed 0: policy/approxkl above 0.02 in 50 % of 60 records, first at step 7: too far; lower optimiser.lr"
+    )
+    assert lines[1].endswith("  unhealthy: approxkl")
+    assert lines[2].startswith("weak seed 0: policy/entropy below 0.1 in 50 %")
+    assert lines[3].endswith("  unhealthy: approxkl, entropy")
+    assert "unhealthy" not in lines[4]
+    assert len(lines) == 5
+
+
+def test_the_live_table_has_a_column_of_unhealthy_series(layout: Layout) -> None:
+    text = io.StringIO()
+    console = Console(file=text, width=160, force_terminal=True)
+    display = Display(console, 1)
+    display.health(job(layout), Health((APPROXKL,), ()))
+    display.handle(Message(job(layout), "progress", ("train", 64, 128, "")))
+    console.print(display._render())
+    assert "unhealthy" in text.getvalue().splitlines()[1]
+    assert "approxkl" in text.getvalue().splitlines()[-2]
 
 
 def test_a_claim_that_another_trials_end_decides_stands_in_its_own_row(layout: Layout) -> None:

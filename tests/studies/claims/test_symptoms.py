@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from helpers import publish
+
+from pipeline.run.layout import Layout, StageRef, StudyFolder, TrialRecord
+from pipeline.run.symptoms import Health, Symptom
+from studies.claims.symptoms import by_arm, health_of
+
+
+def record(tmp_path: Path, table: pd.DataFrame, **config: object) -> tuple[StudyFolder, TrialRecord]:
+    path = tmp_path / "store/train/k"
+    path.mkdir(parents=True)
+    table.to_parquet(path / "metrics.parquet", index=False)
+    publish(path)
+    made = TrialRecord(
+        study="s", profile="tiny", arm="a", seed=0, config=config, config_digest="0", status="complete", steps=40,
+        stages={"train": StageRef(key="k", path="store/train/k")}, summary={}, cost={}, environment={}, finished="",
+    )  # fmt: skip
+    return StudyFolder(tmp_path, tmp_path / "studies/s/tiny"), made
+
+
+def series() -> pd.DataFrame:
+    """Two cadences in one table: the clip fraction at steps 1 to 40, KL at every fourth from 0 on."""
+    frame = pd.DataFrame({"step": range(41), "policy/pg_clipfrac": [float("nan")] + [0.4] * 40, "unheard/of": 1.0})
+    return frame.assign(**{"objective/kl_exact_per_token": [0.1 * s if s % 4 == 0 else None for s in range(41)]})
+
+
+def test_a_record_is_judged_by_the_series_that_it_left(tmp_path: Path) -> None:
+    health = health_of(*record(tmp_path, series()))
+    assert health.words == "policy/pg_clipfrac 100 %, objective/kl_exact_per_token 82 %"
+    assert (health.symptoms[1].outside, health.symptoms[1].n, health.symptoms[1].first) == (9, 11, 8)
+
+
+def test_its_configuration_holds_bands_back(tmp_path: Path) -> None:
+    config = {"algorithm": {"trust_region": "kl_penalty", "ratio": "token"}}
+    assert health_of(*record(tmp_path, series(), **config)).words == "objective/kl_exact_per_token 82 %"
+
+
+def test_a_trial_without_series_is_not_judged(tmp_path: Path) -> None:
+    folder, untrained = record(tmp_path, pd.DataFrame({"step": []}))
+    assert health_of(folder, untrained).words == "not judged"
+    assert health_of(folder, untrained.model_copy(update={"stages": {}})).words == "not judged"
+
+
+@pytest.mark.parametrize("what", ["gone", "damaged"])
+def test_lost_and_damaged_series_are_not_judged(tmp_path: Path, what: str) -> None:
+    folder, lost = record(tmp_path, series())
+    file = tmp_path / "store/train/k/metrics.parquet"
+    if what == "gone":
+        file.unlink()
+    else:
+        file.write_text(json.dumps({}))
+    assert health_of(folder, lost).words == "not judged"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [({"optimiser__lr": 0.0}, None), ({"optimiser__lr": 0.05, "kl__beta": 0.0}, "policy/approxkl")],
+)
+def test_a_trial_that_is_really_trained(tmp_path: Path, settings: dict[str, float], key: str | None) -> None:
+    """Without steps the policy stays the reference, and every band of the policy holds; far too large ones break it."""
+    from smoke_record import recorded
+
+    layout = Layout(tmp_path)
+    health = health_of(layout.study("demo", "smoke"), recorded(layout, train__steps=32, **settings))
+    assert {"policy/approxkl", "policy/ratio"} <= set(health.judged)
+    told = {one.key for one in health.symptoms if one.key.startswith("policy/")}
+    assert key in told if key else not told
+
+
+def test_arms_are_counted_and_the_largest_share_is_the_worst() -> None:
+    kl = Symptom("objective/kl_exact_per_token", "above", 0.5, 30, 100, 4, "far", "raise kl.beta")
+    ratio = Symptom("policy/ratio", "above", 1.1, 90, 100, 4, "explodes", "lower optimiser.lr")
+    ok, unknown = Health((), ("policy/ratio",)), Health((), ())
+    trials = {
+        ("b", 0): ok,
+        ("a", 0): Health((kl,), ("x",)),
+        ("a", 1): ok,
+        ("a", 2): unknown,
+        ("a", 3): Health((ratio, kl), ("x",)),
+    }
+    b, a = by_arm(trials)
+    assert (b.arm, b.judged, dict(b.unhealthy), b.worst, b.others) == ("b", 1, {}, None, ())
+    assert (a.arm, a.judged, list(a.unhealthy), a.worst) == ("a", 3, [0, 3], (3, ratio))
+    assert a.others == ("objective/kl_exact_per_token",)
