@@ -309,7 +309,8 @@ def _run(
 
     from pipeline.errors import FAULT
     from studies.claims.badges import standing
-    from studies.console.summary import print_hypotheses, print_study, print_verdicts
+    from studies.claims.symptoms import by_arm, health_of
+    from studies.console.summary import print_health, print_hypotheses, print_study, print_verdicts
     from studies.definition.design import cells
     from studies.definition.search import load
     from studies.execution import executors
@@ -335,6 +336,7 @@ def _run(
     claims = standing(chosen, result.folder, profile or chosen.profile, overrides)
     search = load(chosen, result.folder) if chosen.search else None
     print_study(console, result.study, result.plan, result.records, search)
+    print_health(console, by_arm({(one.arm, one.seed): health_of(result.folder, one) for one in result.records}))
     if chosen.source:
         print_hypotheses(console, claims, _reported(result.folder) if result.report else {})
         print_verdicts(console, result.study, result.verdicts, claims)

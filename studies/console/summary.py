@@ -14,6 +14,7 @@ from rich.text import Text
 from pipeline.run.layout import TrialRecord
 from studies.claims.badges import Standing
 from studies.claims.falsifiers import Verdict, overall
+from studies.claims.symptoms import ArmHealth
 from studies.definition.design import Cell
 from studies.definition.importance import importances
 from studies.definition.schema import Study
@@ -88,6 +89,22 @@ def print_verdicts(console: Console, study: Study, verdicts: Sequence[Verdict], 
     counts = Counter(verdict.outcome for verdict in verdicts)
     detail = ", ".join(f"{count} {name}" for name, count in counts.items())
     console.print(Text(f"{outcome} ({detail})", style=f"bold {OUTCOME_STYLES[outcome]}"))
+
+
+def print_health(console: Console, arms: Sequence[ArmHealth]) -> None:
+    """How many trials left a healthy band, and of every such arm the symptom with the largest share."""
+    judged, ill = sum(one.judged for one in arms), sum(len(one.unhealthy) for one in arms)
+    if not judged:
+        return
+    trials = f"{judged} judged trial{'s' if judged > 1 else ''}"
+    console.print(Text(f"Health: {f'unhealthy in {ill} of' if ill else 'ok in'} {trials}"), soft_wrap=True)
+    for one in arms:
+        if one.worst is not None:
+            seed, symptom = one.worst
+            also = f"; also {', '.join(one.others)}" if one.others else ""
+            line = f"  {one.arm}, {len(one.unhealthy)} of {one.judged}, most in seed {seed}: {symptom.sentence}{also}"
+            console.print(Text(line, style="yellow"), soft_wrap=True)
+    console.print()
 
 
 def print_search(console: Console, study: Study, search: Mapping[str, Any]) -> None:

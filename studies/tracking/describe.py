@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.config.trial import flatten
 from pipeline.run.layout import StudyFolder, TrialRecord
+from pipeline.run.symptoms import Health
 from studies.claims.badges import Standing
 from studies.claims.falsifiers import Verdict
 from studies.definition.schema import Study
@@ -43,14 +44,19 @@ def of_trial(study: Study, arm: str, seed: int, config: Mapping[str, Any]) -> st
     return f"**Trial.** Arm `{arm}`, seed {seed}. {_difference(study, arm, config)}"
 
 
-def of_record(study: Study, folder: StudyFolder, record: TrialRecord, verdicts: Sequence[Verdict]) -> str:
-    """The same of a trial that has ended, with how it ended, its verdicts, and where its samples and the report are."""
+def of_record(
+    study: Study, folder: StudyFolder, record: TrialRecord, verdicts: Sequence[Verdict], health: Health
+) -> str:
+    """The same of a trial that has ended, with how it ended, its health, its verdicts, and where its samples and the
+    report are."""
     claims = "\n".join(f"- **{verdict.name}**: {verdict.outcome}; {verdict.reason}" for verdict in verdicts) or "- none"
+    symptoms = "".join(f"\n- {one.sentence}" for one in health.symptoms)
+    well = f"**Health**\n{symptoms}" if symptoms else f"**Health.** {health.words}."
     samples = [f"`{stage}/samples.csv`" for stage in ("evaluate", "train") if stage in record.stages]
     report = folder.report.relative_to(folder.root) / "index.html"
     return (
         f"{of_trial(study, record.arm, record.seed, record.config)}\n\n**End.** {record.status} after {record.steps:,}"
-        f" gradient steps{f': {record.reason}' if record.reason else ''}.\n\n**Verdicts**\n\n{claims}\n\n"
+        f" gradient steps{f': {record.reason}' if record.reason else ''}.\n\n{well}\n\n**Verdicts**\n\n{claims}\n\n"
         + (f"**Samples.** {' and '.join(samples)} under Artifacts. " if samples else "")
         + f"**Report.** `{report.as_posix()}` under the output root."
     )

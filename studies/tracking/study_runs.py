@@ -19,6 +19,7 @@ from pipeline.run.layout import Layout, StudyFolder, TrialRecord, read_json
 from pipeline.run.store import file_of
 from studies.claims.badges import standing
 from studies.claims.falsifiers import Verdict, overall, tally
+from studies.claims.symptoms import health_of
 from studies.claims.verdicts import of_record
 from studies.definition.design import Planned
 from studies.definition.schema import IMPORTED, Study
@@ -30,6 +31,8 @@ from studies.tracking.view import experiment_tags
 
 GIT = "mlflow.source.git.commit"
 NOTE = "mlflow.note.content"
+HEALTH = "health"
+"""Tag of a trial: ok, or the series that left their healthy band."""
 SHOWN = ("device", "precision")
 """Facts of the environment that have a tag of their own; the others are one tag together."""
 
@@ -97,7 +100,9 @@ class StudySinks:
             _key("falsifier.", verdict.name): f"{verdict.outcome}: {verdict.reason}" for verdict in verdicts
         }
         tags |= {"verdict": overall(verdicts)} if verdicts else {}
-        tags[NOTE] = describe.of_record(self._study, self._folder, record, verdicts)
+        health = health_of(self._folder, record)
+        tags[HEALTH] = health.words
+        tags[NOTE] = describe.of_record(self._study, self._folder, record, verdicts, health)
         fallen = {
             _key("falsifier/", verdict.name): float(verdict.outcome == "FALSIFIED")
             for verdict in verdicts

@@ -25,7 +25,7 @@ IMPORTED_CHARTS = (
     *CHARTS[2:],
 )
 """Other programs often log sums over a sequence only. MLflow hides a chart that has no data."""
-COLUMNS = ("tags.`seed`", "tags.`status`", "metrics.`eval/win_rate`", "metrics.`eval/kl_per_token`")
+COLUMNS = ("tags.`seed`", "tags.`status`", "tags.`health`", "metrics.`eval/win_rate`", "metrics.`eval/kl_per_token`")
 ARMS_SHOWN = 100
 SECTION = "curves"
 CARD_HEIGHT = 290

@@ -47,6 +47,23 @@ def sinks_of(study: Study, layout: Layout) -> StudySinks:
     return StudySinks(study, "tiny", layout, layout.study(study.name, "tiny"), {}, print)
 
 
+def test_the_health_of_a_trial_is_a_tag_and_a_line_of_its_description(
+    write_study: Callable[..., Study], layout: Layout
+) -> None:
+    """At 0.01 nats per token a step the fake trial passes 0.5 nats after 55 steps; its entropy falls below 0.2 at the
+    end."""
+    text, study = io.StringIO(), write_study()
+    layout.root.mkdir(parents=True)
+    executor, console = executors.executor("inline"), Console(file=text, width=250)
+    run_study(study, layout, None, {"train.steps": 256}, executor, 1, console, trials="fake_trial")
+    found = {run.info.run_name: run.data.tags for run in runs(layout, "small", "tags.arm != ''")}
+    assert found["weak seed 0"]["health"] == "objective/kl_exact_per_token 75 %, policy/entropy 25 %"
+    assert found["strong seed 0"]["health"] == "objective/kl_exact_per_token 38 %, policy/entropy 25 %"
+    sentence = "objective/kl_exact_per_token above 0.5 in 75 % of 16 records, first at step 64"
+    assert f"- {sentence}" in found["weak seed 0"]["mlflow.note.content"]
+    assert f"weak seed 0: {sentence}" in text.getvalue()
+
+
 def test_a_study_in_mlflow(write_study: Callable[..., Study], layout: Layout) -> None:
     study = write_study()
     result, _ = go(study, layout)
@@ -91,6 +108,8 @@ def test_a_study_in_mlflow(write_study: Callable[..., Study], layout: Layout) ->
     assert "`evaluate/samples.csv` and `train/samples.csv` under Artifacts" in about
     assert "`studies/small/tiny/report/index.html` under the output root" in about
     assert "It is the baseline." in found["weak seed 0"].data.tags["mlflow.note.content"]
+    assert one.data.tags["health"] == "not judged"  # of four rollouts
+    assert "**Health.** not judged." in about
     assert one.data.tags["versions"] == "git_commit unknown, python 3"
     assert not [key for key in one.data.tags if key.startswith("version.")]
 

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from pipeline.run.symptoms import Symptom
+from studies.claims.symptoms import ArmHealth
+from studies.console.summary import print_health
+
+KL = Symptom("objective/kl_exact_per_token", "above", 0.5, 30, 100, 4, "far", "raise kl.beta")
+RATIO = Symptom("policy/ratio", "above", 1.1, 20, 100, 4, "explodes", "lower optimiser.lr")
+
+
+def said(*arms: ArmHealth) -> str:
+    text = io.StringIO()
+    print_health(Console(file=text, width=200), arms)
+    return text.getvalue()
+
+
+def test_unhealthy_arms_are_named_with_the_worst_symptom() -> None:
+    assert said(ArmHealth("a", 5, {}), ArmHealth("b", 3, {7: (KL, RATIO), 8: (RATIO,)})) == (
+        "Health: unhealthy in 2 of 8 judged trials\n"
+        "  b, 2 of 3, most in seed 7: objective/kl_exact_per_token above 0.5 in 30 % of 100 records, first at step 4:"
+        " far; raise kl.beta; also policy/ratio\n\n"
+    )
+
+
+def test_healthy_and_unjudged_trials() -> None:
+    assert said(ArmHealth("a", 1, {})) == "Health: ok in 1 judged trial\n\n"
+    assert said(ArmHealth("a", 0, {})) == ""
