@@ -13,6 +13,7 @@ from reports.findings.matched_kl import MatchedKL
 from reports.findings.pairs import PER_PROMPT, Pair, pair_of, parts, per_prompt, possible
 from reports.findings.pairs import maximized as maximized
 from reports.findings.recommendation import Recommendation, recommend
+from reports.findings.symptoms import healths
 from reports.findings.trajectories import ArmAlarm, Paths
 from reports.records.load import StudyRecords
 from reports.records.searches import SearchResult, load_search
@@ -21,6 +22,7 @@ from reports.statistics.hierarchical import moments
 from reports.statistics.two_level import Estimate, Outcome
 from studies.claims.falsifiers import Outcome as FalsifierOutcome
 from studies.claims.falsifiers import Verdict, overall
+from studies.claims.symptoms import ArmHealth
 from studies.claims.verdicts import verdicts
 from studies.definition.falsifier import Falsifier
 
@@ -154,6 +156,8 @@ class Findings:
     """Pairs of crossed knobs, on the objective."""
     critics: tuple[PlaceBias, ...]
     """What the critics' values are worth, where they were diagnosed."""
+    health: tuple[ArmHealth, ...]
+    """Of every arm with a trial whose series could be judged."""
 
     def arm(self, name: str) -> ArmResult:
         return next(result for result in self.arms if result.arm == name)
@@ -184,6 +188,7 @@ def analyse(records: StudyRecords) -> Findings:
         hypotheses=judge(records),
         crossings=crossed(records),
         critics=critic_biases(records),
+        health=healths(records),
     )
 
 

@@ -21,6 +21,7 @@ from reports.tables.crossings import crossings_table
 from reports.tables.drift import alarm_table, matched_table
 from reports.tables.runs import cost_table, trial_table, upstream_table
 from reports.tables.search import importance_table, tuning_table
+from reports.tables.symptoms import health_table
 from reports.tables.table import Head, Table, TableCell
 from reports.text.words import counted, listed, name, number, p_value, setting
 
@@ -53,6 +54,7 @@ def all_tables(records: StudyRecords, findings: Findings) -> list[Table]:
         sensitivity_table(records, findings),
         matched_table(records, findings),
         alarm_table(findings),
+        health_table(findings.health),
         *([critic_bias_table(findings.critics)] if findings.critics else []),
         verdict_table(findings),
         status_table(records, findings),

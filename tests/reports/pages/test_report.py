@@ -104,6 +104,7 @@ def test_all_files_are_there(rendered: tuple[Built, dict[str, bytes]]) -> None:
     drawn = [name for name in figures.FIGURES if name not in of_others]
     wanted |= {f"figures/{name}{suffix}" for name in drawn for suffix in (".svg", ".png", ".pdf", ".csv")}
     tables = ["claims", "arms", "completions", "robust", "effects", "sensitivity", "matched_kl", "alarms"]
+    tables += ["health"]
     tables += ["verdicts", "statuses", "cost", "trials", "upstream", "coverage"]
     wanted |= {f"tables/{name}{suffix}" for name in tables for suffix in (".csv", ".md", ".tex")}
     assert set(files) == wanted
@@ -138,6 +139,15 @@ def test_page_is_well_formed_self_contained_and_accessible(rendered: tuple[Built
     assert not re.search(r"(src|href)=\"https?:", page)
     assert "@import" not in page
     assert not re.search(r"\bnan\b", re.sub(r"<(svg|script).*?</\1>", "", page, flags=re.DOTALL), flags=re.IGNORECASE)
+
+
+def test_the_page_shows_the_health_of_the_trials_and_the_bands(rendered: tuple[Built, dict[str, bytes]]) -> None:
+    page, markdown = rendered[1]["index.html"].decode(), rendered[1]["report.md"].decode()
+    assert '<li><a href="#health">Health</a></li>' in page
+    assert "Series left their healthy band in 3 of 11 trials: beta_0 (3 of 3)." in page
+    assert "objective/kl_per_token above 0.5" in page
+    assert "## Health of the trials" in markdown
+    assert "at most 0.02, but for 20 % of the records" in page.partition('id="glossary"')[2]
 
 
 def test_completions_cannot_inject(rendered: tuple[Built, dict[str, bytes]]) -> None:
