@@ -140,6 +140,11 @@ SCRATCH = absent("model.base")
 SEPARATE = setting("critic.kind", "separate")
 SFT = above_zero("sft.steps")
 GROUPED = setting("kl.place", "reward", "loss")
+TEXTS_THERE = Condition(
+    "data.heldout_prompts of at least as many, since that many texts are kept",
+    lambda config: config.evaluate.texts <= config.data.heldout_prompts,
+    "data.heldout_prompts",
+)
 
 ACTS: dict[str, tuple[Condition, ...]] = {
     "data.path": (setting("data.source", "local"),),
@@ -227,6 +232,7 @@ ACTS: dict[str, tuple[Condition, ...]] = {
         ("optimiser.guard_kl", "optimiser.guard_factor", "optimiser.guard_steps"),
         (setting("optimiser.guard", True), ADAM_MOVES_THE_POLICY),
     ),
+    "evaluate.texts": (TEXTS_THERE,),
     "adapter.rank": (setting("adapter.kind", "lora"),),
     "adapter.alpha": (setting("adapter.kind", "lora"),),
 }

@@ -56,6 +56,13 @@ class EvaluateConfig(Section):
             " judge never chooses"
         ),
     )
+    texts: Positive = Field(
+        256,
+        description=(
+            "held-out texts on which the perplexity of policy and reference is measured; there are at most"
+            " data.heldout_prompts"
+        ),
+    )
     temperature: StrictlyPositive = Field(1.0, description="of sampling, for both networks")
     sample_rows: Positive = Field(16, description="prompts in the fixed sample table")
     seed: int = Field(

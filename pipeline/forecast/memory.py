@@ -92,10 +92,10 @@ def _reward(trial: ForecastSubject) -> list[tuple[Parts, Parts]]:
 
 
 def _evaluate(trial: ForecastSubject) -> list[tuple[Parts, Parts]]:
-    weights = 4.0 * trial.shape.parameters
-    return [
-        ({"policy": weights, "reference": weights, "reward": _rewards(trial)}, passing) for passing in _unlearned(trial)
-    ]
+    weights, rows = 4.0 * trial.shape.parameters, trial.config.runtime.rollout_batch_size
+    lasting = {"policy": weights, "reference": weights, "reward": _rewards(trial)}
+    texts = min(rows, trial.config.evaluate.texts)
+    return [(lasting, passing) for passing in [*_unlearned(trial), _read(trial, texts, trial.config.sft.max_tokens)]]
 
 
 def _values(trial: ForecastSubject) -> list[tuple[Parts, Parts]]:
@@ -189,17 +189,22 @@ def _unlearned(trial: ForecastSubject, copies: float = 0.0) -> list[Parts]:
     """What sampling, measuring and scoring by classifiers need beside the networks."""
     shape, cfg, runtime, half = trial.shape, trial.config, trial.config.runtime, trial.on_card
     length = trial.longest_prompt + cfg.train.response_length - 1
-    block = (shape.kept_half if half else shape.kept_fp32) / shape.layers
-    entries = chunk_tokens(shape.vocab, half) * shape.vocab
     sampled = min(runtime.rollout_batch_size, cfg.train.batch_size)
     cache = sampled * length * shape.kv * (3.0 if half else 4.0) * (1 + 1 / shape.layers)
-    shelf = sampled if half else min(sampled, cpu.BUCKET)
     classifiers = [
         {"activations": runtime.rollout_batch_size * length * scorer.block_bytes, "half-precision copies": copies}
         for scorer in trial.scorers
     ]
     return [
         {"cache": cache, "logits": sampled * shape.vocab * 12.0, "half-precision copies": copies},
-        {"activations": shelf * length * block, "logits": entries * 20.0, "half-precision copies": copies},
+        _read(trial, sampled, length, copies),
         *classifiers,
     ]
+
+
+def _read(trial: ForecastSubject, rows: int, length: float, copies: float = 0.0) -> Parts:
+    """What measuring at most `rows` rows of `length` tokens at once needs beside the networks."""
+    shape, half = trial.shape, trial.on_card
+    block = (shape.kept_half if half else shape.kept_fp32) / shape.layers
+    shelf, entries = rows if half else min(rows, cpu.BUCKET), chunk_tokens(shape.vocab, half) * shape.vocab
+    return {"activations": shelf * length * block, "logits": entries * 20.0, "half-precision copies": copies}

@@ -308,6 +308,33 @@ _ALL = (
     ),
     Metric("eval/win_rate_high", "fraction", "upper end of the same", 0.0, 1.0, direction="maximize"),
     Metric(
+        "eval/win_rate_proxy",
+        "fraction",
+        "the same by the training reward: mean over prompts of the share of reference draws with a lower proxy score,"
+        " ties half",
+        0.0,
+        1.0,
+        direction="maximize",
+    ),
+    Metric(
+        "eval/win_rate_proxy_low",
+        "fraction",
+        "lower end of the 95 % interval of this trial's win rate by the proxy, as of eval/win_rate_low",
+        0.0,
+        1.0,
+        direction="maximize",
+    ),
+    Metric("eval/win_rate_proxy_high", "fraction", "upper end of the same", 0.0, 1.0, direction="maximize"),
+    Metric(
+        "eval/preference_accuracy",
+        "fraction",
+        "pairs of the policy's answer and a reference draw on which the proxy prefers the one that the gold judge"
+        " prefers, equal proxy scores half / pairs whose gold scores differ; absent where none do",
+        0.0,
+        1.0,
+        direction="maximize",
+    ),
+    Metric(
         "eval/tie_rate",
         "fraction",
         "mean over prompts of the share of reference draws with the same gold score",
@@ -347,6 +374,14 @@ _ALL = (
         1.0,
         direction="minimize",
     ),
+    Metric(
+        "eval/perplexity_texts",
+        "1",
+        "perplexity of held-out texts under the policy: exp(-sum log pi / tokens), without the first token of each",
+        1.0,
+        direction="minimize",
+    ),
+    Metric("eval/perplexity_texts_reference", "1", "the same under the reference", 1.0),
     Metric(
         "cost/state_gib",
         "GiB",
@@ -389,6 +424,8 @@ class _Metrics(dict[str, Metric]):
 METRICS: dict[str, Metric] = _Metrics({metric.key: metric for metric in _ALL})
 PER_PROMPT: dict[str, tuple[str, str | None]] = {
     "eval/win_rate": ("win", None),
+    "eval/win_rate_proxy": ("win_proxy", None),
+    "eval/preference_accuracy": ("agree", "decided"),
     "eval/tie_rate": ("tie", None),
     "eval/gold": ("policy_gold", None),
     "eval/gold_reference": ("reference_gold", None),

@@ -183,10 +183,22 @@ STAGES = (
     Stage(
         "evaluate",
         "pipeline.stages.evaluate:evaluate",
-        (*HELDOUT, *REFERENCE, "evaluate.best_of", "evaluate.sample_rows", "gold", "train.response_length"),
+        (
+            *HELDOUT,
+            *REFERENCE,
+            "evaluate.best_of",
+            "evaluate.sample_rows",
+            "evaluate.texts",
+            "sft.max_tokens",
+            "gold",
+            "train.response_length",
+        ),
         (
             "pipeline.stages.evaluate",
+            "pipeline.stages.agreement",
             "pipeline.stages.best_of",
+            "pipeline.stages.perplexity",
+            "pipeline.stages.sft",
             "pipeline.stages.new_actor",
             "pipeline.stages.heldout",
             "pipeline.stages.common",

@@ -1,8 +1,9 @@
 """Stage 6: the policy's answers to held-out prompts against all draws of the reference's, by the gold judge.
 
 Both are drawn with independent noise (`pipeline.stages.heldout`). With `evaluate.best_of` above 1 the policy answers
-with the best of so many samples by the training reward (`pipeline.stages.best_of`). Writes ``prompts.parquet`` (a row
-per prompt), ``samples.parquet`` (its first rows) and ``summary.json``.
+with the best of so many samples by the training reward (`pipeline.stages.best_of`). Beside the answers, both networks
+are measured on held-out texts (`pipeline.stages.perplexity`). Writes ``prompts.parquet`` (a row per prompt),
+``samples.parquet`` (its first rows) and ``summary.json``.
 """
 
 from __future__ import annotations
@@ -30,12 +31,17 @@ from pipeline.run.layout import write_json
 from pipeline.run.metrics import check_keys
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
+from pipeline.stages.agreement import preferences
 from pipeline.stages.best_of import Chosen, choose, kl_of_chosen
 from pipeline.stages.common import PromptSet, judge_of, reward_of, rollout_room
-from pipeline.stages.heldout import Draws, answers, heldout_prompts, shares
+from pipeline.stages.heldout import Draws, answers, heldout_prompts
 from pipeline.stages.new_actor import load_reference
+from pipeline.stages.perplexity import heldout_texts, perplexity
 from pipeline.stages.spending import spending
 from pipeline.training.token_stats import token_stats
+
+AFTER = 3
+"""Steps after the answers: judging, drift, texts."""
 
 
 def evaluate(
@@ -50,13 +56,15 @@ def evaluate(
     train: Artifact,
 ) -> dict[str, Any]:
     """Judge one completion of the policy on every held-out prompt, and measure its drift from the reference."""
-    device, steps = device_of(cfg.runtime.device), cfg.evaluate.best_of + 2
+    device, steps = device_of(cfg.runtime.device), cfg.evaluate.best_of + AFTER
     ledger = Ledger(device.type == "cuda")
     # Only a choice among several answers is charged, so only then is its work recorded.
     with spending(out, device, ledger.cost if cfg.evaluate.best_of > 1 else dict):
         drawn = Draws.load(reference)
-        table = _table(cfg, reporter, heldout_prompts(cfg, prompts), sft, reward, drawn, train, device, ledger)
-        summary = summarise(table, drawn.count)
+        data = heldout_prompts(cfg, prompts)
+        texts = heldout_texts(prompts, data.tokenizer, cfg.evaluate.texts, cfg.sft.max_tokens)
+        table, capability = _measured(cfg, reporter, data, texts, sft, reward, drawn, train, device, ledger)
+        summary = summarise(table, drawn.count) | capability
         check_keys(summary)
         table.to_parquet(out / "prompts.parquet", index=False)
         table.head(cfg.evaluate.sample_rows).to_parquet(out / "samples.parquet", index=False)
@@ -65,41 +73,46 @@ def evaluate(
         return {"summary": summary, "prompts": len(table)}
 
 
-def _table(
+def _measured(
     cfg: TrialConfig,
     reporter: Reporter,
     data: PromptSet,
+    texts: list[list[int]],
     sft: Artifact,
     reward: Artifact,
     drawn: Draws,
     train: Artifact,
     device: torch.device,
     ledger: Ledger,
-) -> pd.DataFrame:
+) -> tuple[pd.DataFrame, dict[str, float]]:
+    """The rows of ``prompts.parquet``, and the perplexities on `texts`. Raises `MemoryFull`."""
     room, first, draws = rollout_room(cfg.runtime, reporter.warn), cfg.evaluate.first_prompt, cfg.evaluate.best_of
     policy = freeze(load_snapshot(train.path / "policy", device))
     chosen = _answered(cfg, reporter, policy, data, reward, device, room, ledger)
     mine = chosen.answers
-    reporter.progress("evaluate", draws, draws + 2, "judging")
-    gold = judge_of(cfg.gold, device, room)(mine).double().numpy()
-    win, tie = shares(gold, drawn.grid("gold"))
-    reporter.progress("evaluate", draws + 1, draws + 2, "drift")
+    reporter.progress("evaluate", draws, draws + AFTER, "judging")
+    gold, proxy = judge_of(cfg.gold, device, room)(mine).double().numpy(), chosen.proxy.double().numpy()
+    reporter.progress("evaluate", draws + 1, draws + AFTER, "drift")
     reference = freeze(load_reference(sft, cfg.adapter.quantize, device))
     with Precision.of(device).autocast():
         kl, entropy, ref_nats, log_ratios = drift(policy, reference, mine.episodes, cfg.evaluate.temperature, room)
     # Summed over the vocabulary, a KL is that of the network: a chosen answer is not one of its samples.
     own_kl = kl.sum(1).double() if draws == 1 else kl_of_chosen(draws, log_ratios)
-    return pd.DataFrame(
+    reporter.progress("evaluate", draws + 2, draws + AFTER, "texts")
+    capability = {
+        "eval/perplexity_texts": perplexity(policy, texts, room),
+        "eval/perplexity_texts_reference": perplexity(reference, texts, room),
+    }
+    table = pd.DataFrame(
         {
             "prompt_id": range(first, first + len(data.texts)),
             "prompt": data.texts,
             "policy_completion": mine.texts,
             "policy_gold": gold,
-            "policy_proxy": chosen.proxy.double().numpy(),
+            "policy_proxy": proxy,
             "policy_length": mine.episodes.lengths.cpu().numpy(),
             "policy_eos": mine.episodes.ended.cpu().numpy(),
-            "win": win,
-            "tie": tie,
+            **preferences(gold, drawn.grid("gold"), proxy, drawn.grid("proxy")),
             **of_reference(drawn),
             "kl": own_kl.numpy(),
             "entropy": entropy.sum(1).double().numpy(),
@@ -107,6 +120,7 @@ def _table(
             **{f"policy_reward/{name}": part.double().numpy() for name, part in chosen.parts.items()},
         }
     )
+    return table, capability
 
 
 def _answered(
@@ -125,7 +139,7 @@ def _answered(
         meter([policy, *proxy.networks], ledger.work)
 
     def draw(number: int) -> Completions:
-        reporter.progress("evaluate", number, draws + 2, "sampling")
+        reporter.progress("evaluate", number, draws + AFTER, "sampling")
         with ledger.timed("generate"):
             return answers(cfg, policy, data, device, room, "policy", *([number] if number else []))
 
@@ -180,13 +194,13 @@ def drift(
 def summarise(table: pd.DataFrame, draws: int) -> dict[str, float]:
     """The ``eval/*`` metrics of one trial, whose policy was compared with `draws` draws a prompt; see
     pipeline/run/metrics.py."""
-    tokens = float(table["policy_length"].sum())
-    win_rate, low, high = grouped(table["win"].to_numpy() * draws, np.full(len(table), draws))
+    tokens, decided = float(table["policy_length"].sum()), float(table["decided"].sum())
     words = [completion.split() for completion in table["policy_completion"]]
     summary = {
-        "eval/win_rate": win_rate,
-        "eval/win_rate_low": low,
-        "eval/win_rate_high": high,
+        **_rate("eval/win_rate", table["win"], draws),
+        **_rate("eval/win_rate_proxy", table["win_proxy"], draws),
+        # Undefined where the judge decides no pair: no key, since files hold no NaN.
+        **({"eval/preference_accuracy": table["agree"].sum() / decided} if decided else {}),
         "eval/tie_rate": table["tie"].mean(),
         "eval/gold": table["policy_gold"].mean(),
         "eval/gold_reference": table["reference_gold"].mean(),
@@ -208,6 +222,13 @@ def summarise(table: pd.DataFrame, draws: int) -> dict[str, float]:
         },
     }
     return {key: float(value) for key, value in summary.items()}
+
+
+def _rate(key: str, won: pd.Series, draws: int) -> dict[str, float]:
+    """A win rate and the ends of its 95 % interval over prompts, from the share of `draws` draws that was beaten at
+    each."""
+    found = grouped(won.to_numpy() * draws, np.full(len(won), draws))
+    return dict(zip((key, f"{key}_low", f"{key}_high"), found, strict=True))
 
 
 def distinct(words: Iterable[Sequence[str]], n: int) -> float:

@@ -1,10 +1,10 @@
 """Claims on the evaluation: a metric of one trial, or an end of its interval over prompts, against a threshold. Pure.
 
 The 95 % interval covers the held-out prompts of one trial: what this policy would score on other prompts of the same
-kind. It does not cover other seeds; each seed has a verdict of its own. The win rate has the interval that its record
-states; other rates (ties, ended by EOS) have that of `pipeline.intervals.grouped`. All others have Student's t over
-prompts, ratios of two sums (nats per token) in linear form (delta method). A difference to the baseline has Student's t
-of the differences, prompt by prompt.
+kind. It does not cover other seeds; each seed has a verdict of its own. Win rates have the interval that the record
+states; other rates (ties, ended by EOS, preference accuracy) have that of `pipeline.intervals.grouped`. All others have
+Student's t over prompts, ratios of two sums (nats per token) in linear form (delta method). A difference to the
+baseline has Student's t of the differences, prompt by prompt.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from studies.claims.relative import against, relation
 from studies.definition.falsifier import PARTS, Falsifier
 
 Array = NDArray[np.float64]
-RATES = ("eval/win_rate", "eval/tie_rate", "eval/eos_rate")
+RATES = ("eval/win_rate", "eval/win_rate_proxy", "eval/preference_accuracy", "eval/tie_rate", "eval/eos_rate")
 FEWEST = 2
 """Prompts that an interval needs."""
 
@@ -61,7 +61,7 @@ class Evaluation:
     outcomes: Outcomes | None = None
     """Where the claim has a `bound`."""
     stated: tuple[float, float] | None = None
-    """The interval that the record itself states: of the win rate, whose draws of the reference it counts."""
+    """The interval that the record itself states: of win rates, whose draws of the reference it counts."""
     ended: str = ""
     """How the trial ended before its time, in words; empty of a complete one."""
 
@@ -73,9 +73,11 @@ def columns_of(metric: str) -> tuple[str, str | None]:
 
 
 def interval(metric: str, outcomes: Outcomes) -> Interval:
-    """The metric with its 95 % interval over the prompts of one trial; of a rate with one observation a prompt."""
+    """The metric with its 95 % interval over the prompts of one trial; of a rate with `bottom` observations a prompt,
+    without the prompts that have none."""
     if metric in RATES:
-        return grouped(outcomes.top, np.ones(len(outcomes.top), dtype=np.int64))
+        observed = outcomes.bottom > 0
+        return grouped(outcomes.top[observed], outcomes.bottom[observed].astype(np.int64))
     return student(outcomes.linear)
 
 

@@ -11,8 +11,6 @@ from pipeline.run.store import file_of
 from studies.claims.evaluations import Evaluation, Outcomes, columns_of
 from studies.definition.falsifier import Falsifier
 
-STATED = "eval/win_rate"
-"""The metric whose interval is in the record: `<metric>_low` and `<metric>_high`."""
 _STOPPED = {
     "budget": "a cap ended the trial",
     "pruned": "the trial was stopped early",
@@ -52,8 +50,8 @@ def _why_none(falsifier: Falsifier, record: TrialRecord) -> str:
 
 
 def _stated(metric: str, record: TrialRecord) -> tuple[float, float] | None:
-    ends = [record.summary.get(f"{metric}_{end}") for end in ("low", "high")] if metric == STATED else []
-    low, high = ends if ends else (None, None)
+    """The interval that the record itself holds, as `<metric>_low` and `<metric>_high`: of win rates."""
+    low, high = (record.summary.get(f"{metric}_{end}") for end in ("low", "high"))
     return None if low is None or high is None else (low, high)
 
 

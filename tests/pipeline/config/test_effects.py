@@ -116,6 +116,7 @@ KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
     "optimiser.guard_kl": (0.1, {}, {"optimiser.guard": True}),
     "optimiser.guard_factor": (0.1, {}, {"optimiser.guard": True}),
     "optimiser.guard_steps": (10, {}, {"optimiser.guard": True}),
+    "evaluate.texts": (1025, {}, {"data.heldout_prompts": 1025}),
     "adapter.rank": (4, {}, {"adapter.kind": "lora"}),
     "adapter.alpha": (4.0, {}, {"adapter.kind": "lora"}),
 }

@@ -66,6 +66,18 @@ def test_a_record_from_before_groups_of_tokens_is_of_todays_configuration(tmp_pa
     assert record.config_digest == today.digest()
 
 
+def test_a_record_from_before_a_knob_of_the_evaluation_is_of_todays_configuration(tmp_path: Path) -> None:
+    today = load_config("smoke")
+    content = today.model_dump(mode="json")
+    del content["evaluate"]["texts"]
+    (tmp_path / "a.json").write_text(sealed({**OLD, "stages": {"train": STAGE}, "config": content}))
+    record = read_record(tmp_path / "a.json")
+    assert (record.config, record.config_digest) == (today.model_dump(mode="json"), today.digest())
+    content["evaluate"]["texts"] = 5
+    (tmp_path / "a.json").write_text(sealed({**OLD, "stages": {"train": STAGE}, "config": content}))
+    assert read_record(tmp_path / "a.json").config_digest == OLD["config_digest"], "one of today is left as it is"
+
+
 def test_a_record_from_before_the_knobs_of_an_algorithm_is_of_todays_configuration(tmp_path: Path) -> None:
     """Its digest is that of the configuration which does the same, so that reports still read it."""
     for name in ("ppo", "rloo"):

@@ -40,6 +40,8 @@ def test_a_policy_in_nf4_that_has_not_moved_is_its_reference_in_training_and_in_
     series = pd.read_parquet(found["train"].path / "metrics.parquet")["objective/kl_exact_per_token"].dropna()
     assert series.abs().max() < 1e-9
     assert abs(record.summary["eval/kl_per_token"]) < 1e-6
+    on_texts = record.summary["eval/perplexity_texts"]
+    assert on_texts == record.summary["eval/perplexity_texts_reference"] != found["sft"].meta["perplexity"]
     sft, cpu = found["sft"].path / "model", torch.device("cpu")
     policy, rounded, plain = (
         load(path, *rest).state_dict()

@@ -57,6 +57,12 @@ def test_intervals_of_rates_means_and_ratios() -> None:
     assert (value, low, high) == pytest.approx((ratio, ratio - half, ratio + half))
 
 
+def test_the_interval_of_preference_accuracy_counts_the_pairs_that_are_decided() -> None:
+    agree, decided = outcomes([3, 0, 1.5, 4, 0], [4, 0, 2, 4, 1]), np.array([4, 2, 4, 1])
+    assert interval("eval/preference_accuracy", agree) == grouped([3, 1.5, 4, 0], decided)
+    assert interval("eval/preference_accuracy", agree)[0] == pytest.approx(8.5 / 11)
+
+
 def test_the_interval_of_a_ratio_covers_95_percent() -> None:
     hits = 0
     for _ in range(400):

@@ -149,6 +149,28 @@ def test_the_bound_of_an_evaluation_and_of_its_difference(recorded: Callable[[st
     assert (better.value, value) == (pytest.approx(low), pytest.approx(0.2))
 
 
+def test_a_claim_that_the_reward_evaluator_prefers_the_policy(write_study: Write, layout: Layout) -> None:
+    """`bound: low` finds the interval in the record; a record of an older version does not test it."""
+    preferred = WINS.replace("eval/win_rate", "eval/win_rate_proxy").replace("0.55", "0.7, bound: low")
+    study = write_study(HEAD + preferred, "small")
+    rows = pd.DataFrame({"prompt_id": range(40), "win_proxy": wins(0.8)})
+    for arm, low in (("base", 0.69), ("same", 0.71)):
+        key = "eval/win_rate_proxy"
+        record = leave(layout, study, arm, 0, series(0.1), wins(0.2))
+        folder = layout.root / record.stages["evaluate"].path
+        rows.to_parquet(folder / "prompts.parquet", index=False)
+        publish(folder)
+        summary = {**record.summary, key: 0.8, f"{key}_low": low, f"{key}_high": 0.9}
+        changed = record_text(record.model_copy(update={"summary": summary}))
+        write_atomic(folder_of(layout).trial_file(arm, 0), changed)
+    leave(layout, study, "other", 0, series(0.1), wins(0.9))
+    found = judged(layout, study)
+    outcomes = {arm: found[arm, 0].outcome for arm in ("base", "same", "other")}
+    assert outcomes == {"base": "FALSIFIED", "same": "SURVIVED", "other": "NOT TESTED"}
+    assert found["other", 0].reason == "the evaluation has no eval/win_rate_proxy"
+    assert found["base", 0].interval == (0.69, 0.9)
+
+
 def test_the_win_rates_interval_is_that_of_the_record(write_study: Write, layout: Layout) -> None:
     study = write_study(HEAD + LOW)
     ends = {"eval/win_rate": 0.6, "eval/win_rate_low": 0.51, "eval/win_rate_high": 0.68}

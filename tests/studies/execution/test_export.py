@@ -54,8 +54,9 @@ def test_a_clean_process_loads_it_without_this_package(smoke_layout: Layout, tmp
 def test_the_card_has_the_figures_with_their_intervals_and_the_recipe(smoke_layout: Layout, tmp_path: Path) -> None:
     record = recorded(smoke_layout)
     card = (export("demo/base/0", tmp_path / "policy", smoke_layout) / "README.md").read_text()
-    rate, low, high = (record.summary[f"eval/win_rate{end}"] for end in ("", "_low", "_high"))
-    assert f"| {rate:.4g} [{low:.4g}, {high:.4g}] | fraction | 64 |" in card
+    for key in ("eval/win_rate", "eval/win_rate_proxy"):
+        rate, low, high = (record.summary[f"{key}{end}"] for end in ("", "_low", "_high"))
+        assert f"| {rate:.4g} [{low:.4g}, {high:.4g}] | fraction | 64 |" in card
     assert f"| {record.summary['eval/gold']:.4g} [" in card
     assert all(f"| {key} |" in card for key in dotted_keys() if key.partition(".")[0] in TRAINING)
     assert "judged by the grammar judge." in card
