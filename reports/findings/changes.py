@@ -98,9 +98,11 @@ def _change(old: Version, new: Version, arm: str, metric: str) -> Change | None:
     return _unpaired(arm, metric, alone[0], alone[1])
 
 
-def _whole(table: pd.DataFrame, *columns: str | None) -> bool:
-    """Whether a table holds these columns without gaps; imported outcomes need not."""
-    return all(column in table and table[column].notna().all() for column in columns if column)
+def _whole(table: pd.DataFrame, top: str, bottom: str | None) -> bool:
+    """Whether a table holds these columns without gaps, which imported outcomes need not, and something to divide
+    by."""
+    known = all(column in table and table[column].notna().all() for column in (top, bottom) if column)
+    return known and (bottom is None or bool(table[bottom].any()))
 
 
 def _once(old: Version, new: Version, arm: str, metric: str) -> Change | None:

@@ -27,11 +27,12 @@ from studies.claims.verdicts import verdicts
 from studies.definition.falsifier import Falsifier
 
 REPORTED = (
-    "eval/win_rate", "eval/tie_rate", "eval/gold", "eval/proxy", "eval/kl_per_token", "eval/kl_per_sequence",
-    "eval/entropy",
+    "eval/win_rate", "eval/win_rate_proxy", "eval/preference_accuracy", "eval/tie_rate", "eval/gold", "eval/proxy",
+    "eval/kl_per_token", "eval/kl_per_sequence", "eval/entropy", "eval/perplexity_texts",
+    "eval/perplexity_texts_reference",
     "eval/length", "eval/eos_rate", "eval/distinct_1", "eval/distinct_2", "eval/ppl_reference",
 )  # fmt: skip
-SMALLEST = {"eval/win_rate": 0.05}
+SMALLEST = {"eval/win_rate": 0.05, "eval/win_rate_proxy": 0.05}
 """Smallest differences that matter, where the study gives none: five points of win rate."""
 SMALL_EFFECT = 0.2
 """Of other metrics, in standard deviations of the baseline over prompts: what Cohen (1988) calls a small effect."""
@@ -43,7 +44,7 @@ ENDS = (
     "objective/kl_k3_per_token", "objective/entropy", "policy/entropy",
 )  # fmt: skip
 """Reported and compared of trials that were never evaluated here: where their training ended."""
-_RATES = {"eval/win_rate", "eval/tie_rate", "eval/eos_rate"}
+_RATES = {"eval/win_rate", "eval/win_rate_proxy", "eval/preference_accuracy", "eval/tie_rate", "eval/eos_rate"}
 ROBUST = ("eval/gold", "eval/proxy", "eval/kl_per_sequence")
 """Metrics whose interquartile mean stands beside the mean; of a rate it says nothing."""
 
@@ -253,7 +254,9 @@ def _estimate(
         return None
     numerator = records.answers(arm, top, seeds, prompts)
     denominator = records.answers(arm, bottom, seeds, prompts) if bottom else None
-    return two_level.rate(numerator) if metric in _RATES else two_level.mean(numerator, denominator).clipped(*bounds)
+    if metric in _RATES:
+        return two_level.rate(two_level.linear(numerator, denominator))
+    return two_level.mean(numerator, denominator).clipped(*bounds)
 
 
 def once(records: StudyRecords, metric: str) -> bool:

@@ -22,7 +22,10 @@ from reports.text.words import counted, listed, name, number
 from studies.claims.falsifiers import OUTCOMES
 from studies.definition.design import Cell as Trial
 
-METRICS_SHOWN = ("eval/win_rate", "eval/gold", "eval/kl_per_token", "eval/kl_per_sequence")
+METRICS_SHOWN = (
+    "eval/win_rate", "eval/win_rate_proxy", "eval/preference_accuracy", "eval/gold", "eval/kl_per_token",
+    "eval/kl_per_sequence", "eval/perplexity_texts",
+)  # fmt: skip
 COSTS = {"cost/wall_s": Head("wall clock", "s per trial"), "cost/t4_s": Head("modelled T4", "s per trial")}
 
 

@@ -64,8 +64,8 @@ class StudyRecords:
     """arm, seed, step and one column per metric of pipeline/run/metrics.py that was recorded; non-finite values are
     NaN."""
     prompts: pd.DataFrame
-    """arm, seed, `ANSWER_COLUMNS` and the parts of the reward of every prompt; `win` and `tie` are shares of the
-    reference's draws."""
+    """arm, seed, `ANSWER_COLUMNS`, as far as they were recorded `LATER_COLUMNS`, and the parts of the reward of every
+    prompt; `win` and `tie` are shares of the reference's draws."""
     samples: pd.DataFrame
     """The fixed sample table of every evaluated trial: arm, seed and `PROMPT_COLUMNS`."""
     upstream: tuple[dict[str, Any], ...]

@@ -37,11 +37,15 @@ _EXAMPLES = (
 ANSWER_COLUMNS = tuple(column for column in PROMPT_COLUMNS if column not in _EXAMPLES)
 """What is read of every prompt of every trial; texts and the scores of the one that is shown are read of the samples
 alone."""
+LATER_COLUMNS = ("win_proxy", "agree", "decided")
+"""Read as well, where they are: evaluations of older versions lack them."""
 PART = "policy_reward/"
 """Head of the columns that hold what a part of a composite reward says of the policy; they are read as well."""
-SHARES = ("win", "tie")
-"""Of a prompt: the share of the reference's draws that the policy beats, ties counting half, and the share of ties."""
-_NUMBERS = tuple(column for column in ANSWER_COLUMNS if column not in ("prompt_id", "policy_eos", "reference_eos"))
+SHARES = ("win", "tie", "win_proxy")
+"""Of a prompt: the share of the reference's draws that the policy beats, ties counting half, by the judge; the share of
+ties; and the first by the proxy."""
+_FLAGS = ("prompt_id", "policy_eos", "reference_eos")
+_NUMBERS = tuple(column for column in (*ANSWER_COLUMNS, *LATER_COLUMNS) if column not in _FLAGS)
 _AGAIN = "run the study again to rebuild it"
 
 Series = Mapping[str, NDArray[np.float64]]
@@ -94,13 +98,14 @@ def read_curves(folder: StudyFolder, record: TrialRecord, notes: list[str]) -> S
 
 
 def read_answers(folder: StudyFolder, record: TrialRecord, notes: list[str]) -> pa.Table | None:
-    """`ANSWER_COLUMNS` and the parts of the reward, prompt by prompt; None where there is no table, or no row in it."""
+    """`ANSWER_COLUMNS`, `LATER_COLUMNS` and the parts of the reward, prompt by prompt; None where there is no table, or
+    no row in it."""
     path = _path(folder, record, "evaluate", "prompts.parquet", notes)
     if path is None:
         return None
-    table = _read(path, lambda column: column in ANSWER_COLUMNS or column.startswith(PART))
+    table = _read(path, lambda column: column in (*ANSWER_COLUMNS, *LATER_COLUMNS) or column.startswith(PART))
     imported = record.profile == IMPORTED
-    return _labelled(_checked(table, path, gaps=imported), record) if table.num_rows else None
+    return _labelled(_decided(_checked(table, path, gaps=imported)), record) if table.num_rows else None
 
 
 def read_samples(folder: StudyFolder, record: TrialRecord, notes: list[str]) -> pa.Table | None:
@@ -118,6 +123,13 @@ def together(tables: list[pa.Table], columns: Sequence[str]) -> pd.DataFrame:
         [table.replace_schema_metadata() for table in tables], promote_options="permissive"
     ).to_pandas()
     return whole.reindex(columns=[*first, *[column for column in whole.columns if column not in first]])
+
+
+def _decided(table: pa.Table) -> pa.Table:
+    """The table without its counts of pairs where the judge decided none: a share of nothing is no result."""
+    counts = [column for column in ("agree", "decided") if column in table.column_names]
+    none = len(counts) == 2 and not table["decided"].to_numpy().any()
+    return table.drop_columns(counts) if none else table
 
 
 def _labelled(table: pa.Table, record: TrialRecord) -> pa.Table:
@@ -157,11 +169,11 @@ def _checked(table: pa.Table, path: Path, *, gaps: bool) -> pa.Table:
     absent = [column for column in ANSWER_COLUMNS if column not in table.column_names]
     if absent and (not gaps or "prompt_id" in absent):
         raise Damaged(path, f"no column {', '.join(absent)}", _AGAIN)
-    for column in () if gaps else _NUMBERS:
+    for column in [column for column in _NUMBERS if column in table.column_names and not gaps]:
         bad = int((~np.isfinite(table[column].to_numpy().astype(np.float64, copy=False))).sum())
         if bad:
             raise Damaged(path, f"{bad} values of {column} are not finite", _AGAIN)
-    for column in [column for column in SHARES if column not in absent]:
+    for column in [column for column in SHARES if column in table.column_names]:
         shares = table[column].to_numpy()
         if bool(((shares < 0) | (shares > 1)).any()):
             raise Damaged(path, f"{column} is not between 0 and 1 everywhere", _AGAIN)

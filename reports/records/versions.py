@@ -37,6 +37,9 @@ _COLUMNS = (
     "kl",
     "entropy",
     "win",
+    "win_proxy",
+    "agree",
+    "decided",
     "winner",
 )
 MISSING = "–"

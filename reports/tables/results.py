@@ -68,7 +68,11 @@ def all_tables(records: StudyRecords, findings: Findings) -> list[Table]:
 
 def arm_table(records: StudyRecords, findings: Findings) -> Table:
     """Quality and drift of every arm, or where its training ended."""
-    keys = ("eval/win_rate", "eval/gold", "eval/proxy", "eval/kl_per_token", "eval/kl_per_sequence", "eval/entropy")
+    keys = (
+        "eval/win_rate", "eval/win_rate_proxy", "eval/preference_accuracy", "eval/gold", "eval/proxy",
+        "eval/kl_per_token", "eval/kl_per_sequence", "eval/entropy", "eval/perplexity_texts",
+        "eval/perplexity_texts_reference",
+    )  # fmt: skip
     own = tuple(dict.fromkeys((records.study.objective.metric, *records.reported(keys, ENDS))))
     ends = [key for key in own if key in ENDS]
     title = "Quality and drift" if records.reported(keys, ()) else "Where training ended"

@@ -14,6 +14,7 @@ from reports.statistics.hierarchical import LONE
 from reports.statistics.two_level import Estimate
 from reports.text.crossings import crossing_sentence
 from reports.text.drift import LISTED, at_equal_drift
+from reports.text.proxy import unconfirmed
 from reports.text.recommendation import recommendation
 from reports.text.replicates import varies_nothing_else, what_varies
 from reports.text.words import counted, interval, listed, name, number, percent, setting, signed
@@ -280,6 +281,7 @@ def _caveats(records: StudyRecords, findings: Findings) -> list[str]:
         what = name(metric)[0].upper() + name(metric)[1:]
         why = "so arms are compared over seeds alone: n is seeds, and intervals are wide with few of them"
         caveats.append(f"{what} exists once per trial and not prompt by prompt, {why}.")
+    caveats += filter(None, [unconfirmed(findings.arms)])
     return caveats + _beside_zero(records, findings) + _sensitivity(records, findings)
 
 

@@ -214,6 +214,19 @@ def _evaluation(records: StudyRecords) -> Iterator[str]:
             f" reference of {records.study.baseline} and has answers of its own: KL and win rate of {listed(apart)} are"
             " against these. Scores by the judge compare the answers of the arms themselves."
         )
+    measured = set(records.trials.columns)
+    if "eval/win_rate_proxy" in measured:
+        yield (
+            "The win rate by the proxy is the same share with the training reward in the judge's place. Preference"
+            " accuracy: of all pairs of the policy's answer and an answer of the reference whose gold scores differ,"
+            " the share on which the proxy prefers the one that the judge prefers, equal proxy scores counting half."
+        )
+    if "eval/perplexity_texts" in measured:
+        yield (
+            f"Perplexity of texts: over at most {_values(config.evaluate.texts for config in configs)} held-out texts"
+            " that no network was trained on, cut as for supervised fine-tuning, at temperature 1; one number per"
+            " trial."
+        )
     if chosen := choosing_arms(records):
         named = listed([f"{arm} (n = {count})" for arm, count in chosen.items()])
         yield (

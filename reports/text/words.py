@@ -6,10 +6,14 @@ import math
 
 from reports.statistics.two_level import Estimate
 
-_THREE_DECIMALS = {"eval/win_rate", "eval/tie_rate", "eval/eos_rate", "eval/distinct_1", "eval/distinct_2"}
+_THREE_DECIMALS = {
+    "eval/win_rate", "eval/win_rate_proxy", "eval/preference_accuracy", "eval/tie_rate", "eval/eos_rate",
+    "eval/distinct_1", "eval/distinct_2",
+}  # fmt: skip
 
 _NAMES = {
     "eval/win_rate": "win rate", "eval/tie_rate": "tie rate",
+    "eval/win_rate_proxy": "win rate by the proxy", "eval/preference_accuracy": "preference accuracy",
     "eval/gold": "gold reward", "eval/gold_reference": "gold reward of the reference",
     "eval/proxy": "proxy reward", "eval/proxy_reference": "proxy reward of the reference",
     "eval/kl_per_token": "KL per token",
@@ -24,6 +28,8 @@ _NAMES = {
     "objective/entropy_per_token": "exact entropy per token of the rollouts",
     "policy/entropy": "entropy per token in training",
     "eval/length": "length", "eval/eos_rate": "EOS rate", "eval/ppl_reference": "reference perplexity",
+    "eval/perplexity_texts": "perplexity of texts",
+    "eval/perplexity_texts_reference": "perplexity of texts, reference",
 }  # fmt: skip
 
 

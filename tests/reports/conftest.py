@@ -161,6 +161,8 @@ def prompt_table(beta: float, seed: int, n: int, first_completion: str | None = 
     texts = [completion(rng, 12) for _ in range(n)]
     if first_completion is not None and n:
         texts[0] = first_completion
+    proxy = proxy_of(kl) + rng.normal(0, 0.7, n)
+    scored = np.sign((proxy - reference_proxy)[:, None] - np.random.default_rng(98).normal(0, 0.5, (n, 4)))
     return pd.DataFrame(
         {
             "prompt_id": np.arange(n),
@@ -172,7 +174,7 @@ def prompt_table(beta: float, seed: int, n: int, first_completion: str | None = 
             "reference_gold_std": draws.std(1),
             "reference_completion_gold": draws[:, 0],
             "reference_completion_proxy": reference_proxy,
-            "policy_proxy": proxy_of(kl) + rng.normal(0, 0.7, n),
+            "policy_proxy": proxy,
             "reference_proxy": reference_proxy,
             "policy_length": length,
             "reference_length": reference_length,
@@ -182,6 +184,9 @@ def prompt_table(beta: float, seed: int, n: int, first_completion: str | None = 
             "entropy": length * 2.1 * math.exp(-0.4 * drift_of(beta)) * rng.uniform(0.8, 1.2, n),
             "win": (above + 1).mean(1) / 2,
             "tie": (above == 0).mean(1),
+            "win_proxy": (scored + 1).mean(1) / 2,
+            "agree": (np.abs(above) + above * scored).sum(1) / 2,
+            "decided": np.abs(above).sum(1),
         }
     )
 
@@ -191,6 +196,8 @@ def summary_of(table: pd.DataFrame) -> dict[str, float]:
     words = " ".join(table["policy_completion"]).split()
     return {
         "eval/win_rate": float(table["win"].mean()),
+        "eval/win_rate_proxy": float(table["win_proxy"].mean()),
+        "eval/preference_accuracy": float(table["agree"].sum() / table["decided"].sum()),
         "eval/tie_rate": float(table["tie"].mean()),
         "eval/gold": float(table["policy_gold"].mean()),
         "eval/gold_reference": float(table["reference_gold"].mean()),
@@ -204,7 +211,28 @@ def summary_of(table: pd.DataFrame) -> dict[str, float]:
         "eval/length": tokens / len(table),
         "eval/eos_rate": float(table["policy_eos"].mean()),
         "eval/ppl_reference": float(np.exp((table["entropy"].sum() + table["kl"].sum()) / tokens)),
+        "eval/perplexity_texts": 8.31 * float(np.exp(table["kl"].sum() / tokens)),
+        "eval/perplexity_texts_reference": 8.31,
     }
+
+
+LATER = ("eval/win_rate_proxy", "eval/preference_accuracy", "eval/perplexity_texts", "eval/perplexity_texts_reference")
+
+
+def age(built: Built, *arms: str) -> None:
+    """Take from the evaluations of these arms, or all, what older versions of the program did not measure."""
+    for record in built.folder.records():
+        if not record.summary or (arms and record.arm not in arms):
+            continue
+        for name in ("prompts.parquet", "samples.parquet"):
+            path = built.folder.root / record.stages["evaluate"].path / name
+            table = pd.read_parquet(path).drop(columns=["win_proxy", "agree", "decided"])
+            table.to_parquet(path, index=False)
+        publish(path.parent)
+        config = {**record.config, "evaluate": {k: v for k, v in record.config["evaluate"].items() if k != "texts"}}
+        summary = {key: value for key, value in record.summary.items() if key not in LATER}
+        older = record.model_copy(update={"config": config, "summary": summary, "config_digest": "0" * 16})
+        write_json(built.folder.trial_file(record.arm, record.seed), older.model_dump(mode="json"))
 
 
 def scored_samples(path: Path) -> None:
@@ -359,6 +387,11 @@ def build_study(
 @pytest.fixture(scope="session")
 def build() -> Builder:
     return build_study
+
+
+@pytest.fixture(scope="session")
+def aged() -> Callable[..., None]:
+    return age
 
 
 @pytest.fixture(scope="session")

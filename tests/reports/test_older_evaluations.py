@@ -1,0 +1,183 @@
+"""Win rate by the proxy, preference accuracy and perplexity of texts: where reports show them, and that they do without
+them where evaluations are older."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers import publish
+
+from pipeline.run.layout import write_json
+from reports.findings.changes import changes_of
+from reports.findings.findings import Findings, analyse
+from reports.pages.compare import Compared, comparison_table
+from reports.records.load import StudyRecords, load_records
+from reports.records.versions import read_version
+from reports.statistics import two_level
+from reports.tables.results import all_tables, arm_table
+from reports.tables.table import latex, markdown
+from reports.text.answer import answer
+from reports.text.methods import methods
+from reports.text.proxy import unconfirmed
+
+if TYPE_CHECKING:
+    from tests.reports.conftest import Builder, Built
+
+NEWER = {
+    "eval/win_rate_proxy": "win rate by the proxy",
+    "eval/preference_accuracy": "preference accuracy",
+    "eval/perplexity_texts": "perplexity of texts",
+    "eval/perplexity_texts_reference": "perplexity of texts, reference",
+}
+SHAPE: dict[str, Any] = {
+    "arms": {"beta_0": 0.0, "beta_0.05": 0.05}, "seeds": (0, 1), "steps": 64, "prompts": 30,
+    "diverged": (), "budget": (), "missing": (),
+}  # fmt: skip
+PREFERRED = """
+  - {name: preferred, claim: the training reward prefers it, metric: eval/win_rate_proxy, op: "<", threshold: 0.01}
+"""
+NEWER_OBJECTIVE = "eval/preference_accuracy"
+Age = Callable[..., None]
+
+
+def read(built: Built) -> tuple[StudyRecords, Findings]:
+    records = load_records(built.folder, built.study)
+    return records, analyse(records)
+
+
+def table_of(built: Built, arm: str, seed: int) -> Path:
+    record = built.folder.record(arm, seed)
+    assert record is not None
+    return built.folder.root / record.stages["evaluate"].path / "prompts.parquet"
+
+
+def rewrite(built: Built, arm: str, seed: int, summary: dict[str, float], **columns: Any) -> None:
+    """Columns of an evaluation replaced, and its summary."""
+    record, path = built.folder.record(arm, seed), table_of(built, arm, seed)
+    assert record is not None
+    pd.read_parquet(path).assign(**columns).to_parquet(path, index=False)
+    publish(path.parent)
+    changed = record.model_copy(update={"summary": summary})
+    write_json(built.folder.trial_file(arm, seed), changed.model_dump(mode="json"))
+
+
+def test_the_main_table_shows_them_with_intervals(records: StudyRecords, findings: Findings) -> None:
+    table = arm_table(records, findings)
+    heads = [head.text for head in table.heads]
+    assert [name for name in NEWER.values() if name not in heads] == []
+    assert heads[2:5] == ["win rate", "win rate by the proxy", "preference accuracy"]
+    row = next(row for row in table.rows if row[0].text == "beta_0.05")
+    for text in NEWER.values():
+        assert row[heads.index(text)].detail.startswith("[")
+        assert text in markdown(table)
+        assert text in latex(table)
+    found = findings.arm("beta_0.05").estimates
+    mine = records.prompts[records.prompts["arm"] == "beta_0.05"].groupby("seed")
+    rates = [rows["agree"].sum() / rows["decided"].sum() for _, rows in mine]
+    assert found["eval/preference_accuracy"].value == pytest.approx(np.mean(rates))
+    assert found["eval/win_rate_proxy"].value == pytest.approx(mine["win_proxy"].mean().mean())
+    assert (found["eval/preference_accuracy"].method, found["eval/perplexity_texts"].method) == (
+        "hierarchical",
+        "student",
+    )
+    line = table.frame.set_index("arm").loc["beta_0.05"]
+    for key in NEWER:
+        assert (line[key], line[f"{key}_low"]) == (found[key].value, found[key].low)
+
+
+def test_older_evaluations_are_read_and_shown_without_them(build: Builder, tmp_path: Path, aged: Age) -> None:
+    built = build(tmp_path, **SHAPE, extra=PREFERRED)
+    before = read(built)
+    aged(built)
+    records, findings = read(built)
+    assert records.counts() == {"complete": 4}
+    shown = "\n".join(markdown(table) for table in all_tables(records, findings) if table.name != "verdicts")
+    said = "\n".join([part.text for part in methods(records, findings)] + list(answer(records, findings).caveats))
+    for key, text in NEWER.items():
+        assert text not in shown
+        assert text not in said.lower()
+        assert key not in findings.arm("beta_0").estimates
+    assert findings.arm("beta_0").estimates["eval/gold"] == before[1].arm("beta_0").estimates["eval/gold"]
+    outcomes = [{verdict.outcome for verdict in one.claims[-1].verdicts} for one in (before[1], findings)]
+    assert outcomes == [{"SURVIVED"}, {"NOT TESTED"}]
+    assert "win rate by the proxy" not in markdown(comparison_table([Compared(records, findings)]))
+    assert "win rate by the proxy" in markdown(comparison_table([Compared(*before)]))
+
+
+def test_an_older_arm_among_newer_ones_has_a_dash(build: Builder, tmp_path: Path, aged: Age) -> None:
+    objective = "objective: {metric: eval/preference_accuracy, direction: maximize}\n"
+    built = build(tmp_path, **SHAPE, extra=objective)
+    whole = read(built)[1].effects_on("eval/preference_accuracy")[0]
+    tables = [[pd.read_parquet(table_of(built, arm, seed)) for seed in (0, 1)] for arm in SHAPE["arms"]]
+    rates = [[t["agree"].sum() / t["decided"].sum() for t in own] for own in tables]
+    assert whole.estimate is not None
+    assert whole.estimate.value == pytest.approx(np.mean(np.subtract(*rates)))
+    assert whole.estimate.prompts == 30, "paired prompt by prompt"
+    aged(built, "beta_0")
+    records, findings = read(built)
+    table = arm_table(records, findings)
+    place = [head.text for head in table.heads].index("preference accuracy")
+    assert [row[place].text == "–" for row in table.rows] == [True, False]
+    assert findings.effects_on("eval/preference_accuracy")[0].estimate is None
+    assert all(change.metric for change in changes_of(*[read_version(built.folder)] * 2))
+
+
+def test_a_trial_without_a_decided_pair_is_left_out_of_that_metric_alone(build: Builder, tmp_path: Path) -> None:
+    objective = "objective: {metric: eval/preference_accuracy, direction: maximize}\n"
+    built = build(tmp_path, **SHAPE, extra=objective)
+    record = built.folder.record("beta_0", 0)
+    assert record is not None
+    summary = {key: value for key, value in record.summary.items() if key != "eval/preference_accuracy"}
+    rewrite(built, "beta_0", 0, summary, agree=0.0, decided=0.0)
+    records, findings = read(built)
+    found = findings.arm("beta_0").estimates
+    assert (found["eval/preference_accuracy"].seeds, found["eval/win_rate_proxy"].seeds) == (1, 2)
+    answer(records, findings)
+    version = read_version(built.folder)
+    change = next(c for c in changes_of(version, version) if (c.arm, c.metric) == ("beta_0", NEWER_OBJECTIVE))
+    assert change.finding == "identical"
+
+
+def test_a_proxy_that_always_agrees_has_an_interval_of_some_width(build: Builder, tmp_path: Path) -> None:
+    built = build(tmp_path, **SHAPE)
+    for seed in (0, 1):
+        table = pd.read_parquet(table_of(built, "beta_0", seed))
+        record = built.folder.record("beta_0", seed)
+        assert record is not None
+        rewrite(built, "beta_0", seed, {**record.summary, NEWER_OBJECTIVE: 1.0}, agree=table["decided"])
+    estimate = read(built)[1].arm("beta_0").estimates[NEWER_OBJECTIVE]
+    assert (estimate.value, estimate.method) == (1.0, "wilson")
+    assert estimate.low == pytest.approx(two_level.wilson(30, 30).low)
+
+
+def test_the_page_says_which_arms_the_proxy_alone_prefers(records: StudyRecords, findings: Findings) -> None:
+    template = findings.arms[0].estimates["eval/win_rate"]
+
+    def arm(name: str, proxy: float, low: float) -> Any:
+        rates = {
+            "eval/win_rate": replace(template, value=low + 0.05, low=low, high=low + 0.1),
+            "eval/win_rate_proxy": replace(template, value=proxy, low=proxy - 0.05, high=proxy + 0.05),
+        }
+        return replace(findings.arms[0], arm=name, estimates=rates)
+
+    hacked, sure, modest = arm("hacked", 0.9, 0.5), arm("sure", 0.9, 0.71), arm("modest", 0.7, 0.5)
+    edge = arm("edge", 0.71, 0.7)
+    assert unconfirmed([sure, modest]) == ""
+    assert unconfirmed([hacked, sure, modest]) == (
+        "By the proxy, hacked (0.900 [0.850, 0.950]; by the judge 0.550 [0.500, 0.600]) wins more than 70 % of the"
+        " comparisons with the reference, but by the judge the low end of the win rate is not above 70 %: the judge"
+        " does not confirm the training reward, which can be over-optimisation."
+    )
+    assert "edge (0.710 [0.660, 0.760]; by the judge 0.750 [0.700, 0.800])" in unconfirmed([edge])
+    older = replace(hacked, estimates={"eval/win_rate": template})
+    assert unconfirmed([older]) == ""
+    many = unconfirmed([arm(f"a{n}", 0.9, 0.5) for n in range(6)])
+    assert many.startswith("By the proxy, a0, a1, a2, a3, a4 and a5 win more than 70 %")
+    changed = replace(findings, arms=(*findings.arms[:-1], replace(findings.arms[-1], estimates=hacked.estimates)))
+    assert unconfirmed(changed.arms) in answer(records, changed).caveats
