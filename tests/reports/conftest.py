@@ -192,12 +192,12 @@ def prompt_table(beta: float, seed: int, n: int, first_completion: str | None = 
 
 
 def summary_of(table: pd.DataFrame) -> dict[str, float]:
-    tokens = float(table["policy_length"].sum())
+    tokens, decided = float(table["policy_length"].sum()), float(table["decided"].sum())
     words = " ".join(table["policy_completion"]).split()
     return {
         "eval/win_rate": float(table["win"].mean()),
         "eval/win_rate_proxy": float(table["win_proxy"].mean()),
-        "eval/preference_accuracy": float(table["agree"].sum() / table["decided"].sum()),
+        **({"eval/preference_accuracy": float(table["agree"].sum() / decided)} if decided else {}),
         "eval/tie_rate": float(table["tie"].mean()),
         "eval/gold": float(table["policy_gold"].mean()),
         "eval/gold_reference": float(table["reference_gold"].mean()),
