@@ -157,6 +157,7 @@ STAGES = (
             "pipeline.stages.new_actor",
             "pipeline.config.replay",
             "pipeline.config.pairs",
+            "pipeline.config.schedule",
             "pipeline.stages.pair_responses",
             "pipeline.stages.scored_samples",
             "pipeline.stages.launch",

@@ -13,12 +13,10 @@ def healths(records: StudyRecords) -> tuple[ArmHealth, ...]:
     """Arms with a trial that could be judged; a failed trial is going to run again and says nothing."""
     series = {(key, arm): records.series(arm, key) for key in BANDS for arm in records.arms}
     trials: dict[tuple[str, int], Health] = {}
-    for (arm, seed), record in sorted(records.records.items(), key=lambda item: _place(records, *item[0])):
+    for (arm, seed), record in sorted(
+        records.records.items(), key=lambda item: (records.arms.index(item[0][0]), item[0][1])
+    ):
         own = {key: series[key, arm][seed] for key in BANDS if seed in series[key, arm]}
         if own and record.status != "failed":
             trials[arm, seed] = examine(own, dict(flatten(record.config)))
     return tuple(one for one in by_arm(trials) if one.judged)
-
-
-def _place(records: StudyRecords, arm: str, seed: int) -> tuple[int, int]:
-    return records.arms.index(arm), records.numbers.index(seed)
