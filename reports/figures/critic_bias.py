@@ -42,6 +42,7 @@ def critic_bias(records: StudyRecords, findings: Findings) -> Drawn | None:
     top.set_ylabel("value − worth\n[std of reference samples]")
     bottom.set_ylabel("explained variance\nof the states' worth")
     bottom.set_ylim(max(bottom.get_ylim()[0], -2.0), 1.0)
+    bottom.set_xticks(sorted({row.place for row in placed if row.place is not None}))
     bottom.set_xlabel("tokens of the response before the state")
     figure.legend(
         handles=[legend_entry(arm, styles[arm]) for arm in arms],
