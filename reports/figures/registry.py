@@ -30,6 +30,7 @@ FIGURES = {
     "pareto": "reports.figures.tuning:pareto",
     "importance": "reports.figures.tuning:importance",
     "critic_bias": "reports.figures.critic_bias:critic_bias",
+    "price": "reports.figures.price:price",
     "cost": "reports.figures.cost:cost",
 }
 """Where each figure is made, in the order of the page, by the names in `studies.definition.schema.FIGURES`.
