@@ -141,7 +141,7 @@ SEPARATE = setting("critic.kind", "separate")
 SFT = above_zero("sft.steps")
 GROUPED = setting("kl.place", "reward", "loss")
 TEXTS_THERE = Condition(
-    "data.heldout_prompts of at least as many, since that many texts are kept",
+    "data.heldout_prompts to be at least evaluate.texts",
     lambda config: config.evaluate.texts <= config.data.heldout_prompts,
     "data.heldout_prompts",
 )

@@ -123,6 +123,11 @@ KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
 """A value of each knob, where it has no effect, and where it has one."""
 
 
+def test_too_few_held_out_texts_are_refused_by_their_key() -> None:
+    with pytest.raises(UserError, match=r"it needs data\.heldout_prompts to be at least evaluate\.texts; change that"):
+        load_config("tiny", {"evaluate.texts": 1025})
+
+
 def test_every_knob_with_a_condition_is_covered_below() -> None:
     assert KNOBS.keys() == ACTS.keys()
     assert ACTS.keys() <= set(dotted_keys())
