@@ -78,6 +78,11 @@ class KlConfig(Section):
         return whole and self.loss_estimator == "k2"
 
     @property
+    def squares_throughout(self) -> bool:
+        """Whether that square has a weight above 0 from the first update to the last."""
+        return self.by_sequence and all(self.schedule.values)
+
+    @property
     def schedule(self) -> Schedule:
         """How beta moves."""
         return Schedule(self.control, self.beta, self.beta_end, self.beta_stages)

@@ -123,12 +123,18 @@ def upgraded(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def renamed(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Recorded settings by their dotted keys, former keys under their present names.
+    """Recorded settings by their dotted keys, former keys and values under their present names.
 
     >>> renamed({"algorithm.ent_coef": 0.01, "kl.beta": 0.1})
     {'entropy.coef': 0.01, 'kl.beta': 0.1}
+    >>> renamed({"kl.place": "loss", "kl.loss_estimator": "sequence_k2"})
+    {'kl.place': 'loss', 'kl.loss_estimator': 'k2', 'kl.group': 'sequence'}
     """
-    return {RENAMED.get(key, key): value for key, value in overrides.items()}
+    present = {RENAMED.get(key, key): value for key, value in overrides.items()}
+    if present.get("kl.loss_estimator") == "sequence_k2":
+        group = {"kl.group": "sequence"} if present.get("kl.place") == "loss" else {}
+        present |= {"kl.loss_estimator": "k2", **group}
+    return present
 
 
 def _moved(sections: dict[str, Any], former: str, content: Mapping[str, Any]) -> dict[str, Any]:

@@ -252,16 +252,21 @@ def preset_of(steps_per_update: tuple[int, int], *changes: Mapping[str, Any]) ->
 
     They are applied to the profile first: whatever is set beside the name, or by ``--set``, wins. `steps_per_update`
     are the profile's epochs and mini-batches: an algorithm of one epoch takes as many, smaller steps on each rollout,
-    so that all algorithms have as many gradient steps and episodes.
+    so that all algorithms have as many gradient steps and episodes. An algorithm's ``kl.group`` goes with a penalty in
+    the loss, and is left out where the changes put the penalty elsewhere.
     """
     named = [str(change[NAME]) for change in changes if NAME in change]
     preset = PRESETS.get(named[-1]) if named else None
     if preset is None:
         return {}
+    settings = dict(preset.settings)
+    places = [change["kl.place"] for change in (settings, *changes) if "kl.place" in change]
+    if places and places[-1] != "loss":
+        settings.pop("kl.group", None)  # it is part of a loss, and would group a penalty in the reward
     epochs, mini_batches = steps_per_update
-    if (own := preset.settings.get("train.num_epochs")) is None:
-        return preset.settings
-    return {**preset.settings, "train.num_mini_batches": epochs * mini_batches // own}
+    if (own := settings.get("train.num_epochs")) is not None:
+        settings["train.num_mini_batches"] = epochs * mini_batches // own
+    return settings
 
 
 def check_needs(advantage: str, critic: str, responses: int) -> None:

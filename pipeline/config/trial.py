@@ -145,10 +145,11 @@ class TrialConfig(Section):
             )
         check_needs(self.algorithm.advantage, self.critic.kind, self.train.responses_per_prompt)
         check_pairs(self)
-        if self.algorithm.ratio == "none" and self.train.num_epochs > 1 and not self.kl.by_sequence:
+        if self.algorithm.ratio == "none" and self.train.num_epochs > 1 and not self.kl.squares_throughout:
+            unless = ", or a kl.beta above 0 in every update" * self.kl.by_sequence
             raise ValueError(
                 f"algorithm.ratio 'none' does not correct a second pass over a rollout, and train.num_epochs is"
-                f" {self.train.num_epochs}; use 1, or ratio: token"
+                f" {self.train.num_epochs}; use 1, or ratio: token{unless}"
             )
         if self.algorithm.by_sequence and self.kl.place == "reward":
             raise ValueError(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.loading import load_config
-from pipeline.config.names import upgraded
+from pipeline.config.names import renamed, upgraded
 from pipeline.config.presets import PRESETS
 from pipeline.errors import UserError
 
@@ -239,6 +239,63 @@ def test_a_record_with_the_former_coefficient_of_the_bonus_has_it_in_its_section
     assert upgraded(old) == upgraded(new) == new
     assert old["algorithm"] == {"name": "ppo", "ent_coef": 0.02}, "what was read stays as it was"
     assert upgraded({"ppo": {"ent_coef": 0.02}}) == {"entropy": {"coef": 0.02}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "group"),
+    [
+        ({"kl.place": "loss", "kl.loss_estimator": "sequence_k2"}, {"kl.group": "sequence"}),
+        ({"ppo.kl_in": "loss", "ppo.kl_loss_estimator": "sequence_k2"}, {"kl.group": "sequence"}),
+        ({"kl.place": "reward", "kl.loss_estimator": "sequence_k2"}, {}),
+        ({"kl.loss_estimator": "sequence_k2"}, {}),
+    ],
+)
+def test_stored_settings_with_the_former_sequence_k2_are_read(settings: dict[str, Any], group: dict[str, str]) -> None:
+    old = dict(settings)
+    said = [value for value in settings.values() if value in ("loss", "reward")]
+    place = {"kl.place": said[0]} if said else {}
+    assert renamed(settings) == {**place, "kl.loss_estimator": "k2", **group}
+    assert renamed(renamed(settings)) == renamed(settings)
+    assert settings == old, "what was read stays as it was"
+    if place == {"kl.place": "loss"}:
+        assert load_config("tiny", renamed(settings)).kl.by_sequence
+    kept = {"kl.place": "loss", "kl.loss_estimator": "k3"}
+    assert renamed(kept) == kept
+
+
+@pytest.mark.parametrize("place", ["reward", "score"])
+def test_the_group_of_a_preset_goes_with_a_penalty_in_the_loss(place: str) -> None:
+    named = {"algorithm": "a_star_po"}
+    assert load_config("tiny", named).kl.group == "sequence"
+    assert load_config("tiny", {**named, "kl.place": "loss"}).kl.group == "sequence"
+    moved = load_config("tiny", {**named, "kl.place": place})
+    assert (moved.kl.place, moved.kl.group, moved.kl.reward_estimator) == (place, "token", "k1")
+    assert load_config("tiny", named, below={"kl.place": place}).kl.group == "token"
+    assert load_config("tiny", {**named, "kl.place": "loss"}, below={"kl.place": place}).kl.group == "sequence"
+    grouped = load_config("tiny", {**named, "kl.place": "reward", "kl.group": "clause"})
+    assert grouped.kl.group == "clause", "what is set beside the name wins"
+
+
+@pytest.mark.parametrize(
+    ("beta", "squares"),
+    [
+        ({}, True),
+        ({"kl.beta": 0.0}, False),
+        ({"kl.control": "linear"}, False),
+        ({"kl.control": "linear", "kl.beta_end": 0.01}, True),
+        ({"kl.control": "piecewise", "kl.beta_stages": [[0.5, 0.0]]}, False),
+        ({"kl.control": "piecewise", "kl.beta_stages": [[0.0, 0.1]]}, True),
+    ],
+)
+def test_a_second_pass_without_a_ratio_needs_the_square_at_all_times(beta: dict[str, Any], squares: bool) -> None:
+    settings = {"algorithm": "a_star_po", "train.num_epochs": 4, **beta}
+    if squares:
+        assert load_config("tiny", settings).kl.squares_throughout
+        return
+    with pytest.raises(UserError) as error:
+        load_config("tiny", settings)
+    assert "train.num_epochs is 4; use 1, or ratio: token, or a kl.beta above 0 in every update" in str(error.value)
+    load_config("tiny", {**settings, "train.num_epochs": 1})
 
 
 def test_a_penalty_on_groups_in_the_reward_is_allowed_where_one_in_the_loss_is_not() -> None:
