@@ -23,9 +23,11 @@ from studies.claims.relative import against, relation
 from studies.definition.falsifier import PARTS, Falsifier
 
 Array = NDArray[np.float64]
-RATES = ("eval/win_rate", "eval/win_rate_proxy", "eval/preference_accuracy", "eval/tie_rate", "eval/eos_rate")
+ACCURACY = "eval/preference_accuracy"
+"""The rate of which a prompt says nothing where the judge decides none of its pairs."""
+RATES = ("eval/win_rate", "eval/win_rate_proxy", ACCURACY, "eval/tie_rate", "eval/eos_rate")
 FEWEST = 2
-"""Prompts that an interval needs."""
+"""Prompts that an interval needs; those that say nothing of the metric do not count."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,13 @@ class Outcomes:
     """Numbers of the prompts, each once."""
     top: Array
     bottom: Array
-    """The metric is the sum of `top` over the sum of `bottom`, which is 1 where it is a mean."""
+    """The metric is the sum of `top` over the sum of `bottom`, which is 1 where it is a mean, and 0 on a prompt that
+    says nothing of the metric."""
+
+    @property
+    def observed(self) -> int:
+        """Prompts that say something of the metric."""
+        return int((self.bottom > 0).sum())
 
     def at(self, prompts: NDArray[np.int64]) -> Outcomes:
         """Of these prompts alone, in their order; all of them have to be there."""
@@ -82,12 +90,15 @@ def interval(metric: str, outcomes: Outcomes) -> Interval:
 
 
 def difference(own: Outcomes, base: Outcomes) -> tuple[Interval, int]:
-    """``own - base`` with its 95 % interval, paired on the prompts that both have, and their number; infinite ends with
-    fewer than `FEWEST`."""
+    """``own - base`` with its 95 % interval, paired on the prompts that both have, and how many of these say something
+    of the metric, on the side that has fewer; infinite ends with fewer than `FEWEST`."""
     shared = np.intersect1d(own.prompts, base.prompts)
-    if len(shared) < FEWEST:
-        return (math.nan, -math.inf, math.inf), len(shared)
-    return student(own.at(shared).linear - base.at(shared).linear), len(shared)
+    own, base = own.at(shared), base.at(shared)
+    observed = min(own.observed, base.observed)
+    if observed < FEWEST:
+        return (math.nan, -math.inf, math.inf), observed
+    told = shared[(own.bottom > 0) | (base.bottom > 0)]  # others would only add degrees of freedom
+    return student(own.at(told).linear - base.at(told).linear), observed
 
 
 def judge(
@@ -106,7 +117,8 @@ def judge(
         none = replace(none, arm_value=own.value, baseline_value=base.value)
     value, ends, prompts = _compared(falsifier, own, base)
     if falsifier.bound and prompts < FEWEST:
-        which = "evaluated prompts" if base is None else "evaluated prompts shared with the baseline"
+        which = "evaluated prompts" + " shared with the baseline" * (base is not None)
+        which += " with a decided pair" * (falsifier.metric == ACCURACY)
         return replace(none, reason=f"no interval: {prompts} {which}, and {FEWEST} are needed")
     if value is None or not math.isfinite(value):
         why = f"no {falsifier.noun} of {falsifier.metric} is defined"
@@ -127,7 +139,8 @@ def judge(
 def _compared(
     falsifier: Falsifier, own: Evaluation, base: Evaluation | None
 ) -> tuple[float | None, tuple[float, float] | None, int]:
-    """The estimate, its interval where the claim has a `bound`, and the number of prompts of the interval."""
+    """The estimate, its interval where the claim has a `bound`, and the number of prompts of the interval that say
+    something of the metric."""
     if not falsifier.bound:
         return (own.value if base is None else relation(falsifier, own.value, base.value)), None, 0
     if own.outcomes is None or (base is not None and base.outcomes is None):
@@ -135,7 +148,7 @@ def _compared(
     if base is not None and base.outcomes is not None:
         (value, low, high), prompts = difference(own.outcomes, base.outcomes)
         return value, (low, high), prompts
-    prompts = len(own.outcomes.prompts)
+    prompts = own.outcomes.observed
     if prompts < FEWEST:
         return own.value, None, prompts
     _, low, high = interval(falsifier.metric, own.outcomes)

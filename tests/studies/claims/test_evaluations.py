@@ -140,3 +140,48 @@ def test_an_interval_needs_two_prompts(rows: int) -> None:
         "NOT TESTED",
         f"no interval: {rows} evaluated prompts shared with the baseline, and 2 are needed",
     )
+
+
+ACCURACY = "eval/preference_accuracy"
+
+
+def decided_on(decided: int, rows: int = 40, first: int = 0) -> Outcomes:
+    """Of so many prompts, on all of which there are other numbers; the judge decides 4 pairs of each."""
+    bottom = np.zeros(rows)
+    bottom[first : first + decided] = 4
+    return outcomes(np.where(bottom > 0, RNG.integers(0, 5, rows), 0.0), bottom)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("decided", [0, 1])
+def test_prompts_without_a_decided_pair_make_no_interval(decided: int) -> None:
+    few, many = Evaluation(1.0, decided_on(decided)), Evaluation(0.5, decided_on(30))
+    alone = judge(claim(ACCURACY, bound="low"), few)
+    assert (alone.outcome, alone.interval) == ("NOT TESTED", None)
+    assert alone.reason == f"no interval: {decided} evaluated prompts with a decided pair, and 2 are needed"
+    for own, base in ((few, many), (many, few)):
+        pair = judge(claim(ACCURACY, bound="low", relative_to="baseline"), own, base)
+        assert (pair.outcome, pair.interval) == ("NOT TESTED", None)
+        assert pair.reason == (
+            f"no interval: {decided} evaluated prompts shared with the baseline with a decided pair, and 2 are needed"
+        )
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_baseline_that_decides_other_prompts_makes_no_interval() -> None:
+    """On the prompts that both have, only one of the two has decided pairs."""
+    own, base = decided_on(20), decided_on(10)
+    elsewhere = Outcomes(base.prompts + 20, base.top, base.bottom)
+    assert difference(own, elsewhere) == ((pytest.approx(np.nan, nan_ok=True), -np.inf, np.inf), 0)
+
+
+def test_the_prompts_that_decide_are_counted_and_give_the_degrees_of_freedom() -> None:
+    wins = outcomes([4.0, 2.0, 3.0, *[0.0] * 37], [4.0, 4.0, 4.0, *[0.0] * 37])
+    found = judge(claim(ACCURACY, bound="low"), Evaluation(0.75, wins))
+    assert found.reason.endswith("over 3 prompts")
+    base = outcomes([2.0, 2.0, 1.0, 4.0, *[0.0] * 36], [4.0, 4.0, 4.0, 4.0, *[0.0] * 36])
+    pair = judge(claim(ACCURACY, bound="low", relative_to="baseline"), Evaluation(0.75, wins), Evaluation(0.5625, base))
+    assert pair.interval is not None
+    assert pair.reason.split(";")[0].endswith("over 3 prompts")
+    told = [Outcomes(one.prompts[:4], one.top[:4], one.bottom[:4]) for one in (wins, base)]
+    assert pair.interval == student(told[0].linear - told[1].linear)[1:]
