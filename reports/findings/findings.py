@@ -254,6 +254,9 @@ def _estimate(
         return None
     numerator = records.answers(arm, top, seeds, prompts)
     denominator = records.answers(arm, bottom, seeds, prompts) if bottom else None
+    if denominator is not None:
+        told = (denominator > 0).any(0)  # a prompt on which the judge decides no pair is no evidence
+        numerator, denominator = numerator[:, told], denominator[:, told]
     if metric in _RATES:
         return two_level.rate(two_level.linear(numerator, denominator))
     return two_level.mean(numerator, denominator).clipped(*bounds)

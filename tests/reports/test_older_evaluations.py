@@ -156,6 +156,25 @@ def test_a_proxy_that_always_agrees_has_an_interval_of_some_width(build: Builder
     assert estimate.low == pytest.approx(two_level.wilson(30, 30).low)
 
 
+def test_the_interval_counts_the_prompts_on_which_the_judge_decides(build: Builder, tmp_path: Path) -> None:
+    """Few of them, and the proxy agrees on all: the others are no evidence. The mean does not depend on them."""
+    built = build(tmp_path, **SHAPE)
+    for seed in (0, 1):
+        for arm, agreed in (("beta_0", 1.0), ("beta_0.05", 0.75)):
+            record = built.folder.record(arm, seed)
+            assert record is not None
+            decided = np.where(np.arange(30) < 3 + seed, 4.0, 0.0)
+            summary = {**record.summary, NEWER_OBJECTIVE: agreed}
+            rewrite(built, arm, seed, summary, agree=agreed * decided, decided=decided)
+    findings = read(built)[1]
+    always = findings.arm("beta_0").estimates[NEWER_OBJECTIVE]
+    assert (always.value, always.seeds, always.prompts, always.method) == (1.0, 2, 4, "wilson")
+    assert always.low == pytest.approx(two_level.wilson(4, 4).low)
+    mostly = findings.arm("beta_0.05").estimates[NEWER_OBJECTIVE]
+    assert (mostly.value, mostly.prompts) == (0.75, 4)
+    assert findings.arm("beta_0").estimates["eval/win_rate"].prompts == 30
+
+
 def test_the_page_says_which_arms_the_proxy_alone_prefers(records: StudyRecords, findings: Findings) -> None:
     template = findings.arms[0].estimates["eval/win_rate"]
 
