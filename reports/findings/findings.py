@@ -8,6 +8,7 @@ from pipeline.run.metrics import METRICS
 from reports.findings import matched_kl, trajectories
 from reports.findings.critic_bias import PlaceBias, critic_biases
 from reports.findings.crossings import Crossed, crossed
+from reports.findings.excess import excess
 from reports.findings.hypotheses import Judgement, judge
 from reports.findings.matched_kl import MatchedKL
 from reports.findings.pairs import PER_PROMPT, Pair, pair_of, parts, per_prompt, possible
@@ -68,6 +69,8 @@ class ArmResult:
     """Seeds that the design gives."""
     iqm: dict[str, Estimate]
     """Interquartile means of `ROBUST`."""
+    excess: Estimate | None
+    """Win rate by the proxy minus that by the judge, paired (`reports.findings.excess`)."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +218,7 @@ def _arm(records: StudyRecords, arm: str) -> ArmResult:
         divergence_difference=two_level.rate_difference(fell, ended, base_fell, base_ended) if comparable else None,
         planned=len(records.seeds),
         iqm={metric: estimate for metric in ROBUST if (estimate := _iqm(records, arm, metric, seeds)) is not None},
+        excess=excess(records, arm),
     )
 
 

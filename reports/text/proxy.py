@@ -1,38 +1,56 @@
-"""What the training reward says of the arms and the gold judge does not, in a sentence."""
+"""Of which arms the training reward thinks more than the gold judge does, in a sentence."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from reports.findings.excess import GOLD, PROXY
 from reports.findings.findings import ArmResult
+from reports.statistics.two_level import Estimate
 from reports.text.drift import LISTED
-from reports.text.words import interval, listed, percent
+from reports.text.words import listed, percent
 
 LIKED = 0.7
 """Share of comparisons that a policy has to win to be called preferred."""
-_GOLD, _PROXY = "eval/win_rate", "eval/win_rate_proxy"
 
 
 def unconfirmed(arms: Sequence[ArmResult]) -> str:
-    """Which arms win more than `LIKED` by the proxy while the low end of their win rate by the judge is not above it;
-    empty where there are none, and of evaluations without a win rate by the proxy."""
+    """Which arms are shown to win more by the proxy than by the judge: the interval of the proxy's win rate is above
+    `LIKED`, that of the judge's is below the proxy's rate, and that of the paired difference is above 0. Empty where
+    there are none, and where any of the three has no interval."""
     found = [result for result in arms if _by_the_proxy_alone(result)]
     if not found:
         return ""
-    named = listed([_numbers(result) if len(found) <= LISTED else result.arm for result in found])
-    share = f"{percent(LIKED)} %"
-    return (
-        f"By the proxy, {named} {'wins' if len(found) == 1 else 'win'} more than {share} of the comparisons with the"
-        f" reference, but by the judge the low end of the win rate is not above {share}: the judge does not confirm the"
-        " training reward, which can be over-optimisation."
-    )
+    policies = "The policy may have" if len(found) == 1 else "The policies may have"
+    if len(found) <= LISTED:
+        said = " ".join(map(_numbers, found))
+    else:
+        said = (
+            f"The training reward says that {listed([result.arm for result in found])} beat the reference in more than"
+            f" {percent(LIKED)} % of comparisons; the judge says that each of them wins fewer than the training reward"
+            " says."
+        )
+    return f"{said} {policies} over-optimised the reward."
 
 
 def _by_the_proxy_alone(result: ArmResult) -> bool:
-    gold, proxy = result.estimates.get(_GOLD), result.estimates.get(_PROXY)
-    return gold is not None and proxy is not None and proxy.value > LIKED and not (gold.low or 0.0) > LIKED
+    gold, proxy, excess = result.estimates.get(GOLD), result.estimates.get(PROXY), result.excess
+    if gold is None or proxy is None or excess is None:
+        return False
+    if gold.high is None or proxy.low is None or excess.low is None:
+        return False
+    return proxy.low > LIKED and gold.high < proxy.value and excess.low > 0
 
 
 def _numbers(result: ArmResult) -> str:
-    gold, proxy = result.estimates[_GOLD], result.estimates[_PROXY]
-    return f"{result.arm} ({interval(proxy, _PROXY)}; by the judge {interval(gold, _GOLD)})"
+    proxy, gold = _share(result.estimates[PROXY]), _share(result.estimates[GOLD])
+    return (
+        f"The training reward says that {result.arm} beats the reference in {proxy} of comparisons; the judge says"
+        f" {gold}."
+    )
+
+
+def _share(rate: Estimate) -> str:
+    """``90 % [85, 95]``; an estimate without an interval is not said here."""
+    ends = [percent(end) for end in (rate.low, rate.high) if end is not None]
+    return f"{percent(rate.value)} % [{', '.join(ends)}]"

@@ -178,25 +178,72 @@ def test_the_interval_counts_the_prompts_on_which_the_judge_decides(build: Build
 def test_the_page_says_which_arms_the_proxy_alone_prefers(records: StudyRecords, findings: Findings) -> None:
     template = findings.arms[0].estimates["eval/win_rate"]
 
-    def arm(name: str, proxy: float, low: float) -> Any:
-        rates = {
-            "eval/win_rate": replace(template, value=low + 0.05, low=low, high=low + 0.1),
-            "eval/win_rate_proxy": replace(template, value=proxy, low=proxy - 0.05, high=proxy + 0.05),
-        }
-        return replace(findings.arms[0], arm=name, estimates=rates)
+    def rate(value: float, half: float | None = 0.05) -> Any:
+        low, high = (None, None) if half is None else (value - half, value + half)
+        return replace(template, value=value, low=low, high=high)
 
-    hacked, sure, modest = arm("hacked", 0.9, 0.5), arm("sure", 0.9, 0.71), arm("modest", 0.7, 0.5)
-    edge = arm("edge", 0.71, 0.7)
-    assert unconfirmed([sure, modest]) == ""
-    assert unconfirmed([hacked, sure, modest]) == (
-        "By the proxy, hacked (0.900 [0.850, 0.950]; by the judge 0.550 [0.500, 0.600]) wins more than 70 % of the"
-        " comparisons with the reference, but by the judge the low end of the win rate is not above 70 %: the judge"
-        " does not confirm the training reward, which can be over-optimisation."
+    def arm(name: str, proxy: Any, gold: Any, excess: Any) -> Any:
+        rates = {"eval/win_rate": gold, "eval/win_rate_proxy": proxy}
+        return replace(findings.arms[0], arm=name, estimates=rates, excess=excess)
+
+    hacked = arm("hacked", rate(0.9), rate(0.6), rate(0.3))
+    assert unconfirmed([hacked]) == (
+        "The training reward says that hacked beats the reference in 90 % [85, 95] of comparisons; the judge says"
+        " 60 % [55, 65]. The policy may have over-optimised the reward."
     )
-    assert "edge (0.710 [0.660, 0.760]; by the judge 0.750 [0.700, 0.800])" in unconfirmed([edge])
-    older = replace(hacked, estimates={"eval/win_rate": template})
-    assert unconfirmed([older]) == ""
-    many = unconfirmed([arm(f"a{n}", 0.9, 0.5) for n in range(6)])
-    assert many.startswith("By the proxy, a0, a1, a2, a3, a4 and a5 win more than 70 %")
-    changed = replace(findings, arms=(*findings.arms[:-1], replace(findings.arms[-1], estimates=hacked.estimates)))
-    assert unconfirmed(changed.arms) in answer(records, changed).caveats
+    for quiet in (
+        arm("modest", rate(0.74), rate(0.5), rate(0.24)),
+        arm("confirmed", rate(0.9), rate(0.87), rate(0.06)),
+        arm("noisy", rate(0.9, 0.21), rate(0.5), rate(0.4)),
+        arm("not paired apart", rate(0.9), rate(0.6), rate(0.04)),
+        arm("judge above", rate(0.8), rate(0.9), rate(-0.1)),
+        arm("no interval of the proxy", rate(0.9, None), rate(0.6), rate(0.3)),
+        arm("no interval of the judge", rate(0.9), rate(0.6, None), rate(0.3)),
+        arm("no interval of the difference", rate(0.9), rate(0.6), rate(0.3, None)),
+        arm("no difference", rate(0.9), rate(0.6), None),
+        replace(hacked, estimates={"eval/win_rate": template}),
+    ):
+        assert unconfirmed([quiet]) == "", quiet.arm
+        assert unconfirmed([quiet, hacked]) == unconfirmed([hacked])
+    two = unconfirmed([hacked, replace(hacked, arm="other")])
+    assert two.count("beats the reference in 90 % [85, 95]") == 2
+    assert two.endswith("60 % [55, 65]. The policies may have over-optimised the reward.")
+    many = unconfirmed([replace(hacked, arm=f"a{n}") for n in range(6)])
+    assert many.startswith("The training reward says that a0, a1, a2, a3, a4 and a5 beat the reference in more than 70")
+    changed = replace(findings, arms=(*findings.arms[:-1], hacked))
+    assert unconfirmed([hacked]) in answer(records, changed).caveats
+
+
+def test_the_two_win_rates_are_compared_on_the_same_seeds_and_prompts(
+    build: Builder, tmp_path: Path, aged: Age
+) -> None:
+    """Hard prompts are hard by both; what is hard cancels. An arm that was not scored so has no difference."""
+    built = build(tmp_path, **SHAPE)
+    rng, tables = np.random.default_rng(4), []
+    for seed in (0, 1):
+        gold = rng.integers(0, 6, 30) / 8
+        tables.append((np.minimum(gold + 0.25, 1) + rng.integers(0, 2, 30) / 8, gold))
+        record = built.folder.record("beta_0", seed)
+        assert record is not None
+        rewrite(built, "beta_0", seed, dict(record.summary), win=gold, win_proxy=tables[-1][0])
+    found = read(built)[1].arm("beta_0")
+    proxy, gold = np.stack(tables, 1)
+    assert found.excess == two_level.difference(proxy, gold)
+    assert found.excess.value == pytest.approx((proxy - gold).mean())
+    assert found.excess.low > 0.15
+    aged(built, "beta_0")
+    assert read(built)[1].arm("beta_0").excess is None
+    assert read(built)[1].arm("beta_0.05").excess is not None
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_equal_win_rates_far_above_the_mark_raise_no_alarm(build: Builder, tmp_path: Path, seeds: int) -> None:
+    """The judge agrees with the proxy, so an interval of the judge's that begins below 70 % shows nothing."""
+    built = build(tmp_path, **SHAPE | {"seeds": tuple(range(seeds))})
+    rng = np.random.default_rng(5)
+    for seed in range(seeds):
+        record = built.folder.record("beta_0", seed)
+        assert record is not None
+        win, by_proxy = rng.binomial(4, 0.85, (2, 30)) / 4
+        rewrite(built, "beta_0", seed, dict(record.summary), win=win, win_proxy=by_proxy)
+    assert unconfirmed([read(built)[1].arm("beta_0")]) == ""
