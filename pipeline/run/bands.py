@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pipeline.run.knobs import Knob
+
 SHARE = 0.2
 """Share of its records that a series may have outside a band, unless the band says otherwise. PPO at four times the
 learning rate of `tiny`, with which it wins most often, has 12 % of its steps above the band of policy/approxkl."""
@@ -23,8 +25,9 @@ Base = Literal["", "start", "median"]
 class Band:
     """The healthy values of a series, `low` to `high`, both allowed."""
 
-    knob: str
-    """What to turn, as an instruction."""
+    knobs: tuple[Knob, ...]
+    """What to change. Alternatives for other algorithms and schedules are among them: `pipeline.run.knobs.acting` gives
+    those that act in a trial."""
     source: str
     low: float = -math.inf
     high: float = math.inf
@@ -45,7 +48,7 @@ class Band:
     def words(self) -> str:
         """What is healthy.
 
-        >>> Band("", "", low=0.9, high=1.1).words, Band("", "", low=0.5, base="start", share=0.01).words
+        >>> Band((), "", low=0.9, high=1.1).words, Band((), "", low=0.5, base="start", share=0.01).words
         ('0.9 to 1.1, but for 20 % of the records', 'at least 0.5 times its start, but for 1 % of the records')
         """
         sides = {"at least": self.low, "at most": self.high}
@@ -68,17 +71,24 @@ _DRIFT = (
     " on; the effect is that of Gao et al. 2023"
 )
 _LEFT = "the policy left the region in which the reward was learned, and its score there means little"
-_STEPS = "lower optimiser.lr or train.num_epochs"
-_RAISE_BETA = "raise kl.beta"
+_LOWER_RATE: tuple[Knob, ...] = (("lower", "optimiser.lr"),)
+_STEPS: tuple[Knob, ...] = (*_LOWER_RATE, ("lower", "train.num_epochs"), ("lower", "algorithm.trpo_delta"))
+_MORE_PENALTY: tuple[Knob, ...] = (
+    ("raise", "kl.beta"),
+    ("raise", "kl.beta_end"),
+    ("raise", "kl.beta_stages"),
+    ("lower", "kl.target"),
+)
+_BONUS = ("entropy.coef", "entropy.coef_end", "entropy.coef_stages", "entropy.target")
 
 BANDS: dict[str, tuple[Band, ...]] = {
-    "objective/kl_exact_per_token": (Band(_RAISE_BETA, _DRIFT, high=0.5, above=_LEFT),),
+    "objective/kl_exact_per_token": (Band(_MORE_PENALTY, _DRIFT, high=0.5, above=_LEFT),),
     "objective/kl_per_token": (
-        Band(_RAISE_BETA, _DRIFT, high=0.5, above=_LEFT, unless="objective/kl_exact_per_token"),
+        Band(_MORE_PENALTY, _DRIFT, high=0.5, above=_LEFT, unless="objective/kl_exact_per_token"),
     ),
     "objective/repetition": (
         Band(
-            f"{_RAISE_BETA} or lower optimiser.lr",
+            _MORE_PENALTY + _LOWER_RATE,
             f"{_TINY}: 0.02 to 0.07; train.max_repetition ends a trial at 0.8",
             high=0.3,
             above="the policy repeats itself",
@@ -86,7 +96,7 @@ BANDS: dict[str, tuple[Band, ...]] = {
     ),
     "objective/eos_rate": (
         Band(
-            f"raise train.missing_eos_penalty or {_RAISE_BETA}",
+            (("raise", "train.missing_eos_penalty"), ("raise", "train.overlong_penalty"), *_MORE_PENALTY),
             f"{_TINY}: never below its start by more than 4 %",
             low=0.5,
             base="start",
@@ -95,7 +105,7 @@ BANDS: dict[str, tuple[Band, ...]] = {
     ),
     "objective/length": (
         Band(
-            _RAISE_BETA,
+            _MORE_PENALTY,
             f"{_TINY}: 0.85 to 1.1 times its start",
             low=0.25,
             base="start",
@@ -137,14 +147,14 @@ BANDS: dict[str, tuple[Band, ...]] = {
     ),
     "policy/entropy": (
         Band(
-            f"{_RAISE_BETA} or algorithm.ent_coef",
+            (*(("raise", key) for key in _BONUS), *_MORE_PENALTY),
             f"{_TINY}: 0.7 to 1.1 times its start",
             low=0.1,
             base="start",
             below="the policy hardly chooses any more",
         ),
         Band(
-            f"lower optimiser.lr or algorithm.ent_coef, or {_RAISE_BETA}",
+            (*_LOWER_RATE, *(("lower", key) for key in _BONUS), *_MORE_PENALTY),
             f"{_TINY}: 0.7 to 1.1 times its start",
             high=2.0,
             base="start",
@@ -153,7 +163,7 @@ BANDS: dict[str, tuple[Band, ...]] = {
     ),
     "policy/grad_norm": (
         Band(
-            "lower optimiser.lr or optimiser.max_grad_norm",
+            _LOWER_RATE,
             f"{_TINY}: at most 14 times the median, and 10 times in fewer than 0.1 % of the steps",
             high=10.0,
             base="median",
@@ -163,7 +173,7 @@ BANDS: dict[str, tuple[Band, ...]] = {
     ),
     "value/explained_variance": (
         Band(
-            "lower critic.head_lr, or raise critic.pretraining_steps",
+            (("lower", "critic.head_lr"), ("raise", "critic.pretraining_steps")),
             "by definition 0 is what a constant explains; an estimate from one rollout scatters by about 0.05",
             low=-0.1,
             below="the critic is worse than a constant",

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.run.bands import BANDS, Band
+from pipeline.run.knobs import acting, instruction
 
 Array = NDArray[np.float64]
 Series = tuple[Array, Array]
@@ -36,6 +37,7 @@ class Symptom:
     """Gradient step of the first record outside."""
     cause: str
     knob: str
+    """What to change, as an instruction; empty where no knob of the band acts in the trial."""
 
     @property
     def share(self) -> float:
@@ -59,7 +61,7 @@ class Symptom:
         'policy/approxkl above 0.02 in 61 % of 100 records, first at step 3: too far; lower optimiser.lr'
         """
         often = f"in {in_percent(self.share)} % of {self.n:,} records, first at step {self.first:,}"
-        return f"{self.condition} {often}: {self.cause}; {self.knob}"
+        return f"{self.condition} {often}: {self.cause}{f'; {self.knob}' if self.knob else ''}"
 
 
 @dataclass(frozen=True)
@@ -109,15 +111,17 @@ def examine(series: Mapping[str, Series], settings: Mapping[str, object]) -> Hea
         bands = [band for band in BANDS[key] if band.unless not in series and _holds(band, settings)]
         if bands and len(values) >= LEAST:
             judged.append(key)
-            found += _of_series(key, bands, steps, values)
+            found += _of_series(key, bands, steps, values, settings)
     return Health(tuple(sorted(found, key=lambda one: (-one.share, one.key, one.side))), tuple(sorted(judged)))
 
 
-def _of_series(key: str, bands: list[Band], steps: Array, values: Array) -> list[Symptom]:
+def _of_series(
+    key: str, bands: list[Band], steps: Array, values: Array, settings: Mapping[str, object]
+) -> list[Symptom]:
     """The gravest symptom on each side."""
     gravest: dict[str, Symptom] = {}
     for band in bands:
-        for one in _beyond(key, band, steps, values):
+        for one in _beyond(key, band, steps, values, settings):
             gravest.setdefault(one.side, one)
     return list(gravest.values())
 
@@ -126,7 +130,7 @@ def _holds(band: Band, settings: Mapping[str, object]) -> bool:
     return all(settings[key] in allowed for key, allowed in band.only.items() if key in settings)
 
 
-def _beyond(key: str, band: Band, steps: Array, values: Array) -> Iterator[Symptom]:
+def _beyond(key: str, band: Band, steps: Array, values: Array, settings: Mapping[str, object]) -> Iterator[Symptom]:
     base = _base(band, values)
     if base <= 0:  # a multiple of nothing bounds nothing: a reference that never ends a response cannot lose that
         return
@@ -138,7 +142,8 @@ def _beyond(key: str, band: Band, steps: Array, values: Array) -> Iterator[Sympt
     for side, bound, out, cause in sides:
         outside = int(out.sum())
         if outside > band.share * len(values):
-            yield Symptom(key, side, bound, outside, len(values), int(steps[out][0]), cause, band.knob)
+            knob = instruction(acting(band.knobs, settings))
+            yield Symptom(key, side, bound, outside, len(values), int(steps[out][0]), cause, knob)
 
 
 def _base(band: Band, values: Array) -> float:

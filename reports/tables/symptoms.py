@@ -49,5 +49,5 @@ def _row(one: ArmHealth) -> tuple[TableCell, ...]:
         TableCell(f"{in_percent(symptom.share)} %", f"{symptom.outside:,} of {symptom.n:,}, seed {seed}"),
         TableCell(f"{symptom.first:,}"),
         TableCell(symptom.cause),
-        TableCell(symptom.knob),
+        TableCell(symptom.knob) if symptom.knob else DASH,
     )

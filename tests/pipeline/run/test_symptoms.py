@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from pipeline.config.loading import dotted_keys
 from pipeline.run.bands import BANDS, Band
 from pipeline.run.metrics import METRICS
 from pipeline.run.symptoms import LEAST, Health, Series, Symptom, examine
@@ -124,7 +125,9 @@ def test_the_sides_of_every_band_are_tested() -> None:
 def test_bands_are_of_listed_metrics_lie_within_their_bounds_and_say_what_to_do(key: str) -> None:
     assert METRICS[key].bands == BANDS[key]
     for band in BANDS[key]:
-        assert band.knob
+        assert band.knobs
+        assert {verb for verb, _ in band.knobs} <= {"raise", "lower"}
+        assert {named for _, named in band.knobs} <= set(dotted_keys())
         assert band.source
         assert 0 < band.share < 1
         assert band.low < band.high
@@ -196,6 +199,6 @@ def test_bands_hold_only_where_their_settings_do() -> None:
 
 
 def test_a_band_in_words() -> None:
-    assert Band("turn", "source", high=10.0, base="median", share=0.01).words == (
+    assert Band((("lower", "optimiser.lr"),), "source", high=10.0, base="median", share=0.01).words == (
         "at most 10 times its median, but for 1 % of the records"
     )
