@@ -1,7 +1,7 @@
 """Healthy bands of series: what a trial that learns well shows, the likely cause where it shows something else, and
-the knob to turn.
+the settings to change.
 
-A band is a warning and no verdict. `Metric.low` and `Metric.high` bound what a correct trial can show; a band bounds
+A band is a warning, not a verdict. `Metric.low` and `Metric.high` bound what a correct trial can show; a band bounds
 what a healthy one does. Where no source gives a number, it is measured on the shipped studies of the profile `tiny`.
 """
 
@@ -36,7 +36,10 @@ class Band:
     above: str = ""
     """Likely cause of values above `high`."""
     base: Base = ""
-    """What the bounds are multiples of: the trial's first record or the series' median; empty: 1."""
+    """What the bounds are multiples of. start: the median of the trial's first records, as many as a series needs to be
+    judged; median: that of all positive records; empty: 1."""
+    least_base: float = 0.0
+    """The band judges only a series whose base is above this."""
     share: float = SHARE
     """Share of the records that may lie outside, from 0 to 1."""
     only: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
@@ -49,7 +52,7 @@ class Band:
         """What is healthy.
 
         >>> Band((), "", low=0.9, high=1.1).words, Band((), "", low=0.5, base="start", share=0.01).words
-        ('0.9 to 1.1, but for 20 % of the records', 'at least 0.5 times its start, but for 1 % of the records')
+        ('0.9 to 1.1 in at least 80 % of the records', 'at least 0.5 times its start in at least 99 % of the records')
         """
         sides = {"at least": self.low, "at most": self.high}
         finite = {side: bound for side, bound in sides.items() if math.isfinite(bound)}
@@ -57,13 +60,14 @@ class Band:
             f"{self.low:g} to {self.high:g}" if len(finite) == 2 else " ".join(f"{k} {v:g}" for k, v in finite.items())
         )
         times = {"start": " times its start", "median": " times its median", "": ""}[self.base]
-        return f"{bounds}{times}, but for {100 * self.share:g} % of the records"
+        return f"{bounds}{times} in at least {100 * (1 - self.share):g} % of the records"
 
 
 _ONLINE = {"train.data": ("rollouts",)}
 """Of stored pairs approxkl and ratio compare with the reference, not with the policy before the update."""
 _SPINNING_UP = (
-    "Spinning Up (Achiam 2018) ends an update's epochs at 0.015 = 1.5 x target_kl; 0.02 leaves room for noise"
+    "Spinning Up (Achiam 2018) ends an update's epochs at 0.015 = 1.5 x target_kl; its KL is the mean log-ratio, this"
+    " one is k2, half the mean squared log-ratio, which is about as large for small steps; 0.02 leaves room for noise"
 )
 _TINY = "measured on the shipped studies of the profile tiny"
 _DRIFT = (
@@ -100,6 +104,7 @@ BANDS: dict[str, tuple[Band, ...]] = {
             f"{_TINY}: never below its start by more than 4 %",
             low=0.5,
             base="start",
+            least_base=0.2,  # of rarer events in 64 responses, chance alone halves the share
             below="responses no longer end by themselves",
         ),
     ),
@@ -126,8 +131,9 @@ BANDS: dict[str, tuple[Band, ...]] = {
     "policy/pg_clipfrac": (
         Band(
             _STEPS,
-            "0.1 to 0.3 is often quoted at epsilon 0.1 (the measure: Huang et al. 2022, 37 implementation details); a"
-            " larger epsilon clips less, and a first epoch nothing, so only the upper side is sick",
+            "0.1 to 0.3 at epsilon 0.1 is a rule of thumb (the measure: Huang et al. 2022, 37 implementation details);"
+            " a larger epsilon clips less, and the first step of an update clips nothing, so only high values are a"
+            " warning",
             high=0.3,
             above="the clip range stops a large part of each update",
             only={"algorithm.trust_region": ("clip",), "algorithm.ratio": ("token",)},
@@ -151,7 +157,7 @@ BANDS: dict[str, tuple[Band, ...]] = {
             f"{_TINY}: 0.7 to 1.1 times its start",
             low=0.1,
             base="start",
-            below="the policy hardly chooses any more",
+            below="the policy almost always picks the same token",
         ),
         Band(
             (*_LOWER_RATE, *(("lower", key) for key in _BONUS), *_MORE_PENALTY),

@@ -51,7 +51,7 @@ def _acts(config: TrialConfig, verb: str, key: str) -> bool:
     return key not in STAGES or value_at(config, STAGES[key]) == "piecewise"
 
 
-def _unchecked(settings: Mapping[str, object]) -> TrialConfig:
+def _unchecked(settings: Mapping[str, Any]) -> TrialConfig:
     """The configuration without its checks, which that of an older version or a part of one might not pass."""
     parts: dict[str, Any] = {
         section: info.annotation.model_construct(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,9 +15,13 @@ from pipeline.run.knobs import acting, instruction
 Array = NDArray[np.float64]
 Series = tuple[Array, Array]
 """Gradient steps (N,) in rising order, and values (N,)."""
+Side = Literal["above", "below"]
 LEAST = 10
 """Records below which a series is not judged."""
+FEWEST = 3
+"""Records outside a band below which they are chance."""
 OK = "ok"
+DIVERGED = "diverged"
 UNKNOWN = "not judged"
 """Health of a trial without a banded series of `LEAST` records."""
 
@@ -27,17 +31,19 @@ class Symptom:
     """A series that left its band in too many of its records."""
 
     key: str
-    side: Literal["above", "below"]
+    side: Side
     bound: float
     """In the series' unit."""
     outside: int
     n: int
-    """Finite records; `outside` of them lie beyond `bound`."""
+    """Records that were counted; `outside` of them lie beyond `bound`."""
     first: int
     """Gradient step of the first record outside."""
     cause: str
     knob: str
     """What to change, as an instruction; empty where no knob of the band acts in the trial."""
+    late: bool = False
+    """Whether the last `n` records alone were counted: over the whole trial the series stayed in its band."""
 
     @property
     def share(self) -> float:
@@ -54,14 +60,24 @@ class Symptom:
         return f"{self.key} {self.side} {self.bound:.3g}"
 
     @property
-    def sentence(self) -> str:
-        """All of it in one plain sentence, without the full stop.
+    def span(self) -> str:
+        """The records that were counted.
 
-        >>> Symptom("policy/approxkl", "above", 0.02, 61, 100, 3, "too far", "lower optimiser.lr").sentence
-        'policy/approxkl above 0.02 in 61 % of 100 records, first at step 3: too far; lower optimiser.lr'
+        >>> Symptom("policy/approxkl", "above", 0.02, 13, 13, 3, "too far", "", late=True).span
+        'the last 13 records'
         """
-        often = f"in {in_percent(self.share)} % of {self.n:,} records, first at step {self.first:,}"
-        return f"{self.condition} {often}: {self.cause}{f'; {self.knob}' if self.knob else ''}"
+        return f"{'the last ' if self.late else ''}{self.n:,} records"
+
+    @property
+    def sentence(self) -> str:
+        """All of it in plain sentences.
+
+        >>> Symptom("policy/approxkl", "above", 0.02, 61, 100, 3, "too far", "lower lr").sentence
+        'policy/approxkl above 0.02 in 61 % of 100 records, first at step 3. Likely cause: too far. Try: lower lr.'
+        """
+        often = f"in {in_percent(self.share)} % of {self.span}, first at step {self.first:,}"
+        advice = f" Try: {self.knob}." if self.knob else ""
+        return f"{self.condition} {often}. Likely cause: {self.cause}.{advice}"
 
 
 @dataclass(frozen=True)
@@ -72,19 +88,22 @@ class Health:
     """The largest share first."""
     judged: tuple[str, ...]
     """Series that were held against a band."""
+    diverged: bool = False
+    """Whether the trial ended because its numbers were no longer finite or its policy collapsed."""
 
     @property
     def words(self) -> str:
-        """`OK`, `UNKNOWN`, or the series that left their bands with the share of their records.
+        """`OK`, `UNKNOWN`, or what is wrong: `DIVERGED`, and the series that left their bands with the share of their
+        records.
 
         >>> Health((Symptom("policy/approxkl", "above", 0.02, 61, 100, 3, "too far", "lower"),), ()).words
         'policy/approxkl 61 %'
-        >>> Health((), ("policy/approxkl",)).words, Health((), ()).words
-        ('ok', 'not judged')
+        >>> Health((), ("policy/approxkl",)).words, Health((), ()).words, Health((), (), diverged=True).words
+        ('ok', 'not judged', 'diverged')
         """
-        if self.symptoms:
-            return ", ".join(f"{one.key} {in_percent(one.share)} %" for one in self.symptoms)
-        return OK if self.judged else UNKNOWN
+        shares = [f"{one.key} {in_percent(one.share)} %{' at the end' if one.late else ''}" for one in self.symptoms]
+        wrong = ", ".join([DIVERGED] * self.diverged + shares)
+        return wrong or (OK if self.judged else UNKNOWN)
 
 
 def in_percent(share: float) -> str:
@@ -98,60 +117,69 @@ def in_percent(share: float) -> str:
     return f"{100 * share:.0f}" if share >= 0.01 else f"{100 * share:.2g}"
 
 
-def examine(series: Mapping[str, Series], settings: Mapping[str, object]) -> Health:
+def examine(series: Mapping[str, Series], settings: Mapping[str, object], diverged: bool = False) -> Health:
     """Hold a trial's series against their bands.
 
-    `series`: of each key its steps and values; values that are not finite are no records. `settings`: the trial's
-    configuration, flat (`kl.beta`); a setting that is not stated does not hold a band back. A series that is not
-    recorded, or in fewer than `LEAST` records, is not judged.
+    `series`: of each key its steps and values; NaN is no record, an infinite value is one. `settings`: the trial's
+    configuration, flat (`kl.beta`); a setting that is not stated does not hold a band back. `diverged`: whether the
+    trial ended so. A series leaves a band where more than the band's share of all records is outside, or more than half
+    of the last ones: a tenth of all, but at least `LEAST`. Fewer than `FEWEST` records outside are never a symptom. A
+    series that is not recorded, or in fewer than `LEAST` records, is not judged.
     """
+    known = {key: held for key in BANDS.keys() & series.keys() if len((held := _records(*series[key]))[1]) >= LEAST}
     found, judged = list[Symptom](), list[str]()
-    for key in BANDS.keys() & series.keys():
-        steps, values = _finite(*series[key])
-        bands = [band for band in BANDS[key] if band.unless not in series and _holds(band, settings)]
-        if bands and len(values) >= LEAST:
+    for key, (steps, values) in known.items():
+        bands = [band for band in BANDS[key] if band.unless not in known and _holds(band, settings)]
+        if bases := [(band, base) for band in bands if (base := _base(band, values)) > band.least_base]:
             judged.append(key)
-            found += _of_series(key, bands, steps, values, settings)
-    return Health(tuple(sorted(found, key=lambda one: (-one.share, one.key, one.side))), tuple(sorted(judged)))
+            found += _of_series(key, bases, steps, values, settings)
+    symptoms = tuple(sorted(found, key=lambda one: (-one.share, one.key, one.side)))
+    return Health(symptoms, tuple(sorted(judged)), diverged)
 
 
 def _of_series(
-    key: str, bands: list[Band], steps: Array, values: Array, settings: Mapping[str, object]
+    key: str, bases: Sequence[tuple[Band, float]], steps: Array, values: Array, settings: Mapping[str, object]
 ) -> list[Symptom]:
     """The gravest symptom on each side."""
-    gravest: dict[str, Symptom] = {}
-    for band in bands:
-        for one in _beyond(key, band, steps, values, settings):
-            gravest.setdefault(one.side, one)
+    gravest: dict[Side, Symptom] = {}
+    for band, base in bases:
+        knob = instruction(acting(band.knobs, settings))
+        sides: tuple[tuple[Side, float, NDArray[np.bool_], str], ...] = (
+            ("above", band.high * base, values > band.high * base, band.above),
+            ("below", band.low * base, values < band.low * base, band.below),
+        )
+        for side, bound, out, cause in sides:
+            if span := _told(out, band.share):
+                outside, n, first = span
+                one = Symptom(key, side, bound, outside, n, int(steps[first]), cause, knob, n < len(values))
+                gravest.setdefault(side, one)
     return list(gravest.values())
+
+
+def _told(out: NDArray[np.bool_], share: float) -> tuple[int, int, int] | None:
+    """Records outside, of how many, and the index of the first of them: of all, or of the last where these alone are
+    too many; None where it is no symptom."""
+    last = max(LEAST, len(out) // 10)
+    for judged, allowed in ((out, share), (out[-last:], 0.5)):
+        outside = int(judged.sum())
+        if outside >= FEWEST and outside > allowed * len(judged):
+            return outside, len(judged), len(out) - len(judged) + int(judged.argmax())
+    return None
 
 
 def _holds(band: Band, settings: Mapping[str, object]) -> bool:
     return all(settings[key] in allowed for key, allowed in band.only.items() if key in settings)
 
 
-def _beyond(key: str, band: Band, steps: Array, values: Array, settings: Mapping[str, object]) -> Iterator[Symptom]:
-    base = _base(band, values)
-    if base <= 0:  # a multiple of nothing bounds nothing: a reference that never ends a response cannot lose that
-        return
-    low, high = band.low * base, band.high * base
-    sides: tuple[tuple[Literal["above", "below"], float, NDArray[np.bool_], str], ...] = (
-        ("above", high, values > high, band.above),
-        ("below", low, values < low, band.below),
-    )
-    for side, bound, out, cause in sides:
-        outside = int(out.sum())
-        if outside > band.share * len(values):
-            knob = instruction(acting(band.knobs, settings))
-            yield Symptom(key, side, bound, outside, len(values), int(steps[out][0]), cause, knob)
-
-
 def _base(band: Band, values: Array) -> float:
-    if band.base == "start":
-        return float(values[0])
-    return float(np.median(values)) if band.base == "median" else 1.0
+    """What the band's bounds are multiples of; 0 where there is none."""
+    if not band.base:
+        return 1.0
+    finite = values[np.isfinite(values)]
+    used = finite[:LEAST] if band.base == "start" else finite[finite > 0]
+    return float(np.median(used)) if len(used) else 0.0
 
 
-def _finite(steps: Array, values: Array) -> Series:
-    known = np.isfinite(values)
+def _records(steps: Array, values: Array) -> Series:
+    known = ~np.isnan(values)
     return (steps, values) if known.all() else (steps[known], values[known])

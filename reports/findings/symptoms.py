@@ -17,6 +17,6 @@ def healths(records: StudyRecords) -> tuple[ArmHealth, ...]:
         records.records.items(), key=lambda item: (records.arms.index(item[0][0]), item[0][1])
     ):
         own = {key: series[key, arm][seed] for key in BANDS if seed in series[key, arm]}
-        if own and record.status != "failed":
-            trials[arm, seed] = examine(own, dict(flatten(record.config)))
+        if record.status != "failed":
+            trials[arm, seed] = examine(own, dict(flatten(record.config)), record.status == "diverged")
     return tuple(one for one in by_arm(trials) if one.judged)

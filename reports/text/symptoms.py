@@ -9,13 +9,21 @@ from studies.claims.symptoms import ArmHealth
 
 
 def health_sentence(arms: Sequence[ArmHealth]) -> str:
-    """How many trials left a healthy band, and of which arms; empty where none was judged."""
+    """How many trials left a healthy band or diverged, and of which arms; empty where none was judged."""
     judged = sum(one.judged for one in arms)
-    ill = [one for one in arms if one.unhealthy]
     if not judged:
         return ""
-    if not ill:
-        return f"All series of {counted(judged, 'trial')} stayed in their healthy bands."
-    named = listed([f"{one.arm} ({len(one.unhealthy)} of {one.judged})" for one in ill])
-    unhealthy = sum(len(one.unhealthy) for one in ill)
-    return f"Series left their healthy band in {unhealthy} of {counted(judged, 'trial')}: {named}."
+    bands = [(one, len(one.unhealthy)) for one in arms if one.unhealthy]
+    ended = [(one, len(one.diverged)) for one in arms if one.diverged]
+    first = (
+        f"Series left their healthy band in {_of(bands, judged)}."
+        if bands
+        else "No trial had a series outside its healthy band for longer than the band allows"
+        f" ({counted(judged, 'trial')} judged)."
+    )
+    return f"{first} Training diverged in {_of(ended, judged)}." if ended else first
+
+
+def _of(found: Sequence[tuple[ArmHealth, int]], judged: int) -> str:
+    named = listed([f"{arm.arm} ({count} of {arm.judged})" for arm, count in found])
+    return f"{sum(count for _, count in found)} of {counted(judged, 'trial')}: {named}"

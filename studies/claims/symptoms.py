@@ -21,9 +21,16 @@ class ArmHealth:
 
     arm: str
     judged: int
-    """Trials with a series that was held against a band."""
+    """Trials with a series that was held against a band, and those that diverged."""
     unhealthy: Mapping[int, tuple[Symptom, ...]]
     """Seed -> symptoms, of the trials that have any."""
+    diverged: tuple[int, ...] = ()
+    """Seeds of the trials that diverged, with symptoms or without."""
+
+    @property
+    def ill(self) -> int:
+        """Trials with symptoms or divergence."""
+        return len({*self.unhealthy, *self.diverged})
 
     @property
     def worst(self) -> tuple[int, Symptom] | None:
@@ -46,8 +53,9 @@ def by_arm(trials: Mapping[tuple[str, int], Health]) -> tuple[ArmHealth, ...]:
     return tuple(
         ArmHealth(
             arm,
-            sum(bool(health.judged) for health in of_arm.values()),
+            sum(bool(health.judged or health.diverged) for health in of_arm.values()),
             {seed: health.symptoms for seed, health in of_arm.items() if health.symptoms},
+            tuple(seed for seed, health in of_arm.items() if health.diverged),
         )
         for arm, of_arm in own.items()
     )
@@ -55,10 +63,11 @@ def by_arm(trials: Mapping[tuple[str, int], Health]) -> tuple[ArmHealth, ...]:
 
 def health_of(folder: StudyFolder, record: TrialRecord) -> Health:
     """The health of a trial that has ended; a trial whose series are lost or damaged is not judged."""
+    diverged = record.status == "diverged"
     try:
-        return examine(_read(folder, record), dict(flatten(record.config)))
+        return examine(_read(folder, record), dict(flatten(record.config)), diverged)
     except (Damaged, Gone):  # who needs the series says so; a warning has nothing to add
-        return Health((), ())
+        return Health((), (), diverged)
 
 
 def _read(folder: StudyFolder, record: TrialRecord) -> dict[str, Series]:

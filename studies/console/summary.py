@@ -92,19 +92,28 @@ def print_verdicts(console: Console, study: Study, verdicts: Sequence[Verdict], 
 
 
 def print_health(console: Console, arms: Sequence[ArmHealth]) -> None:
-    """How many trials left a healthy band, and of every such arm the symptom with the largest share."""
-    judged, ill = sum(one.judged for one in arms), sum(len(one.unhealthy) for one in arms)
+    """How many trials left a healthy band or diverged, and of every such arm the symptom with the largest share."""
+    judged, ill = sum(one.judged for one in arms), sum(one.ill for one in arms)
     if not judged:
         return
     trials = f"{judged} judged trial{'s' if judged > 1 else ''}"
     console.print(Text(f"Health: {f'unhealthy in {ill} of' if ill else 'ok in'} {trials}"), soft_wrap=True)
     for one in arms:
-        if one.worst is not None:
-            seed, symptom = one.worst
-            also = f"; also {', '.join(one.others)}" if one.others else ""
-            line = f"  {one.arm}, {len(one.unhealthy)} of {one.judged}, most in seed {seed}: {symptom.sentence}{also}"
-            console.print(Text(line, style="yellow"), soft_wrap=True)
+        if one.ill:
+            console.print(
+                Text(f"  {one.arm}, {one.ill} of {one.judged}{_illness(one)}", style="yellow"), soft_wrap=True
+            )
     console.print()
+
+
+def _illness(one: ArmHealth) -> str:
+    """The worst symptom of an arm, the other series, and the trials that diverged."""
+    ended = f", {len(one.diverged)} diverged" if one.diverged else ""
+    if one.worst is None:
+        return ended
+    seed, symptom = one.worst
+    also = f" Also outside: {', '.join(one.others)}." if one.others else ""
+    return f"{ended}, most in seed {seed}: {symptom.sentence}{also}"
 
 
 def print_search(console: Console, study: Study, search: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from pipeline.run.metrics import METRICS
 from pipeline.run.symptoms import LEAST, Health, Series, Symptom, examine
 
 PER_UPDATE = 16
+START = 20
 
 
 def of(values: list[float] | np.ndarray, first: int = 1, every: int = 1) -> Series:
@@ -20,8 +21,8 @@ def of(values: list[float] | np.ndarray, first: int = 1, every: int = 1) -> Seri
 
 
 def mixed(healthy: float, sick: float, outside: int, n: int = 1000) -> list[float]:
-    """`outside` sick values at the end of `n`, so that the first record stays the healthy start."""
-    return [healthy] * (n - outside) + [sick] * outside
+    """`outside` sick values among `n`, after a healthy start and, as far as there is room, before a healthy end."""
+    return [healthy] * START + [sick] * outside + [healthy] * (n - START - outside)
 
 
 def conditions(series: Mapping[str, Series], **settings: object) -> dict[str, str]:
@@ -67,8 +68,8 @@ def test_a_symptom_by_hand() -> None:
 def test_a_symptom_is_one_plain_sentence() -> None:
     (found,) = examine({"policy/approxkl": of(mixed(0.001, 0.1, 1249, 2048))}, {}).symptoms
     assert found.sentence == (
-        "policy/approxkl above 0.02 in 61 % of 2,048 records, first at step 800: each update moves the policy too far;"
-        " lower optimiser.lr or train.num_epochs"
+        "policy/approxkl above 0.02 in 61 % of 2,048 records, first at step 21. Likely cause: each update moves the"
+        " policy too far. Try: lower optimiser.lr or train.num_epochs."
     )
 
 
@@ -105,7 +106,8 @@ def test_a_series_leaves_its_band_when_more_than_its_share_is_outside(
     assert conditions({key: of(mixed(healthy, sick, allowed))}) == {}
     (found,) = examine({key: of(mixed(healthy, sick, allowed + 1))}, {}).symptoms
     assert (found.key, found.side, found.outside, found.n) == (key, side, allowed + 1, 1000)
-    assert found.first == 1000 - allowed
+    assert found.first == START + 1
+    assert not found.late
     assert found.cause
     assert found.knob
 
@@ -141,7 +143,7 @@ def test_bands_are_of_listed_metrics_lie_within_their_bounds_and_say_what_to_do(
 
 def test_a_series_on_its_bounds_is_healthy() -> None:
     edges = {"policy/approxkl": [0.02] * 50, "policy/ratio": [0.9] * 25 + [1.1] * 25}
-    edges |= {"policy/entropy": [1.0] + [0.1] * 25 + [2.0] * 25, "policy/grad_norm": [1.0] * 40 + [10.0] * 9}
+    edges |= {"policy/entropy": [1.0] * LEAST + [0.1] * 25 + [2.0] * 25, "policy/grad_norm": [1.0] * 40 + [10.0] * 9}
     assert conditions({key: of(values) for key, values in edges.items()}) == {}
 
 
@@ -155,18 +157,84 @@ def test_few_records_are_not_judged() -> None:
     assert examine({"policy/approxkl": of([1.0] * LEAST)}, {}).words == "policy/approxkl 100 %"
 
 
-def test_what_is_not_finite_is_no_record() -> None:
-    values = np.array([math.nan, 1.0, math.inf, *[1.0] * 10, *[0.05] * 5, -math.inf, math.nan])
+def test_nan_is_no_record_and_an_infinite_value_is_outside() -> None:
+    values = np.array([math.nan, *[1.0] * 10, math.nan, *[0.05] * 3, -math.inf, -math.inf])
     (found,) = examine({"policy/entropy": of(values)}, {}).symptoms
-    assert (found.bound, found.outside, found.n, found.first) == (0.1, 5, 16, 14)
+    assert (found.bound, found.side, found.outside, found.n, found.first) == (0.1, "below", 5, 15, 13)
     assert examine({"policy/entropy": of(np.full(50, math.nan))}, {}) == Health((), ())
+    assert conditions({"policy/approxkl": of([0.001] * 60 + [math.inf] * 40)}) == {"policy/approxkl": "above"}
+    assert conditions({"policy/grad_norm": of([0.5] * 20 + [math.inf] * 30)}) == {"policy/grad_norm": "above"}
+    assert conditions({"value/explained_variance": of([-math.inf] * 20)}) == {"value/explained_variance": "below"}
 
 
-def test_the_start_is_the_first_record_and_a_start_of_zero_bounds_nothing() -> None:
-    assert conditions({"objective/eos_rate": of([0.0] + [0.5] * 20 + [0.0] * 20)}) == {}
-    assert conditions({"policy/entropy": of([0.0] + [1.0] * 30)}) == {}
-    assert conditions({"policy/entropy": of([3.0] + [0.29] * 30)}) == {"policy/entropy": "below"}
-    assert conditions({"policy/entropy": of([2.0] + [0.29] * 30)}) == {}
+def test_the_start_is_the_median_of_the_first_records() -> None:
+    first = [3.0] * 6 + [0.0] * 4  # their median is 3, so that 0.29 is below a tenth of it
+    assert conditions({"policy/entropy": of([*first, *[0.29] * 30])}) == {"policy/entropy": "below"}
+    assert conditions({"policy/entropy": of([*[2.0] * LEAST, *[0.29] * 30])}) == {}
+    noisy = [5.0] + [1.0] * (LEAST - 1) + [0.4] * 30  # the first record alone would be the start of 5
+    assert conditions({"policy/entropy": of(noisy)}) == {}
+
+
+def test_a_base_of_zero_bounds_nothing() -> None:
+    assert examine({"policy/entropy": of([0.0] * LEAST + [1.0] * 30)}, {}).words == "not judged"
+    assert examine({"policy/grad_norm": of([0.0] * 50)}, {}).words == "not judged"
+
+
+@pytest.mark.parametrize(("rate", "judged"), [(0.01, False), (0.15, False), (0.3, True), (0.97, True)])
+def test_a_constant_share_of_ended_responses_is_healthy_however_small(rate: float, judged: bool) -> None:
+    """128 rollouts of 64 responses, of which each ends with the same probability throughout."""
+    for seed in range(50):
+        shares = np.random.default_rng(seed).binomial(64, rate, 128) / 64
+        health = examine({"objective/eos_rate": of(shares)}, {})
+        assert health == Health((), ("objective/eos_rate",) * judged)
+
+
+def test_spikes_are_multiples_of_the_median_of_positive_norms() -> None:
+    calm = [0.0] * 600 + [1.0] * 390  # the median of all is 0
+    assert conditions({"policy/grad_norm": of([*calm, *[9.0] * 20])}) == {}
+    spikes = [0.0] * 600 + [1.0] * 200 + [11.0] * 20 + [1.0] * 190
+    (found,) = examine({"policy/grad_norm": of(spikes)}, {}).symptoms
+    assert (found.bound, found.outside) == (10.0, 20)
+
+
+def test_fewer_than_three_records_outside_are_chance() -> None:
+    assert conditions({"policy/grad_norm": of([1.0] * 8 + [20.0] * 2)}) == {}
+    assert conditions({"policy/grad_norm": of([1.0] * 7 + [20.0] * 3)}) == {"policy/grad_norm": "above"}
+
+
+def test_a_trial_that_collapses_at_its_end_is_unhealthy() -> None:
+    """25 of 128 records are 19.5 %, less than the band allows in all; the policy that is evaluated is the last."""
+    (found,) = examine({"objective/kl_exact_per_token": of([0.1] * 103 + [5.0] * 25, 0, 16)}, {}).symptoms
+    assert (found.outside, found.n, found.first, found.late) == (12, 12, 116 * 16, True)
+    assert found.sentence.startswith(
+        "objective/kl_exact_per_token above 0.5 in 100 % of the last 12 records, first at step 1,856. Likely cause:"
+    )
+    assert Health((found,), ()).words == "objective/kl_exact_per_token 100 % at the end"
+
+
+@pytest.mark.parametrize(("outside", "ill"), [(50, False), (51, True)])
+def test_the_end_is_unhealthy_when_most_of_the_last_tenth_is_outside(outside: int, ill: bool) -> None:
+    values = [0.1] * (1000 - outside) + [5.0] * outside
+    assert conditions({"objective/kl_exact_per_token": of(values)}) == (
+        {"objective/kl_exact_per_token": "above"} if ill else {}
+    )
+    # The same records earlier are within what the band allows.
+    assert conditions({"objective/kl_exact_per_token": of(mixed(0.1, 5.0, outside))}) == {}
+
+
+def test_the_end_has_at_least_as_many_records_as_a_judgement_needs() -> None:
+    (found,) = examine({"objective/kl_exact_per_token": of([0.1] * 24 + [5.0] * 6)}, {}).symptoms
+    assert (found.outside, found.n, found.late) == (6, LEAST, True)
+    assert conditions({"objective/kl_exact_per_token": of([0.1] * 25 + [5.0] * 5)}) == {}
+
+
+def test_a_trial_that_diverged_is_never_ok() -> None:
+    healthy = {"policy/entropy": of([1.0] * 30)}
+    assert examine(healthy, {}).words == "ok"
+    assert examine(healthy, {}, diverged=True).words == "diverged"
+    assert examine({}, {}, diverged=True).words == "diverged"
+    ill = {"policy/approxkl": of([0.03] * 30)}
+    assert examine(ill, {}, diverged=True).words == "diverged, policy/approxkl 100 %"
 
 
 def test_of_two_bands_the_gravest_is_told_once() -> None:
@@ -181,6 +249,15 @@ def test_the_exact_kl_is_judged_in_place_of_the_estimate() -> None:
     assert conditions(far) == {"objective/kl_exact_per_token": "above"}
     del far["objective/kl_exact_per_token"]
     assert conditions(far) == {"objective/kl_per_token": "above"}
+
+
+@pytest.mark.parametrize("better", [[math.nan] * 20, [0.1] * (LEAST - 1), [0.1] * (LEAST - 1) + [math.nan] * 20])
+def test_an_exact_kl_that_cannot_be_judged_hides_nothing(better: list[float]) -> None:
+    far = {"objective/kl_per_token": of([1.0] * 20), "objective/kl_exact_per_token": of(better)}
+    health = examine(far, {})
+    assert [one.key for one in health.symptoms] == list(health.judged) == ["objective/kl_per_token"]
+    far["objective/kl_exact_per_token"] = of([0.1] * LEAST)
+    assert examine(far, {}).words == "ok"
 
 
 def test_the_largest_share_comes_first() -> None:
@@ -200,5 +277,5 @@ def test_bands_hold_only_where_their_settings_do() -> None:
 
 def test_a_band_in_words() -> None:
     assert Band((("lower", "optimiser.lr"),), "source", high=10.0, base="median", share=0.01).words == (
-        "at most 10 times its median, but for 1 % of the records"
+        "at most 10 times its median in at least 99 % of the records"
     )

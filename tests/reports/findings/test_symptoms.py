@@ -50,7 +50,36 @@ def test_the_table_has_a_row_for_each_arm_and_its_csv_every_symptom(findings: Fi
 
 def test_sentences() -> None:
     assert health_sentence(()) == ""
-    assert health_sentence([ArmHealth("a", 3, {})]) == "All series of 3 trials stayed in their healthy bands."
+    assert health_sentence([ArmHealth("a", 3, {})]) == (
+        "No trial had a series outside its healthy band for longer than the band allows (3 trials judged)."
+    )
+    ended = [ArmHealth("a", 3, {}, (7,)), ArmHealth("b", 2, {})]
+    assert health_sentence(ended).endswith(" allows (5 trials judged). Training diverged in 1 of 5 trials: a (1 of 3).")
+
+
+def test_the_table_shows_trials_that_diverged_and_explains_only_what_it_shows() -> None:
+    fine, ended = health_table([ArmHealth("a", 3, {})]), health_table([ArmHealth("a", 3, {}, (7,))])
+    assert [cell.text for cell in fine.rows[0][:3]] == ["a", "0 of 3", "none"]
+    assert "Shown:" not in fine.note
+    assert (ended.rows[0][1].text, ended.rows[0][1].detail) == ("1 of 3", "1 diverged")
+    assert "Shown:" not in ended.note
+    ill = health_table([ArmHealth("a", 3, {7: (Symptom(KL, "above", 0.5, 12, 12, 1856, "far", ""),)}, (7,))])
+    assert "Shown: of each arm" in ill.note
+    assert (ill.rows[0][1].text, ill.rows[0][1].detail) == ("1 of 3", "1 diverged")
+
+
+def test_a_diverged_trial_is_counted_without_its_series(records: StudyRecords) -> None:
+    cell = ("beta_0.05", 0)
+    ended = records.records[cell].model_copy(update={"status": "diverged"})
+    found = {one.arm: one for one in healths(replace(records, records={**records.records, cell: ended}))}
+    assert (found["beta_0.05"].ill, found["beta_0.05"].judged, found["beta_0.05"].diverged) == (1, 3, (0,))
+
+
+def test_a_late_symptom_says_which_records_it_counts() -> None:
+    late = Symptom(KL, "above", 0.5, 12, 12, 1856, "far", "", late=True)
+    row = health_table([ArmHealth("a", 1, {3: (late,)})]).rows[0]
+    assert (row[3].text, row[3].detail) == ("100 %", "12 of the last 12 records, seed 3")
+    assert row[6].text == "–"
 
 
 def test_html_is_escaped() -> None:

@@ -147,7 +147,7 @@ def test_the_page_shows_the_health_of_the_trials_and_the_bands(rendered: tuple[B
     assert "Series left their healthy band in 3 of 11 trials: beta_0 (3 of 3)." in page
     assert "objective/kl_per_token above 0.5" in page
     assert "## Health of the trials" in markdown
-    assert "at most 0.02, but for 20 % of the records" in page.partition('id="glossary"')[2]
+    assert "at most 0.02 in at least 80 % of the records" in page.partition('id="glossary"')[2]
 
 
 def test_completions_cannot_inject(rendered: tuple[Built, dict[str, bytes]]) -> None:

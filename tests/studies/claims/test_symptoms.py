@@ -41,6 +41,17 @@ def test_its_configuration_holds_bands_back(tmp_path: Path) -> None:
     assert health_of(*record(tmp_path, series(), **config)).words == "objective/kl_exact_per_token 82 %"
 
 
+def test_a_trial_that_diverged_is_never_ok(tmp_path: Path) -> None:
+    folder, made = record(tmp_path, pd.DataFrame({"step": range(40), "policy/entropy": 1.0}))
+    assert health_of(folder, made).words == "ok"
+    ended = made.model_copy(update={"status": "diverged"})
+    assert health_of(folder, ended).words == "diverged"
+    (tmp_path / "store/train/k/metrics.parquet").unlink()
+    assert health_of(folder, ended).words == "diverged"
+    (arm,) = by_arm({("a", 0): health_of(folder, ended)})
+    assert (arm.ill, arm.judged, arm.diverged, arm.worst) == (1, 1, (0,), None)
+
+
 def test_a_trial_without_series_is_not_judged(tmp_path: Path) -> None:
     folder, untrained = record(tmp_path, pd.DataFrame({"step": []}))
     assert health_of(folder, untrained).words == "not judged"

@@ -21,9 +21,17 @@ def said(*arms: ArmHealth) -> str:
 def test_unhealthy_arms_are_named_with_the_worst_symptom() -> None:
     assert said(ArmHealth("a", 5, {}), ArmHealth("b", 3, {7: (KL, RATIO), 8: (RATIO,)})) == (
         "Health: unhealthy in 2 of 8 judged trials\n"
-        "  b, 2 of 3, most in seed 7: objective/kl_exact_per_token above 0.5 in 30 % of 100 records, first at step 4:"
-        " far; raise kl.beta; also policy/ratio\n\n"
+        "  b, 2 of 3, most in seed 7: objective/kl_exact_per_token above 0.5 in 30 % of 100 records, first at step 4."
+        " Likely cause: far. Try: raise kl.beta. Also outside: policy/ratio.\n\n"
     )
+
+
+def test_trials_that_diverged_are_not_ok() -> None:
+    assert (
+        said(ArmHealth("a", 3, {}, (4, 5))) == "Health: unhealthy in 2 of 3 judged trials\n  a, 2 of 3, 2 diverged\n\n"
+    )
+    line = said(ArmHealth("a", 3, {4: (RATIO,)}, (4,))).splitlines()[1]
+    assert line.startswith("  a, 1 of 3, 1 diverged, most in seed 4: policy/ratio above 1.1 in 20 %")
 
 
 def test_healthy_and_unjudged_trials() -> None:

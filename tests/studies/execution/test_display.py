@@ -126,7 +126,8 @@ def test_a_series_that_leaves_its_band_is_one_line_and_a_word(layout: Layout) ->
     lines = text.getvalue().splitlines()
     assert (
         lines[0]
-        == "weak seed 0: policy/approxkl above 0.02 in 50 % of 60 records, first at step 7: too far; lower optimiser.lr"
+        == "weak seed 0: policy/approxkl above 0.02 in 50 % of 60 records, first at step 7. Likely cause: too far."
+        " Try: lower optimiser.lr."
     )
     assert lines[1].endswith("  unhealthy: approxkl")
     assert lines[2].startswith("weak seed 0: policy/entropy below 0.1 in 50 %")
