@@ -45,21 +45,25 @@ def of_trial(study: Study, arm: str, seed: int, config: Mapping[str, Any]) -> st
 
 
 def of_record(
-    study: Study, folder: StudyFolder, record: TrialRecord, verdicts: Sequence[Verdict], health: Health
+    study: Study, folder: StudyFolder, record: TrialRecord, verdicts: Sequence[Verdict], health: Health | None = None
 ) -> str:
-    """The same of a trial that has ended, with how it ended, its health, its verdicts, and where its samples and the
-    report are."""
+    """The same of a trial that has ended, with how it ended, its health where given, its verdicts, and where its
+    samples and the report are."""
     claims = "\n".join(f"- **{verdict.name}**: {verdict.outcome}; {verdict.reason}" for verdict in verdicts) or "- none"
-    symptoms = "".join(f"\n- {one.sentence}" for one in health.symptoms)
-    well = f"**Health**\n{symptoms}" if symptoms else f"**Health.** {health.words}."
+    well = f"{_health(health)}\n\n" if health else ""
     samples = [f"`{stage}/samples.csv`" for stage in ("evaluate", "train") if stage in record.stages]
     report = folder.report.relative_to(folder.root) / "index.html"
     return (
         f"{of_trial(study, record.arm, record.seed, record.config)}\n\n**End.** {record.status} after {record.steps:,}"
-        f" gradient steps{f': {record.reason}' if record.reason else ''}.\n\n{well}\n\n**Verdicts**\n\n{claims}\n\n"
+        f" gradient steps{f': {record.reason}' if record.reason else ''}.\n\n{well}**Verdicts**\n\n{claims}\n\n"
         + (f"**Samples.** {' and '.join(samples)} under Artifacts. " if samples else "")
         + f"**Report.** `{report.as_posix()}` under the output root."
     )
+
+
+def _health(health: Health) -> str:
+    symptoms = "".join(f"\n- {one.sentence}" for one in health.symptoms)
+    return f"**Health**\n{symptoms}" if symptoms else f"**Health.** {health.words}."
 
 
 def _difference(study: Study, arm: str, config: Mapping[str, Any]) -> str:

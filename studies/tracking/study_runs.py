@@ -91,7 +91,9 @@ class StudySinks:
             sink.stop(status)
 
     def finish(self, record: TrialRecord) -> bool:
-        """Send the rest of a trial and end its run. Costs nothing when MLflow already knows. False when it failed."""
+        """Send the rest of a trial and end its run. False when it failed.
+
+        Where MLflow already knows of this ending, nothing is sent and the health is not judged."""
         sink = self._running.pop((record.arm, record.seed), None)
         key = record.stages["train"].key if "train" in record.stages else "none"
         sink = sink or self._trial_sink(record.arm, record.seed, record.config, key, record.environment)
@@ -100,9 +102,7 @@ class StudySinks:
             _key("falsifier.", verdict.name): f"{verdict.outcome}: {verdict.reason}" for verdict in verdicts
         }
         tags |= {"verdict": overall(verdicts)} if verdicts else {}
-        health = health_of(self._folder, record)
-        tags[HEALTH] = health.words
-        tags[NOTE] = describe.of_record(self._study, self._folder, record, verdicts, health)
+        tags[NOTE] = describe.of_record(self._study, self._folder, record, verdicts)
         fallen = {
             _key("falsifier/", verdict.name): float(verdict.outcome == "FALSIFIED")
             for verdict in verdicts
@@ -115,13 +115,18 @@ class StudySinks:
         if self._warn_once.told or not self._ready():
             return False
         sink.parent_run_id = self._parent_id
+        health = health_of(self._folder, record)
+        judged = {
+            HEALTH: health.words,
+            NOTE: describe.of_record(self._study, self._folder, record, verdicts, health),
+        }
         files = [("", self._folder.trial_file(record.arm, record.seed))]
         for stage, name in _FILES:
             if stage in record.stages:
                 with suppress(Gone):  # an imported trial has no samples
                     files.append((stage, file_of(self._folder, record, stage, name)))
         before = sink.metrics_sent
-        done = sink.finish(metrics, record.status, summary, tags, files, record.steps)
+        done = sink.finish(metrics, record.status, summary, tags, files, record.steps, judged)
         self.metrics_sent += sink.metrics_sent - before
         return done
 

@@ -189,14 +189,17 @@ class MlflowSink:
         tags: Mapping[str, str],
         artifacts: Sequence[tuple[str, Path]] = (),
         step: int = 0,
+        judged: Mapping[str, str] | None = None,
     ) -> bool:
         """Send the rest of the file, summary metrics (at `step`), tags and artifacts, and end the run. False when
         MLflow failed.
 
         `artifacts` are ``(folder within the run, file)``; tables in parquet arrive as CSV, which MLflow can show.
+        `judged` are tags that follow from the rest, in place of those of `tags` with the same names; `knows` does not
+        ask for them.
         """
         self._halt()
-        return self._guarded(lambda: self._finish(path, status, summary, tags, artifacts, step))
+        return self._guarded(lambda: self._finish(path, status, summary, tags, artifacts, step, judged or {}))
 
     def stop(self, status: str = "interrupted") -> None:
         """Leave the run as it is, for a later process to go on with; MLflow shows it as killed meanwhile."""
@@ -359,6 +362,7 @@ class MlflowSink:
         tags: Mapping[str, str],
         artifacts: Sequence[tuple[str, Path]],
         step: int,
+        judged: Mapping[str, str],
     ) -> None:
         if self.knows(path, status, summary, tags):
             return
@@ -369,7 +373,7 @@ class MlflowSink:
             self._send_file(path)
         now = int(time.time() * 1000)
         finite = [Metric(key, value, now, step) for key, value in summary.items() if math.isfinite(value)]
-        tagged = [RunTag(key, str(value)[:MAX_VALUE]) for key, value in {**tags, "status": status}.items()]
+        tagged = [RunTag(key, str(value)[:MAX_VALUE]) for key, value in {**tags, **judged, "status": status}.items()]
         self._client.log_batch(self.state.run_id, metrics=finite, tags=tagged)
         self.metrics_sent += len(finite)
         for folder, file in artifacts:

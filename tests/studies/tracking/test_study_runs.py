@@ -12,7 +12,8 @@ import pytest
 from fake_trial import STUDY
 from rich.console import Console
 
-from pipeline.run.layout import Layout
+from pipeline.run.layout import Layout, StudyFolder, TrialRecord
+from pipeline.run.symptoms import Health
 from studies.claims.falsifiers import overall
 from studies.claims.registration import read_chain
 from studies.claims.verdicts import verdicts
@@ -20,6 +21,7 @@ from studies.definition.design import cells
 from studies.definition.schema import Study
 from studies.execution import executors
 from studies.execution.driver import StudyResult, run_study
+from studies.tracking import study_runs
 from studies.tracking import trial_run as mlflow_sink
 from studies.tracking.study_runs import StudySinks
 
@@ -62,6 +64,29 @@ def test_the_health_of_a_trial_is_a_tag_and_a_line_of_its_description(
     sentence = "objective/kl_exact_per_token above 0.5 in 75 % of 16 records, first at step 64"
     assert f"- {sentence}" in found["weak seed 0"]["mlflow.note.content"]
     assert f"weak seed 0: {sentence}" in text.getvalue()
+
+
+def test_the_health_of_a_trial_that_mlflow_knows_is_not_judged_again(
+    write_study: Callable[..., Study], layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = write_study()
+    result, _ = go(study, layout)
+    judged = list[TrialRecord]()
+
+    def health(folder: StudyFolder, record: TrialRecord) -> Health:
+        judged.append(record)
+        return Health((), ("policy/entropy",))
+
+    monkeypatch.setattr(study_runs, "health_of", health)
+    assert sinks_of(study, layout).sync(result.records)
+    assert judged == []
+    longer = result.records[0].model_copy(update={"reason": "another ending"})
+    assert sinks_of(study, layout).finish(longer)
+    assert judged == [longer]
+    found = {run.info.run_name: run.data.tags for run in runs(layout, "small", "tags.arm != ''")}
+    tags = found[f"{longer.arm} seed {longer.seed}"]
+    assert (tags["health"], tags["reason"]) == ("ok", "another ending")
+    assert "**Health.** ok.\n\n**Verdicts**" in tags["mlflow.note.content"]
 
 
 def test_a_study_in_mlflow(write_study: Callable[..., Study], layout: Layout) -> None:
