@@ -329,7 +329,9 @@ _ALL = (
         "eval/preference_accuracy",
         "fraction",
         "pairs of the policy's answer and a reference draw on which the proxy prefers the one that the gold judge"
-        " prefers, equal proxy scores half / pairs whose gold scores differ; absent where none do",
+        " prefers, equal proxy scores half / pairs whose gold scores differ; not recorded if the judge decides no pair;"
+        " compare with the share of decided pairs that the policy wins, (win rate - ties / 2) / (1 - ties), which a"
+        " proxy scores that always prefers the policy",
         0.0,
         1.0,
         direction="maximize",

@@ -3,6 +3,7 @@ ended."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +38,11 @@ STATUS_WORDS = {
 MOST_VALUES = 2
 """Knobs whose values stand under the baseline's name."""
 _TEXT = ("eval/length", "eval/eos_rate", "eval/distinct_1", "eval/distinct_2", "eval/ppl_reference", "eval/tie_rate")
+ACCURACY = "eval/preference_accuracy"
+_WON = (
+    "Preference accuracy: compare it with the share of decided pairs that the policy wins (won). A proxy that always"
+    " prefers the policy scores that share."
+)
 _ARM, _N = Head("arm", numeric=False), Head("n", "seeds × prompts")
 
 
@@ -77,6 +83,8 @@ def arm_table(records: StudyRecords, findings: Findings) -> Table:
     ends = [key for key in own if key in ENDS]
     title = "Quality and drift" if records.reported(keys, ()) else "Where training ended"
     table = _estimates("arms", title, records, findings, own)
+    if any(decided_won(result) is not None for result in findings.arms):
+        table = replace(table, note=f"{table.note} {_WON}")
     if not ends or records.study.imported is None:
         return table
     of = "Of" if len(ends) == len(own) else f"{listed([name(key) for key in ends])}: of"
@@ -316,10 +324,26 @@ def _arm_row(records: StudyRecords, findings: Findings, result: ArmResult, keys:
     )
     baseline = named if result.arm == records.study.baseline else ""
     flags = [f"{n} {status}" for status, n in result.counts.items() if status != "complete"]
-    values = [shown(result.estimates.get(key), key, bold=findings.best.get(key) == result.arm) for key in keys]
+    values = [_value(result, key, bold=findings.best.get(key) == result.arm) for key in keys]
     prompts = _prompts(result)
     n = (f"{len(result.seeds)} × {prompts}" if prompts else counted(len(result.seeds), "seed")) if result.seeds else "0"
     return TableCell(result.arm, baseline), TableCell(n, ", ".join(flags)), *values
+
+
+def _value(result: ArmResult, key: str, *, bold: bool) -> TableCell:
+    """An estimate; of preference accuracy with what it has to be compared with."""
+    cell = shown(result.estimates.get(key), key, bold=bold)
+    won = decided_won(result) if key == ACCURACY else None
+    return cell if won is None else replace(cell, detail=f"{cell.detail}; won {number(won, key)}")
+
+
+def decided_won(result: ArmResult) -> float | None:
+    """Share of the pairs that the judge decides which the policy wins, (win rate - ties / 2) / (1 - ties), mean over
+    seeds; None without preference accuracy. A proxy that always prefers the policy has this preference accuracy."""
+    wins, ties = (result.per_seed.get(key, {}) for key in ("eval/win_rate", "eval/tie_rate"))
+    seeds = [seed for seed in result.per_seed.get(ACCURACY, {}) if seed in wins and ties.get(seed, 1.0) < 1.0]
+    shares = [(wins[seed] - ties[seed] / 2) / (1 - ties[seed]) for seed in seeds]
+    return math.fsum(shares) / len(shares) if shares else None
 
 
 def _prompts(result: ArmResult) -> int:

@@ -220,11 +220,13 @@ def _evaluation(records: StudyRecords) -> Iterator[str]:
             "The win rate by the proxy is the same share with the training reward in the judge's place. Preference"
             " accuracy: of all pairs of the policy's answer and an answer of the reference whose gold scores differ,"
             " the share on which the proxy prefers the one that the judge prefers, equal proxy scores counting half."
+            " Compare it with the share of decided pairs that the policy wins: a proxy that always prefers the policy"
+            " scores that share, whatever it knows of quality."
         )
     if "eval/perplexity_texts" in measured:
         yield (
             f"Perplexity of texts: over at most {_values(config.evaluate.texts for config in configs)} held-out texts"
-            " that no network was trained on, cut as for supervised fine-tuning, at temperature 1; one number per"
+            " that none of the training here used, cut as for supervised fine-tuning, at temperature 1; one number per"
             " trial."
         )
     if chosen := choosing_arms(records):

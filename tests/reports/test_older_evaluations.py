@@ -14,13 +14,14 @@ import pytest
 from helpers import publish
 
 from pipeline.run.layout import write_json
+from pipeline.run.metrics import METRICS
 from reports.findings.changes import changes_of
 from reports.findings.findings import Findings, analyse
 from reports.pages.compare import Compared, comparison_table
 from reports.records.load import StudyRecords, load_records
 from reports.records.versions import read_version
 from reports.statistics import two_level
-from reports.tables.results import all_tables, arm_table
+from reports.tables.results import all_tables, arm_table, decided_won
 from reports.tables.table import latex, markdown
 from reports.text.answer import answer
 from reports.text.methods import methods
@@ -89,6 +90,48 @@ def test_the_main_table_shows_them_with_intervals(records: StudyRecords, finding
     line = table.frame.set_index("arm").loc["beta_0.05"]
     for key in NEWER:
         assert (line[key], line[f"{key}_low"]) == (found[key].value, found[key].low)
+
+
+def test_preference_accuracy_stands_beside_the_share_of_decided_pairs_that_the_policy_wins(
+    build: Builder, tmp_path: Path, aged: Age
+) -> None:
+    """A proxy that prefers every answer of the policy scores that share, whatever it knows."""
+    built = build(tmp_path, **SHAPE)
+    won = []
+    for seed in (0, 1):
+        table, record = pd.read_parquet(table_of(built, "beta_0", seed)), built.folder.record("beta_0", seed)
+        assert record is not None
+        wins = 4 * (table["win"] - table["tie"] / 2)
+        won.append(float(wins.sum() / table["decided"].sum()))
+        rewrite(built, "beta_0", seed, {**record.summary, NEWER_OBJECTIVE: won[-1]}, agree=wins, win_proxy=1.0)
+    records, findings = read(built)
+    share = decided_won(findings.arm("beta_0"))
+    assert share == pytest.approx(np.mean(won))
+    assert share == pytest.approx(findings.arm("beta_0").estimates[NEWER_OBJECTIVE].value)
+    assert share != pytest.approx(findings.arm("beta_0").estimates["eval/win_rate"].value, abs=1e-3), "ties are apart"
+    table = arm_table(records, findings)
+    place = [head.text for head in table.heads].index("preference accuracy")
+    row = next(row for row in table.rows if row[0].text == "beta_0")
+    assert row[place].text == f"{share:.3f}"
+    assert row[place].detail.endswith(f"]; won {share:.3f}")
+    assert not any("won" in cell.detail for cell in row[place + 1 :])
+    assert "compare it with the share of decided pairs that the policy wins (won)" in table.note
+    aged(built)
+    records, findings = read(built)
+    assert decided_won(findings.arm("beta_0")) is None
+    assert "decided pairs" not in arm_table(records, findings).note
+
+
+def test_the_methods_say_what_preference_accuracy_and_perplexity_are_of(
+    records: StudyRecords, findings: Findings
+) -> None:
+    said = next(part.text for part in methods(records, findings) if part.title == "Evaluation")
+    assert "Compare it with the share of decided pairs that the policy wins: a proxy that always prefers" in said
+    assert "held-out texts that none of the training here used, cut" in said
+    assert "no network" not in said, "what a model from elsewhere was trained on is not known"
+    formula = METRICS[NEWER_OBJECTIVE].formula
+    assert "not recorded if the judge decides no pair" in formula
+    assert "compare with the share of decided pairs that the policy wins" in formula
 
 
 def test_older_evaluations_are_read_and_shown_without_them(build: Builder, tmp_path: Path, aged: Age) -> None:
@@ -210,8 +253,9 @@ def test_the_page_says_which_arms_the_proxy_alone_prefers(records: StudyRecords,
     assert two.endswith("60 % [55, 65]. The policies may have over-optimised the reward.")
     many = unconfirmed([replace(hacked, arm=f"a{n}") for n in range(6)])
     assert many.startswith("The training reward says that a0, a1, a2, a3, a4 and a5 beat the reference in more than 70")
-    changed = replace(findings, arms=(*findings.arms[:-1], hacked))
-    assert unconfirmed([hacked]) in answer(records, changed).caveats
+    last = replace(findings.arms[-1], estimates=hacked.estimates, excess=hacked.excess)
+    changed = replace(findings, arms=(*findings.arms[:-1], last))
+    assert unconfirmed([last]) in answer(records, changed).caveats
 
 
 def test_the_two_win_rates_are_compared_on_the_same_seeds_and_prompts(
