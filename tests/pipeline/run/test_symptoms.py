@@ -88,7 +88,7 @@ SICK = (
     ("policy/ratio", "below", 1.0, 0.8, 0.1),
     ("policy/entropy", "below", 1.1, 0.1, 0.2),
     ("policy/entropy", "above", 1.1, 2.3, 0.2),
-    ("policy/grad_norm", "above", 0.5, 5.5, 0.01),
+    ("policy/grad_norm", "above", 0.5, 5.5, 0.05),
     ("value/explained_variance", "below", 0.3, -0.2, 0.2),
     ("objective/kl_exact_per_token", "above", 0.2, 0.6, 0.2),
     ("objective/kl_per_token", "above", 0.2, 0.6, 0.2),
@@ -192,9 +192,9 @@ def test_a_constant_share_of_ended_responses_is_healthy_however_small(rate: floa
 def test_spikes_are_multiples_of_the_median_of_positive_norms() -> None:
     calm = [0.0] * 600 + [1.0] * 390  # the median of all is 0
     assert conditions({"policy/grad_norm": of([*calm, *[9.0] * 20])}) == {}
-    spikes = [0.0] * 600 + [1.0] * 200 + [11.0] * 20 + [1.0] * 190
+    spikes = [0.0] * 600 + [1.0] * 200 + [11.0] * 60 + [1.0] * 150
     (found,) = examine({"policy/grad_norm": of(spikes)}, {}).symptoms
-    assert (found.bound, found.outside) == (10.0, 20)
+    assert (found.bound, found.outside) == (10.0, 60)
 
 
 def test_fewer_than_three_records_outside_are_chance() -> None:
