@@ -99,10 +99,10 @@ def test_preference_accuracy_stands_beside_the_share_of_decided_pairs_that_the_p
     built = build(tmp_path, **SHAPE)
     won = []
     for seed in (0, 1):
-        table, record = pd.read_parquet(table_of(built, "beta_0", seed)), built.folder.record("beta_0", seed)
+        answers, record = pd.read_parquet(table_of(built, "beta_0", seed)), built.folder.record("beta_0", seed)
         assert record is not None
-        wins = 4 * (table["win"] - table["tie"] / 2)
-        won.append(float(wins.sum() / table["decided"].sum()))
+        wins = 4 * (answers["win"] - answers["tie"] / 2)
+        won.append(float(wins.sum() / answers["decided"].sum()))
         rewrite(built, "beta_0", seed, {**record.summary, NEWER_OBJECTIVE: won[-1]}, agree=wins, win_proxy=1.0)
     records, findings = read(built)
     share = decided_won(findings.arm("beta_0"))
@@ -274,6 +274,7 @@ def test_the_two_win_rates_are_compared_on_the_same_seeds_and_prompts(
     proxy, gold = np.stack(tables, 1)
     assert found.excess == two_level.difference(proxy, gold)
     assert found.excess.value == pytest.approx((proxy - gold).mean())
+    assert found.excess.low is not None
     assert found.excess.low > 0.15
     aged(built, "beta_0")
     assert read(built)[1].arm("beta_0").excess is None
