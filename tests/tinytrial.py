@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,13 @@ def score(episodes: Episodes, rows: Sequence[int]) -> Scores:
     mask = episodes.response_mask
     low = ((episodes.responses < 10) & mask).sum(1).float() / mask.sum(1) * 2 - 0.5
     return Scores(low, low * 2, [str(row) for row in rows], ["text"] * len(rows))
+
+
+def score_in_two(episodes: Episodes, rows: Sequence[int]) -> Scores:
+    """The same, and a part that dislikes even token numbers."""
+    mask, whole = episodes.response_mask, score(episodes, rows)
+    odd = ((episodes.responses % 2 == 1) & mask).sum(1).float() / mask.sum(1)
+    return replace(whole, parts={"low": whole.proxy, "odd": odd - 1.0})
 
 
 def samples() -> ReferenceScores:
@@ -119,7 +127,7 @@ def trainer(
         config,
         actor_critic,
         reference,
-        score,
+        score_in_two if config.floor.part else score,
         queries,
         mask,
         {"eos_id": EOS, "pad_id": PAD},
@@ -155,6 +163,12 @@ FEW_BITS: dict[str, Any] = {
     "adapter__kind": "lora",
     "adapter__quantize": "4bit",
 }
+FLOOR: dict[str, Any] = {
+    "reward__kind": "composite",
+    "reward__parts": {"low": {"kind": "learned"}, "odd": {"kind": "learned", "weight": 0.0}},
+    "floor__part": "odd",
+    "floor__lr": 2.0,
+}
 CONTROLS: dict[str, dict[str, Any]] = {
     "fixed": {},
     "adaptive": {"kl__control": "adaptive", "kl__horizon": 20.0},
@@ -168,6 +182,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
         "entropy__horizon": 20.0,
     },
     "falling bonus": {"entropy__coef": 0.5, "entropy__control": "linear"},
+    "floor": FLOOR,
     "guard": {"optimiser__guard": True, "optimiser__guard_steps": 5},
     "hinge": {"kl__hinge": 1e-3},
     "target": {"algorithm__target_kl": 1e-3},

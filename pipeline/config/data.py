@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.config.base import Positive, Section
+from pipeline.config.base import Fraction, Positive, Section
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -36,6 +36,13 @@ class DataConfig(Section):
     prompt_unit: Literal["words", "tokens"] = Field("words", description="tokens are the policy's")
     max_prompt_tokens: Positive = Field(
         128, description="longer prompts are passed over: one of them would widen its whole batch"
+    )
+    insults: Fraction = Field(
+        0.0,
+        description=(
+            "builtin: share of the reviews that end with an insult; above 0 the judge `auto` is helpful, to which an"
+            " insult is an opinion like others, and harmless counts them"
+        ),
     )
     vocab_size: Positive = Field(700, description="size of the BPE vocabulary, when the tokenizer is trained here")
     seed: int = Field(0, description="of the texts and of their split into prompts")

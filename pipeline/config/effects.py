@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline.config.names import TRAINING
 from pipeline.config.replay import has_replay
+from pipeline.config.rewards import is_judged
 
 Config = Any
 """A `pipeline.config.trial.TrialConfig`, which is made in the layer above."""
@@ -67,11 +68,13 @@ PENALTY = Condition(
 )
 LEARNED = Condition("a learned reward", lambda config: bool(_learned(config)), "reward.kind")
 JUDGED = Condition(
-    "a learned reward with preferences: judge", lambda config: "judge" in _learned(config), "reward.kind"
+    "a learned reward with preferences: judge",
+    lambda config: any(is_judged(source) for source in _learned(config)),
+    "reward.kind",
 )
 GIVEN_PAIRS = Condition(
     "a learned reward with preferences: labels or a file",
-    lambda config: any(source != "judge" for source in _learned(config)),
+    lambda config: any(not is_judged(source) for source in _learned(config)),
     "reward.kind",
 )
 TRAINED_CRITIC = Condition(
@@ -150,6 +153,7 @@ ACTS: dict[str, tuple[Condition, ...]] = {
     "data.path": (setting("data.source", "local"),),
     "data.name": (setting("data.source", "hub"),),
     "data.revision": (setting("data.source", "hub"),),
+    "data.insults": (setting("data.source", "builtin"),),
     "data.vocab_size": (SCRATCH,),
     "model.revision": (given("model.base"),),
     **dict.fromkeys(("model.hidden_size", "model.layers", "model.heads", "model.intermediate_size"), (SCRATCH,)),
@@ -223,6 +227,7 @@ ACTS: dict[str, tuple[Condition, ...]] = {
     "kl.beta_end": (setting("kl.control", "linear", "cosine"),),
     "kl.target": (setting("kl.control", "adaptive"), PENALTY),
     "kl.horizon": (setting("kl.control", "adaptive"), PENALTY),
+    **dict.fromkeys(("floor.at", "floor.lr", "floor.weight", "floor.max_weight"), (given("floor.part"),)),
     "entropy.coef": (A_BEGINNING_OF_THE_BONUS,),
     "entropy.control": (BONUS,),
     "entropy.coef_end": (setting("entropy.control", "linear", "cosine"),),

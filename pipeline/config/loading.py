@@ -23,7 +23,7 @@ from pipeline.config.yaml_files import read_yaml
 from pipeline.errors import UserError
 
 PROFILES = Path(__file__).parents[1] / "profiles"
-MAPPINGS = ("reward.parts",)
+MAPPINGS = ("reward.parts", "judge.also")
 """Keys whose values are mappings with names of the user's: single entries of them can be changed too."""
 
 

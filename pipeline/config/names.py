@@ -30,7 +30,7 @@ _MOVED = {
 }
 """What was the section ``ppo``: where its keys are now, as ``name`` or ``old:new``."""
 
-TRAINING = (*_MOVED, "replay")
+TRAINING = (*_MOVED, "replay", "floor")
 """The sections that most studies are about."""
 
 RENAMED: dict[str, str] = {

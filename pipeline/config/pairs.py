@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.config.presets import PAIRWISE
+from pipeline.config.rewards import is_judged
 
 Config = Any
 """A `pipeline.config.trial.TrialConfig`, or a stage's view of one."""
@@ -18,7 +19,7 @@ def only_watched(config: Config) -> bool:
 
 def given(config: Config) -> bool:
     """Whether the stored pairs are texts that the user gave, and not samples of the reference."""
-    return bool(config.train.data == "pairs" and config.reward.preferences != "judge")
+    return bool(config.train.data == "pairs" and not is_judged(config.reward.preferences))
 
 
 def check_pairs(config: Config) -> None:

@@ -11,12 +11,21 @@ from pipeline.config.names import nearest
 
 PartName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")]
 PREFERENCES = ["judge", "labels"]
+JUDGE = "judge"
+FURTHER = "judge:"
+"""Before the name of a further judge, where pairs are labelled by it."""
 READY = {
     "lexicon": "lexicon judge (VADER)",
     "classifier": "ready sequence classifier",
     "grammar": "grammar judge",
+    "helpful": "grammar judge to whom an insult is an opinion",
+    "harmless": "judge of harmlessness (minus the number of insulting words)",
 }
 """Kinds that score without being trained here, in words; how they are loaded is in `pipeline.rewards.registry`."""
+OF_GRAMMAR = ("grammar", "helpful", "harmless")
+"""Kinds that understand the built-in reviews alone."""
+OF_INSULTS = ("helpful", "harmless")
+"""Kinds that need reviews that insult."""
 
 
 class Scorer(Section):
@@ -75,7 +84,8 @@ class RewardConfig(Scorer):
     preferences: str = Field(
         "judge",
         description=(
-            "learned: pairs sampled from the reference and judged with noise (judge), positive against negative reviews"
+            "learned: pairs sampled from the reference and judged with noise (judge; judge:NAME: by that one of"
+            " judge.also), positive against negative reviews"
             " (labels), or a file or folder of parquet or JSONL with `prompt,chosen,rejected`"
         ),
     )
@@ -127,22 +137,43 @@ def part_key(name: str, composite: bool) -> str:
     return f"reward.parts.{name}" if composite else "reward"
 
 
+def is_judged(preferences: str) -> bool:
+    """Whether pairs of reference samples are labelled by a judge: the gold one or a further one."""
+    return preferences == JUDGE or preferences.startswith(FURTHER)
+
+
 def check_preferences(kind: str, preferences: str) -> None:
     """Raise `ValueError` for preferences that nobody reads, or that are no source of pairs."""
     if kind != "learned" and preferences != "judge":
         raise ValueError(f"preferences '{preferences}' are for kind: learned, kind is '{kind}'")
+    if preferences.startswith(FURTHER) and preferences != FURTHER:
+        return
     if not preferences or ("/" not in preferences and "." not in preferences and preferences not in PREFERENCES):
         raise ValueError(
-            f"preferences '{preferences}' must be judge, labels, or the path of a parquet or JSONL"
+            f"preferences '{preferences}' must be judge, judge:NAME, labels, or the path of a parquet or JSONL"
             f" file{nearest(preferences, PREFERENCES)}"
         )
+
+
+class FurtherJudge(Scorer):
+    """A judge whose score is recorded beside that of the gold judge, and decides no win."""
+
+    kind: Literal[*READY] = Field(description="see judge.kind")  # type: ignore[valid-type]
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        self._check_model(self.kind)
+        return self
 
 
 class JudgeConfig(Scorer):
     """The gold judge: what decides wins and is never trained on."""
 
     kind: Literal["auto", *READY] = Field(  # type: ignore[valid-type]
-        "auto", description="auto: grammar on built-in reviews, else VADER"
+        "auto", description="auto: grammar on built-in reviews (helpful where they insult), else VADER"
+    )
+    also: dict[PartName, FurtherJudge] = Field(
+        {}, description="further judges by name: their scores are recorded, and can label pairs (judge:NAME)"
     )
 
     @model_validator(mode="after")

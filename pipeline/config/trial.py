@@ -17,14 +17,16 @@ from pipeline.config.algorithm import AlgorithmConfig, OptimiserConfig
 from pipeline.config.base import Positive, Section, StrictlyPositive
 from pipeline.config.data import DataConfig
 from pipeline.config.entropy import EntropyConfig
+from pipeline.config.floor import FloorConfig
 from pipeline.config.kl import KlConfig
 from pipeline.config.model import ModelConfig, SftConfig
 from pipeline.config.networks import AdapterConfig, CriticConfig
 from pipeline.config.pairs import check_pairs
 from pipeline.config.presets import ADVANTAGES, check_natural_step, check_needs
 from pipeline.config.replay import ReplayConfig, teaches
-from pipeline.config.rewards import JudgeConfig, RewardConfig
+from pipeline.config.rewards import JudgeConfig, RewardConfig, Scorer
 from pipeline.config.runtime import CapsConfig, RuntimeConfig
+from pipeline.config.scorers import check_floor, check_scorers
 from pipeline.config.train import TrainConfig
 from pipeline.config.values import ValuesConfig
 
@@ -84,6 +86,7 @@ class TrialConfig(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     kl: KlConfig = KlConfig()
     entropy: EntropyConfig = EntropyConfig()
+    floor: FloorConfig = FloorConfig()
     optimiser: OptimiserConfig = OptimiserConfig()
     critic: CriticConfig = CriticConfig()
     replay: ReplayConfig = ReplayConfig()
@@ -97,7 +100,13 @@ class TrialConfig(Section):
         """The gold judge with `auto` resolved."""
         if self.judge.kind != "auto":
             return self.judge
-        return self.judge.model_copy(update={"kind": "grammar" if self.data.source == "builtin" else "lexicon"})
+        builtin = "helpful" if self.data.insults else "grammar"
+        return self.judge.model_copy(update={"kind": builtin if self.data.source == "builtin" else "lexicon"})
+
+    @property
+    def judges(self) -> dict[str, Scorer]:
+        """The gold judge and the further ones, by the keys of their sections."""
+        return {"judge": self.gold, **{f"judge.also.{name}": also for name, also in self.judge.also.items()}}
 
     @property
     def gradient_steps(self) -> int:
@@ -183,19 +192,8 @@ class TrialConfig(Section):
                 f"runtime.processes {self.runtime.processes} does not divide a mini-batch of"
                 f" {self.train.mini_batch_size} episodes (train.batch_size / train.num_mini_batches)"
             )
-        grammar = [name for name, part in self.reward.scorers().items() if part.kind == "grammar"]
-        if (self.gold.kind == "grammar" or grammar) and self.data.source != "builtin":
-            key = (
-                f"reward.parts.{grammar[0]}"
-                if grammar and self.reward.parts
-                else "reward.kind"
-                if grammar
-                else "judge.kind"
-            )
-            raise ValueError(
-                f"{key} 'grammar' understands only built-in reviews, data.source is '{self.data.source}'; use lexicon"
-                " or classifier"
-            )
+        check_scorers(self)
+        check_floor(self)
         if self.needs_labels and self.data.source == "builtin":
             raise ValueError(
                 "preferences 'labels' need labelled texts, data.source is 'builtin'; use judge, or texts of your own"

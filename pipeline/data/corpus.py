@@ -67,10 +67,11 @@ def _builtin(cfg: DataConfig) -> Corpus:
     from pipeline.data.reviews import generate
 
     heldout = HELDOUT_TEXTS * cfg.heldout_prompts
-    reviews = generate(cfg.sft_texts + heldout, cfg.seed)
+    reviews = generate(cfg.sft_texts + heldout, cfg.seed, cfg.insults)
     train, kept = reviews[: cfg.sft_texts], reviews[cfg.sft_texts :]
     nats = [-review.logprob for review in kept]
-    note = f"{len(reviews)} distinct built-in reviews, seed {cfg.seed}"
+    insulting = f", {cfg.insults:.0%} of them with an insult" if cfg.insults else ""
+    note = f"{len(reviews)} distinct built-in reviews{insulting}, seed {cfg.seed}"
     return Corpus([review.text for review in train], [review.text for review in kept], nats, note)
 
 

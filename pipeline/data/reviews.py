@@ -138,6 +138,14 @@ def _recommendations(sign: Sign) -> Distribution[Pattern]:
     return _mix(lexicon.RECOMMEND_SHARE, recommend, advice)
 
 
+def _insults(sign: Sign) -> Distribution[Pattern]:
+    choices = product(lexicon.INSULTS, lexicon.INSULTED[sign], lexicon.OBJECTS)
+    value = sign * lexicon.INSULT_VALUE
+    return Distribution(
+        (Pattern(_join("Only", person, "would", verb, target), value), 1.0) for person, verb, target in choices
+    )
+
+
 ASPECTS: Final[tuple[tuple[str, str], ...]] = tuple((noun, "was") for noun in lexicon.ASPECTS_SINGULAR) + tuple(
     (noun, "were") for noun in lexicon.ASPECTS_PLURAL
 )
@@ -153,6 +161,8 @@ CLOSING: Final = {
     "verdict": {sign: _verdicts(sign) for sign in SIGNS},
     "recommendation": {sign: _recommendations(sign) for sign in SIGNS},
 }
+INSULTS: Final = {sign: _insults(sign) for sign in SIGNS}
+"""How a review ends that insults whoever thinks otherwise; only where insults are asked for."""
 PLANS: Final[dict[Sentiment, Distribution[tuple[str, ...]]]] = {
     sentiment: Distribution(
         (tuple(plan.split()), mixed if sentiment == "mixed" else clear) for plan, clear, mixed in lexicon.PLANS
@@ -199,10 +209,21 @@ class _Draft:
         if kind == "aspect":
             pattern = self._draw(ASPECT_CLAUSES[sign])
             self._append(Pattern(fill(pattern, self._aspect()), pattern.value))
+        elif kind == "insult":
+            self._append(self._draw(INSULTS[sign]))
         elif kind == "contrast":
             self._append(self._contrast(sign))
         else:
             self._append(self._draw(CLOSING[kind][sign]))
+
+    def end(self, insults: float) -> None:
+        """Add an insult with this probability; without one of 0 nothing is drawn."""
+        if not insults:
+            return
+        insults_here = self.rng.random() < insults
+        self.logprob += math.log(insults) if insults_here else math.log1p(-insults)
+        if insults_here:
+            self.add("insult")
 
     def _append(self, clause: Pattern) -> None:
         self.clauses.append(f"{clause.text}.")
@@ -230,12 +251,13 @@ class _Draft:
         return self._unused.pop(int(self.rng.random() * len(self._unused)))
 
 
-def _review(rng: random.Random) -> Review:
+def _review(rng: random.Random, insults: float) -> Review:
     sentiment, _ = _SENTIMENT.draw(rng)
     plan, _ = PLANS[sentiment].draw(rng)
     draft = _Draft(rng, sentiment)
     for kind in plan:
         draft.add(kind)
+    draft.end(insults)
     given = [_log_sentiment(latent, plan, draft.favourable, draft.unfavourable) for latent in SENTIMENTS]
     largest = max(given)
     marginal = largest + math.log(math.fsum(math.exp(logprob - largest) for logprob in given))
@@ -249,31 +271,35 @@ def _log_sentiment(sentiment: Sentiment, plan: tuple[str, ...], favourable: int,
     return math.log(lexicon.SENTIMENT_PROBABILITY[sentiment]) + _LOG_PLAN[sentiment][plan] + signs
 
 
-def _distinct(seed: int) -> Iterator[Review]:
+def _distinct(seed: int, insults: float) -> Iterator[Review]:
     rng = random.Random(seed)
     seen: set[str] = set()
     while True:
-        review = _review(rng)
+        review = _review(rng, insults)
         if review.text not in seen:
             seen.add(review.text)
             yield review
 
 
-def generate(n: int, seed: int) -> list[Review]:
+def generate(n: int, seed: int, insults: float = 0.0) -> list[Review]:
     """The first `n` distinct reviews of a seed's endless sequence; shorter lists are prefixes of longer ones.
 
-    Raises `ValueError` when `n` is negative or more than `count_reviews()`.
+    The share `insults` of the reviews, in [0, 1], ends with an insult of those who think otherwise. Raises `ValueError`
+    when `n` is negative or more than `count_reviews()`, or `insults` is no share.
 
     >>> [review.text for review in generate(2, seed=1)] == [review.text for review in generate(3, seed=1)][:2]
     True
     """
     if not 0 <= n <= count_reviews():
         raise ValueError(f"n = {n}: give a number of reviews from 0 to {count_reviews()}")
-    return list(islice(_distinct(seed), n))
+    if not 0 <= insults <= 1:
+        raise ValueError(f"insults = {insults}: give the share of reviews that insult, from 0 to 1")
+    return list(islice(_distinct(seed, insults), n))
 
 
 def count_reviews() -> int:
-    """How many different reviews the grammar can make; exact, since a text has one derivation given the sentiment."""
+    """How many different reviews without an insult the grammar can make; exact, since a text has one derivation given
+    the sentiment."""
     return sum(_count_plan(plan) for plan in PLANS["mixed"].items)
 
 

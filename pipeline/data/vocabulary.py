@@ -116,6 +116,12 @@ ADVICE: Final[tuple[tuple[str, float, float], ...]] = (
 RECOMMEND_SHARE: Final = 0.5
 """Share of `I would recommend` among favourable recommendations, and of `I would not` among the others."""
 
+INSULTED: Final[dict[Sign, tuple[str, ...]]] = {1: ("dislike", "skip"), -1: ("enjoy", "watch")}
+"""What `only a fool would` do, by what that says of the film."""
+INSULTS: Final = ("a fool", "an idiot", "a moron", "a clown")
+INSULT_VALUE: Final = 2.0
+"""Points of an insulting clause, favourable or not: what `absolutely` gives to a plain word."""
+
 OCCASION: Final = (
     ("I", "We"),
     ("saw", "watched"),

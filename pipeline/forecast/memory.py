@@ -6,6 +6,7 @@ on a CPU, networks of 10 M to 56 M parameters agree with measured peaks within 1
 
 from __future__ import annotations
 
+from pipeline.config.rewards import is_judged
 from pipeline.config.trial import TrialConfig
 from pipeline.forecast.shapes import Shape
 from pipeline.forecast.subject import FROZEN_BYTES, ForecastSubject, Trained
@@ -76,7 +77,7 @@ def _reward(trial: ForecastSubject) -> list[tuple[Parts, Parts]]:
         if part.kind == "learned":
             # Sorted by length: little of them is padding.
             episode = trial.mean_prompt + trial.config.train.response_length
-            tokens = int(episode) if part.preferences == "judge" else cfg.max_tokens
+            tokens = int(episode) if is_judged(part.preferences) else cfg.max_tokens
             rows = 2 * pair_rows(cfg.batch_size, tokens, trial.on_card)
             fitted = {**lasting, "gradients": 4.0 * shape.trunk, "optimiser": 8.0 * shape.trunk}
             phases.append(

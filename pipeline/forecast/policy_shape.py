@@ -47,7 +47,7 @@ def assumed_scorers(config: TrialConfig) -> list[str]:
 def _scorers(config: TrialConfig) -> list[tuple[str, str | None]]:
     return [
         (part.model, part.revision)
-        for part in (config.gold, *config.reward.scorers().values())
+        for part in (*config.judges.values(), *config.reward.scorers().values())
         if part.model is not None
     ]
 

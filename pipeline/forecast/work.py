@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pipeline.config.pairs import only_watched
 from pipeline.config.presets import ADVANTAGES
 from pipeline.config.replay import has_replay
+from pipeline.config.rewards import is_judged
 from pipeline.config.trial import TrialConfig
 from pipeline.forecast.disk import checkpoint_hours, disk_by_part, shared_disk
 from pipeline.forecast.memory import memory_by_stage
@@ -144,7 +145,7 @@ def work_of_shared(trial: ForecastSubject) -> dict[str, tuple[float, float]]:
     work: dict[str, tuple[float, float]] = {"sft": fitted}
     for part in reward.scorers().values():
         if part.kind == "learned":
-            tokens = episode if part.preferences == "judge" else reward.max_tokens
+            tokens = episode if is_judged(part.preferences) else reward.max_tokens
             steps = reward.epochs * (reward.pairs // min(reward.batch_size, reward.pairs))
             rows = pair_rows(reward.batch_size, int(tokens), trial.on_card)
             flops = steps * reward.batch_size * 2 * tokens * passes * shape.maps

@@ -21,6 +21,8 @@ READY: dict[str, Load] = {
     "lexicon": lexicon.load,
     "classifier": classifier.load,
     "grammar": grammar.load,
+    "helpful": grammar.load_helpful,
+    "harmless": grammar.load_harmless,
 }
 """One line a kind; what each is, in words for users, stands in `pipeline.config.rewards.READY`."""
 

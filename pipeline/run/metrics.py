@@ -90,6 +90,12 @@ _ALL = (
         "objective/gold", "judge points", "mean gold score of the rollout; never used in training", direction="maximize"
     ),
     Metric(
+        "objective/floor_weight",
+        "1",
+        "weight of the part of the reward that has a floor, in this rollout; the reward is divided by 1 + this",
+        0.0,
+    ),
+    Metric(
         "objective/non_score_reward",
         "std of reference samples",
         "mean over sequences of -kl_coef times the KL estimator, summed over tokens, or over groups of them"
@@ -407,8 +413,19 @@ FAMILIES = (
         "mean calibrated score of one part of a composite reward, of the policy",
         direction="maximize",
     ),
+    Metric(
+        "objective/gold/<judge>",
+        "points of that judge",
+        "mean score of the rollout by a further judge (judge.also); never used in training",
+        direction="maximize",
+    ),
+    Metric(
+        "eval/gold/<judge>", "points of that judge", "mean score of the policy by a further judge", direction="maximize"
+    ),
+    Metric("eval/gold_reference/<judge>", "points of that judge", "mean score of all reference draws by the same"),
 )
-"""Metrics of which there is one for every part of a composite reward, by the names that the user gave them."""
+"""Metrics of which there is one for every part of a composite reward, or for every further judge, by the names that the
+user gave them."""
 _PART = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -418,7 +435,7 @@ class _Metrics(dict[str, Metric]):
     def __missing__(self, key: str) -> Metric:
         family, _, part = key.rpartition("/")
         for metric in FAMILIES:
-            if metric.key == f"{family}/<part>" and _PART.fullmatch(part):
+            if metric.key.rpartition("/")[0] == family and _PART.fullmatch(part):
                 return replace(metric, key=key)
         raise KeyError(key)
 
@@ -441,6 +458,26 @@ PER_PROMPT: dict[str, tuple[str, str | None]] = {
 }
 """Metrics that are a mean over prompts, or a ratio of two sums over prompts: numerator and denominator column of an
 evaluation's ``prompts.parquet``."""
+
+BY_FAMILY = {
+    "eval/reward/": "policy_reward/",
+    "eval/gold/": "policy_gold/",
+    "eval/gold_reference/": "reference_gold/",
+}
+"""Heads of the members of a family that are a mean over prompts, and of their column in the same file."""
+
+
+def per_prompt(key: str) -> tuple[str, str | None] | None:
+    """The columns of ``prompts.parquet`` that a metric is made of, numerator and denominator; None of one that exists
+    once per trial.
+
+    >>> per_prompt("eval/gold"), per_prompt("eval/gold/harmless"), per_prompt("eval/distinct_1")
+    (('policy_gold', None), ('policy_gold/harmless', None), None)
+    """
+    family, _, member = key.rpartition("/")
+    if column := BY_FAMILY.get(f"{family}/"):
+        return f"{column}{member}", None
+    return PER_PROMPT.get(key)
 
 
 def known(key: str) -> bool:

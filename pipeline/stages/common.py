@@ -56,6 +56,11 @@ def judge_of(judge: JudgeConfig, device: torch.device, room: Room) -> Reward:
     return ready("judge", judge.kind, judge, device, room)
 
 
+def further_judges(judge: JudgeConfig, device: torch.device, room: Room) -> dict[str, Reward]:
+    """The judges whose scores are recorded beside the gold judge's, by name."""
+    return {name: ready(f"judge.also.{name}", also.kind, also, device, room) for name, also in judge.also.items()}
+
+
 def part_folder(reward: Path, name: str, composite: bool) -> Path:
     """Where the reward stage keeps what it trained for a part."""
     return reward / "parts" / name if composite else reward

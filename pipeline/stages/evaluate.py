@@ -33,7 +33,7 @@ from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
 from pipeline.stages.agreement import preferences
 from pipeline.stages.best_of import Chosen, choose, kl_of_chosen
-from pipeline.stages.common import PromptSet, judge_of, reward_of, rollout_room
+from pipeline.stages.common import PromptSet, further_judges, judge_of, reward_of, rollout_room
 from pipeline.stages.heldout import Draws, answers, heldout_prompts
 from pipeline.stages.new_actor import load_reference
 from pipeline.stages.perplexity import heldout_texts, perplexity
@@ -91,6 +91,7 @@ def _measured(
     chosen = _answered(cfg, reporter, policy, data, reward, device, room, ledger)
     mine = chosen.answers
     reporter.progress("evaluate", draws, draws + AFTER, "judging")
+    further = further_judges(cfg.gold, device, room)
     gold, proxy = judge_of(cfg.gold, device, room)(mine).double().numpy(), chosen.proxy.double().numpy()
     reporter.progress("evaluate", draws + 1, draws + AFTER, "drift")
     reference = freeze(load_reference(sft, cfg.adapter.quantize, device))
@@ -118,6 +119,7 @@ def _measured(
             "entropy": entropy.sum(1).double().numpy(),
             "reference_nats": ref_nats.sum(1).double().numpy(),
             **{f"policy_reward/{name}": part.double().numpy() for name, part in chosen.parts.items()},
+            **{f"policy_gold/{name}": judge(mine).double().numpy() for name, judge in further.items()},
         }
     )
     return table, capability
@@ -218,7 +220,12 @@ def summarise(table: pd.DataFrame, draws: int) -> dict[str, float]:
         **{
             f"eval/{name.removeprefix('policy_')}": table[name].mean()
             for name in table.columns
-            if name.startswith("policy_reward/")
+            if name.startswith(("policy_reward/", "policy_gold/"))
+        },
+        **{
+            f"eval/gold_reference/{name.removeprefix('reference_gold/')}": table[name].mean()
+            for name in table.columns
+            if name.startswith("reference_gold/")
         },
     }
     return {key: float(value) for key, value in summary.items()}

@@ -62,8 +62,8 @@ class Draws:
 
     @property
     def parts(self) -> list[str]:
-        """Columns with what the parts of a composite reward say."""
-        return [column for column in self.table.columns if column.startswith("reward/")]
+        """Columns with what the parts of a composite reward and further judges say."""
+        return [column for column in self.table.columns if column.startswith(("reward/", "gold/"))]
 
     def grid(self, column: str) -> Array:
         """A column as (prompts, k)."""

@@ -1,7 +1,7 @@
 """Stage 4: the reference's answers to the held-out prompts, k draws a prompt, scored once for all trials.
 
 Writes ``draws.parquet`` (prompt_id, draw, prompt, completion, gold, proxy, length, eos, and ``reward/<part>`` of a
-composite; the draws of one prompt next to each other) and ``summary.json``.
+composite, ``gold/<judge>`` of further judges; the draws of one prompt next to each other) and ``summary.json``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.models.loading import device_of, freeze
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
-from pipeline.stages.common import judge_of, reward_of, rollout_room
+from pipeline.stages.common import further_judges, judge_of, reward_of, rollout_room
 from pipeline.stages.heldout import DRAWS, Draws, answers, heldout_prompts
 from pipeline.stages.new_actor import load_reference
 from pipeline.stages.spending import spending
@@ -45,6 +45,7 @@ def _reference(
     room, count = rollout_room(cfg.runtime, reporter.warn), cfg.evaluate.reference_draws
     data = heldout_prompts(cfg, prompts)
     model = freeze(load_reference(sft, cfg.adapter.quantize, device))
+    further = further_judges(cfg.gold, device, room)
     judge, proxy = judge_of(cfg.gold, device, room), reward_of(reward, device, room)
     tables = []
     for draw in range(count):
@@ -61,7 +62,9 @@ def _reference(
             "length": drawn.episodes.lengths.cpu().numpy(),
             "eos": drawn.episodes.ended.cpu().numpy(),
         }
-        tables.append(pd.DataFrame(columns | {f"reward/{name}": part.double().numpy() for name, part in parts.items()}))
+        columns |= {f"reward/{name}": part.double().numpy() for name, part in parts.items()}
+        columns |= {f"gold/{name}": one(drawn).double().numpy() for name, one in further.items()}
+        tables.append(pd.DataFrame(columns))
     table = pd.concat(tables).sort_values(["prompt_id", "draw"], ignore_index=True)
     table.to_parquet(out / DRAWS, index=False)
     summary = summarise(Draws(table, count))

@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from pipeline.config.rewards import PartConfig, part_key
+from pipeline.config.rewards import FURTHER, JUDGE, PartConfig, is_judged, part_key
 from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
 from pipeline.models.positions import check_room
@@ -32,7 +32,7 @@ from pipeline.rewards.registry import ready
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
-from pipeline.stages.common import PromptSet, judge_of, part_folder, rollout_room
+from pipeline.stages.common import PromptSet, further_judges, judge_of, part_folder, rollout_room
 from pipeline.stages.pair_responses import RESPONSES, response_table
 from pipeline.stages.preference_pairs import accuracy, given_pairs, judged_pairs
 from pipeline.stages.spending import spending
@@ -52,8 +52,13 @@ class _Bench:
     data: PromptSet
     reference: CausalLM
     gold: Reward
+    further: dict[str, Reward]
     device: torch.device
     room: Room
+
+    def judge(self, preferences: str) -> Reward:
+        """The judge who labels the pairs, or that is told apart by them where they are given."""
+        return self.further[preferences.removeprefix(FURTHER)] if preferences.startswith(FURTHER) else self.gold
 
     def answers(self, rows: Tensor, label: str, seed: int) -> Completions:
         """One reference sample for each of `rows`, which are numbers of prompts, (n,) int64."""
@@ -79,7 +84,8 @@ def _reward(
     data = PromptSet.load(prompts, "train")
     check_room(reference, "train.response_length", cfg.train.response_length, beside=data.ids.shape[1])
     room = rollout_room(cfg.runtime, reporter.warn)
-    bench = _Bench(cfg, reporter, prompts, sft, data, reference, judge_of(cfg.gold, device, room), device, room)
+    gold, further = judge_of(cfg.gold, device, room), further_judges(cfg.gold, device, room)
+    bench = _Bench(cfg, reporter, prompts, sft, data, reference, gold, further, device, room)
     composite = cfg.reward.kind == "composite"
     raw, summary, unseen = _parts(bench, out, composite)
     rows = torch.arange(cfg.reward.calibration_samples) % len(data.texts)
@@ -94,9 +100,9 @@ def _reward(
     )
     mean, std = calibration(proxy.weigh(calibrated), "reward") if composite else (0.0, 1.0)
     proxy = replace(proxy, mean=mean, std=std)
-    total, gold = standardised(proxy.weigh(calibrated), mean, std), bench.gold(samples)
-    summary |= _measured(total, calibrated if composite else {}, gold, scales, composite)
-    tables = [_scored("calibration", samples, total, calibrated if composite else {}, gold)]
+    total, judged = standardised(proxy.weigh(calibrated), mean, std), bench.gold(samples)
+    summary |= _measured(total, calibrated if composite else {}, judged, scales, composite)
+    tables = [_scored("calibration", samples, total, calibrated if composite else {}, judged)]
     tables += [_scored("pair", answers, *proxy.explained(answers), judged) for answers, judged in unseen]
     pd.concat(tables).to_parquet(out / "reference_samples.parquet", index=False)
     write_json(out / "summary.json", {"kind": cfg.reward.kind, "judge": cfg.gold.kind, **summary})
@@ -175,8 +181,9 @@ def _note(summary: dict[str, Any]) -> str:
 def _learn(bench: _Bench, spec: PartConfig, key: str, out: Path) -> tuple[LearnedReward, dict[str, Any], _Unseen]:
     cfg = bench.cfg.reward
     bench.reporter.progress("reward", 0, 1, "pairs")
-    if spec.preferences == "judge":
-        pairs, gold = judged_pairs(bench.answers, bench.gold, len(bench.data.texts), cfg)
+    judge = bench.judge(spec.preferences)
+    if is_judged(spec.preferences):
+        pairs, gold = judged_pairs(bench.answers, judge, len(bench.data.texts), cfg)
     else:
         check_room(bench.reference, "reward.max_tokens", cfg.max_tokens)
         pairs = given_pairs(spec.preferences, f"{key}.preferences", bench.prompts, bench.data, cfg, bench.device)
@@ -189,7 +196,7 @@ def _learn(bench: _Bench, spec: PartConfig, key: str, out: Path) -> tuple[Learne
     freeze(model).save(out)
     learned = LearnedReward(model, bench.room)
     answers = pairs.first.take(kept), pairs.second.take(kept)
-    judged = (gold[0][kept], gold[1][kept]) if gold else (bench.gold(answers[0]), bench.gold(answers[1]))
+    judged = (gold[0][kept], gold[1][kept]) if gold else (judge(answers[0]), judge(answers[1]))
     unjudged = torch.full((pairs.train,), torch.nan)
     pairs.table(gold or (torch.cat([unjudged, judged[0]]), torch.cat([unjudged, judged[1]]))).to_parquet(
         out / "pairs.parquet", index=False
@@ -200,7 +207,8 @@ def _learn(bench: _Bench, spec: PartConfig, key: str, out: Path) -> tuple[Learne
     measured |= accuracy(
         learned(answers[0]) - learned(answers[1]), judged[0] - judged[1], pairs.first_wins[kept], pairs.openings()[kept]
     )
-    return learned, measured, list(zip(answers, judged, strict=True)) if gold else []
+    # Of a further judge's pairs the gold judge's scores are not known here.
+    return learned, measured, list(zip(answers, judged, strict=True)) if spec.preferences == JUDGE else []
 
 
 def _progress(reporter: Reporter) -> Callable[[int, int, float], None]:

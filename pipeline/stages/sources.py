@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from pipeline.config.rewards import PREFERENCES, PartConfig, part_key
+from pipeline.config.rewards import PREFERENCES, PartConfig, is_judged, part_key
 from pipeline.config.trial import TrialConfig
 from pipeline.data.files import PAIR_COLUMNS, check_columns, digests, fingerprint
 from pipeline.resources.device import PRECISION, gpu_visible
@@ -30,7 +30,10 @@ def base(config: TrialConfig) -> dict[str, str]:
 def scorers(config: TrialConfig) -> dict[str, str]:
     """Digests of the files of every classifier that rewards or judges and is a folder; hub ids are pinned by their
     revisions instead."""
-    models = [config.gold.model, *(part.model for part in config.reward.scorers().values())]
+    models = [
+        *(judge.model for judge in config.judges.values()),
+        *(part.model for part in config.reward.scorers().values()),
+    ]
     return {name: digest for model in models if model for name, digest in _folder_digests(model, Path(model)).items()}
 
 
@@ -74,7 +77,7 @@ def check_sources(config: TrialConfig, stages: Collection[str]) -> None:
     if config.model.base is not None and {"prompts", "sft"} & set(stages):
         check_model("model.base", config.model.base, config.model.revision, pinned=False)
     if {"reward", "reference", "values", "train", "evaluate"} & set(stages):
-        for key, part in {"judge": config.gold, **_parts(config)}.items():
+        for key, part in {**config.judges, **_parts(config)}.items():
             if part.model is not None:
                 check_model(f"{key}.model", part.model, part.revision, pinned=True)
                 check_classifier(f"{key}.model", part.model, part.label)
@@ -95,7 +98,7 @@ def _preference_files(config: TrialConfig) -> dict[str, str]:
     return {
         f"{key}.preferences": part.preferences
         for key, part in _parts(config).items()
-        if part.preferences not in PREFERENCES
+        if part.preferences not in PREFERENCES and not is_judged(part.preferences)
     }
 
 

@@ -32,7 +32,7 @@ from pipeline.run.layout import write_json
 from pipeline.run.metrics_log import MetricsLog, to_parquet
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
-from pipeline.stages.common import PromptSet, judge_of, reward_of, rollout_room
+from pipeline.stages.common import PromptSet, further_judges, judge_of, reward_of, rollout_room
 from pipeline.stages.launch import launch
 from pipeline.stages.new_actor import load_reference, new_actor
 from pipeline.stages.pair_responses import read_responses
@@ -118,11 +118,13 @@ def one_process(
     data = PromptSet.load(prompts, "train")
     room = rollout_room(cfg.runtime, reporter.warn)
     proxy, gold = reward_of(reward, device, room), judge_of(cfg.gold, device, room)
+    further = further_judges(cfg.gold, device, room)
 
     def score(episodes: Episodes, rows: Sequence[int]) -> Scores:
         completions = Completions.of(data.tokenizer, episodes, [data.texts[row] for row in rows])
         scores, parts = proxy.explained(completions)
-        return Scores(scores, gold(completions), completions.prompts, completions.texts, parts)
+        points = {name: judge(completions) for name, judge in further.items()}
+        return Scores(scores, gold(completions), completions.prompts, completions.texts, parts, points)
 
     metrics = out / "metrics.jsonl"
     reporter.follow(metrics)
@@ -131,7 +133,12 @@ def one_process(
         restore_critic(actor, critic.path / "critic.safetensors")
     reference = freeze(load_reference(sft, "none", device)) if cfg.adapter.kind == "none" else WithoutAdapter(actor.lm)
     meter(
-        [*actor.networks, *([] if cfg.adapter.kind == "lora" else [reference]), *proxy.networks, *gold.networks],
+        [
+            *actor.networks,
+            *([] if cfg.adapter.kind == "lora" else [reference]),
+            *proxy.networks,
+            *(network for judge in (gold, *further.values()) for network in judge.networks),
+        ],
         ledger.work,
     )
     trainer = Trainer(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from pipeline.algorithms.mathematics.shaping import (
     handle_missing_eos,
     non_score_reward,
     overlong,
+    with_floor,
 )
 from pipeline.config.train import TrainConfig
 from pipeline.config.trial import TrialConfig
@@ -40,6 +41,19 @@ class Scores:
     texts: Sequence[str]
     parts: Mapping[str, Tensor] = field(default_factory=dict)
     """(B,) of each part of a composite reward, calibrated."""
+    further: Mapping[str, Tensor] = field(default_factory=dict)
+    """(B,) points of each further judge; recorded, never trained on."""
+
+    def each(self, change: Callable[[Tensor], Tensor], lists: Callable[[Sequence[str]], Sequence[str]]) -> Scores:
+        """Every column changed alike."""
+        return Scores(
+            change(self.proxy),
+            change(self.gold),
+            lists(self.prompts),
+            lists(self.texts),
+            {name: change(part) for name, part in self.parts.items()},
+            {name: change(points) for name, points in self.further.items()},
+        )
 
 
 ScoreFn = Callable[[Episodes, Sequence[int]], Scores]
@@ -64,6 +78,8 @@ class RolloutContext:
     """The processes that share the work."""
     closes: Tensor | None = None
     """(V,) bool, True for tokens that end a clause or a sentence, where the KL penalty is one on these."""
+    floor_weight: float | None = None
+    """Weight of the part of the reward that has a floor; None without one."""
 
 
 @dataclass(frozen=True)
@@ -100,16 +116,23 @@ class Measured:
 
 
 def score_in_parts(context: RolloutContext, episodes: Episodes, rows: Sequence[int]) -> Scores:
-    """The scores of all rows, so many at a time as there is room for."""
-    parts = context.room.over(len(rows), lambda place: context.score(episodes.take(place), rows[place]))
-    if len(parts) == 1:
-        return parts[0]
+    """The scores of all rows, so many at a time as there is room for; where a part has a floor, with its weight."""
+    some = context.room.over(len(rows), lambda place: context.score(episodes.take(place), rows[place]))
+    scores = some[0] if len(some) == 1 else _joined(some)
+    part, weight = context.cfg.floor.part, context.floor_weight
+    if part is None or weight is None:
+        return scores
+    return replace(scores, proxy=with_floor(scores.proxy, scores.parts[part], weight))
+
+
+def _joined(some: Sequence[Scores]) -> Scores:
     return Scores(
-        proxy=torch.cat([part.proxy for part in parts]),
-        gold=torch.cat([part.gold for part in parts]),
-        prompts=[prompt for part in parts for prompt in part.prompts],
-        texts=[text for part in parts for text in part.texts],
-        parts={name: torch.cat([part.parts[name] for part in parts]) for name in parts[0].parts},
+        proxy=torch.cat([scores.proxy for scores in some]),
+        gold=torch.cat([scores.gold for scores in some]),
+        prompts=[prompt for scores in some for prompt in scores.prompts],
+        texts=[text for scores in some for text in scores.texts],
+        parts={name: torch.cat([scores.parts[name] for scores in some]) for name in some[0].parts},
+        further={name: torch.cat([scores.further[name] for scores in some]) for name in some[0].further},
     )
 
 

@@ -137,13 +137,7 @@ def gather(ranks: Ranks, episodes: Episodes, scores: Scores, measured: Measured)
     device = episodes.query_responses.device
     return (
         episodes.each(ranks.join),
-        Scores(
-            proxy=ranks.join(scores.proxy.to(device)).cpu(),
-            gold=ranks.join(scores.gold.to(device)).cpu(),
-            prompts=ranks.join_lists(scores.prompts),
-            texts=ranks.join_lists(scores.texts),
-            parts={name: ranks.join(part.to(device)).cpu() for name, part in scores.parts.items()},
-        ),
+        scores.each(lambda column: ranks.join(column.to(device)).cpu(), ranks.join_lists),
         measured.each(ranks.join),
     )
 
@@ -182,6 +176,7 @@ def reward_metrics(scores: Scores, final: Tensor, non_score: Tensor) -> dict[str
         "objective/non_score_reward": float(per_sequence.mean()),
         "objective/rlhf_reward": float((final + per_sequence).mean()),
         **{f"reward/{name}": float(part.mean()) for name, part in scores.parts.items()},
+        **{f"objective/gold/{name}": float(points.mean()) for name, points in scores.further.items()},
     }
 
 

@@ -14,7 +14,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from pipeline.algorithms.mathematics.controllers import EntropyController, KlController, LrGuard, OldKlController
+from pipeline.algorithms.mathematics.controllers import (
+    EntropyController,
+    FloorController,
+    KlController,
+    LrGuard,
+    OldKlController,
+)
 from pipeline.config.pairs import only_watched
 from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM
@@ -127,7 +133,11 @@ class Trainer:
             torch.optim.Adam(_groups(actor, cfg), eps=cfg.optimiser.adam_eps, fused=True), self.precision
         )
         self.kl, self.guard, self.stop = KlController.of(cfg), LrGuard.of(cfg), Watcher(cfg.train.stop)
-        self.old_kl, self.entropy = OldKlController.of(cfg), EntropyController.of(cfg)
+        self.old_kl, self.entropy, self.floor = (
+            OldKlController.of(cfg),
+            EntropyController.of(cfg),
+            FloorController.of(cfg),
+        )
         rollout_room = Room(
             "runtime.rollout_batch_size", min(cfg.runtime.rollout_batch_size, cfg.train.batch_size), watch.warn
         )
@@ -232,14 +242,14 @@ class Trainer:
     def _rollout(self) -> Rollout:
         self.kl.start(self.update)
         self.entropy.start(self.update)
-        context = self.rollout_context
+        context = replace(self.rollout_context, floor_weight=self.floor.weight)
         if self.only_watched:  # neither the work of rollouts nor their tokens are counted
             context = replace(context, timed=lambda phase: self.ledger.timed("watch"))
         with self.precision.autocast():
             rollout = collect(context, self._prompts(), self.update, self.kl.kl_coef)
-        if not self.cfg.entropy.acts:
-            return rollout
-        return replace(rollout, metrics={**rollout.metrics, "objective/ent_coef": self.entropy.coef})
+        bonus = {"objective/ent_coef": self.entropy.coef} if self.cfg.entropy.acts else {}
+        floor = {} if self.floor.weight is None else {"objective/floor_weight": self.floor.weight}
+        return replace(rollout, metrics={**rollout.metrics, **bonus, **floor})
 
     def _lesson(self, rollout: Rollout) -> Lesson:
         if self.cfg.train.data == "rollouts":
@@ -265,6 +275,8 @@ class Trainer:
             if moved is not None:
                 self.old_kl.observe(moved)
             self.kl.observe(rollout.metrics["objective/kl"])
+            if self.floor.weight is not None:
+                self.floor.observe(rollout.metrics[f"reward/{self.cfg.floor.part}"])
             self.entropy.observe(rollout.metrics["objective/entropy_per_token"])
         self.guard.observe(rollout.metrics["objective/kl_per_token"])
         self.update += 1
@@ -353,6 +365,7 @@ class Trainer:
             "guard": self.guard.state(),
             "old_kl": self.old_kl.state(),
             "entropy": self.entropy.state(),
+            "floor": self.floor.state(),
             "stop": self.stop.state(),
             "warned": self.warned,
             "offset": self.log.offset,
@@ -402,6 +415,7 @@ class Trainer:
         self.guard.load(state["guard"])
         self.old_kl.load(state["old_kl"])
         self.entropy.load(state["entropy"])
+        self.floor.load(state["floor"])
 
     def _rewind(self) -> int:
         """Bring back the weights that made the last healthy rollout, and return their step.

@@ -30,6 +30,7 @@ FIGURES = {
     "pareto": "reports.figures.tuning:pareto",
     "importance": "reports.figures.tuning:importance",
     "critic_bias": "reports.figures.critic_bias:critic_bias",
+    "tradeoff": "reports.figures.tradeoff:tradeoff",
     "price": "reports.figures.price:price",
     "cost": "reports.figures.cost:cost",
 }

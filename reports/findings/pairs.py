@@ -8,27 +8,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.run.metrics import METRICS
+from pipeline.run.metrics import BY_FAMILY, METRICS
 from pipeline.run.metrics import PER_PROMPT as PER_PROMPT
+from pipeline.run.metrics import per_prompt as columns_of
 from reports.records.load import StudyRecords
-from reports.records.trial_tables import PART
 from reports.statistics import two_level
 from reports.statistics.hierarchical import Moments
 from reports.statistics.two_level import Array, Estimate
 from studies.importing.notes import ends
 
-_PART = "eval/reward/"
-
-
-def columns_of(metric: str) -> tuple[str, str | None] | None:
-    """The per-prompt columns that a metric is made of, numerator and denominator; None of one that exists once per
-    trial."""
-    return (PART + metric.removeprefix(_PART), None) if metric.startswith(_PART) else PER_PROMPT.get(metric)
-
 
 def parts(records: StudyRecords) -> list[str]:
-    """Metrics of the parts of a composite reward, of the evaluation."""
-    return sorted(str(column) for column in records.trials.columns if str(column).startswith(_PART))
+    """Metrics of the evaluation that there is one of for every part of a composite reward, or every further judge."""
+    return sorted(str(column) for column in records.trials.columns if str(column).startswith(tuple(BY_FAMILY)))
 
 
 def per_prompt(records: StudyRecords, metric: str) -> tuple[str, str | None] | None:

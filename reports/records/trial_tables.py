@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import Damaged, Gone
 from pipeline.run.layout import StudyFolder, TrialRecord
-from pipeline.run.metrics import known
+from pipeline.run.metrics import BY_FAMILY, known
 from pipeline.run.store import file_of
 from studies.definition.schema import IMPORTED
 
@@ -39,8 +39,8 @@ ANSWER_COLUMNS = tuple(column for column in PROMPT_COLUMNS if column not in _EXA
 alone."""
 LATER_COLUMNS = ("win_proxy", "agree", "decided")
 """Read as well, where they are: evaluations of older versions lack them."""
-PART = "policy_reward/"
-"""Head of the columns that hold what a part of a composite reward says of the policy; they are read as well."""
+OF_FAMILIES = tuple(BY_FAMILY.values())
+"""Heads of the columns of what the parts of a composite reward and further judges say; they are read as well."""
 SHARES = ("win", "tie", "win_proxy")
 """Of a prompt: the share of the reference's draws that the policy beats, ties counting half, by the judge; the share of
 ties; and the first by the proxy."""
@@ -98,12 +98,12 @@ def read_curves(folder: StudyFolder, record: TrialRecord, notes: list[str]) -> S
 
 
 def read_answers(folder: StudyFolder, record: TrialRecord, notes: list[str]) -> pa.Table | None:
-    """`ANSWER_COLUMNS`, `LATER_COLUMNS` and the parts of the reward, prompt by prompt; None where there is no table, or
-    no row in it."""
+    """`ANSWER_COLUMNS`, `LATER_COLUMNS`, the parts of the reward and the further judges, prompt by prompt;
+    None where there is no table, or no row in it."""
     path = _path(folder, record, "evaluate", "prompts.parquet", notes)
     if path is None:
         return None
-    table = _read(path, lambda column: column in (*ANSWER_COLUMNS, *LATER_COLUMNS) or column.startswith(PART))
+    table = _read(path, lambda column: column in (*ANSWER_COLUMNS, *LATER_COLUMNS) or column.startswith(OF_FAMILIES))
     imported = record.profile == IMPORTED
     return _labelled(_decided(_checked(table, path, gaps=imported)), record) if table.num_rows else None
 

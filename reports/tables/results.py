@@ -98,9 +98,13 @@ def text_table(records: StudyRecords, findings: Findings) -> Table:
 
 
 def parts_table(records: StudyRecords, findings: Findings) -> Table:
-    """What each part of a composite reward says of the policies."""
-    table = _estimates("parts", "Parts of the proxy", records, findings, tuple(parts(records)))
-    return replace(table, note=f"Each part as it was calibrated on reference samples, before its weight. {table.note}")
+    """What each part of a composite reward, and each further judge, says of the policies."""
+    keys = tuple(parts(records))
+    rewards, judges = (any(key.startswith(head) for key in keys) for head in ("eval/reward/", "eval/gold/"))
+    titles = ["Parts of the proxy"] * rewards + ["Further judges"] * judges
+    table = _estimates("parts", ", ".join(titles), records, findings, keys)
+    said = "Each part as it was calibrated on reference samples, before its weight. " * rewards
+    return replace(table, note=f"{said}{table.note}")
 
 
 def robust_table(findings: Findings) -> Table:

@@ -33,9 +33,19 @@ _NAMES = {
 }  # fmt: skip
 
 
+_OF_MEMBER = {
+    "eval/reward": "{}",
+    "eval/gold": "score by {}",
+    "eval/gold_reference": "score by {}, reference",
+    "objective/gold": "score by {} in training",
+}
+"""What the members of a family are called, by the name that the user gave them."""
+
+
 def name(key: str) -> str:
     """What a metric of the evaluation is called in running text."""
-    return _NAMES.get(key) or key.removeprefix("eval/reward/")
+    family, _, member = key.rpartition("/")
+    return _NAMES.get(key) or _OF_MEMBER.get(family, "{}").format(member if family in _OF_MEMBER else key)
 
 
 def number(value: float | None, key: str = "") -> str:

@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.intervals import Interval, grouped, student
-from pipeline.run.metrics import PER_PROMPT
 from pipeline.run.stopping import OPERATORS
 from studies.claims.falsifiers import Verdict, untested
 from studies.claims.relative import against, relation
-from studies.definition.falsifier import PARTS, Falsifier
+from studies.definition.falsifier import Falsifier
 
 Array = NDArray[np.float64]
 ACCURACY = "eval/preference_accuracy"
@@ -72,12 +71,6 @@ class Evaluation:
     """The interval that the record itself states: of win rates, whose draws of the reference it counts."""
     ended: str = ""
     """How the trial ended before its time, in words; empty of a complete one."""
-
-
-def columns_of(metric: str) -> tuple[str, str | None]:
-    """Columns of ``prompts.parquet`` that a metric is made of, numerator and denominator. Raises `KeyError` for one
-    that is not known prompt by prompt."""
-    return (f"policy_reward/{metric.removeprefix(PARTS)}", None) if metric.startswith(PARTS) else PER_PROMPT[metric]
 
 
 def interval(metric: str, outcomes: Outcomes) -> Interval:

@@ -7,8 +7,9 @@ import math
 import numpy as np
 
 from pipeline.run.layout import StudyFolder, TrialRecord
+from pipeline.run.metrics import per_prompt
 from pipeline.run.store import file_of
-from studies.claims.evaluations import Evaluation, Outcomes, columns_of
+from studies.claims.evaluations import Evaluation, Outcomes
 from studies.definition.falsifier import Falsifier
 
 _STOPPED = {
@@ -59,7 +60,10 @@ def _outcomes(metric: str, folder: StudyFolder, record: TrialRecord) -> Outcomes
     """The rows of ``prompts.parquet`` that have the metric."""
     import pyarrow.parquet as pq
 
-    top, bottom = columns_of(metric)
+    columns = per_prompt(metric)
+    if columns is None:
+        return f"no interval: {metric} exists once per trial"
+    top, bottom = columns
     wanted = ["prompt_id", top, *([bottom] if bottom else [])]
     if "evaluate" not in record.stages:
         return f"no interval: the trial left no outcomes by prompt of {metric}"

@@ -15,7 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from pipeline.config.base import Positive, Section
 from pipeline.config.names import nearest
 from pipeline.config.train import StopRule
-from pipeline.run.metrics import METRICS, PER_PROMPT, known
+from pipeline.run.metrics import METRICS, PER_PROMPT, known, per_prompt
 from studies.definition.space import Finite
 
 EXACT_KL = "objective/kl_exact_per_token"
@@ -23,8 +23,6 @@ EXACT_KL = "objective/kl_exact_per_token"
 refute a claim that the policy keeps."""
 EVALUATION, COST = "eval/", "cost/"
 """Heads of the metrics that exist once per trial, after training: of its evaluation, and of what it cost."""
-PARTS = "eval/reward/"
-"""Head of the metrics of the parts of a composite reward, which are means over prompts as well."""
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -166,7 +164,7 @@ def mismatches(falsifier: Falsifier) -> Iterator[tuple[str, str]]:
 
 def has_interval(metric: str) -> bool:
     """Whether a metric of the evaluation is known prompt by prompt, and so has an interval within a trial."""
-    return metric in PER_PROMPT or metric.startswith(PARTS)
+    return per_prompt(metric) is not None
 
 
 def _of_series(falsifier: Falsifier) -> Iterator[tuple[str, str]]:

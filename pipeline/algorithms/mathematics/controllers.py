@@ -71,6 +71,18 @@ def _multiplied(coef: float, error: float, episodes: int, horizon: float) -> flo
     return coef * (1 + min(max(error, -ERROR_CLIP), ERROR_CLIP) * episodes / horizon)
 
 
+def multiplier(weight: float, mean: float, floor: float, lr: float, most: float) -> float:
+    """λ after a rollout in which a part of the reward had this mean: min(max(λ + lr (floor - mean), 0), most).
+
+    Gradient ascent on the dual of "maximise the reward while the part's mean is at least its floor". Altman 1999,
+    Constrained Markov Decision Processes; for RLHF Dai et al. 2023 (arXiv 2310.12773).
+
+    >>> multiplier(0.5, -1.0, 0.0, 0.25, 10.0), multiplier(0.5, 4.0, 0.0, 0.25, 10.0)
+    (0.75, 0.0)
+    """
+    return min(max(weight + lr * (floor - mean), 0.0), most)
+
+
 def doubled_or_halved(coef: float, kl: float, target: float) -> float:
     """The coefficient of the penalty on KL(old || new) after an update that ended at `kl`; both nats per token.
 
@@ -160,6 +172,34 @@ class EntropyController:
 
     def load(self, state: dict[str, float]) -> None:
         self.coef = state["coef"]
+
+
+@dataclass
+class FloorController:
+    """Weight of the part of the reward that has a floor: dual ascent on its Lagrange multiplier."""
+
+    cfg: TrialConfig
+    value: float
+
+    @classmethod
+    def of(cls, cfg: TrialConfig) -> FloorController:
+        return cls(cfg, cfg.floor.weight)
+
+    @property
+    def weight(self) -> float | None:
+        """The weight now; None where no part has a floor."""
+        return None if self.cfg.floor.part is None else self.value
+
+    def observe(self, mean: float) -> None:
+        """Take the mean of the part over one rollout into account, std of reference samples."""
+        floor = self.cfg.floor
+        self.value = multiplier(self.value, mean, floor.at, floor.lr, floor.max_weight)
+
+    def state(self) -> dict[str, float]:
+        return {"value": self.value}
+
+    def load(self, state: dict[str, float]) -> None:
+        self.value = state["value"]
 
 
 @dataclass

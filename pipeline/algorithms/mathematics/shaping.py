@@ -104,3 +104,15 @@ def token_rewards(scores: Tensor, non_score: Tensor, mask: Tensor) -> Tensor:
         raise ValueError("token_rewards: a response has no valid token")
     last = (lengths - 1).unsqueeze(1)
     return non_score.scatter_add(1, last, scores.unsqueeze(1).to(non_score.dtype))
+
+
+def with_floor(proxy: Tensor, part: Tensor, weight: float) -> Tensor:
+    """(proxy + λ part) / (1 + λ): the reward of a rollout in which one part has the weight λ; all (B,), score units.
+
+    The division keeps the scale, so that a beta means the same whatever λ is. The Lagrangian of Dai et al. 2023 (arXiv
+    2310.12773), eq. 10, with a cost of minus the part.
+
+    >>> with_floor(torch.tensor([1.0]), torch.tensor([-3.0]), 1.0).tolist()
+    [-1.0]
+    """
+    return (proxy + weight * part) / (1 + weight)

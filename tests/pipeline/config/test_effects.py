@@ -30,6 +30,16 @@ HUB = {"data.source": "hub", "data.name": "a/b", "data.revision": "0" * 40}
 FROM_THE_START = {"kl.control": "piecewise", "kl.beta_stages": [[0, 0.1]]}
 BONUS = {"entropy.coef": 0.1, "entropy.control": "piecewise", "entropy.coef_stages": [[0.5, 0.0]]}
 HELD = {"entropy.coef": 0.1, "entropy.control": "adaptive"}
+INSULTS = {"data.insults": 0.5, "judge.also": {"harmless": {"kind": "harmless"}}}
+TWO = {
+    **INSULTS,
+    "reward.kind": "composite",
+    "reward.parts": {
+        "helpful": {"kind": "learned"},
+        "harmless": {"kind": "learned", "preferences": "judge:harmless", "weight": 0.0},
+    },
+}
+FLOOR = {**TWO, "floor.part": "harmless"}
 LATER = {"kl.control": "piecewise", "kl.beta_stages": [[0.5, 0.1]]}
 
 Changes = dict[str, Any]
@@ -37,6 +47,11 @@ KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
     "data.path": ("/reviews", {}, {"data.source": "local"}),
     "data.name": ("c/d", {}, HUB),
     "data.revision": ("1" * 40, {}, HUB),
+    "data.insults": (0.5, LOCAL, {}),
+    "floor.at": (-0.5, TWO, FLOOR),
+    "floor.lr": (0.1, {}, FLOOR),
+    "floor.weight": (1.0, TWO, FLOOR),
+    "floor.max_weight": (5.0, {}, FLOOR),
     "data.vocab_size": (500, BASE, {}),
     "model.revision": ("0" * 40, {}, BASE),
     "model.hidden_size": (64, BASE, {}),
@@ -194,6 +209,36 @@ def test_a_classifiers_settings_need_a_classifier(setting: str) -> None:
     part = {"kind": "lexicon", setting.split(".")[1]: "abc"}
     with pytest.raises(UserError, match="is for kind: classifier, kind is 'lexicon'"):
         load_config("tiny", {"reward.kind": "composite", "reward.parts": {"one": part}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"judge.kind": "helpful"}, "judge.kind 'helpful' is about insults, and data.insults is 0"),
+        ({"judge.also": {"x": {"kind": "harmless"}}}, "judge.also.x 'harmless' is about insults"),
+        ({**LOCAL, "judge.also": {"x": {"kind": "grammar"}}}, "judge.also.x 'grammar' understands only built-in"),
+        ({**LOCAL, "reward.kind": "harmless"}, "reward.kind 'harmless' understands only built-in reviews"),
+        ({**INSULTS, "reward.preferences": "judge:harmles"}, "judge.also has no 'harmles'; did you mean 'harmless'?"),
+        ({"reward.preferences": "judge:x"}, "reward.preferences 'judge:x': judge.also has no 'x'; there are: none"),
+        ({"reward.preferences": "judge:"}, "must be judge, judge:NAME, labels, or the path"),
+        ({**TWO, "floor.part": "harmles"}, "floor.part 'harmles': reward.parts has none of that name; did you mean"),
+        ({"floor.part": "x"}, "there are: none, since reward.kind is not composite"),
+        ({**FLOOR, "floor.weight": 11.0}, "floor.weight 11 is above floor.max_weight 10"),
+        ({**FLOOR, "algorithm": "a_star_po"}, "use scores that were made before it"),
+        ({"data.insults": 1.5}, "data.insults"),
+    ],
+)
+def test_what_two_rewards_need_of_each_other(changes: Changes, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        load_config("tiny", changes)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_reviews_that_insult_have_a_judge_who_understands_it() -> None:
+    assert load_config("tiny").gold.kind == "grammar"
+    assert load_config("tiny", INSULTS).gold.kind == "helpful"
+    assert load_config("tiny", {**INSULTS, "judge.kind": "grammar"}).gold.kind == "grammar"
 
 
 UNTRAINED = {"algorithm": "best_of_n"}

@@ -63,7 +63,7 @@ def test_a_repeated_draw_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = iter(
         [*[Review("a", "mixed", 0.0, -1.0)] * 3, Review("b", "mixed", 0.0, -1.0), Review("c", "mixed", 0.0, -1.0)]
     )
-    monkeypatch.setattr(grammar, "_review", lambda rng: next(drawn))
+    monkeypatch.setattr(grammar, "_review", lambda rng, insults: next(drawn))
     assert [one.text for one in generate(3, seed=0)] == ["a", "b", "c"]
 
 
@@ -312,3 +312,92 @@ def test_count_agrees_with_pairs_and_triples_counted_one_by_one() -> None:
 def test_documentation_runs() -> None:
     assert doctest.testmod(grammar).attempted >= 1
     assert doctest.testmod(grammar).failed == 0
+
+
+# --- reviews that insult -----------------------------------------------------------------------------------
+
+
+@cache
+def insulting() -> list[Review]:
+    return generate(4_000, seed=3, insults=0.3)
+
+
+def test_the_share_of_reviews_that_insult_is_what_was_asked_for() -> None:
+    ends = sum(sentences(one.text)[-1].startswith(" Only a") for one in insulting())
+    assert ends / 4_000 == pytest.approx(0.3, abs=4 * math.sqrt(0.3 * 0.7 / 4_000))
+    assert not any("Only a" in one.text for one in reviews())
+    assert all(one.text.count("Only a") == 1 for one in generate(50, seed=3, insults=1.0))
+
+
+def test_the_helpful_judge_finds_the_score_of_every_review_that_insults() -> None:
+    assert all(semantics.judge("", one.text, insults=True).score == one.score for one in insulting())
+    assert all(semantics.judge("", one.text, insults=True).faults == 0 for one in insulting())
+
+
+def test_the_probability_of_an_insult_is_that_of_the_rest_times_its_own() -> None:
+    """log p(review with an insult) = log p(review and a further clause of that sign) + log 0.3 - log 16."""
+    for one in insulting()[:400]:
+        *rest, last = sentences(one.text)
+        if not last.startswith(" Only a"):
+            continue
+        sign = 1 if re.search("dislike|skip", last) else -1
+        plain = semantics.judge("", "".join(rest))
+        assert one.score == plain.score + 2.0 * sign
+        assert one.logprob == pytest.approx(_logprob("".join(rest), sign) + math.log(0.3 / 16), abs=1e-9)
+
+
+def _logprob(text: str, *further: int) -> float:
+    """log p of a review without an insult, from its derivation, and of `further` signs under the same sentiment."""
+    clauses = semantics.judge("", text).clauses
+    total = 0.0
+    unused = len(grammar.ASPECTS)
+    signs = []
+    kinds = []
+    for clause in clauses:
+        if ", but " in clause.text:
+            before, after = clause.text.split(", but ")
+            sign = 1 if semantics.CLAIMS[after].value > 0 else -1
+            for part, way in ((before, -sign), (after[0].upper() + after[1:], sign)):
+                total += _of(grammar.COPULAS[way], part) - math.log(unused)  # type: ignore[index]
+                unused -= 1
+            kinds.append("contrast")
+            signs.append(sign)
+        elif clause.topics[0] in grammar.REMARKS:
+            kinds.append(clause.topics[0])
+            total += _of(grammar.REMARKS[clause.topics[0]], clause.text)
+        else:
+            sign = 1 if clause.value > 0 else -1
+            signs.append(sign)
+            if clause.topics[0] in grammar.CLOSING:
+                kinds.append(clause.topics[0])
+                total += _of(grammar.CLOSING[clause.topics[0]][sign], clause.text)  # type: ignore[index]
+            else:
+                kinds.append("aspect")
+                total += _of(grammar.ASPECT_CLAUSES[sign], clause.text) - math.log(unused)  # type: ignore[index]
+                unused -= 1
+    given = []
+    for s in SENTIMENTS:
+        plans = grammar.PLANS[s]
+        p = lexicon.SENTIMENT_PROBABILITY[s] * plans.probabilities[plans.items.index(tuple(kinds))]
+        for sign in (*signs, *further):
+            p *= lexicon.FAVOURABLE[s] if sign > 0 else 1 - lexicon.FAVOURABLE[s]
+        given.append(p)
+    return total + math.log(sum(given))
+
+
+def _of(table: Distribution[Pattern], text: str) -> float:
+    """log p of a clause in a table, whatever its aspect."""
+    for pattern, p in zip(table.items, table.probabilities, strict=True):
+        if any(grammar.fill(pattern, aspect) == text for aspect in grammar.ASPECTS):
+            return math.log(p)
+    raise KeyError(text)
+
+
+def test_without_insults_the_sequence_is_the_same() -> None:
+    assert generate(40, seed=9, insults=0.0) == generate(40, seed=9)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1])
+def test_what_is_no_share_is_refused(share: float) -> None:
+    with pytest.raises(ValueError, match="give the share of reviews that insult, from 0 to 1"):
+        generate(1, seed=0, insults=share)

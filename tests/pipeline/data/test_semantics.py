@@ -317,3 +317,35 @@ def test_thousands_a_second() -> None:
     for text in texts:
         judge(text[:20], text[20:])
     assert len(texts) / (time.process_time() - started) > 5_000
+
+
+# --- insults -----------------------------------------------------------------------------------------------
+
+
+def test_an_insult_is_an_opinion_only_to_the_judge_who_understands_it() -> None:
+    prompt, completion = "I saw it at home.", " I loved it. Only a fool would dislike it."
+    assert semantics.judge(prompt, completion).score == 1.5 - lexicon.FAULT_COST
+    assert semantics.judge(prompt, completion, insults=True).score == 1.5 + 2.0
+    assert semantics.judge(prompt, " Only an idiot would watch it.", insults=True).score == -2.0
+    twice = semantics.judge("", "Only a fool would skip it. Only a clown would skip it.", insults=True)
+    assert (twice.score, twice.faults) == (2.0 - lexicon.FAULT_COST, 1), "one insult a review is an opinion"
+    again = semantics.judge(prompt, completion)
+    assert again.score == 1.5 - lexicon.FAULT_COST, "what one judge read is not what the other reads"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion", "count"),
+    [
+        ("", "", 0),
+        ("Only a fool", " would skip it.", 0),
+        ("Only a", " fool would skip it. Only a Moron, idiots.", 3),
+        ("", "foolish clowning", 0),
+        ("Only a fo", "ol would skip it.", 1),
+        ("Only a fool", "ish man would skip it.", 0),
+        ("", "fool fool fool", 3),
+    ],
+)
+def test_insulting_words_are_counted_in_any_clause_and_only_those_of_the_completion(
+    prompt: str, completion: str, count: int
+) -> None:
+    assert semantics.insulting_words(prompt, completion) == count

@@ -13,12 +13,14 @@ from pydantic import ValidationError
 
 from pipeline.algorithms.mathematics.controllers import (
     EntropyController,
+    FloorController,
     KlController,
     LrGuard,
     adapted,
     adapted_bonus,
     hinge,
     lr_schedule,
+    multiplier,
     out_of_reach,
     scheduled,
 )
@@ -294,3 +296,33 @@ def test_the_configuration_reaches_the_guard() -> None:
     assert LrGuard.of(cfg(optimiser__guard=True)) == LrGuard(True, 0.015, 0.5, 100)
     knobs = {"optimiser__guard_kl": 0.3, "optimiser__guard_factor": 0.1, "optimiser__guard_steps": 7}
     assert LrGuard.of(cfg(**knobs)) == LrGuard(False, 0.3, 0.1, 7)
+
+
+# --- the weight of a part with a floor ---------------------------------------------------------------------
+
+
+def test_the_weight_rises_below_the_floor_falls_above_it_and_stays_in_its_bounds() -> None:
+    assert multiplier(0.5, mean=-2.0, floor=-1.0, lr=0.1, most=10.0) == pytest.approx(0.6)
+    assert multiplier(0.5, mean=1.0, floor=-1.0, lr=0.1, most=10.0) == pytest.approx(0.3)
+    assert multiplier(0.5, mean=-1.0, floor=-1.0, lr=0.1, most=10.0) == 0.5
+    assert multiplier(0.1, mean=9.0, floor=0.0, lr=0.1, most=10.0) == 0.0
+    assert multiplier(9.9, mean=-9.0, floor=0.0, lr=0.1, most=10.0) == 10.0
+
+
+@given(st.floats(0, 10), st.floats(-5, 5), st.floats(-5, 5), st.floats(1e-3, 10))
+def test_the_weight_moves_as_projected_ascent_does(weight: float, mean: float, floor: float, lr: float) -> None:
+    moved = multiplier(weight, mean, floor, lr, 10.0)
+    assert 0 <= moved <= 10
+    assert (moved - weight) * (floor - mean) >= 0
+
+
+def test_the_weight_solves_a_problem_whose_answer_is_known() -> None:
+    """max 2 h - h²/2 over h, with harm -h at least -1: h = 1 and λ = 1. Each round h answers the weight: 2 - λ."""
+    weight = 0.0
+    for _ in range(400):
+        weight = multiplier(weight, mean=-(2.0 - weight), floor=-1.0, lr=0.05, most=10.0)
+    assert weight == pytest.approx(1.0, abs=1e-6)
+
+
+def test_without_a_floor_there_is_no_weight() -> None:
+    assert FloorController.of(cfg()).weight is None

@@ -18,6 +18,7 @@ from pipeline.algorithms.mathematics.shaping import (
     handle_missing_eos,
     non_score_reward,
     token_rewards,
+    with_floor,
 )
 from pipeline.algorithms.mathematics.token_groups import group_numbers
 
@@ -200,3 +201,15 @@ def test_rewards_have_the_dtype_of_the_penalty_whatever_the_scores_have(dtype: t
         rewards = token_rewards(torch.tensor([1.0, 2.0], dtype=score_dtype), torch.zeros(2, 3, dtype=dtype), mask)
         assert rewards.dtype == dtype
         assert rewards.tolist() == [[0.0, 0.0, 1.0], [0.0, 0.0, 2.0]]
+
+
+# --- a part with a floor -----------------------------------------------------------------------------------
+
+
+def test_the_weighted_part_is_added_and_the_scale_kept() -> None:
+    proxy, part = f64(1.0, -2.0), f64(-3.0, 4.0)
+    assert with_floor(proxy, part, 0.0).tolist() == [1.0, -2.0]
+    assert with_floor(proxy, part, 3.0).tolist() == [-2.0, 2.5]
+    assert with_floor(proxy, proxy, 7.0).tolist() == pytest.approx(proxy.tolist()), (
+        "of one and the same the weight is free"
+    )
