@@ -50,6 +50,11 @@ def above_zero(key: str) -> Condition:
     return Condition(f"{key} above 0", lambda config: bool(value_at(config, key) > 0), key)
 
 
+def above_one(key: str) -> Condition:
+    """The key is more than 1."""
+    return Condition(f"{key} above 1", lambda config: bool(value_at(config, key) > 1), key)
+
+
 def value_at(config: Config, key: str) -> Any:
     """The value of a dotted key."""
     section, _, name = key.partition(".")
@@ -171,6 +176,20 @@ ACTS: dict[str, tuple[Condition, ...]] = {
         (LEARNED,),
     ),
     "reward.label_noise": (JUDGED,),
+    **dict.fromkeys(("reward.trunk", "reward.ensemble"), (LEARNED,)),
+    **dict.fromkeys(
+        (
+            "reward.hidden_size",
+            "reward.layers",
+            "reward.heads",
+            "reward.intermediate_size",
+            "reward.pretraining_steps",
+        ),
+        (setting("reward.trunk", "scratch"), LEARNED),
+    ),
+    "reward.combine": (above_one("reward.ensemble"), LEARNED),
+    "reward.worst_k": (setting("reward.combine", "worst_k"), LEARNED),
+    "reward.uncertainty_weight": (setting("reward.combine", "uncertainty"), above_one("reward.ensemble"), LEARNED),
     "reward.max_tokens": (GIVEN_PAIRS,),
     "critic.head_lr": (CRITIC, above_zero("critic.vf_coef")),
     "algorithm.value_lambda": (CRITIC, above_zero("critic.vf_coef")),

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from pipeline.config.base import NonNegative, Positive, Section, StrictlyPositive
+from pipeline.config.model import ModelConfig
 from pipeline.config.names import nearest
 
 PartName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")]
@@ -14,6 +15,9 @@ PREFERENCES = ["judge", "labels"]
 JUDGE = "judge"
 FURTHER = "judge:"
 """Before the name of a further judge, where pairs are labelled by it."""
+Combine = Literal["mean", "minimum", "worst_k", "uncertainty"]
+DISAGREEMENT = "disagreement"
+"""What the spread of an ensemble is called beside the parts of a reward."""
 READY = {
     "lexicon": "lexicon judge (VADER)",
     "classifier": "ready sequence classifier",
@@ -105,6 +109,29 @@ class RewardConfig(Scorer):
     calibration_samples: Annotated[int, Field(ge=2)] = Field(
         512, description="reference samples that set mean 0 and std 1 of the proxy"
     )
+    trunk: Literal["reference", "scratch"] = Field(
+        "reference",
+        description="where a learned reward starts: the reference's weights, or a Qwen2 of its own with random ones",
+    )
+    hidden_size: Positive = Field(96, description="width of a scratch trunk")
+    layers: Positive = Field(2, description="layers of a scratch trunk")
+    heads: Positive = Field(4, description="attention heads of a scratch trunk")
+    intermediate_size: Positive = Field(256, description="width of its gated MLP")
+    pretraining_steps: Annotated[int, Field(ge=0)] = Field(
+        400, description="steps of a scratch trunk as a language model on the SFT texts, by the settings of sft"
+    )
+    ensemble: Positive = Field(1, description="learned models that score together; each has its own seed, 1 is none")
+    combine: Combine = Field(
+        "mean",
+        description=(
+            "of the members' calibrated scores: mean, minimum, worst_k (mean of the k lowest), uncertainty (mean -"
+            " reward.uncertainty_weight x variance)"
+        ),
+    )
+    worst_k: Annotated[int, Field(ge=2)] = Field(2, description="members in the mean of combine: worst_k")
+    uncertainty_weight: StrictlyPositive = Field(
+        0.5, description="of the variance over members in combine: uncertainty, in 1 / std of reference samples"
+    )
     epochs: Positive = Field(2, description="passes over the pairs")
     batch_size: Positive = Field(64, description="pairs in one step")
     lr: StrictlyPositive = Field(1e-3, description="peak learning rate")
@@ -122,7 +149,21 @@ class RewardConfig(Scorer):
             )
         if self.parts and not any(part.weight for part in self.parts.values()):
             raise ValueError("parts: every weight is 0, so there is nothing to learn")
+        if self.combine == "worst_k" and not self.worst_k < self.ensemble:
+            raise ValueError(f"worst_k {self.worst_k} must be below ensemble {self.ensemble}; all of them are the mean")
+        if self.ensemble > 1 and DISAGREEMENT in self.parts:
+            raise ValueError(f"parts: an ensemble calls its spread '{DISAGREEMENT}'; give the part another name")
+        self.sizes()
         return self
+
+    def sizes(self) -> ModelConfig:
+        """Of a scratch trunk. Raises `ValueError` where its heads do not divide its width."""
+        return ModelConfig(
+            hidden_size=self.hidden_size,
+            layers=self.layers,
+            heads=self.heads,
+            intermediate_size=self.intermediate_size,
+        )
 
     def scorers(self) -> dict[str, PartConfig]:
         """The parts by name; of a reward that is no composite, itself under the name ``reward``."""

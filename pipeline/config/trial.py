@@ -128,6 +128,19 @@ class TrialConfig(Section):
         """Whether some reward is learned from the labels of the texts."""
         return any(part.preferences == "labels" for part in self.reward.scorers().values())
 
+    @property
+    def learned_rewards(self) -> int:
+        """Reward models that are trained: members of ensembles, over all parts."""
+        return self.reward.ensemble * sum(part.kind == "learned" for part in self.reward.scorers().values())
+
+    @property
+    def reward_pretraining(self) -> SftConfig | None:
+        """How a scratch trunk of a learned reward becomes a language model; None where none does."""
+        steps = self.reward.pretraining_steps
+        if not self.learned_rewards or self.reward.trunk == "reference" or not steps:
+            return None
+        return self.sft.model_copy(update={"steps": steps, "seed": self.reward.seed})
+
     def cautions(self) -> list[str]:
         """What is allowed and yet likely to mislead, one line each."""
         same = [
@@ -203,7 +216,22 @@ class TrialConfig(Section):
                 f"critic.init 'reward' needs a reward that is a network, reward.kind is '{self.reward.kind}'; use"
                 " learned"
             )
+        if self.critic.kind == "separate" and self.critic.init == "reward":
+            self._check_critic_source()
         return self
+
+    def _check_critic_source(self) -> None:
+        """Refuse a critic out of a reward that is several networks, or one of another size than the policy's."""
+        if self.reward.ensemble > 1:
+            raise ValueError(
+                f"critic.init 'reward' needs one reward model, reward.ensemble is {self.reward.ensemble}; use"
+                " critic.init: reference"
+            )
+        if self.reward.trunk != "reference":
+            raise ValueError(
+                f"critic.init 'reward' needs a reward model of the policy's shape, reward.trunk is"
+                f" '{self.reward.trunk}'; use critic.init: reference"
+            )
 
     def digest(self) -> str:
         """Hash of all that can change a result: sixteen hexadecimal digits."""

@@ -36,4 +36,4 @@ def disk_by_part(trial: ForecastSubject, trained: Trained) -> dict[str, float]:
 
 def shared_disk(trial: ForecastSubject) -> float:
     """Bytes of the reference and of learned rewards, which the trials of a study have in common."""
-    return 4.0 * (trial.shape.parameters + trial.learned * trial.shape.trunk)
+    return 4.0 * (trial.shape.parameters + trial.learned * trial.reward_shape.trunk)

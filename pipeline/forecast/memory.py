@@ -6,6 +6,7 @@ on a CPU, networks of 10 M to 56 M parameters agree with measured peaks within 1
 
 from __future__ import annotations
 
+from pipeline.config.model import SftConfig
 from pipeline.config.rewards import is_judged
 from pipeline.config.trial import TrialConfig
 from pipeline.forecast.shapes import Shape
@@ -46,33 +47,40 @@ def _whole(on_card: bool, lasting: Parts, passing: Parts) -> Parts:
 
 def _sft(trial: ForecastSubject) -> list[tuple[Parts, Parts]]:
     """All weights are trained, whatever PPO trains; the optimiser goes before the held-out texts are measured."""
-    shape, cfg = trial.shape, trial.config.sft
+    return _language_model(trial, trial.shape, trial.config.sft, "policy")
+
+
+def _language_model(trial: ForecastSubject, shape: Shape, cfg: SftConfig, name: str) -> list[tuple[Parts, Parts]]:
+    """Training a network on texts and measuring it; `name` is what its weights are called."""
     positions = cfg.max_tokens * text_rows(cfg.batch_size, cfg.max_tokens, shape.vocab, trial.on_card)
     head = shape.vocab * shape.hidden
     logits = positions * shape.vocab * (22.0 if trial.on_card else 20.0)
     train = {
-        "activations": positions * _kept(trial),
+        "activations": positions * _kept(trial, shape),
         "logits": logits + head * 4.0,
         "half-precision copies": 2.0 * (shape.maps + head) * trial.on_card,
     }
     fitted = {
-        "policy": 4.0 * shape.parameters,
+        name: 4.0 * shape.parameters,
         "gradients": 4.0 * shape.parameters,
         "optimiser": 8.0 * shape.parameters,
     }
     measure = {
-        "activations": positions * _kept(trial) / shape.layers,
+        "activations": positions * _kept(trial, shape) / shape.layers,
         "logits": logits / 2,
         "half-precision copies": 2.0 * head * trial.on_card,
     }
-    return [(fitted, train)] * bool(cfg.steps) + [({"policy": 4.0 * shape.parameters}, measure)]
+    return [(fitted, train)] * bool(cfg.steps) + [({name: 4.0 * shape.parameters}, measure)]
 
 
 def _reward(trial: ForecastSubject) -> list[tuple[Parts, Parts]]:
     """Of learned parts the last is trained while the others wait; then samples are drawn and scored."""
-    shape, cfg = trial.shape, trial.config.reward
-    lasting = {"reference": 4.0 * shape.parameters, "reward": _rewards(trial)}
+    shape, cfg = trial.reward_shape, trial.config.reward
+    lasting = {"reference": 4.0 * trial.shape.parameters, "reward": _rewards(trial)}
     phases = [(lasting, passing) for passing in _unlearned(trial)]
+    if trial.config.reward_pretraining is not None:
+        trained, passing = _language_model(trial, shape, trial.config.reward_pretraining, "reward")[0]
+        phases.append(({**trained, **lasting}, passing))
     for part in cfg.scorers().values():
         if part.kind == "learned":
             # Sorted by length: little of them is padding.
@@ -84,7 +92,7 @@ def _reward(trial: ForecastSubject) -> list[tuple[Parts, Parts]]:
                 (
                     fitted,
                     {
-                        "activations": rows * tokens * _kept(trial),
+                        "activations": rows * tokens * _kept(trial, shape),
                         "half-precision copies": 2.0 * shape.maps * trial.on_card,
                     },
                 )
@@ -142,12 +150,11 @@ def _spared(shape: Shape, how: str) -> float:
 
 def _rewards(trial: ForecastSubject) -> float:
     """What rewards and a judge hold between their calls."""
-    return 4.0 * (trial.learned * trial.shape.parameters + sum(scorer.parameters for scorer in trial.scorers))
+    return 4.0 * (trial.learned * trial.reward_shape.parameters + sum(scorer.parameters for scorer in trial.scorers))
 
 
-def _kept(trial: ForecastSubject) -> float:
+def _kept(trial: ForecastSubject, shape: Shape) -> float:
     """Bytes per position that a forward keeps for its backward where every weight is trained."""
-    shape = trial.shape
     kept = shape.kept_half if trial.on_card else shape.kept_fp32
     return (
         4.0 * shape.hidden * shape.layers + kept / shape.layers if trial.config.runtime.gradient_checkpointing else kept
@@ -178,7 +185,7 @@ def _training(trial: ForecastSubject, trained: Trained) -> Parts:
     upper = 1.0 if runtime.gradient_checkpointing else 1 - cfg.adapter.frozen_layers / shape.layers
     head, entries = shape.vocab * shape.hidden, chunk_tokens(shape.vocab, trial.on_card) * shape.vocab
     return {
-        "activations": rows * length * _kept(trial) * upper * trunks,
+        "activations": rows * length * _kept(trial, shape) * upper * trunks,
         # fp32 logits, their log-softmax and softmax; on a card the gradient in half precision, too; and that of the
         # head's weight.
         "logits": entries * (14.0 if trial.on_card else 12.0) + head * 4.0 * trained.head,

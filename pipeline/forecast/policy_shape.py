@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline.config.model import ModelConfig
 from pipeline.config.trial import TrialConfig, canonical_json
 from pipeline.forecast.shapes import BASE_CLASSIFIER, PUBLISHED, ScorerShape, Shape
 from pipeline.models.anatomy import blocks_of, trunk
@@ -25,13 +26,18 @@ def shape_of(config: TrialConfig) -> Shape | None:
     hub."""
     model = config.model
     if model.base is None:
-        return measured(canonical_json(scratch_config(model, config.data.vocab_size, 0, 1, 1024).to_diff_dict()))
+        return scratch_shape(model, config.data.vocab_size)
     folder = Path(model.base)
     if folder.is_dir():
         return measured((folder / "config.json").read_text("utf-8")) if (folder / "config.json").is_file() else None
     if model.base in PUBLISHED:
         return measured(canonical_json(PUBLISHED[model.base]))
     return _from_hub(model.base, model.revision)
+
+
+def scratch_shape(sizes: ModelConfig, vocabulary: int) -> Shape | None:
+    """Of a scratch model with so many embeddings."""
+    return measured(canonical_json(scratch_config(sizes, vocabulary, 0, 1, 1024).to_diff_dict()))
 
 
 def scorer_shapes(config: TrialConfig) -> tuple[ScorerShape, ...]:

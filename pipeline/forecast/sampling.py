@@ -39,11 +39,12 @@ def _scored_hours(trial: ForecastSubject, rows: int) -> float:
     shape, cfg = trial.shape, trial.config
     span = trial.mean_prompt + cfg.train.response_length - 1
     tokens, scorers = rows * span, sum(scorer.maps for scorer in trial.scorers)
-    forward = 2.0 * tokens * shape.maps + 4.0 * shape.attention * shape.layers * tokens * span
+    reward = trial.reward_shape
+    forward = 2.0 * tokens * reward.maps + 4.0 * reward.attention * reward.layers * tokens * span
     calls = -(-rows // cfg.runtime.rollout_batch_size)
     scored = (
         trial.learned * forward + 2.0 * tokens * scorers,
-        (trial.learned * shape.blocks + scorers) * calls * BYTES_READ_CAST,
+        (trial.learned * reward.blocks + scorers) * calls * BYTES_READ_CAST,
     )
     sampled = sampling(trial, rows, shape.maps, BYTES_READ_CAST)
     return (t4_seconds("generate", *sampled) + t4_seconds("score", *scored)) / 3600

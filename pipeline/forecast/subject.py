@@ -8,6 +8,7 @@ from typing import Literal
 
 from pipeline.config.pairs import given
 from pipeline.config.trial import TrialConfig
+from pipeline.forecast.policy_shape import scratch_shape
 from pipeline.forecast.shapes import ScorerShape, Shape
 
 Device = Literal["cpu", "cuda"]
@@ -22,15 +23,22 @@ class ForecastSubject:
     shape: Shape
     device: Device
     scorers: tuple[ScorerShape, ...] = ()
-    """Classifiers that reward or judge, one for each place that names one; learned rewards are the policy's trunk."""
+    """Classifiers that reward or judge, one for each place that names one; learned rewards are of `reward_shape`."""
 
     timed: bool = True
     """Whether a T4's roofline is held against the cap on the wall clock."""
 
     @property
     def learned(self) -> int:
-        """Reward models with a trunk like the policy's."""
-        return sum(part.kind == "learned" for part in self.config.reward.scorers().values())
+        """Reward models that are trained, each of `reward_shape`."""
+        return self.config.learned_rewards
+
+    @property
+    def reward_shape(self) -> Shape:
+        """Of a reward model: the policy's, or that of a scratch trunk."""
+        reward = self.config.reward
+        scratch = scratch_shape(reward.sizes(), self.shape.vocab) if reward.trunk == "scratch" else None
+        return scratch or self.shape
 
     @property
     def learned_response(self) -> float:

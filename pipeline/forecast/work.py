@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pipeline.config.model import SftConfig
 from pipeline.config.pairs import only_watched
 from pipeline.config.presets import ADVANTAGES
 from pipeline.config.replay import has_replay
@@ -130,29 +131,40 @@ def estimate(trial: ForecastSubject) -> Forecast:
 
 def work_of_shared(trial: ForecastSubject) -> dict[str, tuple[float, float]]:
     """(FLOPs, bytes) of training the reference and learned rewards, sampling and measuring apart."""
-    shape, sft, reward = trial.shape, trial.config.sft, trial.config.reward
+    shape, reward = trial.reward_shape, trial.config.reward
     episode = trial.mean_prompt + trial.config.train.response_length
-    head, micro = shape.vocab * shape.hidden, text_rows(sft.batch_size, sft.max_tokens, shape.vocab, trial.on_card)
-    positions = sft.steps * sft.batch_size * sft.max_tokens
-    per_weight = BYTES_READ_CAST + BYTES_BACKWARD + BYTES_GRADIENT
-    weights = shape.blocks * per_weight + head * (BYTES_READ_HALF + BYTES_BACKWARD + BYTES_HEAD_GRADIENT)
-    passes = (4 if trial.config.runtime.gradient_checkpointing else 3) * 2.0
-    fitted = (
-        positions * (passes * shape.maps + 3 * 2.0 * head),
-        sft.steps * (-(-sft.batch_size // micro) * weights + shape.parameters * BYTES_STEP)
-        + 2 * positions * shape.vocab * BYTES_LOGIT,
-    )
-    work: dict[str, tuple[float, float]] = {"sft": fitted}
+    work = {"sft": _language_model(trial, trial.shape, trial.config.sft)}
+    if (pretraining := trial.config.reward_pretraining) is not None:
+        work["reward"] = _times(trial.learned, _language_model(trial, shape, pretraining))
+    per_weight, passes = BYTES_READ_CAST + BYTES_BACKWARD + BYTES_GRADIENT, _passes(trial)
     for part in reward.scorers().values():
         if part.kind == "learned":
             tokens = episode if is_judged(part.preferences) else reward.max_tokens
-            steps = reward.epochs * (reward.pairs // min(reward.batch_size, reward.pairs))
+            steps = reward.ensemble * reward.epochs * (reward.pairs // min(reward.batch_size, reward.pairs))
             rows = pair_rows(reward.batch_size, int(tokens), trial.on_card)
             flops = steps * reward.batch_size * 2 * tokens * passes * shape.maps
             moved = steps * (-(-reward.batch_size // rows) * 2 * shape.blocks * per_weight + shape.trunk * BYTES_STEP)
             before = work.get("reward", (0.0, 0.0))
             work["reward"] = (before[0] + flops, before[1] + moved)
     return work
+
+
+def _passes(trial: ForecastSubject) -> float:
+    """FLOPs per weight and position of a pass forth and back in which every weight is trained."""
+    return (4 if trial.config.runtime.gradient_checkpointing else 3) * 2.0
+
+
+def _language_model(trial: ForecastSubject, shape: Shape, sft: SftConfig) -> tuple[float, float]:
+    """(FLOPs, bytes) of training a network on texts."""
+    head, micro = shape.vocab * shape.hidden, text_rows(sft.batch_size, sft.max_tokens, shape.vocab, trial.on_card)
+    positions = sft.steps * sft.batch_size * sft.max_tokens
+    per_weight = BYTES_READ_CAST + BYTES_BACKWARD + BYTES_GRADIENT
+    weights = shape.blocks * per_weight + head * (BYTES_READ_HALF + BYTES_BACKWARD + BYTES_HEAD_GRADIENT)
+    return (
+        positions * (_passes(trial) * shape.maps + 3 * 2.0 * head),
+        sft.steps * (-(-sft.batch_size // micro) * weights + shape.parameters * BYTES_STEP)
+        + 2 * positions * shape.vocab * BYTES_LOGIT,
+    )
 
 
 def work_of_update(trial: ForecastSubject, trained: Trained) -> dict[str, tuple[float, float]]:
@@ -211,13 +223,18 @@ def rollout_work(trial: ForecastSubject, trained: Trained) -> dict[str, tuple[fl
     tokens = rows * span
     read = BYTES_READ_CAST if cfg.adapter.kind == "lora" else BYTES_READ_HALF
     generate = sampling(trial, rows, trained.forward, read, cfg.train.responses_per_prompt)
-    networks = 2 + trial.learned + (cfg.critic.kind == "separate")
+    networks, reward = 2 + (cfg.critic.kind == "separate"), trial.reward_shape
     scorers = sum(scorer.maps for scorer in trial.scorers)
     forward = 2.0 * tokens * shape.maps + _attending(shape, tokens, span)
     chunks = -(-rows * response // chunk_tokens(shape.vocab, True))
     score = (
-        networks * forward + 2.0 * tokens * scorers + 2 * 2.0 * rows * response * head,
-        (networks * shape.blocks + scorers) * -(-rows // cfg.runtime.rollout_batch_size) * BYTES_READ_CAST
+        networks * forward
+        + trial.learned * (2.0 * tokens * reward.maps + _attending(reward, tokens, span))
+        + 2.0 * tokens * scorers
+        + 2 * 2.0 * rows * response * head,
+        (networks * shape.blocks + trial.learned * reward.blocks + scorers)
+        * -(-rows // cfg.runtime.rollout_batch_size)
+        * BYTES_READ_CAST
         + 2 * chunks * head * BYTES_READ_CAST
         + 2 * rows * response * shape.vocab * BYTES_LOGIT,
     )

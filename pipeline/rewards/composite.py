@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline.config.rewards import DISAGREEMENT
 from pipeline.rewards.base import Calibrated, Completions, standardised
+from pipeline.rewards.ensemble import Ensemble
 
 
 @dataclass(frozen=True)
@@ -31,9 +33,20 @@ class Proxy:
         return self.explained(completions)[0]
 
     def explained(self, completions: Completions) -> tuple[Tensor, dict[str, Tensor]]:
-        """The calibrated sum (B,) and, of more than one part, each calibrated part by name."""
-        scores = {name: part(completions) for name, part in self.parts.items()}
-        return standardised(self.weigh(scores), self.mean, self.std), scores if len(scores) > 1 else {}
+        """The calibrated sum (B,) and, of more than one part, each calibrated part by name; of ensembles also their
+        `DISAGREEMENT`, sqrt(sum_i (weight_i d_i)^2) of the parts' own."""
+        scores, spreads = dict[str, Tensor](), list[Tensor]()
+        for name, part in self.parts.items():
+            if isinstance(part.raw, Ensemble):
+                raw, spread = part.raw.explained(completions)
+                scores[name] = standardised(raw, part.mean, part.std)
+                spreads.append(self.weights[name] * spread)
+            else:
+                scores[name] = part(completions)
+        said = scores if len(scores) > 1 else {}
+        if spreads:
+            said = said | {DISAGREEMENT: torch.stack(spreads).square().sum(0).sqrt()}
+        return standardised(self.weigh(scores), self.mean, self.std), said
 
     @property
     def networks(self) -> list[Any]:

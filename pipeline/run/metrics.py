@@ -107,6 +107,13 @@ _ALL = (
         "mean of score after EOS handling + KL part",
         direction="maximize",
     ),
+    Metric(
+        "reward/disagreement",
+        "std of reference samples",
+        "mean over responses of the standard deviation over the models of a reward ensemble, each calibrated; of a"
+        " composite reward the root of the sum of squares, each times the part's weight",
+        0.0,
+    ),
     Metric("objective/length", "tokens", "mean valid tokens of a response, EOS included", 1.0),
     Metric("objective/eos_rate", "fraction", "responses that ended by EOS", 0.0, 1.0),
     Metric(
@@ -355,6 +362,13 @@ _ALL = (
         "eval/proxy", "std of reference samples", "mean calibrated proxy reward of the policy", direction="maximize"
     ),
     Metric("eval/proxy_reference", "std of reference samples", "mean calibrated proxy reward of all reference draws"),
+    Metric(
+        "eval/reward/disagreement",
+        "std of reference samples",
+        "mean over the policy's completions of the standard deviation over the models of a reward ensemble, as of"
+        " reward/disagreement",
+        0.0,
+    ),
     Metric(
         "eval/kl_per_token",
         "nats per token",

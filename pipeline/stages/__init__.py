@@ -46,9 +46,11 @@ STAGES = (
     Stage(
         "reward",
         "pipeline.stages.reward:reward",
-        ("reward", "gold", "train.response_length", "train.temperature"),
+        ("reward", "reward_pretraining", "gold", "train.response_length", "train.temperature"),
         (
             "pipeline.stages.reward",
+            "pipeline.stages.reward_trunk",
+            "pipeline.stages.sft",
             "pipeline.stages.preference_pairs",
             "pipeline.stages.pair_responses",
             "pipeline.stages.common",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from pipeline.resources.machine import grow_segments
 from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Calibrated, Reward
 from pipeline.rewards.composite import Proxy
+from pipeline.rewards.ensemble import Ensemble, Rule
 from pipeline.rewards.learned import LearnedReward, RewardModel
 from pipeline.rewards.registry import ready
 from pipeline.run.store import Artifact
@@ -66,6 +67,30 @@ def part_folder(reward: Path, name: str, composite: bool) -> Path:
     return reward / "parts" / name if composite else reward
 
 
+def member_folders(part: Path, count: int) -> list[Path]:
+    """Where the members of an ensemble are, below the folder of its part; of a single model that folder."""
+    return [part / "members" / str(member) for member in range(count)] if count > 1 else [part]
+
+
+def ensemble_note(raw: Reward) -> dict[str, Any]:
+    """What `learned_reward` needs to know of an ensemble beside its models; nothing of another reward."""
+    if not isinstance(raw, Ensemble):
+        return {}
+    return {"members": [[member.mean, member.std] for member in raw.members], "rule": asdict(raw.rule)}
+
+
+def learned_reward(part: Path, made: Mapping[str, Any], device: torch.device, room: Room) -> Reward:
+    """The model or the ensemble in the folder of a part; `made`: what the reward stage noted of it."""
+    scales = made.get("members", [])
+    folders = member_folders(part, max(len(scales), 1))
+    models = [LearnedReward(RewardModel.load(folder, device), room) for folder in folders]
+    if not scales:
+        return models[0]
+    return Ensemble(
+        [Calibrated(model, *scale) for model, scale in zip(models, scales, strict=True)], Rule(**made["rule"])
+    )
+
+
 def reward_of(reward: Artifact, device: torch.device, room: Room) -> Proxy:
     """The calibrated training reward that the reward stage made."""
     meta, parts = reward.meta, {}
@@ -74,7 +99,7 @@ def reward_of(reward: Artifact, device: torch.device, room: Room) -> Proxy:
         spec = PartConfig.model_validate(made["spec"])
         raw: Reward
         if spec.kind == "learned":
-            raw = LearnedReward(RewardModel.load(part_folder(reward.path, name, composite), device), room)
+            raw = learned_reward(part_folder(reward.path, name, composite), made, device, room)
         else:
             raw = ready(part_key(name, composite), spec.kind, spec, device, room)
         parts[name] = Calibrated(raw, made["mean"], made["std"])

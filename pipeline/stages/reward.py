@@ -3,7 +3,8 @@
 Writes ``reference_samples.parquet`` (prompt, completion, proxy, gold, source: `calibration` or `pair`, nothing that
 the proxy was trained on; and ``reward/<part>`` of a composite), ``summary.json`` and, of every learned part, the
 model, ``pairs.parquet`` (prompt, first, second, gold_first, gold_second, first_wins, heldout) and
-``pair_responses.parquet`` (the training pairs as tokens): beside them, or in ``parts/<name>/`` of a composite.
+``pair_responses.parquet`` (the training pairs as tokens): beside them, or in ``parts/<name>/`` of a composite. The
+models of an ensemble lie in ``members/<number>/`` below.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from pipeline.config.rewards import FURTHER, JUDGE, PartConfig, is_judged, part_key
+from pipeline.config.rewards import DISAGREEMENT, FURTHER, JUDGE, PartConfig, is_judged, part_key
 from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
+from pipeline.models.policy import Episodes
 from pipeline.models.positions import check_room
 from pipeline.models.precision import Precision
 from pipeline.models.sampler import EagerSampler
@@ -27,14 +29,24 @@ from pipeline.models.seeding import uniforms
 from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Calibrated, Completions, Reward, calibration, standardised
 from pipeline.rewards.composite import Proxy
+from pipeline.rewards.ensemble import Ensemble, Rule
 from pipeline.rewards.learned import LearnedReward, new_reward_model, train_reward_model
 from pipeline.rewards.registry import ready
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
-from pipeline.stages.common import PromptSet, further_judges, judge_of, part_folder, rollout_room
+from pipeline.stages.common import (
+    PromptSet,
+    ensemble_note,
+    further_judges,
+    judge_of,
+    member_folders,
+    part_folder,
+    rollout_room,
+)
 from pipeline.stages.pair_responses import RESPONSES, response_table
 from pipeline.stages.preference_pairs import accuracy, given_pairs, judged_pairs
+from pipeline.stages.reward_trunk import TrunkSource, member_seed
 from pipeline.stages.spending import spending
 
 _Unseen = list[tuple[Completions, Tensor]]
@@ -87,9 +99,9 @@ def _reward(
     gold, further = judge_of(cfg.gold, device, room), further_judges(cfg.gold, device, room)
     bench = _Bench(cfg, reporter, prompts, sft, data, reference, gold, further, device, room)
     composite = cfg.reward.kind == "composite"
-    raw, summary, unseen = _parts(bench, out, composite)
     rows = torch.arange(cfg.reward.calibration_samples) % len(data.texts)
     samples = bench.answers(rows, "calibration", cfg.reward.seed)
+    raw, summary, unseen = _parts(bench, out, composite, samples)
     scores = {name: part(samples) for name, part in raw.items()}
     scales = {name: calibration(score, part_key(name, composite)) for name, score in scores.items()}
     calibrated = {name: standardised(score, *scales[name]) for name, score in scores.items()}
@@ -102,12 +114,17 @@ def _reward(
     proxy = replace(proxy, mean=mean, std=std)
     total, judged = standardised(proxy.weigh(calibrated), mean, std), bench.gold(samples)
     summary |= _measured(total, calibrated if composite else {}, judged, scales, composite)
-    tables = [_scored("calibration", samples, total, calibrated if composite else {}, judged)]
+    said = calibrated if composite else {}
+    if cfg.reward.ensemble > 1:
+        said = proxy.explained(samples)[1]
+        summary |= {DISAGREEMENT: float(said[DISAGREEMENT].mean())}
+    tables = [_scored("calibration", samples, total, said, judged)]
     tables += [_scored("pair", answers, *proxy.explained(answers), judged) for answers, judged in unseen]
     pd.concat(tables).to_parquet(out / "reference_samples.parquet", index=False)
     write_json(out / "summary.json", {"kind": cfg.reward.kind, "judge": cfg.gold.kind, **summary})
     parts = {
         name: {"spec": spec.model_dump(mode="json"), "mean": scales[name][0], "std": scales[name][1]}
+        | ensemble_note(raw[name])
         for name, spec in specs.items()
     }
     return {
@@ -132,7 +149,9 @@ def _scored(source: str, samples: Completions, total: Tensor, parts: dict[str, T
     return pd.DataFrame(table | {f"reward/{name}": part.tolist() for name, part in parts.items()})
 
 
-def _parts(bench: _Bench, out: Path, composite: bool) -> tuple[dict[str, Reward], dict[str, Any], _Unseen]:
+def _parts(
+    bench: _Bench, out: Path, composite: bool, samples: Completions
+) -> tuple[dict[str, Reward], dict[str, Any], _Unseen]:
     """The parts, what was measured of those that were learned, and reference samples that none was trained on."""
     raw: dict[str, Reward] = {}
     summary: dict[str, Any] = {}
@@ -140,7 +159,7 @@ def _parts(bench: _Bench, out: Path, composite: bool) -> tuple[dict[str, Reward]
     for name, spec in bench.cfg.reward.scorers().items():
         key = part_key(name, composite)
         if spec.kind == "learned":
-            raw[name], measured, fresh = _learn(bench, spec, key, part_folder(out, name, composite))
+            raw[name], measured, fresh = _learn(bench, spec, key, part_folder(out, name, composite), samples)
             unseen = unseen or fresh  # parts learned from the judge share their pairs
             summary |= {f"{name}/{what}": value for what, value in measured.items()} if composite else measured
         else:
@@ -178,7 +197,9 @@ def _note(summary: dict[str, Any]) -> str:
     return ", ".join(figures)
 
 
-def _learn(bench: _Bench, spec: PartConfig, key: str, out: Path) -> tuple[LearnedReward, dict[str, Any], _Unseen]:
+def _learn(
+    bench: _Bench, spec: PartConfig, key: str, out: Path, samples: Completions
+) -> tuple[Reward, dict[str, Any], _Unseen]:
     cfg = bench.cfg.reward
     bench.reporter.progress("reward", 0, 1, "pairs")
     judge = bench.judge(spec.preferences)
@@ -189,12 +210,8 @@ def _learn(bench: _Bench, spec: PartConfig, key: str, out: Path) -> tuple[Learne
         pairs = given_pairs(spec.preferences, f"{key}.preferences", bench.prompts, bench.data, cfg, bench.device)
         gold = None
     train, kept = pairs.halves()
-    model = new_reward_model(load_snapshot(bench.sft.path / "model", bench.device), cfg.seed, bench.device)
     first, second, wins = pairs.first.episodes.take(train), pairs.second.episodes.take(train), pairs.first_wins[train]
-    checkpointing = bench.cfg.runtime.gradient_checkpointing
-    train_reward_model(model, first, second, wins, cfg, _progress(bench.reporter), checkpointing, bench.reporter.warn)
-    freeze(model).save(out)
-    learned = LearnedReward(model, bench.room)
+    learned = _members(bench, key, out, (first, second, wins), samples)
     answers = pairs.first.take(kept), pairs.second.take(kept)
     judged = (gold[0][kept], gold[1][kept]) if gold else (judge(answers[0]), judge(answers[1]))
     unjudged = torch.full((pairs.train,), torch.nan)
@@ -204,6 +221,8 @@ def _learn(bench: _Bench, spec: PartConfig, key: str, out: Path) -> tuple[Learne
     learned_from = response_table(pairs.first.episodes.take(train), pairs.second.episodes.take(train), wins)
     learned_from.to_parquet(out / RESPONSES, index=False)
     measured: dict[str, Any] = {"train_pairs": pairs.train, **({"pairs": pairs.note} if pairs.note else {})}
+    if cfg.trunk == "scratch":
+        measured["parameters"] = sum(weight.numel() for weight in learned.networks[0].parameters())
     measured |= accuracy(
         learned(answers[0]) - learned(answers[1]), judged[0] - judged[1], pairs.first_wins[kept], pairs.openings()[kept]
     )
@@ -211,9 +230,32 @@ def _learn(bench: _Bench, spec: PartConfig, key: str, out: Path) -> tuple[Learne
     return learned, measured, list(zip(answers, judged, strict=True)) if spec.preferences == JUDGE else []
 
 
-def _progress(reporter: Reporter) -> Callable[[int, int, float], None]:
+def _members(
+    bench: _Bench, key: str, out: Path, pairs: tuple[Episodes, Episodes, Tensor], samples: Completions
+) -> Reward:
+    """The trained model, or the models of an ensemble on the scale of `samples`; all learn from the same pairs."""
+    cfg, runtime, models = bench.cfg.reward, bench.cfg.runtime, list[LearnedReward]()
+    trunk = TrunkSource(
+        cfg, bench.cfg.reward_pretraining, bench.prompts, bench.sft, bench.device, bench.reporter,
+        runtime.gradient_checkpointing,
+    )  # fmt: skip
+    for member, folder in enumerate(member_folders(out, cfg.ensemble)):
+        own = cfg.model_copy(update={"seed": member_seed(cfg.seed, member)})
+        model = new_reward_model(trunk(own.seed), own.seed, bench.device)
+        told = _progress(bench.reporter, f", model {member + 1} of {cfg.ensemble}" * (cfg.ensemble > 1))
+        train_reward_model(model, *pairs, own, told, runtime.gradient_checkpointing, bench.reporter.warn)
+        freeze(model).save(folder)
+        models.append(LearnedReward(model, bench.room))
+    if len(models) == 1:
+        return models[0]
+    scales = [calibration(model(samples), f"{key}, model {at}") for at, model in enumerate(models, 1)]
+    members = [Calibrated(model, *scale) for model, scale in zip(models, scales, strict=True)]
+    return Ensemble(members, Rule(cfg.combine, cfg.worst_k, cfg.uncertainty_weight))
+
+
+def _progress(reporter: Reporter, which: str = "") -> Callable[[int, int, float], None]:
     def progress(done: int, total: int, loss: float) -> None:
         if done % 10 == 0 or done == total:
-            reporter.progress("reward", done, total, f"loss {loss:.3f}")
+            reporter.progress("reward", done, total, f"loss {loss:.3f}{which}")
 
     return progress

@@ -103,9 +103,14 @@ def nats(model: CausalLM, rows: list[list[int]], device: torch.device) -> tuple[
 
 
 def train(
-    model: CausalLM, rows: list[list[int]], cfg: SftConfig, reporter: Reporter, checkpointing: bool = False
+    model: CausalLM,
+    rows: list[list[int]],
+    cfg: SftConfig,
+    reporter: Reporter,
+    checkpointing: bool = False,
+    stage: str = "sft",
 ) -> None:
-    """AdamW with warm-up and cosine decay to a tenth."""
+    """AdamW with warm-up and cosine decay to a tenth; `stage` is the one that reports progress."""
     device = next(model.parameters()).device
     room = text_room(model, cfg, reporter)
     steps = Supervised(model, [model], cfg.weight_decay, room, checkpointing)
@@ -122,7 +127,7 @@ def train(
 
         loss = steps.step(cfg.lr * schedule(step, cfg), len(batch), share)
         if step % 20 == 19 or step + 1 == cfg.steps:
-            reporter.progress("sft", step + 1, cfg.steps, f"{float(loss):.3f} nats per token")
+            reporter.progress(stage, step + 1, cfg.steps, f"{float(loss):.3f} nats per token")
     steps.close()
 
 

@@ -13,6 +13,7 @@ from reports.findings.hypotheses import Judgement, judge
 from reports.findings.matched_kl import MatchedKL
 from reports.findings.pairs import PER_PROMPT, Pair, pair_of, parts, per_prompt, possible
 from reports.findings.pairs import maximized as maximized
+from reports.findings.peaks import ArmPeak, gold_peaks
 from reports.findings.recommendation import Recommendation, recommend
 from reports.findings.symptoms import healths
 from reports.findings.trajectories import ArmAlarm, Paths
@@ -158,6 +159,8 @@ class Findings:
     hypotheses: tuple[Judgement, ...]
     crossings: tuple[Crossed, ...]
     """Pairs of crossed knobs, on the objective."""
+    peaks: tuple[ArmPeak, ...]
+    """How high gold rose along training, where it was recorded."""
     critics: tuple[PlaceBias, ...]
     """What the critics' values are worth, where they were diagnosed."""
     health: tuple[ArmHealth, ...]
@@ -191,6 +194,7 @@ def analyse(records: StudyRecords) -> Findings:
         recommendation=recommend(records, arms, maximized(records, objective)),
         hypotheses=judge(records),
         crossings=crossed(records),
+        peaks=gold_peaks(records),
         critics=critic_biases(records),
         health=healths(records),
     )

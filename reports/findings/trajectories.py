@@ -14,7 +14,8 @@ from reports.statistics.drift import DriftPath, drift_path
 from reports.statistics.series import Aligned, align, grid_of
 from reports.statistics.two_level import Array, Estimate
 
-REWARDS = ("objective/gold", "objective/scores")
+GOLD = "objective/gold"
+REWARDS = (GOLD, "objective/scores")
 """What the judge says, and what was trained on."""
 KL = "objective/kl"
 EXACT = "objective/kl_exact_per_token"
@@ -39,7 +40,7 @@ def paths(records: StudyRecords) -> Paths:
     """(arm, seed) -> KL and rewards along the training of every trial that recorded them; a failed one is going to run
     again."""
     by_trial: Paths = {}
-    for trial, frame in _trajectories(records).items():
+    for trial, frame in trajectories(records).items():
         path = drift_path(
             _numbers(frame, "step"), _numbers(frame, "kl"), {key: _numbers(frame, key) for key in _rewards(frame)}
         )
@@ -57,7 +58,7 @@ def kl_source(records: StudyRecords) -> str:
 def alarms(records: StudyRecords) -> tuple[ArmAlarm, ...]:
     """Where over-optimisation began in each arm; at most 5 % of studies without a trend raise any alarm."""
     trials: dict[str, dict[int, Trajectory]] = {arm: {} for arm in records.arms}
-    for (arm, seed), frame in _trajectories(records).items():
+    for (arm, seed), frame in trajectories(records).items():
         if {*REWARDS} <= set(frame.columns):
             step, kl, gold, proxy = (_numbers(frame, key) for key in ("step", "kl", *REWARDS))
             trials[arm][seed] = Trajectory(step, kl, gold, proxy)
@@ -85,7 +86,7 @@ def aligned(
     return list(series), align(steps, values, grid_of(steps, points, records.update_length) if grid is None else grid)
 
 
-def _trajectories(records: StudyRecords) -> dict[tuple[str, int], pd.DataFrame]:
+def trajectories(records: StudyRecords) -> dict[tuple[str, int], pd.DataFrame]:
     """(arm, seed) -> step, kl (nats per sequence) and the rewards recorded, in the order of the study."""
     frame = records.curves
     keys = [key for key in REWARDS if key in frame.columns]

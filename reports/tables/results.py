@@ -20,6 +20,7 @@ from reports.tables.coverage import coverage_table
 from reports.tables.critic_bias import critic_bias_table
 from reports.tables.crossings import crossings_table
 from reports.tables.drift import alarm_table, matched_table
+from reports.tables.peaks import peaks_table
 from reports.tables.runs import cost_table, trial_table, upstream_table
 from reports.tables.search import importance_table, tuning_table
 from reports.tables.symptoms import health_table
@@ -60,6 +61,7 @@ def all_tables(records: StudyRecords, findings: Findings) -> list[Table]:
         sensitivity_table(records, findings),
         matched_table(records, findings),
         alarm_table(findings),
+        *([peaks_table(findings.peaks)] if findings.peaks else []),
         health_table(findings.health),
         *([critic_bias_table(findings.critics)] if findings.critics else []),
         verdict_table(findings),

@@ -156,10 +156,33 @@ def _scorer(part: PartConfig, reward: RewardConfig) -> str:
             "labels": f"at most {reward.pairs:,} pairs of a positive and a negative review",
         }
         return (
-            "a Bradley-Terry model on"
+            f"{_models(reward)} on"
             f" {pairs.get(part.preferences, f'at most {reward.pairs:,} given pairs ({part.preferences})')}"
         )
     return _judge(part)
+
+
+COMBINED = {
+    "mean": "mean",
+    "minimum": "minimum",
+    "worst_k": "mean of the {k} lowest scores",
+    "uncertainty": "mean less {weight:g} times the variance",
+}
+"""How the scores of an ensemble become one, in words."""
+
+
+def _models(reward: RewardConfig) -> str:
+    """The Bradley-Terry model or models of a learned reward."""
+    model = "Bradley-Terry model" + "s" * (reward.ensemble > 1)
+    if reward.trunk == "scratch":
+        steps = reward.pretraining_steps
+        trained = f"trained as a language model for {steps:,} steps" if steps else "of random weights"
+        model += f" with {'trunks' if reward.ensemble > 1 else 'a trunk'} of {reward.layers} layers of width"
+        model += f" {reward.hidden_size}, {trained},"
+    if reward.ensemble == 1:
+        return f"a {model}"
+    how = COMBINED[reward.combine].format(k=reward.worst_k, weight=reward.uncertainty_weight)
+    return f"the {how} over an ensemble of {reward.ensemble} calibrated {model}"
 
 
 def _judge(scorer: PartConfig | JudgeConfig) -> str:

@@ -13,6 +13,8 @@ from pipeline.errors import UserError
 BASE = {"model.base": "some/model"}
 LOCAL = {"data.source": "local", "data.path": "/reviews"}
 LABELS = {**LOCAL, "reward.preferences": "labels"}
+OWN_TRUNK = {"reward.trunk": "scratch"}
+ENSEMBLE = {"reward.ensemble": 4}
 VADER = {"reward.kind": "lexicon"}
 LOSS = {"kl.place": "loss"}
 ADAPTIVE = {"kl.control": "adaptive"}
@@ -70,6 +72,16 @@ KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
     "reward.batch_size": (32, VADER, {}),
     "reward.lr": (0.1, VADER, {}),
     "reward.label_noise": (0.1, LABELS, {}),
+    "reward.trunk": ("scratch", VADER, {}),
+    "reward.ensemble": (4, VADER, {}),
+    "reward.hidden_size": (64, {}, OWN_TRUNK),
+    "reward.layers": (1, {}, OWN_TRUNK),
+    "reward.heads": (2, {}, OWN_TRUNK),
+    "reward.intermediate_size": (64, {}, OWN_TRUNK),
+    "reward.pretraining_steps": (0, {}, OWN_TRUNK),
+    "reward.combine": ("minimum", {}, ENSEMBLE),
+    "reward.worst_k": (3, ENSEMBLE, {**ENSEMBLE, "reward.combine": "worst_k"}),
+    "reward.uncertainty_weight": (0.1, ENSEMBLE, {**ENSEMBLE, "reward.combine": "uncertainty"}),
     "reward.max_tokens": (64, {}, LABELS),
     "critic.head_lr": (0.1, NO_CRITIC, {}),
     "critic.cliprange": (0.1, NO_CRITIC, {}),

@@ -1,0 +1,58 @@
+"""The network that a learned reward starts from: the reference's, or a smaller or larger one that reads its tokens.
+
+A random network that has never seen the texts learns little from a few hundred pairs, so a scratch trunk is first
+trained as a language model on the SFT texts (`reward.pretraining_steps`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+
+from pipeline.config.model import SftConfig
+from pipeline.config.rewards import RewardConfig
+from pipeline.models.loading import CausalLM, load_snapshot, scratch_model
+from pipeline.models.pretrained_tokenizer import load_tokenizer
+from pipeline.models.seeding import seed_of
+from pipeline.run.progress import Reporter
+from pipeline.run.store import Artifact
+from pipeline.stages.sft import MAX_POSITIONS, encode, train
+
+
+@dataclass(frozen=True)
+class TrunkSource:
+    """What the trunks of reward models are made from."""
+
+    cfg: RewardConfig
+    pretraining: SftConfig | None
+    """How a scratch trunk becomes a language model; None: it does not."""
+    prompts: Artifact
+    sft: Artifact
+    device: torch.device
+    reporter: Reporter
+    checkpointing: bool
+
+    def __call__(self, seed: int) -> CausalLM:
+        """A trunk to train; `seed` is of a scratch one's weights and of the order of its texts. Raises `MemoryFull`."""
+        reference = load_snapshot(self.sft.path / "model", self.device)
+        return reference if self.cfg.trunk == "reference" else self._scratch(reference, seed)
+
+    def _scratch(self, reference: CausalLM, seed: int) -> CausalLM:
+        tokenizer = load_tokenizer(self.prompts.path / "tokenizer")
+        positions = int(getattr(reference.config, "max_position_embeddings", MAX_POSITIONS))
+        # As many embeddings as the reference has: a tokenizer may name fewer tokens.
+        vocabulary, special = int(reference.config.vocab_size), (tokenizer.pad_token_id, tokenizer.eos_token_id)
+        model = scratch_model(self.cfg.sizes(), vocabulary, *special, positions, seed_of(seed, "reward trunk"))
+        model.to(self.device)
+        if self.pretraining is not None:
+            how = self.pretraining.model_copy(update={"seed": seed})
+            texts = pd.read_parquet(self.prompts.path / "sft.parquet")["text"]
+            train(model, encode(tokenizer, texts, how.max_tokens), how, self.reporter, self.checkpointing, "reward")
+        return model
+
+
+def member_seed(seed: int, member: int) -> int:
+    """The seed of a member of an ensemble. The first is the model that a reward without an ensemble has."""
+    return seed_of(seed, "reward member", member) if member else seed

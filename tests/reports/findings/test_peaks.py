@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from reports.findings.findings import Findings, analyse
+from reports.findings.peaks import gold_peaks
+from reports.records.load import StudyRecords, load_records
+from reports.tables.peaks import peaks_table
+from reports.tables.results import all_tables
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.reports.conftest import Builder
+
+
+def test_the_arm_without_a_penalty_peaks_and_falls(records: StudyRecords, findings: Findings) -> None:
+    found = {one.arm: one for one in findings.peaks}
+    assert set(found) == set(records.arms)
+    hacked, held = found["beta_0"], found["beta_0.2"]
+    # gold = 0.4 + d (1.1 - 0.26 d) of the square root of the KL is highest at d = 2.1, at 1.56 judge points.
+    assert hacked.root_kl.value == pytest.approx(2.1, abs=0.4)
+    assert hacked.gold.value == pytest.approx(1.56, abs=0.1)
+    assert hacked.fall.low is not None
+    assert hacked.fall.value > 0.3
+    assert held.root_kl.value < 1.0
+    assert abs(held.fall.value) < 0.1
+    assert held.gold.method == "student"
+
+
+def test_the_table_has_a_row_an_arm_and_its_csv_the_interval(records: StudyRecords, findings: Findings) -> None:
+    table = peaks_table(findings.peaks)
+    assert len(table.rows) == len(table.data) == len(findings.peaks)
+    assert {"root_kl", "gold_low", "gold_high", "fall", "seeds", "method"} <= set(table.data.columns)
+    assert "gold_peaks" in {one.name for one in all_tables(records, findings)}
+
+
+def test_without_gold_there_is_no_table(records: StudyRecords) -> None:
+    silent = replace(records, curves=records.curves.drop(columns="objective/gold"))
+    assert gold_peaks(silent) == ()
+
+
+def test_trainings_of_one_chain_count_once(build: Builder, tmp_path: Path) -> None:
+    built = build(tmp_path, steps=512, prompts=10, diverged=(), budget=(), missing=())
+    records = load_records(built.folder, built.study)
+    one = next(iter(analyse(records).peaks))
+    assert one.gold.seeds == len(records.seeds)
+    assert len(one.trials) == len(records.numbers)
