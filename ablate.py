@@ -151,6 +151,7 @@ for command in (
     cli.sync,
     cli.critic_bias,
     cli.export,
+    cli.score,
 ):
     app.command()(guarded(command))
 app.command("import")(guarded(import_command))

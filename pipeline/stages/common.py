@@ -126,11 +126,16 @@ def check_devices(runtime: RuntimeConfig) -> torch.device:
 
 def settle(runtime: RuntimeConfig) -> None:
     """Settings of the process that a trial relies on; harmless to repeat."""
-    import transformers
-
     grow_segments()
     if device_of(runtime.device).type == "cpu":
         cpu.keep_freed_memory()
     torch.set_num_threads(runtime.threads)
+    quiet_libraries()
+
+
+def quiet_libraries() -> None:
+    """Keep transformers from writing to the terminal."""
+    import transformers
+
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

@@ -239,16 +239,81 @@ def export(
     profile: Annotated[
         str | None, typer.Option("--profile", help="Profile of the run, if the study was run on more than one.")
     ] = None,
+    reward: Annotated[
+        bool, typer.Option("--reward", help="The reward model instead, as a sequence classifier with one output.")
+    ] = False,
+    part: Annotated[str | None, typer.Option("--part", help="Of a composite reward: which learned part.")] = None,
+    member: Annotated[int | None, typer.Option("--member", help="Of an ensemble: which model, from 1 on.")] = None,
     out: OutOption = None,
 ) -> None:
-    """Write a trained policy as a plain model folder.
+    """Write a trained policy or reward model as a plain model folder.
 
-    The folder holds safetensors, tokenizer, generation settings and a model card.
+    The folder holds safetensors, tokenizer and a model card; of a policy also generation settings.
     """
+    from pipeline.errors import UserError
     from pipeline.run.layout import Layout
+
+    layout = Layout.at(out)
+    if reward:
+        from studies.execution.export_reward import export_reward
+
+        print(f"Exported: {export_reward(run, folder, layout, profile, part, member)}")
+        return
+    if part is not None or member is not None:
+        raise UserError("export: --part and --member choose a reward model; add --reward, or leave them out")
     from studies.execution.export import export as write
 
-    print(f"Exported: {write(run, folder, Layout.at(out), profile)}")
+    print(f"Exported: {write(run, folder, layout, profile)}")
+
+
+def score(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="Parquet, CSV or JSONL with the columns prompt and completion.", show_default=False
+        ),
+    ],
+    reward: Annotated[
+        str,
+        typer.Option(
+            "--reward",
+            help="STUDY/ARM/SEED: its training reward; or lexicon, grammar; or the folder of a sequence classifier.",
+            show_default=False,
+        ),
+    ],
+    to: Annotated[
+        Path | None, typer.Option("--to", help="File to create, of FILE's format; default: FILE with .scored.")
+    ] = None,
+    judge: Annotated[
+        str | None, typer.Option("--judge", help="Adds the column gold: the judge of STUDY/ARM/SEED, or as --reward.")
+    ] = None,
+    label: Annotated[str | None, typer.Option("--label", help="Output of a classifier that has several.")] = None,
+    profile: Annotated[
+        str | None, typer.Option("--profile", help="Profile of the run, if the study was run on more than one.")
+    ] = None,
+    out: OutOption = None,
+) -> None:
+    """Score a file of prompts and completions.
+
+    Writes the file again with the columns reward, reward/<part> and gold; other columns stay.
+    """
+    from pipeline.run.layout import Layout
+    from pipeline.stages.common import quiet_libraries
+    from studies.execution.score import score_file
+
+    quiet_libraries()
+    console = terminal()
+    written = score_file(
+        file,
+        reward,
+        to,
+        Layout.at(out),
+        judge,
+        profile,
+        label,
+        lambda line: console.print(line, soft_wrap=True, highlight=False, markup=False),
+    )
+    print(f"Scored: {written}")
 
 
 def ui(

@@ -6,20 +6,22 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.names import TRAINING, nearest
+from pipeline.config.names import TRAINING
 from pipeline.config.presets import PRESETS
 from pipeline.config.rewards import READY
 from pipeline.config.trial import TrialConfig, flatten
 from pipeline.errors import Damaged, UserError
 from pipeline.faults import disk_full, is_disk_full
 from pipeline.intervals import student
-from pipeline.run.layout import Layout, StudyFolder, TrialRecord, safe
+from pipeline.run.layout import Layout, StudyFolder, TrialRecord
 from pipeline.run.metrics import METRICS
 from pipeline.run.store import artifact_of, checked, file_digest, file_of
+from studies.execution.recorded import find_trial, folder_of
 
 PER_PROMPT = {
     "eval/gold": "policy_gold",
@@ -43,21 +45,32 @@ def export(run: str, target: Path, layout: Layout, profile: str | None = None) -
     target that is in use; `Damaged` for a run whose files are not those that were trained.
     """
     record = find_run(run, layout, profile)
+    folder = folder_of(layout, record)
+    with new_folder(target) as beside:
+        prompts = file_of(folder, record, "evaluate", "prompts.parquet")
+        copy_files(folder, record, "train", "policy/", beside)
+        copy_files(folder, record, "prompts", "tokenizer/", beside)
+        _check_weights(beside)
+        (beside / "generation_config.json").write_text(_generation(record, beside), "utf-8")
+        (beside / "README.md").write_text(model_card(record, prompts), "utf-8")
+    return target.expanduser().absolute()
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder beside `target` that takes its place at the end, and is removed where that is not reached.
+
+    Raises `UserError` for a target that is in use or cannot be written, `DiskFull`.
+    """
     target = target.expanduser().absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{target}: is there already and not empty; name a new folder")
-    folder = _folder(layout, record.study, record.profile)
-    prompts = file_of(folder, record, "evaluate", "prompts.parquet")
     beside = target.with_name(f".{target.name}.writing")
     shutil.rmtree(beside, ignore_errors=True)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         beside.mkdir()
-        _copy(folder, record, "train", "policy/", beside)
-        _copy(folder, record, "prompts", "tokenizer/", beside)
-        _check_weights(beside)
-        (beside / "generation_config.json").write_text(_generation(record, beside), "utf-8")
-        (beside / "README.md").write_text(model_card(record, prompts), "utf-8")
+        yield beside
         os.replace(beside, target) if not target.exists() else _into(beside, target)
     except OSError as error:
         if is_disk_full(error):
@@ -65,22 +78,12 @@ def export(run: str, target: Path, layout: Layout, profile: str | None = None) -
         raise UserError(f"{target}: cannot be written: {error.strerror}") from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    return target
 
 
 def find_run(run: str, layout: Layout, profile: str | None = None) -> TrialRecord:
-    """The record of STUDY/ARM/SEED. Raises `UserError` with what there is instead."""
-    parts = run.split("/")
-    if len(parts) != 3 or not parts[2].isdigit():
-        raise UserError(f"run '{run}': write it as STUDY/ARM/SEED, for example kl_ablation/beta_0.05/0")
-    study, arm, seed = parts[0], parts[1], int(parts[2])
-    folder = _folder(layout, study, profile)
-    record = folder.record(safe(arm), seed)
-    if record is None:
-        names = [f"{other.arm}/{other.seed}" for other in folder.records()]
-        raise UserError(
-            f"run '{run}': not recorded{nearest(f'{arm}/{seed}', names)}; there are: {', '.join(names) or 'none'}"
-        )
+    """The record of STUDY/ARM/SEED. Raises `UserError` with what there is instead, and for one without an
+    evaluation."""
+    record = find_trial(run, layout, profile)
     if "evaluate" not in record.stages:
         raise UserError(
             f"run '{run}' ended as {record.status} and was never evaluated ({record.reason}); nothing to export"
@@ -88,26 +91,7 @@ def find_run(run: str, layout: Layout, profile: str | None = None) -> TrialRecor
     return record
 
 
-def _folder(layout: Layout, study: str, profile: str | None) -> StudyFolder:
-    root = layout.root / "studies"
-    run_on = sorted(path.parent.name for path in (root / safe(study)).glob("*/trials"))
-    if not run_on:
-        known = sorted({path.parent.parent.name for path in root.glob("*/*/trials")})
-        raise UserError(
-            f"study '{study}' has not been run in {layout.root}{nearest(study, known)}; studies there:"
-            f" {', '.join(known) or 'none'}"
-        )
-    if profile is None and len(run_on) > 1:
-        raise UserError(f"study '{study}' has been run on {', '.join(run_on)}; choose one with --profile")
-    if profile is not None and profile not in run_on:
-        raise UserError(
-            f"study '{study}' has not been run on profile '{profile}'{nearest(profile, run_on)}; run on:"
-            f" {', '.join(run_on)}"
-        )
-    return layout.study(study, profile or run_on[0])
-
-
-def _copy(folder: StudyFolder, record: TrialRecord, stage: str, part: str, target: Path) -> None:
+def copy_files(folder: StudyFolder, record: TrialRecord, stage: str, part: str, target: Path) -> None:
     """Copy the files below `part` of a stage, and compare the copies with the manifest. Raises `Damaged`."""
     with folder.naming_remedy():
         path, manifest = artifact_of(folder, record.stages[stage].path, record.stages[stage].digest)

@@ -41,6 +41,7 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
         "plan",
         "report",
         "run",
+        "score",
         "study",
         "sync",
         "ui",

@@ -1,0 +1,203 @@
+"""Score a file of prompts and completions with the reward or the judge of a trial, or with a ready one."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from pipeline.config.names import nearest
+from pipeline.config.rewards import READY, PartConfig
+from pipeline.config.trial import TrialConfig
+from pipeline.data.text_episodes import text_episodes
+from pipeline.errors import UserError
+from pipeline.faults import disk_full, is_disk_full
+from pipeline.models.loading import device_of
+from pipeline.models.policy import Episodes
+from pipeline.models.pretrained_tokenizer import load_tokenizer
+from pipeline.resources.out_of_memory import MemoryFull, Room
+from pipeline.rewards.base import Completions
+from pipeline.rewards.ensemble import Ensemble
+from pipeline.rewards.folders import check_classifier
+from pipeline.rewards.learned import LearnedReward
+from pipeline.rewards.registry import ready
+from pipeline.run.layout import Layout
+from pipeline.stages.common import judge_of, reward_of
+from studies.execution.recorded import artifact, find_trial, folder_of
+from studies.execution.scoring_sheet import Sheet, read_sheet
+
+ROWS = 256
+"""Scored between two reports of progress."""
+AT_ONCE = 64
+"""Rows in memory together, at most."""
+
+Scores = Mapping[str, Tensor]
+"""Scores (n,) by what they are called behind the column's name; the score itself under the empty name."""
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """What scores texts: (prompts, completions) -> scores, with no more than the texts to go by."""
+
+    score: Callable[[Sequence[str], Sequence[str]], Scores]
+    fits: Callable[[str, str], str | None] = lambda prompt, completion: None
+    """Why a text cannot be scored as a whole, or None."""
+
+
+def score_file(
+    path: Path,
+    reward: str,
+    target: Path | None,
+    layout: Layout,
+    judge: str | None = None,
+    profile: str | None = None,
+    label: str | None = None,
+    say: Callable[[str], None] = print,
+) -> Path:
+    """Write `path` again with the columns ``reward``, ``reward/<part>`` of a composite or an ensemble, and ``gold``.
+
+    `reward`, `judge`: STUDY/ARM/SEED (its training reward, its judge), a ready kind, or the folder of a sequence
+    classifier, whose output is `label`. The result has the format of `path` and appears in one step, or not at all.
+    Raises `UserError` for a row that cannot be scored, and for a target that is there.
+    """
+    target = (target or path.with_name(f"{path.stem}.scored{path.suffix}")).expanduser().absolute()
+    if target.suffix != path.suffix:
+        raise UserError(f"{target}: the result has the format of {path.name}; name a {path.suffix} file")
+    if target.exists():
+        raise UserError(f"{target}: is there already and is not overwritten; name another file with --to")
+    sheet = read_sheet(path.expanduser())
+    device = device_of("auto")
+    scorers = {"reward": scorer_of("--reward", reward, layout, profile, label, device)}
+    if judge is not None:
+        scorers["gold"] = scorer_of("--judge", judge, layout, profile, None, device)
+    taken = [name for name in sheet.names if name.partition("/")[0] in scorers]
+    if taken:
+        raise UserError(f"{path}: it has a column '{taken[0]}' already, which is not overwritten; rename or drop it")
+    _check_rows(path, sheet, scorers.values())
+    columns: dict[str, list[float]] = {}
+    for name, scorer in scorers.items():
+        columns |= _scored(path, name, scorer, sheet, say)
+    _write(sheet, target, columns)
+    return target
+
+
+def scorer_of(
+    key: str, name: str, layout: Layout, profile: str | None, label: str | None, device: torch.device
+) -> Scorer:
+    """The scorer that the option `key` names. Raises `UserError` with what can be named."""
+    if Path(name).expanduser().is_dir():
+        folder = str(Path(name).expanduser().absolute())
+        check_classifier(f"{key}.model", folder, label)
+        return _ready(key, {"kind": "classifier", "model": folder, "label": label}, device)
+    if name in READY and name != "classifier":
+        return _ready(key, {"kind": name, "label": label}, device)
+    if name.count("/") == 2 and not name.startswith((".", "/")):
+        return _of_trial(key, name, layout, profile, device)
+    kinds = [kind for kind in READY if kind != "classifier"]
+    raise UserError(
+        f"{key} '{name}': name a trial as STUDY/ARM/SEED, {' or '.join(kinds)}, or a folder with a sequence"
+        f" classifier{nearest(name, kinds)}"
+    )
+
+
+def _ready(key: str, settings: dict[str, Any], device: torch.device) -> Scorer:
+    """A scorer that reads texts alone."""
+    try:
+        spec = PartConfig.model_validate(settings)
+    except ValidationError as error:
+        why = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise UserError(f"{key} '{settings['kind']}': {why}") from None
+    scorer = ready(key, spec.kind, spec, device, Room(f"{key} (texts at once)", AT_ONCE))
+
+    def score(prompts: Sequence[str], texts: Sequence[str]) -> Scores:
+        return {"": scorer(Completions(_no_tokens(len(texts)), prompts, texts))}
+
+    return Scorer(score)
+
+
+def _of_trial(key: str, run: str, layout: Layout, profile: str | None, device: torch.device) -> Scorer:
+    """The calibrated training reward of a trial, or its judge."""
+    record = find_trial(run, layout, profile)
+    config, folder = TrialConfig.model_validate(record.config), folder_of(layout, record)
+    room = Room(f"{key} (texts at once)", AT_ONCE)
+    if key == "--judge":
+        judge = judge_of(config.gold, device, room)
+        return Scorer(lambda prompts, texts: {"": judge(Completions(_no_tokens(len(texts)), prompts, texts))})
+    proxy = reward_of(artifact(folder, record, "reward"), device, room)
+    tokenizer = load_tokenizer(artifact(folder, record, "prompts").path / "tokenizer")
+    learned = [part.raw for part in proxy.parts.values() if isinstance(part.raw, LearnedReward | Ensemble)]
+    positions = [network.config.max_position_embeddings for part in learned for network in part.networks]
+    most = min(positions, default=None)
+
+    def score(prompts: Sequence[str], texts: Sequence[str]) -> Scores:
+        episodes = text_episodes(tokenizer, prompts, texts, most or 2**30, device)
+        total, parts = proxy.explained(Completions(episodes, prompts, texts))
+        return {"": total, **parts}
+
+    def fits(prompt: str, text: str) -> str | None:
+        rows = tokenizer([prompt, text], add_special_tokens=False)["input_ids"]
+        tokens = sum(map(len, rows)) + 1
+        return None if most is None or tokens <= most else f"{tokens} tokens, and the reward model reads {most}"
+
+    return Scorer(score, fits)
+
+
+def _check_rows(path: Path, sheet: Sheet, scorers: Any) -> None:
+    """Refuse the first row that some scorer cannot read as a whole."""
+    for scorer in scorers:
+        for line, prompt, text in zip(sheet.lines, sheet.prompts, sheet.completions, strict=True):
+            if why := scorer.fits(prompt, text):
+                raise UserError(f"{path}, {_place(path)} {line}: {why}")
+
+
+def _scored(path: Path, name: str, scorer: Scorer, sheet: Sheet, say: Callable[[str], None]) -> dict[str, list[float]]:
+    """The columns that a scorer adds. Raises `UserError` for a score that is not finite, or for too little memory."""
+    began, n, columns = time.monotonic(), len(sheet.prompts), dict[str, list[float]]()
+    for start in range(0, n, ROWS):
+        rows = slice(start, start + ROWS)
+        try:
+            found = scorer.score(sheet.prompts[rows], sheet.completions[rows])
+        except MemoryFull as error:
+            raise UserError(f"{path}: {error}") from None
+        for part, values in found.items():
+            column = columns.setdefault(f"{name}/{part}" if part else name, [])
+            for line, value in zip(sheet.lines[rows], values.double().tolist(), strict=True):
+                if not math.isfinite(value):
+                    raise UserError(f"{path}, {_place(path)} {line}: its {name} is {value}")
+                column.append(value)
+        done = min(start + ROWS, n)
+        left = (time.monotonic() - began) / done * (n - done)
+        say(f"{name}: {done:,} of {n:,} rows" + (f", about {left:.0f} s left" if done < n else ""))
+    return columns
+
+
+def _write(sheet: Sheet, target: Path, columns: dict[str, list[float]]) -> None:
+    """The file with its new columns, which appears in one step."""
+    beside = target.with_name(f".{target.name}.writing")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        sheet.write(beside, columns)
+        beside.rename(target)
+    except OSError as error:
+        if is_disk_full(error):
+            raise disk_full(error, target) from error
+        raise UserError(f"{target}: cannot be written: {error.strerror}") from None
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _place(path: Path) -> str:
+    return "row" if path.suffix == ".parquet" else "line"
+
+
+def _no_tokens(n: int) -> Episodes:
+    """Episodes of scorers that read texts and no tokens."""
+    ones = torch.ones(n, 1, dtype=torch.bool)
+    return Episodes(torch.zeros(n, 2, dtype=torch.long), ones, ones, ones.squeeze(1))

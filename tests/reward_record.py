@@ -1,0 +1,101 @@
+"""A recorded trial with a random reward model of a few thousand weights: nothing is trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from helpers import smoke
+
+from pipeline.data.tokenizer import train_tokenizer
+from pipeline.models.loading import prepared
+from pipeline.rewards.learned import RewardModel
+from pipeline.run.layout import Layout, StageRef, TrialRecord, write_json
+from pipeline.run.store import write_manifest
+
+TEXTS = ["The acting was absolutely superb.", "The plot was dull and the cast not very good.", "It was bad."]
+VOCAB = 300
+SCALES = ([0.3, 0.2], [-0.1, 0.5], [0.0, 1.5])
+"""Mean and standard deviation that members of an ensemble are calibrated by."""
+
+
+def network(kind: str, seed: int = 0) -> Any:
+    """A random language model."""
+    import transformers as t
+
+    torch.manual_seed(seed)
+    small = {
+        "vocab_size": VOCAB,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "intermediate_size": 32,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": True,
+    }
+    gpt2 = {"vocab_size": VOCAB, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
+    ends: dict[str, Any] = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
+    made = {
+        "qwen2": lambda: t.Qwen2ForCausalLM(t.Qwen2Config(**small, **ends)),
+        "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**small, **ends)),
+        "gpt2": lambda: t.GPT2LMHeadModel(t.GPT2Config(**gpt2, **ends)),
+    }[kind]()
+    return prepared(made)
+
+
+def reward_model(kind: str, seed: int = 0) -> RewardModel:
+    """A random trunk under a random head with a bias."""
+    lm = network(kind, seed)
+    for parameter in lm.parameters():
+        parameter.data.mul_(3.0)
+    head = torch.nn.Linear(16, 1)
+    torch.nn.init.normal_(head.weight, generator=torch.Generator().manual_seed(seed))
+    torch.nn.init.constant_(head.bias, 0.7)
+    return RewardModel(lm, head)
+
+
+def recorded_reward(
+    layout: Layout, study: str = "made", kind: str = "qwen2", members: int = 1, pad_is_end: bool = False
+) -> TrialRecord:
+    """Trial STUDY/base/0 with a reward stage and a tokenizer, and no other stage."""
+    config = smoke(**({"reward__ensemble": members} if members > 1 else {}))
+    prompts, reward = (layout.root / "store" / stage / f"{study}-{kind}" for stage in ("prompts", "reward"))
+    tokenizer = train_tokenizer(TEXTS * 3, VOCAB)
+    if pad_is_end:
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.save_pretrained(prompts / "tokenizer")
+    spec = config.reward.scorers()["reward"].model_dump(mode="json")
+    made: dict[str, Any] = {"spec": spec, "mean": 0.4, "std": 1.7}
+    if members == 1:
+        reward_model(kind).save(reward)
+    else:
+        made |= {"members": SCALES[:members], "rule": {"combine": "minimum", "k": 2, "weight": 0.5}}
+        for member in range(members):
+            reward_model(kind, member).save(reward / "members" / str(member))
+    measured = {f"{key}{end}": 0.8 for key in ("accuracy", "accuracy_gold") for end in ("", "_low", "_high")}
+    meta = {"kind": "learned", "judge": "grammar", "parts": {"reward": made}, "mean": 0.0, "std": 1.0, **measured}
+    write_manifest(prompts, "prompts", prompts.name, {}, {})
+    write_manifest(reward, "reward", reward.name, {}, meta)
+    record = TrialRecord(
+        study=study,
+        profile="smoke",
+        arm="base",
+        seed=0,
+        config=config.model_dump(mode="json"),
+        config_digest=config.digest(),
+        status="complete",
+        steps=0,
+        stages={
+            path.parent.name: StageRef(key=path.name, path=path.relative_to(layout.root).as_posix())
+            for path in (prompts, reward)
+        },
+        summary={},
+        cost={},
+        environment={},
+        finished="2026-01-01T00:00:00+00:00",
+    )
+    folder = layout.study(study, "smoke")
+    write_json(folder.trial_file("base", 0), record.model_dump(mode="json"))
+    write_json(folder.study_file, {})
+    return record

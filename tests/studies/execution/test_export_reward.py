@@ -1,0 +1,117 @@
+"""A reward model leaves the house as a classifier that says the same of the same texts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from reward_record import SCALES, TEXTS, recorded_reward
+
+from pipeline.config.loading import load_config
+from pipeline.config.rewards import PartConfig
+from pipeline.errors import UserError
+from pipeline.models.pretrained_tokenizer import load_tokenizer
+from pipeline.resources.out_of_memory import Room
+from pipeline.rewards.base import Completions
+from pipeline.rewards.classifier import load
+from pipeline.rewards.learned import LearnedReward, RewardModel
+from pipeline.run.layout import Layout
+from pipeline.stages.sources import check_sources
+from studies.execution.export_reward import OFFSET, export_reward
+from studies.execution.score import scorer_of
+
+CPU = torch.device("cpu")
+PROMPTS = [text.split(" ")[0] for text in TEXTS]
+REST = [text.removeprefix(prompt) for text, prompt in zip(TEXTS, PROMPTS, strict=True)]
+
+
+def by_transformers(folder: Path, texts: list[str], side: str = "right") -> torch.Tensor:
+    """What somebody without this package would compute."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    model = AutoModelForSequenceClassification.from_pretrained(folder, use_safetensors=True).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side=side)
+    with torch.no_grad():
+        logits = model(**tokenizer(texts, return_tensors="pt", padding=True)).logits
+    assert logits.shape == (len(texts), 1)
+    return logits[:, 0] + getattr(model.config, OFFSET)
+
+
+@pytest.mark.parametrize("pad_is_end", [False, True])
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2", "llama"])
+def test_transformers_gives_the_scores_of_training(tmp_path: Path, kind: str, pad_is_end: bool) -> None:
+    layout = Layout(tmp_path / "out")
+    recorded_reward(layout, kind=kind, pad_is_end=pad_is_end)
+    folder = export_reward("made/base/0", tmp_path / "model", layout)
+    ours = scorer_of("--reward", "made/base/0", layout, None, None, CPU).score(PROMPTS, REST)[""]
+    assert ours.std() > 0.1, "or any constant would do"
+    assert torch.allclose(by_transformers(folder, TEXTS), ours, atol=1e-5)
+    assert torch.allclose(by_transformers(folder, TEXTS, "left"), ours, atol=1e-5)
+    alone = torch.cat([by_transformers(folder, [text]) for text in TEXTS])
+    assert torch.allclose(alone, ours, atol=1e-5)
+    tokens = load_tokenizer(folder)(TEXTS)["input_ids"]
+    assert all(row[-1] == 1 and row.count(1) == 1 for row in tokens)
+    assert load_tokenizer(folder).pad_token_id != 1
+
+
+def test_the_head_holds_the_scale_and_the_config_what_the_head_cannot(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "out")
+    recorded_reward(layout)
+    folder = export_reward("made/base/0", tmp_path / "model", layout)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["architectures"] == ["Qwen2ForSequenceClassification"]
+    assert config[OFFSET] == pytest.approx((0.7 - 0.4) / 1.7)
+    card = (folder / "README.md").read_text()
+    assert "deviation, 1.7, is folded into the head" in card
+    assert f"model.config.{OFFSET}" in card
+    assert "| agrees with the judge | 80.0 %" in card
+    assert str(layout.root) not in card
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_the_folder_is_a_reward_of_another_configuration(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "out")
+    recorded_reward(layout)
+    folder = str(export_reward("made/base/0", tmp_path / "model", layout))
+    config = load_config("smoke", {"reward.kind": "classifier", "reward.model": folder})
+    check_sources(config, ["reward"])
+    spec = PartConfig(kind="classifier", model=folder)
+    scorer = load("reward", spec, CPU, Room("rows", 2))
+    ours = scorer_of("--reward", "made/base/0", layout, None, None, CPU).score(PROMPTS, REST)[""]
+    theirs = scorer(Completions(None, PROMPTS, REST))  # type: ignore[arg-type]
+    assert torch.allclose(theirs - theirs.mean(), ours - ours.mean(), atol=1e-5), "calibration removes the offset"
+
+
+def test_one_model_of_an_ensemble_is_exported_on_its_own_scale(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "out")
+    record = recorded_reward(layout, members=3)
+    with pytest.raises(UserError, match=r"--member \(not given\): its reward is an ensemble of 3 models.*use 1 to 3"):
+        export_reward("made/base/0", tmp_path / "model", layout)
+    with pytest.raises(UserError, match=r"--member \(4\)"):
+        export_reward("made/base/0", tmp_path / "model", layout, member=4)
+    assert not (tmp_path / "model").exists()
+    folder = export_reward("made/base/0", tmp_path / "model", layout, member=2)
+    member = RewardModel.load(layout.root / record.stages["reward"].path / "members" / "1", CPU)
+    tokenizer = load_tokenizer(layout.root / record.stages["prompts"].path / "tokenizer")
+    from pipeline.data.text_episodes import text_episodes
+
+    raw = LearnedReward(member, Room("rows", 8))(
+        Completions(text_episodes(tokenizer, PROMPTS, REST, 64, CPU), PROMPTS, REST)
+    )
+    mean, std = SCALES[1]
+    assert torch.allclose(by_transformers(folder, TEXTS), (raw - mean) / std, atol=1e-5)
+
+
+def test_what_is_no_learned_reward_is_told(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "out")
+    recorded_reward(layout)
+    with pytest.raises(UserError, match="--member 1: its reward is one model"):
+        export_reward("made/base/0", tmp_path / "model", layout, member=1)
+    with pytest.raises(UserError, match=r"--part \(helpful\): its learned parts are reward"):
+        export_reward("made/base/0", tmp_path / "model", layout, part="helpful")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("keep")
+    with pytest.raises(UserError, match="not empty"):
+        export_reward("made/base/0", tmp_path / "full", layout)

@@ -1,0 +1,184 @@
+"""Scoring a file: what is added, what is kept, and what is refused before anything is written."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from reward_record import TEXTS, recorded_reward
+
+from pipeline.data.semantics import judge
+from pipeline.errors import UserError
+from pipeline.run.layout import Layout
+from studies.execution.score import ROWS, score_file, scorer_of
+
+ROOT = Path(__file__).parents[3]
+ROWS_OF_TEXTS: list[dict[str, Any]] = [
+    {"prompt": text.split(" ")[0], "completion": text.removeprefix(text.split(" ")[0]), "id": index, "note": 'x, "y"'}
+    for index, text in enumerate(TEXTS)
+]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    elif path.suffix == ".csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        pd.DataFrame(rows).to_parquet(path, index=False)
+    return path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    if path.suffix == ".csv":
+        with path.open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+    return pd.read_parquet(path).to_dict("records")
+
+
+def score(path: Path, reward: str = "grammar", **options: Any) -> Path:
+    layout = options.pop("layout", Layout(path.parent / "out"))
+    return score_file(path, reward, options.pop("to", None), layout, say=options.pop("say", lambda _: None), **options)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+def test_every_format_comes_back_with_its_own_columns_and_the_scores(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path / f"answers.{suffix}", ROWS_OF_TEXTS)
+    before = path.read_bytes()
+    target = score(path, judge="lexicon")
+    assert target == tmp_path / f"answers.scored.{suffix}"
+    assert path.read_bytes() == before
+    rows = read(target)
+    assert list(rows[0]) == ["prompt", "completion", "id", "note", "reward", "gold"]
+    for row, given in zip(rows, ROWS_OF_TEXTS, strict=True):
+        assert {key: str(row[key]) for key in given} == {key: str(value) for key, value in given.items()}
+        assert float(row["reward"]) == pytest.approx(judge(given["prompt"], given["completion"]).score)
+        assert -1 <= float(row["gold"]) <= 1
+    assert sorted(file.name for file in tmp_path.iterdir()) == [path.name, target.name]
+
+
+def test_a_trained_reward_scores_a_text_whatever_is_beside_it(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "out")
+    recorded_reward(layout)
+    many = [ROWS_OF_TEXTS[index % 3] for index in range(ROWS + 5)]
+    told: list[str] = []
+    whole = read(score(write(tmp_path / "a.jsonl", many), "made/base/0", layout=layout, say=told.append))
+    alone = [
+        read(score(write(tmp_path / f"{index}.jsonl", [row]), "made/base/0", layout=layout))[0]["reward"]
+        for index, row in enumerate(ROWS_OF_TEXTS)
+    ]
+    assert [row["reward"] for row in whole] == pytest.approx([alone[index % 3] for index in range(ROWS + 5)], abs=1e-5)
+    assert len(set(alone)) == 3
+    assert told[0].startswith("reward: 256 of 261 rows, about ")
+    assert told[1] == "reward: 261 of 261 rows"
+
+
+def test_an_ensemble_adds_how_far_its_models_are_apart(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "out")
+    recorded_reward(layout, members=3)
+    rows = read(score(write(tmp_path / "a.jsonl", ROWS_OF_TEXTS), "made/base/0", layout=layout, judge="made/base/0"))
+    assert list(rows[0]) == ["prompt", "completion", "id", "note", "reward", "reward/disagreement", "gold"]
+    assert min(row["reward/disagreement"] for row in rows) > 0
+    assert rows[0]["gold"] == pytest.approx(judge(rows[0]["prompt"], rows[0]["completion"]).score)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", '{"prompt": "A", "completion": "b"}\n\n{"prompt": "A"\n', "line 3: it is no JSON"),
+        ("a.jsonl", '{"prompt": "A", "completion": "b"}\n["A", "b"]\n', "line 2: it is no object with prompt"),
+        ("a.jsonl", '{"prompt": "A", "completion": null}\n', "line 1: completion is null, not a text"),
+        ("a.jsonl", '{"prompt": "A", "answer": "b"}\n', "line 1: no 'completion'; it has prompt, answer"),
+        ("a.jsonl", '{"prompt": "", "completion": " "}\n', "line 1: prompt and completion are empty"),
+        ("a.jsonl", "\n", "it has no rows"),
+        ("a.csv", 'prompt,completion\nA,b\n"C\nD",e\nF\n', "line 5: 1 fields, and the header has 2"),
+        ("a.csv", 'prompt,completion\nA,b\nC,"d\n', "line 3: it is no CSV"),
+        ("a.csv", "prompt,completions\nA,b\n", "no column 'completion', did you mean 'completions'"),
+        ("a.csv", "prompt,completion,reward\nA,b,1\n", "it has a column 'reward' already"),
+        ("a.parquet", "no parquet", "it is no parquet file"),
+        ("a.txt", "A b", "the format must be one of parquet, csv, jsonl"),
+    ],
+)
+def test_a_bad_file_is_told_by_its_line_and_nothing_is_written(
+    tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(content, "utf-8")
+    with pytest.raises(UserError) as error:
+        score(path)
+    assert message in str(error.value)
+    assert str(path) in str(error.value)
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def test_a_text_beyond_the_models_positions_is_told_by_its_line(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "out")
+    recorded_reward(layout)
+    path = write(tmp_path / "a.jsonl", [*ROWS_OF_TEXTS, {"prompt": "The", "completion": " plot" * 200}])
+    with pytest.raises(UserError, match=r"a\.jsonl, line 4: \d+ tokens, and the reward model reads 64"):
+        score(path, "made/base/0", layout=layout)
+    assert not (tmp_path / "a.scored.jsonl").exists()
+
+
+def test_a_score_that_is_not_finite_is_told_by_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipeline.rewards.grammar import GrammarJudge
+
+    scores = torch.tensor([1.0, float("nan"), 2.0])
+    monkeypatch.setattr(GrammarJudge, "__call__", lambda self, completions: scores)
+    with pytest.raises(UserError, match=r"a\.jsonl, line 2: its reward is nan"):
+        score(write(tmp_path / "a.jsonl", ROWS_OF_TEXTS))
+    assert not (tmp_path / "a.scored.jsonl").exists()
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", ROWS_OF_TEXTS)
+    (tmp_path / "b.jsonl").write_text("mine")
+    with pytest.raises(UserError, match="is there already and is not overwritten; name another file with --to"):
+        score(path, to=tmp_path / "b.jsonl")
+    assert (tmp_path / "b.jsonl").read_text() == "mine"
+    with pytest.raises(UserError, match=r"has the format of a\.jsonl; name a \.jsonl file"):
+        score(path, to=tmp_path / "b.csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("grammer", "did you mean 'grammar'"),
+        ("made/base/7", "not recorded"),
+        ("nowhere/base/0", "has not been run in"),
+        ("classifier", "or a folder with a sequence classifier"),
+    ],
+)
+def test_a_reward_that_is_not_there_is_told_with_what_is(tmp_path: Path, name: str, message: str) -> None:
+    layout = Layout(tmp_path / "out")
+    recorded_reward(layout)
+    with pytest.raises(UserError) as error:
+        scorer_of("--reward", name, layout, None, None, torch.device("cpu"))
+    assert message in str(error.value)
+
+
+def test_from_the_command_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", ROWS_OF_TEXTS)
+
+    def ablate(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(ROOT / "ablate.py"), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+
+    done = ablate("score", str(path), "--reward", "grammar", "--to", str(tmp_path / "new" / "b.csv"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["reward: 3 of 3 rows", f"Scored: {tmp_path / 'new' / 'b.csv'}"]
+    again = ablate("score", str(path), "--reward", "grammar", "--to", str(tmp_path / "new" / "b.csv"))
+    assert (again.returncode, again.stdout) == (2, "")
+    assert again.stderr.count("\n") == 1
