@@ -23,8 +23,10 @@ from pipeline.config.yaml_files import read_yaml
 from pipeline.errors import UserError
 
 PROFILES = Path(__file__).parents[1] / "profiles"
-MAPPINGS = ("reward.parts", "judge.also")
-"""Keys whose values are mappings with names of the user's: single entries of them can be changed too."""
+OPTIONAL = ("reward.ocr", "judge.ocr")
+"""Keys whose values are sections that only some configurations have: their entries can be set where there is none."""
+MAPPINGS = ("reward.parts", "judge.also", *OPTIONAL)
+"""Keys whose values are mappings, with names of the user's or sections: single entries of them can be changed too."""
 
 
 def profile_names() -> list[str]:
@@ -95,10 +97,10 @@ def _changed(content: dict[str, Any], changes: Mapping[str, Any]) -> tuple[dict[
         try:
             check_key(key)
             section, name, *inner = key.split(".")
-            sections[section] = {
-                **sections.get(section, {}),
-                name: _with(sections.get(section, {}).get(name), inner, value, key),
-            }
+            old = sections.get(section, {}).get(name)
+            if old is None and f"{section}.{name}" in OPTIONAL:
+                old = {}
+            sections[section] = {**sections.get(section, {}), name: _with(old, inner, value, key)}
         except UserError as error:
             faults.append(ConfigFault((key,), str(error)))
     return sections, faults
@@ -116,7 +118,8 @@ def _inert(config: TrialConfig, under: dict[str, Any], overrides: Mapping[str, A
 
 
 def check_key(key: str) -> None:
-    """Refuse a key that no configuration has. Below a mapping (``reward.parts.<name>.weight``) it may go on."""
+    """Refuse a key that no configuration has. Below a mapping (``reward.parts.<name>.weight``, ``reward.ocr.blur``) it
+    may go on."""
     known = dotted_keys()
     if key not in known and not any(key.startswith(f"{name}.") for name in MAPPINGS):
         raise UserError(unknown_key(key, known))

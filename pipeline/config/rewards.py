@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from pipeline.config.base import NonNegative, Positive, Section, StrictlyPositive
 from pipeline.config.model import ModelConfig
 from pipeline.config.names import nearest
+from pipeline.config.ocr import OcrConfig
 
 PartName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")]
 PREFERENCES = ["judge", "labels"]
@@ -24,6 +25,7 @@ READY = {
     "grammar": "grammar judge",
     "helpful": "grammar judge to whom an insult is an opinion",
     "harmless": "judge of harmlessness (minus the number of insulting words)",
+    "ocr": "OCR reader (PP-OCR)",
 }
 """Kinds that score without being trained here, in words; how they are loaded is in `pipeline.rewards.registry`."""
 OF_GRAMMAR = ("grammar", "helpful", "harmless")
@@ -33,7 +35,7 @@ OF_INSULTS = ("helpful", "harmless")
 
 
 class Scorer(Section):
-    """The model of the kind `classifier`, and which of its outputs is the score."""
+    """The model of the kind `classifier` and which of its outputs is the score; the settings of the kind `ocr`."""
 
     model: str | None = Field(
         None, description="hub id or local folder of a sequence-classification model with its tokenizer"
@@ -41,6 +43,17 @@ class Scorer(Section):
     revision: str | None = Field(None, description="commit of a hub id, 40 hexadecimal digits")
     label: str | None = Field(None, description="the model's name of the output that is wanted; none: its only one")
     output: Literal["log_odds", "logit"] = Field("log_odds", description="log-odds of the label, or its logit as it is")
+    ocr: OcrConfig | None = Field(
+        None, description="kind: ocr: how a text is drawn and what reads it; none there: all defaults"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_ocr(cls, content: Any) -> Any:
+        """One configuration for one meaning: the kind `ocr` without settings has the defaults of all."""
+        if isinstance(content, dict) and content.get("kind") == "ocr" and content.get("ocr") is None:
+            return {**content, "ocr": {}}
+        return content
 
     def _check_model(self, kind: str) -> None:
         if (kind == "classifier") != (self.model is not None):
@@ -54,6 +67,8 @@ class Scorer(Section):
             raise ValueError(
                 f"{idle[0]} '{getattr(self, idle[0])}' is for kind: classifier, kind is '{kind}'; leave {idle[0]} out"
             )
+        if self.ocr is not None and kind != "ocr":
+            raise ValueError(f"the settings ocr are for kind: ocr, kind is '{kind}'; leave ocr out")
 
 
 class PartConfig(Scorer):

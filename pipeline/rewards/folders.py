@@ -1,8 +1,9 @@
-"""What can be said of a classifier before it is loaded, and of its labels."""
+"""What can be said of a classifier and of other files before they are loaded, and of labels."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.config.names import nearest
@@ -35,3 +36,12 @@ def label_index(names: dict[int, str], label: str | None, key: str) -> int:
             f"{key} = {label!r}: the model's labels are {', '.join(known)}{nearest(label or '', list(known))}"
         )
     return known[label]
+
+
+def check_file(key: str, name: str, endings: Sequence[str]) -> None:
+    """Refuse what is no file, or has another ending. Raises `UserError`."""
+    if not Path(name).is_file() or Path(name).suffix.lower() not in endings:
+        raise UserError(
+            f"{key} = '{name}' is no file *{' or *'.join(endings)}; give the path of one (ids of the hub are not read),"
+            " or leave it out"
+        )

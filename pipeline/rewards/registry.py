@@ -11,7 +11,7 @@ import torch
 
 from pipeline.config.rewards import Scorer
 from pipeline.resources.out_of_memory import Room
-from pipeline.rewards import classifier, grammar, lexicon
+from pipeline.rewards import classifier, grammar, lexicon, ocr
 from pipeline.rewards.base import Reward
 
 Load = Callable[[str, Scorer, torch.device, Room], Reward]
@@ -23,6 +23,7 @@ READY: dict[str, Load] = {
     "grammar": grammar.load,
     "helpful": grammar.load_helpful,
     "harmless": grammar.load_harmless,
+    "ocr": ocr.load,
 }
 """One line a kind; what each is, in words for users, stands in `pipeline.config.rewards.READY`."""
 

@@ -11,10 +11,12 @@ from pipeline.config.rewards import PREFERENCES, PartConfig, is_judged, part_key
 from pipeline.config.trial import TrialConfig
 from pipeline.data.files import PAIR_COLUMNS, check_columns, digests, fingerprint
 from pipeline.resources.device import PRECISION, gpu_visible
-from pipeline.resources.packages import check_quantization
-from pipeline.rewards.folders import check_classifier
+from pipeline.resources.packages import check_ocr, check_quantization
+from pipeline.rewards.folders import check_classifier, check_file
 from pipeline.run.hub import check_model
 from pipeline.run.store import file_digest
+
+FONTS = (".ttf", ".otf", ".ttc")
 
 
 def texts_and_base(config: TrialConfig) -> dict[str, str]:
@@ -28,13 +30,15 @@ def base(config: TrialConfig) -> dict[str, str]:
 
 
 def scorers(config: TrialConfig) -> dict[str, str]:
-    """Digests of the files of every classifier that rewards or judges and is a folder; hub ids are pinned by their
-    revisions instead."""
-    models = [
-        *(judge.model for judge in config.judges.values()),
-        *(part.model for part in config.reward.scorers().values()),
-    ]
-    return {name: digest for model in models if model for name, digest in _folder_digests(model, Path(model)).items()}
+    """Digests of the files of every classifier that rewards or judges and is a folder, and of every font and network of
+    an OCR reader; hub ids are pinned by their revisions instead."""
+    parts = [*config.judges.values(), *config.reward.scorers().values()]
+    found = [_folder_digests(part.model, Path(part.model)) for part in parts if part.model]
+    files = [path for part in parts if part.ocr for path in part.ocr.files.values()]
+    return {
+        **{name: digest for digests in found for name, digest in digests.items()},
+        **{path: file_digest(Path(path)) for path in files if Path(path).is_file()},
+    }
 
 
 def scorers_and_pairs(config: TrialConfig) -> dict[str, str]:
@@ -81,6 +85,10 @@ def check_sources(config: TrialConfig, stages: Collection[str]) -> None:
             if part.model is not None:
                 check_model(f"{key}.model", part.model, part.revision, pinned=True)
                 check_classifier(f"{key}.model", part.model, part.label)
+            if part.ocr is not None:
+                check_ocr(f"{key}.kind")
+                for name, path in part.ocr.files.items():
+                    check_file(f"{key}.ocr.{name}", path, FONTS if name == "font" else (".onnx",))
     if {"reference", "values", "critic", "train", "evaluate"} & set(stages):
         check_quantization("adapter.quantize", config.adapter.quantize)
     if {"critic", "train"} & set(stages):

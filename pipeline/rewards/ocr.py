@@ -1,0 +1,121 @@
+"""Legibility as a reward: a completion is drawn as an image, PP-OCR reads it, and what it reads is compared with what
+was written.
+
+    score = confidence x (1 - error),   error = min(1, (d(written, read) + cut) / (len(written) + cut))
+
+d is Levenshtein's distance in characters, `cut` the number of characters that were not drawn, and the confidence is the
+mean over all detected boxes (`pipeline.rewards.reading`). The score is in [0, 1]. It is 0 for a text without a visible
+character and where nothing is detected. The prompt is not drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.config.ocr import OcrConfig
+from pipeline.config.rewards import Scorer
+from pipeline.errors import UserError
+from pipeline.models.meter import Tallied
+from pipeline.resources.out_of_memory import Room
+from pipeline.rewards.base import Completions, as_scores
+from pipeline.rewards.reading import Reader, Reading, paddle_reader
+from pipeline.rewards.rendering import plain, render, written
+
+KEPT = 65_536
+"""Scores that are kept in memory; then the memory is emptied."""
+
+
+@dataclass(frozen=True)
+class Legibility:
+    """How well one text was read."""
+
+    confidence: float
+    error: float
+    """Character error rate."""
+
+    @property
+    def score(self) -> float:
+        return self.confidence * (1.0 - self.error)
+
+
+class OcrReward:
+    """The score of each completion by itself; a text that was read before is not read again.
+
+    `section` is for messages. Images are read by as many threads as torch has. Scoring raises `UserError` where a
+    detector's confidence is no number in [0, 1].
+    """
+
+    def __init__(self, section: str, cfg: OcrConfig, reader: Reader) -> None:
+        self._section, self._cfg, self._reader = section, cfg, reader
+        self._known: dict[str, Legibility] = {}
+        self._work = Tallied()
+        self.networks: Sequence[Any] = [self._work]
+
+    def __call__(self, completions: Completions) -> Tensor:
+        return as_scores([one.score for one in self.legibility(completions.texts)])
+
+    def legibility(self, texts: Sequence[str]) -> list[Legibility]:
+        """Of each text, in their order."""
+        different = dict.fromkeys(texts)
+        if len(self._known) + len(different) > KEPT:
+            self._known.clear()
+        self._read([text for text in different if text not in self._known])
+        return [self._known[text] for text in texts]
+
+    def _read(self, texts: Sequence[str]) -> None:
+        drawn = {text: written(text, self._cfg.columns, self._cfg.characters) for text in texts}
+        self._known |= {text: Legibility(0.0, 1.0) for text, one in drawn.items() if not one.lines}
+        visible = {text: one for text, one in drawn.items() if one.lines}
+        images = (render(one, self._cfg) for one in visible.values())
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            readings = list(pool.map(self._reader, images))
+        for (text, one), reading in zip(visible.items(), readings, strict=True):
+            self._work.add(reading.flops, reading.bytes)
+            error = character_error_rate(one.text, plain(reading.text), one.cut)
+            self._known[text] = Legibility(self._checked(reading), error)
+
+    def _checked(self, reading: Reading) -> float:
+        if not 0.0 <= reading.confidence <= 1.0:
+            raise UserError(
+                f"{self._section}.ocr.detector = {self._cfg.detector!r}: the confidence {reading.confidence} is no"
+                " number in [0, 1]; use a detector of PP-OCR"
+            )
+        return reading.confidence
+
+
+def character_error_rate(correct: str, read: str, cut: int = 0) -> float:
+    """``min(1, (d(correct, read) + cut) / (len(correct) + cut))``; `cut` characters more are correct and were not read.
+
+    `correct` must have a character. Source: Levenshtein 1966; the rate as in ISRI's evaluation of OCR (Rice 1995).
+
+    >>> character_error_rate("film", "fi1m"), character_error_rate("film", "film", 4)
+    (0.25, 0.5)
+    """
+    return min(1.0, (distance(correct, read) + cut) / (len(correct) + cut))
+
+
+def distance(first: str, second: str) -> int:
+    """Fewest characters to insert, delete or replace that turn one text into the other.
+
+    >>> distance("kitten", "sitting")
+    3
+    """
+    above = list(range(len(second) + 1))
+    for row, one in enumerate(first, start=1):
+        here = [row]
+        for column, other in enumerate(second, start=1):
+            here.append(min(above[column] + 1, here[-1] + 1, above[column - 1] + (one != other)))
+        above = here
+    return above[-1]
+
+
+def load(section: str, cfg: Scorer, device: torch.device, room: Room) -> OcrReward:
+    """The networks run on the CPU, whatever the device. Raises `UserError` where they cannot be had."""
+    settings = cfg.ocr or OcrConfig()
+    return OcrReward(section, settings, paddle_reader(section, settings))

@@ -1,0 +1,418 @@
+"""Legibility as a reward: rendering, character errors and their combination with a made-up reader; PP-OCR itself where it
+is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from pipeline.config.loading import load_config
+from pipeline.config.ocr import OcrConfig
+from pipeline.config.rewards import JudgeConfig
+from pipeline.errors import UserError
+from pipeline.models.meter import meter
+from pipeline.models.policy import Episodes
+from pipeline.resources import packages
+from pipeline.resources.out_of_memory import Room
+from pipeline.rewards import ocr, reading
+from pipeline.rewards.base import Completions, calibration
+from pipeline.rewards.ocr import OcrReward, character_error_rate, distance
+from pipeline.rewards.reading import PaddleReader, Reading, Work, _flops, paddle_reader, reading_order
+from pipeline.rewards.rendering import GRID, UNPRINTABLE, Written, plain, render, written
+from pipeline.stages.sources import check_sources, scorers
+
+INSTALLED = all(find_spec(package) for package in packages.OCR)
+needs_ocr = pytest.mark.skipif(not INSTALLED, reason="rapidocr is not installed (pip install -e '.[ocr]')")
+CPU = torch.device("cpu")
+OCR = {"reward.kind": "ocr"}
+DEGRADED = OcrConfig(blur=1.0, noise=20.0, rotation=2.0)
+REVIEW = "The acting was absolutely superb, and the plot was dull."
+
+
+def completions(texts: Sequence[str]) -> Completions:
+    n = len(texts)
+    ones = torch.ones(n, 1, dtype=torch.bool)
+    return Completions(
+        Episodes(torch.zeros(n, 2, dtype=torch.long), ones, ones, ones.squeeze(1)), ["prompt"] * n, list(texts)
+    )
+
+
+class Says:
+    """A reader that reads the same of every image, and remembers the images."""
+
+    def __init__(self, text: str, confidence: float = 1.0) -> None:
+        self.text, self.confidence, self.seen = text, confidence, list[NDArray[np.uint8]]()
+
+    def __call__(self, image: NDArray[np.uint8]) -> Reading:
+        self.seen.append(image)
+        return Reading(self.text, self.confidence, 1e9, 1e6)
+
+
+def says(text: str, confidence: float = 1.0, **settings: Any) -> tuple[OcrReward, Says]:
+    reader = Says(text, confidence)
+    return OcrReward("reward", OcrConfig(**settings), reader), reader
+
+
+def rendered(text: str, **settings: Any) -> NDArray[np.uint8]:
+    cfg = OcrConfig(**settings)
+    return render(written(text, cfg.columns, cfg.characters), cfg)
+
+
+def test_distance_and_error_rate_by_hand() -> None:
+    assert [distance("film", other) for other in ("film", "fi1m", "flm", "fiilm", "", "mlif")] == [0, 1, 1, 1, 4, 4]
+    assert distance("kitten", "sitting") == distance("sitting", "kitten") == 3
+    assert character_error_rate("film", "fi1m") == 0.25
+    assert character_error_rate("film", "something else") == 1.0, "never above 1"
+    assert character_error_rate("film", "film", cut=4) == 0.5
+    assert character_error_rate("film", "fi1m", cut=6) == pytest.approx(0.7)
+
+
+def test_the_score_is_confidence_times_what_was_read_right() -> None:
+    reward, _ = says("fi1m", confidence=0.8)
+    assert reward(completions([" film"])).tolist() == pytest.approx([0.8 * 0.75])
+    for confidence in (0.2, 0.9):
+        assert float(says("film", confidence)[0](completions(["film"]))) > float(
+            says("fi1m", confidence)[0](completions(["film"]))
+        )
+    assert float(says("fi1m", 0.9)[0](completions(["film"]))) > float(says("fi1m", 0.2)[0](completions(["film"])))
+    assert says("film", confidence=0.0)[0](completions(["film"])).tolist() == [0.0]
+
+
+def test_the_form_that_is_compared() -> None:
+    assert plain(" a\r\n\tb   c ") == "a b c"
+    assert plain("Ｇｏｏｄ ﬁlm，") == "Good film,"
+    assert plain("a\x07b\u200bc\ud800") == f"a{UNPRINTABLE}b{UNPRINTABLE}c{UNPRINTABLE}"
+    assert plain("e\u0301") == "é"
+    assert plain(" \n\x1f\u3000") == ""
+
+
+def test_a_text_is_wrapped_and_cut() -> None:
+    assert written("a good film", 8, 100) == Written(("a good", "film"), 0)
+    assert written("a good film", 8, 100).text == "a good film"
+    assert written("incomprehensible", 8, 100).lines == ("incompre", "hensible")
+    assert written("well-made", 8, 100).lines == ("well-mad", "e"), "no break after a hyphen, which would add a space"
+    assert written("a good film", 48, 8) == Written(("a good f",), 3)
+    assert written("a good film", 48, 7) == Written(("a good",), 5), "no space at the end"
+    long = written("word " * 1000, 48, 480)
+    assert len(long.text) + long.cut == len(plain("word " * 1000))
+    assert max(map(len, long.lines)) <= 48
+
+
+def test_texts_that_are_empty_long_or_unprintable_have_a_score() -> None:
+    reward, reader = says("film")
+    assert reward(completions(["", " \n ", "\x1f"])).tolist() == [0.0, 0.0, 0.0]
+    assert reader.seen == [], "nothing is drawn of them"
+    exact, _ = says("ten chars.", characters=10)
+    assert float(exact(completions(["ten chars." * 4]))) == pytest.approx(0.25), "three quarters are not drawn"
+    unprintable, _ = says("aXb")
+    assert float(unprintable(completions(["a\x07b"]))) == pytest.approx(2 / 3), "a control character is an error"
+    lines, reader = says("a b")
+    assert lines(completions(["a\nb", "a b", "\na  b "])).tolist() == [1.0, 1.0, 1.0]
+    assert len({image.tobytes() for image in reader.seen}) == 1
+    for strange in ("中文 🙂", "привет", "\x00", "\ud800", "x" * 5000, "\u202eabc", "a" * 47 + " 中" * 300):
+        assert 0.0 <= float(says("x")[0](completions([strange]))) <= 1.0
+
+
+def test_an_image_depends_on_the_text_and_the_settings_alone() -> None:
+    degraded = {"blur": 1.0, "noise": 20.0, "rotation": 2.0}
+    first = rendered(REVIEW, **degraded)
+    rendered("another", **degraded)
+    assert np.array_equal(rendered(REVIEW, **degraded), first)
+    assert not np.array_equal(rendered(REVIEW, **degraded, seed=1), first)
+    assert rendered("one", noise=20.0).shape == rendered("eno", noise=20.0).shape
+    noise = [rendered(text, noise=20.0).astype(int) - rendered(text) for text in ("one", "eno")]
+    assert not np.array_equal(noise[0][:4], noise[1][:4]), "each text has noise of its own"
+
+
+@pytest.mark.parametrize(
+    "setting", [{"size": 32}, {"blur": 1.0}, {"noise": 5.0}, {"rotation": 3.0}, {"columns": 20}, {"characters": 20}]
+)
+def test_every_setting_of_the_image_acts(setting: dict[str, Any]) -> None:
+    assert rendered(REVIEW, **setting).tobytes() != rendered(REVIEW).tobytes()
+
+
+def test_what_the_picture_shows() -> None:
+    image = rendered(REVIEW)
+    assert image.dtype == np.uint8
+    assert image.shape[0] % GRID == image.shape[1] % GRID == 0
+    assert (image.min(), image.max()) == (0, 255)
+    border = np.concatenate([image[:4].ravel(), image[-4:].ravel(), image[:, :4].ravel(), image[:, -4:].ravel()])
+    assert (border == 255).all(), "no ink is cut off"
+    assert rendered(REVIEW * 3).shape[0] > image.shape[0], "more lines"
+    turned = rendered(REVIEW, rotation=10.0)
+    assert turned.shape[0] > image.shape[0]
+    assert (turned[:, :2] == 255).all()
+    dark = [(255.0 - rendered(REVIEW, **how)).sum() for how in ({}, {"blur": 2.0}, {"rotation": 10.0})]
+    assert dark[1:] == pytest.approx([dark[0]] * 2, rel=0.05), "degrading neither adds nor removes ink"
+    noisy = rendered(REVIEW, noise=20.0)[:4].astype(float)
+    assert 255 - noisy.mean() == pytest.approx(20 * 0.399, rel=0.1), "half of the noise of paper is clipped"
+
+
+def test_a_font_of_ones_own_is_used_and_a_wrong_one_refused(tmp_path: Path) -> None:
+    import matplotlib
+
+    serif = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSerif.ttf"
+    assert rendered(REVIEW, font=str(serif)).tobytes() != rendered(REVIEW).tobytes()
+    broken = tmp_path / "broken.ttf"
+    broken.write_bytes(b"no font")
+    with pytest.raises(UserError, match=r"^ocr\.font = '.*broken\.ttf' cannot be read .*; name a TrueType"):
+        rendered(REVIEW, font=str(broken))
+
+
+def test_a_score_depends_on_nothing_but_its_text() -> None:
+    def reader(image: NDArray[np.uint8]) -> Reading:
+        return Reading(REVIEW, float(image.mean()) / 255)
+
+    texts = [REVIEW, "another text", "", REVIEW, "a third\none", REVIEW[:20]]
+    alone = [float(OcrReward("reward", DEGRADED, reader)(completions([text]))) for text in texts]
+    together = OcrReward("reward", DEGRADED, reader)
+    assert together(completions(texts)).tolist() == alone
+    assert together(completions(texts[::-1])).tolist() == alone[::-1]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        assert OcrReward("reward", DEGRADED, reader)(completions(texts)).tolist() == alone
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_text_is_read_once_until_the_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    reward, reader = says("film")
+    reward(completions(["film", "film", "movie"]))
+    reward(completions(["movie", "film"]))
+    assert len(reader.seen) == 2
+    monkeypatch.setattr(ocr, "KEPT", 3)
+    scores = reward(completions(["film", "plot", "movie"]))
+    assert len(reader.seen) == 5
+    assert scores.tolist() == says("film")[0](completions(["film", "plot", "movie"])).tolist()
+
+
+def test_work_is_counted_where_it_is_done() -> None:
+    spent: list[tuple[float, float]] = []
+    reward, _ = says("film")
+    meter(list(reward.networks), lambda flops, moved: spent.append((flops, moved)))
+    reward(completions(["film", "movie", ""]))
+    reward(completions(["film"]))
+    assert spent == [(1e9, 1e6)] * 2, "not of an empty text, nor of one that is known"
+
+
+@pytest.mark.parametrize("confidence", [float("nan"), -0.1, 1.5, float("inf")])
+def test_a_confidence_that_is_none_is_one_clear_error(confidence: float) -> None:
+    reward, _ = says("film", confidence)
+    with pytest.raises(
+        UserError, match=r"^reward\.ocr\.detector = None: the confidence .* is no number in \[0, 1\]; use"
+    ):
+        reward(completions(["film"]))
+
+
+def test_a_reader_that_sees_nothing_gives_a_constant_score_which_is_refused() -> None:
+    scores = says("", 0.0)[0](completions(["film", "movie"]))
+    assert scores.tolist() == [0.0, 0.0]
+    with pytest.raises(UserError, match="all 2 reference samples have the same reward"):
+        calibration(scores, "reward")
+
+
+def box(x: float, y: float, width: float = 50, height: float = 20, slope: float = 0.0) -> list[list[float]]:
+    return [[x, y], [x + width, y + slope * width], [x + width, y + slope * width + height], [x, y + height]]
+
+
+def test_reading_order_is_by_line_and_then_from_the_left() -> None:
+    assert reading_order([box(100, 12), box(0, 40), box(0, 10), box(90, 38)]) == [2, 0, 1, 3]
+    assert reading_order([box(60, 0, slope=-0.1), box(0, 5, slope=-0.1)]) == [1, 0]
+    assert reading_order([box(0, 11), box(60, 0)]) == [1, 0], "more than half a line further down"
+    assert reading_order([box(0, 9), box(60, 0)]) == [0, 1]
+
+
+class Finds:
+    """The engines of rapidocr, made up: boxes in an order of their own, and what stands in each."""
+
+    def __init__(self, boxes: list[Any] | None, scores: list[float]) -> None:
+        self.boxes, self.scores = boxes, scores
+
+    def __call__(self, image: NDArray[np.uint8]) -> Any:
+        return SimpleNamespace(boxes=None if self.boxes is None else np.array(self.boxes, np.int32), scores=self.scores)
+
+    def crop_text_regions(self, image: NDArray[np.uint8], boxes: NDArray[np.float32]) -> list[NDArray[np.uint8]]:
+        return [np.full((20, 200, 3), int(one[0, 0]), np.uint8) for one in boxes]
+
+
+def recognise(crop: NDArray[np.uint8]) -> Any:
+    return SimpleNamespace(txts={0: ("left",), 100: ("right",)}.get(int(crop[0, 0, 0])))
+
+
+WORK = Work({"detector": 10.0, "recogniser": 1.0}, {"detector": 100.0, "recogniser": 7.0})
+
+
+def test_boxes_are_joined_in_reading_order_and_weigh_the_same() -> None:
+    found = PaddleReader(Finds([box(100, 0), box(0, 2)], [0.9, 0.6]), recognise, WORK)(np.zeros((64, 320), np.uint8))
+    assert (found.text, found.confidence) == ("left right", 0.75)
+    assert found.flops == 64 * 320 * 10 + 2 * 480 * 48
+    assert found.bytes == 100 + 2 * 7
+    nothing = PaddleReader(Finds(None, []), recognise, WORK)(np.zeros((64, 320), np.uint8))
+    assert nothing == Reading("", 0.0, 64 * 320 * 10, 100.0)
+    unread = PaddleReader(Finds([box(0, 0), box(50, 60)], [0.5, 0.7]), recognise, WORK)(np.zeros((64, 320), np.uint8))
+    assert (unread.text, unread.confidence) == ("left", 0.6), "a box without text lowers no error, and has a confidence"
+    assert WORK.of(0, [10.0])[0] == 320 * 48, "a narrow crop is padded"
+
+
+def test_flops_of_the_nodes_of_a_profile() -> None:
+    def node(kind: str, *shapes: list[int]) -> dict[str, Any]:
+        typed = [{"float": shape} for shape in shapes]
+        return {"op_name": kind, "input_type_shape": typed[:-1], "output_type_shape": typed[-1:]}
+
+    assert _flops(node("Conv", [1, 8, 4, 4], [6, 2, 3, 3], [1, 6, 4, 4])) == 2 * 6 * 16 * 2 * 9
+    assert _flops(node("ConvTranspose", [1, 8, 4, 4], [1, 6, 8, 8])) == 2 * 6 * 64 * 8
+    assert _flops(node("MatMul", [1, 5, 7], [7, 3], [1, 5, 3])) == 2 * 15 * 7
+    assert _flops(node("Relu", [1, 5], [1, 5])) == 0
+
+
+def test_without_the_extra_there_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "find_spec", lambda name: None if name == "rapidocr" else name)
+    said = r"^reward\.kind = 'ocr': not installed: rapidocr; install the extra \(pip install -e '\.\[ocr\]'\), or use"
+    with pytest.raises(UserError, match=said):
+        check_sources(load_config("smoke", OCR), ["reward"])
+    with pytest.raises(UserError, match=said):
+        paddle_reader("reward", OcrConfig())
+    check_sources(load_config("smoke", OCR), ["sft"])
+    part = {"reward.kind": "composite", "reward.parts": {"legible": {"kind": "ocr"}, "good": {"kind": "learned"}}}
+    with pytest.raises(UserError, match=r"^reward\.parts\.legible\.kind = 'ocr': not installed"):
+        check_sources(load_config("smoke", part), ["train"])
+    with pytest.raises(UserError, match=r"^judge\.kind = 'ocr': not installed"):
+        check_sources(load_config("smoke", {"judge.kind": "ocr"}), ["evaluate"])
+
+
+@pytest.mark.parametrize(("key", "ending"), [("detector", r"\.onnx"), ("recogniser", r"\.onnx"), ("font", r"\.ttf")])
+def test_a_file_that_is_missing_is_refused_before_anything_is_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, key: str, ending: str
+) -> None:
+    monkeypatch.setattr(packages, "find_spec", lambda name: name)
+    for absent in ("someone/PP-OCRv5", str(tmp_path), str(tmp_path / "absent.onnx")):
+        settings = {**OCR, f"reward.ocr.{key}": absent}
+        with pytest.raises(
+            UserError, match=rf"^reward\.ocr\.{key} = '.*' is no file \*{ending}.*; give the path of one"
+        ):
+            check_sources(load_config("smoke", settings), ["reward"])
+
+
+def test_files_that_are_configured_are_part_of_what_a_trial_is(tmp_path: Path) -> None:
+    detector = tmp_path / "det.onnx"
+    detector.write_bytes(b"one")
+    config = load_config("smoke", {**OCR, "reward.ocr.detector": str(detector)})
+    before = scorers(config)
+    assert list(before) == [str(detector)]
+    detector.write_bytes(b"two")
+    assert scorers(config) != before
+    assert scorers(load_config("smoke", OCR)) == {}
+
+
+def test_settings_reach_rewards_parts_and_judges() -> None:
+    assert load_config("smoke", OCR).reward.ocr == OcrConfig()
+    assert load_config("smoke", OCR) == load_config("smoke", {**OCR, "reward.ocr": {}})
+    assert load_config("smoke", {**OCR, "reward.ocr.blur": 1}).reward.scorers()["reward"].ocr == OcrConfig(blur=1)
+    below = {**OCR, "reward.ocr.blur": 1, "reward.ocr.size": 32}
+    both = load_config("smoke", {"reward.ocr.blur": 2}, below=below)
+    assert both.reward.ocr == OcrConfig(blur=2, size=32)
+    assert load_config("smoke", {"judge.kind": "ocr", "judge.ocr.noise": 9}).gold.ocr == OcrConfig(noise=9)
+    part = {
+        "reward.kind": "composite",
+        "reward.parts": {"a": {"kind": "ocr", "ocr": {"blur": 1}}, "b": {"kind": "ocr"}},
+    }
+    parts = load_config("smoke", part).reward.scorers()
+    assert [one.ocr for one in parts.values()] == [OcrConfig(blur=1), OcrConfig()]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"reward.ocr.blur": 1}, r"reward: the settings ocr are for kind: ocr, kind is 'learned'; leave ocr out"),
+        ({"judge.ocr": {}}, r"judge: the settings ocr are for kind: ocr, kind is 'auto'; leave ocr out"),
+        ({**OCR, "reward.ocr.blurr": 1}, r"unknown key 'reward\.ocr\.blurr'; did you mean 'reward\.ocr\.blur'\?"),
+        ({**OCR, "reward.ocr.seed": 1}, r"seed 1 has no effect while noise and rotation are 0; set one of them"),
+        ({**OCR, "reward.ocr.size": 4}, r"reward\.ocr\.size = 4: must be greater than or equal to 8"),
+        ({**OCR, "reward.ocr.rotation": 90}, r"reward\.ocr\.rotation = 90: must be less than or equal to 45"),
+        ({**OCR, "reward.ocr.noise": float("nan")}, r"reward\.ocr\.noise = nan: must be"),
+        ({**OCR, "reward.label": "GOOD"}, r"label 'GOOD' is for kind: classifier, kind is 'ocr'"),
+    ],
+)
+def test_settings_that_are_wrong_or_cannot_act_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said) as error:
+        load_config("smoke", settings)
+    assert "\n" not in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def paddle() -> PaddleReader:
+    return paddle_reader("reward", OcrConfig())
+
+
+@needs_ocr
+def test_paddle_reads_clean_text_without_an_error_and_bad_text_worse(paddle: PaddleReader) -> None:
+    texts = [REVIEW, "I would not recommend it to anyone, and I mean it. The cast was good, the music was not."]
+    arms = [OcrConfig(), OcrConfig(blur=2.0, noise=60.0, rotation=5.0, seed=3)]
+    clean, bad = (OcrReward("reward", cfg, paddle).legibility(texts) for cfg in arms)
+    assert [one.error for one in clean] == [0.0, 0.0]
+    assert all(0.5 < one.confidence < 1.0 for one in clean)
+    assert min(one.error for one in bad) > 0.1
+    assert all(one.score < other.score for one, other in zip(bad, clean, strict=True))
+
+
+@needs_ocr
+def test_paddle_gives_a_text_the_same_score_in_every_batch(paddle: PaddleReader) -> None:
+    texts = [REVIEW, "Short.", "A text that is somewhat longer than the others, and so has two lines of its own."]
+    together = OcrReward("reward", DEGRADED, paddle)(completions(texts))
+    torch.set_num_threads(2)
+    try:
+        apart = [OcrReward("reward", DEGRADED, paddle)(completions([text])) for text in texts[::-1]][::-1]
+        threaded = OcrReward("reward", DEGRADED, paddle)(completions(texts[::-1])).flip(0)
+    finally:
+        torch.set_num_threads(1)
+    assert torch.equal(together, torch.cat(apart))
+    assert torch.equal(together, threaded)
+    assert bool((together > 0.3).all())
+    assert OcrReward("reward", OcrConfig(), paddle)(completions([""])).tolist() == [0.0]
+
+
+@needs_ocr
+def test_the_counted_work_is_that_of_the_networks() -> None:
+    import rapidocr
+
+    folder = Path(str(rapidocr.__file__)).parent / "models"
+    for part, name in (("detector", "PP-OCRv6_det_small.onnx"), ("recogniser", "PP-OCRv6_rec_small.onnx")):
+        assert reading.flops_per_pixel(str(folder / name)) == pytest.approx(reading.BUNDLED[part], rel=0.01)  # type: ignore[index]
+        assert (folder / name).stat().st_size == pytest.approx(reading.BUNDLED_BYTES[part], rel=0.01)  # type: ignore[index]
+        same = reading.work_of(OcrConfig(**{part: str(folder / name)}))
+        assert same.flops[part] == pytest.approx(reading.BUNDLED[part], rel=0.01)  # type: ignore[index]
+
+
+@needs_ocr
+def test_networks_by_their_path_read_the_same_and_wrong_ones_are_refused(paddle: PaddleReader, tmp_path: Path) -> None:
+    import rapidocr
+
+    folder = Path(str(rapidocr.__file__)).parent / "models"
+    detector, recogniser = (str(folder / f"PP-OCRv6_{part}_small.onnx") for part in ("det", "rec"))
+    image = rendered(REVIEW)
+    own, bundled = paddle_reader("judge", OcrConfig(detector=detector, recogniser=recogniser))(image), paddle(image)
+    assert (own.text, own.confidence) == (bundled.text, bundled.confidence)
+    with pytest.raises(UserError, match=r"^judge\.ocr\.recogniser = .* could not be loaded .* no list of characters\)"):
+        paddle_reader("judge", OcrConfig(recogniser=detector))
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"no network")
+    with pytest.raises(UserError, match=r"^judge\.ocr\.detector = '.*' could not be loaded as a detector") as error:
+        paddle_reader("judge", OcrConfig(detector=str(broken)))
+    assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match=r"judge\.ocr\.detector = 'PP-OCRv5_server_det' is no file \*\.onnx"):
+        paddle_reader("judge", OcrConfig(detector="PP-OCRv5_server_det"))
+
+
+@needs_ocr
+def test_the_kind_is_loaded_by_its_name() -> None:
+    scorer = ocr.load("judge", JudgeConfig(kind="ocr"), CPU, Room("rows", 4))
+    assert 0.5 < float(scorer(completions([REVIEW]))) < 1.0
