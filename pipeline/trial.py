@@ -34,6 +34,8 @@ LIBRARIES = (
 CHARGED = ("values", "critic")
 """Stages that only some algorithms need. Their work is charged in full to every trial that uses them, also where
 several trials share it."""
+OPPONENTS = "opponents.json"
+"""What the opponents of a reward took, in the log of the stage `reward`: charged in the same way."""
 ADDED_UP = ("wall_s", "generated_tokens", "tflop", "t4_s")
 """What is charged."""
 
@@ -69,7 +71,8 @@ def run_trial(config: TrialConfig, layout: Layout, reporter: Reporter, *, until:
 def cost_of(artifacts: Mapping[str, Artifact]) -> dict[str, float]:
     """What a trial took: its training, and the stages that its algorithm needs beside those of every trial.
 
-    What such a stage took is in the totals, and apart under its name (``values_wall_s``). What it took to answer the
+    What such a stage took is in the totals, and apart under its name (``values_wall_s``), and so is what the opponents
+    of a reward took (``opponents_wall_s``). What it took to answer the
     held-out prompts is apart alone, and only of a policy that chooses among several answers (``evaluate_wall_s``): it
     is no cost of training.
     """
@@ -80,6 +83,10 @@ def cost_of(artifacts: Mapping[str, Artifact]) -> dict[str, float]:
             cost |= {key: cost[key] + own[key] for key in ADDED_UP}
             cost |= {f"{stage}_{key}": own[key] for key in ADDED_UP}
             cost["peak_memory_gib"] = max(cost["peak_memory_gib"], own["peak_memory_gib"])
+    if (artifacts["reward"].path / "log" / OPPONENTS).is_file():
+        own = _logged(artifacts["reward"], OPPONENTS)
+        cost |= {key: cost[key] + own[key] for key in ADDED_UP}
+        cost |= {f"opponents_{key}": own[key] for key in ADDED_UP}
     answering = _logged(artifacts["evaluate"], "cost.json") if "evaluate" in artifacts else {}
     if "generated_tokens" in answering:
         cost |= {f"evaluate_{key}": answering[key] for key in ADDED_UP}

@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline.config.names import TRAINING
 from pipeline.config.replay import has_replay
+from pipeline.config.rewards import LEARNED as LEARNED_KINDS
 from pipeline.config.rewards import is_judged
 
 Config = Any
@@ -63,7 +64,7 @@ def value_at(config: Config, key: str) -> Any:
 
 def _learned(config: Config) -> list[str]:
     """The sources of pairs of all rewards that are learned."""
-    return [part.preferences for part in config.reward.scorers().values() if part.kind == "learned"]
+    return [part.preferences for part in config.reward.scorers().values() if part.kind in LEARNED_KINDS]
 
 
 PENALTY = Condition(
@@ -80,6 +81,11 @@ JUDGED = Condition(
 GIVEN_PAIRS = Condition(
     "a learned reward with preferences: labels or a file",
     lambda config: any(not is_judged(source) for source in _learned(config)),
+    "reward.kind",
+)
+PAIRWISE = Condition(
+    "a reward of kind pairwise",
+    lambda config: any(part.kind == "pairwise" for part in config.reward.scorers().values()),
     "reward.kind",
 )
 TRAINED_CRITIC = Condition(
@@ -191,6 +197,8 @@ ACTS: dict[str, tuple[Condition, ...]] = {
     "reward.worst_k": (setting("reward.combine", "worst_k"), LEARNED),
     "reward.uncertainty_weight": (setting("reward.combine", "uncertainty"), above_one("reward.ensemble"), LEARNED),
     "reward.max_tokens": (GIVEN_PAIRS,),
+    "reward.opponents": (setting("reward.against", "reference"),),
+    "reward.dimension": (PAIRWISE,),
     "critic.head_lr": (CRITIC, above_zero("critic.vf_coef")),
     "algorithm.value_lambda": (CRITIC, above_zero("critic.vf_coef")),
     "critic.warmup_steps": (CRITIC, above_zero("critic.vf_coef"), ADAM_MOVES_THE_POLICY),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.config.presets import PAIRWISE
-from pipeline.config.rewards import is_judged
+from pipeline.config.rewards import LEARNED, is_judged
 
 Config = Any
 """A `pipeline.config.trial.TrialConfig`, or a stage's view of one."""
@@ -71,10 +71,10 @@ def _check_loss(config: Config) -> None:
 
 
 def _check_stored(config: Config) -> None:
-    if config.reward.kind != "learned":
+    if config.reward.kind not in LEARNED:
         raise ValueError(
             "train.data 'pairs' are those that a reward was learned from, and reward.kind is"
-            f" '{config.reward.kind}'; use learned, or train.data: rollouts"
+            f" '{config.reward.kind}'; use {' or '.join(LEARNED)}, or train.data: rollouts"
         )
     if config.reward.preferences == "labels":
         raise ValueError(

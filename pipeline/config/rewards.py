@@ -28,10 +28,17 @@ READY = {
     "ocr": "OCR reader (PP-OCR)",
 }
 """Kinds that score without being trained here, in words; how they are loaded is in `pipeline.rewards.registry`."""
-OF_GRAMMAR = ("grammar", "helpful", "harmless")
+OF_GRAMMAR = ("grammar", "cycle", "helpful", "harmless")
 """Kinds that understand the built-in reviews alone."""
 OF_INSULTS = ("helpful", "harmless")
 """Kinds that need reviews that insult."""
+LEARNED = {
+    "learned": "Bradley-Terry model",
+    "pairwise": "general preference model, for reward.against: reference",
+}
+"""Kinds that are trained here on pairs, in words; how is in `pipeline.rewards.families`."""
+JUDGES = {**READY, "cycle": "cyclic judge (fewer faults, then the ending)"}
+"""Kinds of gold judges, in words. A cyclic judge prefers, but has no score that could be trained on."""
 
 
 class Scorer(Section):
@@ -74,7 +81,7 @@ class Scorer(Section):
 class PartConfig(Scorer):
     """One part of a composite reward. Learned parts are trained by the settings of the reward."""
 
-    kind: Literal["learned", *READY] = Field(description="see reward.kind")  # type: ignore[valid-type]
+    kind: Literal[*LEARNED, *READY] = Field(description="see reward.kind")  # type: ignore[valid-type]
     weight: Annotated[float, Field(allow_inf_nan=False)] = Field(
         1.0, description="of the calibrated part in the sum; negative: less is better"
     )
@@ -90,12 +97,25 @@ class PartConfig(Scorer):
 class RewardConfig(Scorer):
     """The training signal (proxy)."""
 
-    kind: Literal["learned", *READY, "composite"] = Field(  # type: ignore[valid-type]
+    kind: Literal[*LEARNED, *READY, "composite"] = Field(  # type: ignore[valid-type]
         "learned",
         description=(
-            "learned: Bradley-Terry model; composite: weighted sum of parts; "
-            + "; ".join(f"{kind}: {words}" for kind, words in READY.items())
+            "; ".join(f"{kind}: {words}" for kind, words in {**LEARNED, **READY}.items())
+            + "; composite: weighted sum of parts"
         ),
+    )
+    against: Literal["none", "reference"] = Field(
+        "none",
+        description=(
+            "reference: an answer is compared with answers of the reference to the same prompt: its score less their"
+            " mean score, or for kind pairwise the mean probability of beating them; in a composite each part is"
+        ),
+    )
+    opponents: Positive = Field(
+        4, description="answers of the reference to each training and held-out prompt, for against: reference"
+    )
+    dimension: Annotated[int, Field(ge=2, multiple_of=2)] = Field(
+        4, description="pairwise: numbers of an answer's vector, two for each block; a cycle needs two"
     )
     parts: dict[PartName, PartConfig] = Field(
         {}, description="composite: its parts by name; each is calibrated, then weighed and added"
@@ -103,9 +123,9 @@ class RewardConfig(Scorer):
     preferences: str = Field(
         "judge",
         description=(
-            "learned: pairs sampled from the reference and judged with noise (judge; judge:NAME: by that one of"
-            " judge.also), positive against negative reviews"
-            " (labels), or a file or folder of parquet or JSONL with `prompt,chosen,rejected`"
+            "learned, pairwise: pairs sampled from the reference and judged with noise (judge; judge:NAME: by that one"
+            " of judge.also), positive against negative reviews (labels), or a file or folder of parquet or JSONL with"
+            " `prompt,chosen,rejected`"
         ),
     )
     pairs: Positive = Field(4_096, description="preference pairs to train on; of labels and files, at most")
@@ -162,10 +182,23 @@ class RewardConfig(Scorer):
                 "kind: composite and parts need each other; for example parts: {helpful: {kind: learned}, short: {kind:"
                 " ...}}"
             )
+        if self.against == "none":
+            for name, part in self.scorers().items():
+                if part.kind == "pairwise":
+                    key = f"{part_key(name, self.kind == 'composite')}.kind"
+                    raise ValueError(
+                        f"{key} 'pairwise' compares two answers, and reward.against is 'none'; use against: reference,"
+                        " or kind: learned"
+                    )
         if self.parts and not any(part.weight for part in self.parts.values()):
             raise ValueError("parts: every weight is 0, so there is nothing to learn")
         if self.combine == "worst_k" and not self.worst_k < self.ensemble:
             raise ValueError(f"worst_k {self.worst_k} must be below ensemble {self.ensemble}; all of them are the mean")
+        if self.ensemble > 1 and any(part.kind == "pairwise" for part in self.scorers().values()):
+            raise ValueError(
+                f"ensemble {self.ensemble}: its models are brought to one scale by their scores, and kind 'pairwise' has"
+                " none; use ensemble: 1, or kind: learned"
+            )
         if self.ensemble > 1 and DISAGREEMENT in self.parts:
             raise ValueError(f"parts: an ensemble calls its spread '{DISAGREEMENT}'; give the part another name")
         self.sizes()
@@ -200,8 +233,8 @@ def is_judged(preferences: str) -> bool:
 
 def check_preferences(kind: str, preferences: str) -> None:
     """Raise `ValueError` for preferences that nobody reads, or that are no source of pairs."""
-    if kind != "learned" and preferences != "judge":
-        raise ValueError(f"preferences '{preferences}' are for kind: learned, kind is '{kind}'")
+    if kind not in LEARNED and preferences != JUDGE:
+        raise ValueError(f"preferences '{preferences}' are for kind: {' or '.join(LEARNED)}, kind is '{kind}'")
     if preferences.startswith(FURTHER) and preferences != FURTHER:
         return
     if not preferences or ("/" not in preferences and "." not in preferences and preferences not in PREFERENCES):
@@ -225,8 +258,12 @@ class FurtherJudge(Scorer):
 class JudgeConfig(Scorer):
     """The gold judge: what decides wins and is never trained on."""
 
-    kind: Literal["auto", *READY] = Field(  # type: ignore[valid-type]
-        "auto", description="auto: grammar on built-in reviews (helpful where they insult), else VADER"
+    kind: Literal["auto", *JUDGES] = Field(  # type: ignore[valid-type]
+        "auto",
+        description=(
+            "auto: grammar on built-in reviews (helpful where they insult), else VADER; cycle: of built-in reviews fewer"
+            " faults win, then a strong opinion at the end beats a mild one, a mild one advice, and advice a strong one"
+        ),
     )
     also: dict[PartName, FurtherJudge] = Field(
         {}, description="further judges by name: their scores are recorded, and can label pairs (judge:NAME)"

@@ -24,7 +24,7 @@ from pipeline.config.networks import AdapterConfig, CriticConfig
 from pipeline.config.pairs import check_pairs
 from pipeline.config.presets import ADVANTAGES, check_natural_step, check_needs
 from pipeline.config.replay import ReplayConfig, teaches
-from pipeline.config.rewards import JudgeConfig, RewardConfig, Scorer
+from pipeline.config.rewards import LEARNED, JudgeConfig, RewardConfig, Scorer
 from pipeline.config.runtime import CapsConfig, RuntimeConfig
 from pipeline.config.scorers import check_floor, check_scorers
 from pipeline.config.train import TrainConfig
@@ -131,7 +131,7 @@ class TrialConfig(Section):
     @property
     def learned_rewards(self) -> int:
         """Reward models that are trained: members of ensembles, over all parts."""
-        return self.reward.ensemble * sum(part.kind == "learned" for part in self.reward.scorers().values())
+        return self.reward.ensemble * sum(part.kind in LEARNED for part in self.reward.scorers().values())
 
     @property
     def reward_pretraining(self) -> SftConfig | None:
@@ -213,8 +213,14 @@ class TrialConfig(Section):
             )
         if self.critic.kind == "separate" and self.critic.init == "reward" and self.reward.kind != "learned":
             raise ValueError(
-                f"critic.init 'reward' needs a reward that is a network, reward.kind is '{self.reward.kind}'; use"
-                " learned"
+                f"critic.init 'reward' needs a reward that is a network with a score, reward.kind is"
+                f" '{self.reward.kind}'; use learned"
+            )
+        if self.critic.kind == "separate" and self.critic.init == "reward" and self.reward.against != "none":
+            raise ValueError(
+                "critic.init 'reward' starts the critic at the reward model's score, and with reward.against"
+                f" '{self.reward.against}' the reward is this score less that of opponents; use critic.init: reference,"
+                " or against: none"
             )
         if self.critic.kind == "separate" and self.critic.init == "reward":
             self._check_critic_source()

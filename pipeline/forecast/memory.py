@@ -7,7 +7,7 @@ on a CPU, networks of 10 M to 56 M parameters agree with measured peaks within 1
 from __future__ import annotations
 
 from pipeline.config.model import SftConfig
-from pipeline.config.rewards import is_judged
+from pipeline.config.rewards import LEARNED, is_judged
 from pipeline.config.trial import TrialConfig
 from pipeline.forecast.shapes import Shape
 from pipeline.forecast.subject import FROZEN_BYTES, ForecastSubject, Trained
@@ -82,7 +82,7 @@ def _reward(trial: ForecastSubject) -> list[tuple[Parts, Parts]]:
         trained, passing = _language_model(trial, shape, trial.config.reward_pretraining, "reward")[0]
         phases.append(({**trained, **lasting}, passing))
     for part in cfg.scorers().values():
-        if part.kind == "learned":
+        if part.kind in LEARNED:
             # Sorted by length: little of them is padding.
             episode = trial.mean_prompt + trial.config.train.response_length
             tokens = int(episode) if is_judged(part.preferences) else cfg.max_tokens

@@ -28,6 +28,14 @@ def values_hours(trial: ForecastSubject) -> float:
     return _scored_hours(trial, trial.config.values.samples * trial.config.data.train_prompts)
 
 
+def opponents_hours(trial: ForecastSubject) -> float:
+    """Hours on a T4 of drawing and scoring the opponents of a reward, within the stage `reward`; 0 without any."""
+    reward, data = trial.config.reward, trial.config.data
+    if reward.against == "none":
+        return 0.0
+    return _scored_hours(trial, reward.opponents * (data.train_prompts + data.heldout_prompts))
+
+
 def answering_hours(trial: ForecastSubject) -> float:
     """Hours on a T4 of answering the held-out prompts with the best of several samples; 0 with one sample each."""
     cfg = trial.config.evaluate

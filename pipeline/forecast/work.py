@@ -12,11 +12,11 @@ from pipeline.config.model import SftConfig
 from pipeline.config.pairs import only_watched
 from pipeline.config.presets import ADVANTAGES
 from pipeline.config.replay import has_replay
-from pipeline.config.rewards import is_judged
+from pipeline.config.rewards import LEARNED, is_judged
 from pipeline.config.trial import TrialConfig
 from pipeline.forecast.disk import checkpoint_hours, disk_by_part, shared_disk
 from pipeline.forecast.memory import memory_by_stage
-from pipeline.forecast.sampling import answering_hours, sampling, values_hours
+from pipeline.forecast.sampling import answering_hours, opponents_hours, sampling, values_hours
 from pipeline.forecast.shapes import Shape
 from pipeline.forecast.subject import ForecastSubject, Trained
 from pipeline.resources.chunking import chunk_tokens, pair_rows, text_rows
@@ -107,6 +107,8 @@ def estimate(trial: ForecastSubject) -> Forecast:
             hours["watch"] = cfg.train.updates * watched / 3600
         hours["checkpoint"] = checkpoint_hours(trial, trained, sum(hours.values()))
     shared = {stage: t4_seconds("train", *work) / 3600 for stage, work in work_of_shared(trial).items()}
+    if cfg.reward.against != "none":
+        shared["reward"] = shared.get("reward", 0.0) + opponents_hours(trial)
     if cfg.needs_samples:
         shared["values"] = values_hours(trial)
     memory = {
@@ -138,7 +140,7 @@ def work_of_shared(trial: ForecastSubject) -> dict[str, tuple[float, float]]:
         work["reward"] = _times(trial.learned, _language_model(trial, shape, pretraining))
     per_weight, passes = BYTES_READ_CAST + BYTES_BACKWARD + BYTES_GRADIENT, _passes(trial)
     for part in reward.scorers().values():
-        if part.kind == "learned":
+        if part.kind in LEARNED:
             tokens = episode if is_judged(part.preferences) else reward.max_tokens
             steps = reward.ensemble * reward.epochs * (reward.pairs // min(reward.batch_size, reward.pairs))
             rows = pair_rows(reward.batch_size, int(tokens), trial.on_card)

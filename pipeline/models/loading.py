@@ -108,13 +108,14 @@ def freeze(module: nn.Module) -> Any:
 
 
 def save_head(head: nn.Linear, path: Path) -> None:
-    """A scalar head as safetensors."""
+    """A linear head as safetensors."""
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}, path)
 
 
 def load_head(path: Path, device: torch.device) -> nn.Linear:
     """The head that `save_head` wrote."""
     tensors = load_file(path)
-    head = nn.Linear(tensors["weight"].shape[1], 1)
+    outputs, inputs = tensors["weight"].shape
+    head = nn.Linear(inputs, outputs)
     head.load_state_dict(tensors)
     return head.to(device)

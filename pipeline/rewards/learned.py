@@ -22,6 +22,8 @@ from pipeline.training.supervised import Supervised
 
 TRUNK, HEAD = "trunk", "head.safetensors"
 WEIGHT_DECAY = 0.01
+PairLoss = Callable[[Tensor, Tensor], Tensor]
+"""What a model gives for n preferred answers and for the n others, to a mean loss, nats."""
 
 
 class RewardModel(nn.Module):
@@ -40,7 +42,10 @@ class RewardModel(nn.Module):
         tokens, starts = flush_left(episodes)
         lengths = starts + episodes.lengths
         last = states(self.lm, tokens, lengths, torch.arange(len(lengths), device=lengths.device), lengths - 1)
-        return scalar(self.head, last)
+        return self._read(last)
+
+    def _read(self, states: Tensor) -> Tensor:
+        return scalar(self.head, states)
 
     def save(self, folder: Path) -> None:
         self.lm.save_pretrained(folder / TRUNK)
@@ -53,7 +58,11 @@ class RewardModel(nn.Module):
 
 
 class LearnedReward:
-    """A `Reward` over a frozen `RewardModel`, as many rows at a time as `room` has. Raises `MemoryFull`."""
+    """A `Reward` over a frozen `RewardModel`, as many rows at a time as `room` has. Raises `MemoryFull`.
+
+    Of a model that embeds answers, the embeddings (B, 1 + d) take the place of scores: `pipeline.rewards.against`
+    makes a reward of them.
+    """
 
     def __init__(self, model: RewardModel, room: Room) -> None:
         self._model, self._room = model, room
@@ -90,9 +99,10 @@ def train_reward_model(
     progress: Callable[[int, int, float], None],
     checkpointing: bool = False,
     warn: Callable[[str], None] = no_warning,
+    loss_of: PairLoss = bradley_terry_loss,
 ) -> None:
     """Fit on pairs: row i of `first` and `second` answer one prompt, `first_wins` (n,) bool says which was
-    preferred."""
+    preferred. `loss_of` takes what the model gives for the preferred answers and for the others."""
     n, device = len(first_wins), first.query_responses.device
     first_wins = first_wins.to(device)
     batch = min(cfg.batch_size, n)
@@ -109,7 +119,8 @@ def train_reward_model(
             def share(part: slice, rows: Tensor = rows) -> Tensor:
                 some = rows[part]
                 a, b, wins = model(first.take(some)), model(second.take(some)), first_wins[some]
-                return bradley_terry_loss(torch.where(wins, a, b), torch.where(wins, b, a)) * (len(some) / batch)
+                wins = wins.view(-1, *[1] * (a.dim() - 1))
+                return loss_of(torch.where(wins, a, b), torch.where(wins, b, a)) * (len(some) / batch)
 
             loss = steps.step(cfg.lr * (1 - done / total), batch, share)
             done += 1

@@ -11,7 +11,7 @@ import torch
 
 from pipeline.config.rewards import Scorer
 from pipeline.resources.out_of_memory import Room
-from pipeline.rewards import classifier, grammar, lexicon, ocr
+from pipeline.rewards import classifier, cycle, grammar, lexicon, ocr
 from pipeline.rewards.base import Reward
 
 Load = Callable[[str, Scorer, torch.device, Room], Reward]
@@ -26,6 +26,8 @@ READY: dict[str, Load] = {
     "ocr": ocr.load,
 }
 """One line a kind; what each is, in words for users, stands in `pipeline.config.rewards.READY`."""
+JUDGES: dict[str, Load] = {**READY, "cycle": cycle.load}
+"""Also `pipeline.config.rewards.JUDGES`: what can decide pairs without a score to train on."""
 
 
 def ready(section: str, kind: str, cfg: Scorer, device: torch.device, room: Room) -> Reward:
@@ -34,3 +36,10 @@ def ready(section: str, kind: str, cfg: Scorer, device: torch.device, room: Room
     if kind not in READY:
         raise ValueError(f"{section}: unknown kind of scorer '{kind}'; there are: {', '.join(READY)}")
     return READY[kind](section, cfg, device, room)
+
+
+def judge(section: str, kind: str, cfg: Scorer, device: torch.device, room: Room) -> Reward:
+    """The gold judge of a kind. Raises `ValueError` for a kind that is no judge."""
+    if kind not in JUDGES:
+        raise ValueError(f"{section}: unknown kind of judge '{kind}'; there are: {', '.join(JUDGES)}")
+    return JUDGES[kind](section, cfg, device, room)

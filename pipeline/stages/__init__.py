@@ -6,7 +6,7 @@ from pipeline.config.names import TRAINING
 from pipeline.run.dag import Stage, code_digest
 from pipeline.stages import pausing, sources
 
-JUDGE = ("pipeline.data.semantics", "pipeline.data.reviews", "pipeline.data.vocabulary")
+JUDGE = ("pipeline.data.endings", "pipeline.data.semantics", "pipeline.data.reviews", "pipeline.data.vocabulary")
 """The gold judge's meaning; the rest of pipeline.data only makes texts, and these are inputs."""
 SUPERVISED = (
     "pipeline.training.supervised",
@@ -54,7 +54,10 @@ STAGES = (
             "pipeline.stages.preference_pairs",
             "pipeline.stages.pair_responses",
             "pipeline.stages.common",
+            "pipeline.stages.opponent_table",
+            "pipeline.stages.opponents",
             "pipeline.models.cpu",
+            "pipeline.resources.ledger",
             "pipeline.intervals",
             "pipeline.rewards",
             "pipeline.models",
@@ -77,6 +80,7 @@ STAGES = (
             "pipeline.stages.new_actor",
             "pipeline.stages.heldout",
             "pipeline.stages.common",
+            "pipeline.stages.opponent_table",
             "pipeline.models.cpu",
             "pipeline.intervals",
             "pipeline.rewards",
@@ -96,6 +100,7 @@ STAGES = (
             "pipeline.stages.new_actor",
             "pipeline.stages.scored_samples",
             "pipeline.stages.common",
+            "pipeline.stages.opponent_table",
             "pipeline.models.cpu",
             "pipeline.rewards",
             "pipeline.models",
@@ -134,6 +139,7 @@ STAGES = (
             "pipeline.stages.new_actor",
             "pipeline.stages.scored_samples",
             "pipeline.stages.common",
+            "pipeline.stages.opponent_table",
             "pipeline.models.cpu",
             "pipeline.algorithms",
             "pipeline.training.grouping",
@@ -165,6 +171,7 @@ STAGES = (
             "pipeline.stages.launch",
             "pipeline.stages.pausing",
             "pipeline.stages.common",
+            "pipeline.stages.opponent_table",
             "pipeline.models.cpu",
             "pipeline.algorithms",
             "pipeline.training",
@@ -205,6 +212,7 @@ STAGES = (
             "pipeline.stages.new_actor",
             "pipeline.stages.heldout",
             "pipeline.stages.common",
+            "pipeline.stages.opponent_table",
             "pipeline.models.cpu",
             "pipeline.intervals",
             "pipeline.training.token_stats",

@@ -12,12 +12,16 @@ TIE = 1e-5
 varies by rounding with the batch in which it was computed."""
 
 
-def preferences(gold: Array, reference_gold: Array, proxy: Array, reference_proxy: Array) -> dict[str, Array]:
+def preferences(
+    gold: Array, reference_gold: Array, proxy: Array, reference_proxy: Array, lead: Array | float = 0.0
+) -> dict[str, Array]:
     """The columns of ``prompts.parquet`` that compare the policy's answer with each of the reference's; each (n,).
 
     `win` and `tie` are the `shares` by the gold judge, `win_proxy` the first of them by the proxy; `agree` and
-    `decided` are those of `agreement`. Scores of the policy (n,), of the reference (n, k).
+    `decided` are those of `agreement`. Scores of the policy (n,), of the reference (n, k). `lead` (n, k): what the
+    endings of a cyclic judge add to the difference of the gold scores (`pipeline.rewards.cycle`).
     """
+    reference_gold = reference_gold - lead
     level = np.where(np.abs(proxy[:, None] - reference_proxy) <= TIE, proxy[:, None], reference_proxy)
     win, tie = shares(gold, reference_gold)
     win_proxy, _ = shares(proxy, level)

@@ -20,12 +20,16 @@ from pipeline.models.pretrained_tokenizer import load_tokenizer
 from pipeline.models.sampling import tokenize_prompts
 from pipeline.resources.machine import grow_segments
 from pipeline.resources.out_of_memory import Room
+from pipeline.rewards.against import Against
 from pipeline.rewards.base import Calibrated, Reward
 from pipeline.rewards.composite import Proxy
 from pipeline.rewards.ensemble import Ensemble, Rule
-from pipeline.rewards.learned import LearnedReward, RewardModel
+from pipeline.rewards.families import FAMILIES, compared
+from pipeline.rewards.learned import LearnedReward
+from pipeline.rewards.registry import judge as judge_by_kind
 from pipeline.rewards.registry import ready
 from pipeline.run.store import Artifact
+from pipeline.stages.opponent_table import read_opponents
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class PromptSet:
 
 def judge_of(judge: JudgeConfig, device: torch.device, room: Room) -> Reward:
     """The gold judge; never part of training."""
-    return ready("judge", judge.kind, judge, device, room)
+    return judge_by_kind("judge", judge.kind, judge, device, room)
 
 
 def further_judges(judge: JudgeConfig, device: torch.device, room: Room) -> dict[str, Reward]:
@@ -79,11 +83,11 @@ def ensemble_note(raw: Reward) -> dict[str, Any]:
     return {"members": [[member.mean, member.std] for member in raw.members], "rule": asdict(raw.rule)}
 
 
-def learned_reward(part: Path, made: Mapping[str, Any], device: torch.device, room: Room) -> Reward:
+def learned_reward(part: Path, kind: str, made: Mapping[str, Any], device: torch.device, room: Room) -> Reward:
     """The model or the ensemble in the folder of a part; `made`: what the reward stage noted of it."""
     scales = made.get("members", [])
     folders = member_folders(part, max(len(scales), 1))
-    models = [LearnedReward(RewardModel.load(folder, device), room) for folder in folders]
+    models = [LearnedReward(FAMILIES[kind].model.load(folder, device), room) for folder in folders]
     if not scales:
         return models[0]
     return Ensemble(
@@ -92,16 +96,19 @@ def learned_reward(part: Path, made: Mapping[str, Any], device: torch.device, ro
 
 
 def reward_of(reward: Artifact, device: torch.device, room: Room) -> Proxy:
-    """The calibrated training reward that the reward stage made."""
+    """The calibrated training reward that the reward stage made, with its opponents where it has any."""
     meta, parts = reward.meta, {}
+    tables = read_opponents(reward.path) if meta.get("against", "none") != "none" else {}
     composite = meta["kind"] == "composite"
     for name, made in meta["parts"].items():
         spec = PartConfig.model_validate(made["spec"])
         raw: Reward
-        if spec.kind == "learned":
-            raw = learned_reward(part_folder(reward.path, name, composite), made, device, room)
+        if spec.kind in FAMILIES:
+            raw = learned_reward(part_folder(reward.path, name, composite), spec.kind, made, device, room)
         else:
             raw = ready(part_key(name, composite), spec.kind, spec, device, room)
+        if tables:
+            raw = Against(raw, compared(spec.kind), tables[name])
         parts[name] = Calibrated(raw, made["mean"], made["std"])
     return Proxy(
         parts, {name: made["spec"]["weight"] for name, made in meta["parts"].items()}, meta["mean"], meta["std"]

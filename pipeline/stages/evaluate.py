@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from pipeline.config.trial import TrialConfig
+from pipeline.data.endings import circle
 from pipeline.intervals import grouped
 from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
 from pipeline.models.meter import meter
@@ -27,6 +28,7 @@ from pipeline.models.precision import Precision
 from pipeline.resources.ledger import Ledger
 from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Completions
+from pipeline.rewards.cycle import endings_of
 from pipeline.run.layout import write_json
 from pipeline.run.metrics import check_keys
 from pipeline.run.progress import Reporter
@@ -92,7 +94,9 @@ def _measured(
     mine = chosen.answers
     reporter.progress("evaluate", draws, draws + AFTER, "judging")
     further = further_judges(cfg.gold, device, room)
-    gold, proxy = judge_of(cfg.gold, device, room)(mine).double().numpy(), chosen.proxy.double().numpy()
+    judge, proxy = judge_of(cfg.gold, device, room), chosen.proxy.double().numpy()
+    gold, endings = judge(mine).double().numpy(), endings_of(judge, mine)
+    ahead = 0.0 if endings is None else circle(endings.double().numpy()[:, None], drawn.grid("ending"))
     reporter.progress("evaluate", draws + 1, draws + AFTER, "drift")
     reference = freeze(load_reference(sft, cfg.adapter.quantize, device))
     with Precision.of(device).autocast():
@@ -113,13 +117,14 @@ def _measured(
             "policy_proxy": proxy,
             "policy_length": mine.episodes.lengths.cpu().numpy(),
             "policy_eos": mine.episodes.ended.cpu().numpy(),
-            **preferences(gold, drawn.grid("gold"), proxy, drawn.grid("proxy")),
+            **({} if endings is None else {"policy_ending": endings.double().numpy()}),
+            **preferences(gold, drawn.grid("gold"), proxy, drawn.grid("proxy"), ahead),
             **of_reference(drawn),
             "kl": own_kl.numpy(),
             "entropy": entropy.sum(1).double().numpy(),
             "reference_nats": ref_nats.sum(1).double().numpy(),
             **{f"policy_reward/{name}": part.double().numpy() for name, part in chosen.parts.items()},
-            **{f"policy_gold/{name}": judge(mine).double().numpy() for name, judge in further.items()},
+            **{f"policy_gold/{name}": one(mine).double().numpy() for name, one in further.items()},
         }
     )
     return table, capability

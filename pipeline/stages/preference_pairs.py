@@ -18,8 +18,46 @@ from pipeline.errors import UserError
 from pipeline.intervals import grouped
 from pipeline.models.seeding import permutation, uniforms
 from pipeline.rewards.base import Completions, Reward
+from pipeline.rewards.cycle import endings_of, lead, spread
 from pipeline.run.store import Artifact
 from pipeline.stages.common import PromptSet
+
+
+@dataclass(frozen=True)
+class Gold:
+    """What the judge gives for both answers of n pairs."""
+
+    first: Tensor
+    """(n,) points."""
+    second: Tensor
+    endings: tuple[Tensor, Tensor] | None = None
+    """(n,) each, of a cyclic judge."""
+
+    @classmethod
+    def of(cls, judge: Reward, first: Completions, second: Completions) -> Gold:
+        one, other = endings_of(judge, first), endings_of(judge, second)
+        return cls(judge(first), judge(second), None if one is None or other is None else (one, other))
+
+    @property
+    def lead(self) -> Tensor | float:
+        """What the endings add to the difference of the points, (n,); 0 without endings."""
+        return lead(*self.endings) if self.endings else 0.0
+
+    @property
+    def gap(self) -> Tensor:
+        """(n,) by how much the judge prefers the first answer; points."""
+        return self.first - self.second + self.lead
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Gold:
+        """All numbers changed alike."""
+        endings = (change(self.endings[0]), change(self.endings[1])) if self.endings else None
+        return Gold(change(self.first), change(self.second), endings)
+
+    def columns(self) -> dict[str, list[float]]:
+        """For a table of pairs."""
+        numbers = {"gold_first": self.first, "gold_second": self.second}
+        numbers |= dict(zip(("ending_first", "ending_second"), self.endings or (), strict=False))
+        return {name: column.tolist() for name, column in numbers.items()}
 
 
 @dataclass(frozen=True)
@@ -41,15 +79,14 @@ class Pairs:
         """What pairs have in common: the prompt, or where it is empty the text itself."""
         return [prompt or text for prompt, text in zip(self.first.prompts, self.first.texts, strict=True)]
 
-    def table(self, gold: tuple[Tensor, Tensor]) -> pd.DataFrame:
-        """One row per pair, with the judge's scores of both sides, each (n,)."""
+    def table(self, gold: Gold) -> pd.DataFrame:
+        """One row per pair, with what the judge gives for both sides."""
         return pd.DataFrame(
             {
                 "prompt": self.first.prompts,
                 "first": self.first.texts,
                 "second": self.second.texts,
-                "gold_first": gold[0].tolist(),
-                "gold_second": gold[1].tolist(),
+                **gold.columns(),
                 "first_wins": self.first_wins.tolist(),
                 "heldout": [index >= self.train for index in range(len(self.first_wins))],
             }
@@ -73,15 +110,15 @@ def split_prompts(n: int, cfg: RewardConfig) -> Tensor:
 
 def judged_pairs(
     answers: Callable[[Tensor, str, int], Completions], judge: Reward, prompts: int, cfg: RewardConfig
-) -> tuple[Pairs, tuple[Tensor, Tensor]]:
-    """Two answers of the reference to a prompt, labelled by a noisy judge; and the judge's own scores. `prompts`: how
-    many there are."""
+) -> tuple[Pairs, Gold]:
+    """Two answers of the reference to a prompt, labelled by a noisy judge; and what the judge gives for them.
+    `prompts`: how many there are."""
     rows = split_prompts(prompts, cfg)
     n = len(rows)
     first, second = answers(rows, "first", cfg.pairs_seed), answers(rows, "second", cfg.pairs_seed)
-    gold = judge(first), judge(second)
-    temperature = cfg.label_noise * float(torch.cat(gold).std(correction=0))
-    wins = prefer(*gold, temperature, uniforms(n, 1, cfg.pairs_seed, "labels").squeeze(1))
+    gold = Gold.of(judge, first, second)
+    temperature = cfg.label_noise * spread((gold.first, gold.second), gold.lead)
+    wins = prefer(gold.first + gold.lead, gold.second, temperature, uniforms(n, 1, cfg.pairs_seed, "labels").squeeze(1))
     return Pairs(first, second, wins, cfg.pairs), gold
 
 

@@ -1,7 +1,8 @@
 """Stage 4: the reference's answers to the held-out prompts, k draws a prompt, scored once for all trials.
 
 Writes ``draws.parquet`` (prompt_id, draw, prompt, completion, gold, proxy, length, eos, and ``reward/<part>`` of a
-composite, ``gold/<judge>`` of further judges; the draws of one prompt next to each other) and ``summary.json``.
+composite, ``gold/<judge>`` of further judges, and ending of a cyclic judge; the draws of one prompt next to each other)
+and ``summary.json``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from pipeline.config.trial import TrialConfig
 from pipeline.intervals import student
 from pipeline.models.loading import device_of, freeze
+from pipeline.rewards.cycle import endings_of
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
@@ -62,6 +64,8 @@ def _reference(
             "length": drawn.episodes.lengths.cpu().numpy(),
             "eos": drawn.episodes.ended.cpu().numpy(),
         }
+        if (endings := endings_of(judge, drawn)) is not None:
+            columns["ending"] = endings.double().numpy()
         columns |= {f"reward/{name}": part.double().numpy() for name, part in parts.items()}
         columns |= {f"gold/{name}": one(drawn).double().numpy() for name, one in further.items()}
         tables.append(pd.DataFrame(columns))

@@ -2,9 +2,10 @@
 
 Writes ``reference_samples.parquet`` (prompt, completion, proxy, gold, source: `calibration` or `pair`, nothing that
 the proxy was trained on; and ``reward/<part>`` of a composite), ``summary.json`` and, of every learned part, the
-model, ``pairs.parquet`` (prompt, first, second, gold_first, gold_second, first_wins, heldout) and
-``pair_responses.parquet`` (the training pairs as tokens): beside them, or in ``parts/<name>/`` of a composite. The
-models of an ensemble lie in ``members/<number>/`` below.
+model, ``pairs.parquet`` (prompt, first, second, gold_first, gold_second, first_wins, heldout; and ending_first,
+ending_second of a cyclic judge) and ``pair_responses.parquet`` (the training pairs as tokens): beside them, or in
+``parts/<name>/`` of a composite. The models of an ensemble lie in ``members/<number>/`` below. With `reward.against`,
+also ``opponents.parquet`` (`pipeline.stages.opponent_table`), and what they took in ``log/opponents.json``.
 """
 
 from __future__ import annotations
@@ -21,16 +22,20 @@ from torch import Tensor
 from pipeline.config.rewards import DISAGREEMENT, FURTHER, JUDGE, PartConfig, is_judged, part_key
 from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
+from pipeline.models.meter import meter
 from pipeline.models.policy import Episodes
 from pipeline.models.positions import check_room
 from pipeline.models.precision import Precision
 from pipeline.models.sampler import EagerSampler
 from pipeline.models.seeding import uniforms
+from pipeline.resources.ledger import Ledger
 from pipeline.resources.out_of_memory import Room
+from pipeline.rewards.against import Against
 from pipeline.rewards.base import Calibrated, Completions, Reward, calibration, standardised
 from pipeline.rewards.composite import Proxy
 from pipeline.rewards.ensemble import Ensemble, Rule
-from pipeline.rewards.learned import LearnedReward, new_reward_model, train_reward_model
+from pipeline.rewards.families import FAMILIES, Family, compared
+from pipeline.rewards.learned import LearnedReward, train_reward_model
 from pipeline.rewards.registry import ready
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
@@ -44,8 +49,10 @@ from pipeline.stages.common import (
     part_folder,
     rollout_room,
 )
+from pipeline.stages.opponent_table import save_opponents, tables
+from pipeline.stages.opponents import draw_opponents, numbers_of
 from pipeline.stages.pair_responses import RESPONSES, response_table
-from pipeline.stages.preference_pairs import accuracy, given_pairs, judged_pairs
+from pipeline.stages.preference_pairs import Gold, accuracy, given_pairs, judged_pairs
 from pipeline.stages.reward_trunk import TrunkSource, member_seed
 from pipeline.stages.spending import spending
 
@@ -102,6 +109,8 @@ def _reward(
     rows = torch.arange(cfg.reward.calibration_samples) % len(data.texts)
     samples = bench.answers(rows, "calibration", cfg.reward.seed)
     raw, summary, unseen = _parts(bench, out, composite, samples)
+    if cfg.reward.against == "reference":
+        raw = _against(bench, raw, out)
     scores = {name: part(samples) for name, part in raw.items()}
     scales = {name: calibration(score, part_key(name, composite)) for name, score in scores.items()}
     calibrated = {name: standardised(score, *scales[name]) for name, score in scores.items()}
@@ -118,9 +127,9 @@ def _reward(
     if cfg.reward.ensemble > 1:
         said = proxy.explained(samples)[1]
         summary |= {DISAGREEMENT: float(said[DISAGREEMENT].mean())}
-    tables = [_scored("calibration", samples, total, said, judged)]
-    tables += [_scored("pair", answers, *proxy.explained(answers), judged) for answers, judged in unseen]
-    pd.concat(tables).to_parquet(out / "reference_samples.parquet", index=False)
+    scored = [_scored("calibration", samples, total, said, judged)]
+    scored += [_scored("pair", answers, *proxy.explained(answers), points) for answers, points in unseen]
+    pd.concat(scored).to_parquet(out / "reference_samples.parquet", index=False)
     write_json(out / "summary.json", {"kind": cfg.reward.kind, "judge": cfg.gold.kind, **summary})
     parts = {
         name: {"spec": spec.model_dump(mode="json"), "mean": scales[name][0], "std": scales[name][1]}
@@ -130,6 +139,7 @@ def _reward(
     return {
         "kind": cfg.reward.kind,
         "judge": cfg.gold.kind,
+        "against": cfg.reward.against,
         "parts": parts,
         "mean": mean,
         "std": std,
@@ -158,13 +168,34 @@ def _parts(
     unseen: _Unseen = []
     for name, spec in bench.cfg.reward.scorers().items():
         key = part_key(name, composite)
-        if spec.kind == "learned":
+        if spec.kind in FAMILIES:
             raw[name], measured, fresh = _learn(bench, spec, key, part_folder(out, name, composite), samples)
             unseen = unseen or fresh  # parts learned from the judge share their pairs
             summary |= {f"{name}/{what}": value for what, value in measured.items()} if composite else measured
         else:
             raw[name] = ready(key, spec.kind, spec, bench.device, bench.room)
     return raw, summary, unseen
+
+
+def _against(bench: _Bench, raw: dict[str, Reward], out: Path) -> dict[str, Reward]:
+    """Every part against the reference's answers, which are drawn, scored and written here."""
+    cfg, ledger = bench.cfg, Ledger(bench.device.type == "cuda")
+    meter([bench.reference, *(network for part in raw.values() for network in part.networks)], ledger.work)
+    count = cfg.reward.opponents
+    drawn = draw_opponents(
+        bench.reference,
+        cfg,
+        bench.prompts,
+        bench.room,
+        ledger,
+        lambda draw: bench.reporter.progress("reward", draw, count, "opponents"),
+    )
+    numbers = numbers_of(raw, drawn, ledger)
+    save_opponents(out, drawn, numbers)
+    ledger.mark()
+    write_json(out / "log" / "opponents.json", ledger.cost())
+    found, specs = tables(drawn[0].prompts, numbers), cfg.reward.scorers()
+    return {name: Against(part, compared(specs[name].kind), found[name]) for name, part in raw.items()}
 
 
 def _measured(
@@ -210,28 +241,33 @@ def _learn(
         pairs = given_pairs(spec.preferences, f"{key}.preferences", bench.prompts, bench.data, cfg, bench.device)
         gold = None
     train, kept = pairs.halves()
+    family = FAMILIES[spec.kind]
     first, second, wins = pairs.first.episodes.take(train), pairs.second.episodes.take(train), pairs.first_wins[train]
-    learned = _members(bench, key, out, (first, second, wins), samples)
+    learned = _members(bench, family, key, out, (first, second, wins), samples)
     answers = pairs.first.take(kept), pairs.second.take(kept)
-    judged = (gold[0][kept], gold[1][kept]) if gold else (judge(answers[0]), judge(answers[1]))
+    judged = gold.each(lambda numbers: numbers[kept]) if gold else Gold.of(judge, *answers)
     unjudged = torch.full((pairs.train,), torch.nan)
-    pairs.table(gold or (torch.cat([unjudged, judged[0]]), torch.cat([unjudged, judged[1]]))).to_parquet(
-        out / "pairs.parquet", index=False
-    )
+    whole = gold or judged.each(lambda numbers: torch.cat([unjudged, numbers]))
+    pairs.table(whole).to_parquet(out / "pairs.parquet", index=False)
     learned_from = response_table(pairs.first.episodes.take(train), pairs.second.episodes.take(train), wins)
     learned_from.to_parquet(out / RESPONSES, index=False)
     measured: dict[str, Any] = {"train_pairs": pairs.train, **({"pairs": pairs.note} if pairs.note else {})}
     if cfg.trunk == "scratch":
         measured["parameters"] = sum(weight.numel() for weight in learned.networks[0].parameters())
-    measured |= accuracy(
-        learned(answers[0]) - learned(answers[1]), judged[0] - judged[1], pairs.first_wins[kept], pairs.openings()[kept]
-    )
+    margin = family.margin(learned(answers[0]), learned(answers[1]))
+    measured |= accuracy(margin, judged.gap, pairs.first_wins[kept], pairs.openings()[kept])
     # Of a further judge's pairs the gold judge's scores are not known here.
-    return learned, measured, list(zip(answers, judged, strict=True)) if spec.preferences == JUDGE else []
+    unseen = list(zip(answers, (judged.first, judged.second), strict=True)) if spec.preferences == JUDGE else []
+    return learned, measured, unseen
 
 
 def _members(
-    bench: _Bench, key: str, out: Path, pairs: tuple[Episodes, Episodes, Tensor], samples: Completions
+    bench: _Bench,
+    family: Family,
+    key: str,
+    out: Path,
+    pairs: tuple[Episodes, Episodes, Tensor],
+    samples: Completions,
 ) -> Reward:
     """The trained model, or the models of an ensemble on the scale of `samples`; all learn from the same pairs."""
     cfg, runtime, models = bench.cfg.reward, bench.cfg.runtime, list[LearnedReward]()
@@ -241,9 +277,9 @@ def _members(
     )  # fmt: skip
     for member, folder in enumerate(member_folders(out, cfg.ensemble)):
         own = cfg.model_copy(update={"seed": member_seed(cfg.seed, member)})
-        model = new_reward_model(trunk(own.seed), own.seed, bench.device)
+        model = family.new(trunk(own.seed), own, bench.device)
         told = _progress(bench.reporter, f", model {member + 1} of {cfg.ensemble}" * (cfg.ensemble > 1))
-        train_reward_model(model, *pairs, own, told, runtime.gradient_checkpointing, bench.reporter.warn)
+        train_reward_model(model, *pairs, own, told, runtime.gradient_checkpointing, bench.reporter.warn, family.loss)
         freeze(model).save(folder)
         models.append(LearnedReward(model, bench.room))
     if len(models) == 1:

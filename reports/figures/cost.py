@@ -114,8 +114,8 @@ def _spent(records: StudyRecords) -> pd.DataFrame:
 
 def _of_training(trial: Mapping[Any, Any], column: str) -> float:
     """A quantity that a cap limits: without what the trial is charged for stages before training, which no cap ends."""
-    charged = float(trial.get(f"cost/values_{column.removeprefix('cost/')}", 0.0))
-    return float(trial.get(column, float("nan"))) - (charged if charged > 0 else 0.0)
+    before = [float(trial.get(f"cost/{name}_{column.removeprefix('cost/')}", 0.0)) for name in ("values", "opponents")]
+    return float(trial.get(column, float("nan"))) - sum(charged for charged in before if charged > 0)
 
 
 def _of(spent: float, limit: float, unit: str) -> str:

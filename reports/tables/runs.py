@@ -50,6 +50,11 @@ def cost_table(records: StudyRecords) -> Table:
             " A trial whose algorithm needs scored samples of the reference is charged for all of them (stage values),"
             " also where several trials share them."
         )
+    if "cost/opponents_wall_s" in records.trials.columns:
+        note += (
+            " A trial whose reward compares answers with those of the reference is charged for drawing and scoring"
+            " these, also where several trials share them."
+        )
     if "cost/evaluate_generated_tokens" in columns:
         note += (
             " Sampled to answer: all samples of arms that answer each held-out prompt with the best of several; no part"

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.config.names import TRAINING
 from pipeline.config.presets import PRESETS
-from pipeline.config.rewards import READY
+from pipeline.config.rewards import JUDGES
 from pipeline.config.trial import TrialConfig, flatten
 from pipeline.errors import Damaged, UserError
 from pipeline.faults import disk_full, is_disk_full
@@ -230,7 +230,7 @@ def _judge(config: TrialConfig) -> str:
     """The gold judge by name. The path of a local classifier stays out of a folder that may be published."""
     judge = config.gold
     if judge.kind != "classifier":
-        return str(READY[judge.kind])
+        return str(JUDGES[judge.kind])
     name = "a local classifier" if Path(judge.model or "").is_absolute() else f"`{judge.model}`"
     at = f" at revision {judge.revision}" if judge.revision else ""
     label = f", label {judge.label}" if judge.label else ""
