@@ -196,8 +196,8 @@ class RewardConfig(Scorer):
             raise ValueError(f"worst_k {self.worst_k} must be below ensemble {self.ensemble}; all of them are the mean")
         if self.ensemble > 1 and any(part.kind == "pairwise" for part in self.scorers().values()):
             raise ValueError(
-                f"ensemble {self.ensemble}: its models are brought to one scale by their scores, and kind 'pairwise' has"
-                " none; use ensemble: 1, or kind: learned"
+                f"ensemble {self.ensemble}: its models are brought to one scale by their scores, and kind 'pairwise'"
+                " has none; use ensemble: 1, or kind: learned"
             )
         if self.ensemble > 1 and DISAGREEMENT in self.parts:
             raise ValueError(f"parts: an ensemble calls its spread '{DISAGREEMENT}'; give the part another name")
@@ -261,8 +261,8 @@ class JudgeConfig(Scorer):
     kind: Literal["auto", *JUDGES] = Field(  # type: ignore[valid-type]
         "auto",
         description=(
-            "auto: grammar on built-in reviews (helpful where they insult), else VADER; cycle: of built-in reviews fewer"
-            " faults win, then a strong opinion at the end beats a mild one, a mild one advice, and advice a strong one"
+            "auto: grammar on built-in reviews (helpful where they insult), else VADER; cycle: of built-in reviews"
+            " fewer faults win, then a strong opinion at the end beats a mild one, a mild one advice, and advice a strong one"
         ),
     )
     also: dict[PartName, FurtherJudge] = Field(

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.config.pairs import given
-from pipeline.config.rewards import LEARNED
 from pipeline.config.trial import TrialConfig
 from pipeline.forecast.policy_shape import scratch_shape
 from pipeline.forecast.shapes import ScorerShape, Shape

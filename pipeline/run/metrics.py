@@ -342,7 +342,7 @@ _ALL = (
         "eval/preference_accuracy",
         "fraction",
         "pairs of the policy's answer and a reference draw on which the proxy prefers the one that the gold judge"
-        " prefers, equal proxy scores half / pairs whose gold scores differ; not recorded if the judge decides no pair;"
+        " prefers, equal proxy scores half / pairs that the judge decides; not recorded if the judge decides no pair;"
         " compare with the share of decided pairs that the policy wins, (win rate - ties / 2) / (1 - ties), which a"
         " proxy scores that always prefers the policy",
         0.0,
@@ -350,13 +350,28 @@ _ALL = (
         direction="maximize",
     ),
     Metric(
+        "eval/reward_accuracy",
+        "fraction",
+        "pairs of the reference's answers, held out when the reward model was trained, on which it prefers the one that"
+        " the gold judge prefers / pairs that the judge decides; measured by the stage reward, and not recorded where"
+        " the reward is not one model trained on pairs",
+        0.0,
+        1.0,
+        direction="maximize",
+    ),
+    Metric(
         "eval/tie_rate",
         "fraction",
-        "mean over prompts of the share of reference draws with the same gold score",
+        "mean over prompts of the share of reference draws that the gold judge finds equal",
         0.0,
         1.0,
     ),
-    Metric("eval/gold", "judge points", "mean gold score of the policy", direction="maximize"),
+    Metric(
+        "eval/gold",
+        "judge points",
+        "mean gold score of the policy; of a cyclic judge the points for faults alone",
+        direction="maximize",
+    ),
     Metric("eval/gold_reference", "judge points", "mean gold score of all reference draws"),
     Metric(
         "eval/proxy", "std of reference samples", "mean calibrated proxy reward of the policy", direction="maximize"

@@ -66,7 +66,7 @@ def evaluate(
         data = heldout_prompts(cfg, prompts)
         texts = heldout_texts(prompts, data.tokenizer, cfg.evaluate.texts, cfg.sft.max_tokens)
         table, capability = _measured(cfg, reporter, data, texts, sft, reward, drawn, train, device, ledger)
-        summary = summarise(table, drawn.count) | capability
+        summary = summarise(table, drawn.count) | capability | of_reward(reward)
         check_keys(summary)
         table.to_parquet(out / "prompts.parquet", index=False)
         table.head(cfg.evaluate.sample_rows).to_parquet(out / "samples.parquet", index=False)
@@ -234,6 +234,12 @@ def summarise(table: pd.DataFrame, draws: int) -> dict[str, float]:
         },
     }
     return {key: float(value) for key, value in summary.items()}
+
+
+def of_reward(reward: Artifact) -> dict[str, float]:
+    """How well the reward model agrees with the judge on held-out pairs, of a reward that is one trained model."""
+    known = reward.meta.get("heldout_pairs_differing", 0)
+    return {"eval/reward_accuracy": float(reward.meta["accuracy_gold"])} if known else {}
 
 
 def _rate(key: str, won: pd.Series, draws: int) -> dict[str, float]:

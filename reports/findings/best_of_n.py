@@ -16,6 +16,8 @@ from studies.definition.design import Cell
 
 By = Literal["proxy", "gold"]
 DRAWS = "draws.parquet"
+ENDING = "ending"
+"""A column of the draws that a cyclic judge decides by as well."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,17 @@ def best_of_draws(records: StudyRecords) -> list[BestOfN]:
     shapes = {table["gold"].shape for table in tables}
     if len(shapes) != 1 or next(iter(shapes))[1] < 2:
         return []
-    size, chooses = next(iter(shapes))[1], ("proxy", "gold")
+    # Of a cyclic judge there is no best answer to choose.
+    size, chooses = next(iter(shapes))[1], ("proxy",) if any(ENDING in table for table in tables) else ("proxy", "gold")
     return [_choice(n, by, tables, size) for by in chooses for n in range(1, size + 1)]  # type: ignore[arg-type]
 
 
 def _choice(n: int, by: By, tables: list[dict[str, Array]], size: int) -> BestOfN:
     gold = np.stack([best_of_n.best_of(n, table[by], table["gold"]) for table in tables])
-    wins = None if n == size else np.stack([best_of_n.win_rate(n, table[by], table["gold"]) for table in tables])
-    rate = None if wins is None else two_level.rate(wins)
+    rate = None
+    if n < size:
+        wins = [best_of_n.win_rate(n, table[by], table["gold"], table.get(ENDING)) for table in tables]
+        rate = two_level.rate(np.stack(wins))
     return BestOfN(n, by, best_of(n)[0], two_level.mean(gold), rate)
 
 
@@ -67,4 +72,5 @@ def _draws(records: StudyRecords, where: str) -> dict[str, Array] | None:
     if table is None:
         return None
     count = int(table["draw"].max()) + 1
-    return {name: table[name].to_numpy(dtype=np.float64).reshape(-1, count) for name in ("gold", "proxy")}
+    names = ["gold", "proxy", *({ENDING} & set(table.columns))]
+    return {name: table[name].to_numpy(dtype=np.float64).reshape(-1, count) for name in names}

@@ -103,8 +103,8 @@ def best_win_rate(most: float, points: int = 300) -> tuple[Array, Array]:
     """(KL, win rate) that no policy can exceed against the reference, for KL from 0 to at least `most` nats.
 
     The share u of the reference's completions that one beats is uniform on [0, 1] under the reference (ties broken
-    at random), so the tilt by u has the density ``c exp(c u) / (exp(c) - 1)``, whatever the judge. Best of n lies close
-    below it.
+    at random), so the tilt by u has the density ``c exp(c u) / (exp(c) - 1)``, whatever the judge. (Under a
+    cyclic judge u is less spread than that, Landau 1953, so the bound holds as well.) Best of n lies close below it.
 
     >>> kl, rate = best_win_rate(3.0)
     >>> float(rate[0]), bool((np.diff(rate) > 0).all())

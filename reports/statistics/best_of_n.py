@@ -11,6 +11,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.data.endings import circle
+
 Array = NDArray[np.float64]
 
 
@@ -25,15 +27,20 @@ def best_of(n: int, ranking: Array, shown: Array) -> Array:
     return np.asarray((_tied(ranked, values) * _weights(n, ranking.shape[1])).sum(1))
 
 
-def win_rate(n: int, ranking: Array, judged: Array) -> Array:
+def win_rate(n: int, ranking: Array, judged: Array, endings: Array | None = None) -> Array:
     """(P,) how often the sample that `ranking` puts first among n beats one of the N - n others by `judged`, ties
     counting half; both (P, N), 1 <= n < N. The others are no part of the choice, as an answer of the reference is not.
 
-    Equal ranks are taken in the order of the samples.
+    Equal ranks are taken in the order of the samples. `endings` (P, N): what a cyclic judge sees beside its points
+    (`pipeline.data.endings`).
     """
     order = np.argsort(ranking, axis=1, kind="stable")
     scores, size = np.take_along_axis(judged, order, 1), ranking.shape[1]
-    beats = (scores[:, :, None] > scores[:, None, :]) + 0.5 * (scores[:, :, None] == scores[:, None, :])
+    ahead = scores[:, :, None] - scores[:, None, :]
+    if endings is not None:
+        ended = np.take_along_axis(endings, order, 1)
+        ahead = ahead + circle(ended[:, :, None], ended[:, None, :])
+    beats = (np.sign(ahead) + 1) / 2
     place = np.arange(size)
     # Where i is the highest of a choice, a higher j is outside; a lower one is inside in (n - 1) / i of the choices.
     inside = (n - 1) / np.maximum(place, 1)[:, None]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipeline.config.model import ModelConfig
 from pipeline.config.presets import PRESETS
-from pipeline.config.rewards import READY, JudgeConfig, PartConfig, RewardConfig
+from pipeline.config.rewards import LEARNED, READY, JudgeConfig, PartConfig, RewardConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.run.metrics import METRICS
 from reports.findings.best_of_n import choosing_arms
@@ -32,6 +32,11 @@ JUDGES = {
         " counts faults"
     ),
     "lexicon": "VADER, a lexicon of sentiment",
+    "cycle": (
+        "a parser of the grammar that generated the texts, with preferences that go in a circle: fewer faults win, and"
+        " between equally faulty texts an end with a strong opinion beats one with a mild opinion, which beats advice,"
+        " which beats a strong opinion; gold scores are its points for faults alone"
+    ),
 }
 
 
@@ -140,23 +145,30 @@ def _policy(trained: Sequence[TrialConfig], model: ModelConfig) -> Iterator[str]
 def _reward(reward: RewardConfig, quality: str) -> str:
     calibrated = f"calibrated to mean 0 and standard deviation 1 on {reward.calibration_samples:,} reference samples"
     parts = reward.scorers()
+    opponents = ""
+    if reward.against == "reference":
+        opponents = (
+            f" The reward of an answer compares it with {reward.opponents} answers of the reference to the same prompt,"
+            " which were drawn for this alone: it is its score less their mean score, and by a general preference model"
+            " the mean probability of beating them."
+        )
     if reward.kind != "composite":
         return (
             f"The training reward (proxy) is {_scorer(parts['reward'], reward)}{quality}; it is {calibrated} that"
-            " were not used to train it."
+            f" were not used to train it.{opponents}"
         )
     named = listed([f"{name} ({_scorer(part, reward)}), weight {part.weight:g}" for name, part in parts.items()])
-    return f"The training reward (proxy) is a weighted sum of {named}; each part, and then the sum, is {calibrated}."
+    return f"The training reward (proxy) is a weighted sum of {named}; each part, and then the sum, is {calibrated}.{opponents}"
 
 
 def _scorer(part: PartConfig, reward: RewardConfig) -> str:
-    if part.kind == "learned":
+    if part.kind in LEARNED:
         pairs = {
             "judge": f"{reward.pairs:,} pairs of reference samples, labelled by the judge with noise",
             "labels": f"at most {reward.pairs:,} pairs of a positive and a negative review",
         }
         return (
-            f"{_models(reward)} on"
+            f"{_models(part.kind, reward)} on"
             f" {pairs.get(part.preferences, f'at most {reward.pairs:,} given pairs ({part.preferences})')}"
         )
     return _judge(part)
@@ -171,9 +183,9 @@ COMBINED = {
 """How the scores of an ensemble become one, in words."""
 
 
-def _models(reward: RewardConfig) -> str:
-    """The Bradley-Terry model or models of a learned reward."""
-    model = "Bradley-Terry model" + "s" * (reward.ensemble > 1)
+def _models(kind: str, reward: RewardConfig) -> str:
+    """The model or models of a learned reward."""
+    model = LEARNED[kind].partition(",")[0] + "s" * (reward.ensemble > 1)
     if reward.trunk == "scratch":
         steps = reward.pretraining_steps
         trained = f"trained as a language model for {steps:,} steps" if steps else "of random weights"
@@ -241,7 +253,7 @@ def _evaluation(records: StudyRecords) -> Iterator[str]:
     if "eval/win_rate_proxy" in measured:
         yield (
             "The win rate by the proxy is the same share with the training reward in the judge's place. Preference"
-            " accuracy: of all pairs of the policy's answer and an answer of the reference whose gold scores differ,"
+            " accuracy: of all pairs of the policy's answer and an answer of the reference that the judge decides,"
             " the share on which the proxy prefers the one that the judge prefers, equal proxy scores counting half."
             " Compare it with the share of decided pairs that the policy wins: a proxy that always prefers the policy"
             " scores that share, whatever it knows of quality."

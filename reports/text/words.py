@@ -28,7 +28,7 @@ _NAMES = {
     "objective/entropy_per_token": "exact entropy per token of the rollouts",
     "policy/entropy": "entropy per token in training",
     "eval/length": "length", "eval/eos_rate": "EOS rate", "eval/ppl_reference": "reference perplexity",
-    "eval/perplexity_texts": "perplexity of texts",
+    "eval/perplexity_texts": "perplexity of texts", "eval/reward_accuracy": "accuracy of the reward model",
     "eval/perplexity_texts_reference": "perplexity of texts, reference",
 }  # fmt: skip
 
