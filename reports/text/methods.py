@@ -158,7 +158,10 @@ def _reward(reward: RewardConfig, quality: str) -> str:
             f" were not used to train it.{opponents}"
         )
     named = listed([f"{name} ({_scorer(part, reward)}), weight {part.weight:g}" for name, part in parts.items()])
-    return f"The training reward (proxy) is a weighted sum of {named}; each part, and then the sum, is {calibrated}.{opponents}"
+    return (
+        f"The training reward (proxy) is a weighted sum of {named}; each part, and then the sum, is {calibrated}."
+        f"{opponents}"
+    )
 
 
 def _scorer(part: PartConfig, reward: RewardConfig) -> str:

@@ -1,0 +1,101 @@
+"""The cyclic judge as a judge, and how any judge decides a pair."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.config.rewards import JUDGES as WORDS
+from pipeline.config.rewards import JudgeConfig, RewardConfig
+from pipeline.models.policy import Episodes
+from pipeline.resources.out_of_memory import Room
+from pipeline.rewards.base import Completions
+from pipeline.rewards.cycle import CycleJudge, endings_of, lead, spread
+from pipeline.rewards.grammar import GrammarJudge
+from pipeline.rewards.registry import JUDGES
+from pipeline.stages.agreement import preferences
+from pipeline.stages.common import judge_of
+from pipeline.stages.preference_pairs import Gold, judged_pairs
+
+STRONG, MILD, ADVICE = "I loved it.", "I liked it.", "You must see it."
+FAULTY = "I loved loved it."
+
+
+def completions(*texts: str) -> Completions:
+    n = len(texts)
+    ones = torch.ones(n, 1, dtype=torch.bool)
+    return Completions(
+        Episodes(torch.zeros(n, 2, dtype=torch.long), ones, ones, ones.squeeze(1)), ["We saw it."] * n, list(texts)
+    )
+
+
+def gap(first: str, second: str) -> float:
+    return Gold.of(CycleJudge(), completions(first), completions(second)).gap.item()
+
+
+def test_every_judge_that_the_configuration_knows_can_be_loaded() -> None:
+    assert WORDS.keys() == JUDGES.keys()
+    assert isinstance(judge_of(JudgeConfig(kind="cycle"), torch.device("cpu"), Room("rows", 1)), CycleJudge)
+
+
+def test_sound_texts_go_in_a_circle_and_faults_always_lose() -> None:
+    assert [gap(STRONG, MILD), gap(MILD, ADVICE), gap(ADVICE, STRONG)] == [1, 1, 1]
+    assert [gap(MILD, STRONG), gap(ADVICE, MILD), gap(STRONG, ADVICE)] == [-1, -1, -1]
+    assert gap(STRONG, "The plot was superb.") == 0
+    for text in (STRONG, MILD, ADVICE):
+        assert gap(text, FAULTY) > 0 > gap(FAULTY, text)
+
+
+def test_a_judge_without_endings_decides_by_its_points_alone() -> None:
+    judge, batch = GrammarJudge(), completions(STRONG, MILD, ADVICE)
+    assert endings_of(judge, batch) is None
+    gold = Gold.of(judge, batch, completions(MILD, ADVICE, STRONG))
+    assert gold.lead == 0.0
+    assert torch.equal(gold.gap, gold.first - gold.second)
+    assert list(gold.columns()) == ["gold_first", "gold_second"]
+
+
+def test_the_scale_of_a_judge() -> None:
+    first, second = torch.tensor([1.0, 3.0, 5.0]), torch.tensor([2.0, 2.0, 2.0])
+    assert spread((first, second), 0.0) == float(torch.cat([first, second]).std(correction=0))
+    # Gaps 1, -1 and 2: the mean square is 2, half of it 1.
+    zero = torch.zeros(3)
+    assert spread((torch.tensor([0.0, 0.0, 2.0]), zero), torch.tensor([1.0, -1.0, 0.0])) == pytest.approx(1.0)
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(50_000, generator=generator) for _ in range(2))
+    assert spread((a, b), 0 * a) == pytest.approx(spread((a, b), 0.0), rel=0.02)
+
+
+def test_labels_follow_the_circle() -> None:
+    texts = {"first": [STRONG, MILD, ADVICE, STRONG], "second": [MILD, ADVICE, STRONG, FAULTY]}
+
+    def answers(rows: torch.Tensor, label: str, seed: int) -> Completions:
+        return completions(*[texts[label][row % 4] for row in range(len(rows))])
+
+    pairs, gold = judged_pairs(answers, CycleJudge(), 16, RewardConfig(pairs=12, heldout_pairs=4, label_noise=0.0))
+    assert pairs.first_wins.all()
+    table = pairs.table(gold)
+    assert table["ending_first"].tolist()[:4] == [0.0, 1.0, 2.0, 0.0]
+    assert table["ending_second"].tolist()[:3] == [1.0, 2.0, 0.0]
+    swapped, _ = judged_pairs(
+        lambda rows, label, seed: answers(rows, {"first": "second", "second": "first"}[label], seed),
+        CycleJudge(),
+        16,
+        RewardConfig(pairs=12, heldout_pairs=4, label_noise=0.0),
+    )
+    assert not swapped.first_wins.any()
+
+
+def test_wins_ties_and_agreement_of_an_evaluation_follow_the_circle() -> None:
+    gold, draws = np.array([0.0, 0.0]), np.array([[0.0, 0.0, 0.0, -2.0], [0.0, 0.0, 0.0, 2.0]])
+    mine, theirs = np.array([0.0, 2.0]), np.array([[1.0, 2.0, 0.0, 2.0], [0.0, 1.0, 2.0, 1.0]])
+    proxy, drawn = np.array([1.0, 1.0]), np.zeros((2, 4))
+    found = preferences(gold, draws, proxy, drawn, lead(mine[:, None], theirs))  # type: ignore[arg-type]
+    assert found["win"].tolist() == [0.625, 0.375]  # win, loss, tie, win; win, loss, tie, loss
+    assert found["tie"].tolist() == [0.25, 0.25]
+    assert found["decided"].tolist() == [3.0, 3.0]
+    assert found["agree"].tolist() == [2.0, 1.0]
+    plain = preferences(gold, draws, proxy, drawn)
+    assert plain["win"].tolist() == [0.625, 0.375]
+    assert plain["tie"].tolist() == [0.75, 0.75]
