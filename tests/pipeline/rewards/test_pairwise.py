@@ -1,4 +1,4 @@
-"""The general preference model: its mathematics, what it can learn and Bradley-Terry cannot, and its way to the disk."""
+"""The general preference model: its mathematics, what it learns and Bradley-Terry cannot, and its way to the disk."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def test_loss_and_gradient_by_hand() -> None:
     assert loss.item() == pytest.approx(0.0716442, abs=1e-6)
     loss.backward()
     slope = -0.0691384
-    assert a.grad is not None and b.grad is not None
+    assert a.grad is not None
+    assert b.grad is not None
     assert a.grad[0].tolist() == pytest.approx([slope, slope * 2.0, slope * 1.0], abs=1e-6)
     assert b.grad[0].tolist() == pytest.approx([-slope, slope * -0.5, slope * 1.0], abs=1e-6)
 
