@@ -262,7 +262,8 @@ class JudgeConfig(Scorer):
         "auto",
         description=(
             "auto: grammar on built-in reviews (helpful where they insult), else VADER; cycle: of built-in reviews"
-            " fewer faults win, then a strong opinion at the end beats a mild one, a mild one advice, and advice a strong one"
+            " fewer faults win, then a strong opinion at the end beats a mild one, a mild one advice, and advice a"
+            " strong one"
         ),
     )
     also: dict[PartName, FurtherJudge] = Field(
