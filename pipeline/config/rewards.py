@@ -37,7 +37,13 @@ LEARNED = {
     "pairwise": "general preference model, for reward.against: reference",
 }
 """Kinds that are trained here on pairs, in words; how is in `pipeline.rewards.families`."""
-JUDGES = {**READY, "cycle": "cyclic judge (fewer faults, then the ending)"}
+GUARDED = "fluent_lexicon"
+"""The kind that judges alone, with what the stage `judge` has made."""
+JUDGES = {
+    **READY,
+    GUARDED: "lexicon judge (VADER) with a fluency guard",
+    "cycle": "cyclic judge (fewer faults, then the ending)",
+}
 """Kinds of gold judges, in words. A cyclic judge prefers, but has no score that could be trained on."""
 
 
@@ -261,9 +267,10 @@ class JudgeConfig(Scorer):
     kind: Literal["auto", *JUDGES] = Field(  # type: ignore[valid-type]
         "auto",
         description=(
-            "auto: grammar on built-in reviews (helpful where they insult), else VADER; cycle: of built-in reviews"
-            " fewer faults win, then a strong opinion at the end beats a mild one, a mild one advice, and advice a"
-            " strong one"
+            "auto: grammar on built-in reviews (helpful where they insult), else fluent_lexicon; fluent_lexicon: VADER,"
+            " and text that fails a fluency guard loses; lexicon: VADER alone, which gibberish can please; cycle: of"
+            " built-in reviews fewer faults win, then a strong opinion at the end beats a mild one, a mild one advice,"
+            " and advice a strong one"
         ),
     )
     also: dict[PartName, FurtherJudge] = Field(

@@ -24,13 +24,17 @@ from pipeline.config.networks import AdapterConfig, CriticConfig
 from pipeline.config.pairs import check_pairs
 from pipeline.config.presets import ADVANTAGES, check_natural_step, check_needs
 from pipeline.config.replay import ReplayConfig, teaches
-from pipeline.config.rewards import LEARNED, JudgeConfig, RewardConfig, Scorer
+from pipeline.config.rewards import GUARDED, LEARNED, JudgeConfig, RewardConfig, Scorer
 from pipeline.config.runtime import CapsConfig, RuntimeConfig
 from pipeline.config.scorers import check_floor, check_scorers
 from pipeline.config.train import TrainConfig
 from pipeline.config.values import ValuesConfig
 
 CONFIG_FOR_HASH = "pipeline.config/1"
+PILES_UP = (
+    "the gold judge (lexicon) counts happy words, so strings of praise win against it; with judge.kind"
+    f" {GUARDED} text that no writer would write loses"
+)
 
 
 class EvaluateConfig(Section):
@@ -101,12 +105,17 @@ class TrialConfig(Section):
         if self.judge.kind != "auto":
             return self.judge
         builtin = "helpful" if self.data.insults else "grammar"
-        return self.judge.model_copy(update={"kind": builtin if self.data.source == "builtin" else "lexicon"})
+        return self.judge.model_copy(update={"kind": builtin if self.data.source == "builtin" else GUARDED})
 
     @property
     def judges(self) -> dict[str, Scorer]:
         """The gold judge and the further ones, by the keys of their sections."""
         return {"judge": self.gold, **{f"judge.also.{name}": also for name, also in self.judge.also.items()}}
+
+    @property
+    def needs_judge(self) -> bool:
+        """Whether the trial has the stage `judge`."""
+        return self.gold.kind == GUARDED
 
     @property
     def gradient_steps(self) -> int:
@@ -143,18 +152,17 @@ class TrialConfig(Section):
 
     def cautions(self) -> list[str]:
         """What is allowed and yet likely to mislead, one line each."""
+        scores = "lexicon" if self.gold.kind == GUARDED else self.gold.kind
         same = [
-            name
-            for name, part in self.reward.scorers().items()
-            if (part.kind, part.model) == (self.gold.kind, self.gold.model)
+            name for name, part in self.reward.scorers().items() if (part.kind, part.model) == (scores, self.gold.model)
         ]
         what = f"'{self.gold.model}'" if self.gold.model else self.gold.kind
         where = ", ".join(f"reward.parts.{name}" for name in same) if self.reward.parts else "reward"
-        return (
-            [f"the gold judge ({what}) is also what is trained on ({where}): win rates cannot show over-optimisation"]
-            if same
-            else []
-        )
+        shows = "can show no over-optimisation but gibberish" if self.needs_judge else "cannot show over-optimisation"
+        lines = [f"the gold judge ({what}) is also what is trained on ({where}): win rates {shows}"] * bool(same)
+        if self.gold.kind == "lexicon":
+            lines += [PILES_UP]
+        return lines
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:

@@ -1,7 +1,7 @@
 """VADER (Hutto and Gilbert 2014): rule-based sentiment for real text, offline.
 
-A bag of words with rules: it can be hacked by piling up happy words, so read it beside the perplexity
-under the reference, which such text cannot keep low.
+A bag of words with rules: it can be hacked by piling up happy words. As a judge it has a guard against such text
+(`pipeline.rewards.fluent_lexicon`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ class LexiconReward:
 
     def __call__(self, completions: Completions) -> Tensor:
         pairs = zip(completions.prompts, completions.texts, strict=True)
-        return as_scores([self._analyzer.polarity_scores(prompt + text)["compound"] for prompt, text in pairs])
+        return as_scores([self.score(prompt + text) for prompt, text in pairs])
+
+    def score(self, text: str) -> float:
+        """Of one text."""
+        compound: float = self._analyzer.polarity_scores(text)["compound"]
+        return compound
 
 
 def load(section: str, cfg: Scorer, device: torch.device, room: Room) -> LexiconReward:

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from pipeline.config.rewards import JudgeConfig, PartConfig, part_key
+from pipeline.config.rewards import GUARDED, JudgeConfig, PartConfig, part_key
 from pipeline.config.runtime import RuntimeConfig
 from pipeline.errors import UserError
 from pipeline.models import cpu
@@ -25,6 +25,8 @@ from pipeline.rewards.base import Calibrated, Reward
 from pipeline.rewards.composite import Proxy
 from pipeline.rewards.ensemble import Ensemble, Rule
 from pipeline.rewards.families import FAMILIES, compared
+from pipeline.rewards.fluency import Guard
+from pipeline.rewards.fluent_lexicon import FluentLexicon
 from pipeline.rewards.learned import LearnedReward
 from pipeline.rewards.registry import judge as judge_by_kind
 from pipeline.rewards.registry import ready
@@ -56,9 +58,14 @@ class PromptSet:
         return {"eos_id": self.tokenizer.eos_token_id, "pad_id": self.tokenizer.pad_token_id}
 
 
-def judge_of(judge: JudgeConfig, device: torch.device, room: Room) -> Reward:
-    """The gold judge; never part of training."""
-    return judge_by_kind("judge", judge.kind, judge, device, room)
+def judge_of(cfg: JudgeConfig, device: torch.device, room: Room, judge: Artifact | None = None) -> Reward:
+    """The gold judge; never part of training. `judge` is what the stage of that name made, where the trial has it."""
+    if cfg.kind != GUARDED:
+        return judge_by_kind("judge", cfg.kind, cfg, device, room)
+    if judge is None:
+        raise ValueError(f"judge.kind {GUARDED} needs the artifact of the stage judge")
+    guard = Guard.load(judge.path, load_tokenizer(judge.path / "tokenizer"))
+    return FluentLexicon(ready("judge", "lexicon", cfg, device, room), guard)
 
 
 def further_judges(judge: JudgeConfig, device: torch.device, room: Room) -> dict[str, Reward]:

@@ -56,6 +56,7 @@ def evaluate(
     reward: Artifact,
     reference: Artifact,
     train: Artifact,
+    judge: Artifact | None = None,
 ) -> dict[str, Any]:
     """Judge one completion of the policy on every held-out prompt, and measure its drift from the reference."""
     device, steps = device_of(cfg.runtime.device), cfg.evaluate.best_of + AFTER
@@ -65,7 +66,7 @@ def evaluate(
         drawn = Draws.load(reference)
         data = heldout_prompts(cfg, prompts)
         texts = heldout_texts(prompts, data.tokenizer, cfg.evaluate.texts, cfg.sft.max_tokens)
-        table, capability = _measured(cfg, reporter, data, texts, sft, reward, drawn, train, device, ledger)
+        table, capability = _measured(cfg, reporter, data, texts, sft, reward, drawn, train, judge, device, ledger)
         summary = summarise(table, drawn.count) | capability | of_reward(reward)
         check_keys(summary)
         table.to_parquet(out / "prompts.parquet", index=False)
@@ -84,6 +85,7 @@ def _measured(
     reward: Artifact,
     drawn: Draws,
     train: Artifact,
+    judge: Artifact | None,
     device: torch.device,
     ledger: Ledger,
 ) -> tuple[pd.DataFrame, dict[str, float]]:
@@ -93,9 +95,9 @@ def _measured(
     chosen = _answered(cfg, reporter, policy, data, reward, device, room, ledger)
     mine = chosen.answers
     reporter.progress("evaluate", draws, draws + AFTER, "judging")
-    further = further_judges(cfg.gold, device, room)
-    judge, proxy = judge_of(cfg.gold, device, room), chosen.proxy.double().numpy()
-    gold, endings = judge(mine).double().numpy(), endings_of(judge, mine)
+    further, proxy = further_judges(cfg.gold, device, room), chosen.proxy.double().numpy()
+    gold_judge = judge_of(cfg.gold, device, room, judge)
+    gold, endings = gold_judge(mine).double().numpy(), endings_of(gold_judge, mine)
     ahead = 0.0 if endings is None else circle(endings.double().numpy()[:, None], drawn.grid("ending"))
     reporter.progress("evaluate", draws + 1, draws + AFTER, "drift")
     reference = freeze(load_reference(sft, cfg.adapter.quantize, device))

@@ -1,8 +1,8 @@
 """Stage 1: texts, prompts and the tokenizer.
 
-Writes ``sft.parquet`` (text), ``heldout_texts.parquet`` (text, and nats where the source knows its
-probabilities), ``train.parquet`` (prompt), ``heldout.parquet`` (prompt), ``tokenizer/``, ``summary.json`` and, where a
-reward is learned from labels, ``preferences.parquet`` (prompt, chosen, rejected, heldout).
+Writes ``sft.parquet`` (text), ``heldout_texts.parquet`` (text; nats where the source knows its probabilities, label
+where it has labels), ``train.parquet`` (prompt), ``heldout.parquet`` (prompt), ``tokenizer/``, ``summary.json`` and,
+where a reward is learned from labels, ``preferences.parquet`` (prompt, chosen, rejected, heldout).
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ def prompts(cfg: TrialConfig, out: Path, reporter: Reporter) -> dict[str, Any]:
     texts = pd.DataFrame({"text": corpus.heldout[: data.heldout_prompts]})
     if corpus.heldout_nats is not None:
         texts["nats"] = corpus.heldout_nats[: len(texts)]
+    if corpus.heldout_labels:
+        texts["label"] = corpus.heldout_labels[: len(texts)]
     texts.to_parquet(out / "heldout_texts.parquet", index=False)
     summary = {
         **corpus.counts,

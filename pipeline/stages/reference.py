@@ -27,12 +27,19 @@ from pipeline.stages.spending import spending
 
 
 def reference(
-    cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact, reward: Artifact
+    cfg: TrialConfig,
+    out: Path,
+    reporter: Reporter,
+    *,
+    prompts: Artifact,
+    sft: Artifact,
+    reward: Artifact,
+    judge: Artifact | None = None,
 ) -> dict[str, Any]:
     """Draw and score `evaluate.reference_draws` answers of the reference to every held-out prompt."""
     device = device_of(cfg.runtime.device)
     with spending(out, device):
-        return _reference(cfg, out, reporter, prompts, sft, reward, device)
+        return _reference(cfg, out, reporter, prompts, sft, reward, judge, device)
 
 
 def _reference(
@@ -42,13 +49,14 @@ def _reference(
     prompts: Artifact,
     sft: Artifact,
     reward: Artifact,
+    judge: Artifact | None,
     device: torch.device,
 ) -> dict[str, Any]:
     room, count = rollout_room(cfg.runtime, reporter.warn), cfg.evaluate.reference_draws
     data = heldout_prompts(cfg, prompts)
     model = freeze(load_reference(sft, cfg.adapter.quantize, device))
     further = further_judges(cfg.gold, device, room)
-    judge, proxy = judge_of(cfg.gold, device, room), reward_of(reward, device, room)
+    gold, proxy = judge_of(cfg.gold, device, room, judge), reward_of(reward, device, room)
     tables = []
     for draw in range(count):
         reporter.progress("reference", draw, count, "sampling and judging")
@@ -59,12 +67,12 @@ def _reference(
             "draw": draw,
             "prompt": data.texts,
             "completion": drawn.texts,
-            "gold": judge(drawn).double().numpy(),
+            "gold": gold(drawn).double().numpy(),
             "proxy": scores.double().numpy(),
             "length": drawn.episodes.lengths.cpu().numpy(),
             "eos": drawn.episodes.ended.cpu().numpy(),
         }
-        if (endings := endings_of(judge, drawn)) is not None:
+        if (endings := endings_of(gold, drawn)) is not None:
             columns["ending"] = endings.double().numpy()
         columns |= {f"reward/{name}": part.double().numpy() for name, part in parts.items()}
         columns |= {f"gold/{name}": one(drawn).double().numpy() for name, one in further.items()}

@@ -89,21 +89,29 @@ class _Bench:
         return Completions.of(self.data.tokenizer, episodes, [self.data.texts[row] for row in rows.tolist()])
 
 
-def reward(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact) -> dict[str, Any]:
+def reward(
+    cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact, judge: Artifact | None = None
+) -> dict[str, Any]:
     """Make the parts, measure learned ones on held-out pairs, set all scales on reference samples."""
     device = device_of(cfg.runtime.device)
     with spending(out, device):
-        return _reward(cfg, out, reporter, prompts, sft, device)
+        return _reward(cfg, out, reporter, prompts, sft, judge, device)
 
 
 def _reward(
-    cfg: TrialConfig, out: Path, reporter: Reporter, prompts: Artifact, sft: Artifact, device: torch.device
+    cfg: TrialConfig,
+    out: Path,
+    reporter: Reporter,
+    prompts: Artifact,
+    sft: Artifact,
+    judge: Artifact | None,
+    device: torch.device,
 ) -> dict[str, Any]:
     reference: CausalLM = freeze(load_snapshot(sft.path / "model", device))
     data = PromptSet.load(prompts, "train")
     check_room(reference, "train.response_length", cfg.train.response_length, beside=data.ids.shape[1])
     room = rollout_room(cfg.runtime, reporter.warn)
-    gold, further = judge_of(cfg.gold, device, room), further_judges(cfg.gold, device, room)
+    gold, further = judge_of(cfg.gold, device, room, judge), further_judges(cfg.gold, device, room)
     bench = _Bench(cfg, reporter, prompts, sft, data, reference, gold, further, device, room)
     composite = cfg.reward.kind == "composite"
     rows = torch.arange(cfg.reward.calibration_samples) % len(data.texts)

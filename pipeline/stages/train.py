@@ -55,6 +55,7 @@ def train(
     reward: Artifact,
     values: Artifact | None = None,
     critic: Artifact | None = None,
+    judge: Artifact | None = None,
 ) -> dict[str, Any]:
     """Train the policy against the calibrated proxy; the gold judge watches and is never trained on."""
     if not cfg.algorithm.learns:
@@ -64,7 +65,8 @@ def train(
         shutil.copyfile(kept / "metrics.jsonl", out / ".metrics")
         os.replace(out / ".metrics", metrics)
     upstream = {"prompts": prompts, "sft": sft, "reward": reward}
-    upstream |= {name: stage for name, stage in (("values", values), ("critic", critic)) if stage is not None}
+    some = {"values": values, "critic": critic, "judge": judge}
+    upstream |= {name: stage for name, stage in some.items() if stage is not None}
     if cfg.runtime.processes == 1:
         one_process(cfg, out, reporter, **upstream)
     else:
@@ -108,6 +110,7 @@ def one_process(
     reward: Artifact,
     values: Artifact | None = None,
     critic: Artifact | None = None,
+    judge: Artifact | None = None,
 ) -> None:
     """One process of the trial; the first of them writes everything."""
     device = device_of(cfg.runtime.device)
@@ -117,13 +120,13 @@ def one_process(
     fresh_marks(device.type == "cuda")
     data = PromptSet.load(prompts, "train")
     room = rollout_room(cfg.runtime, reporter.warn)
-    proxy, gold = reward_of(reward, device, room), judge_of(cfg.gold, device, room)
+    proxy, gold = reward_of(reward, device, room), judge_of(cfg.gold, device, room, judge)
     further = further_judges(cfg.gold, device, room)
 
     def score(episodes: Episodes, rows: Sequence[int]) -> Scores:
         completions = Completions.of(data.tokenizer, episodes, [data.texts[row] for row in rows])
         scores, parts = proxy.explained(completions)
-        points = {name: judge(completions) for name, judge in further.items()}
+        points = {name: one(completions) for name, one in further.items()}
         return Scores(scores, gold(completions), completions.prompts, completions.texts, parts, points)
 
     metrics = out / "metrics.jsonl"
@@ -137,7 +140,7 @@ def one_process(
             *actor.networks,
             *([] if cfg.adapter.kind == "lora" else [reference]),
             *proxy.networks,
-            *(network for judge in (gold, *further.values()) for network in judge.networks),
+            *(network for one in (gold, *further.values()) for network in one.networks),
         ],
         ledger.work,
     )

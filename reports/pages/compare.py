@@ -168,6 +168,7 @@ def _lead(studies: Sequence[Compared]) -> str:
 
 SHARED = (
     ("prompts", "held-out prompts"),
+    ("judge", "judges"),
     ("sft", "references"),
     ("reward", "training rewards"),
     ("reference", "answers of the reference"),

@@ -32,7 +32,7 @@ TEXTS = (
     "interactions",
     "search",
 )
-SHARED = ("prompts", "sft", "reward", "reference", "values")
+SHARED = ("prompts", "judge", "sft", "reward", "reference", "values")
 COSTS = {
     "steps": "gradient steps",
     "wall_s": "s",

@@ -365,7 +365,8 @@ def _trial(folder: StudyFolder, cell: Planned, record: TrialRecord | None, gathe
 
 
 def _stages(folder: StudyFolder, gathered: _Gathered) -> Iterable[dict[str, Any]]:
-    order = {"prompts": 0, "sft": 1, "reward": 2, "reference": 3, "values": 4, "train": 5, "evaluate": 6}
+    stages = ("prompts", "judge", "sft", "reward", "reference", "values", "train", "evaluate")
+    order = {stage: place for place, stage in enumerate(stages)}
     for (stage, key), entry in sorted(gathered.stages.items(), key=lambda item: (order.get(item[0][0], 9), item[0])):
         shared = stage not in ("train", "evaluate")
         yield {"stage": stage, "key": key, **entry, "summary": _summary(folder, entry["path"]) if shared else {}}

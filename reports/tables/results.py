@@ -20,6 +20,7 @@ from reports.tables.coverage import coverage_table
 from reports.tables.critic_bias import critic_bias_table
 from reports.tables.crossings import crossings_table
 from reports.tables.drift import alarm_table, matched_table
+from reports.tables.judge import judge_table, judges
 from reports.tables.peaks import peaks_table
 from reports.tables.runs import cost_table, trial_table, upstream_table
 from reports.tables.search import importance_table, tuning_table
@@ -65,6 +66,7 @@ def all_tables(records: StudyRecords, findings: Findings) -> list[Table]:
         health_table(findings.health),
         *([critic_bias_table(findings.critics)] if findings.critics else []),
         verdict_table(findings),
+        *([judge_table(records)] if judges(records) else []),
         status_table(records, findings),
         cost_table(records),
         trial_table(records),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipeline.config.model import ModelConfig
 from pipeline.config.presets import PRESETS
-from pipeline.config.rewards import LEARNED, READY, JudgeConfig, PartConfig, RewardConfig
+from pipeline.config.rewards import GUARDED, JUDGES, LEARNED, JudgeConfig, PartConfig, RewardConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.run.metrics import METRICS
 from reports.findings.best_of_n import choosing_arms
@@ -26,12 +26,17 @@ from reports.text.words import counted, listed, name, number, percent
 from studies.definition.design import Cell
 from studies.definition.falsifier import Falsifier
 
-JUDGES = {
+IN_WORDS = {
     "grammar": (
         "a parser of the grammar that generated the texts, which adds up polarity and intensity clause by clause and"
         " counts faults"
     ),
-    "lexicon": "VADER, a lexicon of sentiment",
+    "lexicon": "VADER, a lexicon of sentiment, which text with many happy words pleases whether or not it can be read",
+    GUARDED: (
+        "VADER, a lexicon of sentiment, with a guard: an answer that a trigram model of real texts finds less likely"
+        " than 99 % of them, that repeats itself more than 99 % of them, or that ends less plausibly than 99 % of them,"
+        " scores −1 minus the number of these faults and loses against every answer without a fault"
+    ),
     "cycle": (
         "a parser of the grammar that generated the texts, with preferences that go in a circle: fewer faults win, and"
         " between equally faulty texts an end with a strong opinion beats one with a mild opinion, which beats advice,"
@@ -202,7 +207,7 @@ def _models(kind: str, reward: RewardConfig) -> str:
 
 def _judge(scorer: PartConfig | JudgeConfig) -> str:
     if scorer.kind != "classifier":
-        return JUDGES.get(scorer.kind) or f"the {READY[scorer.kind]}"
+        return IN_WORDS.get(scorer.kind) or f"the {JUDGES[scorer.kind]}"
     output = "logit" if scorer.output == "logit" else "log-odds"
     return f"the {output} of {scorer.label or 'the only label'} by the classifier {scorer.model}"
 

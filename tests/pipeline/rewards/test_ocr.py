@@ -1,4 +1,5 @@
-"""Legibility as a reward: rendering, character errors and their combination with a made-up reader; PP-OCR itself where it
+"""Legibility as a reward: rendering, character errors and their combination with a made-up reader; PP-OCR itself where
+it
 is installed."""
 
 from __future__ import annotations

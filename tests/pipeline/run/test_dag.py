@@ -292,7 +292,7 @@ def test_artifacts_of_another_precision_are_built_again(smoke_layout: Layout, mo
     """What a CPU made in fp32 does not pass for what a GPU would make."""
     store = Store(smoke_layout.store)
     assert all(one.cached for one in dag.plan(REAL, config(), store))
-    networks = [stage.name for stage in REAL if stage.name != "prompts"]
+    networks = [stage.name for stage in REAL if stage.name not in ("prompts", "judge")]
     assert [stage.name for stage in REAL if stage.precision] == networks
     monkeypatch.setattr("pipeline.stages.sources.gpu_visible", lambda: True)
     monkeypatch.setattr("pipeline.models.loading.device_of", lambda name: torch.device("cuda"))
@@ -309,7 +309,9 @@ def test_artifacts_of_another_precision_are_built_again(smoke_layout: Layout, mo
 def test_every_stage_with_a_network_has_its_precision_in_its_key(smoke_layout: Layout) -> None:
     for stage in REAL:
         for identity in Store(smoke_layout.store).identities(stage.name):
-            assert identity["config"].get("precision") == (None if stage.name == "prompts" else "fp32"), stage.name
+            assert identity["config"].get("precision") == (None if stage.name in ("prompts", "judge") else "fp32"), (
+                stage.name
+            )
 
 
 def test_a_plan_without_the_gpu_it_asks_for_says_that_the_precision_is_unknown(smoke_layout: Layout) -> None:

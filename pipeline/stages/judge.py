@@ -1,0 +1,105 @@
+"""The stage of the guarded judge: what the guard knows of real texts, and how often the judge errs.
+
+Of the training texts every fifth sets the thresholds, and the trigram model is fitted on the others. The errors are
+measured on the held-out texts, of which neither knows any. All texts are cut as prompts and responses are. Writes
+``ngrams.safetensors``, ``thresholds.json``, ``tokenizer/``, ``errors.parquet`` (a row per held-out text and attack) and
+``summary.json``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pipeline.config.trial import TrialConfig
+from pipeline.data.labels import UNLABELLED
+from pipeline.data.prompts import cut_at
+from pipeline.errors import UserError
+from pipeline.models.pretrained_tokenizer import load_tokenizer
+from pipeline.rewards.fluency import FEWEST, Guard, Thresholds
+from pipeline.rewards.lexicon import LexiconReward
+from pipeline.rewards.ngrams import NGrams
+from pipeline.run.layout import write_json
+from pipeline.run.progress import Reporter
+from pipeline.run.store import Artifact
+from pipeline.stages.judge_errors import Opening, class_errors, errors, rates
+
+FOLDS = 5
+"""One of so many training texts sets the thresholds."""
+ENCODED = 256
+"""Texts tokenised at a time."""
+
+
+def judge(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact) -> dict[str, Any]:
+    """Fit the model of real texts, set the thresholds, measure the judge. Raises `UserError` for too few texts."""
+    tokenizer = load_tokenizer(prompts.path / "tokenizer")
+    texts = pd.read_parquet(prompts.path / "sft.parquet")["text"].tolist()
+    kept = list(_cut(cfg, texts[::FOLDS], tokenizer, 4))
+    if len(kept) < FEWEST:
+        raise UserError(
+            f"judge: {len(texts)} training texts leave {len(kept)} to set the thresholds of the fluency guard, and"
+            f" thresholds of 99 % need at least {FEWEST}: about {FOLDS * FEWEST} texts (data.sft_texts); use more, or"
+            " judge.kind: lexicon or classifier"
+        )
+    fitted = [text for place, text in enumerate(texts) if place % FOLDS]
+    reporter.progress("judge", 0, 3, "counting n-grams")
+    model = NGrams.fit(_encoded(tokenizer, fitted), len(tokenizer), tokenizer.eos_token_id)
+    reporter.progress("judge", 1, 3, "thresholds")
+    length = cfg.train.response_length
+    readings = [Guard(tokenizer, model, length).read(prompt, rest, True) for _, prompt, rest in kept]
+    thresholds = Thresholds.of(readings, length)
+    guard = Guard(tokenizer, model, length, thresholds)
+    guard.save(out)
+    tokenizer.save_pretrained(out / "tokenizer")
+    reporter.progress("judge", 2, 3, "errors on held-out texts")
+    heldout = pd.read_parquet(prompts.path / "heldout_texts.parquet")
+    openings = list(_openings(cfg, heldout, tokenizer))
+    table = errors(openings, guard, LexiconReward(), cfg.data.seed)
+    table.to_parquet(out / "errors.parquet", index=False)
+    measured = rates(table) | class_errors(table)
+    summary = {
+        "fitted_texts": len(fitted),
+        "threshold_texts": len(kept),
+        "threshold_tokens": len(thresholds.fluency),
+        "threshold_fluency": thresholds.fluency[-1],
+        "threshold_repetition": thresholds.repetition[-1],
+        "threshold_end": thresholds.end,
+        **measured,
+    }
+    write_json(out / "summary.json", summary)
+    reporter.progress("judge", 3, 3)
+    note = (
+        f"{100 * measured['real/faulty']:.1f} % [{100 * measured['real/faulty_low']:.1f},"
+        f" {100 * measured['real/faulty_high']:.1f}] of {measured['real/n']} held-out texts have a fault,"
+        f" {100 * measured['shuffled/faulty']:.0f} % with their words shuffled,"
+        f" {100 * measured['praise/faulty']:.0f} % of strings of praise"
+    )
+    return {"note": note, **summary}
+
+
+def _encoded(tokenizer: Any, texts: Sequence[str]) -> Iterator[Sequence[int]]:
+    for start in range(0, len(texts), ENCODED):
+        yield from tokenizer(texts[start : start + ENCODED], add_special_tokens=False)["input_ids"]
+
+
+def _cut(cfg: TrialConfig, texts: Sequence[str], tokenizer: Any, stream: int) -> Iterator[tuple[int, str, str]]:
+    """Place, prompt and rest of every text that leaves a rest, cut as prompts are."""
+    (low, high), cut = cfg.data.prompt_length, cut_at(cfg.data.prompt_unit, tokenizer)
+    lengths = np.random.default_rng([cfg.data.seed, stream]).integers(low, high + 1, len(texts))
+    for place, (text, length) in enumerate(zip(texts, lengths.tolist(), strict=True)):
+        if prompt := cut(text, length):
+            yield place, prompt, text[len(prompt) :]
+
+
+def _openings(cfg: TrialConfig, heldout: pd.DataFrame, tokenizer: Any) -> Iterator[Opening]:
+    """The texts as a policy would have written them: after a prompt, and cut at the length of a response."""
+    labels = heldout["label"].tolist() if "label" in heldout else [UNLABELLED] * len(heldout)
+    for place, prompt, rest in _cut(cfg, heldout["text"].tolist(), tokenizer, 5):
+        ends = tokenizer(prompt + rest, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        ends = [end - len(prompt) for _, end in ends if end > len(prompt)]
+        whole = len(ends) <= cfg.train.response_length
+        yield Opening(prompt, rest if whole else rest[: ends[cfg.train.response_length - 1]], whole, labels[place])
