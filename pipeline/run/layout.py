@@ -223,8 +223,8 @@ def read_record(path: Path) -> TrialRecord:
     this version of the program cannot read."""
     content = read_sealed(path)
     try:
-        content = _judged_alone(content)
-        return TrialRecord.model_validate(_of_today(content) if _is_older(content.get("config") or {}) else content)
+        older = _is_older(content.get("config") or {})
+        return TrialRecord.model_validate(_judged_alone(_of_today(content) if older else content))
     except ValidationError as error:
         fault = error.errors()[0]
         raise Damaged(path, f"{'.'.join(map(str, fault['loc'])) or 'content'}: {fault['msg']}") from None
@@ -236,10 +236,11 @@ def _judged_alone(content: dict[str, Any]) -> dict[str, Any]:
     """A record of real text from before the judge had a guard: `auto` stood for the lexicon, and the trial had no stage
     for a judge."""
     config, stages = content.get("config") or {}, content.get("stages") or {}
-    judge, data = config.get("judge") or {}, config.get("data") or {}
-    if judge.get("kind") != "auto" or data.get("source", "builtin") == "builtin" or not stages or "judge" in stages:
+    if "reward" not in stages or "judge" in stages:  # an imported record has no stages, and any configuration
         return content
-    return _of_today({**content, "config": {**config, "judge": {**judge, "kind": "lexicon"}}})
+    if config["judge"]["kind"] != "auto" or config["data"]["source"] == "builtin":
+        return content
+    return _of_today({**content, "config": {**config, "judge": {**config["judge"], "kind": "lexicon"}}})
 
 
 def _is_older(config: Mapping[str, Any]) -> bool:

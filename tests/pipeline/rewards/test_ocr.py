@@ -1,6 +1,4 @@
-"""Legibility as a reward: rendering, character errors and their combination with a made-up reader; PP-OCR itself where
-it
-is installed."""
+"""Legibility as a reward: rendering, character errors and how they combine; PP-OCR itself where it is installed."""
 
 from __future__ import annotations
 

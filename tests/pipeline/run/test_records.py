@@ -102,3 +102,17 @@ def test_a_record_from_before_the_section_of_the_bonus_is_of_todays_configuratio
     record = read_record(tmp_path / "a.json")
     assert record.config == today
     assert record.config_digest == load_config("smoke", {"entropy.coef": coef}).digest()
+
+
+@pytest.mark.parametrize("source", ["local", "builtin"])
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_record_from_before_the_guarded_judge_names_the_lexicon(tmp_path: Path, source: str, guarded: bool) -> None:
+    config = load_config("smoke", {"data.source": "local", "data.path": "reviews.csv"} if source == "local" else {})
+    stages = dict.fromkeys(("prompts", "reward", *(["judge"] * guarded)), STAGE)
+    whole = {**OLD, "config": config.model_dump(mode="json"), "config_digest": config.digest(), "stages": stages}
+    (tmp_path / "a.json").write_text(sealed(whole))
+    record = read_record(tmp_path / "a.json")
+    older = source == "local" and not guarded
+    assert record.config["judge"]["kind"] == ("lexicon" if older else "auto")
+    assert (record.config_digest != config.digest()) is older, "judged otherwise, so no result of today's configuration"
+    assert record.config_digest == TrialConfig.model_validate(record.config).digest()

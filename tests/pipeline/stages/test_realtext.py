@@ -89,6 +89,7 @@ def config(home: Path, **changes: Any) -> TrialConfig:
         "reward__heldout_pairs": 8,
         "reward__calibration_samples": 32,
         "train__steps": 8,
+        "judge__kind": "lexicon",  # too few texts for a guard
     }
     # What cannot act with these changes is refused.
     idle = ["data__vocab_size"] * ("model__base" in changes)
@@ -237,8 +238,9 @@ def test_one_class_is_refused_at_the_first_stage(home: Path, tmp_path: Path) -> 
 def test_a_judge_that_is_trained_on_is_cautioned_against(home: Path) -> None:
     assert composite(home).cautions() == []
     assert smoke().cautions() == []
-    (line,) = config(home, reward__kind="lexicon").cautions()
+    line, hacked = config(home, reward__kind="lexicon").cautions()
     assert line.startswith("the gold judge (lexicon) is also what is trained on (reward)")
+    assert "strings of praise" in hacked
     parts = {"one": {"kind": "learned"}, "two": {"kind": "classifier", "model": str(home / "judge"), "label": "NO"}}
     (line,) = composite(home, reward__parts=parts).cautions()
     assert "reward.parts.two" in line

@@ -202,6 +202,7 @@ def test_the_lexicon_can_be_reward_and_judge_of_real_text(tmp_path: Path) -> Non
         data__vocab_size=320,
         evaluate__prompts=8,
         reward__kind="lexicon",
+        judge__kind="lexicon",
     )
     outcome = run_trial(config, Layout(tmp_path / "out"), Recorder())
     assert outcome.artifacts["reward"].meta["judge"] == "lexicon"
