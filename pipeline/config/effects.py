@@ -144,6 +144,7 @@ UNTRAINED = (
 )  # fmt: skip
 """Keys of the sections of training that act, or are set by a study, where nothing is trained as well. All others of
 these sections need `LEARNS` beside what `ACTS` says."""
+ROUNDS = Condition("reward.rounds above 1", lambda config: config.rounds > 1, "reward.rounds")
 TRUNK_LEARNS = Condition(
     "critic.vf_coef or critic.pretraining_steps above 0",
     lambda config: config.critic.vf_coef > 0 or config.critic.pretraining_steps > 0,
@@ -196,6 +197,8 @@ ACTS: dict[str, tuple[Condition, ...]] = {
     "reward.combine": (above_one("reward.ensemble"), LEARNED),
     "reward.worst_k": (setting("reward.combine", "worst_k"), LEARNED),
     "reward.uncertainty_weight": (setting("reward.combine", "uncertainty"), above_one("reward.ensemble"), LEARNED),
+    "reward.rounds": (JUDGED, LEARNS),
+    "reward.keep_pairs": (ROUNDS,),
     "reward.max_tokens": (GIVEN_PAIRS,),
     "reward.opponents": (setting("reward.against", "reference"),),
     "reward.dimension": (PAIRWISE,),

@@ -135,6 +135,16 @@ class RewardConfig(Scorer):
         ),
     )
     pairs: Positive = Field(4_096, description="preference pairs to train on; of labels and files, at most")
+    rounds: Positive = Field(
+        1,
+        description=(
+            "times that preferences are collected: the first pairs are the reference's, later ones those of the policy"
+            " trained so far; pairs and train.steps are totals, split evenly"
+        ),
+    )
+    keep_pairs: Literal["all", "newest"] = Field(
+        "all", description="rounds: pairs that the reward model of a round learns from: those of all rounds so far"
+    )
     heldout_pairs: Positive = Field(
         512, description="pairs kept back to measure accuracy, on prompts of their own; of labels and files, at most"
     )

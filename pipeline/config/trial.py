@@ -25,6 +25,7 @@ from pipeline.config.pairs import check_pairs
 from pipeline.config.presets import ADVANTAGES, check_natural_step, check_needs
 from pipeline.config.replay import ReplayConfig, teaches
 from pipeline.config.rewards import GUARDED, LEARNED, JudgeConfig, RewardConfig, Scorer
+from pipeline.config.rounds import check_rounds, rounds_of
 from pipeline.config.runtime import CapsConfig, RuntimeConfig
 from pipeline.config.scorers import check_floor, check_scorers
 from pipeline.config.train import TrainConfig
@@ -123,6 +124,11 @@ class TrialConfig(Section):
         return self.train.steps if self.algorithm.learns else 0
 
     @property
+    def rounds(self) -> int:
+        """Times that preferences are collected; each ends with its share of the training."""
+        return rounds_of(self)
+
+    @property
     def needs_samples(self) -> bool:
         """Whether the trial has the stage `values`."""
         return self.algorithm.needs_values or self.pretrains_critic
@@ -175,6 +181,7 @@ class TrialConfig(Section):
             )
         check_needs(self.algorithm.advantage, self.critic.kind, self.train.responses_per_prompt)
         check_pairs(self)
+        check_rounds(self)
         if self.algorithm.ratio == "none" and self.train.num_epochs > 1 and not self.kl.squares_throughout:
             unless = ", or a kl.beta above 0 in every update" * self.kl.by_sequence
             raise ValueError(

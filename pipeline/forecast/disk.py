@@ -27,11 +27,14 @@ def checkpoint_hours(trial: ForecastSubject, trained: Trained, hours: float) -> 
 
 def disk_by_part(trial: ForecastSubject, trained: Trained) -> dict[str, float]:
     """Bytes at the peak of a trial's training, the stages before it left out."""
-    return {
-        "checkpoints": KEPT * checkpoint_bytes(trial, trained),
+    left = {
         "policy": 4.0 * trial.shape.parameters,
         "critic": 4.0 * Trained.of_critic(trial.shape, trial.config).parameters,
     }
+    # An earlier round leaves what the next one begins with, and a later one has a reward of its own.
+    each = sum(left.values()) + checkpoint_bytes(trial, trained) + 4.0 * trial.learned * trial.shape.trunk
+    earlier = {"earlier rounds": (trial.config.rounds - 1) * each}
+    return {"checkpoints": KEPT * checkpoint_bytes(trial, trained), **left, **earlier}
 
 
 def shared_disk(trial: ForecastSubject) -> float:

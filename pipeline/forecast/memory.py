@@ -74,9 +74,10 @@ def _language_model(trial: ForecastSubject, shape: Shape, cfg: SftConfig, name: 
 
 
 def _reward(trial: ForecastSubject) -> list[tuple[Parts, Parts]]:
-    """Of learned parts the last is trained while the others wait; then samples are drawn and scored."""
-    shape, cfg = trial.reward_shape, trial.config.reward
-    lasting = {"reference": 4.0 * trial.shape.parameters, "reward": _rewards(trial)}
+    """Of learned parts the last is trained while the others wait; then samples are drawn and scored. In a later round
+    the policy is there as well."""
+    shape, cfg, own = trial.reward_shape, trial.config.reward, 4.0 * trial.shape.parameters
+    lasting = {"policy": own * (trial.config.rounds > 1), "reference": own, "reward": _rewards(trial)}
     phases = [(lasting, passing) for passing in _unlearned(trial)]
     if trial.config.reward_pretraining is not None:
         trained, passing = _language_model(trial, shape, trial.config.reward_pretraining, "reward")[0]
@@ -128,6 +129,7 @@ def _train(trial: ForecastSubject, trained: Trained) -> list[tuple[Parts, Parts]
         # Gradient, solution, residual, direction and product of conjugate gradients, and the parts of a product.
         "natural step": 4.0 * 5 * trained.parameters * natural,
         "reference": 0.0 if cfg.adapter.kind == "lora" else 4.0 * shape.parameters,
+        "policy at the start of the round": 4.0 * shape.parameters * (cfg.rounds > 1),
         "critic": _critic(shape, cfg),
         "reward": _rewards(trial),
     }

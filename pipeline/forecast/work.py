@@ -105,6 +105,8 @@ def estimate(trial: ForecastSubject) -> Forecast:
         if only_watched(cfg):  # no cost of the algorithm, but of the wall clock
             watched = sum(t4_seconds(phase, *w) for phase, w in rollout_work(trial, trained).items())
             hours["watch"] = cfg.train.updates * watched / 3600
+        if cfg.rounds > 1:
+            hours["reward"] = t4_seconds("reward", *later_rewards(trial)) / 3600
         hours["checkpoint"] = checkpoint_hours(trial, trained, sum(hours.values()))
     shared = {stage: t4_seconds("train", *work) / 3600 for stage, work in work_of_shared(trial).items()}
     if cfg.reward.against != "none":
@@ -133,22 +135,40 @@ def estimate(trial: ForecastSubject) -> Forecast:
 
 def work_of_shared(trial: ForecastSubject) -> dict[str, tuple[float, float]]:
     """(FLOPs, bytes) of training the reference and learned rewards, sampling and measuring apart."""
+    work = {"sft": _language_model(trial, trial.shape, trial.config.sft)}
+    if trial.learned:
+        work["reward"] = reward_work(trial, trial.config.reward.pairs // trial.config.rounds)
+    return work
+
+
+def reward_work(trial: ForecastSubject, pairs: int) -> tuple[float, float]:
+    """(FLOPs, bytes) of training the learned rewards on so many pairs, and scratch trunks of them on texts before."""
     shape, reward = trial.reward_shape, trial.config.reward
     episode = trial.mean_prompt + trial.config.train.response_length
-    work = {"sft": _language_model(trial, trial.shape, trial.config.sft)}
-    if (pretraining := trial.config.reward_pretraining) is not None:
-        work["reward"] = _times(trial.learned, _language_model(trial, shape, pretraining))
     per_weight, passes = BYTES_READ_CAST + BYTES_BACKWARD + BYTES_GRADIENT, _passes(trial)
+    flops = moved = 0.0
+    if (pretraining := trial.config.reward_pretraining) is not None:
+        flops, moved = _times(trial.learned, _language_model(trial, shape, pretraining))
     for part in reward.scorers().values():
         if part.kind in LEARNED:
             tokens = episode if is_judged(part.preferences) else reward.max_tokens
-            steps = reward.ensemble * reward.epochs * (reward.pairs // min(reward.batch_size, reward.pairs))
+            steps = reward.ensemble * reward.epochs * (pairs // min(reward.batch_size, pairs))
             rows = pair_rows(reward.batch_size, int(tokens), trial.on_card)
-            flops = steps * reward.batch_size * 2 * tokens * passes * shape.maps
-            moved = steps * (-(-reward.batch_size // rows) * 2 * shape.blocks * per_weight + shape.trunk * BYTES_STEP)
-            before = work.get("reward", (0.0, 0.0))
-            work["reward"] = (before[0] + flops, before[1] + moved)
-    return work
+            flops += steps * reward.batch_size * 2 * tokens * passes * shape.maps
+            moved += steps * (-(-reward.batch_size // rows) * 2 * shape.blocks * per_weight + shape.trunk * BYTES_STEP)
+    return flops, moved
+
+
+def later_rewards(trial: ForecastSubject) -> tuple[float, float]:
+    """(FLOPs, bytes) of the rewards of all rounds but the first: their pairs are sampled and learned from; measuring
+    apart."""
+    cfg, count = trial.config.reward, trial.config.rounds
+    each = cfg.pairs // count
+    sampled = 2 * (each + cfg.heldout_pairs) + cfg.calibration_samples
+    drawn = _times(count - 1, sampling(trial, sampled, trial.shape.maps, BYTES_READ_CAST))
+    learned = [reward_work(trial, each * (number if cfg.keep_pairs == "all" else 1)) for number in range(2, count + 1)]
+    flops, moved = (sum(column) for column in zip(drawn, *learned, strict=True))
+    return flops, moved
 
 
 def _passes(trial: ForecastSubject) -> float:
@@ -225,7 +245,10 @@ def rollout_work(trial: ForecastSubject, trained: Trained) -> dict[str, tuple[fl
     tokens = rows * span
     read = BYTES_READ_CAST if cfg.adapter.kind == "lora" else BYTES_READ_HALF
     generate = sampling(trial, rows, trained.forward, read, cfg.train.responses_per_prompt)
-    networks, reward = 2 + (cfg.critic.kind == "separate"), trial.reward_shape
+    # The KL to the policy that a later round began with is one more network, and goes through two heads.
+    started = 1 - 1 / cfg.rounds
+    networks, reward = 2 + (cfg.critic.kind == "separate") + started, trial.reward_shape
+    heads = 2 + 2 * started
     scorers = sum(scorer.maps for scorer in trial.scorers)
     forward = 2.0 * tokens * shape.maps + _attending(shape, tokens, span)
     chunks = -(-rows * response // chunk_tokens(shape.vocab, True))
@@ -233,12 +256,12 @@ def rollout_work(trial: ForecastSubject, trained: Trained) -> dict[str, tuple[fl
         networks * forward
         + trial.learned * (2.0 * tokens * reward.maps + _attending(reward, tokens, span))
         + 2.0 * tokens * scorers
-        + 2 * 2.0 * rows * response * head,
+        + heads * 2.0 * rows * response * head,
         (networks * shape.blocks + trial.learned * reward.blocks + scorers)
         * -(-rows // cfg.runtime.rollout_batch_size)
         * BYTES_READ_CAST
-        + 2 * chunks * head * BYTES_READ_CAST
-        + 2 * rows * response * shape.vocab * BYTES_LOGIT,
+        + heads * chunks * head * BYTES_READ_CAST
+        + heads * rows * response * shape.vocab * BYTES_LOGIT,
     )
     # The greedy response to each prompt is sampled and scored as one more.
     greedy = ADVANTAGES[cfg.algorithm.advantage].greedy / cfg.train.responses_per_prompt

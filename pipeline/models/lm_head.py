@@ -35,7 +35,8 @@ class HeadPass:
 
 
 def chunks(labels: Tensor, vocab: int) -> Iterator[slice]:
-    """Slices of the labels (N,) whose (n, vocab) tensors are small (`pipeline.resources.chunking.chunk_tokens`)."""
+    """Slices of the labels (N,), or of anything of N rows, whose (n, vocab) tensors are small
+    (`pipeline.resources.chunking.chunk_tokens`)."""
     size, tokens = chunk_tokens(vocab, labels.device.type == "cuda"), len(labels)
     for start in range(0, tokens, size):
         yield slice(start, min(start + size, tokens))

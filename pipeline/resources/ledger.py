@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import InitVar, dataclass, field
 from typing import Any
@@ -135,3 +135,23 @@ class Ledger:
                 "memory_gib", memory, f"peak memory {memory:.2f} GiB reached caps.memory_gib = {caps.memory_gib:g}"
             )
         return None
+
+
+def added(spent: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """The states of two ledgers as one: what was spent by either, and the larger of their peaks of memory.
+
+    >>> one, other = Ledger(seconds={"train": 1.0}, peak_gib=2.0), Ledger(seconds={"reward": 3.0}, peak_gib=1.0)
+    >>> both = added(vars(one), vars(other))
+    >>> both["seconds"], both["peak_gib"]
+    ({'train': 1.0, 'reward': 3.0}, 2.0)
+    """
+    result = {}
+    for name, value in spent.items():
+        if isinstance(value, Mapping):
+            other = more[name]
+            result[name] = {phase: value.get(phase, 0.0) + other.get(phase, 0.0) for phase in {**value, **other}}
+        elif name == "peak_gib":
+            result[name] = max(value, more[name])
+        elif not name.startswith("_"):
+            result[name] = value + more[name]
+    return result

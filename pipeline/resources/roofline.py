@@ -11,8 +11,9 @@ T4_BYTES = 320e9
 """Memory bandwidth of a T4, bytes/s (same)."""
 T4_FP32_FLOPS = 8.1e12
 """fp32 peak, FLOP/s (same)."""
-EFFICIENCY = {"generate": 0.5, "score": 0.35, "selfcheck": 0.35, "natural step": 0.35, "train": 0.35}
-"""Fraction of the roofline assumed for each phase; assumed, not measured on a T4."""
+EFFICIENCY = {"generate": 0.5, "score": 0.35, "selfcheck": 0.35, "natural step": 0.35, "train": 0.35, "reward": 0.35}
+"""Fraction of the roofline assumed for each phase; assumed, not measured on a T4. `reward`: the rewards of
+later rounds, each made for one trial alone."""
 
 BYTES_READ_HALF = 2
 """Per parameter whose half-precision copy is kept: trained weights while a rollout is sampled and measured, a trained

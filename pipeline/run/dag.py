@@ -3,7 +3,10 @@ is built.
 
 A stage is a plain function ``run(cfg, out, reporter, *, prompts, sft) -> dict``: its keyword-only parameters
 name the stages whose artifacts it needs, so the edges are the signature. A parameter with a default names a stage that
-only some trials have (`Stage.only`); in the others it is no input and part of no key. A function given as
+only some trials have (`Stage.only`); in the others it is no input and part of no key. A stage can be repeated in rounds
+(`Stage.rounds`): its parameter ``last_train`` is the stage ``train`` of the round before, which the first round has
+not. The last round has the plain name, those before it are ``train-1``, ``train-2``: who asks for ``train`` gets what
+the trial ended with. A function given as
 "module:function" is imported when it has to run and not before: to plan, its signature is read from the source. Its
 identity (the key of its artifact) is the hash of its name, the sections of the configuration that it declares, the
 precision that its networks compute in, the digests of its inputs' outputs, and the code that it declares. A stage sees
@@ -18,8 +21,8 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -30,10 +33,13 @@ from pydantic import BaseModel
 
 from pipeline.config.trial import canonical_json, flatten
 from pipeline.errors import Damaged, UserError
+from pipeline.run.lost import OWN
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact, Store
 
 KEY_DIGITS = 20
+LAST = "last_"
+"""How a parameter begins that is an artifact of the round before."""
 FREE_SECTIONS = ("runtime", "caps")
 """Sections that every stage sees and that are part of no key: the first must not change any result, the second only
 where one ends."""
@@ -61,19 +67,28 @@ class Stage:
     """Whether a trial of this configuration has the stage."""
     precision: Callable[[Any], str] | None = None
     """The precision of its networks on this machine, made from the configuration; None for a stage without networks."""
+    rounds: Callable[[Any], int] | None = None
+    """How often a trial of this configuration has the stage; None for one that is not repeated."""
+    named: Mapping[str, str] = field(default_factory=dict)
+    """The stage that a parameter takes, where that has another name."""
 
     @property
     def needs(self) -> tuple[str, ...]:
         """Names of the stages whose artifacts it takes."""
-        return tuple(name for name, always in self._inputs.items() if always)
+        return tuple(self.named.get(name, name) for name, always in self._inputs.items() if always)
 
     def takes(self, there: Collection[str]) -> tuple[str, ...]:
         """The same, with those that not every trial has, as far as they are `there`."""
-        return tuple(name for name, always in self._inputs.items() if always or name in there)
+        return tuple(self.parameters(there).values())
+
+    def parameters(self, there: Collection[str]) -> dict[str, str]:
+        """The same stages by the parameters that take them."""
+        named = {name: self.named.get(name, name) for name in self._inputs}
+        return {name: stage for name, stage in named.items() if self._inputs[name] or stage in there}
 
     @property
     def _inputs(self) -> Mapping[str, bool]:
-        """Whether a stage is an input of every trial, by name."""
+        """Whether a parameter takes an artifact in every trial."""
         if isinstance(self.run, str):
             return _inputs_in_source(self.run)
         parameters = inspect.signature(self.run).parameters.values()
@@ -113,8 +128,49 @@ class StagePlan:
 
 
 def stages_of(stages: Sequence[Stage], config: Any) -> list[Stage]:
-    """Those that a trial of this configuration has, in topological order."""
-    return order([stage for stage in stages if stage.only(config)])
+    """Those that a trial of this configuration has, in topological order, each round of a repeated one by itself."""
+    chosen = [stage for stage in stages if stage.only(config)]
+    repeated = {stage.name for stage in chosen if stage.rounds}
+    return order([one for stage in chosen for one in _in_rounds(stage, config, repeated)])
+
+
+def _in_rounds(stage: Stage, config: Any, repeated: Collection[str]) -> list[Stage]:
+    count = stage.rounds(config) if stage.rounds else 1
+    if count == 1:
+        return [stage]
+    return [
+        replace(
+            stage,
+            name=round_name(stage.name, number, count),
+            named={name: round_name(name, number, count) for name in repeated}
+            | {f"{LAST}{name}": round_name(name, number - 1, count) for name in repeated if number > 1},
+        )
+        for number in range(1, count + 1)
+    ]
+
+
+def round_name(stage: str, number: int, count: int) -> str:
+    """What a repeated stage is called in one of its rounds.
+
+    >>> [round_name("train", number, 3) for number in (1, 2, 3)]
+    ['train-1', 'train-2', 'train']
+    """
+    return stage if number == count else f"{stage}-{number}"
+
+
+def own_stages(names: Iterable[str]) -> frozenset[str]:
+    """Those of a trial's stages that it does not share with others: in a trial with rounds, all that come after what
+    the first training is made from.
+
+    >>> sorted(own_stages(["sft", "reward", "reference", "train", "evaluate"]))
+    ['evaluate', 'train']
+    >>> sorted(own_stages(["sft", "reward-1", "train-1", "reward", "train"]))
+    ['reward', 'train', 'train-1']
+    """
+    there = frozenset(names)
+    if round_name("train", 1, 2) not in there:
+        return there & OWN
+    return there - {"prompts", "sft", round_name("reward", 1, 2)}
 
 
 def order(stages: Sequence[Stage]) -> list[Stage]:
@@ -221,7 +277,7 @@ def _build(
     reporter: Reporter,
     done: Mapping[str, Artifact],
 ) -> Artifact:
-    inputs = {need: done[need] for need in stage.takes(done)}
+    inputs = {name: done[need] for name, need in stage.parameters(done).items()}
     view, run = _view(stage, config), stage.function()
     return store.build(
         stage.name,

@@ -72,6 +72,13 @@ _ALL = (
         0.0,
         direction="minimize",
     ),
+    Metric(
+        "objective/round_kl_per_token",
+        "nats per token",
+        "mean over tokens of sum_v pi(v) (log pi(v) - log start(v)), exact; start: the policy that the round began"
+        " with, in the first round the reference; where reward.rounds is above 1",
+        0.0,
+    ),
     Metric("objective/entropy", "nats per sequence", "mean over sequences of sum_t -logprobs", 0.0),
     Metric(
         "objective/entropy_per_token",

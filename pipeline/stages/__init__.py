@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pipeline.config.names import TRAINING
+from pipeline.config.trial import TrialConfig
 from pipeline.run.dag import Stage, code_digest
 from pipeline.stages import pausing, sources
 
@@ -20,6 +21,10 @@ HELDOUT = ("evaluate.prompts", "evaluate.first_prompt", "evaluate.temperature", 
 """Which prompts are answered, and by which noise."""
 REFERENCE = ("adapter.quantize",)
 """What the reference is beside the SFT model."""
+
+
+def _rounds(config: TrialConfig) -> int:
+    return config.rounds
 
 
 STAGES = (
@@ -68,11 +73,14 @@ STAGES = (
     Stage(
         "reward",
         "pipeline.stages.reward:reward",
-        ("reward", "reward_pretraining", "gold", "train.response_length", "train.temperature"),
+        ("reward", "reward_pretraining", "rounds", "gold", "train.response_length", "train.temperature"),
         (
             "pipeline.stages.reward",
             "pipeline.stages.reward_trunk",
             "pipeline.stages.sft",
+            "pipeline.stages.reward_round",
+            "pipeline.stages.rounds",
+            "pipeline.resources.ledger",
             "pipeline.stages.preference_pairs",
             "pipeline.stages.pair_responses",
             "pipeline.stages.common",
@@ -92,6 +100,7 @@ STAGES = (
         ),
         outside=sources.scorers_and_pairs,
         precision=sources.precision,
+        rounds=_rounds,
     ),
     Stage(
         "reference",
@@ -181,9 +190,12 @@ STAGES = (
     Stage(
         "train",
         "pipeline.stages.train:train",
-        (*TRAINING, "gold", "model"),
+        (*TRAINING, "gold", "model", "rounds"),
         (
             "pipeline.stages.train",
+            "pipeline.stages.train_round",
+            "pipeline.stages.rounds",
+            "pipeline.config.rounds",
             "pipeline.stages.new_actor",
             "pipeline.config.replay",
             "pipeline.config.pairs",
@@ -211,6 +223,7 @@ STAGES = (
         kept=pausing.KEPT,
         outside=sources.scorers,
         precision=sources.precision,
+        rounds=_rounds,
     ),
     Stage(
         "evaluate",

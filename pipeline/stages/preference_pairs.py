@@ -21,6 +21,10 @@ from pipeline.rewards.base import Completions, Reward
 from pipeline.rewards.cycle import endings_of, lead, spread
 from pipeline.run.store import Artifact
 from pipeline.stages.common import PromptSet
+from pipeline.stages.reward_round import Collection
+
+ONCE = Collection()
+"""All pairs at once, of the reference."""
 
 
 @dataclass(frozen=True)
@@ -109,17 +113,23 @@ def split_prompts(n: int, cfg: RewardConfig) -> Tensor:
 
 
 def judged_pairs(
-    answers: Callable[[Tensor, str, int], Completions], judge: Reward, prompts: int, cfg: RewardConfig
-) -> tuple[Pairs, Gold]:
-    """Two answers of the reference to a prompt, labelled by a noisy judge; and what the judge gives for them.
-    `prompts`: how many there are."""
-    rows = split_prompts(prompts, cfg)
+    answers: Callable[[Tensor, str, int], Completions],
+    judge: Reward,
+    prompts: int,
+    cfg: RewardConfig,
+    part: Collection = ONCE,
+    prefix: str = "",
+) -> tuple[Pairs, Gold, float]:
+    """Two answers to a prompt, of the reference or of a later round's policy, labelled by a noisy judge; what the judge
+    gives for them; and the temperature of the labels. `prompts`: how many there are; `prefix`: of a part's summary."""
+    rows = part.rows(split_prompts(prompts, cfg), cfg)
     n = len(rows)
-    first, second = answers(rows, "first", cfg.pairs_seed), answers(rows, "second", cfg.pairs_seed)
+    first, second = (answers(rows, part.label(side), cfg.pairs_seed) for side in ("first", "second"))
     gold = Gold.of(judge, first, second)
-    temperature = cfg.label_noise * spread((gold.first, gold.second), gold.lead)
-    wins = prefer(gold.first + gold.lead, gold.second, temperature, uniforms(n, 1, cfg.pairs_seed, "labels").squeeze(1))
-    return Pairs(first, second, wins, cfg.pairs), gold
+    temperature = part.temperature(spread((gold.first, gold.second), gold.lead), cfg, prefix)
+    noise = uniforms(n, 1, cfg.pairs_seed, part.label("labels")).squeeze(1)
+    wins = prefer(gold.first + gold.lead, gold.second, temperature, noise)
+    return Pairs(first, second, wins, cfg.pairs // part.count), gold, temperature
 
 
 def given_pairs(

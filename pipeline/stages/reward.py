@@ -6,6 +6,9 @@ model, ``pairs.parquet`` (prompt, first, second, gold_first, gold_second, first_
 ending_second of a cyclic judge) and ``pair_responses.parquet`` (the training pairs as tokens): beside them, or in
 ``parts/<name>/`` of a composite. The models of an ensemble lie in ``members/<number>/`` below. With `reward.against`,
 also ``opponents.parquet`` (`pipeline.stages.opponent_table`), and what they took in ``log/opponents.json``.
+
+In a later round (``reward.rounds``) the pairs are samples of the policy trained so far, the model starts anew from the
+reference, and all scales are set on the same reference samples again, so that beta keeps its meaning.
 """
 
 from __future__ import annotations
@@ -53,7 +56,9 @@ from pipeline.stages.opponent_table import save_opponents, tables
 from pipeline.stages.opponents import draw_opponents, numbers_of
 from pipeline.stages.pair_responses import RESPONSES, response_table
 from pipeline.stages.preference_pairs import Gold, accuracy, given_pairs, judged_pairs
+from pipeline.stages.reward_round import TEMPERATURE, Collection, in_order
 from pipeline.stages.reward_trunk import TrunkSource, member_seed
+from pipeline.stages.rounds import carried_on, has_ended
 from pipeline.stages.spending import spending
 
 _Unseen = list[tuple[Completions, Tensor]]
@@ -74,6 +79,10 @@ class _Bench:
     further: dict[str, Reward]
     device: torch.device
     room: Room
+    ledger: Ledger
+    part: Collection
+    policy: CausalLM
+    """Whose answers are compared: the reference, in a later round the policy trained so far."""
 
     def judge(self, preferences: str) -> Reward:
         """The judge who labels the pairs, or that is told apart by them where they are given."""
@@ -81,21 +90,43 @@ class _Bench:
 
     def answers(self, rows: Tensor, label: str, seed: int) -> Completions:
         """One reference sample for each of `rows`, which are numbers of prompts, (n,) int64."""
+        return self.samples(self.reference, rows, label, seed)
+
+    def compared(self, rows: Tensor, label: str, seed: int) -> Completions:
+        """The same of the policy whose answers are compared."""
+        return self.samples(self.policy, rows, label, seed)
+
+    def samples(self, model: CausalLM, rows: Tensor, label: str, seed: int) -> Completions:
+        """One sample of a network for each of `rows`."""
         with Precision.of(self.device).autocast():
-            sampler = EagerSampler(self.reference, self.cfg.train.temperature, self.room, **self.data.token_ids)
+            sampler = EagerSampler(model, self.cfg.train.temperature, self.room, **self.data.token_ids)
             noise = uniforms(len(rows), self.cfg.train.response_length, seed, label)
             queries, mask = self.data.ids[rows].to(self.device), self.data.mask[rows].to(self.device)
             episodes = sampler.sample(queries, mask, noise)
+        self.ledger.generated_tokens += int(episodes.lengths.sum())
         return Completions.of(self.data.tokenizer, episodes, [self.data.texts[row] for row in rows.tolist()])
 
 
 def reward(
-    cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact, judge: Artifact | None = None
+    cfg: TrialConfig,
+    out: Path,
+    reporter: Reporter,
+    *,
+    prompts: Artifact,
+    sft: Artifact,
+    judge: Artifact | None = None,
+    last_reward: Artifact | None = None,
+    last_train: Artifact | None = None,
 ) -> dict[str, Any]:
     """Make the parts, measure learned ones on held-out pairs, set all scales on reference samples."""
+    if last_reward is not None and has_ended(last_train):
+        return carried_on(last_reward, out)
     device = device_of(cfg.runtime.device)
-    with spending(out, device):
-        return _reward(cfg, out, reporter, prompts, sft, judge, device)
+    ledger, part = Ledger(device.type == "cuda"), Collection.of(cfg.rounds, last_reward, last_train)
+    with spending(out, device, ledger.cost), ledger.timed("reward"):
+        made = _reward(cfg, out, reporter, prompts, sft, judge, device, ledger, part)
+    part.charge(out, ledger)
+    return made
 
 
 def _reward(
@@ -106,13 +137,17 @@ def _reward(
     sft: Artifact,
     judge: Artifact | None,
     device: torch.device,
+    ledger: Ledger,
+    part: Collection,
 ) -> dict[str, Any]:
     reference: CausalLM = freeze(load_snapshot(sft.path / "model", device))
+    policy = reference if part.last_train is None else freeze(load_snapshot(part.last_train.path / "policy", device))
+    meter([reference] if policy is reference else [reference, policy], ledger.work)
     data = PromptSet.load(prompts, "train")
     check_room(reference, "train.response_length", cfg.train.response_length, beside=data.ids.shape[1])
     room = rollout_room(cfg.runtime, reporter.warn)
     gold, further = judge_of(cfg.gold, device, room, judge), further_judges(cfg.gold, device, room)
-    bench = _Bench(cfg, reporter, prompts, sft, data, reference, gold, further, device, room)
+    bench = _Bench(cfg, reporter, prompts, sft, data, reference, gold, further, device, room, ledger, part, policy)
     composite = cfg.reward.kind == "composite"
     rows = torch.arange(cfg.reward.calibration_samples) % len(data.texts)
     samples = bench.answers(rows, "calibration", cfg.reward.seed)
@@ -153,6 +188,7 @@ def _reward(
         "std": std,
         "note": _note(summary),
         **summary,
+        **part.described(sft),
     }
 
 
@@ -241,9 +277,11 @@ def _learn(
 ) -> tuple[Reward, dict[str, Any], _Unseen]:
     cfg = bench.cfg.reward
     bench.reporter.progress("reward", 0, 1, "pairs")
+    part, composite, name = bench.part, cfg.kind == "composite", key.rpartition(".")[2]
     judge = bench.judge(spec.preferences)
     if is_judged(spec.preferences):
-        pairs, gold = judged_pairs(bench.answers, judge, len(bench.data.texts), cfg)
+        prefix = f"{name}/" if composite else ""
+        pairs, gold, temperature = judged_pairs(bench.compared, judge, len(bench.data.texts), cfg, part, prefix)
     else:
         check_room(bench.reference, "reward.max_tokens", cfg.max_tokens)
         pairs = given_pairs(spec.preferences, f"{key}.preferences", bench.prompts, bench.data, cfg, bench.device)
@@ -251,22 +289,32 @@ def _learn(
     train, kept = pairs.halves()
     family = FAMILIES[spec.kind]
     first, second, wins = pairs.first.episodes.take(train), pairs.second.episodes.take(train), pairs.first_wins[train]
+    learned_from = response_table(first, second, wins)
+    earlier = part.earlier(name, composite, cfg) if gold else None
+    if earlier is not None:
+        learned_from = pd.concat([earlier, learned_from], ignore_index=True)
+    out.mkdir(parents=True, exist_ok=True)
+    learned_from.to_parquet(out / RESPONSES, index=False)
+    if earlier is not None:
+        first, second = in_order(out, bench.data.token_ids["pad_id"], bench.device)
+        wins = torch.ones(len(first.ended), dtype=torch.bool)
     learned = _members(bench, family, key, out, (first, second, wins), samples)
     answers = pairs.first.take(kept), pairs.second.take(kept)
     judged = gold.each(lambda numbers: numbers[kept]) if gold else Gold.of(judge, *answers)
     unjudged = torch.full((pairs.train,), torch.nan)
     whole = gold or judged.each(lambda numbers: torch.cat([unjudged, numbers]))
     pairs.table(whole).to_parquet(out / "pairs.parquet", index=False)
-    learned_from = response_table(pairs.first.episodes.take(train), pairs.second.episodes.take(train), wins)
-    learned_from.to_parquet(out / RESPONSES, index=False)
-    measured: dict[str, Any] = {"train_pairs": pairs.train, **({"pairs": pairs.note} if pairs.note else {})}
+    measured: dict[str, Any] = {"train_pairs": len(wins), **({"pairs": pairs.note} if pairs.note else {})}
     if cfg.trunk == "scratch":
         measured["parameters"] = sum(weight.numel() for weight in learned.networks[0].parameters())
     margin = family.margin(learned(answers[0]), learned(answers[1]))
     measured |= accuracy(margin, judged.gap, pairs.first_wins[kept], pairs.openings()[kept])
-    # Of a further judge's pairs the gold judge's scores are not known here.
-    unseen = list(zip(answers, (judged.first, judged.second), strict=True)) if spec.preferences == JUDGE else []
-    return learned, measured, unseen
+    if gold and part.count > 1:
+        measured[TEMPERATURE] = temperature
+    # Of a further judge's pairs the gold judge's scores are not known here, and later rounds compare no reference
+    # samples.
+    known = spec.preferences == JUDGE and part.number == 1
+    return learned, measured, list(zip(answers, (judged.first, judged.second), strict=True)) if known else []
 
 
 def _members(
@@ -286,6 +334,7 @@ def _members(
     for member, folder in enumerate(member_folders(out, cfg.ensemble)):
         own = cfg.model_copy(update={"seed": member_seed(cfg.seed, member)})
         model = family.new(trunk(own.seed), own, bench.device)
+        meter([model.lm], bench.ledger.work)
         told = _progress(bench.reporter, f", model {member + 1} of {cfg.ensemble}" * (cfg.ensemble > 1))
         train_reward_model(model, *pairs, own, told, runtime.gradient_checkpointing, bench.reporter.warn, family.loss)
         freeze(model).save(folder)

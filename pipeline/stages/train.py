@@ -2,7 +2,8 @@
 learns nothing, the reference as its policy, after 0 gradient steps.
 
 Writes ``policy/`` (save_pretrained: one safetensors file and the config), ``critic.safetensors`` where there is a
-critic, ``metrics.jsonl`` and ``metrics.parquet``, ``samples.parquet``, ``status.json`` and ``log/cost.json``.
+critic, ``metrics.jsonl`` and ``metrics.parquet``, ``samples.parquet``, ``status.json`` and ``log/cost.json``. In a
+later round the series, the samples, the counts and the cost are those of all rounds so far.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ from pipeline.stages.launch import launch
 from pipeline.stages.new_actor import load_reference, new_actor
 from pipeline.stages.pair_responses import read_responses
 from pipeline.stages.pausing import KEPT, ended
+from pipeline.stages.rounds import carried_on, has_ended
 from pipeline.stages.scored_samples import read_scores
+from pipeline.stages.train_round import described, leave, round_of
 from pipeline.training.checkpoint import checkpoints
 from pipeline.training.judging import Scores
 from pipeline.training.reference_scores import ReferenceScores
@@ -56,16 +59,19 @@ def train(
     values: Artifact | None = None,
     critic: Artifact | None = None,
     judge: Artifact | None = None,
+    last_train: Artifact | None = None,
 ) -> dict[str, Any]:
     """Train the policy against the calibrated proxy; the gold judge watches and is never trained on."""
     if not cfg.algorithm.learns:
         return _untrained(cfg, out, sft)
+    if last_train is not None and has_ended(last_train):
+        return carried_on(last_train, out)
     metrics, kept = out / "metrics.jsonl", out / KEPT
     if (kept / "metrics.jsonl").exists() and not metrics.exists():  # the stage takes up a trial that a cap has ended
         shutil.copyfile(kept / "metrics.jsonl", out / ".metrics")
         os.replace(out / ".metrics", metrics)
     upstream = {"prompts": prompts, "sft": sft, "reward": reward}
-    some = {"values": values, "critic": critic, "judge": judge}
+    some = {"values": values, "critic": critic, "judge": judge, "last_train": last_train}
     upstream |= {name: stage for name, stage in some.items() if stage is not None}
     if cfg.runtime.processes == 1:
         one_process(cfg, out, reporter, **upstream)
@@ -78,7 +84,7 @@ def train(
         for older in checkpoints(kept)[:-1]:
             older.unlink()
         shutil.copyfile(metrics, kept / "metrics.jsonl")
-    return status
+    return status | described(cfg, sft, reward, last_train)
 
 
 def _untrained(cfg: TrialConfig, out: Path, sft: Artifact) -> dict[str, Any]:
@@ -111,6 +117,7 @@ def one_process(
     values: Artifact | None = None,
     critic: Artifact | None = None,
     judge: Artifact | None = None,
+    last_train: Artifact | None = None,
 ) -> None:
     """One process of the trial; the first of them writes everything."""
     device = device_of(cfg.runtime.device)
@@ -135,15 +142,11 @@ def one_process(
     if critic is not None:
         restore_critic(actor, critic.path / "critic.safetensors")
     reference = freeze(load_reference(sft, "none", device)) if cfg.adapter.kind == "none" else WithoutAdapter(actor.lm)
-    meter(
-        [
-            *actor.networks,
-            *([] if cfg.adapter.kind == "lora" else [reference]),
-            *proxy.networks,
-            *(network for one in (gold, *further.values()) for network in one.networks),
-        ],
-        ledger.work,
-    )
+    part = round_of(cfg, out, device, reward, last_train)
+    beside = [] if cfg.adapter.kind == "lora" else [reference]
+    beside += [] if part is None or part.start is None else [part.start]
+    judges = [network for one in (gold, *further.values()) for network in one.networks]
+    meter([*actor.networks, *beside, *proxy.networks, *judges], ledger.work)
     trainer = Trainer(
         cfg,
         actor,
@@ -159,12 +162,14 @@ def one_process(
         _samples(values, prompts, len(data.texts)) if values is not None and cfg.algorithm.needs_values else None,
         _pairs(reward, data) if cfg.train.data == "pairs" else None,
         closing_tokens(data.tokenizer, cfg.kl.group, int(actor.lm.config.vocab_size)),
+        part,
     )
     outcome = trainer.run()
     if trainer.ranks.main:
         _write_networks(cfg, out, actor, sft)
         _write_tables(cfg, out, outcome)
         _write_log(cfg, out, device, ledger, trainer.state_bytes())
+        leave(out, trainer, outcome)
     trainer.ranks.end()
 
 

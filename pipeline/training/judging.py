@@ -26,7 +26,7 @@ from pipeline.models.sampler import Sampler
 from pipeline.resources.out_of_memory import Room
 from pipeline.training.grouping import groups_of
 from pipeline.training.processes import Ranks
-from pipeline.training.token_stats import token_stats
+from pipeline.training.token_stats import exact_kls, token_stats
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,8 @@ class RolloutContext:
     """(V,) bool, True for tokens that end a clause or a sentence, where the KL penalty is one on these."""
     floor_weight: float | None = None
     """Weight of the part of the reward that has a floor; None without one."""
+    start: CausalLM | None = None
+    """The policy that the round began with, in a trial with several; in the first it is the reference itself."""
 
 
 @dataclass(frozen=True)
@@ -108,11 +110,12 @@ class Measured:
     """Exact, of the policy."""
     values: Tensor | None
     """Of the critic, in score units; None without one."""
+    start_kl: Tensor | None = None
+    """Exact, to the policy that the round began with; None in a trial without rounds."""
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Measured:
         """Every grid changed alike."""
-        values = None if self.values is None else change(self.values)
-        return Measured(change(self.logprobs), change(self.ref_logprobs), change(self.kl), change(self.entropy), values)
+        return Measured(*(None if grid is None else change(grid) for grid in vars(self).values()))
 
 
 def score_in_parts(context: RolloutContext, episodes: Episodes, rows: Sequence[int]) -> Scores:
@@ -137,21 +140,33 @@ def _joined(some: Sequence[Scores]) -> Scores:
 
 
 @torch.no_grad()
-def measure(actor: ActorCritic, reference: CausalLM, episodes: Episodes, temperature: float, room: Room) -> Measured:
-    """Both networks and the critic on every valid token, as many rows at a time as `room` has. Raises `MemoryFull`."""
-    grids = torch.zeros(4 + actor.has_critic, *episodes.response_mask.shape, device=episodes.ended.device)
+def measure(
+    actor: ActorCritic,
+    reference: CausalLM,
+    episodes: Episodes,
+    temperature: float,
+    room: Room,
+    start: CausalLM | None = None,
+) -> Measured:
+    """Both networks and the critic on every valid token, and the KL to a third network `start`, as many rows at a time
+    as `room` has. Raises `MemoryFull`."""
+    away, critic = start is not None and start is not reference, actor.has_critic
+    grids = torch.zeros(4 + critic + away, *episodes.response_mask.shape, device=episodes.ended.device)
 
     def fill(rows: Tensor, chunk: Episodes) -> None:
         mask = chunk.response_mask
         hidden, values = actor.hidden_and_values(chunk)
         stats = token_stats(actor.lm, hidden, reference, response_hidden(reference, chunk), chunk.labels, temperature)
         columns = [stats.logprobs, stats.ref_logprobs, stats.kl, stats.entropy, *([] if values is None else [values])]
+        if start is not None and away:
+            columns.append(exact_kls(actor.lm, hidden, start, response_hidden(start, chunk), temperature))
         for grid, column in zip(grids, columns, strict=True):
             grid[rows, : mask.shape[1]] = to_grid(column, mask)
 
     episodes.by_length(room, fill)
     logprobs, ref_logprobs, kl, entropy = grids[:4]
-    return Measured(logprobs, ref_logprobs, kl, entropy, grids[4] if actor.has_critic else None)
+    start_kl = None if start is None else grids[-1] if away else kl
+    return Measured(logprobs, ref_logprobs, kl, entropy, grids[4] if critic else None, start_kl)
 
 
 def shaped(

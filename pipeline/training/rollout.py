@@ -121,7 +121,9 @@ def _own_share(context: RolloutContext, prompts: Prompts, update: int, kl_coef: 
         # 3 score the cut text
         scores = score_in_parts(context, episodes, prompts.rows[share])
         # 4 log-probs, reference log-probs and values by the training forward
-        measured = measure(context.actor, context.reference, episodes, cfg.train.temperature, context.room)
+        measured = measure(
+            context.actor, context.reference, episodes, cfg.train.temperature, context.room, context.start
+        )
     greedy = replays = None
     if ADVANTAGES[cfg.algorithm.advantage].greedy:
         greedy = greedy_baseline(context, prompts, share, kl_coef)
@@ -154,13 +156,16 @@ def baseline_metrics(judged: Judged, cfg: TrialConfig) -> dict[str, float]:
 
 
 def drift_metrics(measured: Measured, mask: Tensor) -> dict[str, float]:
-    """KL to the reference by every estimator, entropy sampled and exact; definitions in pipeline/run/metrics.py."""
+    """KL to the reference by every estimator, and to the policy that the round began with; entropy sampled and exact;
+    definitions in pipeline/run/metrics.py."""
     d = measured.logprobs - measured.ref_logprobs
+    start_kl = measured.start_kl
     return {
         "objective/kl": float(d.sum(1).mean()),
         "objective/kl_per_token": float(masked_mean(d, mask)),
         "objective/kl_k3_per_token": float(masked_mean(k3(d), mask)),
         "objective/kl_exact_per_token": float(masked_mean(measured.kl, mask)),
+        **({} if start_kl is None else {"objective/round_kl_per_token": float(masked_mean(start_kl, mask))}),
         "objective/entropy": float(-measured.logprobs.sum(1).mean()),
         "objective/entropy_per_token": float(masked_mean(measured.entropy, mask)),
     }

@@ -22,6 +22,7 @@ from pipeline.algorithms.mathematics.controllers import (
     OldKlController,
 )
 from pipeline.config.pairs import only_watched
+from pipeline.config.rounds import last_update
 from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import ActorCritic, Episodes
@@ -41,6 +42,7 @@ from pipeline.training.natural_step import learn_naturally
 from pipeline.training.processes import NullLog, Ranks
 from pipeline.training.reference_scores import ReferenceScores
 from pipeline.training.rollout import Rollout, collect
+from pipeline.training.rounds import Round
 from pipeline.training.selfcheck import check_rollout
 from pipeline.training.stored_pairs import StoredPairs, in_turn
 from pipeline.training.update import OnStep, train_on, warm_up
@@ -115,10 +117,12 @@ class Trainer:
         samples: ReferenceScores | None = None,
         pairs: StoredPairs | None = None,
         closes: Tensor | None = None,
+        part: Round | None = None,
     ) -> None:
         """queries (n, P) and query_mask (n, P): all training prompts, left-padded, on the CPU; `samples` of the
         reference for the same prompts, where the advantage needs them; `pairs` to learn from instead of rollouts;
-        closes (V,) bool: the tokens that end a group, where the KL penalty is one on clauses or sentences.
+        closes (V,) bool: the tokens that end a group, where the KL penalty is one on clauses or sentences; `part`: the
+        round that is trained, of a training with several.
 
         `open_log` opens the metrics file at an offset and cuts off what stood behind it; 0 is a fresh file.
         """
@@ -128,6 +132,8 @@ class Trainer:
         self.v_star, self.pairs = _v_star(cfg, samples, len(queries)), pairs
         self.open_log, self.watch, self.ledger, self.folder = open_log, watch, ledger, checkpoints
         self.log: Log = NullLog()
+        self.part = part or Round(1, 1)
+        self.end = last_update(cfg.train.updates, self.part.number, self.part.count)
         self.precision, self.ranks = Precision.of(self.device), Ranks.of(self.device)
         self.steps = GradientSteps(
             torch.optim.Adam(_groups(actor, cfg), eps=cfg.optimiser.adam_eps, fused=True), self.precision
@@ -146,6 +152,8 @@ class Trainer:
         self.rollout_context = RolloutContext(
             actor, reference, score, cfg, sampler, rollout_room, ledger.timed, self.ranks, closes
         )
+        if part is not None:
+            self.rollout_context = replace(self.rollout_context, start=part.start or reference)
         self.only_watched = only_watched(cfg)
         train_room = Room(
             "runtime.micro_batch_size", min(cfg.runtime.micro_batch_size, cfg.train.mini_batch_size), watch.warn
@@ -172,8 +180,8 @@ class Trainer:
         self.healthy = self.saved = Place(0, 0, 0.0)
 
     def run(self) -> Outcome:
-        """Train to the end, a cap, a rule that stops it, or divergence; from the newest checkpoint where there is
-        one."""
+        """Train to the end, that of the round where there are several, a cap, a rule that stops it, or divergence; from
+        the newest checkpoint where there is one."""
         try:
             self._resume()
             status, reason = self._train()
@@ -187,7 +195,7 @@ class Trainer:
 
     def _train(self) -> tuple[str, str | None]:
         try:
-            while self.update < self.cfg.train.updates:
+            while self.update < self.end:
                 self.cap = self.ranks.agree(self.ledger.exceeded(self.cfg.caps))
                 if self.cap:
                     self._pause()
@@ -373,6 +381,10 @@ class Trainer:
             "spent": self.ledger.state(),
         }
 
+    def state(self) -> dict[str, Any]:
+        """What the next round begins with; what was spent is apart, since no two runs spend the same seconds."""
+        return {name: value for name, value in self._state().items() if name != "spent"}
+
     def _resume(self) -> None:
         """Go on from the newest checkpoint that is sound. The main process looks first, and repairs; the others find
         what it left."""
@@ -394,11 +406,20 @@ class Trainer:
                 shutil.rmtree(self.folder)
                 state = None
         if state is None:
-            self.log = self.open_log(0)
-            self._checkpoint()
+            self._begin()
             return
         self._load(state)
         self.watch.progress("train", self.update * self.cfg.train.steps_per_update, self.cfg.train.steps, RESUMED)
+
+    def _begin(self) -> None:
+        """Start as the trial does, or where the round before ended, with a checkpoint of that."""
+        if self.part.begin is None:
+            self.log = self.open_log(0)
+        else:
+            state = self.part.begin()
+            self.log = self.open_log(state["offset"])
+            self._load(state)
+        self._checkpoint()
 
     def _load(self, state: dict[str, Any]) -> None:
         self._load_learner(state)
@@ -452,8 +473,10 @@ class Trainer:
 
     def state_bytes(self) -> int:
         """Memory of what training keeps from step to step, counted from the tensors: the weights of policy, critic and
-        reference, and the gradients and the optimiser's state of what is trained."""
-        networks = [module for module in (self.actor, self.rollout_context.reference) if isinstance(module, nn.Module)]
+        reference, of the policy that a later round began with, and the gradients and the optimiser's state of what is
+        trained."""
+        held = (self.actor, self.rollout_context.reference, self.part.start)
+        networks = [module for module in held if isinstance(module, nn.Module)]
         kept = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
         kept += [tensor for _, tensor in self._trained()]
         states = self.steps.optimiser.state.values()

@@ -367,8 +367,13 @@ def _trial(folder: StudyFolder, cell: Planned, record: TrialRecord | None, gathe
 def _stages(folder: StudyFolder, gathered: _Gathered) -> Iterable[dict[str, Any]]:
     stages = ("prompts", "judge", "sft", "reward", "reference", "values", "train", "evaluate")
     order = {stage: place for place, stage in enumerate(stages)}
-    for (stage, key), entry in sorted(gathered.stages.items(), key=lambda item: (order.get(item[0][0], 9), item[0])):
-        shared = stage not in ("train", "evaluate")
+
+    def place(stage: str) -> tuple[int, bool, str]:
+        """Rounds before the last one, which has the plain name."""
+        return order.get(stage.partition("-")[0], 9), "-" not in stage, stage
+
+    for (stage, key), entry in sorted(gathered.stages.items(), key=lambda item: (*place(item[0][0]), item[0][1])):
+        shared = stage.partition("-")[0] not in ("train", "evaluate")
         yield {"stage": stage, "key": key, **entry, "summary": _summary(folder, entry["path"]) if shared else {}}
 
 

@@ -121,7 +121,7 @@ def upstream_table(records: StudyRecords) -> Table:
         Head("used by", "trials"),
         Head("measured", numeric=False),
     )
-    shared = [entry for entry in records.upstream if entry["stage"] not in ("train", "evaluate")]
+    shared = [entry for entry in records.upstream if entry["stage"].partition("-")[0] not in ("train", "evaluate")]
     rows, data = [], []
     for entry in shared:
         measured = "; ".join(
@@ -138,6 +138,10 @@ def upstream_table(records: StudyRecords) -> Table:
         data.append({"stage": entry["stage"], "key": entry["key"], "trials": entry["trials"], **entry["summary"]})
     note = "Built once and shared by all trials with the same key. Perplexity: of the reference on held-out texts; "
     note += "accuracy: of the reward on held-out pairs."
+    if any("-" in entry["stage"] for entry in shared):
+        note += (
+            " reward-1, reward-2 and so on are the rewards of earlier rounds; that of the last one is called reward."
+        )
     return Table("upstream", "Shared stages", note, heads, tuple(rows), pd.DataFrame(data))
 
 

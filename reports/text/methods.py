@@ -171,8 +171,12 @@ def _reward(reward: RewardConfig, quality: str) -> str:
 
 def _scorer(part: PartConfig, reward: RewardConfig) -> str:
     if part.kind in LEARNED:
+        rounds = (
+            f", collected in {reward.rounds} rounds, of which later ones compare samples of the policy trained so far"
+        )
         pairs = {
-            "judge": f"{reward.pairs:,} pairs of reference samples, labelled by the judge with noise",
+            "judge": f"{reward.pairs:,} pairs of reference samples, labelled by the judge with noise"
+            + rounds * (reward.rounds > 1),
             "labels": f"at most {reward.pairs:,} pairs of a positive and a negative review",
         }
         return (

@@ -18,8 +18,9 @@ from pipeline.config.presets import KNOBS, PRESETS
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
 from pipeline.resources.device import gpu_visible
-from pipeline.run.dag import Known, StagePlan
+from pipeline.run.dag import Known, StagePlan, own_stages
 from pipeline.run.layout import Layout
+from pipeline.run.lost import OWN
 from studies.definition.design import Cell, cautions, cells
 from studies.definition.replicates import chain_of
 from studies.definition.schema import Study
@@ -28,7 +29,6 @@ from studies.definition.testable import untestable
 from studies.execution.driver import TRIALS, trial_count
 from studies.execution.history import StageSeconds, all_records, known_artifacts, measured
 
-OWN_STAGES = ("train", "evaluate")
 """Stages that every trial has for itself."""
 
 
@@ -86,6 +86,10 @@ def _machine(module: Any, plan: Sequence[Cell]) -> dict[str, str]:
     return dict(module.environment())
 
 
+def _own(stages: Sequence[StagePlan]) -> frozenset[str]:
+    return own_stages(stage.stage for stage in stages)
+
+
 @dataclass(frozen=True)
 class Work:
     """What a study has still to do."""
@@ -102,7 +106,7 @@ class Work:
         return [
             cell
             for cell, stages in self.planned
-            if any(not stage.cached for stage in stages if stage.stage in OWN_STAGES)
+            if any(not stage.cached for stage in stages if stage.stage in _own(stages))
         ]
 
     @property
@@ -111,7 +115,7 @@ class Work:
         shared: dict[tuple[str, object, str], Cell] = {}
         for cell, stages in self.planned:
             for stage_plan in stages:
-                if not stage_plan.cached and stage_plan.stage not in OWN_STAGES:
+                if not stage_plan.cached and stage_plan.stage not in _own(stages):
                     key = stage_plan.key or chain_of(cell.config)
                     shared.setdefault((stage_plan.stage, key, stage_plan.why), cell)
         return [(stage, cell) for (stage, _, _), cell in shared.items()]
@@ -145,11 +149,11 @@ def _time(work: Work, timed: StageSeconds | None, profile: str) -> str:
         return f", about {duration(expected * 3600)} on a T4 (forecast; {missing})"
     jobs = min(default_jobs(plan[0].config), max(len(work.cells) + work.unknown, 1))
     own = {
-        cell.label: [stage.stage for stage in stages if not stage.cached and stage.stage in OWN_STAGES]
+        cell.label: [stage.stage for stage in stages if not stage.cached and stage.stage in _own(stages)]
         for cell, stages in work.planned
     }
     seconds = math.fsum(timed.of(stage, cell.config) for cell in work.cells for stage in own[cell.label])
-    seconds += work.unknown * math.fsum(timed.of(stage, plan[0].config) for stage in OWN_STAGES)
+    seconds += work.unknown * math.fsum(timed.of(stage, plan[0].config) for stage in sorted(OWN))
     chains = len({chain_of(cell.config) for _, cell in work.shared})
     shared = math.fsum(timed.of(stage, cell.config) for stage, cell in work.shared)
     seconds = seconds / jobs + shared / max(1, min(jobs, chains))
@@ -182,8 +186,8 @@ def stage_table(planned: Sequence[tuple[Cell, Sequence[StagePlan]]]) -> Table:
     for title in ("stage", "artifact", "of", "", "because"):
         table.add_column(title)
     # Some trials have stages that others do not have.
-    longest = max((stages for _, stages in planned), key=len)
-    order = [stage_plan.stage for stage_plan in longest]
+    by_length = sorted((stages for _, stages in planned), key=len, reverse=True)
+    order = list(dict.fromkeys(stage_plan.stage for stages in by_length for stage_plan in stages))
     for (cached, stage, why), (labels, keys) in sorted(
         rows.items(), key=lambda row: (row[0][0], order.index(row[0][1]))
     ):

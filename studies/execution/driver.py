@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -24,7 +25,7 @@ from pipeline.config.trial import flatten
 from pipeline.data.files import check_source
 from pipeline.errors import Damaged, Fault, UserError
 from pipeline.faults import DiskFull, in_words, is_disk_full
-from pipeline.run.dag import StagePlan
+from pipeline.run.dag import StagePlan, own_stages
 from pipeline.run.layout import (
     Layout,
     StageRef,
@@ -60,8 +61,6 @@ if TYPE_CHECKING:
 
 TRIALS = "pipeline.trial"
 """The module with `run_trial`, `plan_trial` and `environment`."""
-FIRST_OWN = "train"
-"""The stage from which on a trial is its own; those before it are shared and built before trials start side by side."""
 ATTEMPTS = 2
 
 
@@ -124,9 +123,10 @@ class _Run:
     """With what trials compute, as shown already."""
 
     def shared_plan_of(self, cell: Cell) -> list[StagePlan]:
-        """The stages that a cell has in common with others."""
+        """The stages that a cell has in common with others; they are built before trials start side by side."""
         stages: list[StagePlan] = self.module.plan_trial(cell.config, self.layout)
-        return stages[: [stage.stage for stage in stages].index(FIRST_OWN)]
+        own = own_stages(stage.stage for stage in stages)
+        return list(takewhile(lambda stage: stage.stage not in own, stages))
 
     def job(self, number: int, label: str, cell: Cell, until: str | None = None) -> Job:
         log = self.folder.path / "log" / f"{self.folder.trial_file(cell.arm, cell.seed).stem}.txt"

@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import Damaged, Fault
-from pipeline.run.dag import Known
+from pipeline.run.dag import Known, own_stages
 from pipeline.run.layout import Layout, TrialRecord, read_json
 from pipeline.run.store import MANIFEST
 from pipeline.trial import CHARGED
@@ -63,12 +63,12 @@ class StageSeconds:
     seconds: Mapping[str, float]
     """By stage, without train; of evaluate for one answer to each prompt."""
     seconds_per_step: float
-    """Of train, per gradient step."""
+    """Of train, per gradient step, with the rewards of later rounds."""
 
     def of(self, stage: str, config: TrialConfig) -> float:
         """Seconds that a stage of this trial would take; 0 for a stage that nobody timed, which takes little."""
-        if stage == "train":
-            return self.seconds_per_step * config.gradient_steps
+        if stage.partition("-")[0] == "train":
+            return self.seconds_per_step * config.gradient_steps / config.rounds
         return self.seconds.get(stage, 0.0) * (_answering(config.evaluate.best_of) if stage == "evaluate" else 1.0)
 
 
@@ -86,9 +86,10 @@ def measured(
         return None
     times: defaultdict[str, dict[str, float]] = defaultdict(dict)
     for record in alike:
+        charged = own_stages(record.stages) - {"reference", "evaluate"}
         for stage, ref in record.stages.items():
             if (
-                stage != "train"
+                stage not in charged
                 and (took := _json(layout.root / ref.path / "log" / "cost.json").get("wall_s")) is not None
             ):
                 times[stage][ref.key] = float(took) / (_answering(_answers(record)) if stage == "evaluate" else 1.0)

@@ -212,7 +212,7 @@ def test_pad_columns_reach_no_loss() -> None:
 
     dirty = replace(
         one,
-        measured=Measured(*(spoilt(grid) for grid in vars(one.measured).values())),
+        measured=one.measured.each(spoilt),
         advantages=spoilt(one.advantages),
         returns=spoilt(one.returns),
     )
