@@ -23,6 +23,7 @@ from pipeline.resources.ledger import Ledger
 from pipeline.run.metrics_log import MetricsLog, merged
 from pipeline.training.judging import Scores
 from pipeline.training.reference_scores import ReferenceScores
+from pipeline.training.rounds import Round
 from pipeline.training.stored_pairs import StoredPairs
 from pipeline.training.trainer import Outcome, Trainer
 
@@ -109,6 +110,7 @@ def trainer(
     runtime: dict[str, Any] | None = None,
     caps: dict[str, Any] | None = None,
     device: str = "cpu",
+    part: Round | None = None,
     **knobs: Any,
 ) -> Trainer:
     folder.mkdir(parents=True, exist_ok=True)
@@ -138,6 +140,7 @@ def trainer(
         samples(),
         stored_pairs() if config.train.data == "pairs" else None,
         CLOSES.get(config.kl.group),
+        part,
     )
 
 

@@ -82,6 +82,8 @@ KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
     "reward.combine": ("minimum", {}, ENSEMBLE),
     "reward.worst_k": (3, ENSEMBLE, {**ENSEMBLE, "reward.combine": "worst_k"}),
     "reward.uncertainty_weight": (0.1, ENSEMBLE, {**ENSEMBLE, "reward.combine": "uncertainty"}),
+    "reward.rounds": (2, LABELS, {}),
+    "reward.keep_pairs": ("newest", {}, {"reward.rounds": 2}),
     "reward.max_tokens": (64, {}, LABELS),
     "critic.head_lr": (0.1, NO_CRITIC, {}),
     "critic.cliprange": (0.1, NO_CRITIC, {}),

@@ -332,3 +332,56 @@ def test_stages_declare_all_the_code_they_are_made_of() -> None:
                 waiting |= imports(module) - reached
         for module in reached - HARMLESS:
             assert any(module == one or module.startswith(f"{one}.") for one in stage.modules), (stage.name, module)
+
+
+def test_a_stage_in_rounds_takes_what_the_round_before_left(tmp_path: Path) -> None:
+    """The last round has the plain name, so whoever asks for a stage gets what the trial ended with."""
+
+    def label(cfg: Any, out: Path, reporter: Any, *, first: Artifact, last_learn: Artifact | None = None) -> Any:
+        return {"seen": (last_learn.meta["seen"] if last_learn else []) + ["label"]}
+
+    def learn(cfg: Any, out: Path, reporter: Any, *, label: Artifact, last_learn: Artifact | None = None) -> Any:
+        before = last_learn.meta["seen"] if last_learn else []
+        assert label.meta["seen"][:-1] == before
+        return {"seen": [*label.meta["seen"], "learn"]}
+
+    def ends(cfg: Any, out: Path, reporter: Any, *, learn: Artifact, label: Artifact) -> Any:
+        return {"seen": learn.meta["seen"], "label": label.meta["seen"]}
+
+    def rounds(config: Any) -> int:
+        return int(config.reward.rounds)
+
+    graph = (
+        Stage("learn", learn, ("reward.rounds",), CODE, rounds=rounds),
+        Stage("label", label, ("reward.rounds",), CODE, rounds=rounds),
+        Stage("ends", ends, (), CODE),
+        STAGES[2],
+    )
+    store, three = Store(tmp_path), config(reward__rounds=4, train__steps=64)
+    names = ["first", "label-1", "learn-1", "label-2", "learn-2", "label-3", "learn-3", "label", "learn", "ends"]
+    assert [one.name for one in dag.stages_of(graph, three)] == names
+    found = dag.run(graph, three, store, Recorder())
+    assert found["ends"].meta["seen"] == ["label", "learn"] * 4
+    assert found["ends"].meta["label"] == [*["label", "learn"] * 3, "label"]
+    assert all(one.cached for one in dag.plan(graph, three, store))
+    plan = {one.stage: one for one in dag.plan(graph, config(reward__rounds=2), store)}
+    assert list(plan) == ["first", "label-1", "learn-1", "label", "learn", "ends"]
+    assert plan["label-1"].why == "reward.rounds 4 -> 2"
+    once = [one.name for one in dag.stages_of(graph, config())]
+    assert once == ["first", "label", "learn", "ends"]
+
+
+def test_the_rounds_of_a_trial_are_stages_of_their_own() -> None:
+    names = [one.name for one in dag.stages_of(REAL, config(reward__rounds=2))]
+    assert names == ["prompts", "sft", "reward-1", "train-1", "reward", "reference", "train", "evaluate"]
+    stages = {one.name: one for one in dag.stages_of(REAL, config(reward__rounds=2))}
+    assert stages["reward"].takes(names) == ("prompts", "sft", "reward-1", "train-1")
+    assert stages["reward-1"].takes(names) == ("prompts", "sft")
+    assert stages["train"].takes(names) == ("prompts", "sft", "reward", "train-1")
+    assert stages["evaluate"].parameters(names)["train"] == "train"
+
+
+def test_what_comes_after_the_first_training_is_a_trials_own() -> None:
+    names = [one.name for one in dag.stages_of(REAL, config(reward__rounds=2))]
+    assert dag.own_stages(names) == {"train-1", "reward", "reference", "train", "evaluate"}
+    assert dag.own_stages(one.name for one in dag.stages_of(REAL, config())) == {"train", "evaluate"}

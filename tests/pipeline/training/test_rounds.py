@@ -1,0 +1,171 @@
+"""Rounds of a training: with one and the same reward they are the training without rounds, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import Recorder
+from tinytrial import CONTROLS, Killed, Killer, run, trainer
+
+from pipeline.run.metrics_log import merged
+from pipeline.training.rounds import PLAIN, TENSORS, Round, load_state, save_state
+from pipeline.training.trainer import Outcome, Trainer
+
+ROUND_KL = "objective/round_kl_per_token"
+
+
+@dataclass
+class Rounds:
+    """Trains a round after the other, each in a folder of its own, as the stages do."""
+
+    folder: Path
+    count: int
+    knobs: dict[str, Any]
+
+    def of(self, number: int, reporter: Recorder | None = None, last: Trainer | None = None, **more: Any) -> Trainer:
+        part = Round(1, self.count)
+        if last is not None:
+            part = Round(number, self.count, copy.deepcopy(last.actor.lm).requires_grad_(False), self._begin(number))
+        return trainer(self.folder / str(number), reporter, part=part, **self.knobs, **more)
+
+    def _begin(self, number: int) -> Any:
+        def begin() -> dict[str, Any]:
+            series = (self.folder / str(number - 1) / "metrics.jsonl").read_bytes()
+            (self.folder / str(number) / "metrics.jsonl").write_bytes(series)
+            spent = torch.load(self.folder / str(number - 1) / "spent.pt")
+            return {**load_state(self.folder / str(number - 1)), "spent": spent}
+
+        return begin
+
+    def finish(self, number: int, one: Trainer) -> Outcome:
+        outcome = one.run()
+        if number < self.count:
+            save_state(self.folder / str(number), one.state())
+            torch.save(one.ledger.state(), self.folder / str(number) / "spent.pt")
+        return outcome
+
+    def run(self) -> tuple[Outcome, Trainer]:
+        last, outcome = None, None
+        for number in range(1, self.count + 1):
+            last = self.of(number, last=last)
+            outcome = self.finish(number, last)
+        assert outcome is not None
+        assert last is not None
+        return outcome, last
+
+
+def without(row: dict[str, float]) -> dict[str, float]:
+    return {key: value for key, value in row.items() if key != ROUND_KL}
+
+
+SOME = ["fixed", "adaptive", "linear", "guard", "lora", "adaptive bonus", "dpo"]
+
+
+@pytest.mark.parametrize(
+    "control", [pytest.param(name, marks=[] if name in SOME else pytest.mark.slow) for name in CONTROLS]
+)
+def test_rounds_with_one_reward_are_one_training(tmp_path: Path, control: str) -> None:
+    knobs = CONTROLS[control]
+    if knobs.get("algorithm__name") == "a_star_po":
+        pytest.skip("refused with rounds")
+    whole, wanted, state = run(tmp_path / "whole", **knobs)
+    outcome, last = Rounds(tmp_path, 3, knobs).run()
+    assert outcome == whole
+    rows = merged(tmp_path / "3" / "metrics.jsonl")
+    assert {step: without(row) for step, row in rows.items()} == wanted
+    assert all(torch.equal(state[name], tensor) for name, tensor in last.actor.state_dict().items())
+
+
+def test_each_round_measures_how_far_it_went_from_its_own_start(tmp_path: Path) -> None:
+    Rounds(tmp_path, 2, {}).run()
+    rows = [row for _, row in sorted(merged(tmp_path / "2" / "metrics.jsonl").items()) if ROUND_KL in row]
+    to_start, to_reference = ([row[key] for row in rows] for key in (ROUND_KL, "objective/kl_exact_per_token"))
+    assert len(rows) == 6
+    assert to_start[:3] == to_reference[:3], "the first round starts at the reference"
+    assert to_start[3] == pytest.approx(0.0, abs=1e-7)
+    assert to_reference[3] > 1e-3
+    assert all(0 < mine < other for mine, other in zip(to_start[4:], to_reference[4:], strict=True))
+
+
+def test_a_training_without_rounds_measures_no_such_thing(tmp_path: Path) -> None:
+    _, rows, _ = run(tmp_path)
+    assert not any(ROUND_KL in row for row in rows.values())
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("after", [1, 2])
+def test_a_round_that_was_killed_goes_on_as_if_it_had_not(tmp_path: Path, number: int, after: int) -> None:
+    """In round 1 and 2, with the newest checkpoint that of the round's start, and a later one."""
+    whole, wanted = Rounds(tmp_path / "whole", 2, {}).run()
+    cut, last = Rounds(tmp_path / "cut", 2, {}), None
+    for one in (1, 2):
+        if one == number:
+            with pytest.raises(Killed):
+                cut.of(one, Killer(after), last).run()
+        again = cut.of(one, last=last)
+        outcome = cut.finish(one, again)
+        last = again
+    assert outcome == whole
+    for name in (f"1/{TENSORS}", f"1/{PLAIN}", "1/metrics.jsonl", "2/metrics.jsonl"):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    assert last is not None
+    weights = last.actor.state_dict()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in wanted.actor.state_dict().items())
+
+
+def test_a_later_round_whose_checkpoints_are_lost_starts_where_the_round_before_ended(tmp_path: Path) -> None:
+    rounds = Rounds(tmp_path, 2, {})
+    first = rounds.of(1)
+    rounds.finish(1, first)
+    with pytest.raises(Killed):
+        rounds.of(2, Killer(2), first).run()
+    for path in (tmp_path / "2" / "checkpoints").glob("*.pt"):
+        path.write_bytes(path.read_bytes()[:-9])
+    recorder = Recorder()
+    outcome = rounds.of(2, recorder, first).run()
+    whole, wanted, _ = run(tmp_path / "whole")
+    assert (outcome, len(recorder.warnings) > 0) == (whole, True)
+    assert {step: without(row) for step, row in merged(tmp_path / "2" / "metrics.jsonl").items()} == wanted
+
+
+def test_caps_hold_over_all_rounds(tmp_path: Path) -> None:
+    rounds = Rounds(tmp_path, 2, {})
+    first = rounds.of(1)
+    tokens = rounds.finish(1, first).tokens
+    capped = rounds.of(2, last=first, caps={"generated_tokens": tokens + 1}).run()
+    assert (capped.status, capped.updates) == ("budget", 4)
+    assert capped.cap is not None
+    assert capped.cap["spent"] == capped.tokens > tokens
+    whole, _, _ = run(tmp_path / "whole")
+    assert rounds.of(2, last=first).run() == whole
+
+
+def test_what_a_round_begins_with_is_kept_to_the_last_bit(tmp_path: Path) -> None:
+    shared = torch.arange(6.0).view(2, 3)
+    state = {
+        "weights": {"a.b": shared, "transposed": shared.T},
+        "optimiser": {
+            "state": {0: {"step": torch.tensor(3.0)}, 1: {}},
+            "groups": [{"betas": (0.9, 0.1), "fused": True}],
+        },
+        "none": None,
+        "text": "a \u2014 b",
+        "number": 0.1 + 0.2,
+        "flags": torch.tensor([True, False]),
+    }
+    save_state(tmp_path, state)
+    found = load_state(tmp_path)
+    assert torch.equal(found["weights"]["transposed"], shared.T)
+    assert found["optimiser"]["state"][0]["step"].shape == ()
+    assert found["optimiser"]["state"].keys() == {0, 1}, "numbers stay numbers"
+    assert found["optimiser"]["groups"] == [{"betas": [0.9, 0.1], "fused": True}]
+    assert (found["none"], found["text"], found["number"]) == (None, "a \u2014 b", 0.1 + 0.2)
+    assert found["flags"].dtype == torch.bool
+    before = [(tmp_path / name).read_bytes() for name in (TENSORS, PLAIN)]
+    save_state(tmp_path, found)
+    assert before == [(tmp_path / name).read_bytes() for name in (TENSORS, PLAIN)]
