@@ -16,6 +16,7 @@ LABELS = {**LOCAL, "reward.preferences": "labels"}
 OWN_TRUNK = {"reward.trunk": "scratch"}
 ENSEMBLE = {"reward.ensemble": 4}
 VADER = {"reward.kind": "lexicon"}
+PAIRWISE = {"reward.kind": "pairwise", "reward.against": "reference"}
 LOSS = {"kl.place": "loss"}
 ADAPTIVE = {"kl.control": "adaptive"}
 SEPARATE = {"critic.kind": "separate"}
@@ -85,6 +86,8 @@ KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
     "reward.rounds": (2, LABELS, {}),
     "reward.keep_pairs": ("newest", {}, {"reward.rounds": 2}),
     "reward.max_tokens": (64, {}, LABELS),
+    "reward.opponents": (2, {}, {"reward.against": "reference"}),
+    "reward.dimension": (6, {"reward.against": "reference"}, PAIRWISE),
     "critic.head_lr": (0.1, NO_CRITIC, {}),
     "critic.cliprange": (0.1, NO_CRITIC, {}),
     "algorithm.value_lambda": (1.0, NO_CRITIC, {}),
