@@ -182,7 +182,7 @@ def _reward(
     return {
         "kind": cfg.reward.kind,
         "judge": cfg.gold.kind,
-        "against": cfg.reward.against,
+        **({} if cfg.reward.against == "none" else {"against": cfg.reward.against}),
         "parts": parts,
         "mean": mean,
         "std": std,
