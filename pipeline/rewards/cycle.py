@@ -56,7 +56,10 @@ def endings_of(judge: Reward, completions: Completions) -> Tensor | None:
 
 def lead(first: Tensor | None, second: Tensor | None) -> Tensor | float:
     """What endings add to the gap of pairs (n,), `circle`; 0 for a judge without endings."""
-    return 0.0 if first is None or second is None else circle(first, second)
+    if first is None or second is None:
+        return 0.0
+    ahead: Tensor = circle(first, second)
+    return ahead
 
 
 def spread(gold: tuple[Tensor, Tensor], ahead: Tensor | float) -> float:

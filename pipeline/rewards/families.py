@@ -33,7 +33,7 @@ FAMILIES: dict[str, Family] = {
         lambda lm, cfg, device: new_reward_model(lm, cfg.seed, device),
         RewardModel,
         bradley_terry_loss,
-        torch.sub,
+        lambda first, second: first - second,
         less_mean,
     ),
     "pairwise": Family(
