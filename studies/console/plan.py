@@ -178,10 +178,12 @@ def stage_table(planned: Sequence[tuple[Cell, Sequence[StagePlan]]]) -> Table:
     """What will run, and below it what is cached: one row per stage and reason."""
     rows: dict[tuple[bool, str, str], tuple[list[str], dict[object, None]]] = {}
     for cell, stages in planned:
+        own = _own(stages)
         for stage_plan in stages:
             labels, keys = rows.setdefault((stage_plan.cached, stage_plan.stage, stage_plan.why), ([], {}))
             labels.append(cell.label)
-            keys[stage_plan.key or chain_of(cell.config)] = None
+            # A key that is not known yet is a trial's own, or that of its chain.
+            keys[stage_plan.key or (cell.label if stage_plan.stage in own else chain_of(cell.config))] = None
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("stage", "artifact", "of", "", "because"):
         table.add_column(title)
@@ -193,7 +195,8 @@ def stage_table(planned: Sequence[tuple[Cell, Sequence[StagePlan]]]) -> Table:
     ):
         state = Text("cached", style="dim") if cached else Text("will run", style="bold")
         first = next(iter(keys))
-        artifact = f"{len(keys)} artifacts" if len(keys) > 1 else first if isinstance(first, str) else "-"
+        known = isinstance(first, str) and first not in labels
+        artifact = f"{len(keys)} artifacts" if len(keys) > 1 else first if known else "-"
         owner = labels[0] if len(labels) == 1 else f"{len(labels)} trials"
         table.add_row(Text(stage), Text(artifact), Text(owner), state, Text(why))
     return table
