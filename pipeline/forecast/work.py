@@ -16,6 +16,7 @@ from pipeline.config.rewards import LEARNED, is_judged
 from pipeline.config.trial import TrialConfig
 from pipeline.forecast.disk import checkpoint_hours, disk_by_part, shared_disk
 from pipeline.forecast.memory import memory_by_stage
+from pipeline.forecast.ocr import reading_hours
 from pipeline.forecast.sampling import answering_hours, opponents_hours, sampling, values_hours
 from pipeline.forecast.shapes import Shape
 from pipeline.forecast.subject import ForecastSubject, Trained
@@ -107,6 +108,9 @@ def estimate(trial: ForecastSubject) -> Forecast:
             hours["watch"] = cfg.train.updates * watched / 3600
         if cfg.rounds > 1:
             hours["reward"] = t4_seconds("reward", *later_rewards(trial)) / 3600
+        scored = cfg.train.batch_size * (1.0 + _greedy(cfg) + _replayed(cfg)[1])
+        if read := reading_hours(cfg, cfg.train.updates * scored):
+            hours["ocr on the CPU"] = read
         hours["checkpoint"] = checkpoint_hours(trial, trained, sum(hours.values()))
     shared = {stage: t4_seconds("train", *work) / 3600 for stage, work in work_of_shared(trial).items()}
     if cfg.reward.against != "none":
@@ -263,10 +267,13 @@ def rollout_work(trial: ForecastSubject, trained: Trained) -> dict[str, tuple[fl
         + heads * chunks * head * BYTES_READ_CAST
         + heads * rows * response * shape.vocab * BYTES_LOGIT,
     )
-    # The greedy response to each prompt is sampled and scored as one more.
-    greedy = ADVANTAGES[cfg.algorithm.advantage].greedy / cfg.train.responses_per_prompt
-    sampled, scored = _replayed(cfg)
+    greedy, (sampled, scored) = _greedy(cfg), _replayed(cfg)
     return {"generate": _times(1.0 + greedy + sampled, generate), "score": _times(1.0 + greedy + scored, score)}
+
+
+def _greedy(cfg: TrialConfig) -> float:
+    """Greedy responses, sampled and scored as one more for each prompt, as a share of a rollout's episodes."""
+    return ADVANTAGES[cfg.algorithm.advantage].greedy / cfg.train.responses_per_prompt
 
 
 def _attending(shape: Shape, tokens: float, span: float) -> float:

@@ -7,7 +7,7 @@ with the forward it belongs to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -188,7 +188,7 @@ def _head_hook(trained: bool, tally: Tally) -> Callable[[Any, tuple[Any, ...]], 
     return on_call
 
 
-def meter(networks: Iterator[CausalLM | Tallied] | list[CausalLM | Tallied], tally: Tally) -> None:
+def meter(networks: Iterable[CausalLM | Tallied], tally: Tally) -> None:
     """Count every call of these networks from here on; one that is named twice is counted once."""
     for network in {id(lm): lm for lm in networks}.values():
         if isinstance(network, Tallied):

@@ -42,6 +42,10 @@ IN_WORDS = {
         " between equally faulty texts an end with a strong opinion beats one with a mild opinion, which beats advice,"
         " which beats a strong opinion; gold scores are its points for faults alone"
     ),
+    "ocr": (
+        "how well PP-OCR reads the completion as an image: the detector's confidence times 1 minus the character error"
+        " rate"
+    ),
 }
 
 

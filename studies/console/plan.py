@@ -66,7 +66,7 @@ def print_plan(
             console.print(Text(search_line(study, ended)), soft_wrap=True)
         for caution in [*cautions(plan), *untestable(compared, plan)]:
             console.print(Text(caution, "yellow"), soft_wrap=True)
-        for line in algorithm_lines(plan):
+        for line in [*algorithm_lines(plan), *dict.fromkeys(reading_lines(plan))]:
             console.print(Text(line), soft_wrap=True)
         console.print()
         console.print(stage_table(planned))
@@ -258,6 +258,14 @@ def algorithm_lines(plan: Sequence[Cell]) -> Iterator[str]:
             arms.append(cell.arm)
     if any(cell.config.algorithm.name != "ppo" for cell in plan):
         yield from (f"{', '.join(arms)}: {way}" for way, arms in ways.items())
+
+
+def reading_lines(plan: Sequence[Cell]) -> Iterator[str]:
+    """What it takes to read a response as an image, for the arms that do."""
+    from pipeline.forecast.ocr import image_lines
+
+    for cell in plan:
+        yield from (f"{cell.arm}: {line}" for line in image_lines(cell.config))
 
 
 def search_line(study: Study, ended: int) -> str:

@@ -204,7 +204,7 @@ HARMLESS = {
     "pipeline.config", "pipeline.config.base", "pipeline.config.data", "pipeline.config.model",
     "pipeline.config.algorithm", "pipeline.config.kl", "pipeline.config.networks", "pipeline.config.presets",
     "pipeline.config.rewards", "pipeline.config.runtime", "pipeline.config.names", "pipeline.config.messages",
-    "pipeline.config.trial", "pipeline.config.train", "pipeline.run.layout",
+    "pipeline.config.trial", "pipeline.config.train", "pipeline.config.ocr", "pipeline.run.layout",
     "pipeline.run.metrics", "pipeline.run.progress", "pipeline.run.metrics_log",
     # what work would cost on a T4: it ends in log/cost.json, which is no part of an artifact's digest
     "pipeline.resources.roofline",
@@ -251,7 +251,7 @@ def test_the_content_of_the_users_files_counts_and_not_only_their_path(tmp_path:
 FORECAST = {
     "pipeline.forecast.work", "pipeline.forecast.memory", "pipeline.resources.roofline", "pipeline.forecast.shapes",
     "pipeline.forecast.subject", "pipeline.forecast.policy_shape", "pipeline.forecast.advice",
-    "pipeline.forecast.sampling",
+    "pipeline.forecast.sampling", "pipeline.forecast.ocr",
 }  # fmt: skip
 """What a trial would take. A change in it must leave every finished artifact valid."""
 
