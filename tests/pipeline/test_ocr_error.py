@@ -1,0 +1,58 @@
+"""The instrument that measures how well clean and degraded text is read, with a reader that is made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pipeline.config.ocr import OcrConfig
+from pipeline.errors import UserError
+from pipeline.ocr_error import measure, read_texts, table, way
+from pipeline.rewards.reading import Reading
+
+TEXTS = ["film", "plot", "cast", "good"]
+
+
+def reads_film(cfg: OcrConfig) -> object:
+    """Reads clean text as `film`, and degraded text as nothing."""
+
+    def read(image: NDArray[np.uint8]) -> Reading:
+        return Reading("film" if not cfg.noise else "", 0.5)
+
+    return read
+
+
+def test_the_table_by_hand() -> None:
+    rows = measure(TEXTS, {"clean": OcrConfig(), "noisy": OcrConfig(noise=9)}, reads_film)  # type: ignore[arg-type]
+    assert [one.error for one in rows[0].found] == [0.0, 1.0, 1.0, 1.0]
+    assert [one.error for one in rows[1].found] == [1.0] * 4
+    # Student's t with 3 degrees of freedom: 0.75 plus and minus 3.182 x 0.5 / 2
+    assert rows[0].mean(lambda one: one.error) == pytest.approx((0.75, -0.0456, 1.5456), abs=1e-3)
+    clean, noisy = table(rows).splitlines()[2:]
+    assert clean.startswith("| clean | 4 | 0.750 [-0.046, 1.546] |  | 0.500 [0.500, 0.500] | 0.125 [-0.273, 0.523] | ")
+    assert noisy.startswith(
+        "| noisy | 4 | 1.000 [1.000, 1.000] | 0.250 [-0.546, 1.046] | 0.500 [0.500, 0.500] | 0.000 "
+    )
+
+
+def test_settings_are_those_of_the_reward_and_wrong_ones_refused() -> None:
+    assert way(["blur=1", "noise=40"]) == OcrConfig(blur=1.0, noise=40.0)
+    with pytest.raises(UserError, match=r"^--as: unknown key 'blurr'; did you mean 'blur'\?$"):
+        way(["blurr=1"])
+    with pytest.raises(UserError, match=r"^--as: blur = -1: must be"):
+        way(["blur=-1"])
+
+
+def test_texts_come_from_a_file_or_are_built_in(tmp_path: Path) -> None:
+    path = tmp_path / "texts.txt"
+    path.write_text("one\n\ntwo\none\nthree\n")
+    assert read_texts(path, 2, 0) == ["one", "two"]
+    assert len(set(read_texts(None, 5, 1))) == 5
+    path.write_text("one\none\n")
+    with pytest.raises(UserError, match=r"has 1 different lines; an interval needs at least 2"):
+        read_texts(path, 9, 0)
+    with pytest.raises(UserError, match=r"cannot be read .*; give a text file in UTF-8"):
+        read_texts(tmp_path / "absent", 9, 0)
