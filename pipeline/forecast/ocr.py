@@ -30,7 +30,7 @@ class ImageCost:
 
 def readers(config: TrialConfig) -> list[OcrConfig]:
     """The settings of every reward, part and judge of the kind `ocr`."""
-    parts = (config.gold, *config.reward.scorers().values())
+    parts = (*config.judges.values(), *config.reward.scorers().values())
     return [part.ocr for part in parts if part.ocr is not None]
 
 

@@ -14,8 +14,8 @@ OCR = {"reward.kind": "ocr"}
 
 
 def test_an_image_costs_what_its_size_says() -> None:
-    # 23 tokens: 92 characters in two lines. A text of that length was an image of 96 x 608 pixels, and its two crops were
-    # 1,838 pixels wide together.
+    # 23 tokens: 92 characters in two lines. A text of that length was an image of 96 x 608 pixels, and its two crops
+    # were 1,838 pixels wide together.
     real = work_of(OcrConfig()).of(96 * 608, [919.0, 919.0])[0]
     assert image_cost(OcrConfig(), 23).flops == pytest.approx(real, rel=0.1)
     assert image_cost(OcrConfig(), 46).flops > 1.6 * image_cost(OcrConfig(), 23).flops
