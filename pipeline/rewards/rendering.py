@@ -85,7 +85,8 @@ def render(text: Written, cfg: OcrConfig) -> NDArray[np.uint8]:
         pen.text((margin, margin + row * height), line, fill=INK, font=font)
     if angle:
         page = page.rotate(angle, resample=Image.Resampling.BICUBIC, expand=True, fillcolor=PAPER)
-    canvas = Image.new("L", tuple(-(-side // GRID) * GRID for side in page.size), PAPER)
+    wide, high = (-(-side // GRID) * GRID for side in page.size)
+    canvas = Image.new("L", (wide, high), PAPER)
     canvas.paste(page, ((canvas.width - page.width) // 2, (canvas.height - page.height) // 2))
     if cfg.blur:
         canvas = canvas.filter(ImageFilter.GaussianBlur(cfg.blur))
