@@ -50,6 +50,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
         "critic.adapter": "lora",
         "critic.quantize": "8bit",
     },
+    "two rounds": {"reward.rounds": 2},
     "replayed targets": {"critic.target": "replay", "replay.share": 0.5},
     **{name: {"algorithm": name} for name in PRESETS if name not in ("ppo", "best_of_n")},
 }
@@ -97,11 +98,11 @@ def start(control: str, root: Path, until: str | None = None) -> BaseProcess:
 
 
 def fingerprint(root: Path) -> dict[str, str]:
-    """Digest of every file that training and evaluation left, but for what speaks of time (``log/``) and the
+    """Digest of every file that rewards, trainings and the evaluation left, but for what speaks of time (``log/``) and the
     manifest, which lists it."""
     found = {}
-    for stage in ("train", "evaluate"):
-        for path in sorted((root / "store" / stage).rglob("*")):
+    for stage in ("reward", "train", "evaluate"):
+        for path in sorted(one for folder in (root / "store").glob(f"{stage}*") for one in folder.rglob("*")):
             if path.is_file() and "log" not in path.parts and path.name != "manifest.json":
                 found[path.relative_to(root).as_posix()] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found

@@ -285,7 +285,7 @@ def _learn(
     else:
         check_room(bench.reference, "reward.max_tokens", cfg.max_tokens)
         pairs = given_pairs(spec.preferences, f"{key}.preferences", bench.prompts, bench.data, cfg, bench.device)
-        gold = None
+        gold, temperature = None, 0.0
     train, kept = pairs.halves()
     family = FAMILIES[spec.kind]
     first, second, wins = pairs.first.episodes.take(train), pairs.second.episodes.take(train), pairs.first_wins[train]

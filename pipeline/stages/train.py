@@ -142,7 +142,7 @@ def one_process(
     if critic is not None:
         restore_critic(actor, critic.path / "critic.safetensors")
     reference = freeze(load_reference(sft, "none", device)) if cfg.adapter.kind == "none" else WithoutAdapter(actor.lm)
-    part = round_of(cfg, out, device, reward, last_train)
+    part = round_of(cfg, out, device, ledger, reward, last_train)
     beside = [] if cfg.adapter.kind == "lora" else [reference]
     beside += [] if part is None or part.start is None else [part.start]
     judges = [network for one in (gold, *further.values()) for network in one.networks]

@@ -16,7 +16,7 @@ import torch
 
 from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import freeze, load_snapshot
-from pipeline.resources.ledger import added
+from pipeline.resources.ledger import Ledger, added
 from pipeline.run.layout import write_json
 from pipeline.run.store import Artifact
 from pipeline.stages.rounds import SPENT, name_of, number_of
@@ -25,7 +25,7 @@ from pipeline.training.trainer import Outcome, Trainer
 
 
 def round_of(
-    cfg: TrialConfig, out: Path, device: torch.device, reward: Artifact, last_train: Artifact | None
+    cfg: TrialConfig, out: Path, device: torch.device, ledger: Ledger, reward: Artifact, last_train: Artifact | None
 ) -> Round | None:
     """The round to train; None in a trial with one."""
     if cfg.rounds == 1:
@@ -33,7 +33,7 @@ def round_of(
     if last_train is None:
         return Round(1, cfg.rounds)
     start = freeze(load_snapshot(last_train.path / "policy", device))
-    return Round(number_of(last_train), cfg.rounds, start, _beginning(out, reward, last_train))
+    return Round(number_of(last_train), cfg.rounds, start, _beginning(out, ledger, reward, last_train))
 
 
 def leave(out: Path, trainer: Trainer, outcome: Outcome) -> None:
@@ -52,13 +52,14 @@ def described(cfg: TrialConfig, sft: Artifact, reward: Artifact, last_train: Art
     return {"round": {**numbers, **{what: name_of(artifact) for what, artifact in named.items()}}}
 
 
-def _beginning(out: Path, reward: Artifact, last_train: Artifact) -> Callable[[], dict[str, Any]]:
+def _beginning(out: Path, ledger: Ledger, reward: Artifact, last_train: Artifact) -> Callable[[], dict[str, Any]]:
     """The reward of a later round is made for this trial alone, so the trial is charged for it."""
 
     def begin() -> dict[str, Any]:
         shutil.copyfile(last_train.path / "metrics.jsonl", out / ".metrics")
         os.replace(out / ".metrics", out / "metrics.jsonl")
-        return {**load_state(last_train.path), "spent": added(_spent(last_train), _spent(reward))}
+        before = added(_spent(last_train), _spent(reward))
+        return {**load_state(last_train.path), "spent": added(before, ledger.state())}
 
     return begin
 

@@ -1,0 +1,202 @@
+"""Preferences in rounds, for real, on the smoke profile: what each round holds, who pays, and what ends all rounds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from helpers import Recorder, smoke
+
+from pipeline.config.rewards import RewardConfig
+from pipeline.run.layout import Layout
+from pipeline.run.metrics_log import merged
+from pipeline.run.store import Artifact
+from pipeline.stages.preference_pairs import split_prompts
+from pipeline.stages.reward_round import TEMPERATURE, Collection
+from pipeline.trial import TrialOutcome, plan_trial, run_trial
+
+ROUND_KL = "objective/round_kl_per_token"
+TWO: dict[str, Any] = {"reward__rounds": 2, "train__steps": 16}
+
+
+@pytest.fixture(scope="module")
+def outcome(smoke_layout: Layout) -> TrialOutcome:
+    return run_trial(smoke(**TWO), smoke_layout, Recorder())
+
+
+def content(root: Path, stages: tuple[str, ...]) -> dict[str, bytes]:
+    """Every file of these stages, but for what speaks of time and the manifest, which lists it."""
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for stage in stages
+        for path in sorted((root / "store" / stage).rglob("*"))
+        if path.is_file() and not {"log", ".locks", ".kept"} & set(path.parts) and path.name != "manifest.json"
+    }
+
+
+def artifact(stage: str, **meta: Any) -> Artifact:
+    return Artifact(stage, "key", Path("nowhere"), "digest", meta)
+
+
+def test_rounds_of_pairs_share_the_prompts_and_the_budget_of_one_round() -> None:
+    cfg = RewardConfig(pairs=12, heldout_pairs=4, rounds=3)
+    rows = split_prompts(100, cfg)
+    last = {number: artifact("train", round={"number": number}) for number in (1, 2)}
+    parts = [Collection(1, 3), Collection.of(3, last[1], last[1]), Collection.of(3, last[2], last[2])]
+    drawn = [part.rows(rows, cfg) for part in parts]
+    assert [part.number for part in parts] == [1, 2, 3]
+    assert torch.equal(torch.cat([rows_[:4] for rows_ in drawn]), rows[:12])
+    assert all(torch.equal(rows_[4:], rows[12:]) for rows_ in drawn), "the same prompts are held out in every round"
+    assert torch.equal(Collection().rows(rows, cfg.model_copy(update={"rounds": 1})), rows)
+    assert [part.label("first") for part in parts] == ["first", "first, round 2", "first, round 3"]
+
+
+def test_an_annotator_is_as_exact_in_a_later_round_as_in_the_first() -> None:
+    cfg, gold = RewardConfig(label_noise=0.5), torch.tensor([0.0, 2.0])
+    assert Collection(1, 2).temperature(gold, cfg, "") == 0.5
+    earlier = artifact("reward", **{TEMPERATURE: 0.7, f"part/{TEMPERATURE}": 0.9, "round": {"number": 1}})
+    later = Collection.of(2, earlier, artifact("train", round={"number": 1}))
+    assert later.temperature(gold, cfg, "") == 0.7
+    assert later.temperature(gold, cfg, "part/") == 0.9
+
+
+def test_every_round_is_a_reward_and_a_training(outcome: TrialOutcome, smoke_layout: Layout) -> None:
+    found = outcome.artifacts
+    assert list(found) == ["prompts", "sft", "reward-1", "train-1", "reward", "reference", "train", "evaluate"]
+    assert (outcome.status, outcome.steps) == ("complete", 16)
+    name = {stage: f"{stage}/{made.key}" for stage, made in found.items()}
+    assert [found[stage].meta["round"] for stage in ("reward-1", "reward")] == [
+        {"number": 1, "count": 2, "policy": name["sft"], "reference": name["sft"]},
+        {"number": 2, "count": 2, "policy": name["train-1"], "reference": name["sft"]},
+    ]
+    assert [found[stage].meta["round"] for stage in ("train-1", "train")] == [
+        {"number": 1, "count": 2, "reference": name["sft"], "start": name["sft"], "reward": name["reward-1"]},
+        {"number": 2, "count": 2, "reference": name["sft"], "start": name["train-1"], "reward": name["reward"]},
+    ]
+    assert (found["train-1"].meta["steps"], found["train"].meta["steps"]) == (8, 16)
+    assert all(one.cached for one in plan_trial(smoke(**TWO), smoke_layout))
+
+
+def test_a_later_reward_learns_from_the_pairs_of_all_rounds(outcome: TrialOutcome) -> None:
+    one, two = (outcome.artifacts[stage] for stage in ("reward-1", "reward"))
+    assert (one.meta["train_pairs"], two.meta["train_pairs"]) == (128, 256)
+    earlier, every = (pd.read_parquet(made.path / "pair_responses.parquet") for made in (one, two))
+    pd.testing.assert_frame_equal(every.iloc[: len(earlier)], earlier)
+    labelled = [pd.read_parquet(made.path / "pairs.parquet") for made in (one, two)]
+    assert [(~table["heldout"]).sum() for table in labelled] == [128, 128], "each round labels its share alone"
+    heldout = [set(table.loc[table["heldout"], "prompt"]) for table in labelled]
+    assert heldout[0] == heldout[1]
+    assert set(labelled[0]["first"]) != set(labelled[1]["first"]), "the policy has answered, and not the reference"
+    assert one.meta[TEMPERATURE] == two.meta[TEMPERATURE] > 0
+
+
+def test_a_later_reward_is_calibrated_on_the_samples_of_the_reference(outcome: TrialOutcome) -> None:
+    tables = [
+        pd.read_parquet(outcome.artifacts[stage].path / "reference_samples.parquet") for stage in ("reward-1", "reward")
+    ]
+    samples = [table[table["source"] == "calibration"] for table in tables]
+    assert samples[0]["completion"].tolist() == samples[1]["completion"].tolist()
+    assert samples[0]["proxy"].tolist() != samples[1]["proxy"].tolist()
+    for table in samples:
+        assert (table["proxy"].mean(), table["proxy"].std(ddof=0)) == pytest.approx((0, 1), abs=1e-4)
+    assert set(tables[1]["source"]) == {"calibration"}, "pairs of the policy are no samples of the reference"
+
+
+def test_the_series_goes_on_over_the_rounds(outcome: TrialOutcome) -> None:
+    one, two = (outcome.artifacts[stage].path / "metrics.jsonl" for stage in ("train-1", "train"))
+    assert two.read_bytes().startswith(one.read_bytes())
+    rows = merged(two)
+    assert sorted(rows) == list(range(17))
+    at = [rows[step][ROUND_KL] for step in (0, 4, 8, 12)]
+    reference = [rows[step]["objective/kl_exact_per_token"] for step in (0, 4, 8, 12)]
+    assert at[:2] == reference[:2]
+    assert at[2] == pytest.approx(0, abs=1e-6)
+    assert 0 < at[3] < reference[3]
+
+
+def test_a_trial_pays_for_the_rewards_that_are_its_own(outcome: TrialOutcome) -> None:
+    """The first is shared, as it is in a trial without rounds."""
+    costs = {
+        stage: json.loads((outcome.artifacts[stage].path / "log" / "cost.json").read_text())
+        for stage in ("reward", "train-1", "train")
+    }
+    assert "reward_s" not in costs["train-1"]
+    assert costs["train"]["reward_s"] == pytest.approx(costs["reward"]["reward_s"])
+    assert costs["train"]["reward_tflop"] == costs["reward"]["reward_tflop"] > 0
+    own = costs["train"]["generated_tokens"] - costs["train-1"]["generated_tokens"]
+    # 192 pairs and 64 samples for calibration, before 4 updates of 16 episodes; each of 1 to 16 tokens.
+    assert costs["reward"]["generated_tokens"] == pytest.approx(448 * 11, rel=0.5)
+    assert costs["reward"]["generated_tokens"] < own <= costs["reward"]["generated_tokens"] + 64 * 16
+    assert outcome.cost["wall_s"] > costs["train-1"]["wall_s"] + costs["reward"]["reward_s"]
+    assert outcome.artifacts["train"].meta["tokens"] == outcome.cost["generated_tokens"]
+
+
+class Stop(BaseException):
+    pass
+
+
+class Dies(Recorder):
+    """Dies in a stage: when it begins, or after an update of it."""
+
+    def __init__(self, stage: str, after: int) -> None:
+        super().__init__()
+        self.where, self.after, self.now = stage, after, ""
+
+    def stage(self, name: str, state: str, detail: str = "") -> None:
+        super().stage(name, state, detail)
+        self.now, self.steps = name, []
+
+    def progress(self, stage: str, done: int, total: int, note: str = "") -> None:
+        if self.now == self.where and stage == "reward" and done == total > 1 and not self.after:
+            raise Stop
+
+    def metrics(self, step: int, values: Any) -> None:
+        super().metrics(step, values)
+        if self.now == self.where and len(self.steps) == self.after:
+            raise Stop
+
+
+@pytest.mark.slow
+def test_a_trial_that_is_killed_in_every_round_ends_with_the_same_bytes(
+    outcome: TrialOutcome, smoke_layout: Layout, tmp_path: Path
+) -> None:
+    cut = Layout(tmp_path / "cut")
+    for stage, after in (("reward-1", 0), ("train-1", 1), ("reward", 0), ("train", 2)):
+        with pytest.raises(Stop):
+            run_trial(smoke(**TWO), cut, Dies(stage, after))
+    again = run_trial(smoke(**TWO), cut, Recorder())
+    assert {name: made.key for name, made in again.artifacts.items()} == {
+        name: made.key for name, made in outcome.artifacts.items()
+    }
+    for name in ("train-1", "reward", "train", "evaluate"):
+        wanted = content(smoke_layout.root, (f"{name}/{outcome.artifacts[name].key}",))
+        assert content(cut.root, (f"{name}/{outcome.artifacts[name].key}",)) == wanted
+        assert wanted
+
+
+def test_a_cap_in_a_round_ends_all_of_them_until_it_is_raised(outcome: TrialOutcome, smoke_layout: Layout) -> None:
+    """Later rounds neither collect nor train; the trial is evaluated with the reward it was trained by."""
+    other = {**TWO, "train__seed": 5}
+    capped = run_trial(smoke(**other, caps__generated_tokens=100), smoke_layout, Recorder())
+    found = capped.artifacts
+    assert (capped.status, 0 < capped.steps < 8) == ("budget", True)
+    assert found["reward-1"].key == outcome.artifacts["reward-1"].key
+    assert (found["reward"].meta["round"]["number"], found["train"].meta["round"]["number"]) == (2, 2)
+    for stage, name in (
+        ("reward", "head.safetensors"),
+        ("train", "metrics.jsonl"),
+        ("train", "policy/model.safetensors"),
+        ("train", "status.json"),
+    ):
+        assert (found[stage].path / name).read_bytes() == (found[f"{stage}-1"].path / name).read_bytes()
+    assert capped.cost["generated_tokens"] == found["train-1"].meta["tokens"]
+    plan = {one.stage: one for one in plan_trial(smoke(**other), smoke_layout)}
+    assert "continues from step" in plan["train-1"].why
+    whole = run_trial(smoke(**other), smoke_layout, Recorder())
+    assert (whole.status, whole.steps) == ("complete", 16)
+    assert whole.artifacts["reward"].meta["train_pairs"] == 256
+    assert whole.artifacts["train"].path != found["train"].path
