@@ -98,8 +98,8 @@ def start(control: str, root: Path, until: str | None = None) -> BaseProcess:
 
 
 def fingerprint(root: Path) -> dict[str, str]:
-    """Digest of every file that rewards, trainings and the evaluation left, but for what speaks of time (``log/``) and the
-    manifest, which lists it."""
+    """Digest of every file that rewards, trainings and the evaluation left, but for what speaks of time (``log/``) and
+    the manifest, which lists it."""
     found = {}
     for stage in ("reward", "train", "evaluate"):
         for path in sorted(one for folder in (root / "store").glob(f"{stage}*") for one in folder.rglob("*")):
@@ -165,7 +165,7 @@ def rounds(controls: list[str], kills: int, seed: int) -> Iterator[Tally]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         upstream = folder / "upstream"
-        first = start(controls[0], upstream, "reward")
+        first = start("fixed", upstream, "reward")  # the rounds of a trial have rewards of their own
         first.join()
         if first.exitcode:
             raise SystemExit("the stages before training failed")
