@@ -21,7 +21,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
@@ -33,7 +33,6 @@ from pydantic import BaseModel
 
 from pipeline.config.trial import canonical_json, flatten
 from pipeline.errors import Damaged, UserError
-from pipeline.run.lost import OWN
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact, Store
 
@@ -156,21 +155,6 @@ def round_name(stage: str, number: int, count: int) -> str:
     ['train-1', 'train-2', 'train']
     """
     return stage if number == count else f"{stage}-{number}"
-
-
-def own_stages(names: Iterable[str]) -> frozenset[str]:
-    """Those of a trial's stages that it does not share with others: in a trial with rounds, all that come after what
-    the first training is made from.
-
-    >>> sorted(own_stages(["sft", "reward", "reference", "train", "evaluate"]))
-    ['evaluate', 'train']
-    >>> sorted(own_stages(["sft", "reward-1", "train-1", "reward", "train"]))
-    ['reward', 'train', 'train-1']
-    """
-    there = frozenset(names)
-    if round_name("train", 1, 2) not in there:
-        return there & OWN
-    return there - {"prompts", "sft", round_name("reward", 1, 2)}
 
 
 def order(stages: Sequence[Stage]) -> list[Stage]:

@@ -6,12 +6,28 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from pipeline.errors import WITHOUT_MISSING, Lost
+from pipeline.run.dag import round_name
 from pipeline.run.layout import StudyFolder, TrialRecord
 from pipeline.run.store import inside
 
 LISTED = 3
 OWN = frozenset({"train", "evaluate"})
 """Stages whose results are a trial's own; those of the others are shared by many trials."""
+
+
+def own_stages(names: Iterable[str]) -> frozenset[str]:
+    """Those of a trial's stages that it does not share with others: in a trial with rounds, all that come after what
+    the first training is made from.
+
+    >>> sorted(own_stages(["sft", "reward", "reference", "train", "evaluate"]))
+    ['evaluate', 'train']
+    >>> sorted(own_stages(["sft", "reward-1", "train-1", "reward", "train"]))
+    ['reward', 'train', 'train-1']
+    """
+    there = frozenset(names)
+    if round_name("train", 1, 2) not in there:
+        return there & OWN
+    return there - {"prompts", "sft", round_name("reward", 1, 2)}
 
 
 def refuse_lost(

@@ -10,6 +10,7 @@ from pipeline.run.store import MANIFEST, Artifact
 
 SPENT = "log/spent.json"
 """What a stage has spent, for the ledger of the trial; no two runs spend the same seconds."""
+DIGITS = 20
 
 
 def number_of(last: Artifact | None) -> int:
@@ -30,5 +31,6 @@ def carried_on(last: Artifact, out: Path) -> dict[str, Any]:
 
 
 def name_of(artifact: Artifact) -> str:
-    """How metadata name an artifact: ``train-1/<key>``."""
-    return f"{artifact.stage}/{artifact.key}"
+    """How metadata name an artifact: ``train-1/<digest>``. Its key would also change where only the code before it
+    does."""
+    return f"{artifact.stage}/{artifact.digest[:DIGITS]}"

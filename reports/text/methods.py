@@ -175,12 +175,8 @@ def _reward(reward: RewardConfig, quality: str) -> str:
 
 def _scorer(part: PartConfig, reward: RewardConfig) -> str:
     if part.kind in LEARNED:
-        rounds = (
-            f", collected in {reward.rounds} rounds, of which later ones compare samples of the policy trained so far"
-        )
         pairs = {
-            "judge": f"{reward.pairs:,} pairs of reference samples, labelled by the judge with noise"
-            + rounds * (reward.rounds > 1),
+            "judge": f"{reward.pairs:,} pairs {_compared(reward)}, labelled by the judge with noise",
             "labels": f"at most {reward.pairs:,} pairs of a positive and a negative review",
         }
         return (
@@ -211,6 +207,14 @@ def _models(kind: str, reward: RewardConfig) -> str:
         return f"a {model}"
     how = COMBINED[reward.combine].format(k=reward.worst_k, weight=reward.uncertainty_weight)
     return f"the {how} over an ensemble of {reward.ensemble} calibrated {model}"
+
+
+def _compared(reward: RewardConfig) -> str:
+    """Whose samples the pairs are."""
+    if reward.rounds == 1:
+        return "of reference samples"
+    kept = "" if reward.keep_pairs == "all" else ", each learned from in its round alone"
+    return f"in {reward.rounds} rounds{kept}, the first of reference samples, later ones of the policy trained so far"
 
 
 def _judge(scorer: PartConfig | JudgeConfig) -> str:

@@ -18,9 +18,9 @@ from pipeline.config.presets import KNOBS, PRESETS
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
 from pipeline.resources.device import gpu_visible
-from pipeline.run.dag import Known, StagePlan, own_stages
+from pipeline.run.dag import Known, StagePlan
 from pipeline.run.layout import Layout
-from pipeline.run.lost import OWN
+from pipeline.run.lost import OWN, own_stages
 from studies.definition.design import Cell, cautions, cells
 from studies.definition.replicates import chain_of
 from studies.definition.schema import Study

@@ -25,7 +25,7 @@ from pipeline.config.trial import flatten
 from pipeline.data.files import check_source
 from pipeline.errors import Damaged, Fault, UserError
 from pipeline.faults import DiskFull, in_words, is_disk_full
-from pipeline.run.dag import StagePlan, own_stages
+from pipeline.run.dag import StagePlan
 from pipeline.run.layout import (
     Layout,
     StageRef,
@@ -37,6 +37,7 @@ from pipeline.run.layout import (
     writable,
     write_atomic,
 )
+from pipeline.run.lost import own_stages
 from pipeline.run.store import Artifact
 from studies.claims.falsifiers import Verdict
 from studies.claims.live import LiveVerdicts

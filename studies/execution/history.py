@@ -12,8 +12,9 @@ from typing import Any
 
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import Damaged, Fault
-from pipeline.run.dag import Known, own_stages
+from pipeline.run.dag import Known
 from pipeline.run.layout import Layout, TrialRecord, read_json
+from pipeline.run.lost import own_stages
 from pipeline.run.store import MANIFEST
 from pipeline.trial import CHARGED
 

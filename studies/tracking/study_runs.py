@@ -78,7 +78,13 @@ class StudySinks:
             self._opening.start()
 
     def follow(self, arm: str, seed: int, config: TrialConfig, path: Path) -> None:
-        """Send what a running trial writes. `path` lies in a folder named after the artifact's key."""
+        """Send what a running trial writes. `path` lies in a folder named after the artifact's key.
+
+        Of a trial in rounds the last one is followed, whose file begins with those of the others: a run is known by the
+        key of one training.
+        """
+        if config.rounds > 1 and path.parts[-4] != "train":  # <stage>/.partial/<key>/metrics.jsonl
+            return
         if self._ready():
             sink = self._trial_sink(arm, seed, config.model_dump(mode="json"), path.parent.name, self._environment)
             self._running[arm, seed] = sink

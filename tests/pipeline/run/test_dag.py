@@ -19,6 +19,7 @@ from pipeline.errors import UserError
 from pipeline.run import dag
 from pipeline.run.dag import Stage
 from pipeline.run.layout import Layout
+from pipeline.run.lost import own_stages
 from pipeline.run.store import Artifact, Store
 from pipeline.stages import STAGES as REAL
 
@@ -383,5 +384,5 @@ def test_the_rounds_of_a_trial_are_stages_of_their_own() -> None:
 
 def test_what_comes_after_the_first_training_is_a_trials_own() -> None:
     names = [one.name for one in dag.stages_of(REAL, config(reward__rounds=2))]
-    assert dag.own_stages(names) == {"train-1", "reward", "reference", "train", "evaluate"}
-    assert dag.own_stages(one.name for one in dag.stages_of(REAL, config())) == {"train", "evaluate"}
+    assert own_stages(names) == {"train-1", "reward", "reference", "train", "evaluate"}
+    assert own_stages(one.name for one in dag.stages_of(REAL, config())) == {"train", "evaluate"}

@@ -68,7 +68,7 @@ def test_every_round_is_a_reward_and_a_training(outcome: TrialOutcome, smoke_lay
     found = outcome.artifacts
     assert list(found) == ["prompts", "sft", "reward-1", "train-1", "reward", "reference", "train", "evaluate"]
     assert (outcome.status, outcome.steps) == ("complete", 16)
-    name = {stage: f"{stage}/{made.key}" for stage, made in found.items()}
+    name = {stage: f"{stage}/{made.digest[:20]}" for stage, made in found.items()}
     assert [found[stage].meta["round"] for stage in ("reward-1", "reward")] == [
         {"number": 1, "count": 2, "policy": name["sft"], "reference": name["sft"]},
         {"number": 2, "count": 2, "policy": name["train-1"], "reference": name["sft"]},
