@@ -10,6 +10,7 @@ from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
 from pipeline.forecast.advice import changed, check_budget, knobs, predict, variants
 from pipeline.forecast.policy_shape import assumed_scorers
+from pipeline.forecast.work import Forecast
 
 
 def t4(**changes: object) -> TrialConfig:
@@ -35,6 +36,25 @@ def test_samples_that_only_some_algorithms_need_are_forecast_for_these_alone() -
     assert 0 < chosen.stage_gib("values") < chosen.stage_gib("train")
     assert twice.shared_hours["values"] == pytest.approx(2 * chosen.shared_hours["values"], rel=0.01)
     assert chosen.fits
+
+
+def test_rounds_are_forecast_with_their_rewards_and_the_policy_that_each_began_with() -> None:
+    def tiny(**changes: object) -> Forecast:
+        found = predict(load_config("tiny", {key.replace("__", "."): value for key, value in changes.items()}))
+        assert found is not None
+        return found
+
+    once, two, four = tiny(), tiny(reward__rounds=2), tiny(reward__rounds=4)
+    newest = tiny(reward__rounds=4, reward__keep_pairs="newest")
+    assert "reward" not in once.hours
+    assert 0 < two.hours["reward"] < four.hours["reward"]
+    assert newest.hours["reward"] < four.hours["reward"], "old pairs are learned from again"
+    assert four.shared_hours["reward"] == pytest.approx(once.shared_hours["reward"] / 4)
+    assert once.hours["score"] < two.hours["score"] < four.hours["score"] < 2 * once.hours["score"]
+    assert {stage: two.stage_gib(stage) - once.stage_gib(stage) for stage in ("reward", "train")} == pytest.approx(
+        dict.fromkeys(("reward", "train"), 4 * once.parameters / 2**30)
+    )
+    assert four.disk["earlier rounds"] == pytest.approx(3 * two.disk["earlier rounds"])
 
 
 def test_a_separate_critic_on_a_t4_is_refused_in_one_line_with_what_would_fit() -> None:

@@ -24,7 +24,7 @@ from pipeline.training.judging import Measured, Scores
 from pipeline.training.lesson import tokens_of
 from pipeline.training.rollout import Rollout, drift_metrics, reward_metrics, text_metrics
 from pipeline.training.surrogate_loss import of_tokens
-from pipeline.training.token_stats import token_stats
+from pipeline.training.token_stats import exact_kls, token_stats
 
 LOG2 = math.log(2)
 
@@ -260,4 +260,5 @@ def test_exact_statistics_by_chunks_equal_those_of_the_whole(monkeypatch: pytest
     torch.testing.assert_close(stats.logprobs.double(), pi[range(n), labels].log(), **close)
     torch.testing.assert_close(stats.ref_logprobs.double(), ref[range(n), labels].log(), **close)
     torch.testing.assert_close(stats.kl.double(), (pi * (pi / ref).log()).sum(-1), **close)
+    assert torch.equal(exact_kls(Network(heads[0]), hidden, Network(heads[1]), ref_hidden, 0.7), stats.kl)
     torch.testing.assert_close(stats.entropy.double(), -(pi * pi.log()).sum(-1), **close)
