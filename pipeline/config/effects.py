@@ -153,7 +153,11 @@ TRUNK_LEARNS = Condition(
 CRITIC = setting("critic.kind", "shared", "separate")
 SCRATCH = absent("model.base")
 SEPARATE = setting("critic.kind", "separate")
-SFT = above_zero("sft.steps")
+SFT = Condition(
+    "sft.steps above 0, or a scratch trunk of the reward that learns the texts",
+    lambda config: config.sft.steps > 0 or config.reward_pretraining is not None,
+    "sft.steps",
+)
 GROUPED = setting("kl.place", "reward", "loss")
 TEXTS_THERE = Condition(
     "data.heldout_prompts to be at least evaluate.texts",

@@ -167,7 +167,7 @@ def _reward(
     total, judged = standardised(proxy.weigh(calibrated), mean, std), bench.gold(samples)
     summary |= _measured(total, calibrated if composite else {}, judged, scales, composite)
     said = calibrated if composite else {}
-    if cfg.reward.ensemble > 1:
+    if any(isinstance(part, Ensemble) for part in raw.values()):
         said = proxy.explained(samples)[1]
         summary |= {DISAGREEMENT: float(said[DISAGREEMENT].mean())}
     scored = [_scored("calibration", samples, total, said, judged)]
@@ -328,8 +328,8 @@ def _members(
     """The trained model, or the models of an ensemble on the scale of `samples`; all learn from the same pairs."""
     cfg, runtime, models = bench.cfg.reward, bench.cfg.runtime, list[LearnedReward]()
     trunk = TrunkSource(
-        cfg, bench.cfg.reward_pretraining, bench.prompts, bench.sft, bench.device, bench.reporter,
-        runtime.gradient_checkpointing,
+        cfg, bench.cfg.reward_pretraining, bench.prompts, bench.sft, bench.reference.config, bench.device,
+        bench.reporter, runtime.gradient_checkpointing,
     )  # fmt: skip
     for member, folder in enumerate(member_folders(out, cfg.ensemble)):
         own = cfg.model_copy(update={"seed": member_seed(cfg.seed, member)})

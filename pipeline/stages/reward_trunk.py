@@ -7,6 +7,7 @@ trained as a language model on the SFT texts (`reward.pretraining_steps`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 import torch
@@ -30,20 +31,23 @@ class TrunkSource:
     """How a scratch trunk becomes a language model; None: it does not."""
     prompts: Artifact
     sft: Artifact
+    reference: Any
+    """The configuration of the reference's network."""
     device: torch.device
     reporter: Reporter
     checkpointing: bool
 
     def __call__(self, seed: int) -> CausalLM:
         """A trunk to train; `seed` is of a scratch one's weights and of the order of its texts. Raises `MemoryFull`."""
-        reference = load_snapshot(self.sft.path / "model", self.device)
-        return reference if self.cfg.trunk == "reference" else self._scratch(reference, seed)
+        if self.cfg.trunk == "reference":
+            return load_snapshot(self.sft.path / "model", self.device)
+        return self._scratch(seed)
 
-    def _scratch(self, reference: CausalLM, seed: int) -> CausalLM:
+    def _scratch(self, seed: int) -> CausalLM:
         tokenizer = load_tokenizer(self.prompts.path / "tokenizer")
-        positions = int(getattr(reference.config, "max_position_embeddings", MAX_POSITIONS))
+        positions = int(getattr(self.reference, "max_position_embeddings", MAX_POSITIONS))
         # As many embeddings as the reference has: a tokenizer may name fewer tokens.
-        vocabulary, special = int(reference.config.vocab_size), (tokenizer.pad_token_id, tokenizer.eos_token_id)
+        vocabulary, special = int(self.reference.vocab_size), (tokenizer.pad_token_id, tokenizer.eos_token_id)
         model = scratch_model(self.cfg.sizes(), vocabulary, *special, positions, seed_of(seed, "reward trunk"))
         model.to(self.device)
         if self.pretraining is not None:

@@ -42,6 +42,7 @@ SHORT = {
     "policy/pg_clipfrac": "clip fraction", "value/vf_loss": "value loss",
     "value/explained_variance": "explained variance",
     "pairs/chosen_log_ratio": "chosen, log-ratio", "pairs/rejected_log_ratio": "rejected, log-ratio",
+    "reward/disagreement": "reward models apart",
     "objective/kl_coef": "KL coefficient β", "objective/ent_coef": "entropy coefficient", "policy/lr": "learning rate",
 }  # fmt: skip
 _END_MARKS = {"diverged": "x", "budget": "|", "pruned": "|", "failed": "|"}

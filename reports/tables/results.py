@@ -108,6 +108,8 @@ def parts_table(records: StudyRecords, findings: Findings) -> Table:
     titles = ["Parts of the proxy"] * rewards + ["Further judges"] * judges
     table = _estimates("parts", ", ".join(titles), records, findings, keys)
     said = "Each part as it was calibrated on reference samples, before its weight. " * rewards
+    if "eval/reward/disagreement" in keys:
+        said += "Disagreement: standard deviation over the models of an ensemble. "
     return replace(table, note=f"{said}{table.note}")
 
 

@@ -74,9 +74,11 @@ def score_file(
         raise UserError(f"{target}: is there already and is not overwritten; name another file with --to")
     sheet = read_sheet(path.expanduser())
     device = device_of("auto")
-    scorers = {"reward": scorer_of("--reward", reward, layout, profile, label, device)}
-    if judge is not None:
-        scorers["gold"] = scorer_of("--judge", judge, layout, profile, None, device)
+    named = {"reward": reward} | ({} if judge is None else {"gold": judge})
+    if label is not None and not any(_is_folder(name) for name in named.values()):
+        raise UserError(f"--label '{label}': it chooses an output of a classifier, and no folder of one is named")
+    keys = {"reward": "--reward", "gold": "--judge"}
+    scorers = {column: scorer_of(keys[column], name, layout, profile, label, device) for column, name in named.items()}
     taken = [name for name in sheet.names if name.partition("/")[0] in scorers]
     if taken:
         raise UserError(f"{path}: it has a column '{taken[0]}' already, which is not overwritten; rename or drop it")
@@ -92,12 +94,12 @@ def scorer_of(
     key: str, name: str, layout: Layout, profile: str | None, label: str | None, device: torch.device
 ) -> Scorer:
     """The scorer that the option `key` names. Raises `UserError` with what can be named."""
-    if Path(name).expanduser().is_dir():
+    if name in READY and name != "classifier":
+        return _ready(key, {"kind": name}, device)
+    if _is_folder(name):
         folder = str(Path(name).expanduser().absolute())
         check_classifier(f"{key}.model", folder, label)
         return _ready(key, {"kind": "classifier", "model": folder, "label": label}, device)
-    if name in READY and name != "classifier":
-        return _ready(key, {"kind": name, "label": label}, device)
     if name.count("/") == 2 and not name.startswith((".", "/")):
         return _of_trial(key, name, layout, profile, device)
     kinds = [kind for kind in READY if kind != "classifier"]
@@ -105,6 +107,10 @@ def scorer_of(
         f"{key} '{name}': name a trial as STUDY/ARM/SEED, {' or '.join(kinds)}, or a folder with a sequence"
         f" classifier{nearest(name, kinds)}"
     )
+
+
+def _is_folder(name: str) -> bool:
+    return name not in READY and Path(name).expanduser().is_dir()
 
 
 def _ready(key: str, settings: dict[str, Any], device: torch.device) -> Scorer:

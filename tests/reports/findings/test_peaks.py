@@ -21,11 +21,11 @@ def test_the_arm_without_a_penalty_peaks_and_falls(records: StudyRecords, findin
     found = {one.arm: one for one in findings.peaks}
     assert set(found) == set(records.arms)
     hacked, held = found["beta_0"], found["beta_0.2"]
-    # gold = 0.4 + d (1.1 - 0.26 d) of the square root of the KL is highest at d = 2.1, at 1.56 judge points.
+    # gold = 0.4 + d (1.1 - 0.26 d) of the square root of the KL is highest at d = 2.1, at 1.56 judge points; a block of
+    # updates holds points on either side of it.
     assert hacked.root_kl.value == pytest.approx(2.1, abs=0.4)
-    assert hacked.gold.value == pytest.approx(1.56, abs=0.1)
-    assert hacked.fall.low is not None
-    assert hacked.fall.value > 0.3
+    assert 1.25 < hacked.gold.value < 1.6
+    assert hacked.fall.value > 2
     assert held.root_kl.value < 1.0
     assert abs(held.fall.value) < 0.1
     assert held.gold.method == "student"

@@ -17,6 +17,7 @@ from reward_record import TEXTS, recorded_reward
 from pipeline.data.semantics import judge
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout
+from studies.execution.export_reward import OFFSET, export_reward
 from studies.execution.score import ROWS, score_file, scorer_of
 
 ROOT = Path(__file__).parents[3]
@@ -167,6 +168,21 @@ def test_a_reward_that_is_not_there_is_told_with_what_is(tmp_path: Path, name: s
     with pytest.raises(UserError) as error:
         scorer_of("--reward", name, layout, None, None, torch.device("cpu"))
     assert message in str(error.value)
+
+
+def test_a_folder_with_a_classifier_scores_too_and_a_label_is_for_it_alone(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "out")
+    recorded_reward(layout)
+    folder = export_reward("made/base/0", tmp_path / "model", layout)
+    path = write(tmp_path / "a.jsonl", ROWS_OF_TEXTS)
+    theirs = [row["reward"] for row in read(score(path, str(folder), to=tmp_path / "b.jsonl"))]
+    ours = [row["reward"] for row in read(score(path, "made/base/0", to=tmp_path / "c.jsonl", layout=layout))]
+    offset = json.loads((folder / "config.json").read_text())[OFFSET]
+    assert [value + offset for value in theirs] == pytest.approx(ours, abs=1e-5)
+    with pytest.raises(UserError, match="the model's labels are reward"):
+        score(path, str(folder), to=tmp_path / "d.jsonl", label="GOOD")
+    with pytest.raises(UserError, match="--label 'GOOD': it chooses an output of a classifier"):
+        score(path, to=tmp_path / "d.jsonl", label="GOOD")
 
 
 def test_from_the_command_line(tmp_path: Path) -> None:
