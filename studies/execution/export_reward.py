@@ -87,7 +87,8 @@ def _write_classifier(made: Path, target: Path, mean: float, std: float) -> None
     model = RewardModel.load(made, torch.device("cpu"))
     tokenizer = closing_tokenizer(target)
     config = AutoConfig.from_pretrained(made / "trunk", local_files_only=True)
-    config.num_labels, config.pad_token_id = 1, tokenizer.pad_token_id
+    # The embedding that a padding token of its own needs is there only later.
+    config.num_labels, config.pad_token_id = 1, None
     config.id2label, config.label2id = {0: "reward"}, {"reward": 0}
     setattr(config, OFFSET, (float(model.head.bias.detach()) - mean) / std)
     try:
@@ -101,6 +102,7 @@ def _write_classifier(made: Path, target: Path, mean: float, std: float) -> None
         network.score.weight.copy_(model.head.weight / std)
     if len(tokenizer) > config.vocab_size:
         network.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    network.config.pad_token_id = tokenizer.pad_token_id
     network.save_pretrained(target)
     tokenizer.save_pretrained(target)
 

@@ -48,7 +48,8 @@ def test_transformers_gives_the_scores_of_training(tmp_path: Path, kind: str, pa
     ours = scorer_of("--reward", "made/base/0", layout, None, None, CPU).score(PROMPTS, REST)[""]
     assert ours.std() > 0.1, "or any constant would do"
     assert torch.allclose(by_transformers(folder, TEXTS), ours, atol=1e-5)
-    assert torch.allclose(by_transformers(folder, TEXTS, "left"), ours, atol=1e-5)
+    if kind != "gpt2":  # transformers numbers its positions from the padding on
+        assert torch.allclose(by_transformers(folder, TEXTS, "left"), ours, atol=1e-5)
     alone = torch.cat([by_transformers(folder, [text]) for text in TEXTS])
     assert torch.allclose(alone, ours, atol=1e-5)
     tokens = load_tokenizer(folder)(TEXTS)["input_ids"]

@@ -106,7 +106,7 @@ def test_an_ensemble_adds_how_far_its_models_are_apart(tmp_path: Path) -> None:
         ("a.jsonl", "\n", "it has no rows"),
         ("a.csv", 'prompt,completion\nA,b\n"C\nD",e\nF\n', "line 5: 1 fields, and the header has 2"),
         ("a.csv", 'prompt,completion\nA,b\nC,"d\n', "line 3: it is no CSV"),
-        ("a.csv", "prompt,completions\nA,b\n", "no column 'completion', did you mean 'completions'"),
+        ("a.csv", "prompt,completions\nA,b\n", "no column 'completion'; did you mean 'completions'"),
         ("a.csv", "prompt,completion,reward\nA,b,1\n", "it has a column 'reward' already"),
         ("a.parquet", "no parquet", "it is no parquet file"),
         ("a.txt", "A b", "the format must be one of parquet, csv, jsonl"),
