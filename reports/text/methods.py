@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipeline.config.model import ModelConfig
 from pipeline.config.presets import PRESETS
-from pipeline.config.rewards import GUARDED, JUDGES, LEARNED, JudgeConfig, PartConfig, RewardConfig
+from pipeline.config.rewards import FURTHER, GUARDED, JUDGES, LEARNED, JudgeConfig, PartConfig, RewardConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.run.metrics import METRICS
 from reports.findings.best_of_n import choosing_arms
@@ -179,10 +179,11 @@ def _scorer(part: PartConfig, reward: RewardConfig) -> str:
             "judge": f"{reward.pairs:,} pairs {_compared(reward)}, labelled by the judge with noise",
             "labels": f"at most {reward.pairs:,} pairs of a positive and a negative review",
         }
-        return (
-            f"{_models(part.kind, reward)} on"
-            f" {pairs.get(part.preferences, f'at most {reward.pairs:,} given pairs ({part.preferences})')}"
-        )
+        given = f"at most {reward.pairs:,} given pairs ({part.preferences})"
+        if part.preferences.startswith(FURTHER):
+            judge = part.preferences.removeprefix(FURTHER)
+            given = f"{reward.pairs:,} pairs {_compared(reward)}, labelled with noise by the judge {judge}"
+        return f"{_models(part.kind, reward)} on {pairs.get(part.preferences, given)}"
     return _judge(part)
 
 
