@@ -88,9 +88,13 @@ def guarded(score: float, faults: int) -> float:
 def lowest(values: Sequence[float]) -> float:
     """The k-th lowest of n values, k = floor((n + 1) `SHARE`); lower values are beyond it.
 
+    Raises `ValueError` for fewer than `FEWEST`.
+
     >>> lowest([float(value) for value in range(199)])
     1.0
     """
+    if len(values) < FEWEST:
+        raise ValueError(f"{len(values)} values give no threshold; at least {FEWEST} are needed")
     return float(np.sort(np.asarray(values))[int((len(values) + 1) * SHARE + 1e-9) - 1])
 
 

@@ -29,8 +29,8 @@ Floats = NDArray[np.float64]
 
 ORDER = 3
 DISCOUNT = 0.75
-LARGEST_VOCABULARY = 2**21
-"""Three tokens fit into 63 bits."""
+LARGEST_VOCABULARY = 2**21 - 1
+"""Its cube fits into 63 bits."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class NGrams:
 
     @classmethod
     def fit(cls, rows: Iterable[Sequence[int]], vocabulary: int, end: int) -> NGrams:
-        """Count the trigrams of texts as tokens. Raises `UserError` where three tokens do not fit into 63 bits."""
+        """Count the trigrams of texts as tokens. Raises `UserError` above `LARGEST_VOCABULARY`."""
         if vocabulary > LARGEST_VOCABULARY:
             raise UserError(f"judge: a vocabulary of {vocabulary:,} tokens is too large; use judge.kind: lexicon")
         keys = np.concatenate([_trigrams(np.array([end, end, *row, end], dtype=np.int64), vocabulary) for row in rows])

@@ -105,7 +105,10 @@ def test_thresholds_are_those_of_their_length() -> None:
     assert found.repetition == (0.0, pytest.approx(0.25 * 197 / 200))
     assert found.end == -197.0
     assert len(Thresholds.of(texts, 9).fluency) == 3
-    assert len(Thresholds.of(texts[: FEWEST - 1] + texts[-1:], 9).fluency) == 1, "only so many reach one token"
+    short = Reading(np.array([-500.0]), np.array([0.0]), -1.0)
+    assert len(Thresholds.of([*texts[: FEWEST - 1], short], 9).fluency) == 1, "more tokens have too few texts"
+    with pytest.raises(ValueError, match="98 values give no threshold"):
+        Thresholds.of(texts[: FEWEST - 1], 9)
 
 
 def test_of_further_real_texts_at_most_1_in_100_is_beyond_a_threshold() -> None:

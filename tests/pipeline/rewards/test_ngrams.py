@@ -59,5 +59,5 @@ def test_tokens_of_a_large_vocabulary_are_not_confused() -> None:
     model = NGrams.fit([[last, last - 1, last]], LARGEST_VOCABULARY, END)
     assert model.probabilities([last, last - 1, last], 2)[0] > 0.25
     assert model.probabilities([last, last, last], 2)[0] < 0.25
-    with pytest.raises(UserError, match=r"a vocabulary of 2,097,153 tokens is too large; use judge\.kind: lexicon"):
+    with pytest.raises(UserError, match=r"a vocabulary of 2,097,152 tokens is too large; use judge\.kind: lexicon"):
         NGrams.fit(TEXTS, LARGEST_VOCABULARY + 1, END)
