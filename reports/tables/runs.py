@@ -125,7 +125,9 @@ def upstream_table(records: StudyRecords) -> Table:
     rows, data = [], []
     for entry in shared:
         measured = "; ".join(
-            f"{key.replace('_', ' ')} {number(value)}" for key, value in sorted(entry["summary"].items())
+            f"{key.replace('_', ' ')} {number(value)}"
+            for key, value in sorted(entry["summary"].items())
+            if entry["stage"] != "judge" or "/" not in key  # its rates have a table of their own
         )
         rows.append(
             (
