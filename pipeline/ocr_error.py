@@ -2,7 +2,7 @@
 
 python -m pipeline.ocr_error [--texts FILE] [--n 100] [--seed 0] [--as KEY=VALUE ...]
 
-Each `--as` is one more way to draw the texts, in the keys of `reward.ocr`: ``--as blur=1 noise=40 rotation=3``. The
+Each `--as` is one more way to draw the texts, in the keys of `reward.ocr`: ``--as size=16 blur=1 noise=60``. The
 first way is the clean one, all defaults. Errors of the others are compared with its errors text by text.
 """
 
@@ -25,7 +25,7 @@ from pipeline.intervals import Interval, student
 from pipeline.rewards.ocr import Legibility, OcrReward
 from pipeline.rewards.reading import Reader, paddle_reader
 
-DEGRADED = ("blur=1", "noise=40", "rotation=3")
+DEGRADED = ("size=16", "blur=1", "noise=60", "rotation=3")
 """What is measured beside clean text where nothing else is asked for."""
 
 
