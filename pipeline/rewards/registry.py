@@ -41,5 +41,5 @@ def ready(section: str, kind: str, cfg: Scorer, device: torch.device, room: Room
 def judge(section: str, kind: str, cfg: Scorer, device: torch.device, room: Room) -> Reward:
     """The gold judge of a kind. Raises `ValueError` for a kind that is no judge."""
     if kind not in JUDGES:
-        raise ValueError(f"{section}: unknown kind of judge '{kind}'; there are: {', '.join(JUDGES)}")
+        raise ValueError(f"{section}: unknown kind of scorer '{kind}'; there are: {', '.join(JUDGES)}")
     return JUDGES[kind](section, cfg, device, room)

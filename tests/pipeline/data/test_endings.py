@@ -25,6 +25,8 @@ from pipeline.data.semantics import judge
         ("", "I would recommend it to anyone.", "advice"),
         ("", "You must see it.", "advice"),  # 1.5 points, but advice
         ("", "You can skip it.", "advice"),
+        ("", "I loved it. You can skip it.", "advice"),
+        ("", "You can skip it. I loved it.", "strong opinion"),
         ("", "I loved it. We saw it at home.", "mild opinion"),  # a neutral remark
         ("", "I loved it. You must blah.", "strong opinion"),  # a faulty clause is passed over
         ("", "I loved it. You must see", "strong opinion"),

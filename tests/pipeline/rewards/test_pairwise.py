@@ -165,4 +165,4 @@ def test_the_dimension_is_that_of_the_vectors_and_the_seed_that_of_the_head() ->
     assert torch.equal(model().head.weight, again.head.weight)
     other = new_pairwise_model(scratch_model(SIZES, 20, 0, 1, 32, seed=0), 1, CPU, 4)
     assert not torch.equal(other.head.weight, again.head.weight)
-    assert again.head.weight[1:].std() > 4 * again.head.weight[0].std()
+    assert again.head.weight[1:].std() > 1.5 * again.head.weight[0].std()
