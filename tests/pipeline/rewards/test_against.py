@@ -66,9 +66,9 @@ def test_each_kind_compares_in_its_way() -> None:
 
 
 def test_a_large_common_offset_is_not_lost_in_rounding() -> None:
-    table = {"one": torch.tensor([1e6, 1e6 + 0.25])}
-    reward = Against(Length(lambda text: 1e6 + len(text)), less_mean, table)
-    assert reward(completions(("one", "a"))).item() == 0.875
+    table = {"one": torch.tensor([1e7, 1e7 + 1])}  # their mean is no fp32 number
+    reward = Against(Length(lambda text: 1e7 + len(text)), less_mean, table)
+    assert reward(completions(("one", "aa"))).item() == 1.5
 
 
 def test_a_prompt_without_opponents_is_an_error_that_names_it() -> None:

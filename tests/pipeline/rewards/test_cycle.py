@@ -89,13 +89,13 @@ def test_labels_follow_the_circle() -> None:
 
 def test_wins_ties_and_agreement_of_an_evaluation_follow_the_circle() -> None:
     gold, draws = np.array([0.0, 0.0]), np.array([[0.0, 0.0, 0.0, -2.0], [0.0, 0.0, 0.0, 2.0]])
-    mine, theirs = np.array([0.0, 2.0]), np.array([[1.0, 2.0, 0.0, 2.0], [0.0, 1.0, 2.0, 1.0]])
+    mine, theirs = np.array([0.0, 2.0]), np.array([[1.0, 1.0, 0.0, 2.0], [1.0, 1.0, 2.0, 0.0]])
     proxy, drawn = np.array([1.0, 1.0]), np.zeros((2, 4))
     found = preferences(gold, draws, proxy, drawn, lead(mine[:, None], theirs))  # type: ignore[arg-type]
-    assert found["win"].tolist() == [0.625, 0.375]  # win, loss, tie, win; win, loss, tie, loss
+    assert found["win"].tolist() == [0.875, 0.125]  # win, win, tie, win; loss, loss, tie, loss
     assert found["tie"].tolist() == [0.25, 0.25]
     assert found["decided"].tolist() == [3.0, 3.0]
-    assert found["agree"].tolist() == [2.0, 1.0]
+    assert found["agree"].tolist() == [3.0, 0.0]
     plain = preferences(gold, draws, proxy, drawn)
     assert plain["win"].tolist() == [0.625, 0.375]
     assert plain["tie"].tolist() == [0.75, 0.75]

@@ -56,3 +56,14 @@ def test_of_independent_scores_the_win_rate_is_the_analytic_one() -> None:
 
 def test_one_of_one_is_the_reference() -> None:
     np.testing.assert_allclose(best_of(1, PROXY, GOLD), GOLD.mean(1))
+
+
+def test_a_cyclic_judge_decides_by_endings_between_equal_points() -> None:
+    """Three equally sound samples whose endings beat each other in turn, then one of them with a fault."""
+    ranking, sound, endings = np.array([[3.0, 2.0, 1.0]]), np.zeros((1, 3)), np.array([[0.0, 1.0, 2.0]])
+    assert win_rate(1, ranking, sound, endings).tolist() == pytest.approx([0.5])
+    # Of two the first of {0, 1} loses to 2, that of {0, 2} beats 1, that of {1, 2} loses to 0.
+    assert win_rate(2, ranking, sound, endings).tolist() == pytest.approx([1 / 3])
+    assert win_rate(2, ranking, sound).tolist() == pytest.approx([0.5])
+    faulty = np.array([[0.0, 0.0, -2.0]])
+    assert win_rate(2, ranking, faulty, endings).tolist() == pytest.approx([2 / 3])
