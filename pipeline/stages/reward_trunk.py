@@ -1,7 +1,7 @@
 """The network that a learned reward starts from: the reference's, or a smaller or larger one that reads its tokens.
 
-A random network that has never seen the texts learns little from a few hundred pairs, so a scratch trunk is first
-trained as a language model on the SFT texts (`reward.pretraining_steps`).
+A scratch trunk is first trained as a language model on the SFT texts (`reward.pretraining_steps`): the pairs then teach
+what is preferred, and not also how to read. With 0 steps it learns from the pairs alone.
 """
 
 from __future__ import annotations

@@ -170,7 +170,8 @@ def _card(record: TrialRecord, meta: Mapping[str, Any], part: str, mean: float, 
         "The score is in standard deviations of samples of the trial's reference policy, whose mean is 0. The standard"
         f" deviation, {std:.6g}, is folded into the head. The head has no bias, so the mean, {mean:.6g}, and the bias"
         f" of the trained head are left to `{OFFSET}` in `config.json`, the same for every text. The tokenizer adds"
-        " EOS, which the model reads at the end of a finished answer; of an answer that was cut off, drop it.",
+        " EOS, which the model reads at the end of a finished answer; of an answer that was cut off, drop it. Pad on"
+        " the right, as the tokenizer does.",
         "",
         "## Measured",
         "",
