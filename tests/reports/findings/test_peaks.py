@@ -33,8 +33,8 @@ def test_the_arm_without_a_penalty_peaks_and_falls(records: StudyRecords, findin
 
 def test_the_table_has_a_row_an_arm_and_its_csv_the_interval(records: StudyRecords, findings: Findings) -> None:
     table = peaks_table(findings.peaks)
-    assert len(table.rows) == len(table.data) == len(findings.peaks)
-    assert {"root_kl", "gold_low", "gold_high", "fall", "seeds", "method"} <= set(table.data.columns)
+    assert len(table.rows) == len(table.frame) == len(findings.peaks)
+    assert {"root_kl", "gold_low", "gold_high", "fall", "seeds", "method"} <= set(table.frame.columns)
     assert "gold_peaks" in {one.name for one in all_tables(records, findings)}
 
 

@@ -104,7 +104,7 @@ def test_all_files_are_there(rendered: tuple[Built, dict[str, bytes]]) -> None:
     drawn = [name for name in figures.FIGURES if name not in of_others]
     wanted |= {f"figures/{name}{suffix}" for name in drawn for suffix in (".svg", ".png", ".pdf", ".csv")}
     tables = ["claims", "arms", "completions", "robust", "effects", "sensitivity", "matched_kl", "alarms"]
-    tables += ["health"]
+    tables += ["gold_peaks", "health"]
     tables += ["verdicts", "statuses", "cost", "trials", "upstream", "coverage"]
     wanted |= {f"tables/{name}{suffix}" for name in tables for suffix in (".csv", ".md", ".tex")}
     assert set(files) == wanted
