@@ -147,7 +147,7 @@ def repetition(tokens: Sequence[int]) -> Floats:
     >>> repetition([7, 8, 7, 7]).tolist()
     [0.0, 0.0, 0.3333333333333333, 0.5]
     """
-    different, seen = [], set[int]()
+    different, seen = list[int](), set[int]()
     for token in tokens:
         seen.add(token)
         different.append(len(seen))

@@ -238,9 +238,10 @@ def _judged_alone(content: dict[str, Any]) -> dict[str, Any]:
     config, stages = content.get("config") or {}, content.get("stages") or {}
     if "reward" not in stages or "judge" in stages:  # an imported record has no stages, and any configuration
         return content
-    if config["judge"]["kind"] != "auto" or config["data"]["source"] == "builtin":
+    judge, data = config.get("judge") or {}, config.get("data") or {}
+    if judge.get("kind") != "auto" or data.get("source", "builtin") == "builtin":
         return content
-    return _of_today({**content, "config": {**config, "judge": {**config["judge"], "kind": "lexicon"}}})
+    return _of_today({**content, "config": {**config, "judge": {**judge, "kind": "lexicon"}}})
 
 
 def _is_older(config: Mapping[str, Any]) -> bool:

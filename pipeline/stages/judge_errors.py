@@ -87,13 +87,12 @@ ATTACKS: dict[str, Attack] = {
 def errors(openings: Sequence[Opening], guard: Guard, lexicon: Lexicon, seed: int) -> pd.DataFrame:
     """A row per text and kind (`real` or an attack): text (number), kind, label, faults, lexicon (score without the
     guard), score."""
-    rng, rows = np.random.default_rng([seed, 6]), []
+    rng, rows = np.random.default_rng([seed, 6]), list[tuple[int, str, int, int, float, float]]()
 
     def add(number: int, kind: str, opening: Opening, completion: str, ended: bool) -> None:
         faults = guard.faults(opening.prompt, completion, ended)
         plain = lexicon.score(opening.prompt + completion)
-        score = guarded(plain, faults)
-        rows.append((number, kind, opening.label, faults, plain, score))
+        rows.append((number, kind, opening.label, faults, plain, guarded(plain, faults)))
 
     for number, opening in enumerate(openings):
         add(number, "real", opening, opening.completion, opening.ended)
