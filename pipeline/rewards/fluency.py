@@ -29,8 +29,8 @@ from pipeline.run.layout import write_json
 # Which measures find attacks, on 300 held-out IMDb reviews, 32 tokens after a prompt; each threshold is one that 1 %
 # of 1,598 other reviews are beyond. The mean of ln P finds 99 % of strings of praise and 72 % of texts with shuffled
 # words; relative to the words' frequencies (SLOR, Kann et al. 2018) it finds 55 % and 78 %. Repeated tokens find 98 %
-# of strings of praise, 78 % of praise between function words (ln P: 94 %), and all loops; repeated pairs find 25 %, 3
-# % and all.
+# of strings of praise, 78 % of praise between function words (ln P: 94 %), and all loops; repeated pairs find 25 %,
+# 3 % and all.
 SHARE = 0.01
 """Of real texts that lie beyond one threshold, at most."""
 FEWEST = 99
@@ -156,4 +156,5 @@ def repetition(tokens: Sequence[int]) -> Floats:
     for token in tokens:
         seen.add(token)
         different.append(len(seen))
-    return 1 - np.array(different, dtype=np.float64) / np.arange(1, len(different) + 1)
+    places = np.arange(1, len(different) + 1)
+    return (places - np.array(different, dtype=np.float64)) / places
