@@ -6,12 +6,11 @@ name the stages whose artifacts it needs, so the edges are the signature. A para
 only some trials have (`Stage.only`); in the others it is no input and part of no key. A stage can be repeated in rounds
 (`Stage.rounds`): its parameter ``last_train`` is the stage ``train`` of the round before, which the first round has
 not. The last round has the plain name, those before it are ``train-1``, ``train-2``: who asks for ``train`` gets what
-the trial ended with. A function given as
-"module:function" is imported when it has to run and not before: to plan, its signature is read from the source. Its
-identity (the key of its artifact) is the hash of its name, the sections of the configuration that it declares, the
-precision that its networks compute in, the digests of its inputs' outputs, and the code that it declares. A stage sees
-only what it declares: reading another section is an `AttributeError`, so nothing can influence a result without being
-part of its key.
+the trial ended with. A function given as "module:function" is imported when it has to run and not before: to plan, its
+signature is read from the source. Its identity (the key of its artifact) is the hash of its name, the sections of the
+configuration that it declares, the precision that its networks compute in, the digests of its inputs' outputs, and the
+code that it declares. A stage sees only what it declares: reading another section is an `AttributeError`, so nothing
+can influence a result without being part of its key.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def one_process(
         restore_critic(actor, critic.path / "critic.safetensors")
     reference = freeze(load_reference(sft, "none", device)) if cfg.adapter.kind == "none" else WithoutAdapter(actor.lm)
     part = round_of(cfg, out, device, ledger, reward, last_train)
-    beside = [] if cfg.adapter.kind == "lora" else [reference]
+    beside: list[Any] = [] if cfg.adapter.kind == "lora" else [reference]
     beside += [] if part is None or part.start is None else [part.start]
     judges = [network for one in (gold, *further.values()) for network in one.networks]
     meter([*actor.networks, *beside, *proxy.networks, *judges], ledger.work)

@@ -115,7 +115,8 @@ class Measured:
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Measured:
         """Every grid changed alike."""
-        return Measured(*(None if grid is None else change(grid) for grid in vars(self).values()))
+        always = (change(self.logprobs), change(self.ref_logprobs), change(self.kl), change(self.entropy))
+        return Measured(*always, *(None if grid is None else change(grid) for grid in (self.values, self.start_kl)))
 
 
 def score_in_parts(context: RolloutContext, episodes: Episodes, rows: Sequence[int]) -> Scores:
