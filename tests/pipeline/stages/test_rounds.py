@@ -17,6 +17,7 @@ from pipeline.run.metrics_log import merged
 from pipeline.run.store import Artifact
 from pipeline.stages.preference_pairs import split_prompts
 from pipeline.stages.reward_round import TEMPERATURE, Collection
+from pipeline.stages.rounds import carried_on, has_ended, name_of
 from pipeline.trial import TrialOutcome, plan_trial, run_trial
 
 ROUND_KL = "objective/round_kl_per_token"
@@ -62,6 +63,21 @@ def test_an_annotator_is_as_exact_in_a_later_round_as_in_the_first() -> None:
     later = Collection.of(2, earlier, artifact("train", round={"number": 1}))
     assert later.temperature(gold, cfg, "") == 0.7
     assert later.temperature(gold, cfg, "part/") == 0.9
+
+
+def test_a_round_of_a_trial_that_has_ended_leaves_what_the_round_before_left(tmp_path: Path) -> None:
+    for name in ("policy/weights", "log/cost.json", "manifest.json"):
+        (tmp_path / "last" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "last" / name).write_text(name)
+    meta = {"status": "budget", "cap": {"key": "wall_clock_h"}, "note": "old", "round": {"number": 1, "count": 3}}
+    last = Artifact("train-1", "key", tmp_path / "last", "d" * 64, meta)
+    assert (has_ended(last), has_ended(None)) == (True, False)
+    assert not has_ended(artifact("train", status="complete"))
+    found = carried_on(last, tmp_path / "out")
+    assert found == {**meta, "note": "the trial has ended before", "round": {"number": 2, "count": 3}}
+    files = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert files == {"policy/weights", "log/cost.json"}, "its manifest is its own"
+    assert name_of(last) == f"train-1/{'d' * 20}"
 
 
 def test_every_round_is_a_reward_and_a_training(outcome: TrialOutcome, smoke_layout: Layout) -> None:
