@@ -215,6 +215,11 @@ class RewardConfig(Scorer):
                 f"ensemble {self.ensemble}: its models are brought to one scale by their scores, and kind 'pairwise'"
                 " has none; use ensemble: 1, or kind: learned"
             )
+        if self.ensemble > 1 and self.against != "none":
+            raise ValueError(
+                f"ensemble {self.ensemble}: how far its models disagree is not known of a score less that of opponents,"
+                f" and against is '{self.against}'; use against: none, or ensemble: 1"
+            )
         if self.ensemble > 1 and DISAGREEMENT in self.parts:
             raise ValueError(f"parts: an ensemble calls its spread '{DISAGREEMENT}'; give the part another name")
         self.sizes()

@@ -116,7 +116,7 @@ class TrialConfig(Section):
     @property
     def needs_judge(self) -> bool:
         """Whether the trial has the stage `judge`."""
-        return self.gold.kind == GUARDED
+        return bool(self.gold.kind == GUARDED)
 
     @property
     def gradient_steps(self) -> int:

@@ -34,8 +34,9 @@ class Completions:
 class Reward(Protocol):
     """A score for every completion."""
 
-    networks: Sequence[Any]
-    """What it computes with, for those who count the work."""
+    @property
+    def networks(self) -> Sequence[Any]:
+        """What it computes with, for those who count the work."""
 
     def __call__(self, completions: Completions) -> Tensor:
         """(B,) float32 on the CPU, finite; higher is better."""

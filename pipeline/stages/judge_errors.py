@@ -114,7 +114,7 @@ def rates(table: pd.DataFrame) -> dict[str, Any]:
         if kind != "real":
             for name, column in (("wins", "score"), ("wins_lexicon", "lexicon")):
                 above = np.sign(own[column] - real[column])
-                found |= _rate(f"{kind}/{name}", (above + 1) / 2)
+                found |= _rate(f"{kind}/{name}", pd.Series((above + 1) / 2))
     return found
 
 

@@ -38,7 +38,13 @@ def gold_peaks(records: StudyRecords) -> tuple[ArmPeak, ...]:
             if own is not None:
                 found.setdefault(arm, {})[number] = own
     return tuple(
-        ArmPeak(arm, *(_over_chains(records, trials, key) for key in ("root_kl", "value", "fall")), trials)
+        ArmPeak(
+            arm,
+            _over_chains(records, trials, "root_kl"),
+            _over_chains(records, trials, "value"),
+            _over_chains(records, trials, "fall"),
+            trials,
+        )
         for arm, trials in found.items()
     )
 

@@ -72,8 +72,8 @@ def _outcomes(metric: str, folder: StudyFolder, record: TrialRecord) -> Outcomes
             return f"no interval: the trial left no outcomes by prompt of {metric}"
         table = file.read(wanted, use_threads=False)
     # As lists: pyarrow imports pandas to make an array. What an imported prompt lacks is None or NaN.
-    columns = [[math.nan if value is None else float(value) for value in table[key].to_pylist()] for key in wanted[1:]]
-    values = np.array([*columns, [1.0] * table.num_rows][:2])
+    numbers = [[math.nan if value is None else float(value) for value in table[key].to_pylist()] for key in wanted[1:]]
+    values = np.array([*numbers, [1.0] * table.num_rows][:2])
     whole = np.isfinite(values).all(0)
     prompts = np.array(table["prompt_id"].to_pylist(), dtype=np.int64)
     return Outcomes(prompts[whole], values[0, whole], values[1, whole])

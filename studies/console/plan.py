@@ -195,8 +195,8 @@ def stage_table(planned: Sequence[tuple[Cell, Sequence[StagePlan]]]) -> Table:
     ):
         state = Text("cached", style="dim") if cached else Text("will run", style="bold")
         first = next(iter(keys))
-        known = isinstance(first, str) and first not in labels
-        artifact = f"{len(keys)} artifacts" if len(keys) > 1 else first if known else "-"
+        only = first if isinstance(first, str) and first not in labels else "-"
+        artifact = f"{len(keys)} artifacts" if len(keys) > 1 else only
         owner = labels[0] if len(labels) == 1 else f"{len(labels)} trials"
         table.add_row(Text(stage), Text(artifact), Text(owner), state, Text(why))
     return table

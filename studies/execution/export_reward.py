@@ -55,7 +55,7 @@ def _part(run: str, meta: Mapping[str, Any], part: str | None) -> tuple[str, Map
         raise UserError(f"run '{run}': its reward was not trained here (kind {kinds}), so there is nothing to export")
     if part is None and len(learned) == 1:
         return next(iter(learned.items()))
-    if part not in learned:
+    if part is None or part not in learned:
         raise UserError(f"run '{run}': --part ({part or 'not given'}): its learned parts are {', '.join(learned)}")
     return part, learned[part]
 
