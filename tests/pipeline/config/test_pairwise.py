@@ -23,6 +23,11 @@ PARTS = {"good": {"kind": "pairwise"}, "short": {"kind": "lexicon", "weight": -0
             r"reward\.parts\.good\.kind 'pairwise' compares two answers, and reward\.against is 'none'",
         ),
         ({**PAIRWISE, "reward.dimension": 3}, r"reward\.dimension = 3: must be a multiple of 2"),
+        ({**PAIRWISE, "reward.ensemble": 3}, r"by their scores, and kind 'pairwise' has none"),
+        (
+            {"reward.against": "reference", "reward.ensemble": 3},
+            r"a score less that of opponents, and against is 'reference'",
+        ),
         ({"reward.against": "refrence"}, r"did you mean 'reference'\?"),
         ({**PAIRWISE, **CRITIC}, r"needs a reward that is a network with a score, reward\.kind is 'pairwise'"),
         (
