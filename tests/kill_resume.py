@@ -51,6 +51,12 @@ CONTROLS: dict[str, dict[str, Any]] = {
         "critic.quantize": "8bit",
     },
     "two rounds": {"reward.rounds": 2},
+    "floor": {
+        "reward.kind": "composite",
+        "reward.parts": {"learned": {"kind": "learned"}, "words": {"kind": "lexicon", "weight": 0.0}},
+        "floor.part": "words",
+        "floor.at": 1.0,
+    },
     "replayed targets": {"critic.target": "replay", "replay.share": 0.5},
     **{name: {"algorithm": name} for name in PRESETS if name not in ("ppo", "best_of_n")},
 }

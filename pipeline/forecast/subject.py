@@ -8,7 +8,6 @@ from typing import Literal
 
 from pipeline.config.pairs import given
 from pipeline.config.trial import TrialConfig
-from pipeline.forecast.policy_shape import scratch_shape
 from pipeline.forecast.shapes import ScorerShape, Shape
 
 Device = Literal["cpu", "cuda"]
@@ -36,6 +35,10 @@ class ForecastSubject:
     @property
     def reward_shape(self) -> Shape:
         """Of a reward model: the policy's, or that of a scratch trunk."""
+        from pipeline.forecast.policy_shape import (
+            scratch_shape,  # imports torch, which a plan of cached trials does not
+        )
+
         reward = self.config.reward
         scratch = scratch_shape(reward.sizes(), self.shape.vocab) if reward.trunk == "scratch" else None
         return scratch or self.shape

@@ -18,7 +18,7 @@ from pipeline.config.base import Section
 from pipeline.config.effects import needs
 from pipeline.config.loading import MAPPINGS, load_config, profile_names
 from pipeline.config.presets import NAME, SHORT
-from pipeline.config.rewards import RewardConfig
+from pipeline.config.rewards import JudgeConfig, RewardConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.run.layout import SAFE_NAME
 from pipeline.run.metrics import FAMILIES, METRICS
@@ -66,7 +66,7 @@ def study_schema() -> dict[str, Any]:
         "properties": {key: {"$ref": "#/$defs/Dimension", **_words(knob)} for key, knob in knobs.items()},
         **_inside({"$ref": "#/$defs/Dimension"}),
     }
-    parts |= _plain(RewardConfig.model_json_schema()["$defs"])
+    parts |= _plain({**RewardConfig.model_json_schema()["$defs"], **JudgeConfig.model_json_schema()["$defs"]})
     parts["Dimension"]["oneOf"] = [{"required": ["low", "high"]}, {"required": ["values"]}]
     parts["Constraint"]["oneOf"] = [{"required": ["max"]}, {"required": ["min"]}]
     parts["Evaluation"], parts["Series"] = _metrics(evaluated=True), _metrics(evaluated=False)

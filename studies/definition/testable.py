@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from pipeline.config.presets import ADVANTAGES
 from pipeline.config.replay import has_replay, teaches
+from pipeline.config.rewards import DISAGREEMENT
 from pipeline.config.trial import TrialConfig
 from studies.definition.design import Cell
 from studies.definition.falsifier import EVALUATION, Falsifier
@@ -16,6 +17,8 @@ from studies.definition.schema import Study
 SEEDS = 2
 """Least number of seeds that says how much seeds differ, and so whether a hypothesis holds on others."""
 
+JUDGED = ("objective/gold/", "eval/gold/", "eval/gold_reference/")
+"""Heads of the metrics of further judges, before the judge's name."""
 ONLY_WITH: dict[str, tuple[str, Callable[[TrialConfig], bool]]] = {
     "objective/greedy_reward": (
         "algorithm.advantage: remax",
@@ -85,6 +88,8 @@ ONLY_WITH: dict[str, tuple[str, Callable[[TrialConfig], bool]]] = {
         ("policy/lr", "policy/lr_factor"),
         ("algorithm.trust_region other than trpo", lambda config: config.algorithm.trust_region != "trpo"),
     ),
+    "objective/floor_weight": ("floor.part", lambda config: config.floor.part is not None),
+    "objective/round_kl_per_token": ("reward.rounds above 1", lambda config: config.rounds > 1),
     "policy/update_steps": ("algorithm.target_kl", lambda config: config.algorithm.target_kl is not None),
 }
 """Series that only some configurations record: the key that they need, and whether a configuration has it."""
@@ -102,8 +107,13 @@ def needs(metric: str, config: TrialConfig) -> str | None:
     family, _, part = metric.partition("/")
     if not (config.algorithm.learns or metric.startswith(EVALUATION)):
         return "an algorithm that takes gradient steps"
+    if family == "reward" and part == DISAGREEMENT:
+        return None if config.reward.ensemble > 1 else "reward.ensemble above 1"
     if family == "reward":
         return None if part in config.reward.parts else f"reward.parts.{part}"
+    if metric.startswith(JUDGED):
+        judge = metric.rpartition("/")[2]
+        return None if judge in config.judge.also else f"judge.also.{judge}"
     key, has = ONLY_WITH.get(metric, ("", lambda config: True))
     return None if has(config) else key
 

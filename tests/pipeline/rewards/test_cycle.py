@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline.config.rewards import GUARDED, JudgeConfig, RewardConfig
 from pipeline.config.rewards import JUDGES as WORDS
-from pipeline.config.rewards import JudgeConfig, RewardConfig
 from pipeline.models.policy import Episodes
 from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Completions
@@ -35,7 +35,7 @@ def gap(first: str, second: str) -> float:
 
 
 def test_every_judge_that_the_configuration_knows_can_be_loaded() -> None:
-    assert WORDS.keys() == JUDGES.keys()
+    assert WORDS.keys() == JUDGES.keys() | {GUARDED}, "that one needs what the stage judge made"
     assert isinstance(judge_of(JudgeConfig(kind="cycle"), torch.device("cpu"), Room("rows", 1)), CycleJudge)
 
 
@@ -73,12 +73,12 @@ def test_labels_follow_the_circle() -> None:
     def answers(rows: torch.Tensor, label: str, seed: int) -> Completions:
         return completions(*[texts[label][row % 4] for row in range(len(rows))])
 
-    pairs, gold = judged_pairs(answers, CycleJudge(), 16, RewardConfig(pairs=12, heldout_pairs=4, label_noise=0.0))
+    pairs, gold, _ = judged_pairs(answers, CycleJudge(), 16, RewardConfig(pairs=12, heldout_pairs=4, label_noise=0.0))
     assert pairs.first_wins.all()
     table = pairs.table(gold)
     assert table["ending_first"].tolist()[:4] == [0.0, 1.0, 2.0, 0.0]
     assert table["ending_second"].tolist()[:3] == [1.0, 2.0, 0.0]
-    swapped, _ = judged_pairs(
+    swapped, _, _ = judged_pairs(
         lambda rows, label, seed: answers(rows, {"first": "second", "second": "first"}[label], seed),
         CycleJudge(),
         16,

@@ -57,12 +57,12 @@ def test_rounds_of_pairs_share_the_prompts_and_the_budget_of_one_round() -> None
 
 
 def test_an_annotator_is_as_exact_in_a_later_round_as_in_the_first() -> None:
-    cfg, gold = RewardConfig(label_noise=0.5), torch.tensor([0.0, 2.0])
-    assert Collection(1, 2).temperature(gold, cfg, "") == 0.5
+    cfg, spread = RewardConfig(label_noise=0.5), 3.0
+    assert Collection(1, 2).temperature(spread, cfg, "") == 1.5
     earlier = artifact("reward", **{TEMPERATURE: 0.7, f"part/{TEMPERATURE}": 0.9, "round": {"number": 1}})
     later = Collection.of(2, earlier, artifact("train", round={"number": 1}))
-    assert later.temperature(gold, cfg, "") == 0.7
-    assert later.temperature(gold, cfg, "part/") == 0.9
+    assert later.temperature(spread, cfg, "") == 0.7
+    assert later.temperature(spread, cfg, "part/") == 0.9
 
 
 def test_a_round_of_a_trial_that_has_ended_leaves_what_the_round_before_left(tmp_path: Path) -> None:

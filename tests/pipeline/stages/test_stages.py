@@ -69,6 +69,8 @@ def test_metrics_are_the_declared_ones_and_within_their_bounds(outcome: TrialOut
         "objective/greedy_reward",
         "objective/equal_groups",
         "objective/ent_coef",
+        "objective/floor_weight",
+        "objective/round_kl_per_token",
         "policy/kl_loss",
         "policy/kl_hinge",
         "policy/dual_clipfrac",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tinytrial import CONTROLS, FEW_BITS, LORA_CRITIC, RLOO, Killed, Killer, model, preset, run, trainer
+from tinytrial import CONTROLS, FEW_BITS, FLOOR, LORA_CRITIC, RLOO, Killed, Killer, model, preset, run, trainer
 
 from pipeline.config.names import TRAINING
 from pipeline.config.trial import TrialConfig
@@ -192,6 +192,11 @@ FAR = {**preset("trpo"), "train__steps": 8}
 """With all its iterations a direction so good that the first point of the line search breaks the bound."""
 ONE_PASS = {"algorithm__trust_region": "none", "train__num_epochs": 1, "train__num_mini_batches": 4}
 PERTURBED: dict[str, dict[str, Any]] = {
+    "floor__part": FLOOR,
+    "floor__at": {**FLOOR, "floor__at": -0.4},
+    "floor__lr": {**FLOOR, "floor__lr": 0.5},
+    "floor__weight": {**FLOOR, "floor__weight": 2.0},
+    "floor__max_weight": {**FLOOR, "floor__max_weight": 0.5},
     "algorithm__advantage": {**RLOO, "algorithm__advantage": "group_norm"},
     "algorithm__ratio": {**ONE_PASS, "algorithm__ratio": "none"},
     "algorithm__trust_region": {"algorithm__trust_region": "none"},
@@ -284,6 +289,7 @@ LABELS = {"algorithm__name"}
 """What a preset was called; its settings are knobs of their own."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "base": {},
+    "floor": FLOOR,
     "bonus": {"entropy__coef": 0.5},
     "held": HELD,
     "falling": CONTROLS["falling bonus"],
@@ -312,6 +318,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 """What a knob is compared with: the base, or the setting that it refines."""
 AGAINST = {
+    "floor__at": "floor", "floor__lr": "floor", "floor__weight": "floor", "floor__max_weight": "floor",
     "entropy__control": "bonus", "entropy__coef_end": "falling", "entropy__target": "held", "entropy__horizon": "held",
     "kl__target": "adaptive", "kl__horizon": "adaptive", "kl__beta_end": "linear", "kl__beta_stages": "stages",
     "optimiser__guard_kl": "guard", "optimiser__guard_factor": "guard", "optimiser__guard_steps": "guard",

@@ -215,7 +215,7 @@ def test_arms_complete_every_knob_with_type_bounds_and_words() -> None:
     schema = study_schema()
     knobs = schema["$defs"]["Overrides"]["properties"]
     assert set(knobs) == {*dotted_keys(), "algorithm"} - {SEED_KEY, STOP_KEY}
-    assert all(knob["description"] and ({"type", "enum", "anyOf"} & knob.keys()) for knob in knobs.values())
+    assert all(knob["description"] and ({"type", "enum", "anyOf", "$ref"} & knob.keys()) for knob in knobs.values())
     assert knobs["kl.beta"] == {
         "default": 0.05,
         "minimum": 0.0,
