@@ -134,7 +134,8 @@ def _of_trial(key: str, run: str, layout: Layout, profile: str | None, device: t
     config, folder = TrialConfig.model_validate(record.config), folder_of(layout, record)
     room = Room(f"{key} (texts at once)", AT_ONCE)
     if key == "--judge":
-        judge = judge_of(config.gold, device, room)
+        made = artifact(folder, record, "judge") if config.needs_judge else None
+        judge = judge_of(config.gold, device, room, made)
         return Scorer(lambda prompts, texts: {"": judge(Completions(_no_tokens(len(texts)), prompts, texts))})
     proxy = reward_of(artifact(folder, record, "reward"), device, room)
     tokenizer = load_tokenizer(artifact(folder, record, "prompts").path / "tokenizer")

@@ -12,11 +12,14 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from helpers import Recorder, smoke
 from reward_record import TEXTS, recorded_reward
 
+from pipeline.data.reviews import generate
 from pipeline.data.semantics import judge
 from pipeline.errors import UserError
-from pipeline.run.layout import Layout
+from pipeline.run.layout import Layout, StageRef, write_json
+from pipeline.trial import run_trial
 from studies.execution.export_reward import OFFSET, export_reward
 from studies.execution.score import ROWS, score_file, scorer_of
 
@@ -84,6 +87,23 @@ def test_a_trained_reward_scores_a_text_whatever_is_beside_it(tmp_path: Path) ->
     assert len(set(alone)) == 3
     assert told[0].startswith("reward: 256 of 261 rows, about ")
     assert told[1] == "reward: 261 of 261 rows"
+
+
+def test_a_trials_guarded_judge_scores_with_what_its_stage_made(tmp_path: Path) -> None:
+    layout, texts = Layout(tmp_path / "out"), [review.text for review in generate(700, 5)]
+    pd.DataFrame({"text": texts, "label": 1}).to_csv(tmp_path / "reviews.csv", index=False)
+    local = {"data__source": "local", "data__path": str(tmp_path / "reviews.csv"), "data__heldout_prompts": 32}
+    config = smoke(**local, data__train_prompts=64, evaluate__prompts=32)
+    made = run_trial(config, layout, Recorder(), until="judge").artifacts["judge"]
+    record, folder = recorded_reward(layout), layout.study("made", "smoke")
+    ref = StageRef(key=made.key, path=made.path.relative_to(layout.root).as_posix())
+    changes = {"config": config.model_dump(mode="json"), "stages": {**record.stages, "judge": ref}}
+    guarded = record.model_copy(update=changes)
+    write_json(folder.trial_file("base", 0), guarded.model_dump(mode="json"))
+    rows = [{"prompt": "", "completion": text} for text in (texts[0], "superb superb superb superb superb superb")]
+    found = read(score(write(tmp_path / "a.jsonl", rows), "lexicon", layout=layout, judge="made/base/0"))
+    assert found[0]["gold"] == found[0]["reward"]
+    assert found[1]["gold"] <= -2 < found[1]["reward"]
 
 
 def test_an_ensemble_adds_how_far_its_models_are_apart(tmp_path: Path) -> None:
