@@ -124,6 +124,21 @@ def bar(axes: Axes, row: int, estimate: Estimate, seeds: list[float], style: Arm
     )
 
 
+def crossed(axes: Axes, result: ArmResult, across: str, up: str, style: ArmStyle) -> None:
+    """An arm's estimate of one metric over that of another, with the intervals of both, and its seeds."""
+    x, y = result.estimates[across], result.estimates[up]
+    xs, ys = result.per_seed.get(across, {}), result.per_seed.get(up, {})
+    seeds = [seed for seed in result.seeds if seed in xs and seed in ys]
+    axes.plot(
+        [xs[seed] for seed in seeds], [ys[seed] for seed in seeds], linestyle="", marker=style.marker, ms=3, mfc="none",
+        mec=style.color, mew=0.8, alpha=0.9, zorder=3,
+    )  # fmt: skip
+    axes.errorbar(
+        [x.value], [y.value], xerr=whiskers(x), yerr=whiskers(y), fmt=style.marker, color=style.color,
+        ms=6.5, mec="white", mew=0.7, elinewidth=1.3, capsize=0, zorder=4,
+    )  # fmt: skip
+
+
 def whiskers(estimate: Estimate) -> list[list[float]] | None:
     """Lengths below and above the value, as matplotlib wants them; None without an interval."""
     if estimate.low is None or estimate.high is None:

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from reports.figures.curves import seed_counts
-from reports.figures.forest import INTERVAL_SENTENCE, estimate_rows, whiskers
+from reports.figures.forest import INTERVAL_SENTENCE, crossed, estimate_rows, whiskers
 from reports.figures.style import (
     INK,
     MUTED,
@@ -48,7 +48,8 @@ def frontier(records: StudyRecords, findings: Findings) -> Drawn | None:
     top, bottom = figure.subplots(2, 1, sharex=True)
     for axes, key in ((top, PANELS[0]), (bottom, PANELS[1])):
         for result in arms:
-            _point(axes, result, key, styles[result.arm])
+            if key in result.estimates:
+                crossed(axes, result, X, key, styles[result.arm])
     judged = records.reference_gold()
     for axes, at in ((top, judged[0] if judged else None), (bottom, 0.5)):
         if at is not None:
@@ -191,21 +192,6 @@ def _legend(scores: ReferenceScores | None, chosen: bool) -> list[Line2D]:
             Line2D([], [], marker="s", mfc="white", mec=INK, ms=3.5, linestyle="", label="best of n by the proxy")
         )
     return entries
-
-
-def _point(axes: Axes, result: ArmResult, key: str, style: ArmStyle) -> None:
-    if key not in result.estimates:
-        return
-    x, y = result.estimates[X], result.estimates[key]
-    seeds = [seed for seed in result.seeds if seed in result.per_seed[X] and seed in result.per_seed.get(key, {})]
-    xs, ys = [result.per_seed[X][seed] for seed in seeds], [result.per_seed[key][seed] for seed in seeds]
-    axes.plot(
-        xs, ys, linestyle="", marker=style.marker, ms=3, mfc="none", mec=style.color, mew=0.8, alpha=0.9, zorder=3
-    )
-    axes.errorbar(
-        [x.value], [y.value], xerr=whiskers(x), yerr=whiskers(y), fmt=style.marker, color=style.color,
-        ms=6.5, mec="white", mew=0.7, elinewidth=1.3, capsize=0, zorder=4,
-    )  # fmt: skip
 
 
 def _win_rate_bound(axes: Axes, farthest: float) -> pd.DataFrame:

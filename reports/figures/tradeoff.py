@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import pandas as pd
-from matplotlib.axes import Axes
 
 from reports.figures.curves import seed_counts
-from reports.figures.forest import INTERVAL_SENTENCE, estimate_rows, whiskers
+from reports.figures.forest import INTERVAL_SENTENCE, crossed, estimate_rows
 from reports.figures.style import (
     MUTED,
     SINGLE,
-    ArmStyle,
     Drawn,
     arm_styles,
     legend_columns,
     legend_entry,
     new_figure,
 )
-from reports.findings.findings import ArmResult, Findings
+from reports.findings.findings import Findings
 from reports.records.load import StudyRecords
 from reports.text.words import name, number
 
@@ -40,7 +38,7 @@ def tradeoff(records: StudyRecords, findings: Findings) -> Drawn | None:
     judged = records.reference_gold()
     for axes, key in zip(panels, keys, strict=True):
         for result in arms:
-            _point(axes, result, key, styles[result.arm])
+            crossed(axes, result, key, Y, styles[result.arm])
         at = [result.estimates[key.replace(FURTHER, REFERENCE)].value for result in arms]
         if judged and at:
             axes.plot([sum(at) / len(at)], [judged[0]], marker="o", mfc="white", mec=MUTED, ms=5, zorder=5)
@@ -62,17 +60,3 @@ def tradeoff(records: StudyRecords, findings: Findings) -> Drawn | None:
     )
     data = pd.concat([estimate_rows(result, (Y, *keys)) for result in arms], ignore_index=True)
     return Drawn(figure, data, "What two judges say of each arm", caption, alt + ".")
-
-
-def _point(axes: Axes, result: ArmResult, key: str, style: ArmStyle) -> None:
-    x, y = result.estimates[key], result.estimates[Y]
-    across, up = result.per_seed.get(key, {}), result.per_seed.get(Y, {})
-    seeds = [seed for seed in result.seeds if seed in across and seed in up]
-    axes.plot(
-        [across[seed] for seed in seeds], [up[seed] for seed in seeds], linestyle="", marker=style.marker, ms=3,
-        mfc="none", mec=style.color, mew=0.8, alpha=0.9, zorder=3,
-    )  # fmt: skip
-    axes.errorbar(
-        [x.value], [y.value], xerr=whiskers(x), yerr=whiskers(y), fmt=style.marker, color=style.color, ms=6.5,
-        mec="white", mew=0.7, elinewidth=1.3, zorder=4,
-    )  # fmt: skip
