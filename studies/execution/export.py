@@ -6,7 +6,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -254,6 +254,11 @@ def _figures(record: TrialRecord, prompts: Path) -> Iterable[str]:
 
 
 def _recipe(config: dict[str, Any]) -> Iterable[str]:
-    for key, value in flatten({section: config[section] for section in ("data", "model", "sft", "reward", *TRAINING)}):
-        if key not in ("data.path", "model.base") or not (isinstance(value, str) and Path(value).is_absolute()):
+    return recipe_rows({section: config[section] for section in ("data", "model", "sft", "reward", *TRAINING)})
+
+
+def recipe_rows(sections: Mapping[str, Any]) -> Iterator[str]:
+    """Rows of a table of settings. Absolute paths stay out of a folder that may be published."""
+    for key, value in flatten(sections):
+        if not (isinstance(value, str) and Path(value).is_absolute()):
             yield f"| {key} | {value} |"

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.trial import flatten
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout, TrialRecord
 from pipeline.stages.common import member_folders, part_folder
-from studies.execution.export import copy_files, new_folder
+from studies.execution.export import copy_files, new_folder, recipe_rows
 from studies.execution.recorded import artifact, find_trial, folder_of
 
 OFFSET = "reward_offset"
@@ -136,12 +135,6 @@ def _card(record: TrialRecord, meta: Mapping[str, Any], part: str, mean: float, 
         for key, title in (("accuracy", "agrees with the labels"), ("accuracy_gold", "agrees with the judge"))
         if f"{prefix}{key}_low" in meta
     ]
-    recipe = dict(flatten({"reward": {**record.config["reward"], "parts": {}}}))
-    rows = [
-        f"| {key} | {value} |"
-        for key, value in recipe.items()
-        if not (isinstance(value, str) and Path(value).is_absolute())
-    ]
     lines = [
         "---",
         "library_name: transformers",
@@ -186,7 +179,7 @@ def _card(record: TrialRecord, meta: Mapping[str, Any], part: str, mean: float, 
         "",
         "| key | value |",
         "| --- | --- |",
-        *rows,
+        *recipe_rows({"reward": {**record.config["reward"], "parts": {}}}),
         "",
         "## Limits",
         "",
