@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from pydantic import Field
 
-from pipeline.config.base import NonNegative, Section, StrictlyPositive
-
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+from pipeline.config.base import Finite, NonNegative, Section, StrictlyPositive
 
 
 class FloorConfig(Section):

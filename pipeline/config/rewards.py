@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.config.base import NonNegative, Positive, Section, StrictlyPositive
+from pipeline.config.base import Finite, NonNegative, Positive, Section, StrictlyPositive
 from pipeline.config.model import ModelConfig
 from pipeline.config.names import nearest
 from pipeline.config.ocr import OcrConfig
@@ -88,9 +88,7 @@ class PartConfig(Scorer):
     """One part of a composite reward. Learned parts are trained by the settings of the reward."""
 
     kind: Literal[*LEARNED, *READY] = Field(description="see reward.kind")  # type: ignore[valid-type]
-    weight: Annotated[float, Field(allow_inf_nan=False)] = Field(
-        1.0, description="of the calibrated part in the sum; negative: less is better"
-    )
+    weight: Finite = Field(1.0, description="of the calibrated part in the sum; negative: less is better")
     preferences: str = Field("judge", description="see reward.preferences")
 
     @model_validator(mode="after")
@@ -121,7 +119,8 @@ class RewardConfig(Scorer):
         4, description="answers of the reference to each training and held-out prompt, for against: reference"
     )
     dimension: Annotated[int, Field(ge=2, multiple_of=2)] = Field(
-        4, description="pairwise: numbers of an answer's vector, two for each block; a cycle needs two"
+        4,
+        description="pairwise: length of the vector of an answer, an even number; one circle of preferences needs two",
     )
     parts: dict[PartName, PartConfig] = Field(
         {}, description="composite: its parts by name; each is calibrated, then weighed and added"
@@ -179,9 +178,15 @@ class RewardConfig(Scorer):
             " reward.uncertainty_weight x variance)"
         ),
     )
-    worst_k: Annotated[int, Field(ge=2)] = Field(2, description="members in the mean of combine: worst_k")
+    worst_k: Annotated[int, Field(ge=2)] = Field(
+        2, description="combine: worst_k: how many of the lowest scores are averaged"
+    )
     uncertainty_weight: StrictlyPositive = Field(
-        0.5, description="of the variance over members in combine: uncertainty, in 1 / std of reference samples"
+        0.5,
+        description=(
+            "combine: uncertainty: weight of the variance over the models, which is subtracted from their mean [1 / std"
+            " of reference samples]"
+        ),
     )
     epochs: Positive = Field(2, description="passes over the pairs")
     batch_size: Positive = Field(64, description="pairs in one step")

@@ -5,7 +5,7 @@ A learned reward is made by the reward stage and loaded from its artifact (`pipe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -33,13 +33,15 @@ JUDGES: dict[str, Load] = {**READY, "cycle": cycle.load}
 def ready(section: str, kind: str, cfg: Scorer, device: torch.device, room: Room) -> Reward:
     """The scorer of a kind. Raises `ValueError` for a kind that is no such scorer: `learned` is trained, `auto` stands
     for another kind."""
-    if kind not in READY:
-        raise ValueError(f"{section}: unknown kind of scorer '{kind}'; there are: {', '.join(READY)}")
-    return READY[kind](section, cfg, device, room)
+    return _load(READY, section, kind, cfg, device, room)
 
 
 def judge(section: str, kind: str, cfg: Scorer, device: torch.device, room: Room) -> Reward:
     """The gold judge of a kind. Raises `ValueError` for a kind that is no judge."""
-    if kind not in JUDGES:
-        raise ValueError(f"{section}: unknown kind of scorer '{kind}'; there are: {', '.join(JUDGES)}")
-    return JUDGES[kind](section, cfg, device, room)
+    return _load(JUDGES, section, kind, cfg, device, room)
+
+
+def _load(kinds: Mapping[str, Load], section: str, kind: str, cfg: Scorer, device: torch.device, room: Room) -> Reward:
+    if kind not in kinds:
+        raise ValueError(f"{section}: unknown kind of scorer '{kind}'; there are: {', '.join(kinds)}")
+    return kinds[kind](section, cfg, device, room)

@@ -12,11 +12,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline.config.base import Positive, Section
+from pipeline.config.base import Finite, Positive, Section
 from pipeline.config.names import nearest
 from pipeline.config.train import StopRule
 from pipeline.run.metrics import METRICS, PER_PROMPT, known, per_prompt
-from studies.definition.space import Finite
 
 EXACT_KL = "objective/kl_exact_per_token"
 """What falsifiers speak of by default: the k1 estimate of a small KL is mostly noise, and a single record of it can

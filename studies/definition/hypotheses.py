@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline.config.base import Section
-from studies.definition.space import Finite
+from pipeline.config.base import Finite, Section
 
 Expected = Literal["higher", "lower", "equal"]
 Weights = dict[str, float]

@@ -6,12 +6,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from pipeline.config.base import Positive, Section
+from pipeline.config.base import Finite, Positive, Section
 from pipeline.config.train import StopRule
 from pipeline.run.metrics import METRICS, known
 
 Seed = Annotated[int, Field(ge=0, strict=True)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 def several(seeds: Any) -> Any:
