@@ -144,6 +144,7 @@ UNTRAINED = (
 )  # fmt: skip
 """Keys of the sections of training that act, or are set by a study, where nothing is trained as well. All others of
 these sections need `LEARNS` beside what `ACTS` says."""
+RANKINGS = Condition("reward.ranked above 2", lambda config: config.reward.ranked > 2, "reward.ranked")
 ROUNDS = Condition("reward.rounds above 1", lambda config: config.rounds > 1, "reward.rounds")
 TRUNK_LEARNS = Condition(
     "critic.vf_coef or critic.pretraining_steps above 0",
@@ -178,6 +179,7 @@ ACTS: dict[str, tuple[Condition, ...]] = {
     **dict.fromkeys(
         (
             "reward.pairs",
+            "reward.ranked",
             "reward.heldout_pairs",
             "reward.pairs_seed",
             "reward.epochs",
@@ -186,6 +188,7 @@ ACTS: dict[str, tuple[Condition, ...]] = {
         ),
         (LEARNED,),
     ),
+    "reward.ranking_loss": (RANKINGS, LEARNED),
     "reward.label_noise": (JUDGED,),
     **dict.fromkeys(("reward.trunk", "reward.ensemble"), (LEARNED,)),
     **dict.fromkeys(

@@ -130,10 +130,24 @@ class RewardConfig(Scorer):
         description=(
             "learned, pairwise: pairs sampled from the reference and judged with noise (judge; judge:NAME: by that one"
             " of judge.also), positive against negative reviews (labels), or a file or folder of parquet or JSONL with"
-            " `prompt,chosen,rejected`"
+            " `prompt,chosen,rejected` (for ranked above 2 `prompt,completions,ranks`)"
         ),
     )
     pairs: Positive = Field(4_096, description="preference pairs to train on; of labels and files, at most")
+    ranked: Annotated[int, Field(ge=2)] = Field(
+        2,
+        description=(
+            "K answers to a prompt that the judge, or a file with `prompt,completions,ranks`, puts in order; 2: pairs."
+            " A ranking counts as K (K - 1) / 2 of the pairs"
+        ),
+    )
+    ranking_loss: Literal["all_pairs", "plackett_luce"] = Field(
+        "all_pairs",
+        description=(
+            "of rankings. all_pairs: the loss of pairs, mean over all pairs of a ranking; plackett_luce: -log P of the"
+            " whole order"
+        ),
+    )
     rounds: Positive = Field(
         1,
         description=(
@@ -189,7 +203,7 @@ class RewardConfig(Scorer):
         ),
     )
     epochs: Positive = Field(2, description="passes over the pairs")
-    batch_size: Positive = Field(64, description="pairs in one step")
+    batch_size: Positive = Field(64, description="pairs in one step; of rankings as many as have no more pairs")
     lr: StrictlyPositive = Field(1e-3, description="peak learning rate")
     pairs_seed: int = Field(0, description="of the preference pairs: which are sampled, and their labels")
     seed: int = Field(0, description="of the reward model: its initialisation, the order of its training, its scale")
@@ -238,6 +252,21 @@ class RewardConfig(Scorer):
             heads=self.heads,
             intermediate_size=self.intermediate_size,
         )
+
+    @property
+    def comparisons(self) -> int:
+        """Pairs in one ranking."""
+        return self.ranked * (self.ranked - 1) // 2
+
+    @property
+    def rankings(self) -> int:
+        """Rankings to train on."""
+        return self.pairs // self.comparisons
+
+    @property
+    def rankings_in_step(self) -> int:
+        """Rankings that make `batch_size` pairs or the next fewer, at least one."""
+        return max(self.batch_size // self.comparisons, 1)
 
     def scorers(self) -> dict[str, PartConfig]:
         """The parts by name; of a reward that is no composite, itself under the name ``reward``."""

@@ -23,6 +23,7 @@ from pipeline.config.model import ModelConfig, SftConfig
 from pipeline.config.networks import AdapterConfig, CriticConfig
 from pipeline.config.pairs import check_pairs
 from pipeline.config.presets import ADVANTAGES, check_natural_step, check_needs
+from pipeline.config.rankings import check_rankings
 from pipeline.config.replay import ReplayConfig, teaches
 from pipeline.config.rewards import GUARDED, LEARNED, JudgeConfig, RewardConfig, Scorer
 from pipeline.config.rounds import check_rounds, rounds_of
@@ -182,6 +183,7 @@ class TrialConfig(Section):
         check_needs(self.algorithm.advantage, self.critic.kind, self.train.responses_per_prompt)
         check_pairs(self)
         check_rounds(self)
+        check_rankings(self)
         if self.algorithm.ratio == "none" and self.train.num_epochs > 1 and not self.kl.squares_throughout:
             unless = ", or a kl.beta above 0 in every update" * self.kl.by_sequence
             raise ValueError(

@@ -17,6 +17,7 @@ from pipeline.run.store import file_digest
 FORMATS = ("parquet", "csv", "jsonl")
 TEXT_COLUMNS = ("text", "label")
 PAIR_COLUMNS = ("prompt", "chosen", "rejected")
+RANKING_COLUMNS = ("prompt", "completions", "ranks")
 HELDOUT_SHARE = 10
 """One of so many rows is held out when a source has no test split of its own."""
 
@@ -101,6 +102,28 @@ def _read(path: Path, columns: Sequence[str]) -> Any:
     return frame[list(columns)]
 
 
+def numbered_rows(path: Path, columns: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
+    """The named columns row by row as Python objects, each row with its place in words, from 1; of formats that hold
+    lists.
+
+    Raises `UserError` as `read_splits` does, for a row of JSONL that lacks a column, and for CSV.
+    """
+    import pandas as pd
+
+    if path.suffix == ".csv":
+        raise UserError(f"{path}: CSV holds no lists; use parquet or JSONL")
+    with _readable(path):
+        if path.suffix == ".parquet":
+            frame = pd.read_parquet(path)
+            require(columns, list(frame.columns), str(path))
+            records: list[Any] = frame[list(columns)].to_dict("records")
+            return [(f"row {number}", row) for number, row in enumerate(records, 1)]
+        rows = [(f"line {number}", row) for number, row in _numbered_lines(path)]
+    for place, row in rows:
+        require(columns, list(row), f"{path}, {place}")
+    return rows
+
+
 def _header(path: Path, columns: Sequence[str]) -> list[str]:
     """The columns of a table. JSONL has those of all its rows together; no more rows are read than show all of
     `columns`."""
@@ -134,13 +157,17 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    return (row for _, row in _numbered_lines(path))
+
+
+def _numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     with path.open(encoding=_encoding(path)) as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 row = json.loads(line)
                 if not isinstance(row, dict):
                     raise ValueError(f"line {number} is {type(row).__name__} and no object")
-                yield row
+                yield number, row
 
 
 def _encoding(path: Path) -> str:

@@ -1,7 +1,8 @@
-"""Preference pairs of the user's: prompt, chosen, rejected."""
+"""Preferences of the user's: pairs as prompt, chosen, rejected, and rankings as prompt, completions, ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pandas as pd
 
 from pipeline.data.cleaning import clean
 from pipeline.data.files import HELDOUT_SHARE, PAIR_COLUMNS, read_splits
+from pipeline.data.rankings import rankings_of
 from pipeline.errors import UserError
 
 
@@ -20,7 +22,26 @@ def read_preferences(path: Path, key: str) -> tuple[pd.DataFrame, str]:
     """
     splits = read_splits(path, key, PAIR_COLUMNS)
     rows = sum(map(len, splits.values()))
-    frames = {split: _clean(frame) for split, frame in splits.items()}
+    pairs = with_heldout({split: _clean(frame) for split, frame in splits.items()}, rows, path, key)
+    return pairs, _left_out(rows, len(pairs))
+
+
+def read_rankings(path: Path, key: str, ranked: int) -> tuple[pd.DataFrame, str]:
+    """The same of rankings: prompt, completions (`ranked` texts, best first), heldout.
+
+    Raises `UserError` also for rows that are no rankings of so many texts, with their lines.
+    """
+    splits = rankings_of(path, key, ranked)
+    rows = sum(map(len, splits.values()))
+    rankings = with_heldout({split: _distinct(found) for split, found in splits.items()}, rows, path, key, "rankings")
+    return rankings, _left_out(rows, len(rankings))
+
+
+def with_heldout(frames: dict[str, pd.DataFrame], rows: int, path: Path, key: str, what: str = "pairs") -> pd.DataFrame:
+    """Both halves in one table with the column `heldout`: no `_group` is in both.
+
+    `rows`: how many were read. Raises `UserError` where one half is empty.
+    """
     if "test" in frames:
         heldout = frames["test"]
         train = frames["train"][~frames["train"]["_group"].isin(set(heldout["_group"]))]
@@ -30,15 +51,28 @@ def read_preferences(path: Path, key: str) -> tuple[pd.DataFrame, str]:
         train, heldout = frames["train"][~kept], frames["train"][kept]
     if train.empty or heldout.empty:
         raise UserError(
-            f"{key} = '{path}': {rows} rows leave {len(train)} pairs to train on and {len(heldout)} held out; more are"
-            " needed"
+            f"{key} = '{path}': {rows} rows leave {len(train)} {what} to train on and {len(heldout)} held out; more"
+            " are needed"
         )
-    pairs = pd.concat([train.assign(heldout=False), heldout.assign(heldout=True)], ignore_index=True)
-    left_out = rows - len(pairs)
-    return (
-        pairs.drop(columns="_group"),
-        f"{rows} rows read, {left_out} left out (empty, equal sides, repeated, or in both splits)",
-    )
+    both = pd.concat([train.assign(heldout=False), heldout.assign(heldout=True)], ignore_index=True)
+    return both.drop(columns="_group")
+
+
+def _left_out(rows: int, kept: int) -> str:
+    return f"{rows} rows read, {rows - kept} left out (empty, equal texts, repeated, or in both splits)"
+
+
+def _distinct(rankings: Iterable[tuple[str, list[str]]]) -> pd.DataFrame:
+    """Distinct rankings, cleaned, whose texts all differ; `_group` as in `_clean`."""
+    rows: dict[tuple[str, ...], tuple[str, list[str]]] = {}
+    for prompt, texts in rankings:
+        opening = clean(prompt)
+        cleaned = [clean(prompt + text).removeprefix(opening) for text in texts]
+        if all(text.strip() for text in cleaned) and len(set(cleaned)) == len(cleaned):
+            rows.setdefault((opening, *cleaned), (opening, cleaned))
+    prompts, completions = [prompt for prompt, _ in rows.values()], [texts for _, texts in rows.values()]
+    groups = [prompt or texts[0] for prompt, texts in rows.values()]
+    return pd.DataFrame({"prompt": prompts, "completions": completions, "_group": groups})
 
 
 def _clean(frame: Any) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from pipeline.config.trial import TrialConfig
 from pipeline.forecast.shapes import Shape
 from pipeline.forecast.subject import FROZEN_BYTES, ForecastSubject, Trained
 from pipeline.models import cpu
-from pipeline.resources.chunking import chunk_tokens, pair_rows, text_rows
+from pipeline.resources.chunking import chunk_tokens, ranking_rows, text_rows
 from pipeline.resources.device import built_for_cards
 from pipeline.resources.machine import GIB
 
@@ -87,7 +87,7 @@ def _reward(trial: ForecastSubject) -> list[tuple[Parts, Parts]]:
             # Sorted by length: little of them is padding.
             episode = trial.mean_prompt + trial.config.train.response_length
             tokens = int(episode) if is_judged(part.preferences) else cfg.max_tokens
-            rows = 2 * pair_rows(cfg.batch_size, tokens, trial.on_card)
+            rows = cfg.ranked * ranking_rows(cfg.rankings_in_step, cfg.ranked, tokens, trial.on_card)
             fitted = {**lasting, "gradients": 4.0 * shape.trunk, "optimiser": 8.0 * shape.trunk}
             phases.append(
                 (

@@ -20,7 +20,7 @@ from pipeline.forecast.ocr import reading_hours
 from pipeline.forecast.sampling import answering_hours, opponents_hours, sampling, values_hours
 from pipeline.forecast.shapes import Shape
 from pipeline.forecast.subject import ForecastSubject, Trained
-from pipeline.resources.chunking import chunk_tokens, pair_rows, text_rows
+from pipeline.resources.chunking import chunk_tokens, ranking_rows, text_rows
 from pipeline.resources.machine import GIB
 from pipeline.resources.roofline import (
     BYTES_BACKWARD,
@@ -149,6 +149,7 @@ def reward_work(trial: ForecastSubject, pairs: int) -> tuple[float, float]:
     """(FLOPs, bytes) of training the learned rewards on so many pairs, and scratch trunks of them on texts before."""
     shape, reward = trial.reward_shape, trial.config.reward
     episode = trial.mean_prompt + trial.config.train.response_length
+    rankings = pairs // reward.comparisons
     per_weight, passes = BYTES_READ_CAST + BYTES_BACKWARD + BYTES_GRADIENT, _passes(trial)
     flops = moved = 0.0
     if (pretraining := trial.config.reward_pretraining) is not None:
@@ -156,10 +157,12 @@ def reward_work(trial: ForecastSubject, pairs: int) -> tuple[float, float]:
     for part in reward.scorers().values():
         if part.kind in LEARNED:
             tokens = episode if is_judged(part.preferences) else reward.max_tokens
-            steps = reward.ensemble * reward.epochs * (pairs // min(reward.batch_size, pairs))
-            rows = pair_rows(reward.batch_size, int(tokens), trial.on_card)
-            flops += steps * reward.batch_size * 2 * tokens * passes * shape.maps
-            moved += steps * (-(-reward.batch_size // rows) * 2 * shape.blocks * per_weight + shape.trunk * BYTES_STEP)
+            in_step = min(reward.rankings_in_step, rankings)
+            steps = reward.ensemble * reward.epochs * (rankings // in_step)
+            rows = ranking_rows(in_step, reward.ranked, int(tokens), trial.on_card)
+            flops += steps * in_step * reward.ranked * tokens * passes * shape.maps
+            passes_of_weights = -(-in_step // rows) * reward.ranked
+            moved += steps * (passes_of_weights * shape.blocks * per_weight + shape.trunk * BYTES_STEP)
     return flops, moved
 
 

@@ -1,4 +1,4 @@
-"""How many tokens, texts or pairs go through a network at once: bounds on what is in memory together.
+"""How many tokens, texts, pairs or rankings go through a network at once: bounds on what is in memory together.
 
 Stages work by these numbers, so they are part of their keys; what the planner knows of models is in
 `pipeline.forecast.shapes`.
@@ -12,8 +12,8 @@ many tokens. Each chunk moves the whole head and its gradient once, 20 bytes a w
 busy with its memory for seven times as long as with its arithmetic, with 512 for three times. On a CPU, larger ones are
 no faster: the allocator maps them afresh."""
 CARD_POSITIONS, CPU_POSITIONS = 2**11, 2**13
-"""Tokens of both sides of preference pairs whose activations are kept at once: on a card enough to be busy with
-arithmetic."""
+"""Tokens of all answers of preference pairs or rankings whose activations are kept at once: on a card enough to be busy
+with arithmetic."""
 
 
 def chunk_tokens(vocab: int, on_card: bool = False) -> int:
@@ -27,6 +27,7 @@ def text_rows(rows: int, tokens: int, vocab: int, on_card: bool = False) -> int:
     return min(rows, max(chunk_tokens(vocab, on_card) // tokens, 1))
 
 
-def pair_rows(rows: int, tokens: int, on_card: bool = False) -> int:
-    """Pairs of `tokens` tokens a side that a reward model is trained on at once."""
-    return min(rows, max((CARD_POSITIONS if on_card else CPU_POSITIONS) // (2 * tokens), 1))
+def ranking_rows(rows: int, ranked: int, tokens: int, on_card: bool = False) -> int:
+    """Rankings of so many answers, of `tokens` tokens each, that a reward model is trained on at once; pairs are
+    rankings of 2."""
+    return min(rows, max((CARD_POSITIONS if on_card else CPU_POSITIONS) // (ranked * tokens), 1))

@@ -26,9 +26,12 @@ class Completions:
     def of(cls, tokenizer: Any, episodes: Episodes, prompts: Sequence[str]) -> Completions:
         return cls(episodes, prompts, decode(tokenizer, episodes))
 
-    def take(self, rows: slice) -> Completions:
-        """Some of the rows."""
-        return Completions(self.episodes.take(rows), self.prompts[rows], self.texts[rows])
+    def take(self, rows: slice | Tensor) -> Completions:
+        """Some of the rows; a tensor holds their numbers."""
+        if isinstance(rows, slice):
+            return Completions(self.episodes.take(rows), self.prompts[rows], self.texts[rows])
+        prompts, texts = ([column[row] for row in rows.tolist()] for column in (self.prompts, self.texts))
+        return Completions(self.episodes.take(rows), prompts, texts)
 
 
 class Reward(Protocol):

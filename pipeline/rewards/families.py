@@ -11,8 +11,9 @@ from torch import Tensor
 from pipeline.config.rewards import RewardConfig
 from pipeline.models.loading import CausalLM
 from pipeline.rewards.against import Compare, less_mean
-from pipeline.rewards.learned import PairLoss, RewardModel, bradley_terry_loss, new_reward_model
+from pipeline.rewards.learned import RewardModel, bradley_terry_loss, new_reward_model
 from pipeline.rewards.pairwise import PairwiseModel, mean_win, new_pairwise_model, pairwise_loss, preference_logit
+from pipeline.rewards.rankings import PairLoss
 
 
 @dataclass(frozen=True)

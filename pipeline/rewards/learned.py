@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,15 +16,14 @@ from pipeline.models.loading import CausalLM, freeze, load_head, load_snapshot, 
 from pipeline.models.policy import Episodes, flush_left
 from pipeline.models.precision import Precision
 from pipeline.models.seeding import permutation, seed_of
-from pipeline.resources.chunking import pair_rows
+from pipeline.resources.chunking import ranking_rows
 from pipeline.resources.out_of_memory import Room, no_warning
 from pipeline.rewards.base import Completions
+from pipeline.rewards.rankings import Ranked, RankingLoss, all_pairs_loss, in_order
 from pipeline.training.supervised import Supervised
 
 TRUNK, HEAD = "trunk", "head.safetensors"
 WEIGHT_DECAY = 0.01
-PairLoss = Callable[[Tensor, Tensor], Tensor]
-"""What a model gives for n preferred answers and for the n others, to a mean loss, nats."""
 
 
 class RewardModel(nn.Module):
@@ -92,35 +92,34 @@ def bradley_terry_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
 
 def train_reward_model(
     model: RewardModel,
-    first: Episodes,
-    second: Episodes,
-    first_wins: Tensor,
+    ranked: Ranked,
     cfg: RewardConfig,
     progress: Callable[[int, int, float], None],
     checkpointing: bool = False,
     warn: Callable[[str], None] = no_warning,
-    loss_of: PairLoss = bradley_terry_loss,
+    loss_of: RankingLoss | None = None,
 ) -> None:
-    """Fit on pairs: row i of `first` and `second` answer one prompt, `first_wins` (n,) bool says which was
-    preferred. `loss_of` takes what the model gives for the preferred answers and for the others."""
-    n, device = len(first_wins), first.query_responses.device
-    first_wins = first_wins.to(device)
-    batch = min(cfg.batch_size, n)
+    """Fit on rankings, of which pairs are the shortest. `loss_of` takes what the model gives for the answers, best
+    first; by default Bradley-Terry's on all pairs."""
+    n, k = ranked.order.shape
+    device = ranked.answers[0].query_responses.device
+    order, loss_of = ranked.order.to(device), loss_of or partial(all_pairs_loss, loss=bradley_terry_loss)
+    batch = min(cfg.rankings_in_step, n)
     total = cfg.epochs * (n // batch)
-    longest = max(first.query_responses.shape[1], second.query_responses.shape[1])
-    room = Room("reward.batch_size (pairs at once)", pair_rows(batch, longest, device.type == "cuda"), warn)
+    longest = max(answers.query_responses.shape[1] for answers in ranked.answers)
+    at_once = ranking_rows(batch, k, longest, device.type == "cuda")
+    room = Room(f"reward.batch_size ({'pairs' if k == 2 else f'rankings of {k}'} at once)", at_once, warn)
     steps = Supervised(model, [model.lm], WEIGHT_DECAY, room, checkpointing)
     done = 0
     for epoch in range(cfg.epochs):
-        order = permutation(n, cfg.seed, "reward epoch", epoch).to(device)
+        shuffled = permutation(n, cfg.seed, "reward epoch", epoch).to(device)
         for start in range(0, n - batch + 1, batch):
-            rows = order[start : start + batch]
+            rows = shuffled[start : start + batch]
 
             def share(part: slice, rows: Tensor = rows) -> Tensor:
                 some = rows[part]
-                a, b, wins = model(first.take(some)), model(second.take(some)), first_wins[some]
-                wins = wins.view(-1, *[1] * (a.dim() - 1))
-                return loss_of(torch.where(wins, a, b), torch.where(wins, b, a)) * (len(some) / batch)
+                numbers = torch.stack([model(answers.take(some)) for answers in ranked.answers], dim=1)
+                return loss_of(in_order(numbers, order[some])) * (len(some) / batch)
 
             loss = steps.step(cfg.lr * (1 - done / total), batch, share)
             done += 1

@@ -19,6 +19,7 @@ from pipeline.intervals import grouped
 from pipeline.models.seeding import permutation, uniforms
 from pipeline.rewards.base import Completions, Reward
 from pipeline.rewards.cycle import endings_of, lead, spread
+from pipeline.rewards.rankings import Ranked
 from pipeline.run.store import Artifact
 from pipeline.stages.common import PromptSet
 from pipeline.stages.reward_round import Collection
@@ -74,6 +75,17 @@ class Pairs:
     """(n,) bool."""
     train: int
     note: str = ""
+    rankings: Ranked | None = None
+    """Of which the training pairs are the comparisons; None where they are independent pairs."""
+
+    def to_learn(self) -> Ranked:
+        """What a reward model learns from."""
+        train, _ = self.halves()
+        if self.rankings is not None:
+            return self.rankings
+        return Ranked.of_pairs(
+            self.first.episodes.take(train), self.second.episodes.take(train), self.first_wins[train]
+        )
 
     def halves(self) -> tuple[slice, slice]:
         """Rows for training and rows held out."""
@@ -143,8 +155,8 @@ def given_pairs(
         frame, note = read_preferences(Path(source), key)
     chosen = pd.concat(
         [
-            _some(frame[~frame["heldout"]], cfg.pairs, cfg.pairs_seed),
-            _some(frame[frame["heldout"]], cfg.heldout_pairs, cfg.pairs_seed),
+            some(frame[~frame["heldout"]], cfg.pairs, cfg.pairs_seed),
+            some(frame[frame["heldout"]], cfg.heldout_pairs, cfg.pairs_seed),
         ]
     )
     opening = chosen["prompt"].tolist()
@@ -155,7 +167,8 @@ def given_pairs(
     return Pairs(first, second, torch.ones(len(chosen), dtype=torch.bool), int((~chosen["heldout"]).sum()), note)
 
 
-def _some(frame: pd.DataFrame, n: int, seed: int) -> pd.DataFrame:
+def some(frame: pd.DataFrame, n: int, seed: int) -> pd.DataFrame:
+    """At most `n` rows, drawn without replacement."""
     return frame.iloc[np.asarray(permutation(len(frame), seed, "given pairs")[:n])]
 
 

@@ -3,9 +3,10 @@
 Writes ``reference_samples.parquet`` (prompt, completion, proxy, gold, source: `calibration` or `pair`, nothing that
 the proxy was trained on; and ``reward/<part>`` of a composite), ``summary.json`` and, of every learned part, the
 model, ``pairs.parquet`` (prompt, first, second, gold_first, gold_second, first_wins, heldout; and ending_first,
-ending_second of a cyclic judge) and ``pair_responses.parquet`` (the training pairs as tokens): beside them, or in
-``parts/<name>/`` of a composite. The models of an ensemble lie in ``members/<number>/`` below. With `reward.against`,
-also ``opponents.parquet`` (`pipeline.stages.opponent_table`), and what they took in ``log/opponents.json``.
+ending_second of a cyclic judge; each comparison of a ranking is a pair) and ``pair_responses.parquet`` (the training
+pairs as tokens): beside them, or in ``parts/<name>/`` of a composite. The models of an ensemble lie in
+``members/<number>/`` below. With `reward.against`, also ``opponents.parquet`` (`pipeline.stages.opponent_table`), and
+what they took in ``log/opponents.json``.
 
 In a later round (``reward.rounds``) the pairs are samples of the policy trained so far, the model starts anew from the
 reference, and all scales are set on the same reference samples again, so that beta keeps its meaning.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,6 @@ from pipeline.config.rewards import DISAGREEMENT, FURTHER, JUDGE, PartConfig, is
 from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
 from pipeline.models.meter import meter
-from pipeline.models.policy import Episodes
 from pipeline.models.positions import check_room
 from pipeline.models.precision import Precision
 from pipeline.models.sampler import EagerSampler
@@ -39,6 +40,7 @@ from pipeline.rewards.composite import Proxy
 from pipeline.rewards.ensemble import Ensemble, Rule
 from pipeline.rewards.families import FAMILIES, Family, compared
 from pipeline.rewards.learned import LearnedReward, train_reward_model
+from pipeline.rewards.rankings import Ranked, all_pairs_loss, plackett_luce_loss
 from pipeline.rewards.registry import ready
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
@@ -55,8 +57,9 @@ from pipeline.stages.common import (
 from pipeline.stages.opponent_table import save_opponents, tables
 from pipeline.stages.opponents import draw_opponents, numbers_of
 from pipeline.stages.pair_responses import RESPONSES, response_table
-from pipeline.stages.preference_pairs import Gold, accuracy, given_pairs, judged_pairs
-from pipeline.stages.reward_round import TEMPERATURE, Collection, in_order
+from pipeline.stages.preference_pairs import Gold, Pairs, accuracy, given_pairs, judged_pairs
+from pipeline.stages.rankings import given_rankings, judged_rankings
+from pipeline.stages.reward_round import TEMPERATURE, Collection, written
 from pipeline.stages.reward_trunk import TrunkSource, member_seed
 from pipeline.stages.rounds import carried_on, has_ended
 from pipeline.stages.spending import spending
@@ -278,33 +281,27 @@ def _learn(
     cfg = bench.cfg.reward
     bench.reporter.progress("reward", 0, 1, "pairs")
     part, composite, name = bench.part, cfg.kind == "composite", key.rpartition(".")[2]
-    judge = bench.judge(spec.preferences)
-    if is_judged(spec.preferences):
-        prefix = f"{name}/" if composite else ""
-        pairs, gold, temperature = judged_pairs(bench.compared, judge, len(bench.data.texts), cfg, part, prefix)
-    else:
-        check_room(bench.reference, "reward.max_tokens", cfg.max_tokens)
-        pairs = given_pairs(spec.preferences, f"{key}.preferences", bench.prompts, bench.data, cfg, bench.device)
-        gold, temperature = None, 0.0
+    pairs, gold, temperature = _collected(bench, spec, key)
     train, kept = pairs.halves()
-    family = FAMILIES[spec.kind]
-    first, second, wins = pairs.first.episodes.take(train), pairs.second.episodes.take(train), pairs.first_wins[train]
-    learned_from = response_table(first, second, wins)
+    family, ranked = FAMILIES[spec.kind], pairs.to_learn()
+    first, second = pairs.first.episodes.take(train), pairs.second.episodes.take(train)
+    learned_from = response_table(first, second, pairs.first_wins[train])
     earlier = part.earlier(name, composite, cfg) if gold else None
     if earlier is not None:
         learned_from = pd.concat([earlier, learned_from], ignore_index=True)
     out.mkdir(parents=True, exist_ok=True)
     learned_from.to_parquet(out / RESPONSES, index=False)
     if earlier is not None:
-        first, second = in_order(out, bench.data.token_ids["pad_id"], bench.device)
-        wins = torch.ones(len(first.ended), dtype=torch.bool)
-    learned = _members(bench, family, key, out, (first, second, wins), samples)
+        ranked = written(out, bench.data.token_ids["pad_id"], bench.device)
+    learned = _members(bench, family, key, out, ranked, samples)
     answers = pairs.first.take(kept), pairs.second.take(kept)
-    judged = gold.each(lambda numbers: numbers[kept]) if gold else Gold.of(judge, *answers)
+    judged = gold.each(lambda numbers: numbers[kept]) if gold else Gold.of(bench.judge(spec.preferences), *answers)
     unjudged = torch.full((pairs.train,), torch.nan)
     whole = gold or judged.each(lambda numbers: torch.cat([unjudged, numbers]))
     pairs.table(whole).to_parquet(out / "pairs.parquet", index=False)
-    measured: dict[str, Any] = {"train_pairs": len(wins), **({"pairs": pairs.note} if pairs.note else {})}
+    measured: dict[str, Any] = {"train_pairs": len(learned_from) // 2, **({"pairs": pairs.note} if pairs.note else {})}
+    if pairs.rankings is not None:
+        measured["train_rankings"] = len(ranked.order)
     if cfg.trunk == "scratch":
         measured["parameters"] = sum(weight.numel() for weight in learned.networks[0].parameters())
     margin = family.margin(learned(answers[0]), learned(answers[1]))
@@ -317,26 +314,41 @@ def _learn(
     return learned, measured, list(zip(answers, (judged.first, judged.second), strict=True)) if known else []
 
 
-def _members(
-    bench: _Bench,
-    family: Family,
-    key: str,
-    out: Path,
-    pairs: tuple[Episodes, Episodes, Tensor],
-    samples: Completions,
-) -> Reward:
-    """The trained model, or the models of an ensemble on the scale of `samples`; all learn from the same pairs."""
+def _collected(bench: _Bench, spec: PartConfig, key: str) -> tuple[Pairs, Gold | None, float]:
+    """The preferences of a part; where a judge labels them, what he gives for both sides and his temperature, in judge
+    points."""
+    cfg, part, judged = bench.cfg.reward, bench.part, is_judged(spec.preferences)
+    judge, prompts, in_pairs = bench.judge(spec.preferences), len(bench.data.texts), cfg.ranked == 2
+    if judged and in_pairs:
+        prefix = f"{key.rpartition('.')[2]}/" if cfg.kind == "composite" else ""
+        return judged_pairs(bench.compared, judge, prompts, cfg, part, prefix)
+    if judged:
+        return judged_rankings(bench.compared, judge, prompts, cfg)
+    check_room(bench.reference, "reward.max_tokens", cfg.max_tokens)
+    source = spec.preferences, f"{key}.preferences"
+    if in_pairs:
+        return given_pairs(*source, bench.prompts, bench.data, cfg, bench.device), None, 0.0
+    return given_rankings(*source, bench.data, cfg, bench.device), None, 0.0
+
+
+def _members(bench: _Bench, family: Family, key: str, out: Path, ranked: Ranked, samples: Completions) -> Reward:
+    """The trained model, or the models of an ensemble on the scale of `samples`; all learn from the same rankings."""
     cfg, runtime, models = bench.cfg.reward, bench.cfg.runtime, list[LearnedReward]()
     trunk = TrunkSource(
         cfg, bench.cfg.reward_pretraining, bench.prompts, bench.sft, bench.reference.config, bench.device,
         bench.reporter, runtime.gradient_checkpointing,
     )  # fmt: skip
+    loss = (
+        plackett_luce_loss
+        if cfg.ranked > 2 and cfg.ranking_loss == "plackett_luce"
+        else partial(all_pairs_loss, loss=family.loss)
+    )
     for member, folder in enumerate(member_folders(out, cfg.ensemble)):
         own = cfg.model_copy(update={"seed": member_seed(cfg.seed, member)})
         model = family.new(trunk(own.seed), own, bench.device)
         meter([model.lm], bench.ledger.work)
         told = _progress(bench.reporter, f", model {member + 1} of {cfg.ensemble}" * (cfg.ensemble > 1))
-        train_reward_model(model, *pairs, own, told, runtime.gradient_checkpointing, bench.reporter.warn, family.loss)
+        train_reward_model(model, ranked, own, told, runtime.gradient_checkpointing, bench.reporter.warn, loss)
         freeze(model).save(folder)
         models.append(LearnedReward(model, bench.room))
     if len(models) == 1:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from pipeline.config.rewards import RewardConfig
-from pipeline.models.policy import Episodes
 from pipeline.resources.ledger import Ledger
+from pipeline.rewards.rankings import Ranked
 from pipeline.run.layout import write_json
 from pipeline.run.store import Artifact
 from pipeline.stages.common import part_folder
@@ -80,7 +80,8 @@ class Collection:
             write_json(out / SPENT, ledger.state())
 
 
-def in_order(folder: Path, pad: int, device: torch.device) -> tuple[Episodes, Episodes]:
-    """The pairs that were written to a folder: the preferred responses, and the others."""
+def written(folder: Path, pad: int, device: torch.device) -> Ranked:
+    """The pairs that were written to a folder, the preferred responses first."""
     both = read_responses(folder, pad).each(lambda column: column.to(device))
-    return both.take(slice(0, None, 2)), both.take(slice(1, None, 2))
+    first, second = both.take(slice(0, None, 2)), both.take(slice(1, None, 2))
+    return Ranked.of_pairs(first, second, torch.ones(len(first.ended), dtype=torch.bool))

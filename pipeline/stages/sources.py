@@ -10,6 +10,7 @@ from pathlib import Path
 from pipeline.config.rewards import PREFERENCES, PartConfig, is_judged, part_key
 from pipeline.config.trial import TrialConfig
 from pipeline.data.files import PAIR_COLUMNS, check_columns, digests, fingerprint
+from pipeline.data.rankings import rankings_of
 from pipeline.resources.device import PRECISION, gpu_visible
 from pipeline.resources.packages import check_ocr, check_quantization
 from pipeline.rewards.folders import check_classifier, check_file
@@ -95,7 +96,10 @@ def check_sources(config: TrialConfig, stages: Collection[str]) -> None:
         check_quantization("critic.quantize", config.critic.held)
     if "reward" in stages:
         for key, path in _preference_files(config).items():
-            check_columns(Path(path), key, PAIR_COLUMNS)
+            if config.reward.ranked == 2:
+                check_columns(Path(path), key, PAIR_COLUMNS)
+            else:
+                rankings_of(Path(path), key, config.reward.ranked)
 
 
 def _parts(config: TrialConfig) -> dict[str, PartConfig]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipeline.config.model import ModelConfig
 from pipeline.config.presets import PRESETS
-from pipeline.config.rewards import FURTHER, GUARDED, JUDGES, LEARNED, JudgeConfig, PartConfig, RewardConfig
+from pipeline.config.rewards import FURTHER, GUARDED, JUDGES, LEARNED, JudgeConfig, PartConfig, RewardConfig, is_judged
 from pipeline.config.trial import TrialConfig
 from pipeline.run.metrics import METRICS
 from reports.findings.best_of_n import choosing_arms
@@ -175,16 +175,32 @@ def _reward(reward: RewardConfig, quality: str) -> str:
 
 def _scorer(part: PartConfig, reward: RewardConfig) -> str:
     if part.kind in LEARNED:
-        pairs = {
-            "judge": f"{reward.pairs:,} pairs {_compared(reward)}, labelled by the judge with noise",
-            "labels": f"at most {reward.pairs:,} pairs of a positive and a negative review",
-        }
-        given = f"at most {reward.pairs:,} given pairs ({part.preferences})"
-        if part.preferences.startswith(FURTHER):
-            judge = part.preferences.removeprefix(FURTHER)
-            given = f"{reward.pairs:,} pairs {_compared(reward)}, labelled with noise by the judge {judge}"
-        return f"{_models(part.kind, reward)} on {pairs.get(part.preferences, given)}"
+        preferences = _rankings(part, reward) if reward.ranked > 2 else _pairs(part, reward)
+        return f"{_models(part.kind, reward)} on {preferences}"
     return _judge(part)
+
+
+def _pairs(part: PartConfig, reward: RewardConfig) -> str:
+    """What a reward learns from."""
+    if part.preferences == "labels":
+        return f"at most {reward.pairs:,} pairs of a positive and a negative review"
+    if not is_judged(part.preferences):
+        return f"at most {reward.pairs:,} given pairs ({part.preferences})"
+    return f"{reward.pairs:,} pairs {_compared(reward)}, labelled with noise by {_annotator(part)}"
+
+
+def _rankings(part: PartConfig, reward: RewardConfig) -> str:
+    loss = "all their pairs" if reward.ranking_loss == "all_pairs" else "the probability of the whole order"
+    fitted = f"({reward.comparisons} pairs each), fitted to {loss}"
+    if not is_judged(part.preferences):
+        return f"at most {reward.rankings:,} given rankings of {reward.ranked} answers ({part.preferences}) {fitted}"
+    answers = f"{reward.ranked} reference samples {fitted}"
+    return f"{reward.rankings:,} rankings of {answers}, put in order with noise by {_annotator(part)}"
+
+
+def _annotator(part: PartConfig) -> str:
+    further = part.preferences.startswith(FURTHER)
+    return f"the judge {part.preferences.removeprefix(FURTHER)}" if further else "the judge"
 
 
 COMBINED = {

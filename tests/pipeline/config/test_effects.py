@@ -67,6 +67,8 @@ KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
     "sft.weight_decay": (0.5, {"sft.steps": 0}, {}),
     "sft.seed": (1, {**BASE, "sft.steps": 0}, {"sft.steps": 0}),
     "reward.pairs": (64, VADER, {}),
+    "reward.ranked": (4, VADER, {}),
+    "reward.ranking_loss": ("plackett_luce", {}, {"reward.ranked": 3}),
     "reward.heldout_pairs": (64, VADER, {}),
     "reward.pairs_seed": (1, VADER, {}),
     "reward.epochs": (3, VADER, {}),

@@ -25,6 +25,7 @@ from pipeline.resources.machine import processor
 from pipeline.resources.out_of_memory import MemoryFull, Room
 from pipeline.rewards import learned
 from pipeline.rewards.learned import new_reward_model, train_reward_model
+from pipeline.rewards.rankings import Ranked
 from pipeline.run.layout import Layout
 from pipeline.training.supervised import Supervised
 from pipeline.trial import run_trial
@@ -200,14 +201,14 @@ def test_gradients_of_a_reward_model_are_those_of_all_its_pairs_however_few_fit(
 
     def fitted(checkpointing: bool = False) -> Any:
         scorer = new_reward_model(model(), 0, CPU)
-        train_reward_model(scorer, first, second, wins, cfg, lambda *_: None, checkpointing)
+        train_reward_model(scorer, Ranked.of_pairs(first, second, wins), cfg, lambda *_: None, checkpointing)
         assert all(one.grad is None for one in scorer.parameters())
         return scorer
 
     wanted = fitted()
     assert furthest(new_reward_model(model(), 0, CPU), wanted) > 1e-3
     assert furthest(fitted(checkpointing=True), wanted) == 0.0
-    monkeypatch.setattr(learned, "pair_rows", lambda *_: 4)
+    monkeypatch.setattr(learned, "ranking_rows", lambda *_: 4)
     assert furthest(fitted(), wanted) < 1e-4
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from pipeline.rewards.pairwise import (
     pairwise_loss,
     preference_logit,
 )
+from pipeline.rewards.rankings import Ranked, all_pairs_loss
 
 CPU = torch.device("cpu")
 SIZES = ModelConfig(hidden_size=16, layers=1, heads=2, intermediate_size=32)
@@ -130,7 +132,8 @@ def test_texts_in_a_circle_are_learned_and_the_model_survives_the_disk(tmp_path:
     right = {}
     for kind, family in FAMILIES.items():
         trained = family.new(scratch_model(SIZES, 20, 0, 1, 32, seed=0), cfg, CPU)
-        train_reward_model(trained, first, second, wins, cfg, lambda *_: None, loss_of=family.loss)
+        loss = partial(all_pairs_loss, loss=family.loss)
+        train_reward_model(trained, Ranked.of_pairs(first, second, wins), cfg, lambda *_: None, loss_of=loss)
         with torch.no_grad():
             right[kind] = float(((family.margin(trained(first), trained(second)) > 0) == wins).float().mean())
     assert right["pairwise"] > 0.97

@@ -22,6 +22,7 @@ from pipeline.rewards.learned import (
     train_reward_model,
 )
 from pipeline.rewards.lexicon import LexiconReward
+from pipeline.rewards.rankings import Ranked
 from pipeline.stages.preference_pairs import accuracy, prefer, split_prompts
 
 
@@ -144,9 +145,7 @@ def test_a_reward_model_learns_an_order_and_survives_the_disk(tmp_path: Path) ->
     told: list[int] = []
     train_reward_model(
         model,
-        first,
-        second,
-        better,
+        Ranked.of_pairs(first, second, better),
         RewardConfig(epochs=12, batch_size=32, lr=3e-3),
         lambda done, total, loss: told.append(done),
     )

@@ -1,0 +1,81 @@
+"""Rankings of K answers to one prompt: how a noisy annotator orders them, and losses of a reward model on them.
+
+A pair is a ranking of two. With K = 2 both losses are that of pairs, and the annotator is that of pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pipeline.models.policy import Episodes
+
+PairLoss = Callable[[Tensor, Tensor], Tensor]
+"""What a model gives for n preferred answers and for the n others, to a mean loss, nats."""
+RankingLoss = Callable[[Tensor], Tensor]
+"""What a model gives for n rankings of K, best first, (n, K) or (n, K, d), to a mean loss, nats."""
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """n rankings of K answers to a prompt each."""
+
+    answers: Sequence[Episodes]
+    """K of n rows."""
+    order: Tensor
+    """(n, K) int64: which of the K answers is best, second, and so on."""
+
+    @classmethod
+    def of_pairs(cls, first: Episodes, second: Episodes, first_wins: Tensor) -> Ranked:
+        """Pairs, of which `first_wins` (n,) bool says whether the first answer was preferred."""
+        loses = (~first_wins).long()
+        return cls((first, second), torch.stack([loses, 1 - loses], dim=1))
+
+
+def best_first(points: Tensor, temperature: float, noise: Tensor) -> Tensor:
+    """A noisy annotator's order of K answers, by the model of Plackett (1975) and Luce (1959):
+
+        P(i_1, ..., i_K) = product over m of exp(g_{i_m} / T) / sum over l >= m of exp(g_{i_l} / T).
+
+    Sorting g / T + Gumbel noise draws from it (Yellott 1977), so of any two answers i is before j with probability
+    sigmoid((g_i - g_j) / T), as for pairs. points and noise (n, K), noise uniform in [0, 1); T >= 0 in points, and 0
+    is the judge himself, who puts equal answers in random order. Returns (n, K) int64.
+    """
+    if temperature > 0:
+        return (points.double() / temperature - (-noise.double().log()).log()).argsort(dim=1, descending=True)
+    by_chance = noise.argsort(dim=1)
+    return by_chance.gather(1, points.gather(1, by_chance).argsort(dim=1, descending=True, stable=True))
+
+
+def in_order(numbers: Tensor, order: Tensor) -> Tensor:
+    """What a model gives for K answers, (n, K) or (n, K, d), best first by an order (n, K)."""
+    return numbers.gather(1, order.view(*order.shape, *[1] * (numbers.dim() - 2)).expand_as(numbers))
+
+
+def comparisons(order: Tensor) -> tuple[Tensor, Tensor]:
+    """The K (K - 1) / 2 comparisons that each ranking (n, K) makes: the better answers and the worse ones, both
+    (n, K (K - 1) / 2)."""
+    better, worse = torch.triu_indices(order.shape[1], order.shape[1], 1)
+    return order[:, better], order[:, worse]
+
+
+def plackett_luce_loss(ordered: Tensor) -> Tensor:
+    """-log P(order) / (K - 1), mean over rankings, nats for each choice; scores (n, K), best first.
+
+        -log P = sum over m < K of [log sum over l >= m of exp r_l] - r_m
+
+    Plackett 1975; as a loss of a ranker ListMLE (Xia 2008, eq. 5).
+    """
+    remaining = ordered.flip(1).logcumsumexp(1).flip(1)
+    return (remaining - ordered)[:, :-1].mean()
+
+
+def all_pairs_loss(ordered: Tensor, loss: PairLoss) -> Tensor:
+    """The loss of pairs, mean over the K (K - 1) / 2 comparisons of each ranking; (n, K) or (n, K, d), best first.
+
+    InstructGPT: Ouyang 2022 (arXiv 2203.02155), eq. 1, which keeps the comparisons of a prompt in one batch.
+    """
+    return loss(*comparisons(ordered))

@@ -1,0 +1,175 @@
+"""Rankings: the annotator's distribution, both losses, and what a reward model learns from them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pipeline.config.model import ModelConfig
+from pipeline.config.rewards import RewardConfig
+from pipeline.models.loading import scratch_model
+from pipeline.models.policy import Episodes, response_mask
+from pipeline.rewards import learned
+from pipeline.rewards.families import FAMILIES
+from pipeline.rewards.learned import bradley_terry_loss, new_reward_model, train_reward_model
+from pipeline.rewards.rankings import (
+    Ranked,
+    all_pairs_loss,
+    best_first,
+    comparisons,
+    in_order,
+    plackett_luce_loss,
+)
+from pipeline.stages.preference_pairs import prefer
+
+CPU = torch.device("cpu")
+SIZES = ModelConfig(hidden_size=16, layers=1, heads=2, intermediate_size=32)
+LOSSES = {"all_pairs": partial(all_pairs_loss, loss=bradley_terry_loss), "plackett_luce": plackett_luce_loss}
+
+
+def randoms(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def uniform(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_orders_are_as_frequent_as_plackett_and_luce_have_it() -> None:
+    n, temperature, points = 60_000, 2.0, [3.0, 1.0, 0.0]
+    orders = best_first(torch.tensor(points).expand(n, 3), temperature, uniform(n, 3))
+    strength = [math.exp(point / temperature) for point in points]
+    for order in itertools.permutations(range(3)):
+        first, second, third = (strength[place] for place in order)
+        wanted = first / (first + second + third) * second / (second + third)
+        found = float((orders == torch.tensor(order)).all(1).double().mean())
+        assert found == pytest.approx(wanted, abs=4.5 * (wanted * (1 - wanted) / n) ** 0.5), order
+
+
+def test_of_two_answers_each_is_preferred_as_often_as_in_a_pair() -> None:
+    n, points = 40_000, torch.tensor([0.4, -0.2])
+    first = float((best_first(points.expand(n, 2), 0.5, uniform(n, 2))[:, 0] == 0).double().mean())
+    pair = float(prefer(points[:1].expand(n), points[1:].expand(n), 0.5, uniform(n, seed=1)).double().mean())
+    assert first == pytest.approx(1 / (1 + math.exp(-1.2)), abs=0.01)
+    assert first == pytest.approx(pair, abs=0.015)
+
+
+def test_the_judge_himself_makes_no_mistake_and_tosses_between_equals() -> None:
+    points = torch.tensor([1.0, 3.0, 1.0, 0.0]).expand(2_000, 4)
+    orders = best_first(points, 0.0, uniform(2_000, 4))
+    assert (orders[:, 0] == 1).all()
+    assert (orders[:, 3] == 3).all()
+    assert float((orders[:, 1] == 0).double().mean()) == pytest.approx(0.5, abs=0.05)
+
+
+def test_noise_of_zero_is_a_lost_answer_and_no_crash() -> None:
+    assert best_first(torch.zeros(1, 3), 1.0, torch.tensor([[0.5, 0.0, 0.9]])).tolist() == [[2, 0, 1]]
+
+
+def test_losses_by_hand() -> None:
+    scores = torch.tensor([[1.0, 0.0, -1.0]])
+    e = math.e
+    whole = math.log(e + 1 + 1 / e) - 1 + math.log(1 + 1 / e) - 0
+    assert plackett_luce_loss(scores).item() == pytest.approx(whole / 2, rel=1e-6)
+    pairs = [math.log(1 + math.exp(-gap)) for gap in (1, 2, 1)]
+    assert LOSSES["all_pairs"](scores).item() == pytest.approx(sum(pairs) / 3, rel=1e-6)
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_a_ranking_of_two_is_a_pair(loss: Any) -> None:
+    scores = randoms(16, 2)
+    assert loss(scores).item() == pytest.approx(bradley_terry_loss(scores[:, 0], scores[:, 1]).item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_only_differences_count_and_the_true_order_is_likeliest(loss: Any) -> None:
+    scores = randoms(8, 5).sort(dim=1, descending=True).values
+    assert loss(scores + 7).item() == pytest.approx(loss(scores).item(), rel=1e-5)
+    for order in itertools.islice(itertools.permutations(range(5)), 1, None):
+        assert loss(scores) < loss(scores[:, list(order)])
+
+
+def test_plackett_luce_is_a_distribution_over_orders() -> None:
+    scores = randoms(4)
+    logs = [-3 * plackett_luce_loss(scores[list(order)][None]) for order in itertools.permutations(range(4))]
+    assert torch.stack(logs).exp().sum().item() == pytest.approx(1.0, rel=1e-5)
+
+
+def test_a_ranking_makes_all_its_comparisons_once() -> None:
+    better, worse = comparisons(torch.tensor([[2, 0, 1], [5, 4, 3]]))
+    assert torch.stack([better, worse], -1).tolist() == [[[2, 0], [2, 1], [0, 1]], [[5, 4], [5, 3], [4, 3]]]
+
+
+def test_pairs_are_rankings_and_embeddings_are_put_in_order_as_scores_are() -> None:
+    tokens = torch.arange(8).view(2, 4)
+    ones = torch.ones(2, 2, dtype=torch.bool)
+    sides = Episodes(tokens, ones, ones, ones[:, 0]), Episodes(tokens + 8, ones, ones, ones[:, 0])
+    assert Ranked.of_pairs(*sides, torch.tensor([True, False])).order.tolist() == [[0, 1], [1, 0]]
+    numbers, order = randoms(3, 4, 5), torch.stack([torch.randperm(4) for _ in range(3)])
+    wanted = torch.stack([numbers[row, order[row]] for row in range(3)])
+    assert torch.equal(in_order(numbers, order), wanted)
+    assert torch.equal(in_order(numbers[..., 0], order), wanted[..., 0])
+
+
+def rankings(n: int = 128, k: int = 4) -> tuple[Ranked, Tensor]:
+    """Answers with more and fewer high tokens, of several lengths, in the order of their number; and that number."""
+    generator = torch.Generator().manual_seed(0)
+    answers, counts = list[Episodes](), list[Tensor]()
+    for place in range(k):
+        tokens = torch.randint(2, 20, (n, 6 + place), generator=generator)
+        lengths = torch.full((n,), 4 + place)
+        columns = torch.ones(n, 2, dtype=torch.bool), response_mask(lengths, 4 + place), torch.ones(n).bool()
+        answers.append(Episodes(tokens, *columns))
+        counts.append((tokens[:, 2:] > 10).sum(1))
+    points = torch.stack(counts, 1).float()
+    return Ranked(answers, best_first(points, 0.0, uniform(n, k))), points
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_an_order_is_learned_from_rankings(loss: Any) -> None:
+    ranked, points = rankings()
+    model = new_reward_model(scratch_model(SIZES, 20, 0, 1, 32, seed=0), 0, CPU)
+    told: list[int] = []
+    cfg = RewardConfig(ranked=4, epochs=12, batch_size=64, lr=3e-3)
+    train_reward_model(model, ranked, cfg, lambda done, total, loss: told.append(total), loss_of=loss)
+    assert told == [12 * (128 // 10)] * (12 * 12), "64 pairs are ten rankings of four"
+    with torch.no_grad():
+        scores = torch.stack([model(answers) for answers in ranked.answers], 1)
+    better, worse = comparisons(points.argsort(1, descending=True))
+    gaps, truth = scores.gather(1, better) - scores.gather(1, worse), points.gather(1, better) > points.gather(1, worse)
+    assert (gaps > 0)[truth].double().mean() > 0.85
+
+
+def test_a_general_preference_model_learns_from_rankings_too() -> None:
+    ranked, points = rankings()
+    family = FAMILIES["pairwise"]
+    cfg = RewardConfig(ranked=4, epochs=12, batch_size=64, lr=3e-3)
+    model = family.new(scratch_model(SIZES, 20, 0, 1, 32, seed=0), cfg, CPU)
+    train_reward_model(model, ranked, cfg, lambda *_: None, loss_of=partial(all_pairs_loss, loss=family.loss))
+    with torch.no_grad():
+        margin = family.margin(model(ranked.answers[0]), model(ranked.answers[1]))
+    differ = points[:, 0] != points[:, 1]
+    assert ((margin > 0) == (points[:, 0] > points[:, 1]))[differ].double().mean() > 0.85
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_gradients_are_those_of_all_rankings_however_few_fit(monkeypatch: pytest.MonkeyPatch, loss: Any) -> None:
+    ranked, _ = rankings(12)
+
+    def fitted() -> Tensor:
+        model = new_reward_model(scratch_model(SIZES, 20, 0, 1, 32, seed=0), 0, CPU)
+        cfg = RewardConfig(ranked=4, epochs=2, batch_size=36, lr=1e-2)
+        train_reward_model(model, ranked, cfg, lambda *_: None, loss_of=loss)
+        # A shift of all scores changes no loss: the bias has no gradient but rounding, which Adam would magnify.
+        named = [(name, weight.detach().flatten()) for name, weight in model.named_parameters()]
+        return torch.cat([weight for name, weight in named if name != "head.bias"])
+
+    whole = fitted()
+    monkeypatch.setattr(learned, "ranking_rows", lambda *_: 2)
+    assert (fitted() - whole).abs().max() < 1e-4

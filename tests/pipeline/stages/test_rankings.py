@@ -1,0 +1,143 @@
+"""Rankings through the stage `reward`: whose answers are ranked, what is held out, and what others learn from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from helpers import Recorder, smoke
+from torch import Tensor
+
+from pipeline.config.rewards import RewardConfig
+from pipeline.errors import UserError
+from pipeline.models.policy import Episodes
+from pipeline.rewards.base import Completions
+from pipeline.run.layout import Layout
+from pipeline.stages.pair_responses import RESPONSES
+from pipeline.stages.preference_pairs import split_prompts
+from pipeline.stages.rankings import judged_rankings
+from pipeline.stages.sources import scorers_and_pairs
+from pipeline.trial import TrialOutcome, run_trial
+
+FOUR: dict[str, Any] = {"reward__ranked": 4}
+
+
+class Points:
+    """The text is the score."""
+
+    networks = ()
+
+    def __call__(self, completions: Completions) -> Tensor:
+        return torch.tensor([float(text) for text in completions.texts])
+
+
+def numbered(rows: Tensor, label: str, seed: int) -> Completions:
+    """Answers whose text and first token are a number of their own, to prompts that are the number of a row."""
+    numbers = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+    ones = torch.ones(len(rows), 1, dtype=torch.bool)
+    episodes = Episodes(torch.stack([rows, numbers], 1), ones, ones, ones[:, 0])
+    return Completions(episodes, [f"{row}" for row in rows.tolist()], [f"{number}" for number in numbers.tolist()])
+
+
+def test_the_judge_ranks_answers_to_one_prompt() -> None:
+    cfg = RewardConfig(ranked=4, pairs=50, heldout_pairs=6, label_noise=0.0)
+    pairs, gold, temperature = judged_rankings(numbered, Points(), 12, cfg)
+    assert temperature == 0.0
+    assert (pairs.train, len(pairs.first_wins)) == (8 * 6, 8 * 6 + 6)
+    ranked = pairs.to_learn()
+    tokens = torch.stack([answers.query_responses for answers in ranked.answers], 1)  # (n, 4, 2)
+    assert tokens.shape == (8, 4, 2)
+    assert (tokens[:, 1:, 0] == tokens[:, :1, 0]).all(), "one prompt"
+    assert (tokens[:, :-1, 1] > tokens[:, 1:, 1]).all(), "best first"
+    assert ranked.order.tolist() == [[0, 1, 2, 3]] * 8
+    train, heldout = pairs.halves()
+    assert pairs.first_wins[train].all()
+    assert (gold.gap[train] > 0).all()
+    assert ((gold.gap > 0) == pairs.first_wins)[heldout].all()
+    assert 0 < int(pairs.first_wins[heldout].sum()) < 6, "either answer may be the better one"
+    rows = split_prompts(12, cfg)
+    assert [int(prompt) for prompt in pairs.first.prompts[heldout]] == rows[50:].tolist()
+    assert not set(pairs.first.prompts[heldout]) & set(pairs.first.prompts[train])
+    assert gold.first.tolist() == [float(text) for text in pairs.first.texts]
+    assert gold.second.tolist() == [float(text) for text in pairs.second.texts]
+    assert pairs.first.prompts == pairs.second.prompts
+
+
+def test_a_noisy_judge_errs_by_the_spread_of_his_points() -> None:
+    cfg = RewardConfig(ranked=3, pairs=30_000, heldout_pairs=10_000, label_noise=0.5)
+    pairs, gold, temperature = judged_rankings(numbered, Points(), 40, cfg)
+    points = torch.arange(30_000 + 20_000).double()
+    assert temperature == pytest.approx(0.5 * float(points.std(correction=0)), rel=1e-5)
+    train, heldout = pairs.halves()
+    for part in (train, heldout):
+        wanted = torch.sigmoid(gold.gap[part].abs().double() / temperature).mean()
+        found = ((gold.gap > 0) == pairs.first_wins)[part].double().mean()
+        assert float(found) == pytest.approx(float(wanted), abs=0.015)
+
+
+@pytest.fixture(scope="module")
+def ranked(smoke_layout: Layout) -> TrialOutcome:
+    return run_trial(smoke(algorithm="dpo", **FOUR), smoke_layout, Recorder())
+
+
+def test_a_reward_is_learned_from_rankings_and_others_learn_from_their_pairs(ranked: TrialOutcome) -> None:
+    assert ranked.status == "complete"
+    reward = ranked.artifacts["reward"]
+    assert (reward.meta["train_rankings"], reward.meta["train_pairs"]) == (42, 252)
+    table = pd.read_parquet(reward.path / "pairs.parquet")
+    train = table[~table["heldout"]]
+    assert len(train) == 252
+    assert train["first_wins"].all()
+    assert set(train.groupby(train.index // 6)["prompt"].nunique()) == {1}
+    responses = pd.read_parquet(reward.path / RESPONSES)
+    assert len(responses) == 2 * 252
+    assert "accuracy_gold" in reward.meta
+
+
+def test_both_losses_and_both_counts_make_rewards_of_their_own(smoke_layout: Layout, ranked: TrialOutcome) -> None:
+    other = run_trial(smoke(**FOUR, reward__ranking_loss="plackett_luce"), smoke_layout, Recorder(), until="reward")
+    one, two = (outcome.artifacts["reward"] for outcome in (ranked, other))
+    assert one.key != two.key
+    heads = [(artifact.path / "head.safetensors").read_bytes() for artifact in (one, two)]
+    assert heads[0] != heads[1]
+    assert (one.path / RESPONSES).read_bytes() == (two.path / RESPONSES).read_bytes(), "the same rankings"
+
+
+def write(path: Path, n: int = 60, **changes: Any) -> Path:
+    row = {"completions": [" was good.", " was fine.", " was bad."], "ranks": [1, 2, 3], **changes}
+    path.write_text("".join(json.dumps({"prompt": f"Film {i}", **row}) + "\n" for i in range(n)))
+    return path
+
+
+def test_a_file_of_rankings(tmp_path: Path, smoke_layout: Layout) -> None:
+    path = write(tmp_path / "rankings.jsonl")
+    changes = {"reward__preferences": str(path), "reward__ranked": 3, "reward__heldout_pairs": 15}
+    reward = run_trial(smoke(**changes), smoke_layout, Recorder(), until="reward").artifacts["reward"]
+    assert (reward.meta["train_rankings"], reward.meta["train_pairs"], reward.meta["heldout_pairs"]) == (54, 162, 15)
+    table = pd.read_parquet(reward.path / "pairs.parquet")
+    shown = set(zip(table["first"], table["second"], strict=True))
+    good, fine, bad = " was good.", " was fine.", " was bad."
+    assert shown == {(good, fine), (good, bad), (fine, bad)}
+    held = table[table["heldout"]]
+    assert held.groupby("prompt").size().tolist() == [3] * 5
+    assert not set(held["prompt"]) & set(table[~table["heldout"]]["prompt"])
+
+
+def test_a_bad_file_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    path = write(tmp_path / "rankings.jsonl", ranks=[1, 1, 2])
+    layout = Layout(tmp_path / "out")
+    with pytest.raises(UserError, match=r"rankings\.jsonl, line 1: ranks \[1, 1, 2\] must be"):
+        run_trial(smoke(reward__preferences=str(path), reward__ranked=3), layout, Recorder())
+    assert not list((tmp_path / "out").rglob("*.safetensors"))
+
+
+def test_another_file_is_another_reward(tmp_path: Path) -> None:
+    path = write(tmp_path / "rankings.jsonl")
+    config = smoke(reward__preferences=str(path), reward__ranked=3)
+    before = scorers_and_pairs(config)
+    write(path, ranks=[3, 2, 1])
+    assert scorers_and_pairs(config) != before
