@@ -65,7 +65,14 @@ def test_a_ranking_reads_each_answer_once_for_all_its_pairs() -> None:
     many = {"reward.pairs": 9_600, "reward.batch_size": 60}
     pairs, four = trial(**many), trial(**many, **{"reward.ranked": 4})
     assert work_of_shared(four)["reward"][0] == pytest.approx(work_of_shared(pairs)["reward"][0] * 4 / (6 * 2))
-    some, twice = (trial(**{"reward.batch_size": 1, "reward.ranked": ranked}) for ranked in (32, 64))
+    large = {
+        **OWN,
+        "reward.pretraining_steps": 0,
+        "reward.hidden_size": 512,
+        "reward.layers": 8,
+        "reward.batch_size": 1,
+    }
+    some, twice = (trial(**large, **{"reward.ranked": ranked}) for ranked in (32, 64))
 
     def activations(subject: ForecastSubject) -> float:
         return memory_by_stage(subject, Trained.of(subject.shape, subject.config))["reward"]["activations"]
