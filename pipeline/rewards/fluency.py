@@ -90,6 +90,15 @@ def guarded(score: float, faults: int) -> float:
     return -1.0 - faults if faults else score
 
 
+def faulty(score: float) -> bool:
+    """Whether a score that `guarded` has given is that of a text with faults.
+
+    >>> faulty(guarded(-1.0, 0)), faulty(guarded(0.9, 1))
+    (False, True)
+    """
+    return score < -1.0
+
+
 def lowest(values: Sequence[float]) -> float:
     """The k-th lowest of n values, k = floor((n + 1) `SHARE`); lower values are beyond it.
 

@@ -412,6 +412,21 @@ _ALL = (
     Metric("eval/length", "tokens", "mean tokens of a completion, EOS included", 1.0),
     Metric("eval/eos_rate", "fraction", "completions that ended by EOS", 0.0, 1.0),
     Metric(
+        "eval/fault_rate",
+        "fraction",
+        "completions in which the fluency guard of the gold judge finds a fault; of a guarded judge alone",
+        0.0,
+        1.0,
+        direction="minimize",
+    ),
+    Metric(
+        "eval/fault_rate_reference",
+        "fraction",
+        "the same of the reference, mean over its draws and the prompts",
+        0.0,
+        1.0,
+    ),
+    Metric(
         "eval/ppl_reference",
         "1",
         "perplexity of the policy's completions under the reference",
@@ -491,6 +506,8 @@ PER_PROMPT: dict[str, tuple[str, str | None]] = {
     "eval/entropy": ("entropy", "policy_length"),
     "eval/length": ("policy_length", None),
     "eval/eos_rate": ("policy_eos", None),
+    "eval/fault_rate": ("policy_faulty", None),
+    "eval/fault_rate_reference": ("reference_faulty", None),
 }
 """Metrics that are a mean over prompts, or a ratio of two sums over prompts: numerator and denominator column of an
 evaluation's ``prompts.parquet``."""

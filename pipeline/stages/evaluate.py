@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from pipeline.config.rewards import GUARDED
 from pipeline.config.trial import TrialConfig
 from pipeline.data.endings import circle
 from pipeline.intervals import grouped
@@ -29,6 +31,7 @@ from pipeline.resources.ledger import Ledger
 from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Completions
 from pipeline.rewards.cycle import endings_of
+from pipeline.rewards.fluency import faulty
 from pipeline.run.layout import write_json
 from pipeline.run.metrics import check_keys
 from pipeline.run.progress import Reporter
@@ -42,6 +45,7 @@ from pipeline.stages.perplexity import heldout_texts, perplexity
 from pipeline.stages.spending import spending
 from pipeline.training.token_stats import token_stats
 
+FloatGrid = NDArray[np.float64]
 AFTER = 3
 """Steps after the answers: judging, drift, texts."""
 
@@ -122,6 +126,7 @@ def _measured(
             **({} if endings is None else {"policy_ending": endings.double().numpy()}),
             **preferences(gold, drawn.grid("gold"), proxy, drawn.grid("proxy"), ahead),
             **of_reference(drawn),
+            **(of_faults(gold, drawn.grid("gold")) if cfg.gold.kind == GUARDED else {}),
             "kl": own_kl.numpy(),
             "entropy": entropy.sum(1).double().numpy(),
             "reference_nats": ref_nats.sum(1).double().numpy(),
@@ -178,6 +183,13 @@ def of_reference(drawn: Draws) -> dict[str, Any]:
     }
 
 
+def of_faults(gold: FloatGrid, reference: FloatGrid) -> dict[str, FloatGrid]:
+    """Columns of a guarded judge: whether the policy's answers (n,) have a fault, and which share of the reference's
+    draws (n, draws)."""
+    find = np.vectorize(faulty, otypes=[float])
+    return {"policy_faulty": find(gold), "reference_faulty": find(reference).mean(1)}
+
+
 @torch.inference_mode()
 def drift(
     policy: CausalLM, reference: CausalLM, episodes: Episodes, temperature: float, room: Room
@@ -222,6 +234,11 @@ def summarise(table: pd.DataFrame, draws: int) -> dict[str, float]:
         "eval/distinct_2": distinct(words, 2),
         "eval/length": table["policy_length"].mean(),
         "eval/eos_rate": table["policy_eos"].mean(),
+        **{
+            f"eval/fault_rate{suffix}": table[column].mean()
+            for suffix, column in (("", "policy_faulty"), ("_reference", "reference_faulty"))
+            if column in table
+        },
         # exp is capped so that a collapsed policy gives a number that files and plots can hold.
         "eval/ppl_reference": math.exp(min(table["reference_nats"].sum() / tokens, 50.0)),
         **{

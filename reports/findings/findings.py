@@ -33,6 +33,7 @@ REPORTED = (
     "eval/kl_per_token", "eval/kl_per_sequence", "eval/entropy", "eval/perplexity_texts",
     "eval/perplexity_texts_reference",
     "eval/length", "eval/eos_rate", "eval/distinct_1", "eval/distinct_2", "eval/ppl_reference",
+    "eval/fault_rate", "eval/fault_rate_reference",
 )  # fmt: skip
 SMALLEST = {"eval/win_rate": 0.05, "eval/win_rate_proxy": 0.05}
 """Smallest differences that matter, where the study gives none: five points of win rate."""
@@ -46,7 +47,10 @@ ENDS = (
     "objective/kl_k3_per_token", "objective/entropy", "policy/entropy",
 )  # fmt: skip
 """Reported and compared of trials that were never evaluated here: where their training ended."""
-_RATES = {"eval/win_rate", "eval/win_rate_proxy", "eval/preference_accuracy", "eval/tie_rate", "eval/eos_rate"}
+_RATES = {
+    "eval/win_rate", "eval/win_rate_proxy", "eval/preference_accuracy", "eval/tie_rate", "eval/eos_rate",
+    "eval/fault_rate",
+}  # fmt: skip
 ROBUST = ("eval/gold", "eval/proxy", "eval/kl_per_sequence")
 """Metrics whose interquartile mean stands beside the mean; of a rate it says nothing."""
 

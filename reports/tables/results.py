@@ -81,7 +81,7 @@ def arm_table(records: StudyRecords, findings: Findings) -> Table:
     keys = (
         "eval/win_rate", "eval/win_rate_proxy", "eval/preference_accuracy", "eval/gold", "eval/proxy",
         "eval/kl_per_token", "eval/kl_per_sequence", "eval/entropy", "eval/perplexity_texts",
-        "eval/perplexity_texts_reference",
+        "eval/perplexity_texts_reference", "eval/fault_rate", "eval/fault_rate_reference",
     )  # fmt: skip
     own = tuple(dict.fromkeys((records.study.objective.metric, *records.reported(keys, ENDS))))
     ends = [key for key in own if key in ENDS]

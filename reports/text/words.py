@@ -8,7 +8,7 @@ from reports.statistics.two_level import Estimate
 
 _THREE_DECIMALS = {
     "eval/win_rate", "eval/win_rate_proxy", "eval/preference_accuracy", "eval/tie_rate", "eval/eos_rate",
-    "eval/distinct_1", "eval/distinct_2",
+    "eval/distinct_1", "eval/distinct_2", "eval/fault_rate", "eval/fault_rate_reference",
 }  # fmt: skip
 
 _NAMES = {
@@ -30,6 +30,7 @@ _NAMES = {
     "eval/length": "length", "eval/eos_rate": "EOS rate", "eval/ppl_reference": "reference perplexity",
     "eval/perplexity_texts": "perplexity of texts", "eval/reward_accuracy": "accuracy of the reward model",
     "eval/perplexity_texts_reference": "perplexity of texts, reference",
+    "eval/fault_rate": "answers with a fault", "eval/fault_rate_reference": "answers with a fault, reference",
 }  # fmt: skip
 
 

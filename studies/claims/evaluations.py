@@ -24,7 +24,7 @@ from studies.definition.falsifier import Falsifier
 Array = NDArray[np.float64]
 ACCURACY = "eval/preference_accuracy"
 """The rate of which a prompt says nothing where the judge decides none of its pairs."""
-RATES = ("eval/win_rate", "eval/win_rate_proxy", ACCURACY, "eval/tie_rate", "eval/eos_rate")
+RATES = ("eval/win_rate", "eval/win_rate_proxy", ACCURACY, "eval/tie_rate", "eval/eos_rate", "eval/fault_rate")
 FEWEST = 2
 """Prompts that an interval needs; those that say nothing of the metric do not count."""
 

@@ -81,6 +81,9 @@ def test_a_trial_is_judged_by_it(outcome: TrialOutcome) -> None:
     for scores in (prompts["policy_gold"], draws["gold"]):
         assert bool((scores.between(-1, 1) | scores.isin([-2.0, -3.0, -4.0])).all())
     assert draws["gold"].min() <= -2, "a network of this size writes gibberish"
+    for key, scores in (("eval/fault_rate", prompts["policy_gold"]), ("eval/fault_rate_reference", draws["gold"])):
+        faults = float((scores < -1.5).mean())
+        assert 0 < outcome.summary[key] == pytest.approx(faults)
 
 
 def test_real_texts_pass_and_attacks_do_not(outcome: TrialOutcome) -> None:
