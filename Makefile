@@ -32,7 +32,7 @@ $(VENV)/.stamp: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.stamp-dev: $(VENV)/.stamp
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench,ocr]'
 	@touch $@
 
 setup: $(VENV)/.stamp  ## create .venv and install the package
