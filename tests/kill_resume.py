@@ -51,6 +51,8 @@ CONTROLS: dict[str, dict[str, Any]] = {
         "critic.quantize": "8bit",
     },
     "two rounds": {"reward.rounds": 2},
+    "against the reference": {"reward.kind": "pairwise", "reward.against": "reference"},
+    "rankings": {"reward.ranked": 4, "reward.ranking_loss": "plackett_luce"},
     "floor": {
         "reward.kind": "composite",
         "reward.parts": {"learned": {"kind": "learned"}, "words": {"kind": "lexicon", "weight": 0.0}},
