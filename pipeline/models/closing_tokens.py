@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 
 CLOSERS: dict[str, tuple[str, ...]] = {"clause": tuple(",;:.!?"), "sentence": tuple(".!?")}
-"""What the text of such a token ends in, but for space around it. A new line anywhere in a token ends both."""
+"""What the text of such a token ends in, but for space, and quotes and brackets that close. A new line anywhere in a
+token ends both."""
+AFTER = "\"'”’»)]"
+"""May stand behind the closer."""
 
 
 def closing_tokens(
@@ -23,5 +26,5 @@ def closing_tokens(
     closes = torch.zeros(vocabulary, dtype=torch.bool)
     for token in tokenizer.get_vocab().values():
         text = tokenizer.decode([token], skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        closes[token] = "\n" in text or text.strip().endswith(CLOSERS[group])
+        closes[token] = "\n" in text or text.strip().rstrip(AFTER).endswith(CLOSERS[group])
     return closes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -34,6 +35,19 @@ def test_the_built_in_tokenizer_by_hand() -> None:
         assert cut(tokenizer, "a\nb", group) == "aĊ|b"
 
 
+def test_a_quote_or_bracket_behind_the_point_is_part_of_the_end() -> None:
+    tokenizer = train_tokenizer(['"No." "No." "No." (no.) (no.) (no.) "No," "No,"'] * 20, 300)
+    words = {word: token for word, token in tokenizer.get_vocab().items() if word in {'."', ".)", ',"'}}
+    assert len(words) == 3, "the tokenizer joins them"
+    clause, sentence = (closing_tokens(tokenizer, group, len(tokenizer)) for group in ("clause", "sentence"))  # type: ignore[arg-type]
+    assert clause is not None
+    assert sentence is not None
+    for word, token in words.items():
+        assert clause[token]
+        assert bool(sentence[token]) == ("." in word)
+    assert not clause[tokenizer.get_vocab()['"']]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_token_closes_by_its_own_text(kind: str) -> None:
     """Against single characters of the words of the vocabulary."""
@@ -43,7 +57,7 @@ def test_every_token_closes_by_its_own_text(kind: str) -> None:
         assert closes is not None
         assert closes.dtype == torch.bool
         for word, token in tokenizer.get_vocab().items():
-            plain = word.replace("Ġ", " ").replace("▁", " ").rstrip()
+            plain = re.sub(r"[\"')\]]*$", "", word.replace("Ġ", " ").replace("▁", " ").rstrip())
             new_line = "Ċ" in word or "\n" in word
             assert bool(closes[token]) == (new_line or plain[-1:] in set(marks)), word
         assert 0 < int(closes.sum()) < len(tokenizer) / 4
