@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -21,7 +22,7 @@ from pipeline.config.messages import validate
 from pipeline.config.ocr import OcrConfig
 from pipeline.data.reviews import generate
 from pipeline.errors import UserError
-from pipeline.intervals import Interval, student
+from pipeline.intervals import Interval, student, wilson
 from pipeline.rewards.ocr import Legibility, OcrReward
 from pipeline.rewards.reading import Reader, paddle_reader
 
@@ -38,8 +39,21 @@ class Row:
     seconds: float
 
     def mean(self, value: Callable[[Legibility], float]) -> Interval:
-        """Mean over texts, and its 95 % interval by Student's t."""
-        return student([value(one) for one in self.found])
+        """Mean over texts of a value in [0, 1], and its 95 % interval, `bounded`."""
+        return bounded([value(one) for one in self.found], 0.0, 1.0)
+
+
+def bounded(values: Sequence[float], low: float, high: float) -> Interval:
+    """Mean of independent values in [low, high], and its 95 % interval by Student's t, within these ends.
+
+    Where all values are one value v, Student's has no width, however few they are. Then it is [v - w (v - low),
+    v + w (high - v)], where w is the upper end of Wilson's interval for the share of texts with another value.
+    """
+    mean, below, above = student(values)
+    if len(set(values)) == 1:
+        other = wilson(0.0, len(values))[1]
+        below, above = mean - other * (mean - low), mean + other * (high - mean)
+    return mean, max(low, below), min(high, above)
 
 
 def measure(texts: Sequence[str], ways: dict[str, OcrConfig], reader: Callable[[OcrConfig], Reader]) -> list[Row]:
@@ -61,7 +75,7 @@ def table(rows: Sequence[Row]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
-        paired = student([one.error - first for one, first in zip(row.found, clean, strict=True)])
+        paired = bounded([one.error - first for one, first in zip(row.found, clean, strict=True)], -1.0, 1.0)
         cells = [
             row.name,
             str(len(row.found)),
@@ -82,12 +96,23 @@ def _cell(interval: Interval) -> str:
 
 def way(settings: Sequence[str]) -> OcrConfig:
     """Settings as ``key=value``, values in YAML. Raises `UserError`."""
-    pairs = dict(setting.partition("=")[::2] for setting in settings)
-    return validate(OcrConfig, {key: yaml.safe_load(value) for key, value in pairs.items()}, "--as")
+    found: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or key in found:
+            why = f"{key} is set twice; leave one out" if equals else "write it as key=value, for example size=16"
+            raise UserError(f"--as {setting}: {why}")
+        try:
+            found[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise UserError(f"--as {setting}: '{value}' is not a YAML value") from None
+    return validate(OcrConfig, found, "--as")
 
 
 def read_texts(path: Path | None, n: int, seed: int) -> list[str]:
     """The first `n` different texts of a file, one a line, or built-in reviews. Raises `UserError`."""
+    if n < 2:
+        raise UserError(f"--n {n}: an interval needs at least 2 texts")
     if path is None:
         return [review.text for review in generate(n, seed)]
     try:
@@ -108,7 +133,7 @@ def main() -> None:
         prog="python -m pipeline.ocr_error", description="The OCR error of clean and of degraded text."
     )
     parser.add_argument("--texts", type=Path, help="a file with one text a line; default: built-in reviews")
-    parser.add_argument("--n", type=int, default=100, help="texts, at most")
+    parser.add_argument("--n", type=int, default=100, help="texts, at most; 2 or more")
     parser.add_argument("--seed", type=int, default=0, help="of the built-in reviews")
     parser.add_argument("--as", dest="ways", nargs="+", action="append", metavar="KEY=VALUE", help="of reward.ocr")
     given = parser.parse_args()
