@@ -72,8 +72,8 @@ def cost_of(artifacts: Mapping[str, Artifact]) -> dict[str, float]:
     """What a trial took: its training, and the stages that its algorithm needs beside those of every trial.
 
     What such a stage took is in the totals, and apart under its name (``values_wall_s``), and so is what the opponents
-    of a reward took (``opponents_wall_s``). What it took to answer the held-out prompts is apart alone, and only of a
-    policy that chooses among several answers (``evaluate_wall_s``): it is no cost of training.
+    of the first reward took (``opponents_wall_s``). What it took to answer the held-out prompts is apart alone, and
+    only of a policy that chooses among several answers (``evaluate_wall_s``): it is no cost of training.
     """
     cost: dict[str, float] = _logged(artifacts["train"], "cost.json")
     for stage in CHARGED:
@@ -82,8 +82,10 @@ def cost_of(artifacts: Mapping[str, Artifact]) -> dict[str, float]:
             cost |= {key: cost[key] + own[key] for key in ADDED_UP}
             cost |= {f"{stage}_{key}": own[key] for key in ADDED_UP}
             cost["peak_memory_gib"] = max(cost["peak_memory_gib"], own["peak_memory_gib"])
-    if "reward" in artifacts and (artifacts["reward"].path / "log" / OPPONENTS).is_file():
-        own = _logged(artifacts["reward"], OPPONENTS)
+    # Later rewards are charged to the training whole, with their opponents.
+    first = artifacts.get(dag.round_name("reward", 1, 2), artifacts.get("reward"))
+    if first is not None and (first.path / "log" / OPPONENTS).is_file():
+        own = _logged(first, OPPONENTS)
         cost |= {key: cost[key] + own[key] for key in ADDED_UP}
         cost |= {f"opponents_{key}": own[key] for key in ADDED_UP}
     answering = _logged(artifacts["evaluate"], "cost.json") if "evaluate" in artifacts else {}

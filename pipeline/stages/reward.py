@@ -240,6 +240,7 @@ def _against(bench: _Bench, raw: dict[str, Reward], out: Path) -> dict[str, Rewa
     numbers = numbers_of(raw, drawn, ledger)
     save_opponents(out, drawn, numbers)
     ledger.mark()
+    bench.ledger.generated_tokens += ledger.generated_tokens
     write_json(out / "log" / "opponents.json", ledger.cost())
     found, specs = tables(drawn[0].prompts, numbers), cfg.reward.scorers()
     return {name: Against(part, compared(specs[name].kind), found[name]) for name, part in raw.items()}

@@ -12,21 +12,45 @@ import torch
 from helpers import Recorder, smoke
 
 from pipeline.config.rewards import RewardConfig
+from pipeline.models.loading import freeze, load_snapshot
+from pipeline.models.sampler import EagerSampler
+from pipeline.models.sampling import decode
+from pipeline.models.seeding import uniforms
+from pipeline.resources.out_of_memory import Room
+from pipeline.rewards.families import FAMILIES
+from pipeline.rewards.learned import HEAD, train_reward_model
 from pipeline.run.layout import Layout
 from pipeline.run.metrics_log import merged
 from pipeline.run.store import Artifact
+from pipeline.stages.common import PromptSet
+from pipeline.stages.opponent_table import OPPONENTS
+from pipeline.stages.pair_responses import read_responses
 from pipeline.stages.preference_pairs import split_prompts
 from pipeline.stages.reward_round import TEMPERATURE, Collection
 from pipeline.stages.rounds import carried_on, has_ended, name_of
-from pipeline.trial import TrialOutcome, plan_trial, run_trial
+from pipeline.trial import ADDED_UP, TrialOutcome, plan_trial, run_trial
 
+CPU = torch.device("cpu")
 ROUND_KL = "objective/round_kl_per_token"
 TWO: dict[str, Any] = {"reward__rounds": 2, "train__steps": 16}
+OPPOSED: dict[str, Any] = {
+    **TWO, "reward__keep_pairs": "newest", "reward__against": "reference", "reward__opponents": 1
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def outcome(smoke_layout: Layout) -> TrialOutcome:
     return run_trial(smoke(**TWO), smoke_layout, Recorder())
+
+
+@pytest.fixture(scope="module")
+def opposed(smoke_layout: Layout) -> TrialOutcome:
+    return run_trial(smoke(**OPPOSED), smoke_layout, Recorder(), until="train")
+
+
+def logged(outcome: TrialOutcome, stage: str, name: str = "cost.json") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((outcome.artifacts[stage].path / "log" / name).read_text("utf-8"))
+    return found
 
 
 def content(root: Path, stages: tuple[str, ...]) -> dict[str, bytes]:
@@ -108,6 +132,59 @@ def test_a_later_reward_learns_from_the_pairs_of_all_rounds(outcome: TrialOutcom
     assert heldout[0] == heldout[1]
     assert set(labelled[0]["first"]) != set(labelled[1]["first"]), "the policy has answered, and not the reference"
     assert one.meta[TEMPERATURE] == two.meta[TEMPERATURE] > 0
+
+
+def test_a_later_round_compares_answers_of_the_policy_trained_so_far(outcome: TrialOutcome) -> None:
+    cfg, found = smoke(**TWO), outcome.artifacts
+    data = PromptSet.load(found["prompts"], "train")
+    rows = Collection.of(2, found["reward-1"], found["train-1"]).rows(
+        split_prompts(len(data.texts), cfg.reward), cfg.reward
+    )
+    pairs = pd.read_parquet(found["reward"].path / "pairs.parquet")
+    assert pairs["prompt"].tolist() == [data.texts[row] for row in rows.tolist()]
+    for side in ("first", "second"):
+        drawn = []
+        for folder in (found["train-1"].path / "policy", found["sft"].path / "model"):
+            network = freeze(load_snapshot(folder, CPU))
+            sampler = EagerSampler(network, cfg.train.temperature, Room("rows", 64), **data.token_ids)
+            noise = uniforms(len(rows), cfg.train.response_length, cfg.reward.pairs_seed, f"{side}, round 2")
+            drawn.append(decode(data.tokenizer, sampler.sample(data.ids[rows], data.mask[rows], noise)))
+        assert pairs[side].tolist() == drawn[0] != drawn[1]
+
+
+def test_a_later_reward_is_the_reference_fitted_to_what_was_preferred_in_all_rounds(
+    outcome: TrialOutcome, tmp_path: Path
+) -> None:
+    cfg, folder = smoke(**TWO).reward, outcome.artifacts["reward"].path
+    both = read_responses(folder, PromptSet.load(outcome.artifacts["prompts"], "train").token_ids["pad_id"])
+    model = FAMILIES["learned"].new(load_snapshot(outcome.artifacts["sft"].path / "model", CPU), cfg, CPU)
+    preferred, other = (both.take(slice(side, None, 2)) for side in (0, 1))
+    train_reward_model(model, preferred, other, torch.ones(256, dtype=torch.bool), cfg, lambda *_: None)
+    model.save(tmp_path)
+    assert (tmp_path / HEAD).read_bytes() == (folder / HEAD).read_bytes()
+
+
+def test_a_reward_of_the_newest_pairs_forgets_the_others(opposed: TrialOutcome) -> None:
+    one, two = (opposed.artifacts[stage] for stage in ("reward-1", "reward"))
+    assert (one.meta["train_pairs"], two.meta["train_pairs"]) == (128, 128)
+    responses = [pd.read_parquet(made.path / "pair_responses.parquet")["response"] for made in (one, two)]
+    earlier, later = ([response.tolist() for response in column] for column in responses)
+    assert len(earlier) == len(later) == 256
+    assert earlier != later
+
+
+def test_every_round_has_the_references_answers_as_opponents_and_pays_for_them_once(opposed: TrialOutcome) -> None:
+    one, two = (pd.read_parquet(opposed.artifacts[stage].path / OPPONENTS) for stage in ("reward-1", "reward"))
+    assert one["completion"].tolist() == two["completion"].tolist()
+    assert one["numbers/reward"].tolist() != two["numbers/reward"].tolist(), "by the reward of the round"
+    first, later = (logged(opposed, stage, "opponents.json") for stage in ("reward-1", "reward"))
+    reward, before, after = (logged(opposed, stage) for stage in ("reward", "train-1", "train"))
+    # 192 pairs and 64 samples for calibration, each of 1 to 16 tokens, and the opponents.
+    assert reward["generated_tokens"] - later["generated_tokens"] == pytest.approx(448 * 11, rel=0.5)
+    assert after["generated_tokens"] > before["generated_tokens"] + reward["generated_tokens"]
+    for key in ADDED_UP:
+        assert opposed.cost[f"opponents_{key}"] == first[key]
+        assert opposed.cost[key] == pytest.approx(after[key] + first[key]), "the later ones are in the training's"
 
 
 def test_a_later_reward_is_calibrated_on_the_samples_of_the_reference(outcome: TrialOutcome) -> None:
