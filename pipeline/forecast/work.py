@@ -16,7 +16,7 @@ from pipeline.config.rewards import LEARNED, is_judged
 from pipeline.config.trial import TrialConfig
 from pipeline.forecast.disk import checkpoint_hours, disk_by_part, shared_disk
 from pipeline.forecast.memory import memory_by_stage
-from pipeline.forecast.ocr import reading_hours
+from pipeline.forecast.ocr import reading_hours, shared_reading_hours
 from pipeline.forecast.sampling import answering_hours, opponents_hours, sampling, values_hours
 from pipeline.forecast.shapes import Shape
 from pipeline.forecast.subject import ForecastSubject, Trained
@@ -49,7 +49,7 @@ class Forecast:
     answering_hours: float
     """On a T4, of choosing among several answers to each held-out prompt; 0 where each gets one, which takes little."""
     shared_hours: dict[str, float]
-    """On a T4, by stage, of what the trials of a study have in common."""
+    """On a T4, by stage, of what the trials of a study have in common; with the hours of reading images on the CPU."""
     disk: dict[str, float]
     """On disk at the peak of training, by part, GiB."""
     shared_disk_gib: float
@@ -107,7 +107,8 @@ def estimate(trial: ForecastSubject) -> Forecast:
             watched = sum(t4_seconds(phase, *w) for phase, w in rollout_work(trial, trained).items())
             hours["watch"] = cfg.train.updates * watched / 3600
         if cfg.rounds > 1:
-            hours["reward"] = t4_seconds("reward", *later_rewards(trial)) / 3600
+            drawn_again = (cfg.rounds - 1) * opponents_hours(trial)
+            hours["reward"] = t4_seconds("reward", *later_rewards(trial)) / 3600 + drawn_again
         scored = cfg.train.batch_size * (1.0 + _greedy(cfg) + _replayed(cfg)[1])
         if read := reading_hours(cfg, cfg.train.updates * scored):
             hours["ocr on the CPU"] = read
@@ -117,6 +118,8 @@ def estimate(trial: ForecastSubject) -> Forecast:
         shared["reward"] = shared.get("reward", 0.0) + opponents_hours(trial)
     if cfg.needs_samples:
         shared["values"] = values_hours(trial)
+    for stage, read in shared_reading_hours(cfg).items():
+        shared[stage] = shared.get(stage, 0.0) + read
     memory = {
         stage: {name: size / GIB for name, size in parts.items() if size}
         for stage, parts in memory_by_stage(trial, trained).items()

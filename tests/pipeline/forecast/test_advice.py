@@ -55,6 +55,9 @@ def test_rounds_are_forecast_with_their_rewards_and_the_policy_that_each_began_w
         dict.fromkeys(("reward", "train"), 4 * once.parameters / 2**30)
     )
     assert four.disk["earlier rounds"] == pytest.approx(3 * two.disk["earlier rounds"])
+    opposed, again = (tiny(reward__against="reference", reward__rounds=rounds) for rounds in (1, 4))
+    drawn = opposed.shared_hours["reward"] - once.shared_hours["reward"]
+    assert again.hours["reward"] - four.hours["reward"] == pytest.approx(3 * drawn), "each reward has its opponents"
 
 
 def test_a_separate_critic_on_a_t4_is_refused_in_one_line_with_what_would_fit() -> None:

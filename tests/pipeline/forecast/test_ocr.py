@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pipeline.config.loading import load_config
@@ -38,6 +40,39 @@ def test_hours_count_every_response_and_every_reader() -> None:
     (line,) = image_lines(both)
     assert line.startswith("ocr: ")
     assert line.endswith("s of a CPU core for each response of 16 tokens (estimated)")
+
+
+def test_what_trials_share_is_read_as_well() -> None:
+    """On the smoke profile: 64 samples for calibration, 384 prompts, 320 pairs, 8 draws to each of 64 prompts."""
+
+    def shared(**changes: object) -> dict[str, float]:
+        found = predict(load_config("smoke", {key.replace("__", "."): value for key, value in changes.items()}))
+        assert found
+        return found.shared_hours
+
+    each = reading_hours(load_config("smoke", OCR), 1.0)
+    alone, opposed = shared(**OCR), shared(**OCR, reward__against="reference")
+    assert alone["reward"] == pytest.approx(64 * each)
+    assert alone["reference"] == pytest.approx(512 * each)
+    assert opposed["reward"] - alone["reward"] == pytest.approx(4 * 384 * each, rel=0.01)
+    judge, plain = shared(judge__kind="ocr"), shared()
+    assert judge["reward"] - plain["reward"] == pytest.approx((64 + 2 * 320) * each)
+    assert judge["reference"] == pytest.approx(512 * each)
+    assert "reference" not in plain
+    values = shared(**OCR, algorithm="a_star_po")["values"] - shared(algorithm="a_star_po")["values"]
+    samples = load_config("smoke", {"algorithm": "a_star_po"}).values.samples
+    assert values == pytest.approx(samples * 256 * each, rel=0.01)
+
+
+def test_a_plan_comes_as_far_as_the_refusal_of_a_file(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"no network")
+    known = predict(load_config("smoke", OCR))
+    assert known
+    for path in (broken, tmp_path / "absent.onnx"):
+        found = predict(load_config("smoke", {**OCR, "reward.ocr.detector": str(path)}))
+        assert found
+        assert found.hours == pytest.approx(known.hours)
 
 
 def test_a_forecast_has_the_hours_on_the_cpu() -> None:
