@@ -85,6 +85,11 @@ def test_the_score_is_confidence_times_what_was_read_right() -> None:
     assert says("film", confidence=0.0)[0](completions(["film"])).tolist() == [0.0]
 
 
+def test_what_was_read_is_compared_in_the_form_of_what_was_written() -> None:
+    for read in ("Good film,", "Ｇｏｏｄ\u3000film，", " Good  film,\n"):
+        assert says(read)[0](completions(["Good film,"])).tolist() == [1.0]
+
+
 def test_the_form_that_is_compared() -> None:
     assert plain(" a\r\n\tb   c ") == "a b c"
     assert plain("Ｇｏｏｄ ﬁlm，") == "Good film,"
@@ -153,6 +158,29 @@ def test_what_the_picture_shows() -> None:
     assert dark[1:] == pytest.approx([dark[0]] * 2, rel=0.05), "degrading neither adds nor removes ink"
     noisy = rendered(REVIEW, noise=20.0)[:4].astype(float)
     assert 255 - noisy.mean() == pytest.approx(20 * 0.399, rel=0.1), "half of the noise of paper is clipped"
+
+
+def test_texts_are_turned_either_way_and_never_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    from PIL import Image
+
+    angles, rotate = list[float](), Image.Image.rotate
+
+    def noted(page: Image.Image, angle: float, **how: Any) -> Image.Image:
+        angles.append(angle)
+        return rotate(page, angle, **how)
+
+    monkeypatch.setattr(Image.Image, "rotate", noted)
+    for number in range(40):
+        rendered(f"text {number}", rotation=3.0)
+    assert len(set(angles)) == 40
+    assert -3 <= min(angles) < -1.5
+    assert 1.5 < max(angles) <= 3
+
+
+def test_noise_is_not_blurred() -> None:
+    noisy = rendered(REVIEW, noise=20.0, blur=3.0)[:4].astype(float)
+    assert 255 - noisy.mean() == pytest.approx(20 * 0.399, rel=0.1)
+    assert abs(np.corrcoef(noisy[:, :-1].ravel(), noisy[:, 1:].ravel())[0, 1]) < 0.1
 
 
 def test_a_font_of_ones_own_is_used_and_a_wrong_one_refused(tmp_path: Path) -> None:
