@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -18,8 +19,9 @@ from pipeline.models.seeding import seed_of
 from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.ensemble import Ensemble
 from pipeline.run.layout import Layout
+from pipeline.stages import reward_trunk
 from pipeline.stages.common import reward_of
-from pipeline.stages.reward_trunk import member_seed
+from pipeline.stages.reward_trunk import TrunkSource, member_seed
 from pipeline.trial import TrialOutcome, run_trial
 
 OWN = {"reward.trunk": "scratch", "reward.hidden_size": 16, "reward.heads": 2, "reward.layers": 1}
@@ -108,6 +110,23 @@ def test_a_scratch_trunk_has_its_own_size_and_learns_the_texts_first(smoke_layou
     assert stage_files(untaught, "reward")["head.safetensors"] != stage_files(taught, "reward")["head.safetensors"]
     assert stage_files(taught, "sft") == stage_files(untaught, "sft")
     assert reward_of(taught.artifacts["reward"], CPU, ROOM).networks[0].config.hidden_size == 16
+
+
+def test_scratch_trunks_differ_by_their_seed_in_weights_and_in_the_order_of_texts(
+    plain: TrialOutcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config("smoke", OWN)
+    found, learned = plain.artifacts, []
+    monkeypatch.setattr(reward_trunk, "train", lambda model, texts, how, *_: learned.append(how.seed))
+    shape = json.loads(stage_files(plain, "sft")["model/config.json"])
+    source = TrunkSource(
+        config.reward, config.reward_pretraining, found["prompts"], found["sft"], SimpleNamespace(**shape), CPU,
+        Recorder(), False,
+    )  # fmt: skip
+    weights = [torch.cat([one.flatten() for one in source(seed).parameters()]) for seed in (7, 8, 7)]
+    assert torch.equal(weights[0], weights[2])
+    assert not torch.equal(weights[0], weights[1])
+    assert learned == [7, 8, 7]
 
 
 def test_members_seeds_are_their_own_and_the_first_is_the_rewards() -> None:
