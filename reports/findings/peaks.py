@@ -18,6 +18,8 @@ class ArmPeak:
     """The peaks of an arm's trials; means over seeds with Student's interval."""
 
     arm: str
+    step: Estimate
+    """Gradient steps at the peak."""
     root_kl: Estimate
     """Square root of the KL at the peak, nats per sequence."""
     gold: Estimate
@@ -40,7 +42,8 @@ def gold_peaks(records: StudyRecords) -> tuple[ArmPeak, ...]:
     return tuple(
         ArmPeak(
             arm,
-            _over_chains(records, trials, "root_kl"),
+            _over_chains(records, trials, "step").clipped(0.0, np.inf),
+            _over_chains(records, trials, "root_kl").clipped(0.0, np.inf),
             _over_chains(records, trials, "value"),
             _over_chains(records, trials, "fall"),
             trials,

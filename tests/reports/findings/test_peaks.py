@@ -3,11 +3,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
+from reports.findings import peaks
 from reports.findings.findings import Findings, analyse
 from reports.findings.peaks import gold_peaks
 from reports.records.load import StudyRecords, load_records
+from reports.statistics.peak import Peak
 from reports.tables.peaks import peaks_table
 from reports.tables.results import all_tables
 
@@ -29,12 +32,26 @@ def test_the_arm_without_a_penalty_peaks_and_falls(records: StudyRecords, findin
     assert held.root_kl.value < 1.0
     assert abs(held.fall.value) < 0.1
     assert held.gold.method == "student"
+    assert hacked.step.value == pytest.approx(np.mean([one.step for one in hacked.trials.values()]))
+    assert 0 < hacked.step.value < max(records.curves["step"])
+
+
+def test_neither_a_drift_nor_a_step_has_an_interval_below_0(
+    records: StudyRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far, near = Peak(root_kl=4.0, value=1.0, fall=0.0, step=2000.0), Peak(root_kl=0.1, value=-1.0, fall=0.0, step=16.0)
+    found = iter([far, *[near] * 100])
+    monkeypatch.setattr(peaks, "peak", lambda *columns: next(found))
+    first = next(iter(gold_peaks(records)))
+    assert (first.root_kl.low, first.step.low) == (0.0, 0.0)
+    assert first.gold.low is not None
+    assert first.gold.low < 0, "judge points may be negative"
 
 
 def test_the_table_has_a_row_an_arm_and_its_csv_the_interval(records: StudyRecords, findings: Findings) -> None:
     table = peaks_table(findings.peaks)
     assert len(table.rows) == len(table.frame) == len(findings.peaks)
-    assert {"root_kl", "gold_low", "gold_high", "fall", "seeds", "method"} <= set(table.frame.columns)
+    assert {"step", "root_kl", "gold_low", "gold_high", "fall", "seeds", "method"} <= set(table.frame.columns)
     assert "gold_peaks" in {one.name for one in all_tables(records, findings)}
 
 
