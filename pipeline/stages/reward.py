@@ -221,6 +221,7 @@ def _parts(
             summary |= {f"{name}/{what}": value for what, value in measured.items()} if composite else measured
         else:
             raw[name] = ready(key, spec.kind, spec, bench.device, bench.room)
+            meter(raw[name].networks, bench.ledger.work)
     return raw, summary, unseen
 
 

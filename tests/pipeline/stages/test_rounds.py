@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -13,15 +14,18 @@ from helpers import Recorder, smoke
 
 from pipeline.config.rewards import RewardConfig
 from pipeline.models.loading import freeze, load_snapshot
+from pipeline.models.meter import Tallied
 from pipeline.models.sampler import EagerSampler
 from pipeline.models.sampling import decode
 from pipeline.models.seeding import uniforms
+from pipeline.resources.ledger import Ledger
 from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.families import FAMILIES
 from pipeline.rewards.learned import HEAD, train_reward_model
 from pipeline.run.layout import Layout
 from pipeline.run.metrics_log import merged
 from pipeline.run.store import Artifact
+from pipeline.stages import reward
 from pipeline.stages.common import PromptSet
 from pipeline.stages.opponent_table import OPPONENTS
 from pipeline.stages.pair_responses import read_responses
@@ -226,6 +230,16 @@ def test_a_trial_pays_for_the_rewards_that_are_its_own(outcome: TrialOutcome) ->
     assert costs["reward"]["generated_tokens"] < own <= costs["reward"]["generated_tokens"] + 64 * 16
     assert outcome.cost["wall_s"] > costs["train-1"]["wall_s"] + costs["reward"]["reward_s"]
     assert outcome.artifacts["train"].meta["tokens"] == outcome.cost["generated_tokens"]
+
+
+def test_what_a_part_computes_that_was_not_trained_here_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    work, ledger = Tallied(), Ledger()
+    monkeypatch.setattr(reward, "ready", lambda *_: SimpleNamespace(networks=[work]))
+    bench: Any = SimpleNamespace(cfg=smoke(reward__kind="lexicon"), device=CPU, room=None, ledger=ledger)
+    reward._parts(bench, Path(), False, None)  # type: ignore[arg-type]
+    with ledger.timed("reward"):
+        work.add(3.0, 1.0)
+    assert ledger.flops == {"reward": 3.0}
 
 
 class Stop(BaseException):
