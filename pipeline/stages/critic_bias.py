@@ -49,8 +49,8 @@ def critic_bias(
     """A row for each state: prompt_id; place, the tokens before it; value, of the critic; worth, mean of the rewards to
     go of its continuations; noise, the squared standard error of worth; all in score units.
 
-    Policy, critic and beta are those at the end of training. Raises `UserError` for a trial that is `unfit`, for more
-    prompts than were evaluated, and where memory runs out.
+    Policy, critic, beta and the weight of a floor are those at the end of training. Raises `UserError` for a trial that
+    is `unfit`, for more prompts than were evaluated, and where memory runs out.
     """
     if why := unfit(cfg):
         raise UserError(f"the critic cannot be diagnosed: {why}")
@@ -75,8 +75,8 @@ def _critic_bias(
 
     def score(episodes: Episodes, rows: Any) -> Scores:
         completions = Completions.of(data.tokenizer, episodes, [data.texts[row] for row in rows])
-        scores = proxy.explained(completions)[0]
-        return Scores(scores, scores, completions.prompts, completions.texts)
+        scores, parts = proxy.explained(completions)
+        return Scores(scores, scores, completions.prompts, completions.texts, parts)
 
     policy = freeze(load_snapshot(train.path / "policy", device))
     actor = with_critic(policy, cfg, cfg.train.seed, sft, reward, device).eval()
@@ -95,13 +95,14 @@ def _critic_bias(
         lambda phase: nullcontext(),
         Ranks.of(device),
         None if closes is None else closes.to(device),
+        None if cfg.floor.part is None else _last(train, "objective/floor_weight"),
     )
     asked = Prompts(data.ids.to(device), data.mask.to(device), list(range(count)))
     with Precision.of(device).autocast(), torch.no_grad():
         noise = uniforms(count, cfg.train.response_length, cfg.evaluate.seed, "critic bias episodes")
         episodes = sampler.sample(asked.queries, asked.query_mask, noise)
         values = measure(actor, reference, episodes, cfg.train.temperature, room).values
-        found = replay(context, asked, episodes, slice(0, count), 0, _last_beta(train), "critic bias")
+        found = replay(context, asked, episodes, slice(0, count), 0, _last(train, "objective/kl_coef"), "critic bias")
     assert values is not None
     rows, places = (axis.cpu() for axis in found.states.known.nonzero(as_tuple=True))
     columns = (grid.cpu()[rows, places].double().numpy() for grid in (values, found.states.values, found.noise))
@@ -118,7 +119,7 @@ def unfit(cfg: TrialConfig) -> str | None:
     return None
 
 
-def _last_beta(train: Artifact) -> float:
-    """The KL coefficient of the last rollout."""
-    betas = pd.read_parquet(train.path / "metrics.parquet", columns=["objective/kl_coef"])["objective/kl_coef"]
-    return float(betas.dropna().iloc[-1])
+def _last(train: Artifact, series: str) -> float:
+    """The value of a series at the last rollout."""
+    values = pd.read_parquet(train.path / "metrics.parquet", columns=[series])[series]
+    return float(values.dropna().iloc[-1])

@@ -78,13 +78,27 @@ def test_beta_is_that_of_the_end_and_bad_requests_are_refused(
     record = recorded(smoke_layout)
     config, needed = TrialConfig.model_validate(record.config), artifacts(smoke_layout, record, NEEDED)
     plain = critic_bias(config, HOW, **needed)
-    monkeypatch.setattr("pipeline.stages.critic_bias._last_beta", lambda train: 100.0)
+    monkeypatch.setattr("pipeline.stages.critic_bias._last", lambda train, series: 100.0)
     assert critic_bias(config, HOW, **needed)["worth"].mean() < plain["worth"].mean()
     with pytest.raises(UserError, match=f"only {config.evaluate.prompts} were evaluated"):
         critic_bias(config, Replaying(10_000, 2, 4), **needed)
     whitened = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"whiten_rewards": True})})
     with pytest.raises(UserError, match="other units"):
         critic_bias(whitened, HOW, **needed)
+
+
+def test_a_part_with_a_floor_has_the_weight_that_it_had_at_the_end(smoke_layout: Layout) -> None:
+    two = {"ours": {"kind": "learned"}, "theirs": {"kind": "grammar", "weight": 0.0}}
+    held = {"floor__part": "theirs", "floor__weight": 3.0, "floor__lr": 1e-9}
+    record = recorded(smoke_layout, study="floor", reward__kind="composite", reward__parts=two, **held)
+    needed = artifacts(smoke_layout, record, NEEDED)
+
+    def worth(part: str | None) -> np.ndarray:
+        changed = TrialConfig.model_validate({**record.config, "floor": {**record.config["floor"], "part": part}})
+        return critic_bias(changed, HOW, **needed)["worth"].to_numpy()
+
+    np.testing.assert_allclose(worth("ours"), worth(None), atol=1e-5, err_msg="the reward is this part alone")
+    assert np.abs(worth("theirs") - worth(None)).max() > 0.1
 
 
 def test_a_study_without_critics_is_refused(smoke_layout: Layout) -> None:
