@@ -59,6 +59,11 @@ def check_floor(config: Config) -> None:
         raise ValueError(
             f"floor.part '{part}': reward.parts has none of that name{nearest(part, parts)}; there are: {there}"
         )
+    if len(parts) == 1:
+        raise ValueError(
+            f"floor.part '{part}' is the only part of the reward, so its weight changes nothing; add another part, or"
+            " leave floor.part out"
+        )
     if config.floor.weight > config.floor.max_weight:
         raise ValueError(
             f"floor.weight {config.floor.weight:g} is above floor.max_weight {config.floor.max_weight:g}; lower it"

@@ -242,6 +242,10 @@ def test_a_classifiers_settings_need_a_classifier(setting: str) -> None:
         ({"reward.preferences": "judge:"}, "must be judge, judge:NAME, labels, or the path"),
         ({**TWO, "floor.part": "harmles"}, "floor.part 'harmles': reward.parts has none of that name; did you mean"),
         ({"floor.part": "x"}, "there are: none, since reward.kind is not composite"),
+        (
+            {"reward.kind": "composite", "reward.parts": {"one": {"kind": "learned"}}, "floor.part": "one"},
+            "floor.part 'one' is the only part of the reward",
+        ),
         ({**FLOOR, "floor.weight": 11.0}, "floor.weight 11 is above floor.max_weight 10"),
         ({**FLOOR, "algorithm": "a_star_po"}, "use scores that were made before it"),
         ({"data.insults": 1.5}, "data.insults"),
