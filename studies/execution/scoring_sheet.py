@@ -74,6 +74,8 @@ def _jsonl(path: Path) -> Sheet:
                 raise UserError(f"{path}, line {line}: it is no JSON ({error})") from None
             if not isinstance(row, dict):
                 raise UserError(f"{path}, line {line}: it is no object with prompt and completion")
+            if "\\u" in text:
+                _check_characters(path, line, row)
             rows.append(row)
             lines.append(line)
 
@@ -88,12 +90,29 @@ def _jsonl(path: Path) -> Sheet:
     return Sheet([prompt for prompt, _ in pairs], [text for _, text in pairs], names, lines, write)
 
 
+def _check_characters(path: Path, line: int, row: Mapping[str, Any]) -> None:
+    """Refuse half of a surrogate pair, which no file can hold as UTF-8. Raises `UserError`."""
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise UserError(f"{path}, line {line}: {half} alone is no character but half of one; repair the text") from None
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    """Refuse columns that are absent or there twice. Raises `UserError`."""
+    require(NEEDED, names, str(path))
+    for name in NEEDED:
+        if names.count(name) > 1:
+            raise UserError(f"{path}: {names.count(name)} columns are called '{name}'; rename or drop all but one")
+
+
 def _csv(path: Path) -> Sheet:
     csv.field_size_limit(FIELD)
     with path.open(encoding="utf-8-sig", newline="") as file:
         found = list(_csv_rows(path, csv.reader(file, strict=True)))
     header = found[0][1] if found else []
-    require(NEEDED, header, str(path))
+    _check_names(path, header)
     lines, rows = [line for line, _ in found[1:]], [row for _, row in found[1:]]
 
     def write(target: Path, columns: Columns) -> None:
@@ -131,10 +150,10 @@ def _parquet(path: Path) -> Sheet:
     import pyarrow.parquet as pq
 
     try:
+        _check_names(path, pq.read_schema(path).names)
         table = pq.read_table(path)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise UserError(f"{path}: it is no parquet file ({str(error).splitlines()[0]})") from None
-    require(NEEDED, table.column_names, str(path))
     texts = [table.column(name).to_pylist() for name in NEEDED]
     lines = range(1, table.num_rows + 1)
 

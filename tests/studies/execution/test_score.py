@@ -123,11 +123,18 @@ def test_an_ensemble_adds_how_far_its_models_are_apart(tmp_path: Path) -> None:
         ("a.jsonl", '{"prompt": "A", "completion": null}\n', "line 1: completion is null, not a text"),
         ("a.jsonl", '{"prompt": "A", "answer": "b"}\n', "line 1: no 'completion'; it has prompt, answer"),
         ("a.jsonl", '{"prompt": "", "completion": " "}\n', "line 1: prompt and completion are empty"),
+        (
+            "a.jsonl",
+            '{"prompt": "A", "completion": "b \\ud83d"}\n',
+            "line 1: \\ud83d alone is no character but half of one",
+        ),
+        ("a.jsonl", '{"prompt": "A", "completion": "b", "x": ["\\ude00"]}\n', "line 1: \\ude00 alone is no character"),
         ("a.jsonl", "\n", "it has no rows"),
         ("a.csv", 'prompt,completion\nA,b\n"C\nD",e\nF\n', "line 5: 1 fields, and the header has 2"),
         ("a.csv", 'prompt,completion\nA,b\nC,"d\n', "line 3: it is no CSV"),
         ("a.csv", "prompt,completions\nA,b\n", "no column 'completion'; did you mean 'completions'"),
         ("a.csv", "prompt,completion,reward\nA,b,1\n", "it has a column 'reward' already"),
+        ("a.csv", "prompt,completion,prompt\nA,b,C\n", "2 columns are called 'prompt'; rename or drop all but one"),
         ("a.parquet", "no parquet", "it is no parquet file"),
         ("a.txt", "A b", "the format must be one of parquet, csv, jsonl"),
     ],
@@ -142,6 +149,16 @@ def test_a_bad_file_is_told_by_its_line_and_nothing_is_written(
     assert message in str(error.value)
     assert str(path) in str(error.value)
     assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def test_a_parquet_file_with_a_column_twice_is_told(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = [pa.array([text]) for text in ("A", "b", "c")]
+    pq.write_table(pa.table(columns, names=["prompt", "completion", "completion"]), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"a\.parquet: 2 columns are called 'completion'"):
+        score(tmp_path / "a.parquet")
 
 
 def test_a_text_beyond_the_models_positions_is_told_by_its_line(tmp_path: Path) -> None:
