@@ -15,6 +15,13 @@ from studies.execution.recorded import artifact, find_trial, folder_of
 OFFSET = "reward_offset"
 """Key of an exported ``config.json``: what to add to the logit. The heads of classifiers of decoders have no bias."""
 PADDING = "<|padding|>"
+SCALE = "The score is in standard deviations of samples of the trial's reference policy, whose mean is 0."
+AGAINST = (
+    "Training used the score less the mean score of the reference's answers to the same prompt, which this model does"
+    " not know, in standard deviations of that difference over samples of the reference policy. So differences between"
+    " answers to one prompt are those of training; a score by itself is not."
+)
+"""The scale of a reward with `reward.against`."""
 
 
 def export_reward(
@@ -28,8 +35,9 @@ def export_reward(
     """Write a reward model of `run`, named STUDY/ARM/SEED, to the folder `target`, which must not hold anything yet.
 
     The folder loads with `AutoModelForSequenceClassification` and has one output. On a text whose EOS its tokenizer
-    adds, logit + ``config.reward_offset`` is the score that training used, in standard deviations of reference samples.
-    `part` names one of a composite reward, `member` a model of an ensemble, from 1 on. Raises `UserError`, `Damaged`.
+    adds, logit + ``config.reward_offset`` is the score that training used, in standard deviations of reference samples;
+    with ``reward.against``, differences between answers to one prompt are those of training. `part` names one of a
+    composite reward, `member` a model of an ensemble, from 1 on. Raises `UserError`, `Damaged`.
     """
     record = find_trial(run, layout, profile)
     folder = folder_of(layout, record)
@@ -51,7 +59,10 @@ def _part(run: str, meta: Mapping[str, Any], part: str | None) -> tuple[str, Map
     learned = {name: made for name, made in meta["parts"].items() if made["spec"]["kind"] == "learned"}
     if not learned:
         kinds = ", ".join(made["spec"]["kind"] for made in meta["parts"].values())
-        raise UserError(f"run '{run}': its reward was not trained here (kind {kinds}), so there is nothing to export")
+        raise UserError(
+            f"run '{run}': it has no reward of kind learned but {kinds}; only a model that was trained here and gives"
+            " an answer one score is exported"
+        )
     if part is None and len(learned) == 1:
         return next(iter(learned.items()))
     if part is None or part not in learned:
@@ -128,6 +139,7 @@ def closing_tokenizer(folder: Path) -> Any:
 
 def _card(record: TrialRecord, meta: Mapping[str, Any], part: str, mean: float, std: float) -> str:
     """What the model scores, on which scale, how it was made and measured; Markdown."""
+    spec = {key: meta["parts"][part]["spec"][key] for key in ("kind", "preferences")}
     prefix = f"{part}/" if meta["kind"] == "composite" else ""
     measured = [
         f"| {title} | {100 * meta[prefix + key]:.1f} % [{100 * meta[f'{prefix}{key}_low']:.1f},"
@@ -160,9 +172,10 @@ def _card(record: TrialRecord, meta: Mapping[str, Any], part: str, mean: float, 
         "",
         "## Scale",
         "",
-        "The score is in standard deviations of samples of the trial's reference policy, whose mean is 0. The standard"
-        f" deviation, {std:.6g}, is folded into the head. The head has no bias, so the mean, {mean:.6g}, and the bias"
-        f" of the trained head are left to `{OFFSET}` in `config.json`, the same for every text. The tokenizer adds"
+        (SCALE if meta.get("against", "none") == "none" else AGAINST)
+        + f" The standard deviation, {std:.6g}, is folded into the head. The head has no bias, so the mean, {mean:.6g},"
+        f" and the bias of the trained head are left to `{OFFSET}` in `config.json`, the same for every text. The"
+        " tokenizer adds"
         " EOS, which the model reads at the end of a finished answer; of an answer that was cut off, drop it. Pad on"
         " the right, as the tokenizer does.",
         "",
@@ -179,7 +192,7 @@ def _card(record: TrialRecord, meta: Mapping[str, Any], part: str, mean: float, 
         "",
         "| key | value |",
         "| --- | --- |",
-        *recipe_rows({"reward": {**record.config["reward"], "parts": {}}}),
+        *recipe_rows({"reward": {**record.config["reward"], **spec, "parts": {}}}),
         "",
         "## Limits",
         "",

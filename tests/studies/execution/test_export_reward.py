@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from pipeline.rewards.base import Completions
 from pipeline.rewards.classifier import load
 from pipeline.rewards.learned import LearnedReward, RewardModel
 from pipeline.run.layout import Layout
+from pipeline.run.store import read_manifest, write_manifest
 from pipeline.stages.sources import check_sources
 from studies.execution.export_reward import OFFSET, export_reward
 from studies.execution.score import scorer_of
@@ -65,7 +67,8 @@ def test_the_head_holds_the_scale_and_the_config_what_the_head_cannot(tmp_path: 
     assert config["architectures"] == ["Qwen2ForSequenceClassification"]
     assert config[OFFSET] == pytest.approx((0.7 - 0.4) / 1.7)
     card = (folder / "README.md").read_text()
-    assert "deviation, 1.7, is folded into the head" in card
+    assert "standard deviation, 1.7, is folded into the head" in card
+    assert "whose mean is 0" in card
     assert f"model.config.{OFFSET}" in card
     assert "| agrees with the judge | 80.0 %" in card
     assert str(layout.root) not in card
@@ -105,6 +108,36 @@ def test_one_model_of_an_ensemble_is_exported_on_its_own_scale(tmp_path: Path) -
     assert torch.allclose(by_transformers(folder, TEXTS), (raw - mean) / std, atol=1e-5)
 
 
+def noted(layout: Layout, change: dict[str, Any], **spec: str) -> None:
+    """Change what the reward stage of the recorded trial noted, and what it noted of its part."""
+    path = layout.root / recorded_reward(layout).stages["reward"].path
+    meta = read_manifest(path).meta
+    made = meta["parts"]["reward"]
+    write_manifest(
+        path,
+        "reward",
+        path.name,
+        {},
+        {**meta, **change, "parts": {"reward": {**made, "spec": {**made["spec"], **spec}}}},
+    )
+
+
+def test_the_card_of_a_score_against_opponents_promises_differences_alone(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "out")
+    noted(layout, {"against": "reference"})
+    card = (export_reward("made/base/0", tmp_path / "model", layout) / "README.md").read_text()
+    assert "differences between answers to one prompt are those of training" in card
+    assert "whose mean is 0" not in card
+
+
+def test_the_card_names_the_pairs_that_the_part_was_trained_on(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "out")
+    noted(layout, {}, preferences="judge:harmless")
+    card = (export_reward("made/base/0", tmp_path / "model", layout) / "README.md").read_text()
+    assert "| reward.preferences | judge:harmless |" in card
+    assert "| reward.kind | learned |" in card
+
+
 def test_what_is_no_learned_reward_is_told(tmp_path: Path) -> None:
     layout = Layout(tmp_path / "out")
     recorded_reward(layout)
@@ -112,6 +145,10 @@ def test_what_is_no_learned_reward_is_told(tmp_path: Path) -> None:
         export_reward("made/base/0", tmp_path / "model", layout, member=1)
     with pytest.raises(UserError, match=r"--part \(helpful\): its learned parts are reward"):
         export_reward("made/base/0", tmp_path / "model", layout, part="helpful")
+    noted(layout, {}, kind="pairwise")
+    with pytest.raises(UserError, match="it has no reward of kind learned but pairwise; only a model"):
+        export_reward("made/base/0", tmp_path / "model", layout)
+    recorded_reward(layout)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("keep")
     with pytest.raises(UserError, match="not empty"):
