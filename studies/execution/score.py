@@ -24,12 +24,12 @@ from pipeline.models.policy import Episodes
 from pipeline.models.pretrained_tokenizer import load_tokenizer
 from pipeline.resources.out_of_memory import MemoryFull, Room
 from pipeline.rewards.base import Completions
-from pipeline.rewards.ensemble import Ensemble
+from pipeline.rewards.families import FAMILIES
 from pipeline.rewards.folders import check_classifier
-from pipeline.rewards.learned import LearnedReward
 from pipeline.rewards.registry import ready
 from pipeline.run.layout import Layout
 from pipeline.stages.common import judge_of, reward_of
+from pipeline.stages.opponent_table import read_opponents
 from studies.execution.recorded import artifact, find_trial, folder_of
 from studies.execution.scoring_sheet import Sheet, read_sheet
 
@@ -137,11 +137,14 @@ def _of_trial(key: str, run: str, layout: Layout, profile: str | None, device: t
         made = artifact(folder, record, "judge") if config.needs_judge else None
         judge = judge_of(config.gold, device, room, made)
         return Scorer(lambda prompts, texts: {"": judge(Completions(_no_tokens(len(texts)), prompts, texts))})
-    proxy = reward_of(artifact(folder, record, "reward"), device, room)
+    made = artifact(folder, record, "reward")
+    proxy = reward_of(made, device, room)
     tokenizer = load_tokenizer(artifact(folder, record, "prompts").path / "tokenizer")
-    learned = [part.raw for part in proxy.parts.values() if isinstance(part.raw, LearnedReward | Ensemble)]
+    learned = [part.raw for name, part in proxy.parts.items() if made.meta["parts"][name]["spec"]["kind"] in FAMILIES]
     positions = [network.config.max_position_embeddings for part in learned for network in part.networks]
     most = min(positions, default=None)
+    compared = made.meta.get("against", "none") != "none"
+    known = {prompt for table in read_opponents(made.path).values() for prompt in table} if compared else set[str]()
 
     def score(prompts: Sequence[str], texts: Sequence[str]) -> Scores:
         episodes = text_episodes(tokenizer, prompts, texts, most or 2**30, device)
@@ -149,6 +152,11 @@ def _of_trial(key: str, run: str, layout: Layout, profile: str | None, device: t
         return {"": total, **parts}
 
     def fits(prompt: str, text: str) -> str | None:
+        if compared and prompt not in known:
+            return (
+                "its reward compares an answer with the reference's (reward.against), and there are none to the prompt"
+                f" {prompt!r}; opponents are drawn for the training and the held-out prompts of the trial alone"
+            )
         rows = tokenizer([prompt, text], add_special_tokens=False)["input_ids"]
         tokens = sum(map(len, rows)) + 1
         return None if most is None or tokens <= most else f"{tokens} tokens, and the reward model reads {most}"
