@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -23,15 +23,16 @@ _NOTE = (
     "Held-out texts, cut like prompts and responses, and texts made from them. With a fault: less likely than 99 % of"
     " real texts under a trigram model of them ({fluency} nats per token), more repetition than in 99 % of them (more"
     " than {repetition} of the tokens stood there before), or an end less plausible than 99 % of theirs ({end} nats)."
-    " The thresholds depend on the length; these are for {tokens} tokens, from {texts} texts. A text with a fault loses"
-    " against every text without. Wins: the share that scores higher than the real text, ties counting half; so often"
-    " the judge errs. Brackets: 95 % intervals over texts."
+    " The thresholds depend on the length; these are for {tokens} tokens. {texts} texts set them, for each length those"
+    " that are as long. A text with a fault loses against every text without. Wins: the share that scores higher than"
+    " the real text, ties counting half; so often the judge errs. Brackets: 95 % intervals over texts."
 )
 
 
 def judges(records: StudyRecords) -> list[dict[str, Any]]:
-    """The judges of these trials that were measured; empty where none has a guard."""
-    return [one for one in records.upstream if one["stage"] == "judge" and "real/n" in one["summary"]]
+    """The judges of these trials that were measured, each once; empty where none has a guard."""
+    measured = [one for one in records.upstream if one["stage"] == "judge" and "real/n" in one["summary"]]
+    return list({repr(sorted(one["summary"].items())): one for one in measured}.values())
 
 
 def judge_table(records: StudyRecords) -> Table:
@@ -43,17 +44,18 @@ def judge_table(records: StudyRecords) -> Table:
         Head("wins against the real text", "%"),
         Head("without the guard", "%"),
     )
-    rows, data = [], []
-    for entry in judges(records):
+    rows, data, found = [], [], judges(records)
+    for entry in found:
         summary = entry["summary"]
+        which = f" (of at most {summary['threshold_tokens']:,.0f} tokens)" if len(found) > 1 else ""
         for kind, words in KINDS.items():
             shares = (_percent(summary, f"{kind}/{what}") for what in ("faulty", "wins", "wins_lexicon"))
-            rows.append((TableCell(words), TableCell(f"{summary[f'{kind}/n']:,.0f}"), *shares))
+            rows.append((TableCell(words + which), TableCell(f"{summary[f'{kind}/n']:,.0f}"), *shares))
         if "classes/n" in summary:
             wins = _percent(summary, "classes/wins")
             rows.append(
                 (
-                    TableCell("real negative texts against positive ones"),
+                    TableCell("real negative texts against positive ones" + which),
                     TableCell(f"{summary['classes/n']:,.0f}"),
                     TableCell("–"),
                     wins,
@@ -62,13 +64,18 @@ def judge_table(records: StudyRecords) -> Table:
             )
         data.append({"key": entry["key"], **summary})
     note = _NOTE.format(
-        fluency=number(summary["threshold_fluency"]),
-        repetition=number(summary["threshold_repetition"]),
-        end=number(summary["threshold_end"]),
-        tokens=f"{summary['threshold_tokens']:,.0f}",
-        texts=f"{summary['threshold_texts']:,.0f}",
+        fluency=_each(found, "threshold_fluency", number),
+        repetition=_each(found, "threshold_repetition", number),
+        end=_each(found, "threshold_end", number),
+        tokens=_each(found, "threshold_tokens", "{:,.0f}".format),
+        texts=_each(found, "threshold_texts", "{:,.0f}".format),
     )
     return Table("judge", "How often the judge errs", note, heads, tuple(rows), pd.DataFrame(data))
+
+
+def _each(found: Sequence[Mapping[str, Any]], key: str, words: Callable[[float], str]) -> str:
+    """A figure of every judge, in the order of the rows."""
+    return " / ".join(words(entry["summary"][key]) for entry in found)
 
 
 def _percent(summary: Mapping[str, float], key: str) -> TableCell:
