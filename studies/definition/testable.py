@@ -19,6 +19,8 @@ SEEDS = 2
 
 JUDGED = ("objective/gold/", "eval/gold/", "eval/gold_reference/")
 """Heads of the metrics of further judges, before the judge's name."""
+PARTS = ("reward/", "eval/reward/")
+"""Heads of the metrics of parts of a reward, before the part's name."""
 ONLY_WITH: dict[str, tuple[str, Callable[[TrialConfig], bool]]] = {
     "objective/greedy_reward": (
         "algorithm.advantage: remax",
@@ -104,18 +106,24 @@ def untestable(study: Study, plan: Sequence[Cell]) -> list[str]:
 
 def needs(metric: str, config: TrialConfig) -> str | None:
     """The key that a trial of this configuration lacks to record a series; None where it records the series."""
-    family, _, part = metric.partition("/")
     if not (config.algorithm.learns or metric.startswith(EVALUATION)):
         return "an algorithm that takes gradient steps"
-    if family == "reward" and part == DISAGREEMENT:
-        return None if config.reward.ensemble > 1 else "reward.ensemble above 1"
-    if family == "reward":
-        return None if part in config.reward.parts else f"reward.parts.{part}"
+    if metric.startswith(PARTS):
+        return _part_lacks(metric.rpartition("/")[2], config)
     if metric.startswith(JUDGED):
         judge = metric.rpartition("/")[2]
         return None if judge in config.judge.also else f"judge.also.{judge}"
     key, has = ONLY_WITH.get(metric, ("", lambda config: True))
     return None if has(config) else key
+
+
+def _part_lacks(part: str, config: TrialConfig) -> str | None:
+    """What a configuration lacks for a series of this part, or of the spread of an ensemble."""
+    if part == DISAGREEMENT:
+        return None if config.reward.ensemble > 1 else "reward.ensemble above 1"
+    if part not in config.reward.parts:
+        return f"reward.parts.{part}"
+    return None if len(config.reward.parts) > 1 else "a second part in reward.parts"
 
 
 def _of_hypothesis(part: Hypothesis, study: Study, plan: Sequence[Cell]) -> str | None:

@@ -219,6 +219,17 @@ def test_a_claim_that_cannot_be_decided_is_warned_of(
     assert found == ([says] if says else [])
 
 
+def test_a_part_of_the_reward_that_is_absent_or_alone_has_no_series() -> None:
+    learned = {"kind": "learned"}
+    one = smoke(reward__kind="composite", reward__parts={"helpful": learned})
+    two = smoke(reward__kind="composite", reward__parts={"helpful": learned, "harmless": learned})
+    for head in ("reward/", "eval/reward/"):
+        assert needs(f"{head}helpful", two) is None
+        assert needs(f"{head}helpfull", two) == "reward.parts.helpfull"
+        assert needs(f"{head}helpful", one) == "a second part in reward.parts"
+        assert needs(f"{head}disagreement", two) == "reward.ensemble above 1"
+
+
 def test_a_warning_names_the_arms_that_it_is_about(write_study: Callable[..., Study]) -> None:
     study = claims(write_study, "metric: policy/kl_hinge, before_step: 64")
     text = Path(study.source).read_text().replace("strong: {kl.beta: 0.2}", "strong: {kl.hinge: 0.2}")
