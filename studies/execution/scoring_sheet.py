@@ -70,7 +70,7 @@ def _jsonl(path: Path) -> Sheet:
                 continue
             try:
                 row = json.loads(text)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise UserError(f"{path}, line {line}: it is no JSON ({error})") from None
             if not isinstance(row, dict):
                 raise UserError(f"{path}, line {line}: it is no object with prompt and completion")

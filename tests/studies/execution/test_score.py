@@ -132,6 +132,7 @@ def test_an_ensemble_adds_how_far_its_models_are_apart(tmp_path: Path) -> None:
             "line 1: \\ud83d alone is no character but half of one",
         ),
         ("a.jsonl", '{"prompt": "A", "completion": "b", "x": ["\\ude00"]}\n', "line 1: \\ude00 alone is no character"),
+        ("a.jsonl", "[" * 100_000 + "\n", "line 1: it is no JSON (maximum recursion depth"),
         ("a.jsonl", "\n", "it has no rows"),
         ("a.csv", 'prompt,completion\nA,b\n"C\nD",e\nF\n', "line 5: 1 fields, and the header has 2"),
         ("a.csv", 'prompt,completion\nA,b\nC,"d\n', "line 3: it is no CSV"),
