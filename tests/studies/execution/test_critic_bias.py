@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -93,7 +94,7 @@ def test_a_part_with_a_floor_has_the_weight_that_it_had_at_the_end(smoke_layout:
     record = recorded(smoke_layout, study="floor", reward__kind="composite", reward__parts=two, **held)
     needed = artifacts(smoke_layout, record, NEEDED)
 
-    def worth(part: str | None) -> np.ndarray:
+    def worth(part: str | None) -> np.ndarray[Any, Any]:
         changed = TrialConfig.model_validate({**record.config, "floor": {**record.config["floor"], "part": part}})
         return critic_bias(changed, HOW, **needed)["worth"].to_numpy()
 
