@@ -282,7 +282,7 @@ def score(
         ),
     ],
     to: Annotated[
-        Path | None, typer.Option("--to", help="File to create, of FILE's format; default: FILE with .scored.")
+        Path | None, typer.Option("--to", help="File to create, of FILE's format; default: a.scored.csv beside a.csv.")
     ] = None,
     judge: Annotated[
         str | None, typer.Option("--judge", help="Adds the column gold: the judge of STUDY/ARM/SEED, or as --reward.")
