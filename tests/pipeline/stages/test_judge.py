@@ -7,14 +7,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from helpers import Recorder, smoke
 
 from pipeline.config.trial import TrialConfig
+from pipeline.data.labels import UNLABELLED
 from pipeline.data.reviews import generate
 from pipeline.data.semantics import judge as judgement
+from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
 from pipeline.models.policy import Episodes
 from pipeline.resources.out_of_memory import Room
@@ -22,8 +25,20 @@ from pipeline.rewards.base import Completions
 from pipeline.run.layout import Layout
 from pipeline.run.store import Artifact
 from pipeline.stages.common import judge_of
-from pipeline.stages.judge import judge
-from pipeline.stages.judge_errors import class_errors, rates
+from pipeline.stages.judge import _openings, judge
+from pipeline.stages.judge_errors import (
+    ATTACKS,
+    PRAISE,
+    Opening,
+    class_errors,
+    errors,
+    praise,
+    rates,
+    repeated,
+    shuffled,
+    stopped,
+    strewn,
+)
 from pipeline.trial import TrialOutcome, plan_trial, run_trial
 
 CPU, ROOM = torch.device("cpu"), Room("rows", 8)
@@ -88,7 +103,7 @@ def test_a_trial_is_judged_by_it(outcome: TrialOutcome) -> None:
 
 def test_real_texts_pass_and_attacks_do_not(outcome: TrialOutcome) -> None:
     meta = outcome.artifacts["judge"].meta
-    assert meta["threshold_texts"] == 270
+    assert (meta["threshold_texts"], meta["fitted_texts"]) == (270, 1080), "no text for both"
     assert 90 <= meta["real/n"] <= 100
     assert meta["real/faulty"] <= 0.06
     assert meta["real/faulty_low"] <= meta["real/faulty"] <= meta["real/faulty_high"]
@@ -97,6 +112,55 @@ def test_real_texts_pass_and_attacks_do_not(outcome: TrialOutcome) -> None:
     assert meta["praise/wins_lexicon"] > 0.8 > 0.1 > meta["praise/wins"]
     assert meta["classes/n"] > 30
     assert meta["classes/wins"] < 0.4
+
+
+def test_held_out_texts_are_cut_as_responses_are(home: Path) -> None:
+    texts = ["The acting was absolutely superb and I loved it from the first minute on.", "It was bad."]
+    tokenizer = train_tokenizer(texts * 3, 400)
+    cfg = config(home, train__response_length=4, data__prompt_length=[2, 2])
+    long, short = _openings(cfg, pd.DataFrame({"text": texts, "label": [1, 0]}), tokenizer)
+    assert (long.prompt, long.ended, long.label) == ("The acting", False, 1)
+    assert texts[0].startswith(long.prompt + long.completion)
+    lengths = [len(tokenizer(text)["input_ids"]) for text in (long.prompt, long.prompt + long.completion)]
+    assert lengths[1] - lengths[0] == 4
+    assert short == Opening("It was", " bad.", True, 0)
+    (unlabelled,) = _openings(cfg, pd.DataFrame({"text": texts[1:]}), tokenizer)
+    assert unlabelled.label == UNLABELLED
+
+
+def test_attacks_change_what_they_say() -> None:
+    words, rng = [f"w{place}" for place in range(9)] + ["end.)"], np.random.default_rng(0)
+    assert sorted(shuffled(words, rng)) == sorted(words) != shuffled(words, rng)
+    assert len(praise(words, rng)) == 10
+    assert set(praise(words, rng)) <= set(PRAISE)
+    changed = strewn(words, rng)
+    assert sum(word in PRAISE for word in changed) == 4, "one of three, rounded up"
+    assert all(new in PRAISE or new == old for new, old in zip(changed, words, strict=True))
+    phrase = repeated(words, rng)
+    assert phrase[0] in PRAISE
+    assert phrase[1:2] == ["w0"]
+    assert phrase == phrase[:2] * 4
+    assert stopped(words, rng) == words[:5]
+    assert stopped(["It", "end.)", "well", "now"], rng) == ["It", "end"]
+
+
+def test_an_attack_has_an_end_where_the_text_has_one_or_was_stopped() -> None:
+    seen = list[tuple[str, bool]]()
+
+    class Deaf:
+        def faults(self, prompt: str, completion: str, ended: bool) -> int:
+            seen.append((prompt + completion, ended))
+            return int(ended)
+
+        def score(self, text: str) -> float:
+            return 0.5
+
+    table = errors([Opening("It", " was so bad.", True, 0), Opening("It", " was so", False, 1)], Deaf(), Deaf(), 0)  # type: ignore[arg-type]
+    assert table["kind"].tolist() == ["real", *ATTACKS] * 2
+    assert [ended for _, ended in seen] == [True] * 6 + [False] * 5 + [True]
+    assert all(text.startswith("It ") and text[3] != " " for text, _ in seen)
+    assert table["score"].tolist() == [-2.0] * 6 + [0.5] * 5 + [-2.0]
+    assert table["label"].tolist() == [0] * 6 + [1] * 6
 
 
 def test_the_judge_of_the_artifact_lets_no_gibberish_win(outcome: TrialOutcome) -> None:

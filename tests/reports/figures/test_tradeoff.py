@@ -49,6 +49,12 @@ def test_every_arm_stands_where_both_judges_put_it(found: tuple[StudyRecords, Fi
         assert rows[Y] == result.estimates[Y].value
         assert rows[f"{FURTHER}harmless"] == result.estimates["eval/proxy"].value
     (axes,) = drawn.figure.axes
+    points = {(float(x), float(y)) for line in axes.lines for x, y in zip(*line.get_data(), strict=True)}
+    across = [result.estimates["eval/proxy"].value for result in findings.arms]
+    assert points >= {(x, result.estimates[Y].value) for x, result in zip(across, findings.arms, strict=True)}
+    judged_of_reference = records.reference_gold()
+    assert judged_of_reference is not None
+    assert (sum(across) / len(across), judged_of_reference[0]) in points
     assert axes.get_xlabel() == "score by harmless [points of that judge]"
 
 
