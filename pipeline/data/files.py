@@ -164,7 +164,10 @@ def _numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     with path.open(encoding=_encoding(path)) as file:
         for number, line in enumerate(file, 1):
             if line.strip():
-                row = json.loads(line)
+                try:
+                    row = json.loads(line.rstrip())
+                except json.JSONDecodeError as error:  # whose own line is counted from this one
+                    raise ValueError(f"line {number}, column {error.colno}: {error.msg}") from None
                 if not isinstance(row, dict):
                     raise ValueError(f"line {number} is {type(row).__name__} and no object")
                 yield number, row

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,27 @@ def read_preferences(path: Path, key: str) -> tuple[pd.DataFrame, str]:
     splits = read_splits(path, key, PAIR_COLUMNS)
     rows = sum(map(len, splits.values()))
     pairs = with_heldout({split: _clean(frame) for split, frame in splits.items()}, rows, path, key)
-    return pairs, _left_out(rows, len(pairs))
+    return pairs.drop(columns="_group"), _left_out(rows, len(pairs))
 
 
 def read_rankings(path: Path, key: str, ranked: int) -> tuple[pd.DataFrame, str]:
-    """The same of rankings: prompt, completions (`ranked` texts, best first), heldout.
+    """The same of rankings: prompt, completions (`ranked` texts, best first), heldout, group (what rankings of the same
+    answers have in common: the prompt, or where it is empty one of the texts).
 
     Raises `UserError` also for rows that are no rankings of so many texts, with their lines.
     """
     splits = rankings_of(path, key, ranked)
     rows = sum(map(len, splits.values()))
-    rankings = with_heldout({split: _distinct(found) for split, found in splits.items()}, rows, path, key, "rankings")
-    return rankings, _left_out(rows, len(rankings))
+    distinct = {split: _distinct(found) for split, found in splits.items()}
+    linked = _linked(texts for found in distinct.values() for prompt, texts in found if not prompt)
+    frames = {
+        split: pd.DataFrame(found, columns=["prompt", "completions"]).assign(
+            _group=[prompt or linked[texts[0]] for prompt, texts in found]
+        )
+        for split, found in distinct.items()
+    }
+    rankings = with_heldout(frames, rows, path, key, "rankings")
+    return rankings.rename(columns={"_group": "group"}), _left_out(rows, len(rankings))
 
 
 def with_heldout(frames: dict[str, pd.DataFrame], rows: int, path: Path, key: str, what: str = "pairs") -> pd.DataFrame:
@@ -52,27 +61,44 @@ def with_heldout(frames: dict[str, pd.DataFrame], rows: int, path: Path, key: st
     if train.empty or heldout.empty:
         raise UserError(
             f"{key} = '{path}': {rows} rows leave {len(train)} {what} to train on and {len(heldout)} held out; more"
-            " are needed"
+            " are needed, with other prompts or, without prompts, other texts"
         )
-    both = pd.concat([train.assign(heldout=False), heldout.assign(heldout=True)], ignore_index=True)
-    return both.drop(columns="_group")
+    return pd.concat([train.assign(heldout=False), heldout.assign(heldout=True)], ignore_index=True)
 
 
 def _left_out(rows: int, kept: int) -> str:
     return f"{rows} rows read, {rows - kept} left out (empty, equal texts, repeated, or in both splits)"
 
 
-def _distinct(rankings: Iterable[tuple[str, list[str]]]) -> pd.DataFrame:
-    """Distinct rankings, cleaned, whose texts all differ; `_group` as in `_clean`."""
+def _linked(rankings: Iterable[Sequence[str]]) -> dict[str, str]:
+    """Each text to one of all texts that are linked with it: two are where a ranking has both.
+
+    >>> _linked([["a", "b"], ["c", "d"], ["d", "a"]])
+    {'a': 'a', 'b': 'a', 'c': 'a', 'd': 'a'}
+    """
+    found: dict[str, str] = {}
+
+    def root(text: str) -> str:
+        while found.setdefault(text, text) != text:
+            found[text] = text = found[found[text]]
+        return text
+
+    for texts in rankings:
+        for text in texts:
+            one, other = sorted((root(texts[0]), root(text)))
+            found[other] = one
+    return {text: root(text) for text in found}
+
+
+def _distinct(rankings: Iterable[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:
+    """Distinct rankings, cleaned, whose texts all differ."""
     rows: dict[tuple[str, ...], tuple[str, list[str]]] = {}
     for prompt, texts in rankings:
         opening = clean(prompt)
         cleaned = [clean(prompt + text).removeprefix(opening) for text in texts]
         if all(text.strip() for text in cleaned) and len(set(cleaned)) == len(cleaned):
             rows.setdefault((opening, *cleaned), (opening, cleaned))
-    prompts, completions = [prompt for prompt, _ in rows.values()], [texts for _, texts in rows.values()]
-    groups = [prompt or texts[0] for prompt, texts in rows.values()]
-    return pd.DataFrame({"prompt": prompts, "completions": completions, "_group": groups})
+    return list(rows.values())
 
 
 def _clean(frame: Any) -> pd.DataFrame:

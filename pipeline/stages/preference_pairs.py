@@ -77,6 +77,8 @@ class Pairs:
     note: str = ""
     rankings: Ranked | None = None
     """Of which the training pairs are the comparisons; None where they are independent pairs."""
+    groups: Sequence[str] = ()
+    """What held-out pairs have in common, where `openings` would miss it."""
 
     def to_learn(self) -> Ranked:
         """What a reward model learns from."""

@@ -4,6 +4,7 @@ noise, or given. Held-out pairs stay pairs."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -53,7 +54,8 @@ def given_rankings(source: str, key: str, data: PromptSet, cfg: RewardConfig, de
     places = torch.arange(len(texts)).view(-1, cfg.ranked)
     better, worse = comparisons(places[len(train) :])
     shown = torch.stack([better.flatten(), worse.flatten()], dim=1)
-    return _pairs(written, places[: len(train)], shown, torch.ones(len(shown), dtype=torch.bool), note)[0]
+    pairs, _ = _pairs(written, places[: len(train)], shown, torch.ones(len(shown), dtype=torch.bool), note)
+    return replace(pairs, groups=[group for group in heldout["group"] for _ in range(cfg.comparisons)])
 
 
 def _pairs(

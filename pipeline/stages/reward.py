@@ -307,7 +307,7 @@ def _learn(
     if cfg.trunk == "scratch":
         measured["parameters"] = sum(weight.numel() for weight in learned.networks[0].parameters())
     margin = family.margin(learned(answers[0]), learned(answers[1]))
-    measured |= accuracy(margin, judged.gap, pairs.first_wins[kept], pairs.openings()[kept])
+    measured |= accuracy(margin, judged.gap, pairs.first_wins[kept], pairs.groups or pairs.openings()[kept])
     if gold and part.count > 1:
         measured[TEMPERATURE] = temperature
     # Of a further judge's pairs the gold judge's scores are not known here, and later rounds compare no reference

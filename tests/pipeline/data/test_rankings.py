@@ -56,6 +56,28 @@ def test_equal_texts_and_repetitions_are_left_out(tmp_path: Path) -> None:
     assert "25 rows read, 5 left out" in note
 
 
+@pytest.mark.parametrize("folder", [False, True])
+def test_answers_without_a_prompt_are_on_one_side_in_whatever_order_they_are_ranked(
+    tmp_path: Path, folder: bool
+) -> None:
+    orders = [[1, 2, 3], [2, 1, 3], [3, 2, 1]]
+    table = [
+        row(prompt="", completions=[f" {word} {i}." for word in ("good", "bad", "fine")], ranks=order)
+        for i in range(20)
+        for order in orders
+    ]
+    # A text links two rankings; a common one of two prompts does not.
+    table.append(row(prompt="", completions=[" new.", " newer.", " fine 0."]))
+    jsonl(tmp_path / "train.jsonl", table)
+    if folder:
+        jsonl(tmp_path / "test.jsonl", [row(prompt="", completions=[" new.", " y.", " z."]), *rows(3)])
+    found, _ = read_rankings(tmp_path if folder else tmp_path / "train.jsonl", KEY, 3)
+    held, kept = found[found["heldout"]], found[~found["heldout"]]
+    assert not set(held["completions"].explode()) & set(kept.loc[kept["prompt"] == "", "completions"].explode())
+    assert (len(held), len(kept)) == ((4, 57) if folder else (7, 54))
+    assert set(held.groupby("group").size()) == ({1} if folder else {4, 3})
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -99,6 +121,7 @@ def test_several_bad_rows_are_counted(tmp_path: Path) -> None:
             "line 1: no column 'completions'; did you mean",
         ),
         ("r.jsonl", "\n[]\n", "line 2 is list and no object"),
+        ("r.jsonl", '\n\n{"prompt": "a"\n', "cannot be read as jsonl: line 3, column 15: Expecting ',' delimiter"),
         ("r.jsonl", "", "0 rows leave 0 rankings to train on and 0 held out"),
         ("absent.jsonl", None, "there is no such file"),
     ],
