@@ -190,12 +190,13 @@ def _pairs(part: PartConfig, reward: RewardConfig) -> str:
 
 
 def _rankings(part: PartConfig, reward: RewardConfig) -> str:
-    loss = "all their pairs" if reward.ranking_loss == "all_pairs" else "the probability of the whole order"
-    fitted = f"({reward.comparisons} pairs each), fitted to {loss}"
+    what = "all pairs" if reward.ranking_loss == "all_pairs" else "the whole orders (Plackett-Luce)"
+    each = f"({reward.comparisons} pairs each)"
     if not is_judged(part.preferences):
-        return f"at most {reward.rankings:,} given rankings of {reward.ranked} answers ({part.preferences}) {fitted}"
-    answers = f"{reward.ranked} reference samples {fitted}"
-    return f"{reward.rankings:,} rankings of {answers}, put in order with noise by {_annotator(part)}"
+        given = f"{reward.rankings:,} given rankings of {reward.ranked} answers"
+        return f"{what} of at most {given} {each} from {part.preferences}"
+    answers = f"{reward.ranked} reference samples {each}"
+    return f"{what} of {reward.rankings:,} rankings of {answers}, put in order with noise by {_annotator(part)}"
 
 
 def _annotator(part: PartConfig) -> str:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from pipeline.config.rewards import PartConfig, RewardConfig
 from reports.findings.findings import Findings, analyse
 from reports.records.load import StudyRecords, load_records
 from reports.statistics.coverage import coverage_with
+from reports.text.methods import _scorer as scorer
 from reports.text.methods import methods
 from reports.text.words import percent
 
@@ -54,6 +58,35 @@ def test_only_statistics_that_were_used_are_described(records: StudyRecords, fin
         replace(findings, matched=(), alarms=(), effects=()),
     )
     assert {"Drift", "Claims", "Comparisons"}.isdisjoint(bare)
+
+
+@pytest.mark.parametrize(
+    ("source", "reward", "says"),
+    [
+        ("judge", {"pairs": 40}, "on 40 pairs of reference samples, labelled with noise by the judge"),
+        ("judge:words", {"pairs": 40}, "on 40 pairs of reference samples, labelled with noise by the judge words"),
+        ("a.jsonl", {"pairs": 40}, "on at most 40 given pairs (a.jsonl)"),
+        (
+            "judge",
+            {"pairs": 40, "ranked": 4},
+            "on all pairs of 6 rankings of 4 reference samples (6 pairs each), put in order with noise by the judge",
+        ),
+        (
+            "judge:words",
+            {"pairs": 40, "ranked": 3, "ranking_loss": "plackett_luce"},
+            "on the whole orders (Plackett-Luce) of 13 rankings of 3 reference samples (3 pairs each), put in order"
+            " with noise by the judge words",
+        ),
+        (
+            "a.jsonl",
+            {"pairs": 40, "ranked": 3},
+            "on all pairs of at most 13 given rankings of 3 answers (3 pairs each) from a.jsonl",
+        ),
+    ],
+)
+def test_what_a_reward_learns_from_is_named(source: str, reward: dict[str, Any], says: str) -> None:
+    found = scorer(PartConfig(kind="learned", preferences=source), RewardConfig(preferences=source, **reward))
+    assert found.endswith(says)
 
 
 def test_the_comparison_at_equal_drift_names_its_method(strengths: StudyRecords) -> None:
