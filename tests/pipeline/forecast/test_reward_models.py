@@ -65,6 +65,10 @@ def test_a_ranking_reads_each_answer_once_for_all_its_pairs() -> None:
     many = {"reward.pairs": 9_600, "reward.batch_size": 60}
     pairs, four = trial(**many), trial(**many, **{"reward.ranked": 4})
     assert work_of_shared(four)["reward"][0] == pytest.approx(work_of_shared(pairs)["reward"][0] * 4 / (6 * 2))
+    three = trial(**many, **{"reward.ranked": 3})
+    moved = [work_of_shared(one)["reward"][1] for one in (pairs, three, four)]
+    assert moved[2] - moved[1] == pytest.approx(moved[1] - moved[0]), "the weights are read once for each answer"
+    assert moved[1] > moved[0]
     large = {
         **OWN,
         "reward.pretraining_steps": 0,
