@@ -162,9 +162,10 @@ def test_comparisons_of_one_ranking_without_a_prompt_are_no_independent_evidence
     path, words = tmp_path / "rankings.jsonl", ("good", "fine", "bad")
     rows = [{"prompt": "", "completions": [f"It was {w} {i}." for w in words], "ranks": [1, 2, 3]} for i in range(60)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    changes = {"reward__preferences": str(path), "reward__ranked": 3, "reward__heldout_pairs": 15}
+    changes = {"reward__preferences": str(path), "reward__ranked": 3, "reward__heldout_pairs": 15, "reward__pairs": 30}
     reward = run_trial(smoke(**changes), smoke_layout, Recorder(), until="reward").artifacts["reward"]
     assert (reward.meta["heldout_pairs"], reward.meta["heldout_prompts"]) == (15, 5)
+    assert (reward.meta["train_rankings"], reward.meta["train_pairs"]) == (10, 30), "30 pairs are asked for, of 162"
 
 
 def test_a_bad_file_is_refused_before_anything_is_made(tmp_path: Path) -> None:
