@@ -22,6 +22,7 @@ from pipeline.resources.ledger import Ledger
 from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.families import FAMILIES
 from pipeline.rewards.learned import HEAD, train_reward_model
+from pipeline.rewards.rankings import Ranked
 from pipeline.run.layout import Layout
 from pipeline.run.metrics_log import merged
 from pipeline.run.store import Artifact
@@ -163,7 +164,8 @@ def test_a_later_reward_is_the_reference_fitted_to_what_was_preferred_in_all_rou
     both = read_responses(folder, PromptSet.load(outcome.artifacts["prompts"], "train").token_ids["pad_id"])
     model = FAMILIES["learned"].new(load_snapshot(outcome.artifacts["sft"].path / "model", CPU), cfg, CPU)
     preferred, other = (both.take(slice(side, None, 2)) for side in (0, 1))
-    train_reward_model(model, preferred, other, torch.ones(256, dtype=torch.bool), cfg, lambda *_: None)
+    ranked = Ranked.of_pairs(preferred, other, torch.ones(256, dtype=torch.bool))
+    train_reward_model(model, ranked, cfg, lambda *_: None)
     model.save(tmp_path)
     assert (tmp_path / HEAD).read_bytes() == (folder / HEAD).read_bytes()
 
