@@ -152,6 +152,7 @@ for command in (
     cli.critic_bias,
     cli.export,
     cli.score,
+    cli.doctor,
 ):
     app.command()(guarded(command))
 app.command("import")(guarded(import_command))

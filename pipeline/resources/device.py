@@ -13,7 +13,7 @@ from types import ModuleType
 PRECISION = "ABLATE_PRECISION"
 """Environment variable that overrides the precision: ``fp32``, ``fp16`` or ``bf16``. Part of every stage's key, as any
 precision."""
-_DRIVERS = {"linux": "libcuda.so.1", "win32": "nvcuda.dll"}
+DRIVERS = {"linux": "libcuda.so.1", "win32": "nvcuda.dll"}
 
 
 def gpu_visible() -> bool:
@@ -36,7 +36,7 @@ def built_for_cards() -> bool:
 def _gpu_possible() -> bool:
     if find_spec("torch") is None or not built_for_cards():
         return False
-    return getattr(_build(), "cuda", None) is None or _loads(_DRIVERS.get(sys.platform))
+    return getattr(_build(), "cuda", None) is None or _loads(DRIVERS.get(sys.platform))
 
 
 @lru_cache(maxsize=1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.config.names import SYMBOLS, renamed
-from pipeline.errors import WITHOUT_MISSING
+from pipeline.errors import USER_ERROR, WITHOUT_MISSING
 from studies.hints import command
 
 if TYPE_CHECKING:
@@ -104,6 +104,22 @@ def run(
     from studies.definition.schema import single
 
     _run(single(profile, parse_set(settings or []), seed), Layout.at(out), profile, {}, 1, executor)
+
+
+def doctor(out: OutOption = None) -> None:
+    """Look at this machine: packages, card, memory, disk, hub, and what each profile would take.
+
+    Exit code 2 where something is missing without which nothing runs.
+    """
+    from rich.console import Console
+
+    from pipeline.run.layout import Layout
+    from studies.console.doctor import examine, show
+
+    found = examine(Layout.at(out))
+    show(Console(), found)
+    if any(finding.state == "missing" for finding in found):
+        raise typer.Exit(USER_ERROR)
 
 
 def plan(name: StudyArgument, profile: ProfileOption = None, settings: SetOption = None, out: OutOption = None) -> None:

@@ -1,0 +1,196 @@
+"""What a machine offers: Python, packages, torch and its card, memory, disk. Each is looked at by itself, and what is
+wrong is said with what to do about it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Literal
+
+from packaging.requirements import Requirement
+
+from pipeline.resources.device import DRIVERS, built_for_cards
+from pipeline.resources.machine import GIB, processor
+
+State = Literal["ok", "note", "missing"]
+"""ok: as it should be; note: something optional is not there; missing: nothing runs without it."""
+PROJECT, FEWEST_PYTHON = "ablate", (3, 11)
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+EXTRAS = {
+    "quantize": "weights in 4 or 8 bits",
+    "ocr": "rewards that read text from pictures",
+    "bench": "benchmarks beside TRL",
+}
+"""Extras that a user may want, and what for."""
+LEAST_FREE_GIB = 2.0
+"""Disk that a study of the profile tiny takes with room to spare; its 25 trials leave 0.6 GiB."""
+CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fact of the machine."""
+
+    what: str
+    state: State
+    found: str
+    advice: str = ""
+    """What to do, where something is to be done."""
+
+
+def python() -> Finding:
+    """The interpreter."""
+    here = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info[:2] < FEWEST_PYTHON:
+        return Finding("Python", "missing", here, "install Python 3.11 or newer, and set PYTHON=/path/to/it")
+    return Finding("Python", "ok", f"{here}, {sys.executable}")
+
+
+def packages() -> Iterator[Finding]:
+    """Whether each requirement of this project is met, and which extras are installed."""
+    needed, extras = requirements()
+    wrong = list(unmet(needed))
+    if wrong:
+        yield Finding("packages", "missing", "; ".join(wrong), "run make setup, which installs what is pinned")
+    else:
+        shown = ", ".join(f"{name} {version(name)}" for name in ("transformers", "mlflow", "optuna"))
+        yield Finding("packages", "ok", f"all {len(needed)} as required, among them {shown}")
+    for extra, purpose in EXTRAS.items():
+        if lacking := list(unmet(extras.get(extra, ()))):
+            yield Finding(
+                f"extra {extra}", "note", f"{'; '.join(lacking)} (for {purpose})", f"pip install '.[{extra}]'"
+            )
+        else:
+            yield Finding(f"extra {extra}", "ok", f"installed (for {purpose})")
+
+
+def requirements() -> tuple[list[Requirement], dict[str, list[Requirement]]]:
+    """What this project needs, and what each extra needs: by the source tree, else as it was installed."""
+    if PYPROJECT.is_file():
+        project = tomllib.loads(PYPROJECT.read_text("utf-8"))["project"]
+        extras = project["optional-dependencies"]
+        return _parsed(project["dependencies"]), {name: _parsed(lines) for name, lines in extras.items()}
+    lines = _parsed(requires(PROJECT) or ())
+    needed = [one for one in lines if one.marker is None or one.marker.evaluate({"extra": ""})]
+    own = {name: [one for one in lines if one.marker and one.marker.evaluate({"extra": name})] for name in EXTRAS}
+    return needed, {name: [one for one in found if one not in needed] for name, found in own.items()}
+
+
+def _parsed(lines: Iterable[str]) -> list[Requirement]:
+    return [Requirement(line) for line in lines]
+
+
+def unmet(wanted: Iterable[Requirement]) -> Iterator[str]:
+    """Requirements that the installed packages do not meet, each in words."""
+    for one in wanted:
+        try:
+            here = version(one.name)
+        except PackageNotFoundError:
+            yield f"{one.name} is not installed"
+            continue
+        if not one.specifier.contains(here, prereleases=True):
+            yield f"{one.name} is {here} and must be {one.specifier}"
+
+
+def cards() -> Iterator[Finding]:
+    """The CUDA driver, what torch was built for, and every card that it sees."""
+    import torch
+
+    driver, built = driver_version(), torch.version.cuda
+    if torch.cuda.is_available():
+        yield Finding("driver", "ok", f"CUDA up to {dotted(driver) if driver else 'unknown'}; torch has {built}")
+        for number in range(torch.cuda.device_count()):
+            free, total = torch.cuda.mem_get_info(number)
+            kind = torch.cuda.get_device_properties(number)
+            native = "bf16" if (kind.major, kind.minor) >= (8, 0) else "fp16"
+            yield Finding(
+                f"card {number}",
+                "ok",
+                f"{kind.name}, {total / GIB:.1f} GiB ({free / GIB:.1f} free), compute capability"
+                f" {kind.major}.{kind.minor}, computes in {native}",
+            )
+        return
+    yield Finding("card", "note", *without_card(driver, built, os.environ.get("CUDA_VISIBLE_DEVICES")))
+
+
+def without_card(driver: int | None, built: str | None, visible: str | None) -> tuple[str, str]:
+    """Why torch sees no card, and what to do; `driver` as `driver_version` gives it, `built` as torch names it."""
+    if driver is None:
+        return "none: no CUDA driver is loaded, so trials run on the CPU", ""
+    if not built_for_cards() or built is None:
+        return (
+            f"not used: the driver has CUDA {dotted(driver)}, and torch was built for CPUs",
+            f"install a build of torch for CUDA {driver // 1000} in this Python",
+        )
+    if visible is not None and not visible.strip(" -1"):
+        return f"hidden: CUDA_VISIBLE_DEVICES is '{visible}'", "unset CUDA_VISIBLE_DEVICES"
+    major = int(built.partition(".")[0])
+    if driver // 1000 < major:
+        return (
+            f"not used: torch was built for CUDA {built}, and the driver has CUDA {dotted(driver)}",
+            f"update the driver, or install a build of torch for CUDA {driver // 1000}",
+        )
+    return f"none: a driver with CUDA {dotted(driver)} is loaded, but torch finds no card", "look at nvidia-smi"
+
+
+def driver_version() -> int | None:
+    """The CUDA that the loaded driver supports, 1000 x major + 10 x minor; None without a driver."""
+    name = DRIVERS.get(sys.platform)
+    if name is None:
+        return None
+    found = ctypes.c_int()
+    try:
+        failed = ctypes.CDLL(name).cuDriverGetVersion(ctypes.byref(found))
+    except (OSError, AttributeError):
+        return None
+    return None if failed or not found.value else found.value
+
+
+def dotted(driver: int) -> str:
+    """A driver's version as people write it.
+
+    >>> dotted(12040)
+    '12.4'
+    """
+    return f"{driver // 1000}.{driver % 1000 // 10}"
+
+
+def memory() -> Finding:
+    """Cores and memory, as far as this process may use them."""
+    import psutil
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    seen = psutil.virtual_memory()
+    limit = min([seen.total, *limits()])
+    held = f" (limited by a container, of {seen.total / GIB:.1f})" if limit < seen.total else ""
+    free = min(seen.available, limit) / GIB
+    return Finding(
+        "processor", "ok", f"{cores} cores of {processor()}; {limit / GIB:.1f} GiB of memory{held}, {free:.1f} free"
+    )
+
+
+def limits() -> Iterator[int]:
+    """Bytes that a container allows its processes."""
+    for path in CGROUP_LIMITS:
+        with suppress(OSError, ValueError):
+            yield int(path.read_text())
+
+
+def disk(root: Path) -> Finding:
+    """Room for outputs under `root`, which need not exist yet."""
+    folder = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(folder).free / GIB
+    found = f"{free:.1f} GiB free at {root.absolute()}"
+    if not os.access(folder, os.W_OK):
+        return Finding("disk", "missing", f"{folder} cannot be written", "give another folder by --out or ABLATE_HOME")
+    if free < LEAST_FREE_GIB:
+        return Finding("disk", "missing", found, f"free {LEAST_FREE_GIB:g} GiB, or give another folder by --out")
+    return Finding("disk", "ok", found)

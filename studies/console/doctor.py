@@ -1,0 +1,124 @@
+"""The first look at a machine: what it offers, what each profile would take of it, and what to install."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.config.loading import load_config, profile_names
+from pipeline.config.trial import TrialConfig
+from pipeline.errors import UserError
+from pipeline.resources import diagnosis
+from pipeline.resources.device import gpu_visible
+from pipeline.resources.diagnosis import Finding
+from pipeline.run.hub import available, cause_of_absence
+from pipeline.run.layout import Layout
+from studies.console.plan import duration
+from studies.execution.history import all_records, measured
+
+SIGNS = {"ok": ("ok", "green"), "note": ("-", "yellow"), "missing": ("MISSING", "bold red")}
+ASKED = "Qwen/Qwen1.5-0.5B"
+"""The model by which the hub is asked whether it answers: that of the profile t4."""
+
+
+def examine(layout: Layout) -> list[Finding]:
+    """All that can be said of this machine. The hub is asked while the rest is looked at."""
+    with ThreadPoolExecutor(1) as background:
+        answer = background.submit(cause_of_absence, "model", ASKED, None)
+        packages = list(diagnosis.packages())
+        found = [diagnosis.python(), *packages]
+        if packages[0].state == "missing":
+            return found
+        found += [*_torch(), diagnosis.memory(), diagnosis.disk(layout.root), hub(answer)]
+        return [*found, *(profile_finding(name, layout) for name in profile_names())]
+
+
+def _torch() -> Iterator[Finding]:
+    import torch
+
+    yield Finding("torch", "ok", torch.__version__)
+    yield from diagnosis.cards()
+
+
+def hub(answer: Future[str]) -> Finding:
+    """Whether models and data can be downloaded."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    cause = answer.result()
+    if not cause:
+        return Finding("hub", "ok", f"answers; downloads go to {HF_HUB_CACHE}")
+    return Finding(
+        "hub",
+        "note",
+        f"not reachable ({cause}); what is in {HF_HUB_CACHE} can be used",
+        "tiny and smoke need no hub; for others name folders by data.path and model.base",
+    )
+
+
+def profile_finding(name: str, layout: Layout) -> Finding:
+    """What a trial of a profile takes, and what keeps it from running here."""
+    from pipeline.forecast.advice import hours, predict
+
+    config = load_config(name, {})
+    budget = predict(config)
+    size = "" if budget is None else f"{budget.total_gib:.2f} GiB of memory, {budget.disk_gib:.2g} GiB of disk"
+    on_card = config.runtime.device == "cuda"
+    time = f"{hours(budget.t4_hours)} on a T4 (predicted)" if on_card and budget else _seconds(name, layout)
+    lacking, found = list(lacks(config)), ", ".join(part for part in (size, time) if part)
+    takes = f"a trial takes {found}"
+    if not lacking:
+        return Finding(f"profile {name}", "ok", takes)
+    return Finding(f"profile {name}", "note", "; ".join([*lacking, takes]))
+
+
+def lacks(config: TrialConfig) -> Iterator[str]:
+    """What a profile needs and this machine does not have."""
+    from pipeline.data.hub_data import check_reachable
+
+    given = {"data.path": config.data.path, "model.base": config.model.base}
+    if unset := [key for key, value in given.items() if value == f"set-{key}"]:
+        yield f"{' and '.join(unset)} are yours to give (pipeline/profiles says how)"
+        return
+    if config.runtime.device == "cuda" and not gpu_visible():
+        yield "no card"
+    base = config.model.base
+    if base is not None and not available(base, config.model.revision):
+        yield f"{base} is not in the cache and the hub does not give it"
+    try:
+        check_reachable(config.data)
+    except UserError:
+        yield f"{config.data.name} is not in the cache and the hub does not give it"
+
+
+def _seconds(profile: str, layout: Layout) -> str:
+    """How long trials of a profile took on this machine, where some have run."""
+    from pipeline import trial
+
+    config = load_config(profile, {})
+    machine = {**trial.environment(), **trial.execution(config)}
+    timed = measured(layout, all_records(layout), profile, machine)
+    if timed is None:
+        return "a time that is not known before the first one has run here"
+    seconds = sum(timed.of(stage, config) for stage in ("train", "evaluate"))
+    return f"about {duration(seconds)} (measured on {timed.trials} trials here)"
+
+
+def show(console: Console, found: Sequence[Finding]) -> None:
+    """One line a finding, and below it what to do."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for finding in found:
+        sign, style = SIGNS[finding.state]
+        words = Text(finding.found)
+        if finding.advice:
+            words.append(f"\n-> {finding.advice}", "bold")
+        table.add_row(Text(sign, style), Text(finding.what), words)
+    console.print(table)
+    missing = [finding.what for finding in found if finding.state == "missing"]
+    if missing:
+        console.print(Text(f"Not ready: {', '.join(missing)}", "bold red"))
+    else:
+        console.print(Text("Ready: make study STUDY=kl_ablation", "bold"))

@@ -1,0 +1,164 @@
+"""The first look at a machine: each fact by itself, and the command as a user types it."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from rich.console import Console
+from typer.testing import CliRunner
+
+from pipeline.config.loading import load_config, profile_names
+from pipeline.resources import diagnosis
+from pipeline.resources.diagnosis import Finding, without_card
+from pipeline.run.layout import Layout
+from studies.console import doctor
+from studies.execution.history import StageSeconds
+
+
+@pytest.mark.parametrize(
+    ("driver", "built", "visible", "found", "advice"),
+    [
+        (None, None, None, "no CUDA driver is loaded, so trials run on the CPU", ""),
+        (None, "12.6", None, "no CUDA driver is loaded, so trials run on the CPU", ""),
+        (12040, None, None, "the driver has CUDA 12.4, and torch was built for CPUs", "a build of torch for CUDA 12"),
+        (11040, "12.6", None, "torch was built for CUDA 12.6, and the driver has CUDA 11.4", "update the driver"),
+        (12040, "12.6", "", "hidden: CUDA_VISIBLE_DEVICES is ''", "unset CUDA_VISIBLE_DEVICES"),
+        (12040, "12.6", "-1", "hidden: CUDA_VISIBLE_DEVICES is '-1'", "unset CUDA_VISIBLE_DEVICES"),
+        (12040, "12.6", "0,1", "but torch finds no card", "nvidia-smi"),
+        (13000, "12.6", None, "but torch finds no card", "nvidia-smi"),
+    ],
+)
+def test_why_there_is_no_card(
+    monkeypatch: pytest.MonkeyPatch, driver: int | None, built: str | None, visible: str | None, found: str, advice: str
+) -> None:
+    monkeypatch.setattr(diagnosis, "built_for_cards", lambda: built is not None)
+    said, todo = without_card(driver, built, visible)
+    assert found in said
+    assert advice in todo
+    assert bool(todo) == bool(advice)
+
+
+def test_requirements_that_are_not_met_are_named() -> None:
+    wanted = [Requirement(line) for line in ("pytest>=1", "pytest>=999", "no-such-package-here>=2")]
+    first, second = diagnosis.unmet(wanted)
+    assert first.startswith("pytest is ")
+    assert first.endswith("must be >=999")
+    assert second == "no-such-package-here is not installed"
+
+
+def test_the_requirements_are_those_of_the_project() -> None:
+    needed, extras = diagnosis.requirements()
+    assert {"torch", "transformers", "mlflow", "optuna"} <= {one.name for one in needed}
+    assert set(diagnosis.EXTRAS) <= set(extras)
+    assert "rapidocr" in {one.name for one in extras["ocr"]}
+    assert "rapidocr" not in {one.name for one in needed}
+
+
+def test_a_package_that_lacks_stops_the_look(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(diagnosis, "requirements", lambda: ([Requirement("no-such-package-here")], {}))
+    monkeypatch.setattr(doctor, "cause_of_absence", lambda *_: "")
+    found = doctor.examine(Layout(tmp_path))
+    assert [finding.what for finding in found if finding.state == "missing"] == ["packages"]
+    assert not [finding for finding in found if finding.what.startswith("profile")]
+
+
+def test_an_extra_that_lacks_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosis, "requirements", lambda: ([], {"ocr": [Requirement("no-such-package-here")]}))
+    by_name = {finding.what: finding for finding in diagnosis.packages()}
+    assert by_name["extra ocr"].state == "note"
+    assert by_name["extra ocr"].advice == "pip install '.[ocr]'"
+    assert by_name["extra quantize"].state == "ok"
+
+
+def test_a_containers_limit_counts_and_the_machines_own_word_for_none_does_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    limit, none = tmp_path / "limit", tmp_path / "none"
+    limit.write_text(f"{2**30}\n")
+    none.write_text("max\n")
+    monkeypatch.setattr(diagnosis, "CGROUP_LIMITS", (none, tmp_path / "absent", limit))
+    assert "1.0 GiB of memory (limited by a container" in diagnosis.memory().found
+    monkeypatch.setattr(diagnosis, "CGROUP_LIMITS", (none, tmp_path / "absent"))
+    assert "limited" not in diagnosis.memory().found
+
+
+def test_disk_is_that_of_the_output_root_which_need_not_be_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    root = tmp_path / "not" / "yet"
+    assert diagnosis.disk(root).state == "ok"
+    assert not root.exists()
+    monkeypatch.setattr(diagnosis, "LEAST_FREE_GIB", 2.0**40)
+    assert diagnosis.disk(root).state == "missing"
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert "cannot be written" in diagnosis.disk(root).found
+
+
+def _answer(cause: str) -> Future[str]:
+    answer: Future[str] = Future()
+    answer.set_result(cause)
+    return answer
+
+
+def test_the_hub_is_wanted_but_not_needed() -> None:
+    assert doctor.hub(_answer("")).state == "ok"
+    silent = doctor.hub(_answer("ConnectError"))
+    assert silent.state == "note"
+    assert "not reachable (ConnectError)" in silent.found
+
+
+def test_profiles_say_what_they_lack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor, "available", lambda *_: False)
+    monkeypatch.setattr(doctor, "gpu_visible", lambda: False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert list(doctor.lacks(load_config("tiny", {}))) == []
+    no_card, base, data = doctor.lacks(load_config("t4", {}))
+    assert no_card == "no card"
+    assert base.startswith("Qwen/Qwen1.5-0.5B is not in the cache")
+    assert data.startswith("stanfordnlp/imdb is not in the cache")
+    (yours,) = doctor.lacks(load_config("t4-rehearsal", {}))
+    assert yours.startswith("data.path and model.base are yours to give")
+    found = doctor.profile_finding("t4", Layout(tmp_path))
+    assert found.state == "note"
+    assert "13.34 GiB of memory" in found.found
+    assert "on a T4 (predicted)" in found.found
+
+
+def test_what_a_trial_took_here_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert "not known before the first one has run here" in doctor.profile_finding("smoke", Layout(tmp_path)).found
+    monkeypatch.setattr(doctor, "measured", lambda *_: StageSeconds(3, {"evaluate": 10.0, "sft": 99.0}, 0.5))
+    found = doctor.profile_finding("smoke", Layout(tmp_path))
+    assert found.state == "ok"
+    assert found.found.endswith("about 26 s (measured on 3 trials here)"), "32 steps and an evaluation"
+
+
+def test_what_is_shown() -> None:
+    console = Console(width=200, record=True)
+    doctor.show(console, [Finding("disk", "missing", "0.1 GiB free", "free some"), Finding("hub", "note", "silent")])
+    text = console.export_text()
+    assert "MISSING" in text
+    assert "-> free some" in text
+    assert "Not ready: disk" in text
+    doctor.show(console, [Finding("disk", "ok", "10 GiB free")])
+    assert "Ready: make study STUDY=kl_ablation" in console.export_text()
+
+
+@pytest.mark.parametrize(("state", "code"), [("ok", 0), ("note", 0), ("missing", 2)])
+def test_the_exit_code_is_for_scripts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: str, code: int) -> None:
+    import ablate
+
+    monkeypatch.setattr(doctor, "examine", lambda layout: [Finding("disk", state, "x")])  # type: ignore[arg-type]
+    assert CliRunner().invoke(ablate.app, ["doctor", "--out", str(tmp_path)]).exit_code == code
+
+
+def test_the_whole_look_without_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    found = doctor.examine(Layout(tmp_path / "out"))
+    assert {finding.what for finding in found} >= {"Python", "packages", "torch", "processor", "disk", "hub"}
+    assert [f.what for f in found if f.what.startswith("profile")] == [f"profile {name}" for name in profile_names()]
+    assert not [finding for finding in found if finding.state == "missing"]
+    assert not (tmp_path / "out").exists()
