@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.config.names import SYMBOLS, renamed
-from pipeline.errors import USER_ERROR, WITHOUT_MISSING
+from pipeline.errors import USER_ERROR, WITHOUT_MISSING, UserError
 from studies.hints import command
 
 if TYPE_CHECKING:
@@ -122,17 +122,46 @@ def doctor(out: OutOption = None) -> None:
         raise typer.Exit(USER_ERROR)
 
 
-def plan(name: StudyArgument, profile: ProfileOption = None, settings: SetOption = None, out: OutOption = None) -> None:
+def plan(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[STUDY]", help="As for study; not needed with --memory.", show_default=False),
+    ] = None,
+    profile: ProfileOption = None,
+    settings: SetOption = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            "--memory",
+            metavar="SIZE",
+            help="Instead of a study: what four networks of a size (7B), or of a model's id or folder, take.",
+        ),
+    ] = None,
+    trained_bytes: Annotated[float, typer.Option(min=0, help="For --memory: bytes of a trained parameter.")] = 4.0,
+    frozen_bytes: Annotated[float, typer.Option(min=0, help="For --memory: bytes of a frozen parameter.")] = 2.0,
+    adapter_share: Annotated[
+        float, typer.Option(min=0, max=1, help="For --memory: size of an adapter, as a share of its network.")
+    ] = 0.01,
+    out: OutOption = None,
+) -> None:
     """Show what would run, how long it takes, what is cached.
 
     Also why, and whether a trial fits the budget.
     """
+    if (name is None) == (memory is None):
+        raise UserError("plan takes either a study or --memory SIZE, such as --memory 7B")
+    if memory is not None:
+        from pipeline.forecast.four_models import Assumptions
+        from studies.console.memory import print_memory
+
+        return print_memory(terminal(), memory, Assumptions(trained_bytes, frozen_bytes, adapter_share))
+    assert name is not None
     from pipeline.config.loading import parse_set
     from pipeline.run.layout import Layout
     from studies.console.plan import print_plan
     from studies.definition.schema import load_study
 
-    print_plan(terminal(), load_study(name), profile, parse_set(settings or []), Layout.at(out))
+    return print_plan(terminal(), load_study(name), profile, parse_set(settings or []), Layout.at(out))
 
 
 def new_study(

@@ -34,6 +34,7 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
     assert sorted(names) == [
         "compare",
         "critic-bias",
+        "doctor",
         "export",
         "falsify",
         "import",
