@@ -9,8 +9,9 @@ from pathlib import Path
 
 from pipeline.config.rewards import PREFERENCES, PartConfig, is_judged, part_key
 from pipeline.config.trial import TrialConfig
-from pipeline.data.files import PAIR_COLUMNS, check_columns, digests, fingerprint
+from pipeline.data.files import PAIR_COLUMNS, RANKING_COLUMNS, check_columns, digests, fingerprint
 from pipeline.data.rankings import rankings_of
+from pipeline.errors import UserError
 from pipeline.resources.device import PRECISION, gpu_visible
 from pipeline.resources.packages import check_ocr, check_quantization
 from pipeline.rewards.folders import check_classifier, check_file
@@ -97,9 +98,30 @@ def check_sources(config: TrialConfig, stages: Collection[str]) -> None:
     if "reward" in stages:
         for key, path in _preference_files(config).items():
             if config.reward.ranked == 2:
-                check_columns(Path(path), key, PAIR_COLUMNS)
+                _check_pairs(Path(path), key)
             else:
                 rankings_of(Path(path), key, config.reward.ranked)
+
+
+def _check_pairs(path: Path, key: str) -> None:
+    """Refuse a file without the columns of pairs; of one with rankings say what it needs."""
+    try:
+        check_columns(path, key, PAIR_COLUMNS)
+    except UserError:
+        if not _holds_rankings(path, key):
+            raise
+        raise UserError(
+            f"{key} = '{path}' holds rankings; set reward.ranked to the number of completions in each, or give a file"
+            f" with {', '.join(PAIR_COLUMNS)}"
+        ) from None
+
+
+def _holds_rankings(path: Path, key: str) -> bool:
+    try:
+        check_columns(path, key, RANKING_COLUMNS)
+    except UserError:
+        return False
+    return True
 
 
 def _parts(config: TrialConfig) -> dict[str, PartConfig]:

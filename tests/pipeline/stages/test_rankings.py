@@ -20,7 +20,7 @@ from pipeline.run.layout import Layout
 from pipeline.stages.pair_responses import RESPONSES
 from pipeline.stages.preference_pairs import split_prompts
 from pipeline.stages.rankings import judged_rankings
-from pipeline.stages.sources import scorers_and_pairs
+from pipeline.stages.sources import check_sources, scorers_and_pairs
 from pipeline.trial import TrialOutcome, run_trial
 
 FOUR: dict[str, Any] = {"reward__ranked": 4}
@@ -174,6 +174,16 @@ def test_a_bad_file_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"rankings\.jsonl, line 1: ranks \[1, 1, 2\] must be"):
         run_trial(smoke(reward__preferences=str(path), reward__ranked=3), layout, Recorder())
     assert not list((tmp_path / "out").rglob("*.safetensors"))
+
+
+def test_a_file_of_rankings_without_their_size_is_named_for_what_it_is(tmp_path: Path) -> None:
+    path = write(tmp_path / "rankings.jsonl")
+    with pytest.raises(UserError, match=r"holds rankings; set reward\.ranked to the number of completions in each"):
+        check_sources(smoke(reward__preferences=str(path)), ["reward"])
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"prompt": "a", "good": "b", "bad": "c"}\n')
+    with pytest.raises(UserError, match="no column 'chosen'"):
+        check_sources(smoke(reward__preferences=str(other)), ["reward"])
 
 
 def test_another_file_is_another_reward(tmp_path: Path) -> None:
