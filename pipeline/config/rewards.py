@@ -182,7 +182,7 @@ class RewardConfig(Scorer):
     heads: Positive = Field(4, description="attention heads of a scratch trunk")
     intermediate_size: Positive = Field(256, description="width of its gated MLP")
     pretraining_steps: Annotated[int, Field(ge=0)] = Field(
-        400, description="steps of a scratch trunk as a language model on the SFT texts, by the settings of sft"
+        0, description="steps of a scratch trunk as a language model on the SFT texts, by the settings of sft"
     )
     ensemble: Positive = Field(1, description="learned models that score together; each has its own seed, 1 is none")
     combine: Combine = Field(

@@ -1,7 +1,7 @@
 """The network that a learned reward starts from: the reference's, or a smaller or larger one that reads its tokens.
 
-A scratch trunk is first trained as a language model on the SFT texts (`reward.pretraining_steps`): the pairs then teach
-what is preferred, and not also how to read. With 0 steps it learns from the pairs alone.
+A scratch trunk learns from the pairs alone, or is first trained as a language model on the SFT texts
+(`reward.pretraining_steps`).
 """
 
 from __future__ import annotations

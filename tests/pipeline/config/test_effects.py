@@ -81,7 +81,7 @@ KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
     "reward.layers": (1, {}, OWN_TRUNK),
     "reward.heads": (2, {}, OWN_TRUNK),
     "reward.intermediate_size": (64, {}, OWN_TRUNK),
-    "reward.pretraining_steps": (0, {}, OWN_TRUNK),
+    "reward.pretraining_steps": (40, {}, OWN_TRUNK),
     "reward.combine": ("minimum", {}, ENSEMBLE),
     "reward.worst_k": (3, ENSEMBLE, {**ENSEMBLE, "reward.combine": "worst_k"}),
     "reward.uncertainty_weight": (0.1, ENSEMBLE, {**ENSEMBLE, "reward.combine": "uncertainty"}),

@@ -41,13 +41,14 @@ def test_every_model_of_an_ensemble_is_trained_held_and_asked() -> None:
 
 
 def test_a_scratch_trunk_of_the_policys_sizes_costs_what_the_reference_does_and_its_pretraining() -> None:
-    reference, own = trial(), trial(**OWN)
+    taught = {**OWN, "reward.pretraining_steps": 400}
+    reference, own = trial(), trial(**taught)
     assert own.reward_shape == reference.shape
     assert score_flops(own) == score_flops(reference)
     pretraining = work_of_shared(own)["reward"][0] - work_of_shared(reference)["reward"][0]
     assert pretraining == pytest.approx(work_of_shared(reference)["sft"][0]), "as many steps as the policy's"
-    assert work_of_shared(trial(**OWN, **{"reward.pretraining_steps": 0})) == work_of_shared(reference)
-    twice = trial(**OWN, **{"reward.ensemble": 2})
+    assert work_of_shared(trial(**OWN)) == work_of_shared(reference)
+    twice = trial(**taught, **{"reward.ensemble": 2})
     assert work_of_shared(twice)["reward"][0] == pytest.approx(2 * work_of_shared(own)["reward"][0])
 
 
@@ -71,7 +72,6 @@ def test_a_ranking_reads_each_answer_once_for_all_its_pairs() -> None:
     assert moved[1] > moved[0]
     large = {
         **OWN,
-        "reward.pretraining_steps": 0,
         "reward.hidden_size": 512,
         "reward.layers": 8,
         "reward.batch_size": 1,

@@ -172,8 +172,8 @@ def test_only_a_scratch_trunk_depends_on_how_texts_are_learned() -> None:
         return load_config("tiny", {key.replace("__", ".", 1): value for key, value in changes.items()})
 
     assert of().reward_pretraining is None
-    assert of(reward__trunk="scratch", reward__pretraining_steps=0).reward_pretraining is None
-    taught = of(reward__trunk="scratch", sft__lr=0.01).reward_pretraining
+    assert of(reward__trunk="scratch").reward_pretraining is None
+    taught = of(reward__trunk="scratch", reward__pretraining_steps=400, sft__lr=0.01).reward_pretraining
     assert taught is not None
     assert (taught.steps, taught.lr) == (400, 0.01)
     assert of(reward__kind="lexicon").learned_rewards == 0
