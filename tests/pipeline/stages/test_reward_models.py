@@ -115,7 +115,7 @@ def test_a_scratch_trunk_has_its_own_size_and_learns_the_texts_first(smoke_layou
 def test_scratch_trunks_differ_by_their_seed_in_weights_and_in_the_order_of_texts(
     plain: TrialOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = load_config("smoke", OWN)
+    config = load_config("smoke", {**OWN, "reward.pretraining_steps": 40})
     found, learned = plain.artifacts, []
     monkeypatch.setattr(reward_trunk, "train", lambda model, texts, how, *_: learned.append(how.seed))
     shape = json.loads(stage_files(plain, "sft")["model/config.json"])
