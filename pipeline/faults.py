@@ -55,7 +55,7 @@ def disk_full(error: BaseException, root: Path) -> DiskFull:
     named = [
         Path(name) for link in chain(error) if isinstance(name := getattr(link, "filename", None), str | os.PathLike)
     ]
-    places = [_existing(path) for path in (*named[:1], root, Path(tempfile.gettempdir()))]
+    places = [existing(path) for path in (*named[:1], root, Path(tempfile.gettempdir()))]
     place = places[0] if named else min(places, key=lambda path: shutil.disk_usage(path).free)
     usage = shutil.disk_usage(place)
     where = f"the disk mounted at {_mount_point(place)} is full ({_size(usage.free)} of {_size(usage.total)} free)"
@@ -87,7 +87,7 @@ def in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _existing(path: Path) -> Path:
+def existing(path: Path) -> Path:
     """The nearest folder above a path, or the path itself, that is there."""
     path = path.absolute()
     return next((place for place in (path, *path.parents) if place.exists()), Path("/"))

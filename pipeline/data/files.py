@@ -108,16 +108,11 @@ def numbered_rows(path: Path, columns: Sequence[str]) -> list[tuple[str, dict[st
 
     Raises `UserError` as `read_splits` does, for a row of JSONL that lacks a column, and for CSV.
     """
-    import pandas as pd
-
     if path.suffix == ".csv":
         raise UserError(f"{path}: CSV holds no lists; use parquet or JSONL")
+    if path.suffix == ".parquet":
+        return [(f"row {number}", row) for number, row in enumerate(_read(path, columns).to_dict("records"), 1)]
     with _readable(path):
-        if path.suffix == ".parquet":
-            frame = pd.read_parquet(path)
-            require(columns, list(frame.columns), str(path))
-            records: list[Any] = frame[list(columns)].to_dict("records")
-            return [(f"row {number}", row) for number, row in enumerate(records, 1)]
         rows = [(f"line {number}", row) for number, row in _numbered_lines(path)]
     for place, row in rows:
         require(columns, list(row), f"{path}, {place}")

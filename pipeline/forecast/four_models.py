@@ -14,14 +14,14 @@ from pathlib import Path
 from pipeline.config.loading import load_config
 from pipeline.errors import UserError
 from pipeline.forecast.policy_shape import shape_of
+from pipeline.forecast.subject import FROZEN_BYTES
 
 NETWORKS = ("policy", "reference", "critic", "reward")
 GB = 1e9
 SIZE = re.compile(r"(\d+(?:\.\d+)?)([MB])", re.IGNORECASE)
 UNITS = {"M": 1e6, "B": 1e9}
-HALF, FOUR_BITS, EIGHT_BITS = 2.0, 0.516, 1.0
-"""Bytes of a weight that is not trained; 4 bits with the scales of blocks of 64, themselves in 8 bits (Dettmers 2023,
-arXiv 2305.14314)."""
+HALF, EIGHT_BITS, FOUR_BITS = 2.0, FROZEN_BYTES["8bit"], FROZEN_BYTES["4bit"]
+"""Bytes of a weight that is not trained."""
 ADAM = 16.0
 """Bytes of a trained weight: 2 in half precision, 2 of its gradient, 4 of its fp32 master, 8 of Adam's moments
 (Rajbhandari 2020, arXiv 1910.02054, section 3.1). fp32 throughout takes as much: 4, 4 and 8."""

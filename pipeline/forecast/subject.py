@@ -35,9 +35,8 @@ class ForecastSubject:
     @property
     def reward_shape(self) -> Shape:
         """Of a reward model: the policy's, or that of a scratch trunk."""
-        from pipeline.forecast.policy_shape import (
-            scratch_shape,  # imports torch, which a plan of cached trials does not
-        )
+        # It imports torch, which a plan of cached trials does not.
+        from pipeline.forecast.policy_shape import scratch_shape
 
         reward = self.config.reward
         scratch = scratch_shape(reward.sizes(), self.shape.vocab) if reward.trunk == "scratch" else None

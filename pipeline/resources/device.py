@@ -13,7 +13,7 @@ from types import ModuleType
 PRECISION = "ABLATE_PRECISION"
 """Environment variable that overrides the precision: ``fp32``, ``fp16`` or ``bf16``. Part of every stage's key, as any
 precision."""
-DRIVERS = {"linux": "libcuda.so.1", "win32": "nvcuda.dll"}
+_DRIVERS = {"linux": "libcuda.so.1", "win32": "nvcuda.dll"}
 
 
 def gpu_visible() -> bool:
@@ -36,7 +36,7 @@ def built_for_cards() -> bool:
 def _gpu_possible() -> bool:
     if find_spec("torch") is None or not built_for_cards():
         return False
-    return getattr(_build(), "cuda", None) is None or _loads(DRIVERS.get(sys.platform))
+    return getattr(_build(), "cuda", None) is None or _loads(_DRIVERS.get(sys.platform))
 
 
 @lru_cache(maxsize=1)
@@ -64,3 +64,16 @@ def _loads(library: str | None) -> bool:
     except OSError:
         return False
     return True
+
+
+def driver_version() -> int | None:
+    """The CUDA that the loaded driver supports, 1000 x major + 10 x minor; None without a driver."""
+    name = _DRIVERS.get(sys.platform)
+    if name is None:
+        return None
+    found = ctypes.c_int()
+    try:
+        failed = ctypes.CDLL(name).cuDriverGetVersion(ctypes.byref(found))
+    except (OSError, AttributeError):
+        return None
+    return None if failed or not found.value else found.value

@@ -3,12 +3,11 @@ wrong is said with what to do about it."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -17,7 +16,8 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
-from pipeline.resources.device import DRIVERS, built_for_cards
+from pipeline.faults import existing
+from pipeline.resources.device import built_for_cards, driver_version
 from pipeline.resources.machine import GIB, processor
 
 State = Literal["ok", "note", "missing"]
@@ -100,8 +100,8 @@ def unmet(wanted: Iterable[Requirement]) -> Iterator[str]:
             yield f"{one.name} is {here} and must be {one.specifier}"
 
 
-def cards() -> Iterator[Finding]:
-    """The CUDA driver, what torch was built for, and every card that it sees."""
+def cards(precision: Callable[[int], str]) -> Iterator[Finding]:
+    """The CUDA driver, what torch was built for, and every card that it sees; `precision` of the card with a number."""
     import torch
 
     driver, built = driver_version(), torch.version.cuda
@@ -110,12 +110,11 @@ def cards() -> Iterator[Finding]:
         for number in range(torch.cuda.device_count()):
             free, total = torch.cuda.mem_get_info(number)
             kind = torch.cuda.get_device_properties(number)
-            native = "bf16" if (kind.major, kind.minor) >= (8, 0) else "fp16"
             yield Finding(
                 f"card {number}",
                 "ok",
                 f"{kind.name}, {total / GIB:.1f} GiB ({free / GIB:.1f} free), compute capability"
-                f" {kind.major}.{kind.minor}, computes in {native}",
+                f" {kind.major}.{kind.minor}, computes in {precision(number)}",
             )
         return
     yield Finding("card", "note", *without_card(driver, built, os.environ.get("CUDA_VISIBLE_DEVICES")))
@@ -139,19 +138,6 @@ def without_card(driver: int | None, built: str | None, visible: str | None) -> 
             f"update the driver, or install a build of torch for CUDA {driver // 1000}",
         )
     return f"none: a driver with CUDA {dotted(driver)} is loaded, but torch finds no card", "look at nvidia-smi"
-
-
-def driver_version() -> int | None:
-    """The CUDA that the loaded driver supports, 1000 x major + 10 x minor; None without a driver."""
-    name = DRIVERS.get(sys.platform)
-    if name is None:
-        return None
-    found = ctypes.c_int()
-    try:
-        failed = ctypes.CDLL(name).cuDriverGetVersion(ctypes.byref(found))
-    except (OSError, AttributeError):
-        return None
-    return None if failed or not found.value else found.value
 
 
 def dotted(driver: int) -> str:
@@ -186,7 +172,7 @@ def limits() -> Iterator[int]:
 
 def disk(root: Path) -> Finding:
     """Room for outputs under `root`, which need not exist yet."""
-    folder = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.exists())
+    folder = existing(root.absolute())
     free = shutil.disk_usage(folder).free / GIB
     found = f"{free:.1f} GiB free at {root.absolute()}"
     if not os.access(folder, os.W_OK):

@@ -90,13 +90,13 @@ def guarded(score: float, faults: int) -> float:
     return -1.0 - faults if faults else score
 
 
-def faulty(score: float) -> bool:
-    """Whether a score that `guarded` has given is that of a text with faults.
+def faulty(scores: Floats) -> Floats:
+    """1 for each score that `guarded` has given to a text with faults, 0 for the others; any shape.
 
-    >>> faulty(guarded(-1.0, 0)), faulty(guarded(0.9, 1))
-    (False, True)
+    >>> faulty(np.array([guarded(-1.0, 0), guarded(0.9, 1)])).tolist()
+    [0.0, 1.0]
     """
-    return score < -1.0
+    return (scores < -1.0).astype(np.float64)
 
 
 def lowest(values: Sequence[float]) -> float:

@@ -186,8 +186,7 @@ def of_reference(drawn: Draws) -> dict[str, Any]:
 def of_faults(gold: FloatGrid, reference: FloatGrid) -> dict[str, FloatGrid]:
     """Columns of a guarded judge: whether the policy's answers (n,) have a fault, and which share of the reference's
     draws (n, draws)."""
-    find = np.vectorize(faulty, otypes=[float])
-    return {"policy_faulty": find(gold), "reference_faulty": find(reference).mean(1)}
+    return {"policy_faulty": faulty(gold), "reference_faulty": faulty(reference).mean(1)}
 
 
 @torch.inference_mode()

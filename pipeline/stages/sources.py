@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from functools import lru_cache
 from pathlib import Path
 
 from pipeline.config.rewards import PREFERENCES, PartConfig, is_judged, part_key
@@ -100,7 +101,14 @@ def check_sources(config: TrialConfig, stages: Collection[str]) -> None:
             if config.reward.ranked == 2:
                 _check_pairs(Path(path), key)
             else:
-                rankings_of(Path(path), key, config.reward.ranked)
+                files = digests(Path(path), key)
+                _check_rankings(path, key, config.reward.ranked, tuple(files.values()))
+
+
+@lru_cache(maxsize=64)
+def _check_rankings(path: str, key: str, ranked: int, files: tuple[str, ...]) -> None:
+    """Refuse a file with a row that ranks no `ranked` texts; read once for all trials that share its `files`."""
+    rankings_of(Path(path), key, ranked)
 
 
 def _check_pairs(path: Path, key: str) -> None:

@@ -22,6 +22,7 @@ from reports.records.searches import SearchResult, load_search
 from reports.statistics import power, two_level
 from reports.statistics.hierarchical import moments
 from reports.statistics.two_level import Estimate, Outcome
+from studies.claims.evaluations import RATES
 from studies.claims.falsifiers import Outcome as FalsifierOutcome
 from studies.claims.falsifiers import Verdict, overall
 from studies.claims.symptoms import ArmHealth
@@ -47,10 +48,6 @@ ENDS = (
     "objective/kl_k3_per_token", "objective/entropy", "policy/entropy",
 )  # fmt: skip
 """Reported and compared of trials that were never evaluated here: where their training ended."""
-_RATES = {
-    "eval/win_rate", "eval/win_rate_proxy", "eval/preference_accuracy", "eval/tie_rate", "eval/eos_rate",
-    "eval/fault_rate",
-}  # fmt: skip
 ROBUST = ("eval/gold", "eval/proxy", "eval/kl_per_sequence")
 """Metrics whose interquartile mean stands beside the mean; of a rate it says nothing."""
 
@@ -269,7 +266,7 @@ def _estimate(
     if denominator is not None:
         told = (denominator > 0).any(0)  # a prompt on which the judge decides no pair is no evidence
         numerator, denominator = numerator[:, told], denominator[:, told]
-    if metric in _RATES:
+    if metric in RATES:
         return two_level.rate(two_level.linear(numerator, denominator))
     return two_level.mean(numerator, denominator).clipped(*bounds)
 
@@ -315,7 +312,7 @@ def _improvements(records: StudyRecords) -> tuple[Improvement, ...]:
     if records.prompts.empty:
         return ()
     objective = records.study.objective.metric
-    whole = objective in PER_PROMPT and PER_PROMPT[objective][1] is None and objective not in _RATES
+    whole = objective in PER_PROMPT and PER_PROMPT[objective][1] is None and objective not in RATES
     metric = objective if whole else "eval/gold"
     pairs = [(arm, pair_of(records, metric, arm, records.study.baseline)) for arm in _others(records)]
     maximize = maximized(records, metric)

@@ -16,32 +16,36 @@ from pipeline.resources import diagnosis
 from pipeline.resources.device import gpu_visible
 from pipeline.resources.diagnosis import Finding
 from pipeline.run.hub import available, cause_of_absence
-from pipeline.run.layout import Layout
+from pipeline.run.layout import Layout, TrialRecord
 from studies.console.plan import duration
 from studies.execution.history import all_records, measured
 
 SIGNS = {"ok": ("ok", "green"), "note": ("-", "yellow"), "missing": ("MISSING", "bold red")}
-ASKED = "Qwen/Qwen1.5-0.5B"
-"""The model by which the hub is asked whether it answers: that of the profile t4."""
+ASKED = "t4"
+"""The profile by whose model the hub is asked whether it answers."""
 
 
 def examine(layout: Layout) -> list[Finding]:
     """All that can be said of this machine. The hub is asked while the rest is looked at."""
+    asked = load_config(ASKED, {}).model
     with ThreadPoolExecutor(1) as background:
-        answer = background.submit(cause_of_absence, "model", ASKED, None)
+        answer = background.submit(cause_of_absence, "model", str(asked.base), asked.revision)
         packages = list(diagnosis.packages())
         found = [diagnosis.python(), *packages]
         if packages[0].state == "missing":
             return found
         found += [*_torch(), diagnosis.memory(), diagnosis.disk(layout.root), hub(answer)]
-        return [*found, *(profile_finding(name, layout) for name in profile_names())]
+        records = all_records(layout)
+        return [*found, *(profile_finding(name, layout, records) for name in profile_names())]
 
 
 def _torch() -> Iterator[Finding]:
     import torch
 
+    from pipeline.models.precision import HOW, mixed_precision
+
     yield Finding("torch", "ok", torch.__version__)
-    yield from diagnosis.cards()
+    yield from diagnosis.cards(lambda number: HOW[mixed_precision(torch.device("cuda", number))])
 
 
 def hub(answer: Future[str]) -> Finding:
@@ -59,15 +63,19 @@ def hub(answer: Future[str]) -> Finding:
     )
 
 
-def profile_finding(name: str, layout: Layout) -> Finding:
-    """What a trial of a profile takes, and what keeps it from running here."""
+def profile_finding(name: str, layout: Layout, records: Sequence[TrialRecord]) -> Finding:
+    """What a trial of a profile takes and what keeps it from running here; `records` of all trials of this root."""
     from pipeline.forecast.advice import hours, predict
 
     config = load_config(name, {})
     budget = predict(config)
     size = "" if budget is None else f"{budget.total_gib:.2f} GiB of memory, {budget.disk_gib:.2g} GiB of disk"
     on_card = config.runtime.device == "cuda"
-    time = f"{hours(budget.t4_hours)} on a T4 (predicted)" if on_card and budget else _seconds(name, layout)
+    time = (
+        f"{hours(budget.t4_hours)} on a T4 (predicted)"
+        if on_card and budget
+        else _seconds(name, config, layout, records)
+    )
     lacking, found = list(lacks(config)), ", ".join(part for part in (size, time) if part)
     takes = f"a trial takes {found}"
     if not lacking:
@@ -94,13 +102,12 @@ def lacks(config: TrialConfig) -> Iterator[str]:
         yield f"{config.data.name} is not in the cache and the hub does not give it"
 
 
-def _seconds(profile: str, layout: Layout) -> str:
+def _seconds(profile: str, config: TrialConfig, layout: Layout, records: Sequence[TrialRecord]) -> str:
     """How long trials of a profile took on this machine, where some have run."""
     from pipeline import trial
 
-    config = load_config(profile, {})
     machine = {**trial.environment(), **trial.execution(config)}
-    timed = measured(layout, all_records(layout), profile, machine)
+    timed = measured(layout, records, profile, machine)
     if timed is None:
         return "a time that is not known before the first one has run here"
     seconds = sum(timed.of(stage, config) for stage in ("train", "evaluate"))

@@ -122,16 +122,16 @@ def test_profiles_say_what_they_lack(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert data.startswith("stanfordnlp/imdb is not in the cache")
     (yours,) = doctor.lacks(load_config("t4-rehearsal", {}))
     assert yours.startswith("data.path and model.base are yours to give")
-    found = doctor.profile_finding("t4", Layout(tmp_path))
+    found = doctor.profile_finding("t4", Layout(tmp_path), [])
     assert found.state == "note"
     assert "13.34 GiB of memory" in found.found
     assert "on a T4 (predicted)" in found.found
 
 
 def test_what_a_trial_took_here_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert "not known before the first one has run here" in doctor.profile_finding("smoke", Layout(tmp_path)).found
+    assert "not known before the first one has run here" in doctor.profile_finding("smoke", Layout(tmp_path), []).found
     monkeypatch.setattr(doctor, "measured", lambda *_: StageSeconds(3, {"evaluate": 10.0, "sft": 99.0}, 0.5))
-    found = doctor.profile_finding("smoke", Layout(tmp_path))
+    found = doctor.profile_finding("smoke", Layout(tmp_path), [])
     assert found.state == "ok"
     assert found.found.endswith("about 26 s (measured on 3 trials here)"), "32 steps and an evaluation"
 
