@@ -207,7 +207,7 @@ ACTS: dict[str, tuple[Condition, ...]] = {
     "reward.rounds": (JUDGED, LEARNS),
     "reward.keep_pairs": (ROUNDS,),
     "reward.max_tokens": (GIVEN_PAIRS,),
-    "reward.opponents": (setting("reward.against", "reference"),),
+    "reward.opponents": (setting("reward.against", "reference", "policy"),),
     "reward.dimension": (PAIRWISE,),
     "critic.head_lr": (CRITIC, above_zero("critic.vf_coef")),
     "algorithm.value_lambda": (CRITIC, above_zero("critic.vf_coef")),

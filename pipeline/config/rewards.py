@@ -34,7 +34,7 @@ OF_INSULTS = ("helpful", "harmless")
 """Kinds that need reviews that insult."""
 LEARNED = {
     "learned": "Bradley-Terry model",
-    "pairwise": "general preference model, for reward.against: reference",
+    "pairwise": "general preference model, for reward.against: reference or policy",
 }
 """Kinds that are trained here on pairs, in words; how is in `pipeline.rewards.families`."""
 GUARDED = "fluent_lexicon"
@@ -108,15 +108,16 @@ class RewardConfig(Scorer):
             + "; composite: weighted sum of parts"
         ),
     )
-    against: Literal["none", "reference"] = Field(
+    against: Literal["none", "reference", "policy"] = Field(
         "none",
         description=(
             "reference: an answer is compared with answers of the reference to the same prompt: its score less their"
-            " mean score, or for kind pairwise the mean probability of beating them; in a composite each part is"
+            " mean score, or for kind pairwise the mean probability of beating them; in a composite each part is;"
+            " policy: the same with answers of the policy that the round began with, in the first round the reference"
         ),
     )
     opponents: Positive = Field(
-        4, description="answers of the reference to each training and held-out prompt, for against: reference"
+        4, description="answers of the opponent to each training and held-out prompt, for against: reference or policy"
     )
     dimension: Annotated[int, Field(ge=2, multiple_of=2)] = Field(
         4,

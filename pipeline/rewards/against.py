@@ -48,7 +48,7 @@ class Against:
     def _opponents(self, prompt: str) -> Tensor:
         if prompt not in self._table:
             raise UserError(
-                f"reward.against: there are no answers of the reference to the prompt {prompt!r}; opponents are drawn"
+                f"reward.against: there are no opponents for the prompt {prompt!r}; answers to compare with are drawn"
                 " for the training and the held-out prompts of the trial alone"
             )
         return self._table[prompt]

@@ -9,12 +9,13 @@ pairs as tokens): beside them, or in ``parts/<name>/`` of a composite. The model
 what they took in ``log/opponents.json``.
 
 In a later round (``reward.rounds``) the pairs are samples of the policy trained so far, the model starts anew from the
-reference, and all scales are set on the same reference samples again, so that beta keeps its meaning.
+reference, and all scales are set on the same reference samples again, so that beta keeps its meaning. Against opponents
+that move with the policy, the scales are those of the first round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -155,17 +156,23 @@ def _reward(
     rows = torch.arange(cfg.reward.calibration_samples) % len(data.texts)
     samples = bench.answers(rows, "calibration", cfg.reward.seed)
     raw, summary, unseen = _parts(bench, out, composite, samples)
-    if cfg.reward.against == "reference":
+    if cfg.reward.against != "none":
         raw = _against(bench, raw, out)
     scores = {name: part(samples) for name, part in raw.items()}
-    scales = {name: calibration(score, part_key(name, composite)) for name, score in scores.items()}
+    earlier = part.scales(cfg.reward)
+    scales = {
+        name: _scale(earlier["parts"][name]) if earlier else calibration(score, part_key(name, composite))
+        for name, score in scores.items()
+    }
     calibrated = {name: standardised(score, *scales[name]) for name, score in scores.items()}
     specs = cfg.reward.scorers()
     proxy = Proxy(
         {name: Calibrated(raw[name], *scales[name]) for name in raw},
         {name: spec.weight for name, spec in specs.items()},
     )
-    mean, std = calibration(proxy.weigh(calibrated), "reward") if composite else (0.0, 1.0)
+    mean, std = 0.0, 1.0
+    if composite:
+        mean, std = _scale(earlier) if earlier else calibration(proxy.weigh(calibrated), "reward")
     proxy = replace(proxy, mean=mean, std=std)
     total, judged = standardised(proxy.weigh(calibrated), mean, std), bench.gold(samples)
     summary |= _measured(total, calibrated if composite else {}, judged, scales, composite)
@@ -193,6 +200,10 @@ def _reward(
         **summary,
         **part.described(sft),
     }
+
+
+def _scale(meta: Mapping[str, Any]) -> tuple[float, float]:
+    return float(meta["mean"]), float(meta["std"])
 
 
 def _scored(source: str, samples: Completions, total: Tensor, parts: dict[str, Tensor], gold: Tensor) -> pd.DataFrame:
@@ -226,12 +237,13 @@ def _parts(
 
 
 def _against(bench: _Bench, raw: dict[str, Reward], out: Path) -> dict[str, Reward]:
-    """Every part against the reference's answers, which are drawn, scored and written here."""
+    """Every part against the opponent's answers, which are drawn, scored and written here."""
     cfg, ledger = bench.cfg, Ledger(bench.device.type == "cuda")
-    meter([bench.reference, *(network for part in raw.values() for network in part.networks)], ledger.work)
+    opponent = bench.policy if cfg.reward.against == "policy" else bench.reference
+    meter([opponent, *(network for part in raw.values() for network in part.networks)], ledger.work)
     count = cfg.reward.opponents
     drawn = draw_opponents(
-        bench.reference,
+        opponent,
         cfg,
         bench.prompts,
         bench.room,

@@ -47,6 +47,7 @@ def test_rounds_split_the_updates_evenly_and_lose_none() -> None:
         ({"reward.rounds": 2, "algorithm": "best_of_n"}, "it needs an algorithm that takes gradient steps"),
         ({"reward.keep_pairs": "newest"}, "reward.keep_pairs = newest has no effect while reward.rounds is 1"),
         ({"reward.rounds": 0}, "reward.rounds"),
+        ({"reward.against": "policy"}, "the opponent is the policy that a round began with, and here is one round"),
     ],
 )
 def test_what_makes_no_sense_with_rounds_is_refused_with_the_reason(changes: dict[str, Any], said: str) -> None:

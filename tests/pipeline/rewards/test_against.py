@@ -72,9 +72,7 @@ def test_a_large_common_offset_is_not_lost_in_rounding() -> None:
 
 
 def test_a_prompt_without_opponents_is_an_error_that_names_it() -> None:
-    with pytest.raises(
-        UserError, match=r"reward\.against: there are no answers of the reference to the prompt 'three'"
-    ):
+    with pytest.raises(UserError, match=r"reward\.against: there are no opponents for the prompt 'three'"):
         Against(Length(), less_mean, TABLE)(completions(("one", "a"), ("three", "a")))
 
 

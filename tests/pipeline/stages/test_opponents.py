@@ -102,7 +102,7 @@ def test_the_reward_is_the_mean_probability_of_beating_them(outcome: TrialOutcom
             logit = s - t + v[0] * w[1] - v[1] * w[0] + v[2] * w[3] - v[3] * w[2]
             shares.append(1 / (1 + np.exp(-logit)))
         assert win[row] == pytest.approx(np.mean(shares), abs=1e-5)
-    with pytest.raises(UserError, match=r"no answers of the reference to the prompt 'Not a prompt'"):
+    with pytest.raises(UserError, match=r"no opponents for the prompt 'Not a prompt'"):
         proxy(answers(outcome, ["Not a prompt"], [""]))
 
 
