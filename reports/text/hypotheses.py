@@ -34,6 +34,14 @@ def verdict_sentence(study: Study, judgements: Sequence[Judgement], badges: Mapp
     ]
     late = [name for name, badge in badges.items() if badge.state in ("amended", "exploratory")]
     beware = f" Not registered in this form before the data: {listed(late)}." if late else ""
+    if outcome == "SUPPORTED":
+        # Not the hypothesis: a claim about single trials, which is no part of it here, may have fallen.
+        which = (
+            "only part of the hypothesis is"
+            if len(judgements) == 1
+            else f"{len(judgements)} parts of the hypothesis are"
+        )
+        return f"The {which} supported: {listed(groups[first])}.{beware}"
     return f"The hypothesis is {first}: {'; '.join(parts)}.{beware}"
 
 

@@ -146,6 +146,10 @@ def test_the_sentence_names_what_decided(records: StudyRecords) -> None:
     first = {name: replace(badge, state="registered") for name, badge in records.standing.hypotheses.items()}
     text = "The hypothesis is refuted: wrong is refuted; falls and series are supported."
     assert verdict_sentence(study, judged, first) == text
+    held = [one for one in judged if one.outcome == "SUPPORTED"]
+    both = "The 2 parts of the hypothesis are supported: falls and series."
+    assert verdict_sentence(study, held, first) == both, "not the whole: a claim about single trials may have fallen"
+    assert verdict_sentence(study, held[:1], first) == "The only part of the hypothesis is supported: falls."
     late = {**first, "falls": replace(first["falls"], state="amended")}
     assert verdict_sentence(study, judged, late) == f"{text} Not registered in this form before the data: falls."
     assert verdict_sentence(study, (), {}).startswith("The hypothesis is not machine-checked")
