@@ -29,7 +29,9 @@ StudyArgument = Annotated[
 ]
 ProfileOption = Annotated[
     str | None,
-    typer.Option("--profile", help="Profile to use instead of the study's own: tiny, smoke, t4 or t4-rehearsal."),
+    typer.Option(
+        "--profile", help="Profile to use instead of the study's own: tiny, smoke, t4, t4-256 or t4-rehearsal."
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,

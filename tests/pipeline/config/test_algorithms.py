@@ -12,7 +12,7 @@ from pipeline.config.presets import PRESETS
 from pipeline.errors import UserError
 
 
-@pytest.mark.parametrize("profile", ["smoke", "tiny", "t4"])
+@pytest.mark.parametrize("profile", ["smoke", "tiny", "t4", "t4-256"])
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_algorithm_takes_as_many_episodes_and_steps(profile: str, name: str) -> None:
     plain, chosen = load_config(profile), load_config(profile, {"algorithm": name})

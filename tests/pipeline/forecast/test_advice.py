@@ -18,7 +18,7 @@ def t4(**changes: object) -> TrialConfig:
 
 
 def test_every_shipped_profile_is_predicted_to_fit() -> None:
-    for profile in ("smoke", "tiny", "t4"):
+    for profile in ("smoke", "tiny", "t4", "t4-256"):
         found = predict(load_config(profile))
         assert found is not None
         assert found.fits, profile

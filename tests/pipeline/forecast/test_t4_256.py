@@ -1,0 +1,77 @@
+"""The profile t4-256: it fits a T4, its comment states what is predicted, and nothing larger of its kind fits."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from pipeline.config.loading import PROFILES, load_config
+from pipeline.forecast.advice import predict
+from pipeline.forecast.work import Forecast
+
+KEYS = (
+    "train.batch_size",
+    "train.num_epochs",
+    "train.steps",
+    "runtime.micro_batch_size",
+    "runtime.gradient_checkpointing",
+)
+WIDTHS = (10, 8, 7, 13)
+ROW = re.compile(r"^# +(\d+) +(\d) +(\d+) +(\d+) +(yes|no) .*$", re.MULTILINE)
+ROWS = list(ROW.finditer((PROFILES / "t4-256.yaml").read_text("utf-8")))
+OURS = ", the profile"
+
+
+def forecast(changes: dict[str, object]) -> Forecast:
+    found = predict(load_config("t4-256", changes))
+    assert found is not None
+    return found
+
+
+def settings(row: re.Match[str]) -> dict[str, object]:
+    *numbers, again = row.groups()
+    return dict(zip(KEYS, [*map(int, numbers), again == "yes"], strict=True))
+
+
+def test_it_fits_a_t4_in_every_stage() -> None:
+    found = forecast({})
+    assert found.fits
+    assert found.t4_hours < 2.5
+    assert list(found.stages) == ["sft", "reward", "train", "evaluate"]
+    assert all(5 < found.stage_gib(stage) < 14.6 for stage in found.stages)
+
+
+def test_it_is_the_recipe_of_t4_with_longer_episodes_and_fewer_of_them() -> None:
+    ours, t4 = load_config("t4-256"), load_config("t4")
+    assert ours.train.response_length + ours.data.prompt_length[1] == 256
+    assert ours.model_dump(include={"data", "model", "algorithm", "kl", "optimiser", "critic", "evaluate", "caps"}) == (
+        t4.model_dump(include={"data", "model", "algorithm", "kl", "optimiser", "critic", "evaluate", "caps"})
+    )
+    same = ("steps", "num_epochs", "num_mini_batches", "missing_eos")
+    assert [getattr(ours.train, key) for key in same] == [getattr(t4.train, key) for key in same]
+    assert (ours.algorithm.cliprange, ours.algorithm.gae_lambda, ours.critic.vf_coef) == (0.2, 0.95, 1.0)
+    assert (ours.kl.beta, ours.optimiser.lr, ours.optimiser.guard) == (0.01, 2.5e-5, True)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(row.groups()))
+def test_its_comment_states_what_is_predicted(row: re.Match[str]) -> None:
+    found = forecast(settings(row))
+    columns = "".join(f"{value:>{width}}" for value, width in zip(row.groups(), WIDTHS, strict=False))
+    fits = "  fits" if found.fits else ""
+    mine = OURS if row[0].endswith(OURS) else ""
+    assert row[0] == f"# {columns}{row[5]:>12}{found.total_gib:>7.2f}{found.t4_hours:>7.2f}{fits}{mine}"
+
+
+def test_one_row_of_the_comment_is_the_profile_itself() -> None:
+    assert len(ROWS) > 15
+    (row,) = (row for row in ROWS if row[0].endswith(OURS))
+    assert load_config("t4-256", settings(row)) == load_config("t4-256")
+
+
+def test_no_larger_power_of_two_fits_whatever_the_micro_batch() -> None:
+    for episodes in (64, 128, 256):
+        for micro in (2, 4, 8, 16, 32, 64):
+            for again in (True, False):
+                changes = dict(zip(KEYS, (episodes, 4, 3000, micro, again), strict=True))
+                assert not forecast(changes).fits, changes
