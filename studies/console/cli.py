@@ -83,6 +83,14 @@ def study(
     settings: SetOption = None,
     jobs: JobsOption = None,
     executor: ExecutorOption = "processes",
+    mirror: Annotated[
+        Path | None,
+        typer.Option(
+            "--mirror",
+            metavar="DIR",
+            help="Keep a copy of the outputs there, and take back from it what is missing; for machines that are lent.",
+        ),
+    ] = None,
     out: OutOption = None,
 ) -> None:
     """Run or continue a study; finished trials are not repeated."""
@@ -90,7 +98,7 @@ def study(
     from pipeline.run.layout import Layout
     from studies.definition.schema import load_study
 
-    _run(load_study(name), Layout.at(out), profile, parse_set(settings or []), jobs, executor)
+    _run(load_study(name), Layout.at(out), profile, parse_set(settings or []), jobs, executor, mirror)
 
 
 def run(
@@ -415,7 +423,13 @@ def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = No
 
 
 def _run(
-    chosen: Study, layout: Layout, profile: str | None, overrides: dict[str, Any], jobs: int | None, executor: str
+    chosen: Study,
+    layout: Layout,
+    profile: str | None,
+    overrides: dict[str, Any],
+    jobs: int | None,
+    executor: str,
+    mirror: Path | None = None,
 ) -> None:
     from rich.text import Text
 
@@ -427,21 +441,23 @@ def _run(
     from studies.definition.search import load
     from studies.execution import executors
     from studies.execution.driver import run_study
+    from studies.execution.mirror import mirrored
 
     console = terminal()
     slots = jobs or default_jobs(cells(chosen, profile, overrides)[0].config)
     try:
-        result = run_study(
-            chosen,
-            layout,
-            profile,
-            overrides,
-            executors.executor(executor),
-            slots,
-            console,
-            after=lambda folder: _draw(chosen, folder, console),
-            interim=_interim if chosen.source else None,
-        )
+        with mirrored(layout.root, mirror, lambda line: console.print(Text(line, "yellow"), soft_wrap=True)):
+            result = run_study(
+                chosen,
+                layout,
+                profile,
+                overrides,
+                executors.executor(executor),
+                slots,
+                console,
+                after=lambda folder: _draw(chosen, folder, console),
+                interim=_interim if chosen.source else None,
+            )
     except KeyboardInterrupt:
         console.print(Text("interrupted; the same command continues"))
         raise typer.Exit(130) from None

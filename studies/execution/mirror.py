@@ -1,0 +1,194 @@
+"""A copy of an output root on a disk that outlives the machine, such as a mounted Google Drive.
+
+Locks, folders that are renamed in one step, and SQLite need a real disk. A copy needs only files that can be written,
+renamed and deleted. So a study runs on the machine's own disk, and its files are copied while it runs: finished
+stages, records, reports, and of a running trial the newest checkpoint. Databases and locks are left out, since they
+are made again. Each file is copied in one step, and none before those that it refers to. ``index.json`` keeps size and
+time of what was copied, so that the next session knows what has changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pipeline.errors import UserError
+from pipeline.run.store import MANIFEST
+
+INDEX = "index.json"
+EVERY_S = 60.0
+COPIED = ("store", "studies")
+PARTIAL = ".partial"
+"""The one hidden folder that is copied: stages that are being built."""
+LEFT_OUT = frozenset({"mlflow"})
+"""What MLflow was told goes with its database, which is left out: the next session tells it again."""
+UNKNOWN = [-1, -1]
+
+State = list[int]
+"""Size and modification time [ns] of a file."""
+
+
+class Mirror:
+    """The copy of `root` in `folder`; `warn` is told once of each fault of the disk."""
+
+    def __init__(self, root: Path, folder: Path, warn: Callable[[str], None]) -> None:
+        self.root, self.folder, self.warn = root, folder, warn
+        self.index: dict[str, State] = {}
+        """Of each file of the copy, the state of the original when it was copied."""
+        self._warned: set[str] = set()
+
+    def restore(self) -> int:
+        """Copy back what is missing here, and return how many files that were.
+
+        A stage is taken as a whole or not at all. Raises `UserError` where the copy cannot be read or written.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            known, names = _read_index(self.folder / INDEX), set(_files(self.folder))
+            self.index = {name: known.get(name, UNKNOWN) for name in names}
+            here = {_unit(name) for name in names if (self.root / _unit(name)).exists()}
+            missing = sorted(name for name in names if _unit(name) not in here and _is_whole(_unit(name), names))
+            for name in missing:
+                _copy(self.folder / name, self.root / name, self.index[name])
+                self.index[name] = _state(self.root / name)
+        except OSError as error:
+            raise UserError(f"--mirror {self.folder}: {error.strerror or error}") from None
+        return len(missing)
+
+    def save(self) -> int:
+        """Copy what is new or has changed, delete from the copy what is gone, and return how many files were copied.
+
+        A fault of the disk is told, and the next call tries again: a study does not end because a copy failed.
+        """
+        copied = 0
+        try:
+            found = set(_files(self.root))
+            for name in sorted(found, key=_order):
+                with suppress(FileNotFoundError):  # published or deleted since it was listed
+                    state = _state(self.root / name)
+                    if self.index.get(name) != state:
+                        _copy(self.root / name, self.folder / name, state)
+                        self.index[name] = state
+                        copied += 1
+            gone = self.index.keys() - found
+            for name in gone:
+                _delete(self.folder / name)
+                del self.index[name]
+            if copied or gone:
+                beside = self.folder / f".{INDEX}"
+                beside.write_text(json.dumps(self.index, sort_keys=True), encoding="utf-8")
+                os.replace(beside, self.folder / INDEX)
+        except OSError as error:
+            said = f"the copy in {self.folder} is behind: {error.strerror or error}"
+            if said not in self._warned:
+                self._warned.add(said)
+                self.warn(said)
+        return copied
+
+
+@contextmanager
+def mirrored(root: Path, folder: Path | None, tell: Callable[[str], None], every_s: float = EVERY_S) -> Iterator[None]:
+    """Copy back what `folder` has, then copy there what changes under `root`, every `every_s` seconds and at the end.
+
+    Without a folder nothing is copied. Raises `UserError` where the folder cannot be read or written.
+    """
+    if folder is None:
+        yield
+        return
+    folder = folder.expanduser().absolute()
+    if folder.is_relative_to(root) or root.is_relative_to(folder):
+        raise UserError(f"--mirror {folder}: the copy and the output root {root} must not lie within each other")
+    mirror, ended = Mirror(root, folder, tell), threading.Event()
+    if restored := mirror.restore():
+        tell(f"{restored} files copied back from {folder}")
+
+    def save_until_ended() -> None:
+        while not ended.wait(every_s):
+            mirror.save()
+
+    saver = threading.Thread(target=save_until_ended, name="mirror", daemon=True)
+    saver.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        saver.join()
+        mirror.save()
+
+
+def _files(root: Path) -> Iterator[str]:
+    """Files that are copied, as paths below `root`; of the checkpoints in a folder the newest."""
+    for part in COPIED:
+        for at, folders, names in os.walk(root / part):
+            folders[:] = [name for name in folders if name not in LEFT_OUT and (name == PARTIAL or name[0] != ".")]
+            checkpoints = sorted(filter(_is_checkpoint, names))
+            for name in names:
+                if name not in checkpoints[:-1] and not name.startswith(".") and not name.endswith((".lock", ".db")):
+                    yield (Path(at) / name).relative_to(root).as_posix()
+
+
+def _unit(name: str) -> str:
+    """What is copied back as a whole: a stage, finished or being built; else the file itself.
+
+    >>> _unit("store/train/.partial/ab/metrics.jsonl"), _unit("store/train/ab/manifest.json"), _unit("studies/a/b/c")
+    ('store/train/.partial/ab', 'store/train/ab', 'studies/a/b/c')
+    """
+    parts = name.split("/")
+    if parts[0] != COPIED[0]:
+        return name
+    return "/".join(parts[: 4 if parts[2] == PARTIAL else 3])
+
+
+def _is_whole(unit: str, names: set[str]) -> bool:
+    """Whether a copy got as far as the manifest of a finished stage, which is copied last."""
+    return not unit.startswith(f"{COPIED[0]}/") or f"/{PARTIAL}/" in unit or f"{unit}/{MANIFEST}" in names
+
+
+def _order(name: str) -> tuple[bool, bool, str]:
+    """The store before the studies, whose records name it; manifests and checkpoints after what they speak of."""
+    last = Path(name).name
+    return not name.startswith(COPIED[0]), last == MANIFEST or _is_checkpoint(last), name
+
+
+def _is_checkpoint(name: str) -> bool:
+    return name.startswith("update_") and name.endswith(".pt")
+
+
+def _read_index(path: Path) -> dict[str, State]:
+    """What was written there; nothing where it cannot be understood, since all is then copied again."""
+    with suppress(FileNotFoundError, ValueError, TypeError, AttributeError):
+        content = json.loads(path.read_text("utf-8"))
+        return {name: [int(size), int(time)] for name, (size, time) in content.items()}
+    return {}
+
+
+def _state(path: Path) -> State:
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns]
+
+
+def _copy(source: Path, target: Path, state: State) -> None:
+    """Copy a file in one step, with the time of `state`, by which the store knows weights again."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = target.with_name(f".{target.name}.copying")
+    try:
+        shutil.copyfile(source, beside)
+        if state != UNKNOWN:
+            with suppress(OSError):  # a drive may keep times of its own
+                os.utime(beside, ns=(state[1], state[1]))
+        os.replace(beside, target)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def _delete(path: Path) -> None:
+    """Empty a file before it is deleted: a drive may keep deleted files in a bin that counts."""
+    with suppress(FileNotFoundError):
+        os.truncate(path, 0)
+        path.unlink()
