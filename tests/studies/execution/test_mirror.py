@@ -8,8 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers import Recorder, smoke
 
 from pipeline.errors import UserError
+from pipeline.run.layout import Layout
+from pipeline.training import checkpoint
+from pipeline.trial import run_trial
 from studies.execution import mirror as module
 from studies.execution.mirror import INDEX, Mirror, mirrored
 
@@ -198,3 +202,31 @@ def test_a_folder_that_cannot_be_made_is_named(places: tuple[Path, Path]) -> Non
     drive.write_text("a file")
     with pytest.raises(UserError, match=f"--mirror {drive}: "), mirrored(root, drive, silent):
         pass
+
+
+@pytest.mark.slow
+def test_a_trial_goes_on_from_the_copy_of_its_newest_checkpoint(
+    places: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, drive = places
+    config = smoke(sft__steps=4, train__steps=32, evaluate__prompts=16, runtime__checkpoint_updates=1)
+    plain, saved = checkpoint.save, list[int]()
+
+    def saving(folder: Path, update: int, state: dict[str, object]) -> int:
+        written = plain(folder, update, state)
+        if root in folder.parents:
+            saved.append(update)
+            if len(saved) == 2:  # the session is cut here, as far as the copy knows
+                Mirror(root, drive, silent).save()
+        return written
+
+    monkeypatch.setattr(checkpoint, "save", saving)
+    whole = run_trial(config, Layout(root), Recorder())
+    assert len(saved) > 2
+    elsewhere = tmp_path / "elsewhere"
+    assert Mirror(elsewhere, drive, silent).restore() > 10
+    assert [path.name.split(".")[0] for path in elsewhere.rglob("update_*.pt")] == [f"update_{saved[1]:08d}"]
+    resumed = run_trial(config, Layout(elsewhere), Recorder())
+    assert {name: one.digest for name, one in resumed.artifacts.items()} == {
+        name: one.digest for name, one in whole.artifacts.items()
+    }
