@@ -1,5 +1,5 @@
 # Two commands do everything, set-up included: `make study STUDY=kl_ablation` and `make test`.
-# Variables: STUDY (name or YAML file), STUDIES (several), PROFILE, SET ("a.b=1 c.d=2"), JOBS, OUT, EXECUTOR, NAME, DESIGN, PYTHON,
+# Variables: STUDY (name or YAML file), STUDIES (several), PROFILE, SET ("a.b=1 c.d=2"), JOBS, OUT, EXECUTOR, NAME, DESIGN, TRIAL, PORT, PYTHON,
 # TRL_PYTHON (an interpreter with TRL 1.16, for `make bench`).
 
 PYTHON ?= python3
@@ -17,7 +17,7 @@ WORKERS := $(if $(JOBS),--jobs $(JOBS)) $(if $(EXECUTOR),--executor $(EXECUTOR))
 # The machine's own Python, when it is named; else .venv, where there is one. Nothing is installed.
 CARD_PYTHON := $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))
 
-.PHONY: help setup study run doctor ui report compare falsify plan new-study sync test test-slow lint format bench coverage gpu clean
+.PHONY: help setup study run doctor ui serve report compare falsify plan new-study sync test test-slow lint format bench coverage gpu clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -63,6 +63,9 @@ doctor: $(VENV)/.stamp  ## look at this machine: packages, card, memory, disk, h
 
 ui: $(VENV)/.stamp  ## browse the runs in MLflow on 127.0.0.1
 	@$(ABLATE) ui $(OPTIONS)
+
+serve: $(VENV)/.stamp  ## serve TRIAL (study/arm/seed, also while it trains, or an exported folder) on 127.0.0.1:PORT
+	@$(ABLATE) serve "$(TRIAL)" $(if $(PORT),--port $(PORT)) $(CHOICE) $(OPTIONS)
 
 sync: $(VENV)/.stamp  ## send STUDY's missing records to MLflow
 	@$(ABLATE) sync "$(STUDY)" $(CHOICE) $(OPTIONS)

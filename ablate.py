@@ -148,6 +148,7 @@ for command in (
     report,
     compare,
     cli.ui,
+    cli.serve,
     cli.sync,
     cli.critic_bias,
     cli.export,

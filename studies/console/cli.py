@@ -382,6 +382,35 @@ def ui(
     serve(Layout.at(out), port)
 
 
+def serve(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="TRIAL",
+            help="STUDY/ARM/SEED, running or ended, or the folder of an exported policy.",
+            show_default=False,
+        ),
+    ],
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")] = 8000,
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; any other opens it to other machines.")
+    ] = "127.0.0.1",
+    threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads of the networks.")] = 1,
+    profile: Annotated[
+        str | None, typer.Option("--profile", help="Profile of the trial, if the study was run on more than one.")
+    ] = None,
+    out: OutOption = None,
+) -> None:
+    """Serve a policy over HTTP, also while it trains, until Ctrl-C.
+
+    OpenAI's completions, and a page to look at.
+    """
+    from pipeline.run.layout import Layout
+    from studies.serving.server import serve as answer
+
+    answer(what, Layout.at(out), port, host, threads, profile)
+
+
 def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = None) -> None:
     """Send a study's missing records to MLflow."""
     from rich.text import Text

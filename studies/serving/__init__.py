@@ -1,0 +1,1 @@
+"""A policy that answers over HTTP while it trains: `ablate serve`."""

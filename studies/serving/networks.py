@@ -1,0 +1,88 @@
+"""The networks that answer: newer weights are loaded beside the old, and take over between two batches."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pipeline.errors import Fault, Gone, UserError
+from pipeline.faults import in_words
+from pipeline.models.loading import CausalLM
+from studies.serving.metrics import Metrics
+from studies.serving.revision import Revision
+from studies.serving.sources import Source
+
+REFERENCE = "reference"
+"""How clients call the reference policy."""
+LOOK_SECONDS = 1.0
+"""Between two looks for newer weights."""
+
+
+@dataclass(frozen=True)
+class Networks:
+    """What answers a batch from its first token to its last score."""
+
+    revision: Revision
+    policy: CausalLM
+    reference: CausalLM | None
+
+    def named(self, model: str | None) -> CausalLM:
+        """The network that a client has asked for; the policy where it has named none."""
+        if model != REFERENCE:
+            return self.policy
+        assert self.reference is not None
+        return self.reference
+
+
+class Holder:
+    """The newest networks. Who has taken `now` keeps them for as long as the answer takes; the next one gets newer
+    ones."""
+
+    def __init__(
+        self, source: Source, reference: CausalLM | None, metrics: Metrics, say: Callable[[str], None]
+    ) -> None:
+        """Loads the first weights. Raises `UserError` where there are none, `Fault`."""
+        self._source, self._metrics, self._say = source, metrics, say
+        found = source.newest()
+        if found is None:
+            raise UserError(f"'{source.name}' has no weights yet")
+        self._mark, (revision, policy) = found.mark, found.load()
+        self.now = Networks(revision, policy, reference)
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="follow", daemon=True)
+
+    def follow(self) -> None:
+        """Look for newer weights from now on."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._end.set()
+
+    def look(self) -> bool:
+        """Take newer weights where there are any. What cannot be loaded is told once, and the old ones go on."""
+        found = self._source.newest()
+        if found is None or found.mark == self._mark:
+            return False
+        try:
+            revision, policy = found.load()
+        except Gone:  # newer ones have taken their place: the next look finds them
+            return False
+        except (Fault, UserError, OSError, RuntimeError, KeyError) as error:
+            self._mark = found.mark
+            self._metrics.add("load_failures_total")
+            self._say(f"newer weights cannot be loaded, those of {self.now.revision} go on: {in_words(error)}")
+            return False
+        self._mark, self.now = found.mark, Networks(revision, policy, self.now.reference)
+        self._metrics.add("swaps_total")
+        self._say(f"answering with {revision} ({revision.state})")
+        return True
+
+    def _follow(self) -> None:
+        while not self._end.wait(LOOK_SECONDS):
+            try:
+                self.look()
+            except Exception as error:  # a look must not end all later ones
+                self._metrics.add("load_failures_total")
+                self._say(f"cannot look for newer weights: {in_words(error)}")

@@ -1,0 +1,126 @@
+"""The process of `ablate serve`: finds what to serve, loads it, and answers until Ctrl-C."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.errors import UserError
+from pipeline.models import cpu
+from pipeline.models.loading import device_of, freeze
+from pipeline.models.pretrained_tokenizer import load_tokenizer
+from pipeline.run.layout import Layout
+from pipeline.stages.common import quiet_libraries
+from pipeline.stages.new_actor import load_reference
+from studies.serving.app import Service, create_app
+from studies.serving.batching import Waiting, Worker
+from studies.serving.finding import find_source
+from studies.serving.limits import Limits
+from studies.serving.measuring import Measurer
+from studies.serving.metrics import Metrics
+from studies.serving.networks import REFERENCE, Holder
+from studies.serving.sources import Source, TrialSource
+
+HOST = "127.0.0.1"
+HERE = frozenset({HOST, "localhost", "[::1]"})
+GRACE_SECONDS = 10
+"""For requests that are being answered when the server ends."""
+NOTHING_TO_MEASURE_BY = "an exported folder has neither a reference nor a reward; name its trial instead"
+
+Say = Callable[[str], None]
+
+
+def serve(name: str, layout: Layout, port: int, host: str = HOST, threads: int = 1, profile: str | None = None) -> None:
+    """Serve a policy until Ctrl-C or SIGTERM. Raises `UserError` for what cannot be served, or a port that is taken."""
+    import uvicorn
+
+    _check_free(host, port)
+    cpu.keep_freed_memory()
+    torch.set_num_threads(threads)
+    quiet_libraries()
+    device = device_of("auto")
+    service = build(find_source(name, layout, device, profile), _note, hosts=HERE if host in HERE else None)
+    config = uvicorn.Config(
+        create_app(service),
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+    _note(f"{service.name}: answering with {service.holder.now.revision} ({service.holder.now.revision.state})")
+    print(f"Serving at http://{host}:{port} (Ctrl-C stops it); completions at /v1/completions", flush=True)
+    if host not in HERE:
+        _note(f"warning: {host} can be reached from other machines, and there is no password")
+    start(service)
+    try:
+        uvicorn.Server(config).run()
+    except KeyboardInterrupt:
+        return
+    finally:
+        stop(service)
+
+
+def build(source: Source, say: Say, limits: Limits | None = None, hosts: frozenset[str] | None = HERE) -> Service:
+    """Everything that the routes work on, its first weights loaded, no thread started yet. Raises `UserError`,
+    `Fault`."""
+    limits, metrics = limits or Limits(), Metrics()
+    tokenizers = [_tokenizer(source.tokenizer) for _ in range(2)]  # each used by one thread at a time
+    reference = measurer = None
+    if isinstance(source, TrialSource):
+        if source.name == REFERENCE:
+            raise UserError(f"'{REFERENCE}' is what the reference is called here")
+        reference = freeze(load_reference(source.made["sft"], source.config.adapter.quantize, source.device))
+        measurer = Measurer.of(source.config, dict(source.made), tokenizers[0], source.device)
+    holder = Holder(source, reference, metrics, say)
+    waiting = Waiting(limits)
+    positions = getattr(holder.now.policy.config, "max_position_embeddings", None)
+    worker = Worker(waiting, holder, tokenizers[0], measurer, metrics)
+    unmeasured = NOTHING_TO_MEASURE_BY if measurer is None else None
+    return Service(source.name, holder, tokenizers[1], worker, waiting, metrics, limits, positions, unmeasured, hosts)
+
+
+def start(service: Service) -> None:
+    """Start to answer, and to look for newer weights."""
+    service.worker.thread.start()
+    service.holder.follow()
+
+
+def stop(service: Service) -> None:
+    """Answer what waits, and end."""
+    service.holder.close()
+    service.waiting.close()
+    service.worker.thread.join(GRACE_SECONDS)
+
+
+def _tokenizer(path: Path) -> Any:
+    try:
+        tokenizer = load_tokenizer(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: no tokenizer loads from it ({str(error).splitlines()[0]})") from None
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"{path}: its tokenizer has no EOS token, so a completion could not end")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _note(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _check_free(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UserError(
+                f"port {port} on {host} cannot be used ({error.strerror}); choose another with --port"
+            ) from None
