@@ -32,6 +32,7 @@ from pipeline.resources.machine import grow_segments, visible_gpus
 from pipeline.run.layout import Layout
 from pipeline.run.progress import StageState
 from pipeline.run.store import Artifact
+from studies.execution.priority import give_way
 
 PRELOAD = [
     "studies.execution.executors",
@@ -273,6 +274,7 @@ def _work(pipe: Connection, job: Job, gpus: list[str]) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver decides what it means
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    give_way()
     threading.Thread(target=_die_with_driver, daemon=True).start()
 
     def send(kind: Any, args: tuple[Any, ...]) -> None:

@@ -128,7 +128,7 @@ def _short(value: Any, most: int = 60) -> str:
 
 def _mapping(body: bytes) -> dict[str, Any]:
     try:
-        content = json.loads(body, parse_constant=_no_constant)
+        content = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:  # bytes that are not UTF-8 are a ValueError too
         why = f" ({error.msg}, line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
         raise Refusal(400, f"the body is not valid JSON{why}") from None

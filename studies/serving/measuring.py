@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from pipeline.run.store import Artifact
 from pipeline.stages.common import judge_of, reward_of
 from pipeline.training.token_stats import token_stats
 from studies.serving.limits import Limits
-from studies.serving.networks import Networks
+from studies.serving.networks import REFERENCE, Networks
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Measurer:
     room: Room
 
     @classmethod
-    def of(cls, config: TrialConfig, made: dict[str, Artifact], tokenizer: Any, device: torch.device) -> Measurer:
+    def of(cls, config: TrialConfig, made: Mapping[str, Artifact], tokenizer: Any, device: torch.device) -> Measurer:
         """The calibrated training reward of a trial, and its judge."""
         room = Room("completions at once", Limits().completions)
         gold = judge_of(config.gold, device, room, made.get("judge"))
@@ -75,7 +75,7 @@ class Measurer:
         """Each (B, T) on the CPU."""
         names = ("policy_logprobs", "reference_logprobs", "kl")
         grids = {name: torch.zeros(episodes.response_mask.shape) for name in names}
-        policy, reference = networks.policy, networks.named("reference")
+        policy, reference = networks.policy, networks.named(REFERENCE)
 
         def fill(rows: Tensor, part: Episodes) -> None:
             hidden, other = response_hidden(policy, part), response_hidden(reference, part)

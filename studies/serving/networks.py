@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipeline.errors import Fault, Gone, UserError
+from pipeline.errors import Gone, UserError
 from pipeline.faults import in_words
 from pipeline.models.loading import CausalLM
 from studies.serving.metrics import Metrics
@@ -69,7 +69,7 @@ class Holder:
             revision, policy = found.load()
         except Gone:  # newer ones have taken their place: the next look finds them
             return False
-        except (Fault, UserError, OSError, RuntimeError, KeyError) as error:
+        except Exception as error:  # whatever is wrong with them, those that answer are sound
             self._mark = found.mark
             self._metrics.add("load_failures_total")
             self._say(f"newer weights cannot be loaded, those of {self.now.revision} go on: {in_words(error)}")

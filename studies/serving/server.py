@@ -12,7 +12,7 @@ import torch
 
 from pipeline.errors import UserError
 from pipeline.models import cpu
-from pipeline.models.loading import device_of, freeze
+from pipeline.models.loading import CausalLM, device_of, freeze
 from pipeline.models.pretrained_tokenizer import load_tokenizer
 from pipeline.run.layout import Layout
 from pipeline.stages.common import quiet_libraries
@@ -23,14 +23,14 @@ from studies.serving.finding import find_source
 from studies.serving.limits import Limits
 from studies.serving.measuring import Measurer
 from studies.serving.metrics import Metrics
-from studies.serving.networks import REFERENCE, Holder
+from studies.serving.networks import Holder
 from studies.serving.sources import Source, TrialSource
 
 HOST = "127.0.0.1"
 HERE = frozenset({HOST, "localhost", "[::1]"})
 GRACE_SECONDS = 10
 """For requests that are being answered when the server ends."""
-NOTHING_TO_MEASURE_BY = "an exported folder has neither a reference nor a reward; name its trial instead"
+UNMEASURED = "an exported folder has neither a reference nor a reward; name its trial instead"
 
 Say = Callable[[str], None]
 
@@ -66,22 +66,32 @@ def serve(name: str, layout: Layout, port: int, host: str = HOST, threads: int =
         stop(service)
 
 
-def build(source: Source, say: Say, limits: Limits | None = None, hosts: frozenset[str] | None = HERE) -> Service:
+def build(source: Source, say: Say, hosts: frozenset[str] | None = HERE) -> Service:
     """Everything that the routes work on, its first weights loaded, no thread started yet. Raises `UserError`,
     `Fault`."""
+    tokenizers = _tokenizer(source.tokenizer), _tokenizer(source.tokenizer)  # each is used by one thread at a time
+    if not isinstance(source, TrialSource):
+        return assemble(source, tokenizers, say, hosts=hosts)
+    reference = freeze(load_reference(source.made["sft"], source.config.adapter.quantize, source.device))
+    measurer = Measurer.of(source.config, source.made, tokenizers[0], source.device)
+    return assemble(source, tokenizers, say, reference, measurer, hosts=hosts)
+
+
+def assemble(
+    source: Source,
+    tokenizers: tuple[Any, Any],
+    say: Say,
+    reference: CausalLM | None = None,
+    measurer: Measurer | None = None,
+    limits: Limits | None = None,
+    hosts: frozenset[str] | None = HERE,
+) -> Service:
+    """The service from its parts; `tokenizers` are two of the same kind, the first that of the measurer."""
     limits, metrics = limits or Limits(), Metrics()
-    tokenizers = [_tokenizer(source.tokenizer) for _ in range(2)]  # each used by one thread at a time
-    reference = measurer = None
-    if isinstance(source, TrialSource):
-        if source.name == REFERENCE:
-            raise UserError(f"'{REFERENCE}' is what the reference is called here")
-        reference = freeze(load_reference(source.made["sft"], source.config.adapter.quantize, source.device))
-        measurer = Measurer.of(source.config, dict(source.made), tokenizers[0], source.device)
-    holder = Holder(source, reference, metrics, say)
-    waiting = Waiting(limits)
+    holder, waiting = Holder(source, reference, metrics, say), Waiting(limits)
     positions = getattr(holder.now.policy.config, "max_position_embeddings", None)
     worker = Worker(waiting, holder, tokenizers[0], measurer, metrics)
-    unmeasured = NOTHING_TO_MEASURE_BY if measurer is None else None
+    unmeasured = None if measurer else UNMEASURED
     return Service(source.name, holder, tokenizers[1], worker, waiting, metrics, limits, positions, unmeasured, hosts)
 
 

@@ -39,10 +39,13 @@ class Found:
 class Source(Protocol):
     """What is served."""
 
-    name: str
-    """How clients call the policy."""
-    tokenizer: Path
-    device: torch.device
+    @property
+    def name(self) -> str:
+        """How clients call the policy."""
+
+    @property
+    def tokenizer(self) -> Path:
+        """The folder of its tokenizer."""
 
     def newest(self) -> Found | None:
         """The newest weights that are whole, None where there are none."""

@@ -1,0 +1,58 @@
+"""The command itself: a process that follows a trial in training, which is killed and started again under load."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from benchmarks.serve_load import _healthy, _until, measure
+from helpers import mind_interrupts
+from tiny_service import network, tokenizer
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_or_mixed_while_the_training_is_killed(tmp_path: Path) -> None:
+    options = argparse.Namespace(
+        profile="smoke", set=["runtime.checkpoint_updates=2"], clients=[1, 3], seconds=2.0, tokens=12, requests=400,
+        kills=2,
+    )  # fmt: skip
+    found = measure(tmp_path, options)
+    kills = found["kills"]
+    assert (kills["answered"], kills["lost"], kills["mixed"], kills["kills"]) == (400, 0, 0, 2), kills
+    for figures in (*found["beside"].values(), *found["quiet"].values()):
+        assert figures["requests"] > 0
+        assert (figures["lost"], figures["mixed"]) == (0, 0)
+    assert found["steps_per_second_alone"] > 0
+    assert (tmp_path / "serve.log").read_text().count("answering with") > 1, "newer weights took over"
+
+
+@pytest.mark.slow
+def test_a_folder_is_served_until_ctrl_c(tmp_path: Path) -> None:
+    network(1).save_pretrained(tmp_path / "policy")
+    tokenizer().save_pretrained(tmp_path / "policy")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+        command = [sys.executable, str(ROOT / "ablate.py"), "serve", str(tmp_path / "policy"), "--port", str(port)]
+        probe.listen()
+        taken = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert taken.returncode == 2
+        assert f"ablate: port {port} on 127.0.0.1 cannot be used" in taken.stderr
+    server = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=mind_interrupts
+    )
+    try:
+        _until(lambda: _healthy(port) or server.poll() is not None, "the server answers", 300)
+    finally:
+        server.send_signal(signal.SIGINT)
+        out, err = server.communicate(timeout=60)
+    assert server.returncode in (0, 130)
+    assert f"Serving at http://127.0.0.1:{port} (Ctrl-C stops it)" in out
+    assert "Traceback" not in err
