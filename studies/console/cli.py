@@ -405,6 +405,10 @@ def serve(
 
     OpenAI's completions, and a page to look at.
     """
+    import os
+
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # read when torch is imported, and by every thread of its own
+
     from pipeline.run.layout import Layout
     from studies.serving.server import serve as answer
 

@@ -29,10 +29,10 @@ from studies.serving.limits import Limits
 from studies.serving.metrics import Metrics
 from studies.serving.networks import REFERENCE, Holder
 from studies.serving.page import HEADERS, PAGE
-from studies.serving.refusal import Refusal
+from studies.serving.refusal import Refusal, failure
 from studies.serving.rows import Delta, Job, Row
 
-HOST_AND_PORT = re.compile(r":\d*$")
+PORT = re.compile(r":\d*$")
 GONE = 499
 """Status, in the metrics alone, of a request whose client went away."""
 
@@ -74,7 +74,7 @@ class KnownHosts:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             called = Headers(scope=scope).get("host", "")
-            if (host := HOST_AND_PORT.sub("", called)) not in self._hosts:
+            if (host := PORT.sub("", called).lower()) not in self._hosts:
                 hosts = ", ".join(sorted(self._hosts))
                 refusal = Refusal(403, f"the host '{host[:80]}' is none of this server's, which are {hosts}")
                 return await JSONResponse(refusal.body, refusal.status)(scope, receive, send)
@@ -94,6 +94,10 @@ def create_app(service: Service) -> FastAPI:
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> JSONResponse:
         return JSONResponse(Refusal(error.status_code, _no_route(app, request, error)).body, error.status_code)
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse(failure().body, 500)
 
     @app.get("/")
     async def page() -> HTMLResponse:

@@ -18,11 +18,15 @@ from studies.serving.limits import Limits
 from studies.serving.measuring import Answer, Measurer
 from studies.serving.metrics import Metrics
 from studies.serving.networks import Holder, Networks
-from studies.serving.refusal import Refusal
+from studies.serving.refusal import Refusal, failure
 from studies.serving.rows import Delta, Job, Row
 from studies.serving.transcript import cut_at, texts_of
 
 log = logging.getLogger("uvicorn.error")
+
+
+class NotFinite(Exception):
+    """A network whose logits are no numbers."""
 
 
 class Waiting:
@@ -113,15 +117,20 @@ class Worker:
         except (MemoryFull, RuntimeError) as error:
             if not isinstance(error, MemoryFull) and not is_out_of_memory(error):
                 return self._failed(jobs)
-            for job in jobs:
-                job.refuse(Refusal(503, f"out of memory with {sum(len(one.rows) for one in jobs)} completions at once"))
+            rows = sum(len(job.rows) for job in jobs)
+            self._refuse(jobs, Refusal(503, f"out of memory with {rows} completions at once"))
+        except NotFinite:
+            self._refuse(jobs, Refusal(503, f"the logits of {networks.revision} are not finite: the policy is broken"))
         except Exception:
             self._failed(jobs)
 
+    def _refuse(self, jobs: Sequence[Job], refusal: Refusal) -> None:
+        for job in jobs:
+            job.refuse(refusal)
+
     def _failed(self, jobs: Sequence[Job]) -> None:
         log.exception("a batch failed")
-        for job in jobs:
-            job.refuse(Refusal(500, "the server failed on this request; its log has the reason"))
+        self._refuse(jobs, failure())
 
 
 class _Batch:
@@ -159,6 +168,8 @@ class _Batch:
 
     def _step(self, live: list[int], tokens: list[int], logits: Tensor) -> list[bool]:
         here = [self.rows[number] for number in live]
+        if bool(torch.isnan(logits.sum())):
+            raise NotFinite
         self.metrics.add("tokens_total", len(here), model=self.jobs[0].request.model or "policy")
         for (_, row), token in zip(here, tokens, strict=True):
             row.tokens.append(token)

@@ -28,7 +28,7 @@ NEEDED = ("prompts", "judge", "sft", "reward")
 def find_source(name: str, layout: Layout, device: torch.device, profile: str | None = None) -> Source:
     """What `name` names. Raises `UserError` with what there is instead."""
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if name and folder.is_dir():
         return _folder(folder.absolute(), device, profile)
     parts = name.split("/")
     if len(parts) != 3 or not parts[2].isdigit():

@@ -44,10 +44,7 @@ class Holder:
     ) -> None:
         """Loads the first weights. Raises `UserError` where there are none, `Fault`."""
         self._source, self._metrics, self._say = source, metrics, say
-        found = source.newest()
-        if found is None:
-            raise UserError(f"'{source.name}' has no weights yet")
-        self._mark, (revision, policy) = found.mark, found.load()
+        self._mark, (revision, policy) = _first(source)
         self.now = Networks(revision, policy, reference)
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="follow", daemon=True)
@@ -86,3 +83,17 @@ class Holder:
             except Exception as error:  # a look must not end all later ones
                 self._metrics.add("load_failures_total")
                 self._say(f"cannot look for newer weights: {in_words(error)}")
+
+
+def _first(source: Source) -> tuple[str, tuple[Revision, CausalLM]]:
+    """The mark and the weights to begin with; found again where a trial has just deleted them for newer ones."""
+    for last in (False, False, True):
+        found = source.newest()
+        if found is None:
+            break
+        try:
+            return found.mark, found.load()
+        except Gone:
+            if last:
+                raise
+    raise UserError(f"'{source.name}' has no weights yet")

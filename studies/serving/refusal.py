@@ -23,3 +23,8 @@ class Refusal(Exception):
     def headers(self) -> dict[str, str]:
         """When to try again, where that helps."""
         return {"Retry-After": "1"} if self.status in (429, 503) else {}
+
+
+def failure() -> Refusal:
+    """What a client hears of a fault of ours."""
+    return Refusal(500, "the server failed on this request; its log has the reason")

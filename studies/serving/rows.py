@@ -15,7 +15,7 @@ from studies.serving.revision import Revision
 from studies.serving.transcript import HALF, settled
 
 
-@dataclass
+@dataclass(eq=False)
 class Row:
     """One completion."""
 
@@ -53,7 +53,7 @@ class Row:
         else:
             # Of a text that was cut, the token with the cut in it is the last one.
             known = [
-                self._start(i) < len(text) if self.finish else self._end(i) <= len(text)
+                self._end(i) <= len(text) or (self.finish is not None and self._start(i) < len(text))
                 for i in range(first, len(self.tokens))
             ]
             self.told = first + (known.index(False) if False in known else len(known))
@@ -88,7 +88,7 @@ Emit = Callable[[Any], None]
 """Hands an event to whoever waits: a `Delta`, the `Job` itself when all is done, or a `Refusal`."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Job:
     """One request, from its arrival to its answer."""
 

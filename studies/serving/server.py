@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -28,6 +29,8 @@ from studies.serving.sources import Source, TrialSource
 
 HOST = "127.0.0.1"
 HERE = frozenset({HOST, "localhost", "[::1]"})
+"""Names of this machine in a browser's address."""
+LOOPBACK = (HOST, "localhost", "::1")
 GRACE_SECONDS = 10
 """For requests that are being answered when the server ends."""
 UNMEASURED = "an exported folder has neither a reference nor a reward; name its trial instead"
@@ -44,7 +47,7 @@ def serve(name: str, layout: Layout, port: int, host: str = HOST, threads: int =
     torch.set_num_threads(threads)
     quiet_libraries()
     device = device_of("auto")
-    service = build(find_source(name, layout, device, profile), _note, hosts=HERE if host in HERE else None)
+    service = build(find_source(name, layout, device, profile), _note, hosts=HERE if host in LOOPBACK else None)
     config = uvicorn.Config(
         create_app(service),
         host=host,
@@ -55,11 +58,12 @@ def serve(name: str, layout: Layout, port: int, host: str = HOST, threads: int =
     )
     _note(f"{service.name}: answering with {service.holder.now.revision} ({service.holder.now.revision.state})")
     print(f"Serving at http://{host}:{port} (Ctrl-C stops it); completions at /v1/completions", flush=True)
-    if host not in HERE:
+    if host not in LOOPBACK:
         _note(f"warning: {host} can be reached from other machines, and there is no password")
     start(service)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        uvicorn.Server(config).run()
+        uvicorn.Server(config).run()  # which raises the signal again that has ended it
     except KeyboardInterrupt:
         return
     finally:

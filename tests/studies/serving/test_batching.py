@@ -164,8 +164,17 @@ def test_the_queue_has_an_end_and_a_dropped_request_frees_its_place() -> None:
         waiting.put(tiny.job(n=3))
     assert (caught.value.status, caught.value.headers) == (429, {"Retry-After": "1"})
     assert caught.value.message == "3 completions wait already, of at most 5"
+    twin = tiny.job(n=2)
+    waiting.put(twin)
+    waiting.drop(twin)
+    assert (waiting.completions, twin.cancelled, first.cancelled) == (3, True, False)
     waiting.drop(first)
     assert waiting.completions == 0
+    same = [tiny.job(), tiny.job(), tiny.job()]
+    for job in same:
+        waiting.put(job)
+    waiting.drop(same[1])
+    assert waiting.take() == [same[0], same[2]], "equal requests are two requests"
     waiting.put(tiny.job(n=4))
     waiting.close()
     with pytest.raises(Refusal) as caught:
@@ -202,6 +211,17 @@ def test_a_fault_ends_its_requests_and_not_the_server(caplog: pytest.LogCaptureF
     assert [(event.status, event.body["error"]["type"]) for event in heard] == [(500, "server_error")]
     assert "a batch failed" in caplog.text
     assert len(tiny.texts()) == 1
+
+
+def test_a_network_without_numbers_is_said_to_be_broken() -> None:
+    tiny, heard = Tiny(), list[Any]()
+    with torch.no_grad():
+        tiny.service.holder.now.policy.get_input_embeddings().weight.fill_(torch.nan)
+    tiny.service.worker.answer([tiny.job(heard.append)])
+    assert [(event.status, event.message) for event in heard] == [
+        (503, "the logits of kkkkkkkk@1 are not finite: the policy is broken")
+    ]
+    assert len(tiny.texts(model=REFERENCE)) == 1
 
 
 def test_too_little_memory_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
