@@ -74,9 +74,7 @@ class Tally:
 def main() -> int:
     options = _options()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        (folder / "load.yaml").write_text(STUDY.format(profile=options.profile))
-        found = measure(folder, options)
+        found = measure(Path(temporary), options)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps({"settings": {**vars(options), "out": None}, **found}, indent=1) + "\n")
     show(found)
@@ -86,8 +84,11 @@ def main() -> int:
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Everything, in its order: beside training, under kills, quiet."""
+    (folder / "load.yaml").write_text(STUDY.format(profile=options.profile))
     with training(folder, options) as study:
-        _until(lambda: len(_steps(folder)) == 2, "both trials train", 1800)
+        _until(lambda: len(_steps(folder)) == 2 or study.poll() is not None, "both trials train", 1800)
+        if study.poll() is not None:
+            raise SystemExit(f"the study ended: {(folder / 'study.log').read_text()}")
         with serving(folder) as port:
             alone = pace(folder, options.seconds)
             beside = {n: timed(port, options, n, folder) for n in options.clients}

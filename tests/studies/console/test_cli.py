@@ -43,6 +43,7 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
         "report",
         "run",
         "score",
+        "serve",
         "study",
         "sync",
         "ui",
