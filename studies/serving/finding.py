@@ -60,7 +60,8 @@ def _trial(
         if isinstance(source, TrialSource):
             return source
         raise UserError(f"trial '{name}' has not begun to train ({source}); start it with: ablate study {study}")
-    with suppress(UserError, Fault):  # the study may have changed since, and train the trial anew
+    # The study may have changed since, and train the trial anew; where that cannot be told, the record stands.
+    with suppress(UserError, Fault, ValueError, LookupError):
         config = _cell(name, arm, seed, folder, record).config
         if config.digest() != record.config_digest:
             source = _unrecorded(name, config, store, device)
@@ -104,7 +105,9 @@ def _cell(name: str, arm: str, seed: int, folder: StudyFolder, record: TrialReco
     if not started:
         raise UserError(f"trial '{name}': not recorded{nearest(f'{arm}/{seed}', records)}; there are: {_list(records)}")
     study = confirmation(Study.model_validate({**started["study"], "source": started["source"]}), folder)
-    planned = [] if study.kind == IMPORTED else cells(study, started["profile"], renamed(started["overrides"]))
+    if study.kind == IMPORTED:
+        raise UserError(f"trial '{name}': its study was imported, so its weights are elsewhere; serve a folder of them")
+    planned = cells(study, started["profile"], renamed(started["overrides"]))
     found = {f"{cell.arm}/{cell.seed}": cell for cell in planned}
     if (mine := found.get(f"{arm}/{seed}")) is not None:
         return mine

@@ -21,8 +21,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,16 +85,14 @@ def main() -> int:
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Everything, in its order: beside training, under kills, quiet."""
     (folder / "load.yaml").write_text(STUDY.format(profile=options.profile))
-    with training(folder, options) as study:
-        _until(lambda: len(_steps(folder)) == 2 or study.poll() is not None, "both trials train", 1800)
-        if study.poll() is not None:
-            raise SystemExit(f"the study ended: {(folder / 'study.log').read_text()}")
+    with Training(folder, options.set) as study:
+        _until(lambda: study.check() or len(_steps(folder)) == 2, "both trials train", 1800)
         with serving(folder) as port:
             alone = pace(folder, options.seconds)
             beside = {n: timed(port, options, n, folder) for n in options.clients}
             reading = timed(port, options, 1, folder, every=1.0)
-            kills, study = killed(port, folder, options, study)
-            _end(study)
+            kills = killed(port, options, study)
+            study.kill()
             quiet = {n: timed(port, options, n) for n in options.clients}
     return {
         "steps_per_second_alone": alone,
@@ -133,9 +131,7 @@ def pace(folder: Path, seconds: float) -> float:
     return (sum(_steps(folder).values()) - sum(before.values())) / (time.monotonic() - began)
 
 
-def killed(
-    port: int, folder: Path, options: argparse.Namespace, study: subprocess.Popen[bytes]
-) -> tuple[dict[str, Any], subprocess.Popen[bytes]]:
+def killed(port: int, options: argparse.Namespace, study: Training) -> dict[str, Any]:
     """Many requests while the training is killed and started again at even intervals of requests."""
     tally, kills, left = Tally(), 0, iter(range(options.requests))
     lock, between = threading.Lock(), max(options.requests // (options.kills + 1), 1)
@@ -148,12 +144,11 @@ def killed(
     clients.start()
     while clients.is_alive():
         if kills < options.kills and len(tally.seconds) >= (kills + 1) * between:
-            os.killpg(study.pid, signal.SIGKILL)
-            study.wait()
+            study.kill()
             kills += 1
-            study = _start(folder, options)
+            study.start()
         time.sleep(0.05)
-    figures = {
+    return {
         "requests": options.requests,
         "answered": len(tally.seconds),
         "kills": kills,
@@ -164,7 +159,6 @@ def killed(
         "p50_ms": tally.quantile(0.5),
         "p99_ms": tally.quantile(0.99),
     }
-    return figures, study
 
 
 def run(port: int, clients: int, tally: Tally, tokens: int, more: Any, every: float = 0.0) -> None:
@@ -199,38 +193,46 @@ def _client(port: int, number: int, tally: Tally, tokens: int, more: Any, every:
     connection.close()
 
 
-@contextmanager
-def training(folder: Path, options: argparse.Namespace) -> Iterator[subprocess.Popen[bytes]]:
-    """The study, running. Whatever of it is left at the end is ended."""
-    study = _start(folder, options)
-    try:
-        yield study
-    finally:
-        for pid in _pids(folder):
-            with suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
-        _end(study)
+class Training:
+    """The study in a process of its own; at the end of a ``with`` it is ended."""
 
+    def __init__(self, folder: Path, settings: Sequence[str]) -> None:
+        changes = [part for one in [*ENDLESS, *settings] for part in ("--set", one)]
+        self._command = [
+            "nice",
+            "-n",
+            "10",
+            sys.executable,
+            str(ROOT / "ablate.py"),
+            "study",
+            str(folder / "load.yaml"),
+        ]
+        self._command += ["--out", str(folder / "out"), "--jobs", "2", *changes]
+        self._log = folder / "study.log"
+        self._process: subprocess.Popen[bytes] | None = None
 
-def _start(folder: Path, options: argparse.Namespace) -> subprocess.Popen[bytes]:
-    settings = [part for one in [*ENDLESS, *options.set] for part in ("--set", one)]
-    command = ["nice", "-n", "10", sys.executable, str(ROOT / "ablate.py"), "study", str(folder / "load.yaml")]
-    command += ["--out", str(folder / "out"), "--jobs", "2", *settings]
-    with (folder / "study.log").open("ab") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-    with (folder / "pids").open("a") as file:
-        file.write(f"{process.pid}\n")
-    return process
+    def start(self) -> None:
+        """Start it, or go on with it."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, start_new_session=True)
 
+    def kill(self) -> None:
+        """End it without a farewell; its workers notice, and end."""
+        if self._process is not None and self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
-def _pids(folder: Path) -> list[int]:
-    return [int(line) for line in (folder / "pids").read_text().split()]
+    def check(self) -> None:
+        """Raise where it has ended by itself."""
+        if self._process is None or self._process.poll() is not None:
+            raise SystemExit(f"the study ended: {self._log.read_text()}")
 
+    def __enter__(self) -> Training:
+        self.start()
+        return self
 
-def _end(study: subprocess.Popen[bytes]) -> None:
-    if study.poll() is None:
-        os.killpg(study.pid, signal.SIGKILL)  # its workers notice, and end
-    study.wait()
+    def __exit__(self, *error: object) -> None:
+        self.kill()
 
 
 @contextmanager
@@ -253,10 +255,10 @@ def serving(folder: Path) -> Iterator[int]:
 
 
 def _healthy(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    with suppress(OSError):
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as connection, suppress(OSError):
         connection.request("GET", "/health")
-        return connection.getresponse().status == 200
+        with connection.getresponse() as answer:
+            return answer.status == 200
     return False
 
 
