@@ -41,6 +41,8 @@ ENDLESS = ["train.steps=1000000", "runtime.threads=1", "caps.wall_clock_h=1000",
 PROMPTS = ("The acting was", "The film", "A slow story that", "The script")
 SEEDS = 40
 """Different requests: with few, each is asked again under the same revision, and must be answered alike."""
+ROUNDING = 0.01
+"""Nats between the log-probs of one token under one revision, at most: batches round differently."""
 
 
 @dataclass
@@ -49,17 +51,22 @@ class Tally:
 
     seconds: list[float] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
-    said: dict[tuple[str, int, str], str] = field(default_factory=dict)
-    """Prompt, seed and revision, and the text that they gave."""
-    mixed: list[tuple[str, int, str]] = field(default_factory=list)
+    said: dict[tuple[str, int, str], dict[str, Any]] = field(default_factory=dict)
+    """Prompt, seed and revision, and the choice that they gave first."""
+    apart: int = 0
+    """Answers that end otherwise than the first to the same: a number fell on the other side of a border by rounding."""
+    mixed: int = 0
+    """Answers with a token whose log-prob is not that of their revision."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def note(self, seconds: float, prompt: str, seed: int, answer: dict[str, Any]) -> None:
         key = prompt, seed, answer["system_fingerprint"]
+        choice = answer["choices"][0]
         with self.lock:
             self.seconds.append(seconds)
-            if self.said.setdefault(key, answer["choices"][0]["text"]) != answer["choices"][0]["text"]:
-                self.mixed.append(key)
+            first = self.said.setdefault(key, choice)
+            self.apart += first["text"] != choice["text"]
+            self.mixed += any(gap > ROUNDING for gap in _gaps(first["logprobs"], choice["logprobs"]))
 
     def quantile(self, q: float) -> float:
         """Milliseconds."""
@@ -69,6 +76,16 @@ class Tally:
     @property
     def revisions(self) -> int:
         return len({revision for _, _, revision in self.said})
+
+
+def _gaps(first: dict[str, Any] | None, second: dict[str, Any] | None) -> Iterator[float]:
+    """Between the log-probs of two answers, up to where their tokens part."""
+    if first and second:
+        columns = (said[name] for name in ("tokens", "token_logprobs") for said in (first, second))
+        for mine, other, logprob, its in zip(*columns, strict=False):
+            if mine != other:
+                return
+            yield abs(logprob - its)
 
 
 def main() -> int:
@@ -119,7 +136,7 @@ def timed(
         "p99_ms": tally.quantile(0.99),
         "requests_per_second": len(tally.seconds) / seconds,
         "lost": len(tally.lost),
-        "mixed": len(tally.mixed),
+        "apart": tally.apart,
     }
     return figures | ({"steps_per_second": steps / seconds} if folder else {})
 
@@ -140,7 +157,7 @@ def killed(port: int, options: argparse.Namespace, study: Training) -> dict[str,
         with lock:
             return next(left, None) is not None
 
-    clients = threading.Thread(target=run, args=(port, max(options.clients), tally, options.tokens, more))
+    clients = threading.Thread(target=run, args=(port, max(options.clients), tally, options.tokens, more, 0.0, True))
     clients.start()
     while clients.is_alive():
         if kills < options.kills and len(tally.seconds) >= (kills + 1) * between:
@@ -154,28 +171,33 @@ def killed(port: int, options: argparse.Namespace, study: Training) -> dict[str,
         "kills": kills,
         "lost": options.requests - len(tally.seconds),
         "why": sorted(set(tally.lost))[:5],
-        "mixed": len(tally.mixed),
+        "mixed": tally.mixed,
+        "apart": tally.apart,
         "revisions": tally.revisions,
         "p50_ms": tally.quantile(0.5),
         "p99_ms": tally.quantile(0.99),
     }
 
 
-def run(port: int, clients: int, tally: Tally, tokens: int, more: Any, every: float = 0.0) -> None:
-    """So many clients, each with a connection of its own, until `more` says that it is enough."""
-    threads = [threading.Thread(target=_client, args=(port, i, tally, tokens, more, every)) for i in range(clients)]
+def run(
+    port: int, clients: int, tally: Tally, tokens: int, more: Any, every: float = 0.0, explained: bool = False
+) -> None:
+    """So many clients, each with a connection of its own, until `more` says that it is enough; `explained` answers have
+    log-probs."""
+    asked: dict[str, Any] = {"max_tokens": tokens} | ({"logprobs": 0} if explained else {})
+    threads = [threading.Thread(target=_client, args=(port, i, tally, asked, more, every)) for i in range(clients)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
 
 
-def _client(port: int, number: int, tally: Tally, tokens: int, more: Any, every: float) -> None:
+def _client(port: int, number: int, tally: Tally, asked: dict[str, Any], more: Any, every: float) -> None:
     connection, turn = http.client.HTTPConnection("127.0.0.1", port, timeout=60), number
     while more():
         prompt, seed = PROMPTS[turn % len(PROMPTS)], turn % SEEDS
         turn += 7
-        body = json.dumps({"prompt": prompt, "seed": seed, "max_tokens": tokens})
+        body = json.dumps({"prompt": prompt, "seed": seed, **asked})
         began = time.monotonic()
         try:
             connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
@@ -301,7 +323,7 @@ def show(found: dict[str, Any]) -> None:
     kills = found["kills"]
     print(
         f"\n{kills['requests']:,} requests, {kills['kills']} kills of the training in between: {kills['lost']} lost,"
-        f" {kills['mixed']} mixed, {kills['revisions']} revisions; p50 {kills['p50_ms']:.0f} ms, p99"
+        f" {kills['mixed']} mixed, {kills['apart']} rounded apart, {kills['revisions']} revisions; p50 {kills['p50_ms']:.0f} ms, p99"
         f" {kills['p99_ms']:.0f} ms"
     )
 
