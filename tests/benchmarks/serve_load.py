@@ -54,7 +54,7 @@ class Tally:
     said: dict[tuple[str, int, str], dict[str, Any]] = field(default_factory=dict)
     """Prompt, seed and revision, and the choice that they gave first."""
     apart: int = 0
-    """Answers that end otherwise than the first to the same: a number fell on the other side of a border by rounding."""
+    """Answers with another text than the first to the same: by rounding, a number fell on the other side of a border."""
     mixed: int = 0
     """Answers with a token whose log-prob is not that of their revision."""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -323,8 +323,8 @@ def show(found: dict[str, Any]) -> None:
     kills = found["kills"]
     print(
         f"\n{kills['requests']:,} requests, {kills['kills']} kills of the training in between: {kills['lost']} lost,"
-        f" {kills['mixed']} mixed, {kills['apart']} rounded apart, {kills['revisions']} revisions; p50 {kills['p50_ms']:.0f} ms, p99"
-        f" {kills['p99_ms']:.0f} ms"
+        f" {kills['mixed']} mixed, {kills['apart']} rounded apart, {kills['revisions']} revisions;"
+        f" p50 {kills['p50_ms']:.0f} ms, p99 {kills['p99_ms']:.0f} ms"
     )
 
 
