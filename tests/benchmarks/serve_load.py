@@ -54,7 +54,7 @@ class Tally:
     said: dict[tuple[str, int, str], dict[str, Any]] = field(default_factory=dict)
     """Prompt, seed and revision, and the choice that they gave first."""
     apart: int = 0
-    """Answers with another text than the first to the same: by rounding, a number fell on the other side of a border."""
+    """Answers with another text than the first one to the same: rounding moved a border past a number."""
     mixed: int = 0
     """Answers with a token whose log-prob is not that of their revision."""
     lock: threading.Lock = field(default_factory=threading.Lock)
