@@ -17,6 +17,8 @@ REFERENCE = "reference"
 """How clients call the reference policy."""
 LOOK_SECONDS = 1.0
 """Between two looks for newer weights."""
+CLOSE_SECONDS = 10.0
+"""To finish a look in, when the server ends."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,10 @@ class Holder:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop looking, and wait for the end of a look: a process must not end while a thread of it is in torch."""
         self._end.set()
+        if self._thread.is_alive():
+            self._thread.join(CLOSE_SECONDS)
 
     def look(self) -> bool:
         """Take newer weights where there are any. What cannot be loaded is told once, and the old ones go on."""
