@@ -20,10 +20,15 @@ def states(model: CausalLM, tokens: Tensor, lengths: Tensor, row: Tensor, column
     No mask is needed: the network is causal, so nothing before the end of a row sees what stands behind it.
     """
     if not packs(model, tokens.shape[1]):
-        output: Any = trunk(model)(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
-        hidden: Tensor = output.last_hidden_state
-        return hidden[row, column]
-    packing = Packing.of(lengths, tokens.shape[1], row, column)
+        return padded_states(model, tokens)[row, column]
+    return packed_states(model, tokens, Packing.of(lengths, tokens.shape[1], row, column))
+
+
+def packed_states(model: CausalLM, tokens: Tensor, packing: Packing) -> Tensor:
+    """The same for a packing that is known, of rows (B, L)."""
+    if not packs(model, tokens.shape[1]):
+        cells = packing.cells[packing.read]
+        return padded_states(model, tokens)[cells // packing.width, cells % packing.width]
     ids, places = tokens.flatten()[packing.cells], packing.cells % packing.width
     # A mask of four dimensions is passed on as it is, and our attention does not look at it.
     unused = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=tokens.device)
@@ -32,6 +37,13 @@ def states(model: CausalLM, tokens: Tensor, lengths: Tensor, row: Tensor, column
             input_ids=ids[None], position_ids=places[None], attention_mask=unused, use_cache=False, packing=packing
         )
     return take(output.last_hidden_state.squeeze(0), packing.read)
+
+
+def padded_states(model: CausalLM, tokens: Tensor) -> Tensor:
+    """Hidden states (B, L, H) of rows whose padding goes through the network as well."""
+    output: Any = trunk(model)(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
+    hidden: Tensor = output.last_hidden_state
+    return hidden
 
 
 def packs(model: CausalLM, width: int) -> bool:

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from pipeline.models import cpu
 from pipeline.models.anatomy import CausalLM
 from pipeline.models.fp32_heads import scalar
-from pipeline.models.hidden_states import states
+from pipeline.models.hidden_states import packed_states, states
+from pipeline.models.packing import Packing
+from pipeline.models.shelves import Shelf, picked
 from pipeline.resources.out_of_memory import Room
 
 
@@ -83,8 +85,17 @@ class Episodes:
         most = cpu.BUCKET if self.ended.device.type == "cpu" else None
         room.over(len(order), lambda part: work(order[part], self.take(order[part])), most)
 
-    def take(self, rows: Tensor | slice) -> Episodes:
+    def take(self, rows: Tensor | slice | Shelf) -> Episodes:
         """Some of the rows, with columns that are padding in all of them cut away."""
+        if isinstance(rows, Shelf):
+            last = self.context_length + rows.width
+            return Shelved(
+                self.query_responses[rows.rows][:, rows.first : last],
+                self.query_mask[rows.rows][:, rows.first :],
+                self.response_mask[rows.rows][:, : rows.width],
+                self.ended[rows.rows],
+                rows,
+            )
         queries, mask = self.query_mask[rows], self.response_mask[rows]
         first = int(queries.any(0).long().argmax()) if queries.any() else self.context_length - 1
         last = self.context_length + max(int(mask.sum(1).max()), 1)
@@ -95,6 +106,17 @@ class Episodes:
             response_mask=mask[:, : last - self.context_length],
             ended=self.ended[rows],
         )
+
+
+@dataclass(frozen=True)
+class Shelved(Episodes):
+    """Episodes of which the host knows where every token stands."""
+
+    shelf: Shelf
+
+    @property
+    def labels(self) -> Tensor:
+        return picked(self.responses, self.response_mask, self.shelf)
 
 
 def response_mask(lengths: Tensor, width: int) -> Tensor:
@@ -140,7 +162,7 @@ def flush_left(episodes: Episodes) -> tuple[Tensor, Tensor]:
     ([5, 6, 7], [1, 2, 3, 4], [1, 3])
     """
     starts = episodes.query_mask.sum(1)
-    width = int((starts + episodes.lengths).max())
+    width = episodes.shelf.longest if isinstance(episodes, Shelved) else int((starts + episodes.lengths).max())
     columns = (episodes.context_length - starts).unsqueeze(1) + torch.arange(width, device=starts.device)
     return episodes.query_responses.gather(1, columns.clamp(max=episodes.query_responses.shape[1] - 1)), starts
 
@@ -148,6 +170,9 @@ def flush_left(episodes: Episodes) -> tuple[Tensor, Tensor]:
 def response_hidden(model: CausalLM, episodes: Episodes) -> Tensor:
     """Hidden states (N, H) at the positions that predict the valid response tokens. A prompt has at least one token."""
     tokens, starts = flush_left(episodes)
+    if isinstance(episodes, Shelved):
+        shelf = episodes.shelf
+        return packed_states(model, tokens[:, :-1], Packing(*tokens[:, :-1].shape, shelf.cells, shelf.read))
     row, step = episodes.response_mask.nonzero(as_tuple=True)
     # The last token predicts nothing that anybody reads.
     return states(model, tokens[:, :-1], starts + episodes.lengths - 1, row, starts[row] - 1 + step)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
 from pipeline.algorithms.terms import Tokens
 from pipeline.models.policy import Episodes
+from pipeline.models.shelves import Extents, Shelf
 from pipeline.training.judging import Measured
 
 
@@ -23,18 +25,27 @@ class Lesson:
     kl_coef: float
     """beta in force."""
 
+    @cached_property
+    def extents(self) -> Extents:
+        """Of the episodes; the device is asked once."""
+        return Extents.of(self.episodes.query_mask, self.episodes.response_mask)
 
-def tokens_of(lesson: Lesson, rows: Tensor) -> Tokens:
-    """The valid tokens of some rows, (B,) indices."""
-    mask, measured = lesson.episodes.response_mask[rows], lesson.measured
+    def shelves(self, size: int, rows: Tensor) -> list[Shelf]:
+        """The rows (n,), on the host, `size` at a time, sorted by length."""
+        return self.extents.shelves(size, rows, self.episodes.ended.device)
 
-    def flat(grid: Tensor | None) -> Tensor | None:
-        return None if grid is None else grid[rows][mask]
+
+def tokens_of(lesson: Lesson, rows: Tensor | Shelf) -> Tokens:
+    """The valid tokens of some rows: (B,) indices, or a shelf."""
+    measured, mask = lesson.measured, lesson.episodes.response_mask
+
+    def valid(grid: Tensor) -> Tensor:
+        return grid.reshape(-1)[rows.whole] if isinstance(rows, Shelf) else grid[rows][mask[rows]]
 
     return Tokens(
-        measured.logprobs[rows][mask],
-        measured.ref_logprobs[rows][mask],
-        lesson.advantages[rows][mask],
-        flat(measured.values),
-        flat(lesson.returns),
+        valid(measured.logprobs),
+        valid(measured.ref_logprobs),
+        valid(lesson.advantages),
+        None if measured.values is None else valid(measured.values),
+        None if lesson.returns is None else valid(lesson.returns),
     )

@@ -24,6 +24,7 @@ from pipeline.models.fisher import fisher_product, flat, shaped_as, standing_in,
 from pipeline.models.lm_head import chunks
 from pipeline.models.policy import gather, log_probs, response_hidden
 from pipeline.models.recompute import recomputing
+from pipeline.models.shelves import Shelf
 from pipeline.training.health import check_finite
 from pipeline.training.learner import Learner
 from pipeline.training.lesson import Lesson, tokens_of
@@ -39,10 +40,10 @@ def learn_naturally(rollout: Lesson, learner: Learner, update: int, taken: int, 
 
     `on_step` gets each step's number and metrics. Raises `Diverged` before a step that is not finite would be taken.
     """
-    first, device = taken, rollout.advantages.device
-    for position, rows in mini_batches(learner.cfg, update, device):
+    first = taken
+    for position, rows in mini_batches(learner.cfg, update):
         if taken == first:
-            metrics = accumulate(rollout, torch.arange(len(rollout.advantages), device=device), learner)
+            metrics = accumulate(rollout, torch.arange(len(rollout.advantages)), learner)
             off_policy = metrics.pop(OFF_POLICY)
             if taken == 0:
                 check_first_step(metrics, off_policy, learner.precision.tolerance)
@@ -60,7 +61,7 @@ def learn_naturally(rollout: Lesson, learner: Learner, update: int, taken: int, 
 # --- the critic ----------------------------------------------------------------------------------------------
 
 
-def critic_backward(rollout: Lesson, rows: Tensor, learner: Learner, whole: MiniBatch) -> dict[str, Tensor]:
+def critic_backward(rollout: Lesson, rows: Shelf, learner: Learner, whole: MiniBatch) -> dict[str, Tensor]:
     """Add the gradient of the value loss of `rows`, a part of the mini-batch `whole`; returns the metrics' sums."""
     actor, cfg, batch = learner.actor, learner.cfg.critic, tokens_of(rollout, rows)
     assert batch.values is not None
@@ -124,7 +125,7 @@ def natural_step(rollout: Lesson, learner: Learner, uphill: Tensor) -> Tensor:
     knobs = learner.cfg.algorithm
 
     def fisher(vector: Tensor) -> Tensor:
-        def sums(rows: Tensor) -> list[Tensor]:
+        def sums(rows: Shelf) -> list[Tensor]:
             episodes = rollout.episodes.take(rows)
             return [
                 fisher_product(learner.actor.lm, episodes, vector, learner.cfg.train.temperature, learner.checkpointing)
@@ -162,7 +163,7 @@ def _search(rollout: Lesson, learner: Learner, step: Tensor) -> LineSearch:
 
 
 @torch.no_grad()
-def gain_and_kl(rollout: Lesson, rows: Tensor, learner: Learner, weights: list[Tensor]) -> list[Tensor]:
+def gain_and_kl(rollout: Lesson, rows: Tensor | Shelf, learner: Learner, weights: list[Tensor]) -> list[Tensor]:
     """What other weights of the policy would gain in the objective, and their exact KL(old || new); () each, summed
     over the tokens of `rows`."""
     lm, temperature, episodes = learner.actor.lm, learner.cfg.train.temperature, rollout.episodes.take(rows)
@@ -173,8 +174,9 @@ def gain_and_kl(rollout: Lesson, rows: Tensor, learner: Learner, weights: list[T
         with standing_in(lm, weights):
             new_hidden = response_hidden(lm, episodes)
         mask, cfg = episodes.response_mask, learner.cfg
-        surrogate = surrogate_loss(batch, mask, None, _whole(rollout), cfg)
-        penalty = penalty_of(batch, mask, None, rollout.kl_coef, cfg.kl)
+        shelf = rows if isinstance(rows, Shelf) else None
+        surrogate = surrogate_loss(batch, mask, None, _whole(rollout), cfg, shelf)
+        penalty = penalty_of(batch, mask, None, rollout.kl_coef, cfg.kl, shelf=shelf)
         for part in chunks(labels, int(lm.config.vocab_size)):
             log_old = log_probs(lm, old_hidden[part], temperature)
             with standing_in(lm, weights):

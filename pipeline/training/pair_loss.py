@@ -15,6 +15,7 @@ from torch import Tensor
 from pipeline.algorithms.mathematics.preference import LOSSES, evened
 from pipeline.models.lm_head import head_logprobs
 from pipeline.models.policy import response_hidden, to_grid
+from pipeline.models.shelves import Shelf, moved
 from pipeline.training.learner import Learner
 from pipeline.training.lesson import Lesson
 from pipeline.training.surrogate_loss import SurrogateLoss, to_tokens
@@ -30,25 +31,27 @@ class PairSlopes:
 
 
 def pair_slopes(lesson: Lesson, rows: Tensor, learner: Learner) -> PairSlopes:
-    """The slopes at the present weights, for the mini-batch `rows` (n,): both responses of every pair stand next to
-    each other. Pairs with equal scores are left out. Raises `MemoryFull` in all processes when a row does not fit."""
+    """The slopes at the present weights, for the mini-batch `rows` (n,), on the host: both responses of every pair
+    stand next to each other. Pairs with equal scores are left out. Raises `MemoryFull` in all processes when a row does
+    not fit."""
     cfg, mask = learner.cfg.algorithm, lesson.episodes.response_mask
     lengths = mask.sum(1)
     share = 1 / lengths.double() if cfg.ratio == "sequence_mean" else torch.ones_like(lengths, dtype=torch.double)
-    now = response_sums(lesson, rows, learner)
-    then = lesson.measured.ref_logprobs[rows].double().sum(1)
-    better = lesson.advantages[rows, 0].view(-1, 2)
+    (there,) = moved((rows.numpy(),), mask.device)
+    now = response_sums(lesson, rows, learner)[there]
+    then = lesson.measured.ref_logprobs[there].double().sum(1)
+    better = lesson.advantages[there, 0].view(-1, 2)
     first_wins, judged = better[:, 0] > 0, better[:, 0] != 0
-    moved = ((now - then) * share[rows]).view(-1, 2)
+    gained = ((now - then) * share[there]).view(-1, 2)
     sign = torch.where(first_wins, 1.0, -1.0).double()
-    margins = (sign * (moved[:, 0] - moved[:, 1])).requires_grad_()
+    margins = (sign * (gained[:, 0] - gained[:, 1])).requires_grad_()
     with torch.enable_grad():
         losses = torch.where(judged, LOSSES[cfg.trust_region](margins, lesson.kl_coef), 0.0)
         (by_margin,) = torch.autograd.grad(losses.sum(), margins)
     pairs = judged.sum().clamp(min=1)
     by_margin = by_margin * evened(cfg.trust_region, lesson.kl_coef) / pairs
     slopes = torch.zeros_like(share)
-    slopes[rows] = torch.stack([sign * by_margin, -sign * by_margin], dim=1).flatten() * share[rows]
+    slopes[there] = torch.stack([sign * by_margin, -sign * by_margin], dim=1).flatten() * share[there]
     return PairSlopes(
         slopes, _metrics(losses.detach(), margins.detach(), first_wins, judged, now.view(-1, 2), then.view(-1, 2))
     )
@@ -56,32 +59,32 @@ def pair_slopes(lesson: Lesson, rows: Tensor, learner: Learner) -> PairSlopes:
 
 @torch.no_grad()
 def response_sums(lesson: Lesson, rows: Tensor, learner: Learner) -> Tensor:
-    """Log-probability of each response of `rows` (n,) by the network at hand, nats, (n,) fp64, the same in all
-    processes."""
+    """Log-probability of each response of `rows` (n,) by the network at hand, nats, the same in all processes; (B,)
+    fp64, 0 for the others."""
     lm, temperature, ranks = learner.actor.lm, learner.cfg.train.temperature, learner.ranks
-    sums = torch.zeros(len(lesson.episodes.ended), dtype=torch.double, device=rows.device)
+    sums = torch.zeros(len(lesson.episodes.ended), dtype=torch.double, device=lesson.episodes.ended.device)
 
     def over(size: int) -> None:
         sums.zero_()
-        for part in lesson.episodes.buckets(size, ranks.part(rows)):
+        for part in lesson.shelves(size, ranks.part(rows)):
             episodes = lesson.episodes.take(part)
             with learner.precision.autocast():
                 logprobs = head_logprobs(lm, response_hidden(lm, episodes), episodes.labels, temperature)
-            sums[part] = to_grid(logprobs, episodes.response_mask).double().sum(1)
+            sums[part.rows] = to_grid(logprobs, episodes.response_mask).double().sum(1)
 
     ranks.all_fit(lambda: learner.micro_batch.fit(over))
     ranks.add([sums])
-    return sums[rows]
+    return sums
 
 
-def of_pairs(pairs: PairSlopes, rows: Tensor, mask: Tensor, tokens: Tensor, sequences: int) -> SurrogateLoss:
-    """The loss of some rows (n,), mask (n, T); `tokens` () and `sequences` count the whole mini-batch.
+def of_pairs(pairs: PairSlopes, shelf: Shelf, mask: Tensor, tokens: Tensor, sequences: int) -> SurrogateLoss:
+    """The loss of some rows, mask (n, T); `tokens` () and `sequences` count the whole mini-batch.
 
     The backward divides by `tokens`, but slopes are already means over pairs, so they are multiplied by it first. An
     entropy bonus is averaged over the tokens of a response, then over responses.
     """
-    slopes = to_tokens((pairs.slopes[rows] * tokens).float(), mask)
-    weight = to_tokens((tokens / (sequences * mask.sum(1))).float(), mask)
+    slopes = to_tokens((pairs.slopes[shelf.rows] * tokens).float(), mask, shelf)
+    weight = to_tokens((tokens / (sequences * mask.sum(1))).float(), mask, shelf)
     return SurrogateLoss(lambda part, new: slopes[part] * new, lambda new: {}, weight)
 
 

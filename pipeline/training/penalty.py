@@ -18,6 +18,7 @@ from pipeline.algorithms.mathematics.token_groups import credited, group_ends, g
 from pipeline.algorithms.terms import Tokens, kl_penalty
 from pipeline.config.kl import KlConfig
 from pipeline.models.policy import to_grid
+from pipeline.models.shelves import Shelf, picked
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,13 @@ class Penalty:
 
 
 def penalty_of(
-    batch: Tokens, mask: Tensor, now: Tensor | None, kl_coef: float, kl: KlConfig, groups: Tensor | None = None
+    batch: Tokens,
+    mask: Tensor,
+    now: Tensor | None,
+    kl_coef: float,
+    kl: KlConfig,
+    groups: Tensor | None = None,
+    shelf: Shelf | None = None,
 ) -> Penalty | None:
     """The penalty that `kl` asks for in the loss, if any; mask (B, T) of the rows. Of a penalty on groups of tokens
     also their numbers `groups` (B, T) and `now` (N,), the log-probs of this very network."""
@@ -41,7 +48,7 @@ def penalty_of(
     if kl.grouped_in("loss"):
         assert now is not None
         assert groups is not None
-        return _on_groups(batch, mask, now, kl_coef, kl, groups)
+        return _on_groups(batch, mask, now, kl_coef, kl, groups, shelf)
 
     def loss(tokens: slice, new_logprobs: Tensor) -> Tensor:
         losses = kl_penalty(batch, tokens, new_logprobs, kl_coef, kl)
@@ -51,7 +58,9 @@ def penalty_of(
     return Penalty(loss, lambda new_logprobs: loss(slice(None), new_logprobs))
 
 
-def _on_groups(batch: Tokens, mask: Tensor, now: Tensor, kl_coef: float, kl: KlConfig, groups: Tensor) -> Penalty:
+def _on_groups(
+    batch: Tokens, mask: Tensor, now: Tensor, kl_coef: float, kl: KlConfig, groups: Tensor, shelf: Shelf | None
+) -> Penalty:
     """β k2(D) or β k3(D) of each group, D = Σ (log π - log ref) over it. The gradient is β slope(D) ∇ log π of all its
     tokens, or of its last one alone.
 
@@ -67,6 +76,6 @@ def _on_groups(batch: Tokens, mask: Tensor, now: Tensor, kl_coef: float, kl: KlC
             paying = group_ends(groups, mask)
         case _:
             assert_never(kl.group_credit)
-    slopes = torch.where(paying, kl_coef * slope, 0.0)[mask]
-    values = credited(kl_coef * estimate, groups, mask, "shared")[mask]
+    slopes = picked(torch.where(paying, kl_coef * slope, 0.0), mask, shelf)
+    values = picked(credited(kl_coef * estimate, groups, mask, "shared"), mask, shelf)
     return Penalty(lambda tokens, new_logprobs: slopes[tokens] * new_logprobs, lambda new_logprobs: values)

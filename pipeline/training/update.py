@@ -16,9 +16,9 @@ from pipeline.algorithms.registry import SURROGATES
 from pipeline.algorithms.terms import Tokens, old_kl_penalty, step_metrics
 from pipeline.config.trial import TrialConfig
 from pipeline.models.lm_head import head_backward, head_logprobs
-from pipeline.models.policy import Episodes
 from pipeline.models.recompute import recomputing
 from pipeline.models.seeding import permutation
+from pipeline.models.shelves import Shelf, moved
 from pipeline.training.grouping import groups_of
 from pipeline.training.health import check_finite
 from pipeline.training.learner import Learner
@@ -42,8 +42,9 @@ class MiniBatch:
     """Of a loss of pairs."""
 
 
-Backward = Callable[[Lesson, Tensor, Learner, MiniBatch], dict[str, Tensor]]
-"""Adds the gradient of some rows of a mini-batch to the parameters; gives the metrics' sums."""
+Backward = Callable[[Lesson, Shelf, Learner, MiniBatch], dict[str, Tensor]]
+"""Adds the gradient of some rows of a mini-batch to the parameters; gives the metrics' sums. A card is not waited for
+meanwhile."""
 
 
 def train_on(lesson: Lesson, learner: Learner, update: int, taken: int, on_step: OnStep) -> int:
@@ -53,7 +54,7 @@ def train_on(lesson: Lesson, learner: Learner, update: int, taken: int, on_step:
     is not finite would be taken.
     """
     cfg, first = learner.cfg, taken
-    for position, rows in mini_batches(cfg, update, lesson.advantages.device):
+    for position, rows in mini_batches(cfg, update):
         metrics = accumulate(lesson, rows, learner)
         off_policy = metrics.pop(OFF_POLICY)
         if taken == 0:
@@ -67,12 +68,13 @@ def train_on(lesson: Lesson, learner: Learner, update: int, taken: int, on_step:
     return taken - first
 
 
-def mini_batches(cfg: TrialConfig, update: int, device: torch.device) -> Iterator[tuple[int, Tensor]]:
-    """The gradient steps of an update: their places among all planned ones, and the episodes (B,) of each."""
+def mini_batches(cfg: TrialConfig, update: int) -> Iterator[tuple[int, Tensor]]:
+    """The gradient steps of an update: their places among all planned ones, and the episodes (B,) of each, on the
+    host."""
     position = update * cfg.train.steps_per_update
     for epoch in range(cfg.train.num_epochs):
         together = 2 if cfg.algorithm.by_pairs else 1
-        order = permutation(cfg.train.batch_size // together, cfg.train.seed, "epoch", update, epoch).to(device)
+        order = permutation(cfg.train.batch_size // together, cfg.train.seed, "epoch", update, epoch)
         for places in torch.split(order, cfg.train.mini_batch_size // together):
             yield position, _rows_of(places, together)
             position += 1
@@ -82,21 +84,21 @@ def _rows_of(places: Tensor, together: int) -> Tensor:
     """Row numbers (n x together,) of the places (n,), each of which holds so many consecutive rows."""
     if together == 1:
         return places
-    return (places.unsqueeze(1) * together + torch.arange(together, device=places.device)).flatten()
+    return (places.unsqueeze(1) * together + torch.arange(together)).flatten()
 
 
 def accumulate(lesson: Lesson, rows: Tensor, learner: Learner, back: Backward | None = None) -> dict[str, float]:
-    """The gradient of the mean loss over the valid tokens of the mini-batch `rows`, left in the parameters, scaled; its
-    metrics. The loss is that of policy and critic, unless `back` is another than `backward`.
+    """The gradient of the mean loss over the valid tokens of the mini-batch `rows` (n,), on the host, left in the
+    parameters, scaled; its metrics. The loss is that of policy and critic, unless `back` is another than `backward`.
 
     Micro-batches change no result. Raises `Diverged` for what is not finite, `MemoryFull` for what does not fit.
     """
     pairs = pair_slopes(lesson, rows, learner) if learner.cfg.algorithm.by_pairs else None
-    batch = MiniBatch(lesson.episodes.response_mask[rows].sum(), len(rows), pairs)
-    mine = learner.ranks.part(rows)
-    room, episodes = learner.micro_batch, lesson.episodes
+    mask, room, mine = lesson.episodes.response_mask, learner.micro_batch, learner.ranks.part(rows)
+    (there,) = moved((rows.numpy(),), mask.device)
+    batch = MiniBatch(mask[there].sum(), len(rows), pairs)
     sums = learner.ranks.all_fit(
-        lambda: room.fit(lambda size: gradient(lesson, episodes.buckets(size, mine), learner, batch, back or backward))
+        lambda: room.fit(lambda size: gradient(lesson, lesson.shelves(size, mine), learner, batch, back or backward))
     )
     learner.ranks.add([parameter.grad for parameter in learner.actor.parameters() if parameter.grad is not None])
     learner.ranks.add(sums.values())
@@ -107,7 +109,7 @@ def accumulate(lesson: Lesson, rows: Tensor, learner: Learner, back: Backward | 
 
 
 def gradient(
-    lesson: Lesson, parts: list[Tensor], learner: Learner, batch: MiniBatch, back: Backward
+    lesson: Lesson, parts: list[Shelf], learner: Learner, batch: MiniBatch, back: Backward
 ) -> dict[str, Tensor]:
     """Leave the gradient of all `parts` in the parameters, in place of what was there; the metrics' sums over their
     tokens."""
@@ -120,10 +122,10 @@ def gradient(
     return sums
 
 
-def backward(lesson: Lesson, rows: Tensor, learner: Learner, whole: MiniBatch) -> dict[str, Tensor]:
+def backward(lesson: Lesson, rows: Shelf, learner: Learner, whole: MiniBatch) -> dict[str, Tensor]:
     """Add the gradient of the loss of `rows`, a part of the mini-batch `whole`; returns the metrics' sums."""
     cfg, actor = learner.cfg, learner.actor
-    episodes: Episodes = lesson.episodes.take(rows)
+    episodes = lesson.episodes.take(rows)
     batch = tokens_of(lesson, rows)
     scale = learner.steps.scale(1 / whole.tokens)
     with recomputing(actor.networks, learner.checkpointing):
@@ -135,8 +137,8 @@ def backward(lesson: Lesson, rows: Tensor, learner: Learner, whole: MiniBatch) -
     if whole.pairs:
         surrogate = of_pairs(whole.pairs, rows, episodes.response_mask, whole.tokens, whole.sequences)
     else:
-        surrogate = surrogate_loss(batch, episodes.response_mask, now, whole, cfg)
-    penalty = penalty_of(batch, episodes.response_mask, now, lesson.kl_coef, cfg.kl, groups)
+        surrogate = surrogate_loss(batch, episodes.response_mask, now, whole, cfg, rows)
+    penalty = penalty_of(batch, episodes.response_mask, now, lesson.kl_coef, cfg.kl, groups, rows)
 
     def token_loss(part: slice, new_logprobs: Tensor, entropy: Tensor) -> Tensor:
         loss = surrogate.loss(part, new_logprobs)
@@ -165,7 +167,7 @@ def backward(lesson: Lesson, rows: Tensor, learner: Learner, whole: MiniBatch) -
 
 
 def surrogate_loss(
-    batch: Tokens, mask: Tensor, now: Tensor | None, whole: MiniBatch, cfg: TrialConfig
+    batch: Tokens, mask: Tensor, now: Tensor | None, whole: MiniBatch, cfg: TrialConfig, shelf: Shelf | None = None
 ) -> SurrogateLoss:
     """The policy's loss on some rows of a mini-batch, mask (B, T); of a loss of whole responses `now` (N,), the
     log-probs of the network at hand."""
@@ -174,10 +176,10 @@ def surrogate_loss(
         return of_tokens(surrogate, batch, None, cfg.algorithm)
     weights = response_weights(lengths, whole.tokens, whole.sequences, cfg.train.response_length, cfg.algorithm)
     if not cfg.algorithm.by_sequence:
-        return of_tokens(surrogate, batch, to_tokens(weights / lengths, mask), cfg.algorithm)
+        return of_tokens(surrogate, batch, to_tokens(weights / lengths, mask, shelf), cfg.algorithm)
     assert now is not None
     per_sequence = whole.tokens / whole.sequences
-    return of_sequences(surrogate, batch, mask, now, weights, per_sequence, cfg.algorithm)
+    return of_sequences(surrogate, batch, mask, now, weights, per_sequence, cfg.algorithm, shelf)
 
 
 def apply(learner: Learner, position: int, metrics: dict[str, float]) -> dict[str, float]:

@@ -10,21 +10,22 @@ from torch import Tensor
 from pipeline.algorithms.mathematics.kl import k3
 from pipeline.models.lm_head import head_logprobs
 from pipeline.models.policy import response_hidden
+from pipeline.models.shelves import Shelf
 from pipeline.training.learner import Learner
 from pipeline.training.lesson import Lesson, tokens_of
 
 
-def token_means(rollout: Lesson, learner: Learner, sums: Callable[[Tensor], list[Tensor]]) -> list[Tensor]:
+def token_means(rollout: Lesson, learner: Learner, sums: Callable[[Shelf], list[Tensor]]) -> list[Tensor]:
     """Means over all valid tokens of a rollout. ``sums(rows)`` gives sums over the tokens of some rows, and must change
     nothing.
 
     The cut into rows changes results by rounding alone. Raises `MemoryFull`.
     """
     mask, ranks = rollout.episodes.response_mask, learner.ranks
-    mine = ranks.part(torch.arange(len(mask), device=mask.device))
+    mine = ranks.part(torch.arange(len(mask)))
 
     def over(size: int) -> list[Tensor]:
-        first, *parts = rollout.episodes.buckets(size, mine)
+        first, *parts = rollout.shelves(size, mine)
         totals = sums(first)
         for part in parts:
             totals = [total.add_(more) for total, more in zip(totals, sums(part), strict=True)]
@@ -41,7 +42,7 @@ def moved_kl(rollout: Lesson, learner: Learner) -> float:
     """Mean KL(old || new) from the policy that sampled to the present one, nats per token; by k3 on the samples."""
     lm, temperature = learner.actor.lm, learner.cfg.train.temperature
 
-    def sums(rows: Tensor) -> list[Tensor]:
+    def sums(rows: Shelf) -> list[Tensor]:
         episodes = rollout.episodes.take(rows)
         with learner.precision.autocast():
             new = head_logprobs(lm, response_hidden(lm, episodes), episodes.labels, temperature)

@@ -7,16 +7,18 @@ import copy
 import math
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from gpu.hardware import DEVICE, HALVES, choose
+from gpu.hardware import DEVICE, HALVES, choose, needs_allocator
 from tinytrial import CONTROLS, trainer
 
 from pipeline.models.policy import Episodes
 from pipeline.models.precision import Precision
 from pipeline.resources.out_of_memory import Room
 from pipeline.run.metrics_log import merged
+from pipeline.training import update
 from pipeline.training.selfcheck import SelfCheckFailed, check_padding
 from pipeline.training.supervised import Supervised
 
@@ -55,6 +57,34 @@ def test_every_control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control:
     assert (outcome.status, outcome.reason) == ("complete", None)
     rows = merged(tmp_path / "metrics.jsonl")
     assert all(math.isfinite(value) for row in rows.values() for value in row.values())
+
+
+@pytest.mark.parametrize(
+    ("control", "precision"), [*((control, "fp16") for control in CONTROLS), ("fixed", "fp32"), ("fixed", "bf16")]
+)
+def test_a_micro_batch_never_waits_for_the_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control: str, precision: str
+) -> None:
+    """From the second one on: libraries that are used for the first time may wait."""
+    needs_allocator()
+    if control == "few bits":
+        pytest.skip("kernels of bitsandbytes are not ours")
+    choose(monkeypatch, precision)
+    backward, seen = update.backward, [0]
+
+    def watched(*args: Any) -> Any:
+        seen[0] += 1
+        torch.cuda.set_sync_debug_mode("error" if seen[0] > 4 else "default")
+        try:
+            return backward(*args)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(update, "backward", watched)
+    knobs = {"train__steps": 8, **CONTROLS[control]}
+    outcome = trainer(tmp_path, device=DEVICE, runtime={"micro_batch_size": 2}, **knobs).run()
+    assert outcome.status == "complete"
+    assert seen[0] > 4 or control == "target"
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -183,7 +183,7 @@ def test_pairs_with_equal_scores_are_left_out(tmp_path: Path) -> None:
 
 def test_the_two_of_a_pair_are_in_one_mini_batch(tmp_path: Path) -> None:
     one = trainer(tmp_path, **ONLINE)
-    for _, rows in mini_batches(one.cfg, 0, torch.device("cpu")):
+    for _, rows in mini_batches(one.cfg, 0):
         assert [int(row) % 2 for row in rows] == [0, 1, 0, 1]
         assert all(rows[place] + 1 == rows[place + 1] for place in (0, 2)), rows
 

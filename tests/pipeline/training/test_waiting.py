@@ -1,0 +1,160 @@
+"""A micro-batch asks no tensor for its value, so that a card is never waited for within one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from syncs import waiting
+from tinynets import UNEVEN, network
+from tinytrial import CONTROLS, trainer
+
+from pipeline.models.fp32_heads import fp32_logits
+from pipeline.models.packing import Packing
+from pipeline.models.policy import Episodes, flush_left, response_hidden, to_grid
+from pipeline.models.shelves import Extents, picked
+from pipeline.training import natural_step, update, whole_rollout
+from pipeline.training.lesson import tokens_of
+
+
+def in_micro_batches(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[int]]:
+    """What is asked for within the micro-batches of gradient steps, and of measuring passes; how many there were."""
+    found: list[str] = []
+    count = [0]
+
+    def watched(work: Any) -> Any:
+        def watching(*args: Any) -> Any:
+            count[0] += 1
+            with waiting() as asked:
+                result = work(*args)
+            found.extend(asked)
+            return result
+
+        return watching
+
+    means = whole_rollout.token_means
+    for module in (whole_rollout, natural_step):
+        monkeypatch.setattr(module, "token_means", lambda one, other, sums: means(one, other, watched(sums)))
+    monkeypatch.setattr(update, "backward", watched(update.backward))
+    monkeypatch.setattr(natural_step, "critic_backward", watched(natural_step.critic_backward))
+    return found, count
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_a_micro_batch_asks_no_tensor_for_its_value(
+    control: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, count = in_micro_batches(monkeypatch)
+    one = trainer(tmp_path, runtime={"micro_batch_size": 2}, **{"train__steps": 8, **CONTROLS[control]})
+    assert one.run().status == "complete"
+    assert count[0] >= 16 if control != "target" else count[0] > 1
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [{"gradient_checkpointing": True}, {"micro_batch_size": 3}],
+    ids=["activations computed twice", "parts that are not whole"],
+)
+def test_nor_does_it_however_memory_is_saved(
+    knobs: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, count = in_micro_batches(monkeypatch)
+    trainer(tmp_path, runtime=knobs, train__steps=8).run()
+    assert count[0] >= 4
+    assert found == []
+
+
+def test_what_is_asked_for_is_seen() -> None:
+    """Of the test itself: everything that waits for a card is found, and where it stands."""
+    x, mask = torch.tensor([1.0, 2.0]), torch.tensor([True, False])
+    asking = {
+        "item": lambda: x[0].item(),
+        "int": lambda: int(x[0]),
+        "float": lambda: float(x[0]),
+        "bool": lambda: bool(mask[0]),
+        "nonzero": lambda: mask.nonzero(),
+        "a mask": lambda: x[mask],
+        "a masked store": lambda: x.__setitem__(mask, torch.ones(1)),
+        "masked_select": lambda: x.masked_select(mask),
+        "tolist": lambda: x.tolist(),
+        "cpu": lambda: x.cpu(),
+        "numpy": lambda: x.numpy(),
+        "repeats": lambda: x.repeat_interleave(torch.tensor([1, 2])),
+        "unique": lambda: x.unique(),
+    }
+    for name, ask in asking.items():
+        with waiting() as found:
+            ask()
+        assert found, name
+    with waiting() as found:
+        x[torch.tensor([1])] + x.sum() * torch.where(mask, x, 0.0).masked_fill(mask, 1.0).max()
+    assert found == []
+    with waiting() as found:
+        UNEVEN.take(torch.tensor([0, 1]))
+    assert "models/policy.py:" in found[0]
+
+
+# --- what the host works out is what the masks say ----------------------------------------------------------
+
+
+def shelved(rows: list[int], episodes: Episodes = UNEVEN) -> tuple[Any, Any, Any]:
+    extents = Extents.of(episodes.query_mask, episodes.response_mask)
+    (shelf,) = extents.shelves(len(rows), torch.tensor(rows), torch.device("cpu"))
+    return shelf, episodes.take(shelf), episodes.take(shelf.rows)
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [3, 1], [2], [1, 4, 0]])
+def test_a_shelf_is_what_the_masks_of_its_rows_say(rows: list[int]) -> None:
+    shelf, known, asked = shelved(rows)
+    for name in ("query_responses", "query_mask", "response_mask", "ended", "labels", "lengths"):
+        assert torch.equal(getattr(known, name), getattr(asked, name)), name
+    for one, other in zip(flush_left(known), flush_left(asked), strict=True):
+        assert torch.equal(one, other)
+    mask, grid = asked.response_mask, torch.rand(asked.response_mask.shape)
+    assert torch.equal(picked(grid, mask, shelf), grid[mask])
+    row, step = mask.nonzero(as_tuple=True)
+    assert torch.equal(shelf.row, row)
+    starts = asked.query_mask.sum(1)
+    tokens = flush_left(asked)[0][:, :-1]
+    packing = Packing.of(starts + asked.lengths - 1, tokens.shape[1], row, starts[row] - 1 + step)
+    assert torch.equal(shelf.cells, packing.cells)
+    assert torch.equal(shelf.read, packing.read)
+    whole = torch.rand(UNEVEN.response_mask.shape)
+    assert torch.equal(whole.reshape(-1)[shelf.whole], whole[shelf.rows][UNEVEN.response_mask[shelf.rows]])
+    assert torch.equal(to_grid(known.labels, mask), to_grid(asked.labels, mask))
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "bloom"])  # packed, and with its padding
+def test_states_are_those_that_are_found_by_asking(architecture: str) -> None:
+    model = fp32_logits(network(architecture, "" if architecture == "qwen2" else "eager"))
+    _, known, asked = shelved([0, 1, 2, 3, 4])
+    with torch.no_grad():
+        assert torch.equal(response_hidden(model, known), response_hidden(model, asked))
+
+
+def test_shelves_hold_the_rows_in_the_order_of_buckets(tmp_path: Path) -> None:
+    one = trainer(tmp_path, train__steps=4)
+    rollout = one._rollout()
+    rows = torch.tensor([6, 1, 3, 4, 7])
+    shelves, buckets = rollout.shelves(2, rows), rollout.episodes.buckets(2, rows)
+    assert [shelf.rows.tolist() for shelf in shelves] == [bucket.tolist() for bucket in buckets]
+    for shelf, bucket in zip(shelves, buckets, strict=True):
+        columns = (vars(tokens_of(rollout, rows)).values() for rows in (shelf, bucket))
+        assert all(torch.equal(known, asked) for known, asked in zip(*columns, strict=True))
+    with waiting() as found:
+        rollout.shelves(2, rows)
+    assert len(found) <= 2 * len(rows)  # numpy of host tensors; the device was asked once, before
+    assert not any("shelves.py" in line and "cpu" in line for line in found)
+
+
+def test_a_response_may_be_empty_of_prompt_padding() -> None:
+    """Prompts that fill all columns, and responses that fill all."""
+    from tinynets import EVEN
+
+    shelf, known, asked = shelved([0, 1], EVEN)
+    assert shelf.first == 0
+    assert torch.equal(known.query_responses, asked.query_responses)
+    assert torch.equal(known.labels, asked.labels)
