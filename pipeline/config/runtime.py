@@ -13,7 +13,7 @@ class RuntimeConfig(Section):
     """How a trial runs: changes no result and is part of no stage's identity.
 
     The exception is the numeric precision, which follows from the device and is part of the identity by itself
-    (`pipeline.run.dag`).
+    (`pipeline.run.dag`). The sampler of rollouts counts as part of it: its rounding decides which texts are drawn.
     """
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where there is one")
@@ -35,6 +35,17 @@ class RuntimeConfig(Section):
         ),
     )
     gradient_checkpointing: bool = Field(False, description="compute activations twice instead of keeping them")
+    sampler: Literal["auto", "eager", "static"] = Field(
+        "auto",
+        description=(
+            "who samples rollouts: static, with a half-precision copy of the policy, a static cache and on a GPU"
+            " captured decode steps; eager, with the policy itself; auto: static on a GPU"
+        ),
+    )
+
+    def static_sampler(self, on_card: bool) -> bool:
+        """Whether rollouts are sampled by the static sampler, where the network allows it."""
+        return self.sampler == "static" or (self.sampler == "auto" and on_card)
 
 
 class CapsConfig(Section):

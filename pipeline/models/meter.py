@@ -22,6 +22,7 @@ from pipeline.models.recompute import recomputes
 from pipeline.resources.roofline import (
     BYTES_BACKWARD,
     BYTES_CACHE,
+    BYTES_CACHE_STATIC,
     BYTES_GRADIENT,
     BYTES_HEAD_GRADIENT,
     BYTES_LOGIT,
@@ -109,8 +110,10 @@ class Tallied:
 class TrunkMeter:
     """The work of one trunk, counted at each of its calls."""
 
-    def __init__(self, network: CausalLM, tally: Tally) -> None:
+    def __init__(self, network: CausalLM, tally: Tally, ready: bool = False) -> None:
         self._tally, self._block = tally, blocks_of(network)[0]
+        self._reads_frozen = BYTES_READ_HALF if ready else BYTES_READ_CAST
+        self._reads_cached = BYTES_CACHE_STATIC if ready else BYTES_CACHE
         maps = linear_maps(network)
         self._adapters = [layer for _, layer in adapter_layers(network)][:1]
         self._bare = sum(linear.weights for linear in maps if not linear.adapter)
@@ -148,7 +151,7 @@ class TrunkMeter:
         again = recomputes(self._block)
         unread = 0 if packing is None or again else tokens - len(packing.read)
         flops = 2.0 * (tokens * (self._bare if bare else self._forward) - unread * self._ending) + pairs * self._layers
-        bytes_ = float(rows * keys * self._cache * BYTES_CACHE) if keys > new else 0.0
+        bytes_ = float(rows * keys * self._cache * self._reads_cached) if keys > new else 0.0
         if torch.is_grad_enabled() and self._trained:
             if again:
                 flops += 2.0 * tokens * self._again + pairs * self._layers
@@ -157,7 +160,7 @@ class TrunkMeter:
                 BYTES_READ_CAST + BYTES_BACKWARD
             )
         else:
-            bytes_ += self._trained * BYTES_READ_HALF + self._frozen * BYTES_READ_CAST
+            bytes_ += self._trained * BYTES_READ_HALF + self._frozen * self._reads_frozen
         self._tally(flops * _times(), bytes_)
 
 
@@ -188,13 +191,14 @@ def _head_hook(trained: bool, tally: Tally) -> Callable[[Any, tuple[Any, ...]], 
     return on_call
 
 
-def meter(networks: Iterable[CausalLM | Tallied], tally: Tally) -> None:
-    """Count every call of these networks from here on; one that is named twice is counted once."""
+def meter(networks: Iterable[CausalLM | Tallied], tally: Tally, *, ready: bool = False) -> None:
+    """Count every call of these networks from here on; one that is named twice is counted once. `ready`: their weights
+    and their cache are in half precision already."""
     for network in {id(lm): lm for lm in networks}.values():
         if isinstance(network, Tallied):
             network.report_to(tally)
             continue
-        TrunkMeter(network, tally)
+        TrunkMeter(network, tally, ready)
         head = network.get_output_embeddings() if hasattr(network, "get_output_embeddings") else None
         if isinstance(head, nn.Linear):
-            head.register_forward_pre_hook(_head_hook(bool(head.weight.requires_grad), tally))
+            head.register_forward_pre_hook(_head_hook(ready or bool(head.weight.requires_grad), tally))

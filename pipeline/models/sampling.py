@@ -124,10 +124,22 @@ def inverse_cdf(logits: Tensor, noise: Tensor, temperature: float = 1.0) -> Tens
     >>> inverse_cdf(torch.log(torch.tensor([[0.2, 0.5, 0.3]])), torch.tensor([0.65])).tolist()
     [1]
     """
+    return drawn(logits, noise, temperature)[0]
+
+
+def drawn(logits: Tensor, noise: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """The tokens of `inverse_cdf`, and the probability of each, (B,) fp32: of a block, and of the token in it.
+
+    >>> tokens, p = drawn(torch.log(torch.tensor([[0.2, 0.5, 0.3]])), torch.tensor([0.65]))
+    >>> tokens.tolist(), round(float(p), 3)
+    ([1], 0.5)
+    """
     vocab = logits.shape[1]
     noise = noise.double().unsqueeze(1)
     if vocab <= SMALL:
-        return _find(_cumulative(_softmax(logits, temperature)), noise).squeeze(1)
+        p = _softmax(logits, temperature)
+        token = _find(_cumulative(p), noise)
+        return token.squeeze(1), p.gather(1, token).squeeze(1)
     rows = max(1, cpu.LOGITS // vocab) if logits.device.type == "cpu" else len(logits)
     masses = torch.cat([_block_masses(part, temperature) for part in torch.split(logits, rows)])
     cumulative = _cumulative(masses)
@@ -136,8 +148,10 @@ def inverse_cdf(logits: Tensor, noise: Tensor, temperature: float = 1.0) -> Tens
     within = 1 - (cumulative.gather(1, block) - noise * cumulative[:, -1:]) / masses.gather(1, block)
     tokens = block * BLOCK + torch.arange(BLOCK, device=logits.device)
     inside = tokens.clamp(max=vocab - 1)
-    few = logits.gather(1, inside).masked_fill(tokens >= vocab, -torch.inf)
-    return inside.gather(1, _find(_cumulative(_softmax(few, temperature)), within.clamp(min=0))).squeeze(1)
+    few = _softmax(logits.gather(1, inside).masked_fill(tokens >= vocab, -torch.inf), temperature)
+    place = _find(_cumulative(few), within.clamp(min=0))
+    p = masses.gather(1, block) * few.gather(1, place)
+    return inside.gather(1, place).squeeze(1), p.squeeze(1)
 
 
 def _softmax(logits: Tensor, temperature: float) -> Tensor:

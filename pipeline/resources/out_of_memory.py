@@ -29,9 +29,16 @@ class Room:
     """A number of rows that shrinks as often as it must. Not part of a checkpoint: a resumed trial may have more
     memory."""
 
-    def __init__(self, key: str, rows: int, warn: Callable[[str], None] = no_warning) -> None:
-        """`key` is the configuration key that sets the number, for the message."""
-        self.key, self.rows, self._warn = key, rows, warn
+    def __init__(
+        self,
+        key: str,
+        rows: int,
+        warn: Callable[[str], None] = no_warning,
+        spare: Callable[[], bool] | None = None,
+    ) -> None:
+        """`key` is the configuration key that sets the number, for the message. `spare` frees memory that others hold
+        for their speed alone, and says whether there was any: then the same rows are tried again."""
+        self.key, self.rows, self._warn, self._spare = key, rows, warn, spare
 
     def fit(self, work: Callable[[int], T], most: int | None = None) -> T:
         """`work` on as many rows as fit, at most `most`; begun again with half of them when memory runs out. Raises
@@ -45,7 +52,8 @@ class Room:
                     raise
                 said = str(error).strip().splitlines()[0]
             # Only here is the traceback gone, and with it what the failed attempt held.
-            self._halve(rows, said)
+            if self._spare is None or not self._spare():
+                self._halve(rows, said)
 
     def over(self, n: int, work: Callable[[slice], T], most: int | None = None) -> list[T]:
         """`work` on consecutive slices of `n` rows, each as large as fits; slices that are done are not done again.

@@ -144,6 +144,20 @@ _ALL = (
         0.0,
     ),
     Metric(
+        "objective/sampler_gap",
+        "nats per token",
+        "mean over the valid tokens of the rollout of |logprobs - log-probabilities by the sampler that drew them|;"
+        " where the sampler has a network of its own (runtime.sampler: static)",
+        0.0,
+        direction="minimize",
+    ),
+    Metric(
+        "objective/sampler_ratio",
+        "1",
+        "mean of exp(logprobs - log-probabilities by the sampler) over the same tokens; 1 where both agree",
+        0.0,
+    ),
+    Metric(
         "objective/greedy_reward",
         "std of reference samples",
         "mean over the prompts of a rollout of the greedy response's score and KL penalty, where they are the baseline",

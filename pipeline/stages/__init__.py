@@ -224,7 +224,7 @@ STAGES = (
         unfinished=pausing.raised_cap,
         kept=pausing.KEPT,
         outside=sources.scorers,
-        precision=sources.precision,
+        precision=sources.rollout_precision,
         rounds=_rounds,
     ),
     Stage(

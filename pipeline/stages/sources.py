@@ -71,6 +71,12 @@ def precision(config: TrialConfig) -> str:
     return "fp32" if name == "no" else name
 
 
+def rollout_precision(config: TrialConfig) -> str:
+    """The same, with the sampler of the rollouts where it is the static one, whose texts differ by rounding."""
+    name, on_card = precision(config), config.runtime.device != "cpu" and gpu_visible()
+    return f"{name}, static sampler" if config.runtime.static_sampler(on_card) else name
+
+
 def check_sources(config: TrialConfig, stages: Collection[str]) -> None:
     """Refuse what the named stages would look for in vain: files, repositories of the hub, a package. Starts and
     downloads nothing.

@@ -61,6 +61,7 @@ def collect(context: RolloutContext, prompts: Prompts, update: int, kl_coef: flo
     share = context.ranks.all_fit(lambda: _own_share(context, prompts, update, kl_coef))
     with context.timed("score"), torch.no_grad():
         episodes, scores, measured = gather(context.ranks, share.episodes, share.scores, share.measured)
+        said = None if share.said is None else context.ranks.join(share.said)
         greedy = share.greedy.joined(context.ranks) if share.greedy else None
         replays = share.replays.joined(context.ranks) if share.replays else None
         mask = episodes.response_mask
@@ -81,6 +82,7 @@ def collect(context: RolloutContext, prompts: Prompts, update: int, kl_coef: flo
             **drift_metrics(measured, mask),
             **reward_metrics(scores, final, non_score),
             **text_metrics(episodes),
+            **({} if said is None else sampler_metrics(measured.logprobs, said, mask)),
             "objective/kl_coef": kl_coef,
             "objective/advantage_std": float(masked_var(advantages, counted).sqrt()),
             **baseline_metrics(judged, cfg),
@@ -104,6 +106,8 @@ class _Share:
 
     episodes: Episodes
     scores: Scores
+    said: Tensor | None
+    """(B, T) log-probabilities by the sampler, where it has a network of its own."""
     measured: Measured
     greedy: GreedyBaseline | None
     replays: Replays | None
@@ -112,11 +116,15 @@ class _Share:
 def _own_share(context: RolloutContext, prompts: Prompts, update: int, kl_coef: float) -> _Share:
     """What this process samples and measures of a rollout; it speaks to no other. Raises `MemoryFull`."""
     cfg, share = context.cfg, context.ranks.share(prompts.rows)
+    has_greedy = ADVANTAGES[cfg.algorithm.advantage].greedy
     with context.timed("generate"):
         # 1 sample responses; 2 cut after EOS
         noise = uniforms(len(prompts.rows), cfg.train.response_length, cfg.train.seed, "rollout", update)
         context.sampler.refresh()
-        episodes = context.sampler.sample(prompts.queries[share], prompts.query_mask[share], noise[share])
+        found = context.sampler.draw(prompts.queries[share], prompts.query_mask[share], noise[share])
+        episodes = found.episodes
+        if not (has_greedy or has_replay(cfg)):
+            context.sampler.rest()
     with context.timed("score"), torch.no_grad():
         # 3 score the cut text
         scores = score_in_parts(context, episodes, prompts.rows[share])
@@ -125,11 +133,13 @@ def _own_share(context: RolloutContext, prompts: Prompts, update: int, kl_coef: 
             context.actor, context.reference, episodes, cfg.train.temperature, context.room, context.start
         )
     greedy = replays = None
-    if ADVANTAGES[cfg.algorithm.advantage].greedy:
+    if has_greedy:
         greedy = greedy_baseline(context, prompts, share, kl_coef)
     if has_replay(cfg):
         replays = replay(context, prompts, episodes, share, update, kl_coef)
-    return _Share(episodes, scores, measured, greedy, replays)
+    if greedy or replays:
+        context.sampler.rest()
+    return _Share(episodes, scores, found.logprobs, measured, greedy, replays)
 
 
 def gather(ranks: Ranks, episodes: Episodes, scores: Scores, measured: Measured) -> tuple[Episodes, Scores, Measured]:
@@ -182,6 +192,15 @@ def reward_metrics(scores: Scores, final: Tensor, non_score: Tensor) -> dict[str
         "objective/rlhf_reward": float((final + per_sequence).mean()),
         **{f"reward/{name}": float(part.mean()) for name, part in scores.parts.items()},
         **{f"objective/gold/{name}": float(points.mean()) for name, points in scores.further.items()},
+    }
+
+
+def sampler_metrics(logprobs: Tensor, said: Tensor, mask: Tensor) -> dict[str, float]:
+    """How far the sampler's network is from the training forward, on the tokens that it drew; grids (B, T), nats."""
+    d = logprobs - said
+    return {
+        "objective/sampler_gap": float(masked_mean(d.abs(), mask)),
+        "objective/sampler_ratio": float(masked_mean(d.exp(), mask)),
     }
 
 

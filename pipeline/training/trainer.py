@@ -22,12 +22,13 @@ from pipeline.algorithms.mathematics.controllers import (
     OldKlController,
 )
 from pipeline.config.pairs import only_watched
+from pipeline.config.replay import has_replay
 from pipeline.config.rounds import last_update
 from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.precision import GradientSteps, Precision
-from pipeline.models.sampler import EagerSampler
+from pipeline.models.sampler_choice import choose_sampler
 from pipeline.resources.ledger import Ledger, Reached
 from pipeline.resources.out_of_memory import MemoryFull, MemoryFullSomewhere, Room
 from pipeline.resources.roofline import BYTES_STEP
@@ -147,7 +148,17 @@ class Trainer:
         rollout_room = Room(
             "runtime.rollout_batch_size", min(cfg.runtime.rollout_batch_size, cfg.train.batch_size), watch.warn
         )
-        sampler = EagerSampler(actor.lm, cfg.train.temperature, rollout_room, **token_ids)
+        sampler = choose_sampler(
+            cfg.runtime.sampler,
+            actor.lm,
+            queries.shape[1] + cfg.train.response_length * (2 if has_replay(cfg) else 1),
+            temperature=cfg.train.temperature,
+            room=rollout_room,
+            precision=self.precision,
+            tally=ledger.work,
+            warn=watch.warn,
+            **token_ids,
+        )
         closes = None if closes is None else closes.to(self.device)
         self.rollout_context = RolloutContext(
             actor, reference, score, cfg, sampler, rollout_room, ledger.timed, self.ranks, closes
@@ -156,7 +167,10 @@ class Trainer:
             self.rollout_context = replace(self.rollout_context, start=part.start or reference)
         self.only_watched = only_watched(cfg)
         train_room = Room(
-            "runtime.micro_batch_size", min(cfg.runtime.micro_batch_size, cfg.train.mini_batch_size), watch.warn
+            "runtime.micro_batch_size",
+            min(cfg.runtime.micro_batch_size, cfg.train.mini_batch_size),
+            watch.warn,
+            sampler.give_way,
         )
         self.learner = Learner(
             actor,

@@ -1,17 +1,25 @@
-"""The sampler against a reference implementation, on a CPU in `make test` and on the card in `make gpu`."""
+"""The samplers against a reference implementation and each other, on a CPU in `make test` and on the card in `make
+gpu`."""
 
 from __future__ import annotations
+
+import time
 
 import numpy as np
 import pytest
 import torch
 from gpu.base import MEDIUM, QWEN
-from gpu.hardware import DEVICE
+from gpu.hardware import DEVICE, needs_allocator
 from torch import Tensor
 
+from pipeline.models.fp32_heads import fp32_logits
 from pipeline.models.loading import CausalLM
+from pipeline.models.policy import Episodes
+from pipeline.models.precision import NAMES, Precision
+from pipeline.models.sampler import EagerSampler, Sampler
 from pipeline.models.sampling import inverse_cdf, sample
 from pipeline.models.seeding import stream, uniforms
+from pipeline.models.static_sampler import StaticSampler
 from pipeline.resources.out_of_memory import Room
 
 ROWS = 24
@@ -68,14 +76,125 @@ def test_tokens_with_a_cache_are_those_of_a_whole_forward_for_each(
     assert sum(same) >= ROWS - 1
 
 
-def small() -> CausalLM:
+# --- the static sampler ------------------------------------------------------------------------------------
+
+IDS = {"eos_id": 1, "pad_id": 0}
+TOKENS = 48
+ALIKE = {"fp32": 0.95, "bf16": 0.6, "fp16": 0.8}
+"""Share of responses that must be equal: each of them is drawn by up to 48 numbers, and rounding decides a few."""
+
+
+def samplers(device: str, precision: str, vocab: int = 1024) -> tuple[EagerSampler, StaticSampler, StaticSampler]:
+    """The eager one, and the static one with and without capture."""
+    network = fp32_logits(small(vocab)).to(device)
+    how = Precision(torch.device(device), NAMES[precision])
+    eager = EagerSampler(network, 1.0, Room("rows", ROWS), **IDS)
+    captured, plain = (
+        StaticSampler(
+            network, 1.0, Room("rows", ROWS), **IDS, precision=how, tally=lambda flops, bytes_: None, warn=pytest.fail
+        )
+        for _ in range(2)
+    )
+    plain.captures = False
+    return eager, captured, plain
+
+
+def prompts_and_noise(device: str) -> tuple[Tensor, Tensor, Tensor]:
+    ids = torch.randint(2, 1024, (ROWS // 2, 6), generator=stream("gpu prompts")).repeat_interleave(2, 0)
+    mask = (torch.arange(6) >= torch.arange(ROWS // 2)[:, None] % 5).repeat_interleave(2, 0)
+    return ids.to(device), mask.to(device), uniforms(ROWS, TOKENS, "gpu static")
+
+
+def timed(sampler: Sampler, device: str, precision: str) -> tuple[Episodes, float]:
+    """Episodes, and milliseconds for a token of all rows; the second call of the sampler."""
+    with Precision(torch.device(device), NAMES[precision]).autocast():
+        sampler.sample(*prompts_and_noise(device))
+        began = time.perf_counter()
+        made = sampler.sample(*prompts_and_noise(device))
+        longest = int(made.lengths.max())  # waits for the device
+    return made, (time.perf_counter() - began) / longest * 1000
+
+
+@devices
+@pytest.mark.parametrize("vocab", [1024, 8192])  # of a large one a block is drawn first
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_captured_steps_draw_what_the_eager_sampler_draws(
+    device: str, precision: str, vocab: int, record_property: pytest.RecordProperty
+) -> None:
+    if device == "cpu" and precision != "fp32":
+        pytest.skip("half precision is tested on a card")
+    if precision == "bf16" and torch.cuda.get_device_capability(0) < (8, 0):
+        pytest.skip("bf16 needs compute capability 8.0")
+    eager, captured, plain = samplers(device, precision, vocab)
+    (wanted, eager_ms), (found, captured_ms), (uncaptured, plain_ms) = (
+        timed(one, device, precision) for one in (eager, captured, plain)
+    )
+    alike = float((found.query_responses == wanted.query_responses).all(1).float().mean())
+    record_property("responses alike", f"{alike:.0%} of {ROWS}")
+    record_property("ms a token", f"eager {eager_ms:.2f}, static {plain_ms:.2f}, captured {captured_ms:.2f}")
+    record_property("graphs", str(len(captured._graphs)))
+    # The same kernels on the same shapes: a replay differs from a step that is run in nothing but its launch.
+    assert torch.equal(found.query_responses, uncaptured.query_responses)
+    assert alike >= ALIKE[precision]
+    assert bool(captured._graphs) == (device == "cuda")
+
+
+@pytest.mark.gpu
+def test_weights_that_have_changed_are_sampled_by_the_old_graphs() -> None:
+    needs_allocator()
+    eager, captured, _ = samplers(DEVICE, "fp32")
+    before, _ = timed(captured, DEVICE, "fp32")
+    graphs = dict(captured._graphs)
+    with torch.no_grad():
+        for parameter in captured.lm.parameters():
+            parameter.mul_(1.3)
+    captured.refresh()
+    wanted, found = eager.sample(*prompts_and_noise(DEVICE)), captured.sample(*prompts_and_noise(DEVICE))
+    assert float((found.query_responses == wanted.query_responses).all(1).float().mean()) >= ALIKE["fp32"]
+    assert not torch.equal(found.query_responses, before.query_responses)
+    assert all(captured._graphs[bucket] is graph for bucket, graph in graphs.items())
+
+
+@pytest.mark.gpu
+def test_what_was_held_is_free_again(record_property: pytest.RecordProperty) -> None:
+    needs_allocator()
+    _, captured, _ = samplers(DEVICE, "fp32")
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    captured.sample(*prompts_and_noise(DEVICE))
+    held, counted = torch.cuda.memory_reserved() - before, captured.nbytes
+    captured.release()
+    record_property("held", f"{held / 2**20:.1f} MiB, of which copy and cache {counted / 2**20:.1f}")
+    # cuBLAS keeps a workspace.
+    assert torch.cuda.memory_reserved() - before < max(held / 2, 2**26)
+
+
+@pytest.mark.gpu
+def test_a_step_waits_for_nothing() -> None:
+    needs_allocator()
+    _, captured, plain = samplers(DEVICE, "fp32")
+    for one in (captured, plain):
+        one.sample(*prompts_and_noise(DEVICE))
+        bucket = (ROWS, 16, 1.0)
+        with torch.inference_mode(), one._autocast():
+            assert one._slots is not None
+            one._slots.step.zero_()
+            one._slots.column.fill_(6)
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                one._advance(bucket)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+
+def small(vocab: int = 1024) -> CausalLM:
     """A network whose responses end now and then."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
     sizes = {
         **MEDIUM,
-        "vocab_size": 1024,
+        "vocab_size": vocab,
         "hidden_size": 64,
         "num_hidden_layers": 2,
         "intermediate_size": 128,
