@@ -7,11 +7,13 @@ on a CPU, networks of 10 M to 56 M parameters agree with measured peaks within 1
 from __future__ import annotations
 
 from pipeline.config.model import SftConfig
+from pipeline.config.presets import ADVANTAGES
+from pipeline.config.replay import has_replay
 from pipeline.config.rewards import LEARNED, is_judged
 from pipeline.config.trial import TrialConfig
 from pipeline.forecast.shapes import Shape
 from pipeline.forecast.subject import FROZEN_BYTES, ForecastSubject, Trained
-from pipeline.models import cpu
+from pipeline.models import buckets, cpu
 from pipeline.resources.chunking import chunk_tokens, ranking_rows, text_rows
 from pipeline.resources.device import built_for_cards
 from pipeline.resources.machine import GIB
@@ -133,10 +135,37 @@ def _train(trial: ForecastSubject, trained: Trained) -> list[tuple[Parts, Parts]
         "critic": _critic(shape, cfg),
         "reward": _rewards(trial),
     }
-    return [
-        (lasting, passing)
-        for passing in [_training(trial, trained), *_unlearned(trial, _copies(trial) if trained.head else 0.0)]
-    ]
+    sampling, *measuring = _unlearned(trial, _copies(trial) if trained.head else 0.0)
+    if trial.static_sampler:
+        sampling, held = _sampled_statically(trial)
+        # Between rollouts it is held only where there is room for it beside the training.
+        measuring = [_together(passing, held) for passing in measuring]
+    return [(lasting, passing) for passing in [_training(trial, trained), sampling, *measuring]]
+
+
+def _sampled_statically(trial: ForecastSubject) -> tuple[Parts, Parts]:
+    """What the static sampler needs beside the networks while it samples, and what of that is there while responses are
+    measured: where further ones are sampled after that.
+
+    The graphs of all buckets share their memory, which is that of one step: mainly logits, in fp32, with their softmax
+    and what is drawn from it. The prompts are read into a cache of their own first, keys in fp32; a compaction needs
+    room for one layer of the cache.
+    """
+    shape, cfg = trial.shape, trial.config
+    number = 2.0 if trial.on_card else 4.0
+    rows = min(cfg.runtime.rollout_batch_size, cfg.train.batch_size)
+    columns = buckets.column_buckets(int(trial.longest_prompt) + cfg.train.response_length)[-1]
+    copy = number * (shape.maps + shape.vocab * shape.hidden)
+    cache, logits = number * rows * columns * shape.kv, 12.0 * rows * shape.vocab
+    prompts = rows / cfg.train.responses_per_prompt * trial.longest_prompt
+    beside = max(prompts * shape.kv * (3.0 if trial.on_card else 4.0), cache / shape.layers)
+    sampling = {"cache": cache + beside, "logits": logits, "half-precision copies": copy}
+    again = ADVANTAGES[cfg.algorithm.advantage].greedy or has_replay(cfg)
+    return sampling, {"cache": cache, "logits": logits, "half-precision copies": copy} if again else {}
+
+
+def _together(one: Parts, other: Parts) -> Parts:
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
 
 
 def _critic(shape: Shape, cfg: TrialConfig) -> float:

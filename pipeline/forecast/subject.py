@@ -53,6 +53,12 @@ class ForecastSubject:
         return self.device == "cuda"
 
     @property
+    def static_sampler(self) -> bool:
+        """Whether rollouts are sampled with a copy of the policy, a static cache and captured steps; also where an
+        architecture will turn out not to allow it."""
+        return self.config.runtime.static_sampler(self.on_card)
+
+    @property
     def longest_prompt(self) -> float:
         return min(self._per_unit * self.config.data.prompt_length[1], self.config.data.max_prompt_tokens)
 
