@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.contender import CONTENDERS, NEWER_TRL
 from benchmarks.report import Run, show
+from benchmarks.sizes import SAMPLER
 
 from pipeline.models.cpu import HUGE_PAGES
 
@@ -42,6 +43,7 @@ def main() -> None:
         "device": options.device,
         "precision": options.precision,
         "threads": options.threads,
+        "sampler": options.sampler,
         "rounds": options.rounds,
     }
     options.out.write_text(
@@ -59,6 +61,9 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--precision", default="no", choices=["no", "fp16", "bf16"], help="of autocast, on a GPU")
+    parser.add_argument(
+        "--sampler", default="auto", choices=["auto", "eager", "static"], help="of our rollouts (runtime.sampler)"
+    )
     parser.add_argument("--contender", nargs="+", choices=CONTENDERS)
     parser.add_argument(
         "--trl-python", default=os.environ.get("TRL_PYTHON"), help=f"runs {' and '.join(NEWER_TRL)}; {HOW}"
@@ -84,6 +89,7 @@ def _run(name: str, size: str, options: argparse.Namespace) -> dict[str, Any]:
         "PYTHONPATH": paths,
         "OMP_NUM_THREADS": str(options.threads),
         "TOKENIZERS_PARALLELISM": "false",
+        SAMPLER: options.sampler,
     }
     if name.startswith("ours"):
         environment |= HUGE_PAGES  # as the processes of our trials have them

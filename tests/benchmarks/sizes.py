@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +18,8 @@ from pipeline.models.seeding import stream
 
 PAD, EOS = 0, 1
 CRITICS = ("shared", "separate")
+SAMPLER = "BENCH_SAMPLER"
+"""Environment variable: who samples our rollouts, as in ``runtime.sampler``."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Size:
                 "runtime.micro_batch_size": self.batch // 4,
                 "runtime.rollout_batch_size": self.batch,
                 "runtime.checkpoint_updates": 10**6,
+                "runtime.sampler": os.environ.get(SAMPLER, "auto"),
             },
         )
 
