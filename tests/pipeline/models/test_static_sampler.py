@@ -90,7 +90,7 @@ def sizes_of(sampler: StaticSampler) -> Iterator[list[tuple[int, int]]]:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "temperature"), [*((name, 1.0) for name in sorted(ARCHITECTURES)), ("qwen2", 0.7), ("gpt2", 0.7)]
+    ("architecture", "temperature"), [*((name, 1.0) for name in sorted(ARCHITECTURES)), ("qwen2", 0.7)]
 )
 def test_texts_are_those_of_the_eager_sampler(architecture: str, temperature: float) -> None:
     model, noise = opinionated(architecture), uniforms(ROWS, STEPS, "static")

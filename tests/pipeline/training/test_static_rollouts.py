@@ -12,9 +12,8 @@ from tinytrial import CONTROLS, Killed, Killer, run, trainer
 
 from pipeline.models.sampler import EagerSampler
 from pipeline.models.static_sampler import StaticSampler
-from pipeline.resources import device
 from pipeline.run.metrics import METRICS
-from pipeline.stages import STAGES, sources
+from pipeline.stages import STAGES
 
 STATIC = {"sampler": "static"}
 OWN = {"objective/sampler_gap", "objective/sampler_ratio"}
@@ -64,7 +63,7 @@ def test_a_network_that_does_not_allow_it_is_sampled_eagerly_and_says_so(
     assert [line for line in watch.warnings if "sampled by the eager sampler" in line]
 
 
-def test_the_sampler_is_part_of_the_identity_of_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sampler_is_part_of_the_identity_of_training_alone() -> None:
     def precisions(**changes: Any) -> dict[str, str]:
         config = smoke(**changes)
         return {stage.name: stage.precision(config) for stage in STAGES if stage.precision}
@@ -74,9 +73,3 @@ def test_the_sampler_is_part_of_the_identity_of_training_alone(monkeypatch: pyte
     assert precisions(runtime__sampler="eager") == eager
     assert {name for name in eager if eager[name] != static[name]} == {"train"}
     assert static["train"] == "fp32, static sampler"
-    for module in (sources, device):
-        monkeypatch.setattr(module, "gpu_visible", lambda: True)
-    monkeypatch.setattr(sources, "precision", lambda config: "bf16")
-    assert sources.rollout_precision(smoke(runtime__device="cuda")) == "bf16, static sampler"
-    assert sources.rollout_precision(smoke(runtime__device="cuda", runtime__sampler="eager")) == "bf16"
-    assert sources.rollout_precision(smoke(runtime__device="cpu")) == "bf16"
