@@ -12,6 +12,9 @@ from pipeline.config.trial import TrialConfig
 NOISE = 5.0
 """Standard errors by which a sampled mean may miss its expectation before it is no longer noise."""
 
+SHELF = 256
+"""Responses whose token pairs are sorted at once."""
+
 
 class Diverged(Exception):
     """The numbers are no longer finite, or the policy has collapsed; an outcome of the trial, not a fault of the
@@ -23,17 +26,23 @@ def repetition(responses: Tensor, mask: Tensor) -> float:
 
     responses (B, T) int64, mask (B, T). "a a a a" has three pairs, one of them different: 2/3.
     """
-    pairs = responses[:, :-1] * (int(responses.max()) + 1) + responses[:, 1:]
-    valid = mask[:, 1:]
-    counts = valid.sum(1)
-    if not bool((counts > 0).any()):
+    tokens, counts = int(responses.max()) + 1, mask[:, 1:].sum(1)
+    rows = counts > 0
+    if not bool(rows.any()):
         return 0.0
+    shelves = zip(responses.split(SHELF), mask.split(SHELF), strict=True)
+    different = torch.cat([_different(some, valid[:, 1:], tokens) for some, valid in shelves])
+    return float((1 - different[rows] / counts[rows]).mean())
+
+
+def _different(responses: Tensor, valid: Tensor, tokens: int) -> Tensor:
+    """How many different pairs of neighbours each response (B, T) has, (B,); valid (B, T - 1), token numbers below
+    `tokens`."""
+    pairs = responses[:, :-1] * tokens + responses[:, 1:]
     ordered = torch.where(valid, pairs, -1).sort(dim=1).values
     fresh = torch.ones_like(valid)
     fresh[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    different = (fresh & (ordered >= 0)).sum(1)
-    rows = counts > 0
-    return float((1 - different[rows] / counts[rows]).mean())
+    return (fresh & (ordered >= 0)).sum(1)
 
 
 def check_collapse(metrics: dict[str, float], cfg: TrialConfig) -> None:
