@@ -50,6 +50,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
         "critic.adapter": "lora",
         "critic.quantize": "8bit",
     },
+    "rounded reference": {"train.frozen_dtype": "bf16"},
     "two rounds": {"reward.rounds": 2},
     "against the reference": {"reward.kind": "pairwise", "reward.against": "reference"},
     "rankings": {"reward.ranked": 4, "reward.ranking_loss": "plackett_luce"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,15 @@ from pipeline.config.presets import NAME, PRESETS, preset_of
 from pipeline.models.adapters import WithoutAdapter, adapter_layers, choose_trained, choose_trained_critic
 from pipeline.models.anatomy import trunk
 from pipeline.models.critic import calibrated_head
+from pipeline.models.frozen import hold
 from pipeline.models.loading import freeze, scratch_model
 from pipeline.models.meter import meter
+from pipeline.models.offload import Offload
 from pipeline.models.policy import ActorCritic, Episodes, response_mask
 from pipeline.models.quantization import quantize
 from pipeline.resources.ledger import Ledger
 from pipeline.run.metrics_log import MetricsLog, merged
-from pipeline.training.judging import Scores
+from pipeline.training.judging import Away, Scores
 from pipeline.training.reference_scores import ReferenceScores
 from pipeline.training.rounds import Round
 from pipeline.training.stored_pairs import StoredPairs
@@ -111,6 +113,7 @@ def trainer(
     caps: dict[str, Any] | None = None,
     device: str = "cpu",
     part: Round | None = None,
+    offload: Callable[[list[Any]], Offload] | None = None,
     **knobs: Any,
 ) -> Trainer:
     folder.mkdir(parents=True, exist_ok=True)
@@ -125,6 +128,8 @@ def trainer(
     ledger = Ledger()
     meter([*actor_critic.networks, *([] if isinstance(reference, WithoutAdapter) else [reference])], ledger.work)
     config = trial_config(**{**BASE, **RUNTIME, **knobs, **_of("runtime", runtime), **_of("caps", caps)})
+    beside = [] if isinstance(reference, WithoutAdapter) else [reference]
+    hold(beside, config.train.frozen_dtype)
     return Trainer(
         config,
         actor_critic,
@@ -141,6 +146,7 @@ def trainer(
         stored_pairs() if config.train.data == "pairs" else None,
         CLOSES.get(config.kl.group),
         part,
+        Away(offload(beside), offload([])) if offload else None,
     )
 
 
@@ -195,6 +201,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "separate": {"critic__kind": "separate"},
     "lora": {"adapter__kind": "lora"},
     "few bits": FEW_BITS,
+    "rounded reference": {"train__frozen_dtype": "bf16"},
     **{name: preset(name) for name in TRAINED if name != "ppo"},
     "replayed targets": {"critic__target": "replay", "replay__every": 3, "replay__share": 0.5},
     "trpo": {**preset("trpo"), "algorithm__trpo_cg_iterations": 2},  # which take most of its time

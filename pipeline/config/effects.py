@@ -145,6 +145,14 @@ UNTRAINED = (
 """Keys of the sections of training that act, or are set by a study, where nothing is trained as well. All others of
 these sections need `LEARNS` beside what `ACTS` says."""
 RANKINGS = Condition("reward.ranked above 2", lambda config: config.reward.ranked > 2, "reward.ranked")
+FROZEN_NETWORK = Condition(
+    "a network that is not trained: adapter.kind: none (the reference), or a reward that is a network",
+    lambda config: (
+        config.adapter.kind == "none"
+        or any(part.kind in LEARNED_KINDS or part.model is not None for part in config.reward.scorers().values())
+    ),
+    "adapter.kind",
+)
 ROUNDS = Condition("reward.rounds above 1", lambda config: config.rounds > 1, "reward.rounds")
 TRUNK_LEARNS = Condition(
     "critic.vf_coef or critic.pretraining_steps above 0",
@@ -275,6 +283,8 @@ ACTS: dict[str, tuple[Condition, ...]] = {
         (setting("optimiser.guard", True), ADAM_MOVES_THE_POLICY),
     ),
     "evaluate.texts": (TEXTS_THERE,),
+    "train.frozen_dtype": (FROZEN_NETWORK,),
+    "runtime.offload_reference": (setting("runtime.device", "auto", "cuda"), setting("adapter.kind", "none"), LEARNS),
     "adapter.rank": (setting("adapter.kind", "lora"),),
     "adapter.alpha": (setting("adapter.kind", "lora"),),
 }

@@ -42,6 +42,10 @@ class RuntimeConfig(Section):
             " captured decode steps; eager, with the policy itself; auto: static on a GPU"
         ),
     )
+    offload_reference: bool = Field(
+        False,
+        description="hold the weights of reference and reward networks in host memory while no rollout is scored",
+    )
 
     def static_sampler(self, on_card: bool) -> bool:
         """Whether rollouts are sampled by the static sampler, where the network allows it."""

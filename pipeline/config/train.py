@@ -51,6 +51,13 @@ class TrainConfig(Section):
     overlong_penalty: NonNegative = Field(
         1.0, description="in score units: subtracted in full from a response that is cut, in part from one nearly so"
     )
+    frozen_dtype: Literal["fp32", "fp16", "bf16"] = Field(
+        "fp32",
+        description=(
+            "in what the linear maps of reference and reward networks are held while the policy is trained; products"
+            " are in the precision of the device all the same"
+        ),
+    )
     min_entropy: NonNegative = Field(
         0.01, description="nats per token; a rollout with less entropy has collapsed, and the trial ends as diverged"
     )

@@ -150,6 +150,11 @@ class TrialConfig(Section):
         return self.reward.ensemble * sum(part.kind in LEARNED for part in self.reward.scorers().values())
 
     @property
+    def reward_classifiers(self) -> int:
+        """Ready classifiers that reward."""
+        return sum(part.model is not None for part in self.reward.scorers().values())
+
+    @property
     def reward_pretraining(self) -> SftConfig | None:
         """How a scratch trunk of a learned reward becomes a language model; None where none does."""
         steps = self.reward.pretraining_steps

@@ -196,6 +196,8 @@ def _ladders(config: TrialConfig) -> list[list[Changes]]:
             for rows in _halves(min(runtime.rollout_batch_size, cfg.train.batch_size))
         ],
         [{"runtime.gradient_checkpointing": True}] if not runtime.gradient_checkpointing else [],
+        [{"runtime.offload_reference": True}] if _can_offload(config) else [],
+        [{"train.frozen_dtype": _half(config)}] if _can_halve(config) else [],
         [LORA_CRITIC] if cfg.critic.kind == "separate" and not cfg.critic.has_adapter else [],
         [EIGHT_BIT_CRITIC] if cfg.critic.kind == "separate" and cfg.critic.held == "none" else [],
         [SHARED] if cfg.critic.kind == "separate" and not natural(config) else [],
@@ -204,6 +206,23 @@ def _ladders(config: TrialConfig) -> list[list[Changes]]:
         [{"sft.steps": 0}] if config.sft.steps and config.model.base is not None else [],
     ]
     return [ladder for ladder in ladders if ladder]
+
+
+def _can_offload(config: TrialConfig) -> bool:
+    """Whether frozen networks could leave the card, and do not."""
+    could = device_of(config) == "cuda" and config.adapter.kind == "none" and config.algorithm.learns
+    return could and not config.runtime.offload_reference
+
+
+def _can_halve(config: TrialConfig) -> bool:
+    """Whether frozen networks could be held in half precision, and are not; where that changes nothing: on a card."""
+    could = device_of(config) == "cuda" and config.algorithm.learns and config.train.data == "rollouts"
+    return could and config.train.frozen_dtype == "fp32"
+
+
+def _half(config: TrialConfig) -> str:
+    """The precision of the products on the card at hand: a T4 has no bf16."""
+    return "fp16" if t4_judges(config) else "bf16"
 
 
 def _halves(rows: int) -> Iterator[int]:

@@ -130,17 +130,21 @@ def _train(trial: ForecastSubject, trained: Trained) -> list[tuple[Parts, Parts]
         "optimiser": 8.0 * (own if natural else trained.parameters + own),
         # Gradient, solution, residual, direction and product of conjugate gradients, and the parts of a product.
         "natural step": 4.0 * 5 * trained.parameters * natural,
-        "reference": 0.0 if cfg.adapter.kind == "lora" else 4.0 * shape.parameters,
-        "policy at the start of the round": 4.0 * shape.parameters * (cfg.rounds > 1),
         "critic": _critic(shape, cfg),
-        "reward": _rewards(trial),
     }
-    sampling, *measuring = _unlearned(trial, _copies(trial) if trained.head else 0.0)
+    sampling, measuring, *scoring = _unlearned(trial, _copies(trial) if trained.head else 0.0)
+    away, held = trial.offloads, Parts()
     if trial.static_sampler:
-        sampling, held = _sampled_statically(trial)
         # Between rollouts it is held only where there is room for it beside the training.
-        measuring = [_together(passing, held) for passing in measuring]
-    return [(lasting, passing) for passing in [_training(trial, trained), sampling, *measuring]]
+        sampling, held = _sampled_statically(trial)
+    between = {**lasting, "gradients": 0.0} if away else lasting
+    return [
+        ({**lasting, **_frozen(trial, away, away)}, _training(trial, trained)),
+        ({**between, **_frozen(trial, away, away)}, sampling),
+        ({**between, **_frozen(trial, False, away)}, _together(measuring, held)),
+        ({**between, **_frozen(trial, away, False)}, _together({**measuring, "logits": 0.0}, held)),
+        *(({**between, **_frozen(trial, away, False)}, _together(passing, held)) for passing in scoring),
+    ]
 
 
 def _sampled_statically(trial: ForecastSubject) -> tuple[Parts, Parts]:
@@ -166,6 +170,27 @@ def _sampled_statically(trial: ForecastSubject) -> tuple[Parts, Parts]:
 
 def _together(one: Parts, other: Parts) -> Parts:
     return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
+
+
+def moved_bytes(trial: ForecastSubject) -> float:
+    """Weights that come onto the card for a rollout; 0 where none are away from it."""
+    there, away = (sum(_frozen(trial, gone, gone).values()) for gone in (False, trial.offloads))
+    return there - away
+
+
+def _frozen(trial: ForecastSubject, reference_away: bool, reward_away: bool) -> Parts:
+    """The networks that PPO asks and does not train, as far as they are not away from the card; judges never are."""
+    shape, cfg = trial.shape, trial.config
+    how = cfg.train.frozen_dtype
+    like_policy = (4.0 * shape.parameters - _spared(shape, how)) * (not reference_away)
+    learned = trial.learned * (4.0 * trial.reward_shape.parameters - _spared(trial.reward_shape, how))
+    ready = sum(4.0 * one.parameters - one.maps * (4.0 - FROZEN_BYTES[how]) for one in trial.rewarding)
+    judges = 4.0 * sum(one.parameters for one in trial.scorers[: len(trial.scorers) - len(trial.rewarding)])
+    return {
+        "reference": like_policy * (cfg.adapter.kind == "none"),
+        "policy at the start of the round": like_policy * (cfg.rounds > 1),
+        "reward": (learned + ready) * (not reward_away) + judges,
+    }
 
 
 def _critic(shape: Shape, cfg: TrialConfig) -> float:

@@ -43,6 +43,16 @@ class ForecastSubject:
         return scratch or self.shape
 
     @property
+    def rewarding(self) -> tuple[ScorerShape, ...]:
+        """Of the classifiers those that reward; they stand behind those that judge."""
+        return self.scorers[len(self.scorers) - self.config.reward_classifiers :]
+
+    @property
+    def offloads(self) -> bool:
+        """Whether frozen networks are off the card while no rollout is scored."""
+        return self.on_card and self.config.runtime.offload_reference and self.config.adapter.kind == "none"
+
+    @property
     def learned_response(self) -> float:
         """Most tokens of a response that gradient steps learn from: of a rollout, or of pairs that the user gave."""
         cfg = self.config
@@ -72,7 +82,7 @@ class ForecastSubject:
         return TOKENS_PER_WORD if self.config.data.prompt_unit == "words" else 1.0
 
 
-FROZEN_BYTES = {"none": 4.0, "8bit": 1.0, "4bit": 0.516}
+FROZEN_BYTES = {"none": 4.0, "fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "8bit": 1.0, "4bit": 0.516}
 """Per frozen weight of a linear map, by how it is held. In 4 bits half a byte, and the scales of blocks of 64,
 themselves in 8 bits (Dettmers 2023); in 8 bits one scale for each output is left out."""
 

@@ -15,7 +15,7 @@ from pipeline.config.replay import has_replay
 from pipeline.config.rewards import LEARNED, is_judged
 from pipeline.config.trial import TrialConfig
 from pipeline.forecast.disk import checkpoint_hours, disk_by_part, shared_disk
-from pipeline.forecast.memory import memory_by_stage
+from pipeline.forecast.memory import memory_by_stage, moved_bytes
 from pipeline.forecast.ocr import reading_hours, shared_reading_hours
 from pipeline.forecast.sampling import answering_hours, opponents_hours, sampling, values_hours
 from pipeline.forecast.shapes import Shape
@@ -32,6 +32,7 @@ from pipeline.resources.roofline import (
     BYTES_STEP,
     T4_FLOPS,
     T4_FP32_FLOPS,
+    T4_HOST_BYTES,
     t4_seconds,
 )
 
@@ -112,6 +113,8 @@ def estimate(trial: ForecastSubject) -> Forecast:
         scored = cfg.train.batch_size * (1.0 + _greedy(cfg) + _replayed(cfg)[1])
         if read := reading_hours(cfg, cfg.train.updates * scored):
             hours["ocr on the CPU"] = read
+        if moved := moved_bytes(trial):
+            hours["offload"] = cfg.train.updates * moved / T4_HOST_BYTES / 3600
         hours["checkpoint"] = checkpoint_hours(trial, trained, sum(hours.values()))
     shared = {stage: t4_seconds("train", *work) / 3600 for stage, work in work_of_shared(trial).items()}
     if cfg.reward.against != "none":

@@ -128,8 +128,14 @@ def rollout_room(runtime: RuntimeConfig, warn: Callable[[str], None]) -> Room:
 
 
 def check_devices(runtime: RuntimeConfig) -> torch.device:
-    """The device of a trial. Raises `UserError` where CUDA has no GPU, or fewer than `runtime.processes`."""
+    """The device of a trial. Raises `UserError` where CUDA has no GPU, or fewer than `runtime.processes`, and where
+    networks are to leave a card that is not there."""
     device = device_of(runtime.device)
+    if device.type == "cpu" and runtime.offload_reference:
+        raise UserError(
+            "runtime.offload_reference = true: the trial runs on a CPU, and there is no card for the networks to leave;"
+            " use false, or a CUDA device"
+        )
     if device.type == "cuda" and runtime.processes > torch.cuda.device_count():
         raise UserError(
             f"runtime.processes = {runtime.processes}: each process needs a GPU of its own, {torch.cuda.device_count()}"

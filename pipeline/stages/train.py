@@ -22,8 +22,10 @@ from pipeline.config.trial import TrialConfig
 from pipeline.models.adapters import WithoutAdapter, merged
 from pipeline.models.closing_tokens import closing_tokens
 from pipeline.models.critic import restore_critic, save_critic
+from pipeline.models.frozen import hold
 from pipeline.models.loading import device_of, freeze
 from pipeline.models.meter import meter
+from pipeline.models.offload import Offload
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.precision import execution
 from pipeline.resources.ledger import Ledger
@@ -42,7 +44,7 @@ from pipeline.stages.rounds import carried_on, has_ended
 from pipeline.stages.scored_samples import read_scores
 from pipeline.stages.train_round import described, leave, round_of
 from pipeline.training.checkpoint import checkpoints
-from pipeline.training.judging import Scores
+from pipeline.training.judging import Away, Scores
 from pipeline.training.reference_scores import ReferenceScores
 from pipeline.training.stored_pairs import StoredPairs
 from pipeline.training.trainer import Outcome, Trainer
@@ -145,6 +147,7 @@ def one_process(
     part = round_of(cfg, out, device, ledger, reward, last_train)
     beside: list[Any] = [] if cfg.adapter.kind == "lora" else [reference]
     beside += [] if part is None or part.start is None else [part.start]
+    hold([*beside, *proxy.networks], cfg.train.frozen_dtype)
     judges = [network for one in (gold, *further.values()) for network in one.networks]
     meter([*actor.networks, *beside, *proxy.networks, *judges], ledger.work)
     trainer = Trainer(
@@ -163,6 +166,7 @@ def one_process(
         _pairs(reward, data) if cfg.train.data == "pairs" else None,
         closing_tokens(data.tokenizer, cfg.kl.group, int(actor.lm.config.vocab_size)),
         part,
+        Away(Offload(beside, device), Offload(proxy.networks, device)) if _offloads(cfg) else None,
     )
     outcome = trainer.run()
     if trainer.ranks.main:
@@ -171,6 +175,11 @@ def one_process(
         _write_log(cfg, out, device, ledger, trainer.state_bytes())
         leave(out, trainer, outcome)
     trainer.ranks.end()
+
+
+def _offloads(cfg: TrialConfig) -> bool:
+    """Whether frozen networks leave the card. With an adapter the reference is the policy, which stays."""
+    return cfg.runtime.offload_reference and cfg.adapter.kind == "none"
 
 
 def _samples(values: Artifact, prompts: Artifact, n: int) -> ReferenceScores:

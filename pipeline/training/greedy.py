@@ -35,7 +35,8 @@ def greedy_baseline(context: RolloutContext, prompts: Prompts, share: slice, kl_
         episodes = context.sampler.greedy(queries[first], mask[first], cfg.train.response_length)
     with context.timed("score"), torch.no_grad():
         scores = score_in_parts(context, episodes, rows[first].tolist())
-        measured = measure(context.actor, context.reference, episodes, cfg.train.temperature, context.room)
+        with context.measuring():
+            measured = measure(context.actor, context.reference, episodes, cfg.train.temperature, context.room)
         final, non_score = shaped(context, scores, episodes, measured, kl_coef)
     once = torch.zeros(len(rows), dtype=torch.long, device=final.device)
     once[first] = episodes.lengths

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from pipeline.algorithms.mathematics.shaping import (
 from pipeline.config.train import TrainConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM
+from pipeline.models.offload import Offload
 from pipeline.models.policy import ActorCritic, Episodes, response_hidden, to_grid
 from pipeline.models.sampler import Sampler
 from pipeline.resources.out_of_memory import Room
@@ -61,6 +63,15 @@ ScoreFn = Callable[[Episodes, Sequence[int]], Scores]
 
 
 @dataclass(frozen=True)
+class Away:
+    """Networks that are on the card only while a rollout is measured, or scored."""
+
+    reference: Offload
+    """With the policy that the round began with."""
+    reward: Offload
+
+
+@dataclass(frozen=True)
 class RolloutContext:
     """What a rollout needs and a trial does not change: the networks and how they are asked."""
 
@@ -82,6 +93,16 @@ class RolloutContext:
     """Weight of the part of the reward that has a floor; None without one."""
     start: CausalLM | None = None
     """The policy that the round began with, in a trial with several; in the first it is the reference itself."""
+    away: Away | None = None
+    """Keeps reference and reward networks off the card; None where they stay on it."""
+
+    def measuring(self) -> AbstractContextManager[None]:
+        """The reference can be asked within. Raises `MemoryFull`."""
+        return nullcontext() if self.away is None else self.away.reference.at_hand()
+
+    def scoring(self) -> AbstractContextManager[None]:
+        """The reward can be asked within. Raises `MemoryFull`."""
+        return nullcontext() if self.away is None else self.away.reward.at_hand()
 
 
 @dataclass(frozen=True)
@@ -121,7 +142,8 @@ class Measured:
 
 def score_in_parts(context: RolloutContext, episodes: Episodes, rows: Sequence[int]) -> Scores:
     """The scores of all rows, so many at a time as there is room for; where a part has a floor, with its weight."""
-    some = context.room.over(len(rows), lambda place: context.score(episodes.take(place), rows[place]))
+    with context.scoring():
+        some = context.room.over(len(rows), lambda place: context.score(episodes.take(place), rows[place]))
     scores = some[0] if len(some) == 1 else _joined(some)
     part, weight = context.cfg.floor.part, context.floor_weight
     if part is None or weight is None:

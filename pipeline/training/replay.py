@@ -110,7 +110,8 @@ def _rewards(context: RolloutContext, episodes: Episodes, rows: list[int], kl_co
     if beta_in_reward(kl_coef, cfg.kl.place) == 0:  # then no log-prob is in the rewards
         final = final_scores(scores.proxy.to(mask.device), episodes.lengths, episodes.ended, cfg.train)
         return token_rewards(final, torch.zeros_like(mask, dtype=final.dtype), mask)
-    measured = measure(context.actor, context.reference, episodes, cfg.train.temperature, context.room)
+    with context.measuring():
+        measured = measure(context.actor, context.reference, episodes, cfg.train.temperature, context.room)
     judged = judge(*shaped(context, scores, episodes, measured, kl_coef), measured, mask, cfg)
     return token_rewards(judged.scores, judged.non_score, mask)
 

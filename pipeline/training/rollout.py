@@ -129,9 +129,10 @@ def _own_share(context: RolloutContext, prompts: Prompts, update: int, kl_coef: 
         # 3 score the cut text
         scores = score_in_parts(context, episodes, prompts.rows[share])
         # 4 log-probs, reference log-probs and values by the training forward
-        measured = measure(
-            context.actor, context.reference, episodes, cfg.train.temperature, context.room, context.start
-        )
+        with context.measuring():
+            measured = measure(
+                context.actor, context.reference, episodes, cfg.train.temperature, context.room, context.start
+            )
     greedy = replays = None
     if has_greedy:
         greedy = greedy_baseline(context, prompts, share, kl_coef)

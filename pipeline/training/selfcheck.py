@@ -28,19 +28,25 @@ MOST_OFF_POLICY = 1e-3
 """The largest share of such tokens in a sound first mini-batch, so that the tolerance is one on the 99.9 % quantile of
 |log ratio|."""
 
+SHOWN = 1e-4
+"""Nats per token: a hundredth of what a policy that is held closely to its reference moves."""
+
 
 class SelfCheckFailed(RuntimeError):
     """What must hold before the first step does not: a fault of the program or of the network, not an outcome."""
 
 
-def check_rollout(rollout: Rollout, actor: ActorCritic, temperature: float, tolerance: float) -> None:
+def check_rollout(
+    rollout: Rollout, actor: ActorCritic, temperature: float, tolerance: float, held_tolerance: float = 0.0
+) -> None:
     """Before the first step: the policy is its own reference, was sampled from, and does not see padding.
 
-    `tolerance` in nats per token, for the precision at hand. Raises `SelfCheckFailed`.
+    `tolerance` in nats per token, for the precision at hand; `held_tolerance` for that in which the reference is held.
+    Raises `SelfCheckFailed`.
     """
     mask = rollout.episodes.response_mask
     drift = rollout.metrics["objective/kl_exact_per_token"]
-    if drift > tolerance:
+    if drift > max(tolerance, held_tolerance):
         raise SelfCheckFailed(
             f"before the first step the policy is {drift:.3g} nats per token away from its reference; it must be 0"
         )
@@ -53,6 +59,18 @@ def check_rollout(rollout: Rollout, actor: ActorCritic, temperature: float, tole
             " forward computes"
         )
     check_padding(rollout.episodes.take(slice(0, EPISODES)), actor, temperature, tolerance)
+
+
+def rounding_shown(drift: float, held: str) -> str | None:
+    """A warning where the reference, held in half precision, differs from the policy before any step by more than
+    `SHOWN`; `drift` is their exact KL, nats per token."""
+    if not drift > SHOWN:
+        return None
+    return (
+        f"train.frozen_dtype = {held}: before the first step the policy is {drift:.2g} nats per token away from its"
+        " reference, all of it the rounding of the reference's weights; every KL of the training contains it, and that"
+        " of the evaluation does not"
+    )
 
 
 @torch.no_grad()

@@ -53,7 +53,8 @@ def _reference_logprobs(context: RolloutContext, episodes: Episodes) -> Tensor:
         logprobs = head_logprobs(context.reference, hidden, chunk.labels, context.cfg.train.temperature)
         grid[rows, : chunk.response_mask.shape[1]] = to_grid(logprobs, chunk.response_mask)
 
-    episodes.by_length(context.room, fill)
+    with context.measuring():
+        episodes.by_length(context.room, fill)
     return grid
 
 

@@ -27,7 +27,7 @@ from pipeline.config.rounds import last_update
 from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import ActorCritic, Episodes
-from pipeline.models.precision import GradientSteps, Precision
+from pipeline.models.precision import NAMES, TOLERANCE, GradientSteps, Precision
 from pipeline.models.sampler_choice import choose_sampler
 from pipeline.resources.ledger import Ledger, Reached
 from pipeline.resources.out_of_memory import MemoryFull, MemoryFullSomewhere, Room
@@ -36,7 +36,7 @@ from pipeline.run.progress import RESUMED
 from pipeline.run.stopping import Watcher
 from pipeline.training import checkpoint
 from pipeline.training.health import Diverged, check_collapse, check_finite, negative_kl
-from pipeline.training.judging import Prompts, RolloutContext, ScoreFn
+from pipeline.training.judging import Away, Prompts, RolloutContext, ScoreFn
 from pipeline.training.learner import Learner
 from pipeline.training.lesson import Lesson
 from pipeline.training.natural_step import learn_naturally
@@ -44,7 +44,7 @@ from pipeline.training.processes import NullLog, Ranks
 from pipeline.training.reference_scores import ReferenceScores
 from pipeline.training.rollout import Rollout, collect
 from pipeline.training.rounds import Round
-from pipeline.training.selfcheck import check_rollout
+from pipeline.training.selfcheck import check_rollout, rounding_shown
 from pipeline.training.stored_pairs import StoredPairs, in_turn
 from pipeline.training.update import OnStep, train_on, warm_up
 from pipeline.training.whole_rollout import moved_kl
@@ -119,11 +119,12 @@ class Trainer:
         pairs: StoredPairs | None = None,
         closes: Tensor | None = None,
         part: Round | None = None,
+        away: Away | None = None,
     ) -> None:
         """queries (n, P) and query_mask (n, P): all training prompts, left-padded, on the CPU; `samples` of the
         reference for the same prompts, where the advantage needs them; `pairs` to learn from instead of rollouts;
         closes (V,) bool: the tokens that end a group, where the KL penalty is one on clauses or sentences; `part`: the
-        round that is trained, of a training with several.
+        round that is trained, of a training with several; `away` keeps networks of those above off the card.
 
         `open_log` opens the metrics file at an offset and cuts off what stood behind it; 0 is a fresh file.
         """
@@ -161,7 +162,7 @@ class Trainer:
         )
         closes = None if closes is None else closes.to(self.device)
         self.rollout_context = RolloutContext(
-            actor, reference, score, cfg, sampler, rollout_room, ledger.timed, self.ranks, closes
+            actor, reference, score, cfg, sampler, rollout_room, ledger.timed, self.ranks, closes, away=away
         )
         if part is not None:
             self.rollout_context = replace(self.rollout_context, start=part.start or reference)
@@ -290,6 +291,8 @@ class Trainer:
             self.taken += learn(lesson, self.learner, self.update, self.taken, on_step)
             if self.old_kl.enabled:
                 moved = moved_kl(lesson, self.learner)
+            if self.rollout_context.away:  # what comes back for the next rollout takes their place
+                self.steps.clear()
         # 8 controllers step
         if moved is not None:
             check_finite({"policy/old_kl": moved})
@@ -309,13 +312,20 @@ class Trainer:
         measured = rollout.measured
         if self.update == 0:
             with self.ledger.timed("selfcheck"):
-                check_rollout(rollout, self.actor, self.cfg.train.temperature, self.precision.tolerance)
+                self._check_start(rollout)
         check_collapse(rollout.metrics, self.cfg)
         warning = None if self.warned else negative_kl(measured.logprobs, measured.ref_logprobs)
         if warning:
             self.warned = True
             self.watch.warn(f"{warning}; at step {self.taken}")
         self.healthy = Place(self.update, self.taken)
+
+    def _check_start(self, rollout: Rollout) -> None:
+        train = self.cfg.train
+        held = TOLERANCE[NAMES[train.frozen_dtype]]
+        check_rollout(rollout, self.actor, train.temperature, self.precision.tolerance, held)
+        if shown := rounding_shown(rollout.metrics["objective/kl_exact_per_token"], train.frozen_dtype):
+            self.watch.warn(shown)
 
     def _on_step(self, step: int, values: dict[str, float]) -> None:
         self._write(step, values)
@@ -488,8 +498,9 @@ class Trainer:
     def state_bytes(self) -> int:
         """Memory of what training keeps from step to step, counted from the tensors: the weights of policy, critic and
         reference, of the policy that a later round began with, and the gradients and the optimiser's state of what is
-        trained."""
-        held = (self.actor, self.rollout_context.reference, self.part.start)
+        trained. Frozen networks that are off the card are not counted."""
+        frozen = () if self.rollout_context.away else (self.rollout_context.reference, self.part.start)
+        held = (self.actor, *frozen)
         networks = [module for module in held if isinstance(module, nn.Module)]
         kept = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
         kept += [tensor for _, tensor in self._trained()]

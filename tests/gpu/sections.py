@@ -54,6 +54,7 @@ SECTIONS = (
     Section("head", "Language-modelling head in half precision", 90, tests="test_gpu_head.py"),
     Section("resume", "Kill and resume", 180, tests="test_gpu_resume.py"),
     Section("memory", "Out of memory, and the cap on the allocator", 240, tests="test_gpu_memory.py"),
+    Section("frozen", "Frozen networks off the card, and in half precision", 120, tests="test_gpu_frozen.py"),
     Section("machine", "4-bit weights, two processes", 150, tests="test_gpu_machine.py"),
     Section("measure", "Memory, time and throughput of a trial against the forecast", 330, module="gpu.measure"),
     Section("trl", "Speed and memory beside TRL's PPO", 180, module="gpu.beside_trl"),

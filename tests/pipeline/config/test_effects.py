@@ -151,10 +151,24 @@ KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
     "optimiser.guard_factor": (0.1, {}, {"optimiser.guard": True}),
     "optimiser.guard_steps": (10, {}, {"optimiser.guard": True}),
     "evaluate.texts": (1025, {}, {"data.heldout_prompts": 1025}),
+    "train.frozen_dtype": ("fp16", {**VADER, "adapter.kind": "lora"}, {"adapter.kind": "lora"}),
+    "runtime.offload_reference": (True, {}, {"runtime.device": "auto"}),
     "adapter.rank": (4, {}, {"adapter.kind": "lora"}),
     "adapter.alpha": (4.0, {}, {"adapter.kind": "lora"}),
 }
 """A value of each knob, where it has no effect, and where it has one."""
+
+
+def test_frozen_networks_are_not_moved_where_there_are_none_and_not_rounded_where_ratios_are_to_them() -> None:
+    card = {"runtime.device": "cuda", "runtime.offload_reference": True}
+    for without in ({"adapter.kind": "lora"}, {"algorithm": "best_of_n"}):
+        with pytest.raises(UserError, match=r"runtime\.offload_reference = true has no effect while"):
+            load_config("tiny", {**card, **without})
+    with pytest.raises(UserError, match=r"train\.frozen_dtype 'bf16' rounds the reference, and train\.data 'pairs'"):
+        load_config("tiny", {"algorithm": "dpo", "train.frozen_dtype": "bf16"})
+    assert load_config("tiny", {**card, "algorithm": "dpo"}).runtime.offload_reference
+    with pytest.raises(UserError, match=r"frozen_dtype is the key 'train\.frozen_dtype'|'train\.frozen_dtype'"):
+        load_config("tiny", {"runtime.frozen_dtype": "fp16"})
 
 
 def test_too_few_held_out_texts_are_refused_by_their_key() -> None:

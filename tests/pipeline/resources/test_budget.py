@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,46 @@ def test_components_follow_the_knobs() -> None:
     assert lora.trained < 0.02 * lora.parameters
     assert quantized.stages["train"]["policy"] < 0.5 * lora.stages["train"]["policy"]
     assert separate.t4_hours > full.t4_hours > lora.t4_hours
+
+
+def test_frozen_networks_are_forecast_as_they_are_held() -> None:
+    """Halved weights of linear maps; and off the card the whole of them, but while a rollout is scored."""
+    plain, half, away = (
+        estimate(trial("t4", **changes))
+        for changes in ({}, {"train__frozen_dtype": "fp16"}, {"runtime__offload_reference": True})
+    )
+    shape = trial("t4").shape
+    of_each = 4 * shape.parameters / GIB
+    assert {name: plain.stages["train"][name] for name in ("reference", "reward")} == pytest.approx(
+        dict.fromkeys(("reference", "reward"), of_each)
+    )
+    saved = 2 * 2 * shape.maps / GIB
+    assert plain.stage_gib("train") - half.stage_gib("train") == pytest.approx(saved)
+    assert not {"reference", "reward"} & away.stages["train"].keys()
+    assert plain.stage_gib("train") - away.stage_gib("train") == pytest.approx(2 * of_each)
+    updates = trial("t4").config.train.updates
+    assert away.hours["offload"] * 3600 == pytest.approx(updates * 2 * of_each * GIB / 12e9)
+    assert "offload" not in plain.hours.keys() | half.hours.keys()
+    other = ("sft", "reward", "evaluate")
+    assert [half.stage_gib(stage) for stage in other] == [plain.stage_gib(stage) for stage in other]
+    assert [away.stage_gib(stage) for stage in other] == [plain.stage_gib(stage) for stage in other]
+
+
+def test_the_phase_that_needs_most_has_the_networks_that_it_asks() -> None:
+    """An ensemble of eight comes back to score, without the gradients."""
+    eight = {"reward__ensemble": 8, "runtime__offload_reference": True}
+    parts = estimate(trial("t4", **eight)).stages["train"]
+    assert parts["reward"] == pytest.approx(8 * estimate(trial("t4")).stages["train"]["reward"])
+    assert not {"reference", "gradients", "logits"} & parts.keys()
+
+
+def test_an_adapter_has_no_reference_to_take_off_and_a_cpu_no_card() -> None:
+    for profile, knobs in (("t4", {"adapter__kind": "lora"}), ("tiny", {})):
+        plain = estimate(trial(profile, **knobs))
+        config = trial(profile, **knobs).config
+        moved = config.model_copy(update={"runtime": config.runtime.model_copy(update={"offload_reference": True})})
+        again = estimate(replace(trial(profile, **knobs), config=moved))
+        assert again.stages == plain.stages
 
 
 def test_eight_bits_and_an_adapter_halve_what_a_separate_critic_adds() -> None:

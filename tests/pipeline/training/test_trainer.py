@@ -280,6 +280,7 @@ PERTURBED: dict[str, dict[str, Any]] = {
     "critic__adapter_rank": {**LORA_CRITIC, "critic__adapter_rank": 2},
     "critic__adapter_alpha": {**LORA_CRITIC, "critic__adapter_alpha": 4.0},
     "critic__quantize": {**LORA_CRITIC, "critic__quantize": "8bit"},
+    "train__frozen_dtype": {"train__frozen_dtype": "bf16"},
     "train__min_entropy": {"train__min_entropy": 10.0},
     "train__max_repetition": {**COLD, "train__max_repetition": 0.4},
 }
