@@ -171,8 +171,8 @@ def response_hidden(model: CausalLM, episodes: Episodes) -> Tensor:
     """Hidden states (N, H) at the positions that predict the valid response tokens. A prompt has at least one token."""
     tokens, starts = flush_left(episodes)
     if isinstance(episodes, Shelved):
-        shelf = episodes.shelf
-        return packed_states(model, tokens[:, :-1], Packing(*tokens[:, :-1].shape, shelf.cells, shelf.read))
+        shelf, (rows, width) = episodes.shelf, tokens[:, :-1].shape
+        return packed_states(model, tokens[:, :-1], Packing(rows, width, shelf.cells, shelf.read))
     row, step = episodes.response_mask.nonzero(as_tuple=True)
     # The last token predicts nothing that anybody reads.
     return states(model, tokens[:, :-1], starts + episodes.lengths - 1, row, starts[row] - 1 + step)

@@ -81,7 +81,8 @@ class Extents:
             before[row] + prompts[row] - 1 + step,
         )
         first = self.context - max(int(prompts.max()), 1)
-        return Shelf(*moved(parts, device), first=first, width=width, longest=longest)
+        there, owner, tokens, whole, cells, read = moved(parts, device)
+        return Shelf(there, owner, tokens, whole, cells, read, first, width, longest)
 
 
 def _laid_out(lengths: Numbers) -> tuple[Numbers, Numbers]:
@@ -95,7 +96,7 @@ def moved(parts: tuple[Numbers, ...], device: torch.device) -> tuple[Tensor, ...
     whole = torch.from_numpy(np.concatenate(parts))
     if device.type == "cuda":
         whole = whole.pin_memory().to(device, non_blocking=True)
-    return whole.split([len(part) for part in parts])
+    return torch.split(whole, [len(part) for part in parts])
 
 
 def picked(grid: Tensor, mask: Tensor, shelf: Shelf | None = None) -> Tensor:

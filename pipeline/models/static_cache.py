@@ -98,8 +98,8 @@ class Slots:
     def bucket(self, rows: int, columns: int) -> Cache:
         """The cache of the first rows and columns."""
         if (rows, columns) not in self._buckets:
-            views = [[one[:rows, :, :columns] for one in layer] for layer in self.layers]
-            self._buckets[rows, columns] = Cache(layers=[Window(*layer, self.column) for layer in views])
+            views = [(keys[:rows, :, :columns], values[:rows, :, :columns]) for keys, values in self.layers]
+            self._buckets[rows, columns] = Cache(layers=[Window(keys, values, self.column) for keys, values in views])
         return self._buckets[rows, columns]
 
     def compact(self, rows: int, fewer: int, used: int) -> None:

@@ -193,7 +193,7 @@ class StaticSampler:
             input_ids=queries[once], attention_mask=mask, position_ids=places, past_key_values=cache, use_cache=True
         )
         read = [(layer.keys, layer.values) for layer in cache.layers]
-        slots = self._slots_for(*noise.shape, columns, read)
+        slots = self._slots_for(len(noise), noise.shape[1], columns, read)
         slots.begin(read, copies, query_mask, places[:, -1:][copies], noise.to(queries.device), self.pad_id)
         return output.last_hidden_state[:, -1][copies], slots
 
@@ -290,7 +290,7 @@ class StaticSampler:
 @contextmanager
 def _side_stream() -> Iterator[None]:
     """Work on another stream, which begins behind the present one, and which that one then waits for."""
-    here, beside = torch.cuda.current_stream(), torch.cuda.Stream()
+    here, beside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
     beside.wait_stream(here)
     with torch.cuda.stream(beside):
         yield

@@ -30,7 +30,7 @@ def repetition(responses: Tensor, mask: Tensor) -> float:
     rows = counts > 0
     if not bool(rows.any()):
         return 0.0
-    shelves = zip(responses.split(SHELF), mask.split(SHELF), strict=True)
+    shelves = zip(torch.split(responses, SHELF), torch.split(mask, SHELF), strict=True)
     different = torch.cat([_different(some, valid[:, 1:], tokens) for some, valid in shelves])
     return float((1 - different[rows] / counts[rows]).mean())
 

@@ -9,7 +9,6 @@ from pipeline.config.presets import ADVANTAGES
 from pipeline.config.replay import has_replay, teaches
 from pipeline.config.rewards import DISAGREEMENT
 from pipeline.config.trial import TrialConfig
-from pipeline.resources.device import gpu_visible
 from studies.definition.design import Cell
 from studies.definition.falsifier import EVALUATION, Falsifier
 from studies.definition.hypotheses import Hypothesis
@@ -31,7 +30,7 @@ ONLY_WITH: dict[str, tuple[str, Callable[[TrialConfig], bool]]] = {
         ("objective/sampler_gap", "objective/sampler_ratio"),
         (
             "runtime.sampler: static, or auto on a GPU",
-            lambda config: config.runtime.static_sampler(config.runtime.device != "cpu" and gpu_visible()),
+            lambda config: config.runtime.static_sampler(config.runtime.device != "cpu"),
         ),
     ),
     "objective/equal_groups": (
