@@ -6,6 +6,7 @@ prompt and T response columns; of a shelf b rows, N valid response tokens and M 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,11 +60,12 @@ class Extents:
         prompts, responses = torch.stack([query_mask.sum(1), response_mask.sum(1)]).cpu().numpy()
         return cls(prompts, responses, query_mask.shape[1], response_mask.shape[1])
 
-    def shelves(self, size: int, rows: Tensor, device: torch.device) -> list[Shelf]:
-        """The rows (n,), a tensor on the host, `size` at a time, sorted by length so that little of each is padding."""
+    def shelves(self, size: int, rows: Tensor, device: torch.device) -> Iterator[Shelf]:
+        """The rows (n,), a tensor on the host, `size` at a time, sorted by length so that little of each is padding.
+        Each is made when it is asked for: the indices of all would take as much as what was measured of them."""
         chosen = rows.numpy()
         order = chosen[(self.prompts + self.responses)[chosen].argsort(kind="stable")]
-        return [self._shelf(order[start : start + size], device) for start in range(0, len(order), size)]
+        return (self._shelf(order[start : start + size], device) for start in range(0, len(order), size))
 
     def _shelf(self, rows: Numbers, device: torch.device) -> Shelf:
         prompts, responses = self.prompts[rows], self.responses[rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -30,7 +31,7 @@ class Lesson:
         """Of the episodes; the device is asked once."""
         return Extents.of(self.episodes.query_mask, self.episodes.response_mask)
 
-    def shelves(self, size: int, rows: Tensor) -> list[Shelf]:
+    def shelves(self, size: int, rows: Tensor) -> Iterator[Shelf]:
         """The rows (n,), on the host, `size` at a time, sorted by length."""
         return self.extents.shelves(size, rows, self.episodes.ended.device)
 

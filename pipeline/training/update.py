@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -109,7 +109,7 @@ def accumulate(lesson: Lesson, rows: Tensor, learner: Learner, back: Backward | 
 
 
 def gradient(
-    lesson: Lesson, parts: list[Shelf], learner: Learner, batch: MiniBatch, back: Backward
+    lesson: Lesson, parts: Iterable[Shelf], learner: Learner, batch: MiniBatch, back: Backward
 ) -> dict[str, Tensor]:
     """Leave the gradient of all `parts` in the parameters, in place of what was there; the metrics' sums over their
     tokens."""

@@ -25,8 +25,8 @@ def token_means(rollout: Lesson, learner: Learner, sums: Callable[[Shelf], list[
     mine = ranks.part(torch.arange(len(mask)))
 
     def over(size: int) -> list[Tensor]:
-        first, *parts = rollout.shelves(size, mine)
-        totals = sums(first)
+        parts = rollout.shelves(size, mine)
+        totals = sums(next(parts))
         for part in parts:
             totals = [total.add_(more) for total, more in zip(totals, sums(part), strict=True)]
         return totals

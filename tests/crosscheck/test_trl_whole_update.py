@@ -29,6 +29,7 @@ from pipeline.algorithms.mathematics.shaping import non_score_reward, token_rewa
 from pipeline.models.anatomy import trunk
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.precision import GradientSteps, Precision
+from pipeline.models.sampler import Drawn
 from pipeline.resources.out_of_memory import Room
 from pipeline.training.judging import Prompts, RolloutContext, Scores, measure
 from pipeline.training.learner import Learner
@@ -177,7 +178,7 @@ def test_our_own_rollout_is_theirs_where_the_conventions_coincide(
     def score(_: Episodes, rows: list[int]) -> Scores:
         return Scores(scores_of(case), scores_of(case), [""] * len(rows), [""] * len(rows))
 
-    given: Any = SimpleNamespace(sample=lambda *_: episodes, refresh=lambda: None)
+    given: Any = SimpleNamespace(draw=lambda *_: Drawn(episodes, None), refresh=lambda: None, rest=lambda: None)
     alone, room = Ranks.of(torch.device("cpu")), Room("rows", BATCH)
     world = RolloutContext(actor_of(case), case.reference, score, case.cfg, given, room, lambda _: nullcontext(), alone)
     prompts = Prompts(episodes.query_responses[:, :CONTEXT], episodes.query_mask, list(range(BATCH)))

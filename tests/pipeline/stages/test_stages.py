@@ -71,6 +71,8 @@ def test_metrics_are_the_declared_ones_and_within_their_bounds(outcome: TrialOut
         "objective/ent_coef",
         "objective/floor_weight",
         "objective/round_kl_per_token",
+        "objective/sampler_gap",
+        "objective/sampler_ratio",
         "policy/kl_loss",
         "policy/kl_hinge",
         "policy/dual_clipfrac",

@@ -49,7 +49,7 @@ def test_a_micro_batch_asks_no_tensor_for_its_value(
     found, count = in_micro_batches(monkeypatch)
     one = trainer(tmp_path, runtime={"micro_batch_size": 2}, **{"train__steps": 8, **CONTROLS[control]})
     assert one.run().status == "complete"
-    assert count[0] >= 16 if control != "target" else count[0] > 1
+    assert count[0] >= (2 if control == "target" else 8)
     assert found == []
 
 
@@ -139,13 +139,13 @@ def test_shelves_hold_the_rows_in_the_order_of_buckets(tmp_path: Path) -> None:
     one = trainer(tmp_path, train__steps=4)
     rollout = one._rollout()
     rows = torch.tensor([6, 1, 3, 4, 7])
-    shelves, buckets = rollout.shelves(2, rows), rollout.episodes.buckets(2, rows)
+    shelves, buckets = list(rollout.shelves(2, rows)), rollout.episodes.buckets(2, rows)
     assert [shelf.rows.tolist() for shelf in shelves] == [bucket.tolist() for bucket in buckets]
     for shelf, bucket in zip(shelves, buckets, strict=True):
         columns = (vars(tokens_of(rollout, rows)).values() for rows in (shelf, bucket))
         assert all(torch.equal(known, asked) for known, asked in zip(*columns, strict=True))
     with waiting() as found:
-        rollout.shelves(2, rows)
+        list(rollout.shelves(2, rows))
     assert len(found) <= 2 * len(rows)  # numpy of host tensors; the device was asked once, before
     assert not any("shelves.py" in line and "cpu" in line for line in found)
 
