@@ -24,21 +24,26 @@ def find_trial(run: str, layout: Layout, profile: str | None = None) -> TrialRec
     return record
 
 
-def study_folder(layout: Layout, study: str, profile: str | None) -> StudyFolder:
-    """The folder of a study on one profile. Raises `UserError` for one that was not run, or not on this profile."""
-    root = layout.root / "studies"
-    run_on = sorted(path.parent.name for path in (root / safe(study)).glob("*/trials"))
+def study_folder(layout: Layout, study: str, profile: str | None, *, started: bool = False) -> StudyFolder:
+    """The folder of a study on one profile, of which trials have ended or, with `started`, which has begun.
+
+    Raises `UserError` for a study of which that is not so, or not on this profile.
+    """
+    root, word = layout.root / "studies", "started" if started else "run"
+    marks = ("trials", "study.json") if started else ("trials",)
+    there = {(path.parent.parent.name, path.parent.name) for mark in marks for path in root.glob(f"*/*/{mark}")}
+    run_on = sorted(on for name, on in there if name == safe(study))
     if not run_on:
-        known = sorted({path.parent.parent.name for path in root.glob("*/*/trials")})
+        known = sorted({name for name, _ in there})
         raise UserError(
-            f"study '{study}' has not been run in {layout.root}{nearest(study, known)}; studies there:"
+            f"study '{study}' has not been {word} in {layout.root}{nearest(study, known)}; studies there:"
             f" {', '.join(known) or 'none'}"
         )
     if profile is None and len(run_on) > 1:
-        raise UserError(f"study '{study}' has been run on {', '.join(run_on)}; choose one with --profile")
+        raise UserError(f"study '{study}' has been {word} on {', '.join(run_on)}; choose one with --profile")
     if profile is not None and profile not in run_on:
         raise UserError(
-            f"study '{study}' has not been run on profile '{profile}'{nearest(profile, run_on)}; run on:"
+            f"study '{study}' has not been {word} on profile '{profile}'{nearest(profile, run_on)}; {word} on:"
             f" {', '.join(run_on)}"
         )
     return layout.study(study, profile or run_on[0])

@@ -18,7 +18,7 @@ from pipeline.stages import STAGES
 from studies.definition.design import Cell, cells
 from studies.definition.schema import IMPORTED, Study
 from studies.definition.search import confirmation
-from studies.execution.recorded import artifact
+from studies.execution.recorded import artifact, study_folder
 from studies.serving.sources import FolderSource, Source, Training, TrialSource
 
 NEEDED = ("prompts", "judge", "sft", "reward")
@@ -52,7 +52,7 @@ def _folder(folder: Path, device: torch.device, profile: str | None) -> FolderSo
 def _trial(
     name: str, study: str, arm: str, seed: int, layout: Layout, device: torch.device, profile: str | None
 ) -> TrialSource:
-    folder = _study_folder(layout, study, profile)
+    folder = study_folder(layout, study, profile, started=True)
     record, store = folder.record(arm, seed), Store(layout.store)
     if record is None or "train" not in record.stages:
         config = _cell(name, arm, seed, folder, record).config
@@ -121,25 +121,3 @@ def _cell(name: str, arm: str, seed: int, folder: StudyFolder, record: TrialReco
 def _list(names: Sequence[str], most: int = 12) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return (", ".join(names[:most]) or "none") + more
-
-
-def _study_folder(layout: Layout, study: str, profile: str | None) -> StudyFolder:
-    """The folder of a study that has been started, on one profile. Raises `UserError` with what there is instead."""
-    root = layout.root / "studies"
-    there = {(path.parent.parent.name, path.parent.name) for path in root.glob("*/*/study.json")}
-    there |= {(path.parent.parent.name, path.parent.name) for path in root.glob("*/*/trials")}
-    on = sorted(profile for name, profile in there if name == safe(study))
-    if not on:
-        known = sorted({name for name, _ in there})
-        raise UserError(
-            f"study '{study}' has not been started in {layout.root}{nearest(study, known)}; studies there:"
-            f" {', '.join(known) or 'none'}"
-        )
-    if profile is None and len(on) > 1:
-        raise UserError(f"study '{study}' has been started on {', '.join(on)}; choose one with --profile")
-    if profile is not None and profile not in on:
-        raise UserError(
-            f"study '{study}' has not been started on profile '{profile}'{nearest(profile, on)}; started on:"
-            f" {', '.join(on)}"
-        )
-    return layout.study(study, profile or on[0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ from studies.serving.measuring import Measurer
 from studies.serving.metrics import Metrics
 from studies.serving.networks import Holder
 from studies.serving.sources import Source, TrialSource
+from studies.tracking.ui import check_free
 
 HOST = "127.0.0.1"
 HERE = frozenset({HOST, "localhost", "[::1]"})
@@ -42,7 +42,7 @@ def serve(name: str, layout: Layout, port: int, host: str = HOST, threads: int =
     """Serve a policy until Ctrl-C or SIGTERM. Raises `UserError` for what cannot be served, or a port that is taken."""
     import uvicorn
 
-    _check_free(host, port)
+    check_free(host, port)
     cpu.keep_freed_memory()
     torch.set_num_threads(threads)
     quiet_libraries()
@@ -126,15 +126,3 @@ def _tokenizer(path: Path) -> Any:
 
 def _note(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def _check_free(host: str, port: int) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise UserError(
-                f"port {port} on {host} cannot be used ({error.strerror}); choose another with --port"
-            ) from None

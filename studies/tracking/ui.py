@@ -30,7 +30,7 @@ QUIET = {
 
 def serve(layout: Layout, port: int) -> None:
     """Serve the output root's runs until Ctrl-C or SIGTERM. Raises `UserError` when the port is taken."""
-    _check_free(port)
+    check_free(HOST, port)
     writable(layout.root)
     if layout.mlflow_file.exists() and not is_database(layout.mlflow_file):
         raise Damaged(
@@ -99,14 +99,15 @@ def _as_interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _check_free(port: int) -> None:
-    with socket.socket() as probe:
+def check_free(host: str, port: int) -> None:
+    """Raise `UserError` where a server cannot listen on this address."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HOST, port))
+            probe.bind((host, port))
         except OSError as error:
             raise UserError(
-                f"port {port} on {HOST} cannot be used ({error.strerror}); choose another with --port"
+                f"port {port} on {host} cannot be used ({error.strerror}); choose another with --port"
             ) from None
 
 

@@ -13,6 +13,7 @@ from helpers import Recorder, smoke
 from safetensors.torch import load_file, save_file
 from smoke_record import recorded
 from tiny_service import CPU, States, Tiny, network, tokenizer
+from tinytrial import Killed, Killer
 
 from pipeline.errors import Damaged, Gone, UserError
 from pipeline.models.loading import load_snapshot
@@ -140,23 +141,6 @@ def test_what_cannot_be_served_is_said_in_one_line(layout: Layout, tmp_path: Pat
             find_source(name, layout, CPU)
     with pytest.raises(UserError, match="has not been started on profile 'tiny'; started on: smoke"):
         find_source("demo/smoke/0", layout, CPU, "tiny")
-
-
-class Killed(BaseException):
-    pass
-
-
-class Killer(Recorder):
-    """Dies like a process, in the middle of training."""
-
-    def __init__(self, after: int) -> None:
-        super().__init__()
-        self.after = after
-
-    def metrics(self, step: int, values: Any) -> None:
-        super().metrics(step, values)
-        if len(self.steps) == self.after:
-            raise Killed
 
 
 @pytest.mark.slow
