@@ -9,7 +9,7 @@ a CPU the same buckets are run without capture.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -301,11 +301,23 @@ def _side_stream() -> Iterator[None]:
 def _captured(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
     """What is begun within is recorded in the graph, and not done. Other threads may use the card meanwhile."""
     # The outer context puts the stream back where the end of a capture fails.
-    with (
-        torch.cuda.stream(torch.cuda.current_stream()),
-        torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
-    ):
-        yield
+    with torch.cuda.stream(torch.cuda.current_stream()):
+        try:
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                yield
+        except BaseException:
+            _close(pool)
+            raise
+
+
+def _close(pool: Any) -> None:
+    """Give back the pool of a capture that has failed."""
+    device = torch.cuda.current_device()
+    # torch leaves it open where the end of the capture fails, and then refuses to empty its cache for good. Where that
+    # end succeeded it is closed, and belongs to the graph.
+    with suppress(RuntimeError):
+        torch._C._cuda_endAllocateToPool(device, pool)
+        torch._C._cuda_releasePool(device, pool)
 
 
 def _root(error: RuntimeError) -> RuntimeError:

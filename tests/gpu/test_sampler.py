@@ -170,6 +170,23 @@ def test_what_was_held_is_free_again(record_property: pytest.RecordProperty) -> 
 
 
 @pytest.mark.gpu
+def test_after_a_capture_that_fails_the_card_goes_on() -> None:
+    """A step that waits for the card cannot be captured."""
+    needs_allocator()
+    eager, captured, _ = samplers(DEVICE, "fp32")
+    warnings, step = list[str](), captured._step
+    captured._warn = warnings.append
+    captured._step = lambda bucket: (step(bucket), torch.cuda.synchronize())[0]  # type: ignore[method-assign]
+    wanted, found = eager.sample(*prompts_and_noise(DEVICE)), captured.sample(*prompts_and_noise(DEVICE))
+    assert float((found.query_responses == wanted.query_responses).all(1).float().mean()) >= ALIKE["fp32"]
+    assert len(warnings) == 1
+    assert not captured.captures
+    before = torch.cuda.memory_reserved()
+    captured.release()  # raises where torch still waits for the end of a capture
+    assert torch.cuda.memory_reserved() < before
+
+
+@pytest.mark.gpu
 def test_a_step_waits_for_nothing() -> None:
     needs_allocator()
     _, captured, plain = samplers(DEVICE, "fp32")

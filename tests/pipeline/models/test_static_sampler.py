@@ -90,7 +90,8 @@ def sizes_of(sampler: StaticSampler) -> Iterator[list[tuple[int, int]]]:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "temperature"), [*((name, 1.0) for name in sorted(ARCHITECTURES)), ("qwen2", 0.7)]
+    ("architecture", "temperature"),
+    [*((name, 1.0) for name in sorted(ARCHITECTURES)), ("qwen2", 0.7), ("gpt2", 0.7)],
 )
 def test_texts_are_those_of_the_eager_sampler(architecture: str, temperature: float) -> None:
     model, noise = opinionated(architecture), uniforms(ROWS, STEPS, "static")
@@ -101,7 +102,8 @@ def test_texts_are_those_of_the_eager_sampler(architecture: str, temperature: fl
     wanted = eager(model, temperature).sample(*prompts(), noise)
     assert same(found.episodes, wanted)
     assert len(set(wanted.lengths.tolist())) > 4
-    assert len({rows for rows, _ in sizes}) > 1  # rows were left out between others that went on
+    if (architecture, temperature) != ("gpt2", 0.7):  # of which more than half of the rows go on to the last token
+        assert len({rows for rows, _ in sizes}) > 1  # rows were left out between others that went on
     assert {columns for _, columns in sizes} >= {16, 32, 48}
     assert found.logprobs is not None
     with torch.no_grad():
@@ -385,6 +387,41 @@ def test_where_capture_fails_the_steps_are_run_as_they_are(
     assert cards["captured"] == 1
     assert len(warnings) == 1
     assert "not permitted when stream is capturing)" in warnings[0]
+
+
+@pytest.mark.parametrize(("fails", "open_"), [("nowhere", False), ("step", False), ("end", True)])
+def test_a_capture_that_fails_leaves_no_pool_open(monkeypatch: pytest.MonkeyPatch, fails: str, open_: bool) -> None:
+    """As torch does it: the end of a capture closes the pool only where the capture is whole."""
+    pool, underway, released = (0, 7), set[Any](), list[Any]()
+
+    @contextmanager
+    def graph(one: Any, pool: Any, capture_error_mode: str) -> Iterator[None]:
+        assert capture_error_mode == "thread_local"
+        underway.add(pool)
+        try:
+            yield
+        finally:
+            if fails == "end":
+                raise RuntimeError("operation failed due to a previous error during capture")
+            underway.remove(pool)
+
+    def end(device: int, pool: Any) -> None:
+        if pool not in underway:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        underway.remove(pool)
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda device, one: released.append(one), raising=False)
+    expected = nullcontext() if fails == "nowhere" else pytest.raises(RuntimeError, match="captur")
+    with expected, static_sampler._captured(Graph(), pool):  # type: ignore[arg-type]
+        if fails != "nowhere":
+            raise RuntimeError("operation not permitted when stream is capturing")
+    assert not underway
+    assert released == [pool] * open_
 
 
 @pytest.mark.parametrize("where", ["step", "capture", "end of a capture"])
