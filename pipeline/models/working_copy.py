@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pipeline.models.adapters import adapter_layers
 from pipeline.models.anatomy import CausalLM
+from pipeline.models.fp32_heads import Fp32Head
 from pipeline.models.quantization import QuantizedLinear, matrix
 
 
@@ -31,7 +32,7 @@ class WorkingCopy:
                 continue
             source = lm.get_submodule(name)
             own.weight = self._copy_of(_base(source).weight, own.weight.shape, dtype, source)
-            if own.bias is not None:
+            if own.bias is not None and not isinstance(own, Fp32Head):  # which adds its bias in fp32
                 own.bias = self._copy_of(own.bias, own.bias.shape, dtype, own.bias)
 
     def _copy_of(self, weight: Tensor, shape: torch.Size, dtype: torch.dtype, source: Any) -> nn.Parameter:

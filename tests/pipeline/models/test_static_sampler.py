@@ -257,6 +257,17 @@ def test_what_a_head_keeps_in_half_precision_is_not_copied() -> None:
     assert WorkingCopy(model, torch.bfloat16).network.lm_head._copy is None
 
 
+def test_the_logits_of_a_head_with_a_bias_are_those_of_autocast() -> None:
+    model, states = opinionated("phi"), torch.randn(3, 32, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        model.lm_head.bias.copy_(torch.linspace(-9.3, 7.1, VOCAB))
+    own = WorkingCopy(model, torch.bfloat16)
+    own.refresh()
+    with torch.no_grad(), Precision(CPU, "bf16").autocast():
+        assert torch.equal(own.network.lm_head(states), model.lm_head(states))
+    assert own.network.lm_head.weight.dtype == torch.bfloat16
+
+
 def test_in_half_precision_it_computes_what_autocast_computes(model: Any) -> None:
     """So the mismatch with the training forward is that of kernels of other shapes, not that of rounded residuals."""
     sampler, noise = static(model, precision="bf16"), uniforms(ROWS, STEPS, "half")
