@@ -4,7 +4,16 @@ bytes), and hours on a T4."""
 from __future__ import annotations
 
 from pipeline.forecast.subject import ForecastSubject
-from pipeline.resources.roofline import BYTES_CACHE, BYTES_LOGIT, BYTES_READ_CAST, t4_seconds
+from pipeline.models import buckets
+from pipeline.resources.roofline import (
+    BYTES_CACHE,
+    BYTES_CACHE_STATIC,
+    BYTES_COPY,
+    BYTES_LOGIT,
+    BYTES_READ_CAST,
+    BYTES_READ_HALF,
+    t4_seconds,
+)
 
 
 def sampling(trial: ForecastSubject, rows: int, maps: float, bytes_read: float, each: int = 1) -> tuple[float, float]:
@@ -21,6 +30,31 @@ def sampling(trial: ForecastSubject, rows: int, maps: float, bytes_read: float, 
         calls * (shape.blocks + head) * bytes_read
         + rows * response * (mean_keys * shape.kv * BYTES_CACHE + shape.vocab * BYTES_LOGIT),
     )
+
+
+def sampling_statically(trial: ForecastSubject, rows: int, each: int = 1) -> tuple[float, float]:
+    """(FLOPs, bytes) of the same by the static sampler, apart from making its copy.
+
+    Every step reads the copy's weights in half precision, adapter merged, and all columns of its bucket of a static
+    cache, C_t >= P + t, where the eager sampler copies the P + t that are filled. Assumed, as for all of the roofline:
+    launches cost nothing, which captured steps come nearest to; no bucket of fewer rows, since responses are of full
+    length; and no attention kernel that copies the cache.
+    """
+    shape, response = trial.shape, trial.config.train.response_length
+    flops, moved = sampling(trial, rows, shape.maps, BYTES_READ_HALF, each)
+    context = int(trial.longest_prompt)
+    spans = buckets.column_buckets(context + response)
+    columns = sum(min(span for span in spans if span >= context + t) for t in range(1, response))
+    filled = response * (trial.mean_prompt + response / 2)  # as `sampling` counts them
+    return (
+        flops + 4.0 * shape.attention * shape.layers * rows * (columns - filled),
+        moved + rows * shape.kv * (columns * BYTES_CACHE_STATIC - filled * BYTES_CACHE),
+    )
+
+
+def copying(trial: ForecastSubject) -> tuple[float, float]:
+    """(FLOPs, bytes) of bringing the static sampler's copy up to date once, without an adapter's products."""
+    return 0.0, BYTES_COPY * (trial.shape.maps + trial.shape.vocab * trial.shape.hidden)
 
 
 def values_hours(trial: ForecastSubject) -> float:

@@ -17,7 +17,14 @@ from pipeline.config.trial import TrialConfig
 from pipeline.forecast.disk import checkpoint_hours, disk_by_part, shared_disk
 from pipeline.forecast.memory import memory_by_stage, moved_bytes
 from pipeline.forecast.ocr import reading_hours, shared_reading_hours
-from pipeline.forecast.sampling import answering_hours, opponents_hours, sampling, values_hours
+from pipeline.forecast.sampling import (
+    answering_hours,
+    copying,
+    opponents_hours,
+    sampling,
+    sampling_statically,
+    values_hours,
+)
 from pipeline.forecast.shapes import Shape
 from pipeline.forecast.subject import ForecastSubject, Trained
 from pipeline.resources.chunking import chunk_tokens, ranking_rows, text_rows
@@ -59,6 +66,9 @@ class Forecast:
     cap_hours: float
     timed: bool
     """Whether the T4-hours are held against `cap_hours`."""
+    static_hours: float | None = None
+    """On a T4, of the phase `generate` by the static sampler, which `hours` leaves out; None where it is not asked
+    for."""
 
     @property
     def stage(self) -> str:
@@ -140,7 +150,20 @@ def estimate(trial: ForecastSubject) -> Forecast:
         trial.config.caps.memory_gib,
         trial.config.caps.wall_clock_h,
         trial.timed,
+        _static_hours(trial) if "generate" in hours else None,
     )
+
+
+def _static_hours(trial: ForecastSubject) -> float | None:
+    """Hours on a T4 of sampling all rollouts by the static sampler. They are no part of the sum that is held against a
+    cap: a network or a card that does not allow capture takes those of the eager one."""
+    cfg = trial.config
+    if not cfg.runtime.static_sampler(on_card=True):
+        return None
+    once = sampling_statically(trial, cfg.train.batch_size, cfg.train.responses_per_prompt)
+    drawn = _times(1.0 + _greedy(cfg) + _replayed(cfg)[0], once)
+    seconds = t4_seconds("generate", *drawn) + t4_seconds("generate", *copying(trial))
+    return cfg.train.updates * seconds / 3600
 
 
 def work_of_shared(trial: ForecastSubject) -> dict[str, tuple[float, float]]:

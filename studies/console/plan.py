@@ -321,6 +321,11 @@ def budget_lines(config: TrialConfig) -> Iterator[str]:
             + ", ".join(f"{stage} {hours(spent)}" for stage, spent in budget.shared_hours.items())
         )
     )
+    if budget.static_hours is not None:
+        yield (
+            f"  with the static sampler, as on a card, generate is {hours(budget.static_hours)}: predicted, and not in"
+            " the sum, since it has not run on a card yet"
+        )
     kept = budget.disk.get("checkpoints", 0.0)
     yield (
         f"  disk: {budget.disk_gib:.2f} GiB while it trains, of which checkpoints {kept:.2f};"
