@@ -242,6 +242,15 @@ def test_an_adapter_is_merged_and_follows_its_training(architecture: str) -> Non
     assert not any("lora" in name for name, _ in sampler._copy.network.named_parameters())
 
 
+def test_an_adapter_is_merged_in_fp32_also_where_autocast_is_on() -> None:
+    own = WorkingCopy(learned(opinionated("qwen2")), torch.float32)
+    own.refresh()
+    wanted = [weight.clone() for weight in own.network.parameters()]
+    with Precision(CPU, "bf16").autocast():
+        own.refresh()
+    assert all(torch.equal(one, other) for one, other in zip(own.network.parameters(), wanted, strict=True))
+
+
 def test_an_adapter_on_4_bits_is_merged_with_what_the_codes_stand_for() -> None:
     pytest.importorskip("bitsandbytes")
     base = quantize(opinionated("qwen2"), "4bit", "adapter.quantize")
@@ -504,6 +513,25 @@ def test_between_rollouts_memory_is_kept_only_where_there_is_room_and_given_back
     monkeypatch.setattr(sampler, "_has_room", lambda: True)
     sampler.rest()
     assert sampler.nbytes == 0
+
+
+def test_there_is_room_where_what_is_held_fits_beside_the_peak_within_the_share_that_is_allowed(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.85 of half a card; held: copy, cache, and 12 bytes for each logit of a step."""
+    sampler = static(model)
+    sampler.sample(*prompts(), uniforms(ROWS, 4, "room"))
+    needs = sampler.nbytes + 12 * ROWS * VOCAB
+    for allowed, fits in ((10_000 + needs + 100, True), (10_000 + needs - 100, False)):
+        card = SimpleNamespace(total_memory=allowed / 0.5 / static_sampler.SHARE)
+        for name, value in {
+            "current_device": lambda: 0,
+            "get_per_process_memory_fraction": lambda device: 0.5,
+            "get_device_properties": lambda device, card=card: card,
+            "max_memory_reserved": lambda device: 10_000,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+        assert sampler._has_room() == fits
 
 
 # --- which sampler -----------------------------------------------------------------------------------------

@@ -31,6 +31,14 @@ def test_repetition_by_hand() -> None:
     )
 
 
+def test_the_first_token_and_the_last_make_pairs_like_any_other() -> None:
+    """Of three tokens: 0 0 1 has two pairs; 0 2, 2 1 and 1 0 are three, which are told apart by 3 a + b alone."""
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    assert repetition(torch.tensor([[0, 0, 1]]), mask) == 0.0
+    assert repetition(torch.tensor([[0, 2, 1, 0]]), torch.ones(1, 4, dtype=torch.bool)) == 0.0
+    assert repetition(torch.tensor([[0, 0, 0]]), mask) == 0.5
+
+
 def test_only_a_collapse_is_called_one() -> None:
     cfg = trial_config()
     check_collapse({"objective/repetition": 0.79, "objective/entropy_per_token": 0.02}, cfg)

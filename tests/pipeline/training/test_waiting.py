@@ -106,7 +106,7 @@ def shelved(rows: list[int], episodes: Episodes = UNEVEN) -> tuple[Any, Any, Any
     return shelf, episodes.take(shelf), episodes.take(shelf.rows)
 
 
-@pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [3, 1], [2], [1, 4, 0]])
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [3, 1], [2], [1, 4, 0], [1, 4, 2]])
 def test_a_shelf_is_what_the_masks_of_its_rows_say(rows: list[int]) -> None:
     shelf, known, asked = shelved(rows)
     for name in ("query_responses", "query_mask", "response_mask", "ended", "labels", "lengths"):
