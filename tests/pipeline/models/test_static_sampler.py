@@ -397,6 +397,24 @@ def test_the_number_of_graphs_is_bounded(model: Any, cards: dict[str, Any], monk
     assert len(sampler._graphs) == 3 < cards["captured"]
 
 
+def test_graphs_of_a_cache_that_makes_way_for_a_larger_one_are_dropped(
+    model: Any, cards: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would write where the old one was."""
+    (queries, mask), noise = prompts(), uniforms(ROWS, STEPS, "larger")
+    sampler = captured(model, monkeypatch)
+    sampler.sample(queries[:8], mask[:8], noise[:8, :20])
+    old: list[Any] = [one.graph for one in sampler._graphs.values()]
+    pool, sampler._pool = sampler._pool, "the old one"
+    assert old
+    sampler.sample(queries[:4], mask[:4], noise[:4])  # longer, and so in a cache of its own
+    assert [graph.resets for graph in old] == [1] * len(old)
+    assert not {id(graph) for graph in old} & {id(one.graph) for one in sampler._graphs.values()}
+    assert sampler._pool == pool
+    assert sampler._slots is not None
+    assert sampler._slots.holds(8, STEPS, 64)
+
+
 def test_where_capture_fails_the_steps_are_run_as_they_are(
     model: Any, cards: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
