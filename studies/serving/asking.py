@@ -27,8 +27,15 @@ ABSENT: dict[str, tuple[Any, ...]] = {"best_of": (1,), "echo": (False,), "suffix
 """Fields for what is not offered, and the values that do not ask for it."""
 
 
+SHOWN = 200
+"""Characters of a fault at most: its value may be as long as a body."""
+
+
 def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ValueError("must be a text or a list of texts")
+    return texts
 
 
 Texts = Annotated[list[str], BeforeValidator(_as_list)]
@@ -74,20 +81,19 @@ def read_request(body: bytes, limits: Limits, models: Mapping[str, str], measura
     known = [*Request.model_fields, *BENDING, *ABSENT]
     for name in own:
         if name not in known:
-            raise Refusal(400, unknown_key(name, known), name)
+            raise Refusal(400, unknown_key(_cut(name, 80), known), _cut(name, 80))
     for name in BENDING.keys() & given.keys():
         _neutral(name, given[name], BENDING[name], "nothing truncates or bends the distribution here")
     for name in ABSENT.keys() & given.keys():
         _neutral(name, given[name], ABSENT[name], "this is not offered here")
     request, faults = validated(Request, own)
     if request is None:
-        raise Refusal(400, faults[0].text, str(faults[0].where[0]) if faults[0].where else None)
+        raise Refusal(400, _cut(faults[0].text, SHOWN), str(faults[0].where[0]) if faults[0].where else None)
     if request.model is not None and request.model not in models:
-        hint = nearest(request.model, models)
-        raise Refusal(
-            404, f"model = '{request.model}': not served here{hint}; there are: {', '.join(models)}", "model",
-            "model_not_found",
-        )  # fmt: skip
+        called = _cut(request.model, 80)
+        hint = nearest(called, models)
+        message = f"model = '{called}': not served here{hint}; there are: {', '.join(models)}"
+        raise Refusal(404, message, "model", "model_not_found")
     _check(request, limits, measurable)
     return request
 
@@ -97,8 +103,7 @@ def _check(request: Request, limits: Limits, measurable: str | None) -> None:
     if asked > limits.completions:
         raise Refusal(
             400,
-            f"{len(request.prompt)} prompts x n = {request.n} are {asked} completions: a request may have"
-            f" {limits.completions}",
+            f"prompts x n = {len(request.prompt)} x {request.n} = {asked} completions: at most {limits.completions}",
             "n" if request.n > 1 else "prompt",
         )
     if request.max_tokens > limits.max_tokens:
@@ -121,14 +126,20 @@ def _neutral(name: str, value: Any, neutral: tuple[Any, ...], why: str) -> None:
         raise Refusal(400, f"{name} = {_short(value)}: {why}; leave it out, or send {allowed}", name)
 
 
-def _short(value: Any, most: int = 60) -> str:
-    text = json.dumps(value)
+def _short(value: Any) -> str:
+    return _cut(json.dumps(value), 60)
+
+
+def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
 def _mapping(body: bytes) -> dict[str, Any]:
     try:
         content = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
+        json.dumps(content, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:  # JSON can write it as \ud83d, and no tokenizer reads it
+        raise Refusal(400, "the body holds half of a character: a surrogate such as \\ud83d by itself") from None
     except (ValueError, RecursionError) as error:  # bytes that are not UTF-8 are a ValueError too
         why = f" ({error.msg}, line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
         raise Refusal(400, f"the body is not valid JSON{why}") from None

@@ -46,13 +46,14 @@ def refused(body: Any, unmeasured: str | None = None) -> Refusal:
         ({"max_tokens": True}, "max_tokens = true: must be a whole number"),
         ({"temperature": 2.5}, "temperature = 2.5: must be less than or equal to 2"),
         ({"temperature": -1}, "temperature = -1: must be greater than or equal to 0"),
-        ({"n": 7}, "1 prompts x n = 7 are 7 completions: a request may have 6"),
-        ({"prompt": ["a"] * 4, "n": 2}, "4 prompts x n = 2 are 8 completions: a request may have 6"),
+        ({"n": 7}, "prompts x n = 1 x 7 = 7 completions: at most 6"),
+        ({"prompt": ["a"] * 4, "n": 2}, "prompts x n = 4 x 2 = 8 completions: at most 6"),
         ({"prompt": []}, "prompt: needs at least 1 entry, has none"),
-        ({"prompt": [1, 2]}, "prompt.0 = 1: must be a text"),
-        ({"prompt": 5}, "prompt = 5: must be a list, such as [1, 2]"),
+        ({"prompt": [1, 2]}, "prompt: must be a text or a list of texts"),
+        ({"prompt": 5}, "prompt: must be a text or a list of texts"),
         ({"stop": ["a"] * 5}, "stop has 5 texts: at most 4"),
         ({"stop": ""}, "stop: each text must have 1 to 100 characters"),
+        ({"stop": 5}, "stop: must be a text or a list of texts"),
         ({"logprobs": 6}, "logprobs = 6: must be less than or equal to 5"),
         ({"logprobs": True}, "logprobs = true: must be a whole number"),
         ({"stream_options": {"include_usage": True}}, "stream_options act only with stream = true"),
@@ -84,6 +85,25 @@ def test_a_prompt_is_needed() -> None:
 )
 def test_what_is_no_request_is_said_to_be_none(body: bytes, message: str) -> None:
     assert refused(body).message == message
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"prompt": "a \\ud83d"}', b'{"\\ud83d": 1}', b'{"prompt": "a", "model": "\\udc00"}']
+)
+def test_half_of_a_character_is_no_text(body: bytes) -> None:
+    """A client that cuts a text between two surrogates sends it as JSON, and neither a tokenizer nor a log takes it."""
+    assert refused(body).message == "the body holds half of a character: a surrogate such as \\ud83d by itself"
+
+
+def test_an_emoji_is_a_text() -> None:
+    assert read(b'{"prompt": "a \\ud83d\\ude00"}').prompt == ["a \U0001f600"]
+
+
+@pytest.mark.parametrize(
+    "given", [{"max_tokens": "x" * 9999}, {"x" * 9999: 1}, {"model": "x" * 9999}, {"top_p": "x" * 9999}]
+)
+def test_a_fault_is_one_sentence_however_long_the_value(given: dict[str, Any]) -> None:
+    assert len(refused({"prompt": "a", **given}).message) < 300
 
 
 def test_an_unknown_model_is_not_found_and_the_nearest_is_named() -> None:
