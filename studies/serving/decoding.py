@@ -87,7 +87,8 @@ def decode_rows(
 def _chosen(logits: Tensor, noise: Tensor, temperatures: Tensor) -> Tensor:
     """A token of every row, (rows,) int64."""
     greedy = temperatures == 0
-    drawn = inverse_cdf(logits / temperatures.masked_fill(greedy, 1.0).unsqueeze(1), noise)
+    best = logits.amax(1, keepdim=True)  # what is left is at most 0, so no temperature makes it infinite
+    drawn = inverse_cdf((logits - best) / temperatures.masked_fill(greedy, 1.0).unsqueeze(1), noise)
     return torch.where(greedy, logits.argmax(1), drawn)
 
 

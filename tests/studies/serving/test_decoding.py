@@ -13,7 +13,7 @@ from pipeline.models.sampler import EagerSampler
 from pipeline.models.sampling import tokenize_prompts
 from pipeline.models.seeding import uniforms
 from pipeline.resources.out_of_memory import Room
-from studies.serving.decoding import decode_rows, noise_of
+from studies.serving.decoding import _chosen, decode_rows, noise_of
 
 PROMPTS = [[9, 4, 7], [5], [5], [11, 3, 8, 6, 2], [9, 4, 7]]
 WIDTH, EOS, PAD = 20, 293, 0
@@ -64,6 +64,14 @@ def test_a_row_depends_on_its_own_noise_temperature_and_length_alone() -> None:
         alone[i] for i in turned
     ]
     assert [len(row) for row in alone] != [20] * 5
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-37, 1e-40, 1e-300])
+def test_a_temperature_near_zero_is_greedy(temperature: float) -> None:
+    """Logits divided by it would not be finite, and the last token of the vocabulary would be drawn."""
+    logits = torch.tensor([[1.0, 50.0, 3.0, 2.0], [-90.0, -40.0, -30.0, -80.0]])
+    noise = torch.tensor([0.5, 0.999], dtype=torch.float64)
+    assert _chosen(logits, noise, torch.tensor([temperature] * 2)).tolist() == [1, 2]
 
 
 def test_noise_is_named_by_seed_and_place_and_a_longer_row_begins_alike() -> None:
