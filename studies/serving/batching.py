@@ -15,7 +15,7 @@ from torch import Tensor
 from pipeline.resources.out_of_memory import MemoryFull, is_out_of_memory
 from studies.serving.decoding import decode_rows
 from studies.serving.limits import Limits
-from studies.serving.measuring import Answer, Measurer
+from studies.serving.measuring import Answer, Measurer, NotFinite
 from studies.serving.metrics import Metrics
 from studies.serving.networks import Holder, Networks
 from studies.serving.refusal import Refusal, failure
@@ -23,10 +23,6 @@ from studies.serving.rows import Delta, Job, Row
 from studies.serving.transcript import cut_at, texts_of
 
 log = logging.getLogger("uvicorn.error")
-
-
-class NotFinite(Exception):
-    """A network whose logits are no numbers."""
 
 
 class Waiting:
@@ -168,7 +164,7 @@ class _Batch:
 
     def _step(self, live: list[int], tokens: list[int], logits: Tensor) -> list[bool]:
         here = [self.rows[number] for number in live]
-        if bool(torch.isnan(logits.sum())):
+        if not bool(logits.amax(1).isfinite().all()):  # a token that can never come has -inf; the likeliest cannot
             raise NotFinite
         self.metrics.add("tokens_total", len(here), model=self.jobs[0].request.model or "policy")
         for (_, row), token in zip(here, tokens, strict=True):

@@ -24,6 +24,10 @@ from studies.serving.limits import Limits
 from studies.serving.networks import REFERENCE, Networks
 
 
+class NotFinite(Exception):
+    """A network whose logits are no numbers."""
+
+
 @dataclass(frozen=True)
 class Answer:
     """The tokens of one answer."""
@@ -56,7 +60,7 @@ class Measurer:
         """Of each answer the log-probs of its tokens under both networks (nats, of softmax(logits) at temperature 1),
         the exact KL at each of them, and what proxy and gold say; a score is None where there is none, with the reason.
 
-        By the forward of training, so an answer is measured alike whatever has drawn it.
+        By the forward of training, so an answer is measured alike whatever has drawn it. Raises `NotFinite`.
         """
         ended = torch.tensor([answer.ended for answer in answers])
         rows = [answer.query for answer in answers], [answer.tokens for answer in answers]
@@ -84,6 +88,8 @@ class Measurer:
                 grid[rows.cpu(), : part.response_mask.shape[1]] = to_grid(flat, part.response_mask).cpu()
 
         episodes.by_length(self.room, fill)
+        if not all(bool(grid.isfinite().all()) for grid in grids.values()):
+            raise NotFinite
         return grids
 
     def _scores(self, completions: Completions) -> list[dict[str, Any]]:
