@@ -60,7 +60,9 @@ class Row:
         return added, range(first, self.told)
 
     def _end(self, token: int) -> int:
-        return len(self.texts[token].rstrip(HALF))
+        text = self.texts[token]
+        last = self.finish is not None and token == len(self.texts) - 1  # what half a character it leaves stays
+        return len(text if last else text.rstrip(HALF))
 
     def _start(self, token: int) -> int:
         return self._end(token - 1) if token else 0
@@ -70,11 +72,17 @@ class Row:
         return {
             "tokens": [self.texts[i][self._start(i) : self._end(i)] for i in tokens],
             "token_logprobs": [self.logprobs[i] for i in tokens],
-            "top_logprobs": [{text_of(token): value for token, value in self.tops[i]} for i in tokens]
-            if any(self.tops)
-            else None,
+            "top_logprobs": [_by_text(self.tops[i], text_of) for i in tokens] if any(self.tops) else None,
             "text_offset": [self._start(i) for i in tokens],
         }
+
+
+def _by_text(top: Sequence[tuple[int, float]], text_of: Callable[[int], str]) -> dict[str, float]:
+    """Tokens by their texts, the likeliest first; of those with one text, as halves of characters, the likeliest."""
+    found = dict[str, float]()
+    for token, value in top:
+        found.setdefault(text_of(token), value)
+    return found
 
 
 @dataclass(frozen=True)

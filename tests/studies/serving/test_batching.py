@@ -87,9 +87,22 @@ def test_log_probs_are_those_of_the_training_forward() -> None:
     assert bool((best[:, 0] >= best[:, 1]).all())
     for choice in choices:
         found = choice["logprobs"]
-        assert "".join(found["tokens"]) == choice["text"].rstrip("\ufffd")
+        assert "".join(found["tokens"]) == choice["text"]
         ends = [at + len(token) for at, token in zip(found["text_offset"], found["tokens"], strict=True)]
         assert [0, *ends[:-1]] == found["text_offset"]
+
+
+def test_of_tokens_with_one_text_the_likeliest_is_told() -> None:
+    """Bytes that are no character by themselves have the same text."""
+    tiny = Tiny()
+    job = tiny.job(logprobs=5, n=8, max_tokens=20)
+    (choices,) = tiny.answers(job)
+    told = [top for choice in choices for top in choice["logprobs"]["top_logprobs"]]
+    best = [top for row in job.rows for top in row.tops]
+    assert any(len(top) < 5 for top in told), "or nothing is tested here"
+    for found, top in zip(told, best, strict=False):
+        assert list(found.values()) == sorted(found.values(), reverse=True)
+        assert max(found.values()) == top[0][1]
 
 
 def test_both_networks_proxy_and_gold_measure_an_answer() -> None:
@@ -218,9 +231,13 @@ def test_a_network_without_numbers_is_said_to_be_broken() -> None:
     with torch.no_grad():
         tiny.service.holder.now.policy.get_input_embeddings().weight.fill_(torch.nan)
     tiny.service.worker.answer([tiny.job(heard.append)])
+    with torch.no_grad():
+        tiny.service.holder.now.policy.get_input_embeddings().weight.normal_(std=20)
+        tiny.service.holder.now.policy.get_output_embeddings().weight[7].fill_(torch.inf)
+    tiny.service.worker.answer([tiny.job(heard.append)])
     assert [(event.status, event.message) for event in heard] == [
         (503, "the logits of kkkkkkkk@1 are not finite: the policy is broken")
-    ]
+    ] * 2
     assert len(tiny.texts(model=REFERENCE)) == 1
 
 
