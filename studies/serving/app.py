@@ -93,7 +93,8 @@ def create_app(service: Service) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse(Refusal(error.status_code, _no_route(app, request, error)).body, error.status_code)
+        body = Refusal(error.status_code, _no_route(app, request, error)).body
+        return JSONResponse(body, error.status_code, error.headers)
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:

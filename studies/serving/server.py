@@ -57,7 +57,8 @@ def serve(name: str, layout: Layout, port: int, host: str = HOST, threads: int =
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
     _note(f"{service.name}: answering with {service.holder.now.revision} ({service.holder.now.revision.state})")
-    print(f"Serving at http://{host}:{port} (Ctrl-C stops it); completions at /v1/completions", flush=True)
+    address = f"[{host}]" if ":" in host else host
+    print(f"Serving at http://{address}:{port} (Ctrl-C stops it); completions at /v1/completions", flush=True)
     if host not in LOOPBACK:
         _note(f"warning: {host} can be reached from other machines, and there is no password")
     start(service)

@@ -139,7 +139,8 @@ def test_what_is_not_there_is_said_so(client: TestClient) -> None:
     missing = client.get("/v1/completion")
     assert missing.status_code == 404
     assert sentence(missing).startswith("there is no /v1/completion; did you mean '/v1/completions'?; there are: /, ")
-    assert sentence(client.get("/v1/completions")) == "GET is not allowed on /v1/completions"
+    wrong = client.get("/v1/completions")
+    assert (sentence(wrong), wrong.headers["allow"]) == ("GET is not allowed on /v1/completions", "POST")
     unknown = client.get("/v1/models/study/arm/1")
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
     assert client.get("/docs").status_code == 404
