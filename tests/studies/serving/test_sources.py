@@ -16,10 +16,11 @@ from tiny_service import CPU, States, Tiny, network, tokenizer
 from tinytrial import Killed, Killer
 
 from pipeline.errors import Damaged, Gone, UserError
+from pipeline.models.adapters import choose_trained
 from pipeline.models.loading import load_snapshot
 from pipeline.run import dag
 from pipeline.run.layout import Layout, sealed, write_atomic
-from pipeline.run.store import Store
+from pipeline.run.store import Artifact, Store, write_manifest
 from pipeline.stages import STAGES
 from pipeline.training import checkpoint
 from studies.definition.schema import single
@@ -27,7 +28,7 @@ from studies.serving.finding import find_source
 from studies.serving.metrics import Metrics
 from studies.serving.networks import Holder
 from studies.serving.server import build
-from studies.serving.sources import FolderSource, TrialSource, read_checkpoint
+from studies.serving.sources import FolderSource, Training, TrialSource, read_checkpoint
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -102,6 +103,64 @@ def test_a_checkpoint_is_read_when_it_is_what_was_written(tmp_path: Path) -> Non
     path.unlink()
     with pytest.raises(Gone):
         read_checkpoint(path)
+
+
+def trial_of(tmp_path: Path, **changes: Any) -> tuple[TrialSource, Path, Path]:
+    """A trial whose reference is network 0, and where its checkpoints and its end lie."""
+    network(0).save_pretrained(tmp_path / "sft" / "model")
+    store = Store(tmp_path / "store")
+    made = {"sft": Artifact("sft", "s", tmp_path / "sft", "d", {})}
+    source = TrialSource("a/b/0", smoke(**changes), store, made, 1, lambda: [Training("train", "k")], CPU)
+    return source, store.partial("train", "k") / "checkpoints", store.root / "train" / "k"
+
+
+def test_the_newest_checkpoint_holds_the_policy(tmp_path: Path) -> None:
+    source, kept, final = trial_of(tmp_path)
+    assert source.newest() is None
+    for update, seed in ((2, 1), (4, 2)):
+        state = {f"lm.{name}": tensor for name, tensor in network(seed).named_parameters()}
+        checkpoint.save(kept, update, {"taken": 4 * update, "actor": state})
+    (kept / ".writing").write_bytes(b"half of a checkpoint")
+    # A training that is taken up again has ended before, with older weights.
+    network(3).save_pretrained(final / "policy")
+    write_manifest(final, "train", "k", {}, {"steps": 4, "status": "complete"})
+    newest = source.newest()
+    assert newest is not None
+    revision, policy = newest.load()
+    assert (str(revision), revision.state) == ("k@16", "training")
+    assert equal(policy, network(2))
+    shutil.rmtree(kept.parent)
+    newest = source.newest()
+    assert newest is not None
+    revision, policy = newest.load()
+    assert (str(revision), revision.state) == ("k@4", "complete")
+    assert equal(policy, load_snapshot(final / "policy", CPU))
+    weights = final / "policy" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(Damaged):
+        newest.load()
+
+
+def test_a_checkpoint_of_an_adapter_is_served_as_plain_weights(tmp_path: Path) -> None:
+    source, kept, _ = trial_of(tmp_path, adapter__kind="lora", adapter__rank=2)
+    lm = choose_trained(network(0), source.config)
+    trained = {name: tensor for name, tensor in lm.named_parameters() if tensor.requires_grad}
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for tensor in trained.values():
+            tensor.copy_(torch.randn(tensor.shape, generator=generator))
+    checkpoint.save(kept, 1, {"taken": 1, "actor": {f"lm.{name}": tensor for name, tensor in trained.items()}})
+    newest = source.newest()
+    assert newest is not None
+    _, policy = newest.load()
+    assert policy.state_dict().keys() == network(0).state_dict().keys()
+    ids = torch.tensor([[5, 9, 4, 7]])
+    with torch.no_grad():
+        expected = lm(ids).logits
+        torch.testing.assert_close(policy(ids).logits, expected, atol=1e-3, rtol=1e-3)
+        assert not torch.allclose(network(0)(ids).logits, expected, atol=0.1)
 
 
 class Evil:
