@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import socket
 import subprocess
@@ -10,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.serve_load import _healthy, _until, measure
+from benchmarks.serve_load import _healthy, _until, measure, show
 from helpers import mind_interrupts
 from tiny_service import network, tokenizer
 
@@ -19,18 +20,24 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # five processes import torch; a minute on an idle machine
-def test_nothing_is_lost_or_mixed_while_the_training_is_killed(tmp_path: Path) -> None:
+def test_nothing_is_lost_or_mixed_while_the_training_is_killed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = argparse.Namespace(
-        profile="smoke", set=["runtime.checkpoint_updates=2"], clients=[1, 3], seconds=2.0, tokens=12, requests=400,
-        kills=2,
+        profile="smoke", set=["runtime.checkpoint_updates=2"], clients=[1, 3], seconds=2.0, rounds=2, tokens=12,
+        requests=400, crowd=3, kills=2, minutes=25.0, out=tmp_path / "found.json",
     )  # fmt: skip
     found = measure(tmp_path, options)
     kills = found["kills"]
-    assert (kills["answered"], kills["lost"], kills["mixed"], kills["kills"]) == (400, 0, 0, 2), kills
+    assert (kills["lost"], kills["mixed"], kills["kills"], kills["unasked"]) == (0, 0, 2, 0), kills
+    assert kills["answered"] == kills["asked"] >= 400
     for figures in (*found["beside"].values(), *found["quiet"].values()):
         assert figures["requests"] > 0
         assert figures["lost"] == 0
-    assert found["steps_per_second_alone"] >= 0, "a busy machine may take no step in so short a time"
+    assert found["steps_per_second_alone"][0] >= 0, "a busy machine may take no step in so short a time"
+    assert json.loads(options.out.read_text())["kills"] == kills
+    show(found)
+    assert "| 1 a second | " in capsys.readouterr().out
     assert (tmp_path / "serve.log").read_text().count("answering with") > 1, "newer weights took over"
 
 
