@@ -156,14 +156,18 @@ async def _counted(service: Service, request: Request) -> Response:
             chunks = _stream(service, job, events, ended)
             return StreamingResponse(chunks, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
         await _answered(request, job, events, service)
+        answer = JSONResponse(_answer(service, job))
         ended(200)
-        return JSONResponse(_answer(service, job))
+        return answer
     except Refusal as refusal:
         ended(refusal.status)
         raise
     except ClientDisconnect:
         ended(GONE)
         return Response(status_code=GONE)  # nobody reads it
+    except Exception:
+        ended(500)
+        raise
 
 
 async def _accepted(service: Service, request: Request) -> tuple[Job, asyncio.Queue[Any]]:

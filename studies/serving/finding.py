@@ -31,7 +31,7 @@ def find_source(name: str, layout: Layout, device: torch.device, profile: str | 
     if name and folder.is_dir():
         return _folder(folder.absolute(), device, profile)
     parts = name.split("/")
-    if len(parts) != 3 or not parts[2].isdigit():
+    if len(parts) != 3 or not parts[2].isdecimal():
         raise UserError(
             f"'{name}' is neither a trial nor a folder: write STUDY/ARM/SEED, for example kl_ablation/beta_0.05/0, or"
             " the path of an exported folder"

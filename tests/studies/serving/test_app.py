@@ -12,6 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 from tiny_service import POSITIONS, Tiny
 
+from studies.serving import app
 from studies.serving.app import create_app
 from studies.serving.limits import Limits
 from studies.serving.page import HEADERS, PAGE
@@ -230,6 +231,18 @@ def test_a_fault_while_streaming_is_told_in_the_stream(monkeypatch: pytest.Monke
         assert ask(client).status_code == 500
     assert tiny.service.metrics.count("requests_total", status=500) == 2
     stop(tiny.service)
+
+
+def test_a_fault_of_ours_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: Any) -> None:
+        raise ValueError("broken")
+
+    tiny = Tiny()
+    monkeypatch.setattr(app, "_tokens", broken)
+    with TestClient(create_app(tiny.service), raise_server_exceptions=False) as client:
+        answer = ask(client)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+    assert tiny.service.metrics.count("requests_total", status=500) == 1
 
 
 def test_the_page_takes_nothing_from_elsewhere_and_builds_no_html_from_text(client: TestClient) -> None:

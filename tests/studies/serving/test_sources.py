@@ -187,6 +187,7 @@ def test_what_cannot_be_served_is_said_in_one_line(layout: Layout, tmp_path: Pat
     (tmp_path / "empty").mkdir()
     for name, message in {
         "demo": "'demo' is neither a trial nor a folder: write STUDY/ARM/SEED",
+        "demo/smoke/\u00b2": "'demo/smoke/\u00b2' is neither a trial nor a folder: write STUDY/ARM/SEED",
         "demos/smoke/0": "study 'demos' has not been started in .*; did you mean 'demo'\\?; studies there: demo",
         "demo/smok/0": "trial 'demo/smok/0': the study has none; did you mean 'smoke/0'\\?; there are: smoke/0",
         "demo/smoke/1": "the study has none; did you mean 'smoke/0'\\?",
