@@ -53,6 +53,7 @@ def test_a_completion_has_the_shape_of_openai_and_says_by_what_it_was_made(clien
     assert answer["seed"] == 5
     assert answer["choices"] == tiny.answer(n=2, logprobs=1)
     usage = answer["usage"]
+    assert usage["prompt_tokens"] == 2, "a prompt is read once, however many completions it has"
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     assert usage["completion_tokens"] == sum(len(choice["logprobs"]["tokens"]) for choice in answer["choices"])
 

@@ -231,14 +231,26 @@ def test_a_network_without_numbers_is_said_to_be_broken() -> None:
     with torch.no_grad():
         tiny.service.holder.now.policy.get_input_embeddings().weight.fill_(torch.nan)
     tiny.service.worker.answer([tiny.job(heard.append)])
-    with torch.no_grad():
-        tiny.service.holder.now.policy.get_input_embeddings().weight.normal_(std=20)
-        tiny.service.holder.now.policy.get_output_embeddings().weight[7].fill_(torch.inf)
-    tiny.service.worker.answer([tiny.job(heard.append)])
     assert [(event.status, event.message) for event in heard] == [
         (503, "the logits of kkkkkkkk@1 are not finite: the policy is broken")
-    ] * 2
+    ]
     assert len(tiny.texts(model=REFERENCE)) == 1
+
+
+@pytest.mark.parametrize(("logit", "heard"), [(torch.inf, [503]), (-torch.inf, [])])
+def test_an_infinite_logit_breaks_a_softmax_and_one_that_can_never_come_does_not(
+    monkeypatch: pytest.MonkeyPatch, logit: float, heard: list[int]
+) -> None:
+    from studies.serving import batching
+
+    def decoded(*arguments: Any) -> None:
+        arguments[-1]([0], [2], torch.tensor([[0.0, logit, 1.0]]))
+
+    monkeypatch.setattr(batching, "decode_rows", decoded)
+    events = list[Any]()
+    tiny = Tiny()
+    tiny.service.worker.answer([tiny.job(events.append)])
+    assert [event.status for event in events] == heard
 
 
 def test_too_little_memory_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
