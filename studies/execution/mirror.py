@@ -9,12 +9,14 @@ time of what was copied, so that the next session knows what has changed.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import groupby
 from pathlib import Path
 
 from pipeline.errors import UserError
@@ -28,6 +30,9 @@ PARTIAL = ".partial"
 LEFT_OUT = frozenset({"mlflow"})
 """What MLflow was told goes with its database, which is left out: the next session tells it again."""
 UNKNOWN = [-1, -1]
+COPYING, RESTORING = ".copying", ".restoring"
+"""Ends of the hidden names under which files are copied and stages are brought back."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 State = list[int]
 """Size and modification time [ns] of a file."""
@@ -45,41 +50,57 @@ class Mirror:
     def restore(self) -> int:
         """Copy back what is missing here, and return how many files that were.
 
-        A stage is taken as a whole or not at all. Raises `UserError` where the copy cannot be read or written.
+        A stage is taken as a whole or not at all, also where this is cut. Raises `UserError` where the copy cannot be
+        read or written.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            for left in list(_unfinished(self.folder)):
+                _delete(left)
             known, names = _read_index(self.folder / INDEX), set(_files(self.folder))
             self.index = {name: known.get(name, UNKNOWN) for name in names}
             here = {_unit(name) for name in names if (self.root / _unit(name)).exists()}
             missing = sorted(name for name in names if _unit(name) not in here and _is_whole(_unit(name), names))
+            for unit, of_unit in groupby(sorted(missing, key=_unit), key=_unit):
+                self._bring(unit, list(of_unit))
             for name in missing:
-                _copy(self.folder / name, self.root / name, self.index[name])
                 self.index[name] = _state(self.root / name)
         except OSError as error:
             raise UserError(f"--mirror {self.folder}: {error.strerror or error}") from None
         return len(missing)
 
+    def _bring(self, unit: str, names: list[str]) -> None:
+        """Copy a unit back beside its place, and then put it there in one step: what lies there counts as whole, and
+        what a stage here lacks is deleted from the copy."""
+        place = self.root / unit
+        beside = place.with_name(f".{place.name}{RESTORING}")
+        _remove(beside)
+        for name in names:
+            _copy(self.folder / name, beside / Path(name).relative_to(unit), self.index[name])
+        try:
+            os.replace(beside, place)
+        except OSError:
+            _remove(beside)
+            if not place.exists():  # else another driver was faster
+                raise
+
     def save(self) -> int:
         """Copy what is new or has changed, delete from the copy what is gone, and return how many files were copied.
 
-        A fault of the disk is told, and the next call tries again: a study does not end because a copy failed.
+        What is gone goes last, so that a cut leaves the checkpoint before; on a full disk it goes first. A fault of the
+        disk is told, and the next call tries again: a study does not end because a copy failed.
         """
-        copied = 0
+        copied = deleted = 0
         try:
             found = set(_files(self.root))
-            for name in sorted(found, key=_order):
-                with suppress(FileNotFoundError):  # published or deleted since it was listed
-                    state = _state(self.root / name)
-                    if self.index.get(name) != state:
-                        _copy(self.root / name, self.folder / name, state)
-                        self.index[name] = state
-                        copied += 1
-            gone = self.index.keys() - found
-            for name in gone:
-                _delete(self.folder / name)
-                del self.index[name]
-            if copied or gone:
+            try:
+                copied += self._copy_new(found)
+            except OSError as error:
+                if error.errno not in FULL or not (deleted := self._delete_gone(found)):
+                    raise
+                copied += self._copy_new(found)
+            deleted += self._delete_gone(found)
+            if copied or deleted:
                 beside = self.folder / f".{INDEX}"
                 beside.write_text(json.dumps(self.index, sort_keys=True), encoding="utf-8")
                 os.replace(beside, self.folder / INDEX)
@@ -89,6 +110,24 @@ class Mirror:
                 self._warned.add(said)
                 self.warn(said)
         return copied
+
+    def _copy_new(self, found: set[str]) -> int:
+        copied = 0
+        for name in sorted(found, key=_order):
+            with suppress(FileNotFoundError):  # published or deleted since it was listed
+                state = _state(self.root / name)
+                if self.index.get(name) != state:
+                    _copy(self.root / name, self.folder / name, state)
+                    self.index[name] = state
+                    copied += 1
+        return copied
+
+    def _delete_gone(self, found: set[str]) -> int:
+        gone = self.index.keys() - found
+        for name in gone:
+            _delete(self.folder / name)
+            del self.index[name]
+        return len(gone)
 
 
 @contextmanager
@@ -101,7 +140,8 @@ def mirrored(root: Path, folder: Path | None, tell: Callable[[str], None], every
         yield
         return
     folder = folder.expanduser().absolute()
-    if folder.is_relative_to(root) or root.is_relative_to(folder):
+    at, real = folder.resolve(), root.resolve()
+    if at.is_relative_to(real) or real.is_relative_to(at):
         raise UserError(f"--mirror {folder}: the copy and the output root {root} must not lie within each other")
     mirror, ended = Mirror(root, folder, tell), threading.Event()
     if restored := mirror.restore():
@@ -175,7 +215,7 @@ def _state(path: Path) -> State:
 def _copy(source: Path, target: Path, state: State) -> None:
     """Copy a file in one step, with the time of `state`, by which the store knows weights again."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f".{target.name}.copying")
+    beside = target.with_name(f".{target.name}{COPYING}")
     try:
         shutil.copyfile(source, beside)
         if state != UNKNOWN:
@@ -185,6 +225,21 @@ def _copy(source: Path, target: Path, state: State) -> None:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+def _unfinished(root: Path) -> Iterator[Path]:
+    """What cut copies have left: files as large as a checkpoint, under names that may never come again."""
+    for part in COPIED:
+        for at, _, names in os.walk(root / part):
+            yield from (Path(at) / name for name in names if name[0] == "." and name.endswith(COPYING))
+
+
+def _remove(path: Path) -> None:
+    """A file or a folder, where there is one."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _delete(path: Path) -> None:

@@ -169,6 +169,65 @@ def test_a_full_drive_is_told_once_and_tried_again(places: tuple[Path, Path], mo
     assert mirror.save() == 3
 
 
+def test_a_stage_whose_way_back_was_cut_is_no_loss(places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not here is deleted from the copy, so a stage must never be here in part."""
+    root, drive = places
+    at = "store/train/.partial/cd"
+    names = (*WHOLE, f"{at}/metrics.jsonl", f"{at}/checkpoints/update_00000001.a.pt")
+    write(root, *names)
+    Mirror(root, drive, silent).save()
+    plain = module._copy
+    for cut in range(len(names)):
+        shutil.rmtree(root)
+        left = [cut]
+
+        def dying(source: Path, target: Path, state: list[int], left: list[int] = left) -> None:
+            if not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= 1
+            plain(source, target, state)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "_copy", dying)
+            with pytest.raises(KeyboardInterrupt):
+                Mirror(root, drive, silent).restore()
+        again = Mirror(root, drive, silent)
+        again.restore()
+        again.save()
+        assert tree(root).keys() == tree(drive).keys() == set(names), cut
+
+
+def test_what_a_cut_copy_left_on_the_drive_is_removed(places: tuple[Path, Path]) -> None:
+    root, drive = places
+    write(root, *WHOLE)
+    Mirror(root, drive, silent).save()
+    at = "store/train/.partial/cd/checkpoints"
+    write(drive, f"{at}/.update_00000001.a.pt.copying", f"{at}/.mine")
+    Mirror(root, drive, silent).restore()
+    assert tree(drive).keys() == {*WHOLE, f"{at}/.mine"}
+
+
+def test_a_drive_with_room_for_one_checkpoint_gets_the_newest(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, drive = places
+    first, second = (f"store/train/.partial/cd/checkpoints/update_0000000{at}.a.pt" for at in (1, 2))
+    plain = shutil.copyfile
+
+    def small(source: Path, target: Path) -> None:
+        if any(drive.rglob("update_*.pt")):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        plain(source, target)
+
+    write(root, first)
+    mirror = Mirror(root, drive, silent)
+    assert mirror.save() == 1
+    write(root, second)
+    monkeypatch.setattr(shutil, "copyfile", small)
+    assert mirror.save() == 1
+    assert tree(drive).keys() == {second}
+
+
 def test_it_copies_while_the_study_runs_and_once_more_when_it_fails(places: tuple[Path, Path]) -> None:
     root, drive = places
 
@@ -192,7 +251,9 @@ def test_no_folder_is_no_copy_and_one_within_the_outputs_is_refused(places: tupl
     root, _ = places
     with mirrored(root, None, silent):
         write(root, *WHOLE)
-    for inside in (root / "copy", root.parent, root):
+    link = root.parent / "drive"
+    link.symlink_to(root / "store")
+    for inside in (root / "copy", root.parent, root, link, link / "copy"):
         with pytest.raises(UserError, match="must not lie within each other"), mirrored(root, inside, silent):
             pass
 
