@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import Future
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock, Thread
 from typing import Literal
 
 from pipeline.config.data import COMMIT
@@ -13,6 +15,10 @@ from pipeline.errors import UserError
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 TIMEOUT_S = 10.0
+"""For the hub to answer, with all that lies before it: names, proxies, addresses."""
+Kind = Literal["dataset", "model"]
+_asking, _unreachable = Lock(), list[str]()
+"""The cause why the hub cannot be reached, once that is known in this process."""
 
 
 def check_model(key: str, model: str, revision: str | None, *, pinned: bool) -> None:
@@ -68,20 +74,51 @@ def absent(key: str, name: str, revision: str | None, cause: str, cache: object,
 
 
 @lru_cache(maxsize=64)
-def cause_of_absence(kind: Literal["dataset", "model"], name: str, revision: str | None) -> str:
-    """Why the hub does not give a repository, in words; empty where it does."""
-    from huggingface_hub import HfApi, constants
+def cause_of_absence(kind: Kind, name: str, revision: str | None) -> str:
+    """Why the hub does not give a repository, in words; empty where it does.
+
+    A hub that did not answer once is not asked again: its client waits for each of the hub's addresses in turn, and
+    nothing limits the search for them.
+    """
+    from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set, so the network was not asked"
+    with _asking:
+        if _unreachable:
+            return _unreachable[0]
+        answer: Future[str] = Future()
+        # A daemon, so that a process can end while it waits.
+        Thread(target=_ask, args=(answer, kind, name, revision), name="hub", daemon=True).start()
+        try:
+            return answer.result(TIMEOUT_S)
+        except TimeoutError:
+            cause = f"no answer within {TIMEOUT_S:g} s"
+        except Unreachable as error:
+            cause = str(error)
+        _unreachable.append(cause)
+        return cause
+
+
+class Unreachable(Exception):
+    """No answer of the hub, in words."""
+
+
+def _ask(answer: Future[str], kind: Kind, name: str, revision: str | None) -> None:
+    from huggingface_hub import HfApi
+
     try:
         info = HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=TIMEOUT_S)
     except Exception as error:  # its client raises a dozen unrelated classes for "not to be had"
-        return in_words(error)
+        answered = getattr(error, "response", None) is not None or isinstance(error, ValueError)
+        if answered:
+            answer.set_result(in_words(error))
+        else:
+            answer.set_exception(Unreachable(in_words(error)))
+        return
     files = [sibling.rfilename for sibling in getattr(info, "siblings", None) or []]
-    if kind == "model" and not any(file.endswith(".safetensors") for file in files):
-        return "it has no *.safetensors, and pickled weights are never read"
-    return ""
+    without = kind == "model" and not any(file.endswith(".safetensors") for file in files)
+    answer.set_result("it has no *.safetensors, and pickled weights are never read" if without else "")
 
 
 def in_words(error: Exception) -> str:
