@@ -16,6 +16,7 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
+from pipeline.errors import UserError
 from pipeline.faults import existing
 from pipeline.resources.device import built_for_cards, driver_version
 from pipeline.resources.machine import GIB, processor
@@ -32,6 +33,7 @@ EXTRAS = {
 """Extras that a user may want, and what for."""
 LEAST_FREE_GIB = 2.0
 """Disk that a study of the profile tiny takes with room to spare; its 25 trials leave 0.6 GiB."""
+ON_CPU = "CUDA_VISIBLE_DEVICES= hides it, and trials run on the CPU"
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -108,16 +110,24 @@ def cards(precision: Callable[[int], str]) -> Iterator[Finding]:
     if torch.cuda.is_available():
         yield Finding("driver", "ok", f"CUDA up to {dotted(driver) if driver else 'unknown'}; torch has {built}")
         for number in range(torch.cuda.device_count()):
-            free, total = torch.cuda.mem_get_info(number)
-            kind = torch.cuda.get_device_properties(number)
-            yield Finding(
-                f"card {number}",
-                "ok",
-                f"{kind.name}, {total / GIB:.1f} GiB ({free / GIB:.1f} free), compute capability"
-                f" {kind.major}.{kind.minor}, computes in {precision(number)}",
-            )
+            try:
+                yield Finding(f"card {number}", "ok", _card(number, precision))
+            except (RuntimeError, UserError) as error:  # a card that is counted may still not answer
+                said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                yield Finding(f"card {number}", "note", f"cannot be used: {said}", "look at nvidia-smi; " + ON_CPU)
         return
     yield Finding("card", "note", *without_card(driver, built, os.environ.get("CUDA_VISIBLE_DEVICES")))
+
+
+def _card(number: int, precision: Callable[[int], str]) -> str:
+    import torch
+
+    free, total = torch.cuda.mem_get_info(number)
+    kind = torch.cuda.get_device_properties(number)
+    return (
+        f"{kind.name}, {total / GIB:.1f} GiB ({free / GIB:.1f} free), compute capability {kind.major}.{kind.minor},"
+        f" computes in {precision(number)}"
+    )
 
 
 def without_card(driver: int | None, built: str | None, visible: str | None) -> tuple[str, str]:
@@ -175,6 +185,8 @@ def disk(root: Path) -> Finding:
     folder = existing(root.absolute())
     free = shutil.disk_usage(folder).free / GIB
     found = f"{free:.1f} GiB free at {root.absolute()}"
+    if not folder.is_dir():
+        return Finding("disk", "missing", f"{folder} is no folder", "give another folder by --out or ABLATE_HOME")
     if not os.access(folder, os.W_OK):
         return Finding("disk", "missing", f"{folder} cannot be written", "give another folder by --out or ABLATE_HOME")
     if free < LEAST_FREE_GIB:

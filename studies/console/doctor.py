@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -12,10 +14,11 @@ from rich.text import Text
 from pipeline.config.loading import load_config, profile_names
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
+from pipeline.faults import existing
 from pipeline.resources import diagnosis
 from pipeline.resources.device import gpu_visible
 from pipeline.resources.diagnosis import Finding
-from pipeline.run.hub import available, cause_of_absence
+from pipeline.run.hub import available, cause_of_absence, in_words
 from pipeline.run.layout import Layout, TrialRecord
 from studies.console.plan import duration
 from studies.execution.history import all_records, measured
@@ -34,16 +37,22 @@ def examine(layout: Layout) -> list[Finding]:
         found = [diagnosis.python(), *packages]
         if packages[0].state == "missing":
             return found
-        found += [*_torch(), diagnosis.memory(), diagnosis.disk(layout.root), hub(answer)]
+        found += [*_torch()]
+        if found[-1].state == "missing":
+            return found
+        found += [diagnosis.memory(), diagnosis.disk(layout.root), hub(answer)]
         records = all_records(layout)
         return [*found, *(profile_finding(name, layout, records) for name in profile_names())]
 
 
 def _torch() -> Iterator[Finding]:
-    import torch
+    try:
+        import torch
 
-    from pipeline.models.precision import HOW, mixed_precision
-
+        from pipeline.models.precision import HOW, mixed_precision
+    except (ImportError, OSError) as error:  # its files are there, but a library that they need is not
+        yield Finding("torch", "missing", in_words(error), "delete .venv and run make setup")
+        return
     yield Finding("torch", "ok", torch.__version__)
     yield from diagnosis.cards(lambda number: HOW[mixed_precision(torch.device("cuda", number))])
 
@@ -53,6 +62,9 @@ def hub(answer: Future[str]) -> Finding:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     cause = answer.result()
+    if not cause and not os.access(existing(Path(HF_HUB_CACHE)), os.W_OK):
+        found = f"answers, but {HF_HUB_CACHE}, where downloads go, cannot be written"
+        return Finding("hub", "note", found, "set HF_HOME to a folder that can be written")
     if not cause:
         return Finding("hub", "ok", f"answers; downloads go to {HF_HUB_CACHE}")
     return Finding(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 from rich.console import Console
 from typer.testing import CliRunner
@@ -109,6 +112,53 @@ def test_the_hub_is_wanted_but_not_needed() -> None:
     silent = doctor.hub(_answer("ConnectError"))
     assert silent.state == "note"
     assert "not reachable (ConnectError)" in silent.found
+
+
+def test_a_cache_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    found = doctor.hub(_answer(""))
+    assert found.state == "note"
+    assert "where downloads go, cannot be written" in found.found
+    assert "HF_HOME" in found.advice
+
+
+def test_a_card_that_does_not_answer_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(number: int) -> tuple[int, int]:
+        raise RuntimeError("CUDA error: unknown error\nCUDA kernel errors might be reported elsewhere")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", broken)
+    driver, card = diagnosis.cards(lambda number: "fp16")
+    assert (driver.state, card.state) == ("ok", "note")
+    assert card.found == "cannot be used: CUDA error: unknown error"
+    assert "nvidia-smi" in card.advice
+
+
+def test_a_torch_that_does_not_load_stops_the_look(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plain = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name == "torch":
+            raise OSError("libcudnn.so.9: cannot open shared object file")
+        return plain(name, *rest)
+
+    monkeypatch.setattr(doctor, "cause_of_absence", lambda *_: "")
+    monkeypatch.setattr(diagnosis, "packages", lambda: iter([Finding("packages", "ok", "")]))
+    monkeypatch.setattr(builtins, "__import__", without)
+    found = doctor.examine(Layout(tmp_path))
+    assert found[-1] == Finding(
+        "torch",
+        "missing",
+        "OSError: libcudnn.so.9: cannot open shared object file",
+        "delete .venv and run make setup",
+    )
+
+
+def test_an_output_root_that_is_a_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    found = diagnosis.disk(tmp_path / "out")
+    assert (found.state, found.found) == ("missing", f"{tmp_path / 'out'} is no folder")
 
 
 def test_profiles_say_what_they_lack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
