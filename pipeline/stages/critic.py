@@ -5,6 +5,7 @@ Writes ``critic.safetensors`` and ``summary.json``.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ def critic(
             load_reference(sft, cfg.adapter.quantize, device), cfg, cfg.values.seed, sft, reward, device
         )
         steps = cfg.critic.pretraining_steps
+        actor.lm.requires_grad_(False)  # before the meter looks at what is trained
         meter(actor.networks, ledger.work)
         data = PromptSet.load(prompts, "train")
         samples = _samples(cfg, values, prompts, data)
@@ -58,9 +60,15 @@ def critic(
                 cfg.values.seed, room, lambda done: reporter.progress("critic", done, steps, "value pre-training"),
             )  # fmt: skip
         save_critic(actor, out / "critic.safetensors")
-    summary = {"steps": steps, "samples": len(samples.scores), "explained_variance": explained}
+    # Rewards that are all equal have no variance, and files hold no NaN.
+    known = {"explained_variance": explained} if math.isfinite(explained) else {}
+    summary = {"steps": steps, "samples": len(samples.scores), **known}
     write_json(out / "summary.json", summary)
-    note = f"explains {100 * explained:.0f} % of the variance of held-out samples' rewards to go"
+    note = (
+        f"explains {100 * explained:.0f} % of the variance of held-out samples' rewards to go"
+        if known
+        else "the rewards to go of held-out samples are all equal, so there is no variance to explain"
+    )
     return {"note": note, **summary}
 
 
