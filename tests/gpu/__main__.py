@@ -1,6 +1,6 @@
 """`make gpu`: test and measure on the card at hand; writes one JSON file and one Markdown page.
 
-Exit code: 0 everything that could be tested passed, 1 something failed, 3 nothing was tested on a card.
+Exit code: 0 everything that could be tested passed, 1 something failed, 3 nothing was tested on a card, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -104,8 +104,11 @@ def _card(device: str) -> tuple[dict[str, Any], str]:
     command = [sys.executable, "-m", "gpu.card", device]
     if device == "cuda":
         seen = _call([sys.executable, "-c", "import torch; print(torch.cuda.is_available())"], device)
-        if seen.strip().splitlines()[-1:] != ["True"]:
+        last = (seen.strip().splitlines() or ["no answer"])[-1]
+        if last == "False":
             return {}, "no CUDA device is visible"
+        if last != "True":
+            return {}, f"torch could not be asked for a CUDA device: {last[-300:]}"
     said = _call(command, device)
     try:
         card: dict[str, Any] = json.loads(said.strip().splitlines()[-1])
@@ -173,5 +176,18 @@ def _commit() -> str:
     return done.stdout.strip()
 
 
+def guarded(arguments: list[str] | None = None) -> int:
+    """`main`, which ends in one line whatever happens to its page or its user."""
+    try:
+        return main(arguments)
+    except OSError as error:
+        print(f"make gpu: {error.filename or 'the page'}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        end_all()
+        print("interrupted; the page holds what had ended", file=sys.stderr)
+        return 130
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded())

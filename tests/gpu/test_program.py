@@ -39,6 +39,39 @@ def test_without_a_card_every_item_says_not_tested(
     assert (tmp_path / "no-card.md").read_text().startswith("# No card: not tested")
 
 
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("False\n", "no CUDA device is visible"),
+        (
+            "Traceback\nOSError: libcudnn.so.9: cannot open",
+            "torch could not be asked for a CUDA device: OSError: libcudnn",
+        ),
+        ("no answer within 120 s", "torch could not be asked for a CUDA device: no answer within 120 s"),
+        ("", "torch could not be asked for a CUDA device: no answer"),
+    ],
+)
+def test_a_driver_that_hangs_is_not_called_no_card(monkeypatch: pytest.MonkeyPatch, said: str, why: str) -> None:
+    monkeypatch.setattr(program, "_call", lambda *_: said)
+    assert program._card("cuda")[1].startswith(why)
+
+
+def test_it_ends_in_one_line_where_the_page_cannot_be_written_or_the_user_stops_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(program, "_card", lambda device: ({}, "no card"))
+    assert program.guarded(["--out", str(tmp_path / "file")]) == 1
+    assert capsys.readouterr().err == f"make gpu: {tmp_path / 'file'}: File exists\n"
+
+    def stopped(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(program, "_card", stopped)
+    assert program.guarded(["--out", str(tmp_path)]) == 130
+    assert capsys.readouterr().err.startswith("interrupted")
+
+
 def test_a_missing_package_is_named_and_no_stand_in_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(program.missing.__globals__["REQUIRED"], "no_such_module", "no-such-package")
     assert program.main(["--out", str(tmp_path)]) == 3
