@@ -54,7 +54,7 @@ class Mirror:
         read or written.
         """
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(exist_ok=True)  # without its parents: a drive that is not mounted is not made here
             for left in list(_unfinished(self.folder)):
                 _delete(left)
             known, names = _read_index(self.folder / INDEX), set(_files(self.folder))
@@ -92,6 +92,8 @@ class Mirror:
         """
         copied = deleted = 0
         try:
+            if not self.folder.is_dir():
+                raise OSError(errno.ENODEV, "the folder is no longer there")
             found = set(_files(self.root))
             try:
                 copied += self._copy_new(found)

@@ -34,6 +34,7 @@ def tree(root: Path) -> dict[str, str]:
 
 @pytest.fixture
 def places(tmp_path: Path) -> tuple[Path, Path]:
+    (tmp_path / "drive").mkdir()
     return tmp_path / "outputs", tmp_path / "drive"
 
 
@@ -251,7 +252,7 @@ def test_no_folder_is_no_copy_and_one_within_the_outputs_is_refused(places: tupl
     root, _ = places
     with mirrored(root, None, silent):
         write(root, *WHOLE)
-    link = root.parent / "drive"
+    link = root.parent / "link"
     link.symlink_to(root / "store")
     for inside in (root / "copy", root.parent, root, link, link / "copy"):
         with pytest.raises(UserError, match="must not lie within each other"), mirrored(root, inside, silent):
@@ -260,9 +261,27 @@ def test_no_folder_is_no_copy_and_one_within_the_outputs_is_refused(places: tupl
 
 def test_a_folder_that_cannot_be_made_is_named(places: tuple[Path, Path]) -> None:
     root, drive = places
+    drive.rmdir()
     drive.write_text("a file")
     with pytest.raises(UserError, match=f"--mirror {drive}: "), mirrored(root, drive, silent):
         pass
+
+
+def test_a_drive_that_is_not_mounted_is_not_made_on_the_machines_own_disk(places: tuple[Path, Path]) -> None:
+    root, drive = places
+    drive.rmdir()
+    write(root, *WHOLE)
+    copy, told = drive / "ablate", list[str]()
+    with pytest.raises(UserError, match=f"--mirror {copy}: No such file"), mirrored(root, copy, silent):
+        pass
+    drive.mkdir()
+    mirror = Mirror(root, copy, told.append)
+    mirror.restore()
+    assert mirror.save() == len(WHOLE)
+    shutil.rmtree(drive)
+    write(root, "studies/s/tiny/study.json")
+    assert (mirror.save(), drive.exists()) == (0, False)
+    assert told == [f"the copy in {copy} is behind: the folder is no longer there"]
 
 
 @pytest.mark.slow
