@@ -78,7 +78,7 @@ def parameters_of(model: str) -> float:
     >>> parameters_of("0.5b")
     500000000.0
     """
-    if found := SIZE.fullmatch(model):
+    if (found := SIZE.fullmatch(model)) and float(found[1]) > 0:
         return float(found[1]) * UNITS[found[2].upper()]
     shape = shape_of(load_config("t4", {"model.base": model, "model.revision": None})) if model else None
     if shape is None:

@@ -18,12 +18,16 @@ from pipeline.forecast.disk import checkpoint_hours, disk_by_part, shared_disk
 from pipeline.forecast.memory import memory_by_stage, moved_bytes
 from pipeline.forecast.ocr import reading_hours, shared_reading_hours
 from pipeline.forecast.sampling import (
-    answering_hours,
+    asked_hours,
+    asked_of_reference,
+    asked_of_reward,
+    asked_of_values,
     copying,
+    evaluating_hours,
     opponents_hours,
     sampling,
     sampling_statically,
-    values_hours,
+    text_work,
 )
 from pipeline.forecast.shapes import Shape
 from pipeline.forecast.subject import ForecastSubject, Trained
@@ -42,6 +46,7 @@ from pipeline.resources.roofline import (
     T4_HOST_BYTES,
     t4_seconds,
 )
+from pipeline.training.value_pretraining import HELD_OUT
 
 
 @dataclass(frozen=True)
@@ -54,8 +59,8 @@ class Forecast:
     """Memory of each stage by component, GiB."""
     hours: dict[str, float]
     """Of training on a T4, by phase."""
-    answering_hours: float
-    """On a T4, of choosing among several answers to each held-out prompt; 0 where each gets one, which takes little."""
+    own_hours: dict[str, float]
+    """On a T4, by stage, of what a trial has for itself beside its training; not held against `cap_hours`."""
     shared_hours: dict[str, float]
     """On a T4, by stage, of what the trials of a study have in common; with the hours of reading images on the CPU."""
     disk: dict[str, float]
@@ -126,13 +131,11 @@ def estimate(trial: ForecastSubject) -> Forecast:
         if moved := moved_bytes(trial):
             hours["offload"] = cfg.train.updates * moved / T4_HOST_BYTES / 3600
         hours["checkpoint"] = checkpoint_hours(trial, trained, sum(hours.values()))
-    shared = {stage: t4_seconds("train", *work) / 3600 for stage, work in work_of_shared(trial).items()}
-    if cfg.reward.against != "none":
-        shared["reward"] = shared.get("reward", 0.0) + opponents_hours(trial)
-    if cfg.needs_samples:
-        shared["values"] = values_hours(trial)
-    for stage, read in shared_reading_hours(cfg).items():
-        shared[stage] = shared.get(stage, 0.0) + read
+    shared = _shared_hours(trial)
+    read = reading_hours(cfg, cfg.evaluate.best_of * cfg.evaluate.prompts)
+    own = {"evaluate": evaluating_hours(trial) + read}
+    if cfg.rounds > 1:  # it is scored by a reward that is the trial's own
+        own["reference"] = shared.pop("reference")
     memory = {
         stage: {name: size / GIB for name, size in parts.items() if size}
         for stage, parts in memory_by_stage(trial, trained).items()
@@ -143,7 +146,7 @@ def estimate(trial: ForecastSubject) -> Forecast:
         trained.parameters,
         memory,
         hours,
-        answering_hours(trial),
+        own,
         shared,
         disk,
         shared_disk(trial) / GIB,
@@ -164,6 +167,44 @@ def _static_hours(trial: ForecastSubject) -> float | None:
     drawn = _times(1.0 + _greedy(cfg) + _replayed(cfg)[0], once)
     seconds = t4_seconds("generate", *drawn) + t4_seconds("generate", *copying(trial))
     return cfg.train.updates * seconds / 3600
+
+
+def _shared_hours(trial: ForecastSubject) -> dict[str, float]:
+    """Hours on a T4 by stage: what is learned, what is sampled and scored, what is measured, what is read."""
+    cfg = trial.config
+    parts = [(stage, t4_seconds("train", *work) / 3600) for stage, work in work_of_shared(trial).items()]
+    parts += [
+        ("sft", t4_seconds("score", *text_work(trial, cfg.data.heldout_prompts)) / 3600),
+        ("reward", asked_hours(trial, asked_of_reward(cfg)) + opponents_hours(trial)),
+        ("reference", asked_hours(trial, asked_of_reference(cfg))),
+    ]
+    if cfg.needs_samples:
+        parts.append(("values", asked_hours(trial, asked_of_values(cfg))))
+    if cfg.pretrains_critic:
+        parts.append(("critic", t4_seconds("train", *critic_work(trial)) / 3600))
+    parts += shared_reading_hours(cfg).items()
+    hours = dict[str, float]()
+    for stage, spent in parts:
+        hours[stage] = hours.get(stage, 0.0) + spent
+    return hours
+
+
+def critic_work(trial: ForecastSubject) -> tuple[float, float]:
+    """(FLOPs, bytes) of value pre-training. Only a trunk of its own is trained; a shared one is read."""
+    shape, cfg, own = trial.shape, trial.config, Trained.of_critic(trial.shape, trial.config)
+    span = trial.mean_prompt + cfg.train.response_length - 1
+    rows = cfg.critic.pretraining_steps * cfg.train.batch_size
+    heldout = -(-cfg.values.samples * cfg.data.train_prompts // HELD_OUT)
+    maps, trains = own.forward or shape.maps, bool(own.parameters)
+    attended = _attending(shape, 1.0, span)
+    micros = cfg.critic.pretraining_steps * -(-cfg.train.batch_size // cfg.runtime.micro_batch_size)
+    calls = -(-heldout // cfg.runtime.micro_batch_size)
+    moved = (micros + calls) * shape.blocks * BYTES_READ_CAST
+    if trains:
+        moved += micros * (shape.blocks * BYTES_BACKWARD + own.maps * BYTES_GRADIENT)
+        moved += cfg.critic.pretraining_steps * own.parameters * BYTES_STEP
+    flops = span * (rows + heldout) * (2.0 * maps + attended)
+    return flops + span * rows * trains * (2.0 * (own.below + own.maps) + 2 * attended), moved
 
 
 def work_of_shared(trial: ForecastSubject) -> dict[str, tuple[float, float]]:

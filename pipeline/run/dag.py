@@ -287,9 +287,23 @@ def _view(stage: Stage, config: Any) -> SimpleNamespace:
     return view
 
 
-def _identity(stage: Stage, config: Any, digests: Mapping[str, str]) -> dict[str, Any]:
+def likeness(stages: Sequence[Stage], config: Any) -> dict[str, str]:
+    """By stage a digest of what the configuration decides of it and of the stages that it is made from: trials with
+    equal ones share it. Reads no file."""
+    found: dict[str, str] = {}
+    for stage in stages_of(stages, config):
+        inputs = {need: found[need] for need in stage.takes(found)}
+        found[stage.name] = _key({"config": dict(flatten(_configured(stage, config))), "inputs": inputs})
+    return found
+
+
+def _configured(stage: Stage, config: Any) -> dict[str, Any]:
     view = vars(_view(stage, config))
-    values = {name: _plain(value) for name, value in view.items() if name not in FREE_SECTIONS}
+    return {name: _plain(value) for name, value in view.items() if name not in FREE_SECTIONS}
+
+
+def _identity(stage: Stage, config: Any, digests: Mapping[str, str]) -> dict[str, Any]:
+    values = _configured(stage, config)
     if stage.outside:
         values["outside"] = stage.outside(config)
     if stage.precision:

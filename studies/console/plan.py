@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -110,14 +110,22 @@ class Work:
         ]
 
     @property
+    def waiting(self) -> list[tuple[Cell, StagePlan]]:
+        """Stages that will run and are no trial's own, for each trial."""
+        return [
+            (cell, stage_plan)
+            for cell, stages in self.planned
+            for stage_plan in stages
+            if not stage_plan.cached and stage_plan.stage not in _own(stages)
+        ]
+
+    @property
     def shared(self) -> list[tuple[str, Cell]]:
         """Stages that will run once for several trials, each with one of those."""
         shared: dict[tuple[str, object, str], Cell] = {}
-        for cell, stages in self.planned:
-            for stage_plan in stages:
-                if not stage_plan.cached and stage_plan.stage not in _own(stages):
-                    key = stage_plan.key or chain_of(cell.config)
-                    shared.setdefault((stage_plan.stage, key, stage_plan.why), cell)
+        for cell, stage_plan in self.waiting:
+            key = stage_plan.key or chain_of(cell.config)
+            shared.setdefault((stage_plan.stage, key, stage_plan.why), cell)
         return [(stage, cell) for (stage, _, _), cell in shared.items()]
 
     @property
@@ -143,7 +151,8 @@ def _time(work: Work, timed: StageSeconds | None, profile: str) -> str:
     plan = [cell for cell, _ in work.planned]
     if timed is None:
         missing = f"no trial of profile {profile} has been measured on this machine"
-        expected = _t4_hours(work.cells, work.unknown) if _matters(plan[0].config, profile) else None
+        waiting = [(stage.stage, cell) for cell, stage in work.waiting]
+        expected = _t4_hours(work.cells, work.unknown, _once(waiting)) if _matters(plan[0].config, profile) else None
         if expected is None:
             return f"; how long that takes is not known yet: {missing}"
         return f", about {duration(expected * 3600)} on a T4 (forecast; {missing})"
@@ -163,15 +172,29 @@ def _time(work: Work, timed: StageSeconds | None, profile: str) -> str:
     )
 
 
-def _t4_hours(plan: Sequence[Cell], unknown: int) -> float | None:
-    """Hours of these trials on a T4, one after another; None where the sizes of the base are not known."""
+def _t4_hours(plan: Sequence[Cell], unknown: int, shared: Sequence[tuple[str, Cell]]) -> float | None:
+    """Hours of these trials on a T4, one after another, with `shared` stages; None where the sizes of the base are not
+    known. An unknown trial of a search counts as the first."""
     from pipeline.forecast.advice import predict
 
     forecasts = [predict(cell.config) for cell in plan]
-    known = [forecast.t4_hours + forecast.answering_hours for forecast in forecasts if forecast is not None]
+    known = [forecast.t4_hours + math.fsum(forecast.own_hours.values()) for forecast in forecasts if forecast]
     if not known or len(known) < len(plan):
         return None
-    return math.fsum(known) + unknown * known[0]
+    once = [(stage, predict(cell.config)) for stage, cell in shared]
+    together = [forecast.shared_hours.get(stage, 0.0) for stage, forecast in once if forecast]
+    return math.fsum([*known, unknown * known[0], *together])
+
+
+def _once(stages: Iterable[tuple[str, Cell]]) -> list[tuple[str, Cell]]:
+    """Each stage once for all trials that share it, under the name that a forecast has for it."""
+    from pipeline.run.dag import likeness
+    from pipeline.stages import STAGES
+
+    found: dict[tuple[str, str], tuple[str, Cell]] = {}
+    for stage, cell in stages:
+        found.setdefault((stage, likeness(STAGES, cell.config)[stage]), (stage.partition("-")[0], cell))
+    return [*found.values()]
 
 
 def stage_table(planned: Sequence[tuple[Cell, Sequence[StagePlan]]]) -> Table:
@@ -280,13 +303,25 @@ def search_line(study: Study, ended: int) -> str:
     )
 
 
+def _shared_by(cell: Cell) -> list[str]:
+    """Stages of a trial that are not its own."""
+    from pipeline.run.dag import stages_of
+    from pipeline.stages import STAGES
+
+    names = [stage.name for stage in stages_of(STAGES, cell.config)]
+    return [name for name in names if name not in own_stages(names)]
+
+
 def total_line(study: Study, plan: Sequence[Cell]) -> str:
     """T4-hours of the whole study if nothing of it were cached; a trial that a search has yet to propose counts as its
     baseline does."""
     from pipeline.forecast.advice import hours
 
     n = trial_count(study)
-    expected = _t4_hours(plan, n - len(plan))
+    once = _once((stage, cell) for cell in plan for stage in _shared_by(cell))
+    if n > len(plan) and study.vary:  # the trials of a search have a seed of their own
+        once += [(stage.partition("-")[0], plan[0]) for stage in _shared_by(plan[0])]
+    expected = _t4_hours(plan, n - len(plan), once)
     return f"{n} trials in all" + (f": {hours(expected)} on a T4 by the roofline" if expected is not None else "")
 
 
@@ -312,10 +347,10 @@ def budget_lines(config: TrialConfig) -> Iterator[str]:
     yield f"  GiB in stage {budget.stage}: " + ", ".join(
         f"{name} {size:.2f}" for name, size in budget.memory_gib.items() if size >= 0.005
     )
-    own = budget.hours | ({"answering": budget.answering_hours} if budget.answering_hours else {})
+    own = budget.hours | budget.own_hours
     yield (
         "  T4: "
-        + (", ".join(f"{phase} {hours(spent)}" for phase, spent in own.items()) or "no training")
+        + ", ".join(f"{phase} {hours(spent)}" for phase, spent in own.items())
         + (
             "; plus, once for all trials that share them: "
             + ", ".join(f"{stage} {hours(spent)}" for stage, spent in budget.shared_hours.items())

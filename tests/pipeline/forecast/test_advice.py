@@ -49,7 +49,10 @@ def test_rounds_are_forecast_with_their_rewards_and_the_policy_that_each_began_w
     assert "reward" not in once.hours
     assert 0 < two.hours["reward"] < four.hours["reward"]
     assert newest.hours["reward"] < four.hours["reward"], "old pairs are learned from again"
-    assert four.shared_hours["reward"] == pytest.approx(once.shared_hours["reward"] / 4)
+    assert once.shared_hours["reward"] / 4 < four.shared_hours["reward"] < once.shared_hours["reward"] / 2
+    assert "reference" in once.shared_hours, "shared by all trials with this reward"
+    assert (list(once.own_hours), "reference" in two.shared_hours) == (["evaluate"], False)
+    assert two.own_hours["reference"] == once.shared_hours["reference"]
     assert once.hours["score"] < two.hours["score"] < four.hours["score"] < 2 * once.hours["score"]
     assert {stage: two.stage_gib(stage) - once.stage_gib(stage) for stage in ("reward", "train")} == pytest.approx(
         dict.fromkeys(("reward", "train"), 4 * once.parameters / 2**30)
@@ -202,6 +205,7 @@ def test_the_profile_of_a_t4_fits_in_every_stage() -> None:
     assert list(found.stages) == ["sft", "reward", "train", "evaluate"]
     assert all(5 < found.stage_gib(stage) < 14.6 for stage in found.stages)
     assert 0 < sum(found.shared_hours.values()) < 0.5
+    assert list(found.shared_hours) == ["sft", "reward", "reference"]
     pairs = predict(t4(reward__preferences="labels", reward__max_tokens=1024, runtime__gradient_checkpointing=False))
     assert pairs is not None
     assert pairs.stage_gib("reward") > found.stage_gib("reward")
@@ -262,12 +266,13 @@ def test_a_trial_that_trains_nothing_takes_the_time_of_its_answers() -> None:
     assert plain is not None
     assert chosen is not None
     assert twice is not None
-    assert (plain.answering_hours, chosen.t4_hours, chosen.trained, chosen.hours) == (0.0, 0.0, 0, {})
-    assert twice.answering_hours == pytest.approx(2 * chosen.answering_hours, rel=0.01)
-    assert 0 < chosen.answering_hours < 0.1 * plain.t4_hours
+    assert (chosen.t4_hours, chosen.trained, chosen.hours) == (0.0, 0, {})
+    one, eight, sixteen = (found.own_hours["evaluate"] for found in (plain, chosen, twice))
+    assert sixteen - eight == pytest.approx(8 / 7 * (eight - one), rel=0.01)
+    assert 0 < one < eight < 0.1 * plain.t4_hours
     assert chosen.stage_gib("train") < plain.stage_gib("train")
     assert chosen.stages["evaluate"] == plain.stages["evaluate"], "draws are not kept"
     assert (chosen.disk_gib, chosen.fits) == (chosen.left_gib, True)
     beside = predict(t4(evaluate__best_of=8))
     assert beside is not None
-    assert (beside.hours, beside.answering_hours) == (plain.hours, chosen.answering_hours)
+    assert (beside.hours, beside.own_hours) == (plain.hours, chosen.own_hours)

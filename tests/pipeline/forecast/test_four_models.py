@@ -48,7 +48,7 @@ def test_a_model_is_counted(tmp_path: Path) -> None:
     assert parameters_of("Qwen/Qwen1.5-0.5B") == pytest.approx(464e6, rel=0.01)
 
 
-@pytest.mark.parametrize("model", ["7X", "", "7", "-7B", "B"])
+@pytest.mark.parametrize("model", ["7X", "", "7", "-7B", "0B", "B"])
 def test_what_is_neither_is_refused(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UserError, match="is neither a size such as 7B or 350M nor a model"):

@@ -52,13 +52,13 @@ def test_what_trials_share_is_read_as_well() -> None:
 
     each = reading_hours(load_config("smoke", OCR), 1.0)
     alone, opposed = shared(**OCR), shared(**OCR, reward__against="reference")
-    assert alone["reward"] == pytest.approx(64 * each)
-    assert alone["reference"] == pytest.approx(512 * each)
+    assert alone["reward"] == pytest.approx(64 * each, rel=0.01)
+    assert alone["reference"] == pytest.approx(512 * each, rel=0.01)
     assert opposed["reward"] - alone["reward"] == pytest.approx(4 * 384 * each, rel=0.01)
     judge, plain = shared(judge__kind="ocr"), shared()
     assert judge["reward"] - plain["reward"] == pytest.approx((64 + 2 * 320) * each)
-    assert judge["reference"] == pytest.approx(512 * each)
-    assert "reference" not in plain
+    assert judge["reference"] - plain["reference"] == pytest.approx(512 * each)
+    assert 0 < plain["reference"] < each, "it is sampled and scored, not read"
     values = shared(**OCR, algorithm="a_star_po")["values"] - shared(algorithm="a_star_po")["values"]
     samples = load_config("smoke", {"algorithm": "a_star_po"}).values.samples
     assert values == pytest.approx(samples * 256 * each, rel=0.01)

@@ -8,7 +8,11 @@ import pytest
 
 from pipeline.config.loading import PROFILES, load_config
 from pipeline.forecast.advice import predict
+from pipeline.forecast.sampling import asked_of_reference, asked_of_reward
 from pipeline.forecast.work import Forecast
+from studies.console.plan import total_line
+from studies.definition.design import cells
+from studies.definition.schema import Study, load_study
 
 KEYS = (
     "train.batch_size",
@@ -40,6 +44,29 @@ def test_it_fits_a_t4_in_every_stage() -> None:
     assert found.t4_hours < 2.5
     assert list(found.stages) == ["sft", "reward", "train", "evaluate"]
     assert all(5 < found.stage_gib(stage) < 14.6 for stage in found.stages)
+
+
+def test_a_seed_takes_what_its_comment_and_the_study_say() -> None:
+    """What is sampled before training is most of what the trials of a seed share."""
+    found = forecast({})
+    assert sum(found.shared_hours.values()) == pytest.approx(1.5, abs=0.02)
+    drawn = asked_of_reward(load_config("t4-256")).drawn, asked_of_reference(load_config("t4-256")).drawn
+    comment = (PROFILES / "t4-256.yaml").read_text("utf-8")
+    assert all(f"{rows:,}" in comment for rows in drawn)
+    study = load_study("recipe")
+    total = in_all(study)
+    assert total == pytest.approx(30.9, abs=0.1)
+    shared, own = sum(found.shared_hours.values()), found.t4_hours + sum(found.own_hours.values())
+    assert total == pytest.approx(5 * shared + 10 * own, abs=0.01)
+    fewer = forecast({"reward.pairs": 4096}).shared_hours
+    once_more = fewer["reward"] + fewer["reference"]
+    other = in_all(study.model_copy(update={"arms": {"reward": {}, "loss": {"reward.pairs": 4096}}}))
+    assert other == pytest.approx(total + 5 * once_more, abs=0.01), "the reference model is shared, its rewards are not"
+
+
+def in_all(study: Study) -> float:
+    (total,) = re.findall(r"trials in all: ([\d.]+) h", total_line(study, cells(study, None, {})))
+    return float(total)
 
 
 def test_it_is_the_recipe_of_t4_with_longer_episodes_and_fewer_of_them() -> None:
