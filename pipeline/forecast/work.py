@@ -199,7 +199,7 @@ def critic_work(trial: ForecastSubject) -> tuple[float, float]:
     attended = _attending(shape, 1.0, span)
     micros = cfg.critic.pretraining_steps * -(-cfg.train.batch_size // cfg.runtime.micro_batch_size)
     calls = -(-heldout // cfg.runtime.micro_batch_size)
-    moved = (micros + calls) * shape.blocks * BYTES_READ_CAST
+    moved = 1.0 * (micros + calls) * shape.blocks * BYTES_READ_CAST
     if trains:
         moved += micros * (shape.blocks * BYTES_BACKWARD + own.maps * BYTES_GRADIENT)
         moved += cfg.critic.pretraining_steps * own.parameters * BYTES_STEP
