@@ -7,6 +7,7 @@
                                  registration.jsonl   claims as they were before the data, and every later change
                                  begun/<arm>__seed<seed>         one empty file for each trial that has begun
                                  trials/<arm>__seed<seed>.json   one TrialRecord each
+                                 jobs/<arm>__seed<seed>/         of a trial that runs: what driver and worker exchange
                                  mlflow/<arm>__seed<seed>.json   what MLflow has been told
                                  critic_bias/<arm>__seed<seed>.parquet   critics' values against replayed states
                                  report/        tables, figures, index.html
@@ -155,6 +156,16 @@ class StudyFolder:
 
     def begun_file(self, arm: str, seed: int) -> Path:
         return self.path / "begun" / self.trial_file(arm, seed).stem
+
+    @property
+    def jobs(self) -> Path:
+        """Folders of the jobs that run."""
+        return self.path / "jobs"
+
+    def job_folder(self, arm: str, seed: int, until: str | None = None) -> Path:
+        """Of a trial, or of the job that builds its shared stages up to `until`."""
+        name = self.trial_file(arm, seed).stem
+        return self.jobs / (name if until is None else f"{name}.shared")
 
     def mlflow_file(self, arm: str, seed: int) -> Path:
         return self.path / "mlflow" / f"{safe(arm)}__seed{seed}.json"

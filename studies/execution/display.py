@@ -16,7 +16,7 @@ from rich.text import Text
 from pipeline.run.progress import RESUMED
 from pipeline.run.symptoms import Health
 from studies.claims.falsifiers import Verdict
-from studies.execution.executors import Crashed, Event, Finished, Job, Message
+from studies.execution.jobs import Crashed, Event, Finished, Interrupted, Job, Message
 
 PLAIN_SECONDS = 10.0
 """Between two progress lines of a trial when the output is no terminal."""
@@ -25,7 +25,14 @@ SHOWN_ENDED = 8
 COLUMNS = {"KL/token": "objective/kl_exact_per_token", "entropy": "policy/entropy", "reward": "objective/scores"}
 FALLEN = "falsified at step"
 UNHEALTHY = "unhealthy"
-STYLES = {"complete": "green", "budget": "yellow", "pruned": "yellow", "diverged": "magenta", "failed": "red"}
+STYLES = {
+    "complete": "green",
+    "budget": "yellow",
+    "pruned": "yellow",
+    "diverged": "magenta",
+    "failed": "red",
+    "interrupted": "yellow",
+}
 
 
 @dataclass
@@ -117,6 +124,9 @@ class Display:
             self._close(row, "failed")
             if not event.disk_full:  # which ends the whole study, with one line for all trials
                 self.line(f"{row.job.label}: {event.reason}", "red")
+        elif isinstance(event, Interrupted):
+            self._close(row, "interrupted")
+            self.line(f"{row.job.label}: interrupted: {event.reason}", "yellow")
         else:
             self._message(row, event)
 

@@ -50,8 +50,10 @@ from studies.definition.schema import Study
 from studies.definition.search import confirmation
 from studies.definition.testable import untestable
 from studies.execution.display import Display
-from studies.execution.executors import Crashed, Event, Executor, Finished, Job, Message, TrialResult
+from studies.execution.executors import Executor
 from studies.execution.interim import Interim
+from studies.execution.job_folder import sweep
+from studies.execution.jobs import Crashed, Event, Finished, Interrupted, Job, Message, TrialResult
 from studies.execution.live_health import LiveHealth
 from studies.execution.planner import Planner, Ticket, is_settled, remember_settled
 from studies.tracking.repair import repair, set_database_aside
@@ -120,6 +122,8 @@ class _Run:
     attempts: Counter[tuple[str, int]] = field(default_factory=Counter)
     head: str = ""
     """Digest of the last line of the study's registration."""
+    interrupted: bool = False
+    """A worker was stopped from outside; the other trials go on."""
     told: list[tuple[tuple[str, str], ...]] = field(default_factory=list)
     """With what trials compute, as shown already."""
 
@@ -131,7 +135,8 @@ class _Run:
 
     def job(self, number: int, label: str, cell: Cell, until: str | None = None) -> Job:
         log = self.folder.path / "log" / f"{self.folder.trial_file(cell.arm, cell.seed).stem}.txt"
-        return Job(number, label, cell.config, self.layout, f"{self.trials}:run_trial", log, until)
+        folder = self.folder.job_folder(cell.arm, cell.seed, until)
+        return Job(number, label, cell.config, self.layout, f"{self.trials}:run_trial", log, folder, until)
 
 
 def run_study(
@@ -239,7 +244,12 @@ def only_driver(folder: StudyFolder, name: str) -> Iterator[None]:
 def is_finished(folder: StudyFolder, cell: Cell, stages: Sequence[StagePlan]) -> bool:
     """Whether a cell is recorded as configured now, with every artifact in place. A failed one is tried again."""
     record = folder.record(cell.arm, cell.seed)
-    if record is None or record.status == "failed" or record.config_digest != cell.config.digest():
+    return record is not None and is_current(record, cell, stages)
+
+
+def is_current(record: TrialRecord, cell: Cell, stages: Sequence[StagePlan]) -> bool:
+    """Whether a record is that of a cell as configured now, with every artifact in place."""
+    if record.status == "failed" or record.config_digest != cell.config.digest():
         return False
     if not all(stage.cached for stage in stages) or record.stages.keys() != {stage.stage for stage in stages}:
         return False
@@ -339,6 +349,9 @@ def _carry_out(run: _Run, plan: Plan, missing: Sequence[Cell], jobs: int) -> Non
     _show_cached(run, missing)
     with run.display:
         run.executor.run(lambda: _next_job(run, plan), jobs, lambda event: _on_event(run, plan, event))
+    if run.interrupted:
+        raise KeyboardInterrupt
+    sweep(run.folder.jobs)
 
 
 def _tell_execution(run: _Run, missing: Sequence[Cell]) -> None:
@@ -422,6 +435,9 @@ def _on_shared(run: _Run, event: Event) -> None:
     run.display.handle(event)
     if isinstance(event, Message):
         return
+    if isinstance(event, Interrupted):  # the chain counts as being built: nothing of it is begun any more
+        run.interrupted = True
+        return
     chain = run.building.pop(event.job.number)
     del run.first_builds[event.job.number]
     if isinstance(event, Finished):
@@ -453,16 +469,30 @@ def _on_event(run: _Run, plan: Plan, event: Event) -> None:
     if isinstance(event, Message):
         _on_message(run, ticket.cell, event)
     elif isinstance(event, Finished):
-        record = _record(run, ticket.cell, event.outcome)
-        _write_record(run, record)
-        _tell_fallen(run, event.job, record)
-        _tell(run, plan, ticket, record)
-        run.health.leave(record.arm, record.seed)
-        run.display.health(event.job, health_of(run.folder, record))
-        run.sinks.finish(record)
-        _look(run, ticket.cell)
+        _on_finished(run, plan, ticket, event)
+    elif isinstance(event, Interrupted):  # the plan learns nothing: to the next call it is a trial that never ended
+        run.interrupted = True
+        run.sinks.leave(ticket.cell.arm, ticket.cell.seed, "interrupted")
     else:
         _on_crash(run, plan, ticket, event)
+
+
+def _on_finished(run: _Run, plan: Plan, ticket: Ticket, event: Finished) -> None:
+    cell = ticket.cell
+    record = _record(run, cell, event.outcome)
+    if event.adopted and not is_current(record, cell, run.module.plan_trial(cell.config, run.layout)):
+        run.display.line(f"{cell.label}: code or store have changed since it was begun; run again", "yellow")
+        run.sinks.leave(cell.arm, cell.seed, "interrupted")
+        plan.tell(ticket, None)
+        plan.demand(cell)
+        return
+    _write_record(run, record)
+    _tell_fallen(run, event.job, record)
+    _tell(run, plan, ticket, record)
+    run.health.leave(record.arm, record.seed)
+    run.display.health(event.job, health_of(run.folder, record))
+    run.sinks.finish(record)
+    _look(run, cell)
 
 
 def _tell_fallen(run: _Run, job: Job, record: TrialRecord) -> None:

@@ -159,6 +159,7 @@ def _stages(layout: Layout) -> list[dag.Stage]:
         note("train", cell)
         wanted = _control(layout)
         _misbehave(wanted, cell, calls(layout).count(cell))
+        gate = layout.root / "gate"
         log = out / "metrics.jsonl"
         reporter.follow(log)
         watcher, taken = Watcher(cfg.train.stop), 0
@@ -175,6 +176,8 @@ def _stages(layout: Layout) -> list[dag.Stage]:
                 reporter.progress("train", step + 16, cfg.train.steps)
                 taken = step + 16
                 time.sleep(wanted.get("sleep", 0))
+                while step and cell in wanted.get("gated", []) and not gate.exists():  # half-way
+                    time.sleep(0.02)
         to_parquet(log, out / "metrics.parquet")
         if cell in wanted.get("diverge", []):
             return {"status": "diverged", "reason": "entropy 0", "steps": taken}

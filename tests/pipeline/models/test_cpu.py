@@ -6,6 +6,7 @@ import ctypes
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,8 +19,11 @@ from pipeline.models import cpu
 from pipeline.models.packing import Packing, attend
 from pipeline.models.policy import Episodes
 from pipeline.models.sampling import inverse_cdf
+from pipeline.run.layout import Layout
 from pipeline.stages import common
-from studies.execution import executors
+from studies.execution.job_folder import JobFolder
+from studies.execution.jobs import Job
+from studies.execution.processes import Processes
 
 
 def test_windows_has_no_handle_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,17 +78,17 @@ def test_a_run_on_a_cpu_does() -> None:
 
 @pytest.mark.parametrize(("device", "pages"), [("cpu", True), ("cuda", False)])
 def test_only_trials_on_a_cpu_are_started_with_huge_pages(
-    monkeypatch: pytest.MonkeyPatch, device: str, pages: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str, pages: bool
 ) -> None:
     monkeypatch.setenv("GLIBC_TUNABLES", "")  # so that it is put back afterwards
     monkeypatch.delenv("GLIBC_TUNABLES")
     seen: list[bool] = []
 
-    started = SimpleNamespace(start=lambda: seen.append("GLIBC_TUNABLES" in os.environ), close=lambda: None)
-    context = SimpleNamespace(Pipe=lambda duplex: (started, started), Process=lambda **_: started)
-    one = executors.Processes()
-    one._context = context
-    one._start(executors.Job(0, "x", smoke(runtime__device=device), None, "", None), [])  # type: ignore[arg-type]
+    started = SimpleNamespace(start=lambda: seen.append("GLIBC_TUNABLES" in os.environ), pid=1)
+    one = Processes()
+    one._context = SimpleNamespace(Process=lambda **_: started)
+    job = Job(0, "x", smoke(runtime__device=device), Layout(tmp_path), "", tmp_path / "log", tmp_path / "job")
+    one.start(job, JobFolder(job.folder))
     assert seen == [pages]
 
 

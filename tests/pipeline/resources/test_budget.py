@@ -22,7 +22,7 @@ from pipeline.resources.roofline import t4_seconds
 from pipeline.run.layout import Layout
 from pipeline.stages.common import settle
 from pipeline.trial import prepare, run_trial
-from studies.execution.executors import Processes
+from studies.execution.processes import Processes
 
 
 def trial(profile: str = "t4", **changes: object) -> ForecastSubject:

@@ -14,11 +14,12 @@ from pipeline.run.layout import Layout
 from pipeline.run.symptoms import Health, Symptom
 from studies.claims.falsifiers import Verdict
 from studies.execution.display import Display, _duration
-from studies.execution.executors import Crashed, Finished, Job, Message
+from studies.execution.jobs import Crashed, Finished, Job, Message
 
 
 def job(layout: Layout, number: int = 0, label: str = "weak seed 0", until: str | None = None) -> Job:
-    return Job(number, label, load_config("tiny"), layout, "fake_trial:run_trial", layout.root / "log.txt", until)
+    log, folder = layout.root / "log.txt", layout.root / "job"
+    return Job(number, label, load_config("tiny"), layout, "fake_trial:run_trial", log, folder, until)
 
 
 def done(status: str = "complete", reason: str | None = None) -> Any:

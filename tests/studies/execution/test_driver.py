@@ -21,7 +21,8 @@ from pipeline.run.layout import Layout
 from studies.definition.design import cells
 from studies.definition.schema import Study
 from studies.execution.driver import is_finished
-from studies.execution.executors import EXECUTORS, Event, Inline, NextJob
+from studies.execution.executors import EXECUTORS, Inline
+from studies.execution.jobs import Event, NextJob
 
 CELLS = {("weak", 0), ("weak", 1), ("strong", 0), ("strong", 1)}
 
@@ -210,17 +211,17 @@ sys.path[:0] = {path!r}
 from pathlib import Path
 from rich.console import Console
 from pipeline.run.layout import Layout
-from studies.execution import executors
+from studies.execution import executors, processes
 from studies.tracking import study_runs
 from studies.execution.driver import run_study
 from studies.definition.schema import load_study
-executors.PRELOAD = ["studies.execution.executors"]
+processes.PRELOAD = ["studies.execution.worker"]
 study_runs.StudySinks._ready = lambda self: False
 study_runs.StudySinks.open = lambda self: None
 if __name__ == "__main__":
     try:
-        study, layout, processes = load_study({study!r}), Layout(Path({root!r})), executors.executor("processes")
-        run_study(study, layout, None, {small!r}, processes, 2, Console(), trials="fake_trial")
+        study, layout, executor = load_study({study!r}), Layout(Path({root!r})), executors.executor("processes")
+        run_study(study, layout, None, {small!r}, executor, 2, Console(), trials="fake_trial")
     except KeyboardInterrupt:
         sys.exit(130)
 """

@@ -13,13 +13,14 @@ import pytest
 from pipeline.config.loading import load_config
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout
-from studies.execution import executors
-from studies.execution.executors import Crashed, Event, EventReporter, Finished, Job, Message
+from studies.execution import executors, processes
+from studies.execution.jobs import Crashed, Event, EventReporter, Finished, Job, Message
 
 
 def job(layout: Layout, number: int, **changes: Any) -> Job:
     config = load_config("tiny", {"train.steps": 32, "train.seed": number, **changes})
-    return Job(number, f"weak seed {number}", config, layout, "fake_trial:run_trial", layout.root / f"log/{number}.txt")
+    log, folder = layout.root / f"log/{number}.txt", layout.root / f"jobs/{number}"
+    return Job(number, f"weak seed {number}", config, layout, "fake_trial:run_trial", log, folder)
 
 
 def run(name: str, jobs: list[Job], slots: int, emit: Callable[[Event], None] | None = None) -> list[Event]:
@@ -91,8 +92,8 @@ def test_a_kill_is_named(layout: Layout) -> None:
     end = run("processes", [job(layout, 0)], 1)[-1]
     assert isinstance(end, Crashed)
     assert end.reason == "killed by SIGKILL (often: out of memory)"
-    assert executors._exit_in_words(-signal.SIGSEGV) == "killed by SIGSEGV"
-    assert executors._exit_in_words(3) == "the process ended with exit code 3 and no result"
+    assert processes._exit_in_words(-signal.SIGSEGV) == "killed by SIGSEGV"
+    assert processes._exit_in_words(3) == "the process ended with exit code 3 and no result"
 
 
 def test_an_exception_of_the_driver_ends_every_worker(layout: Layout) -> None:
@@ -141,10 +142,7 @@ def test_unknown_names() -> None:
         executors.executor("proceses")
 
 
-def test_a_trial_that_hangs_is_ended_while_others_talk_and_its_log_tells_where_it_stood(
-    layout: Layout, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(executors, "POLL_SECONDS", 0.1)
+def test_a_trial_that_hangs_is_ended_while_others_talk_and_its_log_tells_where_it_stood(layout: Layout) -> None:
     fake_trial.control(layout, hang=["0.05/0"], sleep=1.5)
     hanging, talking = job(layout, 0, **{"runtime.hang_minutes": 3 / 60}), job(layout, 1)
     began = time.monotonic()
@@ -171,10 +169,10 @@ def test_each_trial_has_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,7")
-    pool = executors.Processes()
+    pool = processes.Processes()
     on_card = load_config("tiny", {"runtime.device": "cuda"})
     assert [pool._take_gpus(on_card) for _ in range(4)] == [["4"], ["6"], ["7"], ["4"]]
     assert pool._take_gpus(load_config("tiny", {"runtime.device": "cuda", "runtime.processes": 2})) == ["6", "7"]
     assert pool._take_gpus(load_config("tiny", {"runtime.device": "cpu"})) == []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert executors.Processes()._take_gpus(on_card) == []  # nothing to choose
+    assert processes.Processes()._take_gpus(on_card) == []  # nothing to choose

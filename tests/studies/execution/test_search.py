@@ -27,7 +27,8 @@ from studies.definition.search import Tried, arm, choose, confirmation, load, pa
 from studies.definition.space import Objective
 from studies.execution import executors
 from studies.execution.driver import StudyResult, run_study
-from studies.execution.executors import Event, Executor, NextJob
+from studies.execution.executors import Executor
+from studies.execution.jobs import Event, NextJob
 from studies.tracking import study_runs
 
 SMALL = {"train.steps": 32}

@@ -1,0 +1,207 @@
+"""Runs jobs in workers that it speaks to through folders alone. Where a worker runs is the business of a `Launcher`.
+
+A worker that outlives its driver is taken over by the next one: a job that is found in the study folder is carried on
+if it is the job that is wanted and a worker has it, or has ended it. The folder of any other job is deleted, and its
+trial continues from its checkpoint in a new worker; a worker that still has it open stops.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+from pipeline.errors import Damaged, UserError
+from studies.execution.job_folder import HEARTBEAT_SECONDS, PULSES, EventReader, JobFile, JobFolder
+from studies.execution.jobs import Crashed, Event, Finished, Interrupted, Job, Message, NextJob
+
+POLL_SECONDS = 0.2
+"""Between two looks at the folders."""
+GRACE_SECONDS = 5.0
+"""How long a worker may take to end when it is told to."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A worker is no more; `reason` counts where it left no outcome."""
+
+    reason: str
+    interrupted: bool = False
+    """Somebody ended it on purpose: no fault of the trial."""
+    disk_full: bool = False
+
+
+WorkerState = Literal["queued", "running"] | Ended
+
+
+class Launcher(Protocol):
+    """Starts workers somewhere and knows them by names, which later drivers find in the job's folder."""
+
+    outlives: bool
+    """Whether workers go on when the driver ends."""
+
+    def start(self, job: Job, folder: JobFolder) -> str:
+        """Write the job (`JobFolder.create`), start ``python -m studies.execution.worker FOLDER``, return a name."""
+
+    def state(self, name: str) -> WorkerState:
+        """Of a worker, also one that another driver started; `Ended` for a name that is not known, and not before
+        what the worker wrote can be read here. A worker that waits in a queue need not report progress."""
+
+    def wait(self, names: Sequence[str], seconds: float) -> None:
+        """Until one of the workers may have ended, at most so long."""
+
+    def end(self, names: Sequence[str], *, hung: bool = False) -> None:
+        """End workers and wait until they have; of one that hung, have the log say where it stood."""
+
+    def forget(self, name: str) -> None:
+        """The job of this worker has ended, and so will the worker: what was set aside for it is free."""
+
+
+@dataclass
+class _Running:
+    """A job that a worker has."""
+
+    job: Job
+    folder: JobFolder
+    name: str
+    adopted: bool
+    reader: EventReader
+    heard: float = field(default_factory=time.monotonic)
+    pulse: int = 0
+    felt: float = field(default_factory=time.monotonic)
+    caught_up: bool = False
+
+    def read(self) -> list[Message]:
+        """New events."""
+        fresh = self.adopted and not self.caught_up
+        messages = self.reader.catch_up(self.job) if fresh else self.reader.read(self.job)
+        self.caught_up = True
+        if messages:
+            self.heard = time.monotonic()
+        return messages
+
+    def has_pulse(self) -> bool:
+        """Whether a worker on another machine has renewed ``alive`` of late."""
+        pulse = self.folder.pulse()
+        if pulse != self.pulse:
+            self.pulse, self.felt = pulse, time.monotonic()
+        return self.folder.is_elsewhere and time.monotonic() - self.felt < PULSES * HEARTBEAT_SECONDS
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the trial has made no progress for longer than it may."""
+        return time.monotonic() - self.heard > self.job.config.runtime.hang_minutes * 60
+
+
+class FileExecutor:
+    """The executor of a launcher."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self.launcher = launcher
+
+    def run(self, next_job: NextJob, slots: int, emit: Callable[[Event], None]) -> None:
+        """Have at most `slots` jobs at once. Without its driver a worker ends, unless the launcher's outlive it."""
+        running: list[_Running] = []
+        try:
+            while True:
+                while len(running) < slots and (job := next_job()) is not None:
+                    running.append(self._begin(job))
+                if not running:
+                    return
+                self.launcher.wait([one.name for one in running], POLL_SECONDS)
+                for one in running[:]:
+                    for event in self._news(one):
+                        if not isinstance(event, Message):
+                            running.remove(one)
+                            self._bury(one)
+                        emit(event)
+                    if one not in running:
+                        one.folder.remove()
+        finally:
+            if not self.launcher.outlives:
+                self.launcher.end([one.name for one in running])
+
+    def _begin(self, job: Job) -> _Running:
+        folder = JobFolder(job.folder)
+        name, adopted = self._found(job, folder), True
+        if name is None:
+            folder.remove()
+            name, adopted = self.launcher.start(job, folder), False
+            if self.launcher.outlives:
+                folder.name_worker(name)
+        return _Running(job, folder, name, adopted, EventReader(folder.events_file))
+
+    def _found(self, job: Job, folder: JobFolder) -> str | None:
+        """The name of the worker that an earlier driver started for this very job; None where there is none, and nobody
+        works in the folder. Raises `UserError`."""
+        if not folder.path.exists():
+            return None
+        name, written = folder.worker, _job_in(folder)
+        wanted = written is not None and written.is_for(job)
+        if wanted and isinstance(folder.outcome(job), Finished):
+            return name
+        if not self._is_live(folder, name, written):
+            return None
+        if wanted and written is not None and written.outlives:
+            return name
+        self._end_other(folder, name, written)
+        return None
+
+    def _is_live(self, folder: JobFolder, name: str, written: JobFile | None) -> bool:
+        if not isinstance(self.launcher.state(name), Ended) or folder.is_held():
+            return True
+        return written is not None and written.outlives and folder.is_beating()
+
+    def _end_other(self, folder: JobFolder, name: str, written: JobFile | None) -> None:
+        """End the worker of another job, or one whose driver has just died."""
+        folder.cancel("another driver has other use for its folder")
+        self.launcher.end([name])
+        deadline = time.monotonic() + GRACE_SECONDS
+        while self._is_live(folder, name, written):
+            if time.monotonic() > deadline:
+                host, pid = folder.worker_process
+                raise UserError(
+                    f"{folder.path} is still being worked on by process {pid} on {host or 'another host'}, which was"
+                    " told to stop; run the same command again in a minute, or end that process"
+                )
+            time.sleep(POLL_SECONDS / 4)
+
+    def _news(self, one: _Running) -> Iterator[Event]:
+        state = self._state(one)  # first: what a worker wrote before it ended is found below
+        yield from one.read()
+        end = one.folder.outcome(one.job)
+        if end is not None:
+            yield from one.read()
+            yield replace(end, adopted=one.adopted) if isinstance(end, Finished) else end
+        elif isinstance(state, Ended):
+            if state.interrupted:
+                yield Interrupted(one.job, state.reason)
+            else:
+                yield Crashed(one.job, state.reason, disk_full=state.disk_full)
+        elif state == "queued":
+            one.heard = time.monotonic()
+        elif one.is_silent:
+            self.launcher.end([one.name], hung=True)
+            minutes = one.job.config.runtime.hang_minutes
+            yield Crashed(one.job, f"no progress for {minutes:g} min (runtime.hang_minutes): ended")
+
+    def _state(self, one: _Running) -> WorkerState:
+        """A worker that this launcher does not know shows itself by its lock, or by its pulse."""
+        state = self.launcher.state(one.name)
+        shown = one.adopted and isinstance(state, Ended) and (one.folder.is_held() or one.has_pulse())
+        return "running" if shown else state
+
+    def _bury(self, one: _Running) -> None:
+        self.launcher.forget(one.name)
+        with suppress(OSError):
+            if one.job.log.stat().st_size == 0:
+                one.job.log.unlink()
+
+
+def _job_in(folder: JobFolder) -> JobFile | None:
+    """The job in a folder, None where it cannot be read. Raises `UserError` for one of a newer program."""
+    with suppress(Damaged):
+        return folder.read()
+    return None

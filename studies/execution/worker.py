@@ -1,0 +1,199 @@
+"""One trial in a process of its own: ``python -m studies.execution.worker FOLDER`` is all that an executor starts.
+
+The folder holds the job, takes its events, and says when to stop (`studies.execution.job_folder`). Exit codes: 0, there
+is a result; 2, the user has to put something right; 4, the trial crashed; 74, a disk is full; 130, it was interrupted.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from pipeline.errors import FAULT, INTERRUPTED, USER_ERROR, Fault, UserError
+from pipeline.faults import disk_full, in_words, is_disk_full
+from studies.execution.job_folder import HEARTBEAT_SECONDS, JobFolder, OutcomeFile
+from studies.execution.jobs import QUIET_LIMIT, EventReporter, Job, TrialResult
+
+DISK_FULL = 74
+"""Exit code, EX_IOERR of sysexits.h: on a full disk not even the outcome can be written."""
+WATCH_SECONDS = 0.5
+"""Between two looks for ``cancel``."""
+LEAVE_SECONDS = 5.0
+"""How long a worker may take to stop whose folder is no longer its own."""
+STOP = getattr(signal, "SIGUSR1", signal.SIGTERM)
+"""Interrupts the trial, as Ctrl-C would."""
+
+
+def call(job: Job, reporter: EventReporter) -> TrialResult:
+    """Run the trial in this process."""
+    os.environ["OMP_NUM_THREADS"] = str(job.config.runtime.threads)  # for libraries that are imported from here on
+    module, _, function = job.trial.partition(":")
+    run_trial = getattr(importlib.import_module(module), function)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(job.config.runtime.threads)
+    outcome: TrialResult = run_trial(job.config, job.layout, reporter, until=job.until)
+    return outcome
+
+
+def crash(job: Job, error: BaseException) -> OutcomeFile:
+    """An exception in words, and whether the user can put it right or a disk is full."""
+    if isinstance(error, UserError):
+        return OutcomeFile(kind="crashed", reason=str(error), user_error=True)
+    if is_disk_full(error):
+        return OutcomeFile(kind="crashed", reason=str(disk_full(error, job.layout.root)), disk_full=True)
+    return OutcomeFile(kind="crashed", reason=in_words(error))
+
+
+def open_log(path: Path) -> Any:
+    """The log of a trial, to append to."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("a", encoding="utf-8")
+
+
+def work(path: Path) -> int:
+    """Run the job in a folder, and return the exit code. One line on standard error says why nothing was run."""
+    folder = JobFolder(path)
+    try:
+        with folder.hold():
+            return _work(folder)
+    except UserError as error:  # another worker has it
+        print(error, file=sys.stderr)
+        return USER_ERROR
+
+
+def _work(folder: JobFolder) -> int:
+    mark = folder.mark()
+    try:
+        content = folder.read()
+        job = content.job(folder.path)
+    except (UserError, Fault) as error:
+        print(error, file=sys.stderr)
+        refused = OutcomeFile(kind="crashed", reason=str(error), user_error=isinstance(error, UserError))
+        folder.end(refused)
+        return _exit_code(refused)
+    os.environ.update(content.environment)
+    outcome = _outcome(folder, job, Watch(folder, mark))
+    try:
+        if folder.mark() == mark:  # else it is another job's folder by now
+            folder.end(outcome)
+    except OSError as error:
+        outcome = crash(job, error)
+    return _exit_code(outcome)
+
+
+def _outcome(folder: JobFolder, job: Job, watch: Watch) -> OutcomeFile:
+    limit = min(QUIET_LIMIT, job.config.runtime.hang_minutes * 60 / 4)
+    try:
+        folder.begin()
+        with folder.events() as send, _output_to(job.log), watch:
+            return OutcomeFile.of(call(job, EventReporter(send, limit)), job.layout.root)
+    except KeyboardInterrupt:
+        return OutcomeFile(kind="interrupted", reason=watch.reason or "stopped by a signal")
+    except BaseException as error:
+        return crash(job, error)
+
+
+class Watch(threading.Thread):
+    """Renews ``alive``, and interrupts the trial when it is cancelled or when its folder was taken away."""
+
+    def __init__(self, folder: JobFolder, mark: tuple[int, int] | None) -> None:
+        super().__init__(name="watch", daemon=True)
+        self._folder, self._mark = folder, mark
+        self._over = threading.Event()
+        self.reason: str | None = None
+
+    def __enter__(self) -> None:
+        signal.signal(STOP, _interrupt)
+        self.start()
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(STOP, signal.SIG_IGN)  # what has ended can no longer be interrupted
+        self._over.set()
+
+    def run(self) -> None:
+        beaten = time.monotonic()
+        while self.reason is None and not self._over.wait(WATCH_SECONDS):
+            with suppress(OSError):  # a server that is away for a moment
+                self._look()
+                if time.monotonic() - beaten >= HEARTBEAT_SECONDS:
+                    beaten = time.monotonic()
+                    self._folder.beat()
+
+    def _look(self) -> None:
+        taken = self._folder.mark() != self._mark
+        self.reason = "its folder was taken away" if taken else self._folder.cancelled()
+        if self.reason is None:
+            return
+        if not self._over.is_set():
+            os.kill(os.getpid(), STOP)
+        if taken and not self._over.wait(LEAVE_SECONDS):  # another worker may have the trial already
+            os._exit(INTERRUPTED)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _exit_code(outcome: OutcomeFile) -> int:
+    if outcome.kind == "finished":
+        return 0
+    if outcome.kind == "interrupted":
+        return INTERRUPTED
+    return USER_ERROR if outcome.user_error else DISK_FULL if outcome.disk_full else FAULT
+
+
+@contextmanager
+def _output_to(path: Path) -> Iterator[None]:
+    """Send what libraries print, also from C, and tracebacks to the trial's log: the terminal belongs to the
+    display."""
+    with open_log(path) as file:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        faulthandler.enable(file)
+        try:
+            yield
+        except (KeyboardInterrupt, UserError):
+            raise
+        except BaseException:
+            with suppress(OSError):
+                traceback.print_exc()
+            raise
+        finally:
+            with suppress(OSError):  # the disk of the log may be full
+                sys.stdout.flush()
+                sys.stderr.flush()
+
+
+def main(arguments: list[str]) -> int:
+    """The command. A second signal ends the process at once."""
+    if len(arguments) != 1:
+        print("usage: python -m studies.execution.worker FOLDER", file=sys.stderr)
+        return USER_ERROR
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    try:
+        return work(Path(arguments[0]).absolute())
+    except KeyboardInterrupt:  # before the trial began, or after it ended
+        return INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

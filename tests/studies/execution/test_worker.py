@@ -1,0 +1,245 @@
+"""The command that runs one job: what it leaves, when it stops, and that there is one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fake_trial
+import pytest
+from light_jobs import Detached, light_job, start_worker, wait_for
+
+from pipeline.errors import Fault
+from pipeline.run.layout import Layout, read_sealed, sealed
+from studies.execution import worker
+from studies.execution.executors import Inline
+from studies.execution.file_executor import Ended
+from studies.execution.job_folder import EventReader, JobFolder
+from studies.execution.jobs import Crashed, Finished, Interrupted, Job
+from studies.execution.processes import _ended
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="workers are interrupted by a signal")
+
+
+@pytest.fixture
+def job(layout: Layout) -> Job:
+    layout.root.mkdir(parents=True)
+    return light_job(layout)
+
+
+@pytest.fixture
+def folder(job: Job) -> JobFolder:
+    folder = JobFolder(job.folder)
+    folder.create(job, outlives=True, environment={"MARK_OF_A_TEST": "yes"})
+    return folder
+
+
+@pytest.fixture
+def start(folder: JobFolder) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    started = []
+
+    def begin() -> subprocess.Popen[bytes]:
+        started.append(start_worker(folder.path, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def end(process: subprocess.Popen[bytes]) -> tuple[int, bytes]:
+    """Exit code and standard error."""
+    return (process.communicate(timeout=120)[1], process.returncode)[::-1]
+
+
+def half_way(folder: JobFolder) -> Callable[[], bool]:
+    return lambda: folder.events_file.exists() and b'"progress"' in folder.events_file.read_bytes()
+
+
+def test_a_result_equals_that_of_a_trial_in_this_process(
+    job: Job, folder: JobFolder, start: Callable[[], Any], tmp_path: Path
+) -> None:
+    assert end(start()) == (0, b"")
+    said = folder.outcome(job)
+    elsewhere = light_job(Layout(tmp_path / "inline"))
+    elsewhere.layout.root.mkdir()
+    here: list[Any] = []
+    Inline().run(iter([elsewhere, None]).__next__, 1, here.append)
+    assert isinstance(said, Finished)
+    outcome, other = said.outcome, here[-1].outcome
+    for name in ("status", "reason", "steps", "summary", "cost", "execution"):
+        assert getattr(outcome, name) == getattr(other, name)
+    assert {name: one.digest for name, one in outcome.artifacts.items()} == {
+        name: one.digest for name, one in other.artifacts.items()
+    }
+    kinds = [message.kind for message in EventReader(folder.events_file).read(job)]
+    assert set(kinds) == {"stage", "progress", "metrics", "follow"}
+    assert not folder.is_held()
+
+
+def test_one_worker_runs_a_job_and_a_second_says_so(
+    job: Job, folder: JobFolder, start: Callable[[], Any], layout: Layout
+) -> None:
+    fake_trial.control(layout, gated=["0.05/0"])
+    first = start()
+    wait_for(half_way(folder))
+    beat = folder.pulse()
+    code, errors = end(start())
+    assert code == 2
+    host, pid = folder.worker_process
+    assert pid == first.pid
+    assert errors.decode() == f"{folder.path} is being worked on by process {pid} on {host}\n"
+    wait_for(lambda: folder.pulse() != beat)
+    (layout.root / "gate").touch()
+    assert end(first) == (0, b"")
+    assert fake_trial.calls(layout) == ["0.05/0"]
+
+
+@pytest.mark.parametrize("how", ["cancel", "SIGTERM", "SIGINT"])
+def test_an_interrupted_worker_stops_and_the_next_one_goes_on(
+    job: Job, folder: JobFolder, start: Callable[[], Any], layout: Layout, how: str
+) -> None:
+    fake_trial.control(layout, gated=["0.05/0"])
+    first = start()
+    wait_for(half_way(folder))
+    if how == "cancel":
+        folder.cancel("the time is up")
+    else:
+        first.send_signal(signal.Signals[how])
+    assert end(first) == (130, b"")
+    reason = "the time is up" if how == "cancel" else "stopped by a signal"
+    assert folder.outcome(job) == Interrupted(job, reason)
+    assert not job.log.exists() or "Traceback" not in job.log.read_text()
+    folder.cancel_file.unlink(missing_ok=True)
+    (layout.root / "gate").touch()
+    assert end(start()) == (0, b"")  # as a scheduler starts it again, in the same folder
+    assert isinstance(folder.outcome(job), Finished)
+    assert fake_trial.calls(layout, "prompts") == ["-"]
+
+
+def test_a_worker_whose_folder_was_taken_away_stops(
+    job: Job, folder: JobFolder, start: Callable[[], Any], layout: Layout
+) -> None:
+    """Also where another job has its place by then: that is another worker's."""
+    fake_trial.control(layout, gated=["0.05/0"])
+    first = start()
+    wait_for(half_way(folder))
+    folder.remove()
+    folder.create(job, outlives=True, environment={})
+    assert end(first) == (130, b"")
+    assert not folder.outcome_file.exists()
+    assert not folder.alive_file.exists()
+
+
+@pytest.mark.parametrize(("kind", "code"), [("crash", 4), ("user_error", 2)])
+def test_faults_are_told_in_the_outcome_with_the_traceback_in_the_log(
+    job: Job, folder: JobFolder, start: Callable[[], Any], layout: Layout, kind: str, code: int
+) -> None:
+    fake_trial.control(layout, crash={"0.05/0": 1} if kind == "crash" else {}, user_error=["0.05/0"])
+    assert end(start()) == (code, b"")
+    said = folder.outcome(job)
+    assert isinstance(said, Crashed)
+    assert said.reason == (
+        "RuntimeError: boom in 0.05/0" if code == 4 else "optimiser.lr is too large for this network"
+    )
+    assert said.user_error == (code == 2)
+    assert ("Traceback" in job.log.read_text()) == (code == 4)
+
+
+def test_what_cannot_be_run_is_one_line(job: Job, folder: JobFolder, tmp_path: Path) -> None:
+    content = {**json.loads(folder.job_file.read_text()), "format": 2}
+    folder.job_file.write_text(sealed({key: value for key, value in content.items() if key != "content_sha256"}))
+    lines = []
+    for path in (folder.path, tmp_path / "none"):
+        process = start_worker(path, stderr=subprocess.PIPE)
+        code, errors = end(process)
+        assert code == 2
+        lines += errors.decode().splitlines()
+    assert len(lines) == 2
+    assert "job.json has format 2, and this program knows formats up to 1" in lines[0]
+    assert lines[1].endswith("none is not the folder of a job: it has no job.json")
+    assert folder.outcome(job) == Crashed(job, lines[0], user_error=True)
+
+
+def test_one_argument(capsys: pytest.CaptureFixture[str]) -> None:
+    assert worker.main([]) == 2
+    assert capsys.readouterr().err == "usage: python -m studies.execution.worker FOLDER\n"
+
+
+@pytest.fixture
+def here(folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For a worker in this process: what it prints stays where it is, and what it changes is put back."""
+    monkeypatch.setattr(worker, "_output_to", lambda path: contextlib.nullcontext())
+    monkeypatch.setenv("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
+    monkeypatch.setenv("MARK_OF_A_TEST", "no")
+    before = signal.getsignal(worker.STOP)
+    yield
+    signal.signal(worker.STOP, before)
+
+
+@pytest.mark.usefixtures("here")
+def test_the_environment_is_that_of_the_job(folder: JobFolder) -> None:
+    assert worker.work(folder.path) == 0
+    assert os.environ["MARK_OF_A_TEST"] == "yes"
+    assert read_sealed(folder.outcome_file)["kind"] == "finished"
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("name", ["begin", "end", "events"])
+def test_a_disk_too_full_for_the_outcome_is_told_by_the_exit_code(
+    folder: JobFolder, layout: Layout, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    if name == "begin":
+        monkeypatch.setattr(JobFolder, "end", full)
+    monkeypatch.setattr(JobFolder, name, full)
+    code = worker.work(folder.path)
+    assert code == worker.DISK_FULL
+    ended = _ended(code, layout.root)
+    assert ended.disk_full
+    assert "run the same command again" in ended.reason
+
+
+def test_other_exit_codes_in_words(layout: Layout) -> None:
+    assert _ended(4, layout.root) == Ended("the process ended with exit code 4 and no result")
+    assert _ended(130, layout.root) == Ended("its job folder was taken away")
+
+
+def test_a_trial_of_minutes_says_less_often_that_it_is_alive() -> None:
+    from studies.execution.jobs import EventReporter
+
+    now, sent = [0.0], list[float]()
+    for limit, most in ((5.0, 5.0), (1.0, 1.0)):
+        now[0] = 0.0
+        sent.clear()
+        reporter = EventReporter(lambda kind, args: sent.append(now[0]), limit, lambda: now[0])
+        for _ in range(20_000):
+            now[0] += 0.05
+            reporter.progress("train", 1, 2)
+        gaps = [after - before for before, after in itertools.pairwise(sent)]
+        assert min(gaps) == pytest.approx(0.25, abs=0.06)
+        assert max(gaps) == pytest.approx(most, abs=0.06)
+
+
+def test_the_command_line_of_a_launcher(job: Job, folder: JobFolder) -> None:
+    launcher = Detached()
+    name = launcher.start(job, folder)
+    wait_for(lambda: folder.outcome_file.exists())
+    began = time.monotonic()
+    launcher.forget(name)
+    assert time.monotonic() - began < 60
+    with pytest.raises(Fault):
+        JobFolder(folder.path / "none").read()
