@@ -19,6 +19,8 @@ from studies.execution.jobs import Crashed, Event, Finished, Interrupted, Job, M
 
 POLL_SECONDS = 0.2
 """Between two looks at the folders."""
+POLL_SHARE, POLL_LIMIT = 0.04, 0.8
+"""With many jobs the looks are rarer: of a core's time they take this share, unless a look were that late (seconds)."""
 GRACE_SECONDS = 5.0
 """How long a worker may take to end when it is told to."""
 
@@ -103,25 +105,33 @@ class FileExecutor:
 
     def run(self, next_job: NextJob, slots: int, emit: Callable[[Event], None]) -> None:
         """Have at most `slots` jobs at once. Without its driver a worker ends, unless the launcher's outlive it."""
-        running: list[_Running] = []
+        running, busy = list[_Running](), 0.0
         try:
             while True:
                 while len(running) < slots and (job := next_job()) is not None:
                     running.append(self._begin(job))
                 if not running:
                     return
-                self.launcher.wait([one.name for one in running], POLL_SECONDS)
+                self.launcher.wait([one.name for one in running], max(POLL_SECONDS, min(busy / POLL_SHARE, POLL_LIMIT)))
+                began = time.thread_time()
                 for one in running[:]:
-                    for event in self._news(one):
-                        if not isinstance(event, Message):
-                            running.remove(one)
-                            self._bury(one)
-                        emit(event)
-                    if one not in running:
-                        one.folder.remove()
+                    self._look(one, running, emit)
+                busy = time.thread_time() - began
         finally:
             if not self.launcher.outlives:
                 self.launcher.end([one.name for one in running])
+                for one in running:
+                    one.folder.remove()
+
+    def _look(self, one: _Running, running: list[_Running], emit: Callable[[Event], None]) -> None:
+        """Pass on what is new of a job. The folder of one that has ended goes when the driver has dealt with it."""
+        for event in self._news(one):
+            if not isinstance(event, Message):
+                running.remove(one)
+                self._bury(one)
+            emit(event)
+            if not isinstance(event, Message):
+                one.folder.remove()
 
     def _begin(self, job: Job) -> _Running:
         folder = JobFolder(job.folder)

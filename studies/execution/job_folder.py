@@ -150,7 +150,7 @@ class OutcomeFile(BaseModel):
         if self.kind == "interrupted":
             return Interrupted(job, self.reason)
         if self.result is None:
-            return Crashed(job, self.reason, self.user_error, self.disk_full)
+            return Crashed(job, self.reason or "it left no result", self.user_error, self.disk_full)
         return Finished(job, _result(self.result, job.layout.root))
 
 

@@ -27,7 +27,7 @@ from studies.execution.jobs import QUIET_LIMIT, EventReporter, Job, TrialResult
 
 DISK_FULL = 74
 """Exit code, EX_IOERR of sysexits.h: on a full disk not even the outcome can be written."""
-WATCH_SECONDS = 0.5
+WATCH_SECONDS = 1.0
 """Between two looks for ``cancel``."""
 LEAVE_SECONDS = 5.0
 """How long a worker may take to stop whose folder is no longer its own."""
