@@ -29,11 +29,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import Damaged, Fault, Gone, UserError
-from pipeline.run.layout import Layout, read_sealed, sealed, write_atomic
+from pipeline.run.layout import Layout, read_sealed, sealed
 from pipeline.run.store import Artifact
 from studies.execution.jobs import Crashed, Finished, Interrupted, Job, Message, Send, TrialResult
 
-FORMAT = 1
+FORMAT: Literal[1] = 1
 """Of ``job.json`` and ``outcome.json``; a larger number is that of a newer program."""
 HEARTBEAT_SECONDS = 2.0
 PULSES = 4
@@ -203,11 +203,11 @@ class JobFolder:
         """Write a job for a worker to find."""
         self.path.mkdir(parents=True, exist_ok=True)
         content = JobFile.of(job, outlives=outlives, environment=environment)
-        write_atomic(self.job_file, sealed(content.model_dump()))
+        _put(self.job_file, sealed(content.model_dump()))
 
     def name_worker(self, name: str) -> None:
         """Note by which name the executor knows the worker."""
-        write_atomic(self.worker_file, name)
+        _put(self.worker_file, name)
 
     @property
     def worker(self) -> str:
@@ -219,7 +219,7 @@ class JobFolder:
     def cancel(self, reason: str) -> None:
         """Ask the worker to stop."""
         with suppress(OSError):  # the folder is gone, or the disk is full
-            write_atomic(self.cancel_file, reason)
+            _put(self.cancel_file, reason)
 
     def outcome(self, job: Job) -> Finished | Crashed | Interrupted | None:
         """How the job ended, or None. An outcome that cannot be read is a crash."""
@@ -339,7 +339,7 @@ class JobFolder:
 
     def end(self, outcome: OutcomeFile) -> None:
         """Publish how the job ended."""
-        write_atomic(self.outcome_file, sealed(outcome.model_dump()))
+        _put(self.outcome_file, sealed(outcome.model_dump()))
 
     def _lock(self, seconds: float) -> FileLock:
         return FileLock(self.path / "lock", timeout=seconds)
@@ -403,6 +403,13 @@ def sweep(jobs: Path) -> None:
 def _write(file: int, data: bytes) -> None:
     while data:
         data = data[os.write(file, data) :]
+
+
+def _put(path: Path, text: str) -> None:
+    """Replace a file in one step. The disk is not waited for: after a power cut the job starts again anyway."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)
 
 
 def _read(path: Path, model: type[Content]) -> Content:

@@ -29,7 +29,7 @@ from studies.execution.priority import give_way
 from studies.execution.worker import DISK_FULL, work
 
 PRELOAD = [
-    "studies.execution.worker",
+    "studies.execution.processes",
     "pipeline.trial",
     "pipeline.training.trainer",
     "accelerate",

@@ -20,7 +20,7 @@ if HERE not in sys.path:  # workers inherit the path and find `fake_trial` on it
 @pytest.fixture(autouse=True)
 def _light_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fake trial needs no torch, so neither does the server that workers are forked from."""
-    monkeypatch.setattr(processes, "PRELOAD", ["studies.execution.worker", "pipeline.run.metrics_log"])
+    monkeypatch.setattr(processes, "PRELOAD", ["studies.execution.processes", "pipeline.run.metrics_log"])
 
 
 @pytest.fixture(scope="session", autouse=True)

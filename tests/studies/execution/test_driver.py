@@ -215,7 +215,7 @@ from studies.execution import executors, processes
 from studies.tracking import study_runs
 from studies.execution.driver import run_study
 from studies.definition.schema import load_study
-processes.PRELOAD = ["studies.execution.worker"]
+processes.PRELOAD = ["studies.execution.processes"]
 study_runs.StudySinks._ready = lambda self: False
 study_runs.StudySinks.open = lambda self: None
 if __name__ == "__main__":

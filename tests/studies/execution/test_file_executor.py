@@ -276,9 +276,11 @@ def test_another_job_in_the_folder_is_ended_and_replaced(job: Job, left: JobFold
 def test_a_finished_job_of_another_configuration_is_no_result(job: Job, left: JobFolder, layout: Layout) -> None:
     left.end(finished(steps=48))
     other = replace(job, config=light_job(layout, **{"kl.beta": 0.3}).config)
-    events = run_jobs(Scripted(lambda: left.end(finished(steps=64))), other)
+    launcher = Scripted(lambda: left.end(finished(steps=64)))
+    events = run_jobs(launcher, other)
     assert isinstance(events[-1], Finished)
-    assert events[-1].outcome.steps == 64
+    assert not events[-1].adopted
+    assert len(launcher.started) == 1
 
 
 @pytest.mark.parametrize("outlives", [True, False])
