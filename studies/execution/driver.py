@@ -193,6 +193,7 @@ def run_study(
                 len(finished), len(run.plan), "trials" if not study.search else "trials of the confirmation"
             )
             _run_missing(run, compared, finished, jobs)
+            sweep(folder.jobs)
             _write_study(run, environment)
             records = current_records(folder, run.plan)
             sinks.sync([*searched, *records])
@@ -351,7 +352,6 @@ def _carry_out(run: _Run, plan: Plan, missing: Sequence[Cell], jobs: int) -> Non
         run.executor.run(lambda: _next_job(run, plan), jobs, lambda event: _on_event(run, plan, event))
     if run.interrupted:
         raise KeyboardInterrupt
-    sweep(run.folder.jobs)
 
 
 def _tell_execution(run: _Run, missing: Sequence[Cell]) -> None:

@@ -13,11 +13,14 @@ The time of `alive` is only compared with what it was before, never with a clock
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import os
 import shutil
 import socket
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -25,9 +28,9 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
 
-from pipeline.config.trial import TrialConfig
+from pipeline.config.trial import TrialConfig, canonical_json
 from pipeline.errors import Damaged, Fault, Gone, UserError
 from pipeline.run.layout import Layout, read_sealed, sealed
 from pipeline.run.store import Artifact
@@ -40,9 +43,22 @@ PULSES = 4
 """Without a heartbeat for so many times its interval, a worker on another machine counts as dead."""
 LOCK_SECONDS = 5.0
 """How long a worker waits for the lock: a driver that looks whether it is held has it for a moment."""
+LEASE_SECONDS = 120.0
+"""The same where another machine had the lock: a file server keeps the lock of a machine that was lost for 90 s."""
+REASON_LENGTH = 2000
+"""Characters; messages of exceptions can hold a whole batch."""
 POLL_SECONDS = 0.05
-ARGUMENTS: Mapping[str, int] = {"stage": 3, "progress": 4, "metrics": 2, "follow": 1, "warn": 1}
-"""Of each kind of event."""
+ASIDE = ".removed-"
+"""Begin of the names of folders that are being deleted."""
+NUMBER = (int, float)
+ARGUMENTS: Mapping[str, tuple[Any, ...]] = {
+    "stage": (str, str, str),
+    "progress": (str, NUMBER, NUMBER, str),
+    "metrics": (NUMBER, dict),
+    "follow": (str,),
+    "warn": (str,),
+}
+"""Types of what each kind of event says."""
 Content = TypeVar("Content", bound=BaseModel)
 
 
@@ -77,7 +93,13 @@ class JobFile(BaseModel):
 
     def is_for(self, job: Job) -> bool:
         """Whether this is what would be written for a job, but for where it runs."""
-        return self == JobFile.of(job, outlives=self.outlives, environment=self.environment)
+        return self.work == _work_of(job)
+
+    @property
+    def work(self) -> str:
+        """Digest of what is to be done, wherever that is."""
+        content = self.model_dump(exclude={"outlives", "environment"})
+        return hashlib.sha256(canonical_json(content).encode()).hexdigest()
 
     def job(self, folder: Path) -> Job:
         """The job itself. Raises `UserError` where this version of the program understands the configuration otherwise
@@ -113,8 +135,8 @@ class ResultFile(BaseModel):
     status: str
     reason: str | None
     steps: int
-    summary: dict[str, float]
-    cost: dict[str, float]
+    summary: dict[str, FiniteFloat]
+    cost: dict[str, FiniteFloat]
     execution: dict[str, str]
 
 
@@ -124,6 +146,8 @@ class OutcomeFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     format: Literal[1] = FORMAT
     kind: Literal["finished", "crashed", "interrupted"]
+    work: str = ""
+    """`JobFile.work` of the job: a worker on a machine that sees an older folder may write into a newer one."""
     result: ResultFile | None = None
     reason: str = ""
     user_error: bool = False
@@ -144,6 +168,18 @@ class OutcomeFile(BaseModel):
         numbers = {"summary": dict(result.summary), "cost": dict(result.cost), "execution": dict(result.execution)}
         whole = {"artifacts": artifacts, "status": result.status, "reason": result.reason, "steps": result.steps}
         return cls(kind="finished", result=ResultFile.model_validate({**whole, **numbers}))
+
+    @classmethod
+    def without_result(
+        cls,
+        kind: Literal["crashed", "interrupted"],
+        reason: str,
+        *,
+        user_error: bool = False,
+        disk_full: bool = False,
+    ) -> Self:
+        """One without a result; its reason is made fit for a file and a terminal."""
+        return cls(kind=kind, reason=printable(reason), user_error=user_error, disk_full=disk_full)
 
     def event(self, job: Job) -> Finished | Crashed | Interrupted:
         """The event that it stands for."""
@@ -222,22 +258,27 @@ class JobFolder:
             _put(self.cancel_file, reason)
 
     def outcome(self, job: Job) -> Finished | Crashed | Interrupted | None:
-        """How the job ended, or None. An outcome that cannot be read is a crash."""
-        if not self.outcome_file.exists():
-            return None
+        """How the job ended, or None, also for what another job's worker wrote. A damaged outcome is a crash."""
         try:
-            return _read(self.outcome_file, OutcomeFile).event(job)
-        except Gone:
+            content = _read(self.outcome_file, OutcomeFile) if self.outcome_file.exists() else None
+        except (Damaged, UserError) as error:
+            return None if isinstance(error, Gone) else Crashed(job, str(error))
+        except (Fault, OSError):  # a file server that is away for a moment
             return None
-        except (Fault, UserError) as error:
-            return Crashed(job, str(error))
+        return content.event(job) if content is not None and content.work in ("", _work_of(job)) else None
+
+    def refresh(self) -> None:
+        """Have a file server tell what is in the folder now: names that were not there a moment ago are remembered."""
+        for path in (self.path.parent, self.path):
+            with suppress(OSError):
+                list(path.iterdir())
 
     def remove(self) -> None:
         """Delete the folder, all at once: a worker that has it open notices."""
-        aside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        aside = self.path.with_name(f"{ASIDE}{uuid.uuid4().hex}")
         with suppress(FileNotFoundError):
             os.replace(self.path, aside)
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)  # what is open on a file server stays for now: see `sweep`
 
     def is_held(self) -> bool:
         """Whether a worker holds the lock."""
@@ -289,15 +330,19 @@ class JobFolder:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Hold the lock. Raises `UserError` where another worker holds it."""
-        if not self.job_file.exists():
-            raise UserError(f"{self.path} is not the folder of a job: it has no job.json")
-        lock = self._lock(LOCK_SECONDS)
-        try:
-            lock.acquire()
-        except Timeout:
-            host, pid = self.worker_process
-            raise UserError(f"{self.path} is being worked on by process {pid} on {host or 'another host'}") from None
+        """Hold the lock. Raises `UserError` where another worker holds it, or there is no job."""
+        lock, began = self._lock(0), time.monotonic()
+        self.refresh()
+        while True:
+            if not self.job_file.exists():
+                raise UserError(f"{self.path} is not the folder of a job: it has no job.json")
+            with suppress(Timeout):
+                lock.acquire()
+                break
+            if time.monotonic() - began > (LEASE_SECONDS if self.is_elsewhere else LOCK_SECONDS):
+                host, pid = self.worker_process
+                raise UserError(f"{self.path} is being worked on by process {pid} on {host or 'another host'}")
+            time.sleep(POLL_SECONDS)
         try:
             yield
         finally:
@@ -305,19 +350,29 @@ class JobFolder:
 
     def mark(self) -> tuple[int, int] | None:
         """What tells this job from a later one in a folder of the same name; None where the folder has gone."""
-        with suppress(FileNotFoundError, NotADirectoryError):
+        try:
             stat = self.job_file.stat()
-            return stat.st_ino, stat.st_mtime_ns
-        return None
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+                return None
+            raise
+        return stat.st_ino, stat.st_mtime_ns
 
     def begin(self) -> None:
         """Say who works; an earlier worker's outcome no longer counts."""
-        self.alive_file.write_text(f"{socket.gethostname()} {os.getpid()}", encoding="utf-8")
         self.outcome_file.unlink(missing_ok=True)
+        _put(self.alive_file, f"{socket.gethostname()} {os.getpid()}")
 
-    def beat(self) -> None:
-        """Renew `alive`."""
+    def beat(self, *, shared: bool) -> None:
+        """Renew `alive`; in a `shared` folder also have the events reach the file server, which could take half a
+        minute."""
         os.utime(self.alive_file)
+        if shared:
+            file = os.open(self.events_file, os.O_RDONLY)
+            try:
+                os.fsync(file)
+            finally:
+                os.close(file)
 
     def cancelled(self) -> str | None:
         """Why the worker is to stop, or None."""
@@ -361,7 +416,7 @@ class EventReader:
                 self.offset = min(self.offset, os.fstat(file.fileno()).st_size)  # of a file that was cut off
                 file.seek(self.offset)
                 whole = file.read().rpartition(b"\n")[0]
-        except FileNotFoundError:
+        except OSError:  # not there yet, or a file server that is away for a moment
             return []
         self.offset += len(whole) + 1 if whole else 0
         return [message for line in whole.splitlines() if (message := self._message(job, line)) is not None]
@@ -375,7 +430,10 @@ class EventReader:
     def _message(self, job: Job, line: bytes) -> Message | None:
         try:
             kind, *args = json.loads(line)
-            if ARGUMENTS.get(kind) != len(args):
+            types = ARGUMENTS.get(kind)
+            if types is None or len(types) != len(args) or not all(map(isinstance, args, types)):
+                return None
+            if kind == "metrics" and not all(isinstance(value, NUMBER) for value in args[1].values()):
                 return None
             if kind == "follow":
                 path = Path(args[0])
@@ -392,12 +450,24 @@ def sweep(jobs: Path) -> None:
     """After a study: delete the folders of jobs that nobody works on, and stop workers that nobody wants any more."""
     for path in sorted(jobs.glob("*")) if jobs.exists() else []:
         folder = JobFolder(path)
-        if folder.is_held():
+        if path.name.startswith(ASIDE):
+            shutil.rmtree(path, ignore_errors=True)
+        elif folder.is_held():
             folder.cancel("no trial of the study needs it any more")
         else:
             folder.remove()
     with suppress(OSError):
         jobs.rmdir()
+
+
+def printable(text: str) -> str:
+    """A text of at most `REASON_LENGTH` characters that every file and terminal takes."""
+    short = text if len(text) <= REASON_LENGTH else f"{text[:REASON_LENGTH]} ..."
+    return "".join(one if one.isprintable() or one == "\n" else " " if one.isspace() else "?" for one in short)
+
+
+def _work_of(job: Job) -> str:
+    return JobFile.of(job, outlives=False, environment={}).work
 
 
 def _write(file: int, data: bytes) -> None:

@@ -27,8 +27,9 @@ EVERY_S = 60.0
 COPIED = ("store", "studies")
 PARTIAL = ".partial"
 """The one hidden folder that is copied: stages that are being built."""
-LEFT_OUT = frozenset({"mlflow"})
-"""What MLflow was told goes with its database, which is left out: the next session tells it again."""
+LEFT_OUT = frozenset({"mlflow", "jobs"})
+"""Of a study: what MLflow was told goes with its database, and the next session tells it again; the processes of jobs
+end with the machine."""
 UNKNOWN = [-1, -1]
 COPYING, RESTORING = ".copying", ".restoring"
 """Ends of the hidden names under which files are copied and stages are brought back."""
@@ -167,11 +168,16 @@ def _files(root: Path) -> Iterator[str]:
     """Files that are copied, as paths below `root`; of the checkpoints in a folder the newest."""
     for part in COPIED:
         for at, folders, names in os.walk(root / part):
-            folders[:] = [name for name in folders if name not in LEFT_OUT and (name == PARTIAL or name[0] != ".")]
+            left_out = LEFT_OUT if _is_study(Path(at).relative_to(root)) else ()
+            folders[:] = [name for name in folders if name not in left_out and (name == PARTIAL or name[0] != ".")]
             checkpoints = sorted(filter(_is_checkpoint, names))
             for name in names:
                 if name not in checkpoints[:-1] and not name.startswith(".") and not name.endswith((".lock", ".db")):
                     yield (Path(at) / name).relative_to(root).as_posix()
+
+
+def _is_study(place: Path) -> bool:
+    return len(place.parts) == 3 and place.parts[0] == COPIED[1]
 
 
 def _unit(name: str) -> str:

@@ -49,6 +49,7 @@ class Processes:
     """The launcher of this machine."""
 
     outlives = False
+    lag_seconds = 0.0
 
     def __init__(self) -> None:
         grow_segments()  # before any process of ours imports torch
@@ -74,7 +75,7 @@ class Processes:
     def state(self, name: str) -> WorkerState:
         """Running, or in words how the process ended."""
         if name not in self._workers:
-            return Ended("the worker of an earlier driver has ended without a result")
+            return "unknown"
         worker = self._workers[name]
         if worker.process.is_alive():
             return "running"

@@ -30,7 +30,10 @@ DISK_FULL = 74
 WATCH_SECONDS = 1.0
 """Between two looks for ``cancel``."""
 LEAVE_SECONDS = 5.0
-"""How long a worker may take to stop whose folder is no longer its own."""
+"""How long a worker may take to stop whose folder is no longer its own: another worker may have the trial already."""
+STOP_SECONDS = 60.0
+"""The same for one that was cancelled. An interrupt can be lost in a destructor, or wait for C code that hangs."""
+TAKEN = "its folder was taken away"
 STOP = getattr(signal, "SIGUSR1", signal.SIGTERM)
 """Interrupts the trial, as Ctrl-C would."""
 
@@ -48,11 +51,14 @@ def call(job: Job, reporter: EventReporter) -> TrialResult:
 
 def crash(job: Job, error: BaseException) -> OutcomeFile:
     """An exception in words, and whether the user can put it right or a disk is full."""
-    if isinstance(error, UserError):
-        return OutcomeFile(kind="crashed", reason=str(error), user_error=True)
-    if is_disk_full(error):
-        return OutcomeFile(kind="crashed", reason=str(disk_full(error, job.layout.root)), disk_full=True)
-    return OutcomeFile(kind="crashed", reason=in_words(error))
+    try:
+        if isinstance(error, UserError):
+            return OutcomeFile.without_result("crashed", str(error), user_error=True)
+        if is_disk_full(error):
+            return OutcomeFile.without_result("crashed", str(disk_full(error, job.layout.root)), disk_full=True)
+        return OutcomeFile.without_result("crashed", in_words(error))
+    except Exception:  # of a message that cannot be made
+        return OutcomeFile.without_result("crashed", type(error).__name__)
 
 
 def open_log(path: Path) -> Any:
@@ -64,42 +70,51 @@ def open_log(path: Path) -> Any:
 def work(path: Path) -> int:
     """Run the job in a folder, and return the exit code. One line on standard error says why nothing was run."""
     folder = JobFolder(path)
+    folder.refresh()
+    mark = folder.mark()  # before the lock: of a folder that is replaced meanwhile, the lock may be that of the old one
     try:
         with folder.hold():
-            return _work(folder)
+            return _work(folder, mark)
     except UserError as error:  # another worker has it
         print(error, file=sys.stderr)
         return USER_ERROR
 
 
-def _work(folder: JobFolder) -> int:
-    mark = folder.mark()
+def _work(folder: JobFolder, mark: tuple[int, int] | None) -> int:
     try:
         content = folder.read()
         job = content.job(folder.path)
     except (UserError, Fault) as error:
         print(error, file=sys.stderr)
-        refused = OutcomeFile(kind="crashed", reason=str(error), user_error=isinstance(error, UserError))
-        folder.end(refused)
+        refused = OutcomeFile.without_result("crashed", str(error), user_error=isinstance(error, UserError))
+        with suppress(OSError):
+            _publish(folder, mark, refused)
         return _exit_code(refused)
     os.environ.update(content.environment)
-    outcome = _outcome(folder, job, Watch(folder, mark))
+    outcome = _outcome(folder, job, Watch(folder, mark, shared=content.outlives))
     try:
-        if folder.mark() == mark:  # else it is another job's folder by now
-            folder.end(outcome)
+        _publish(folder, mark, outcome.model_copy(update={"work": content.work}))
     except OSError as error:
+        print(f"the outcome could not be written: {error}", file=sys.stderr)
         outcome = crash(job, error)
     return _exit_code(outcome)
+
+
+def _publish(folder: JobFolder, mark: tuple[int, int] | None, outcome: OutcomeFile) -> None:
+    if mark is not None and folder.mark() == mark:  # else it is another job's folder by now
+        folder.end(outcome)
 
 
 def _outcome(folder: JobFolder, job: Job, watch: Watch) -> OutcomeFile:
     limit = min(QUIET_LIMIT, job.config.runtime.hang_minutes * 60 / 4)
     try:
+        if (reason := watch.look()) is not None:  # while the job waited in a queue
+            return OutcomeFile.without_result("interrupted", reason)
         folder.begin()
         with folder.events() as send, _output_to(job.log), watch:
             return OutcomeFile.of(call(job, EventReporter(send, limit)), job.layout.root)
     except KeyboardInterrupt:
-        return OutcomeFile(kind="interrupted", reason=watch.reason or "stopped by a signal")
+        return OutcomeFile.without_result("interrupted", watch.reason or "stopped by a signal")
     except BaseException as error:
         return crash(job, error)
 
@@ -107,9 +122,9 @@ def _outcome(folder: JobFolder, job: Job, watch: Watch) -> OutcomeFile:
 class Watch(threading.Thread):
     """Renews ``alive``, and interrupts the trial when it is cancelled or when its folder was taken away."""
 
-    def __init__(self, folder: JobFolder, mark: tuple[int, int] | None) -> None:
+    def __init__(self, folder: JobFolder, mark: tuple[int, int] | None, *, shared: bool) -> None:
         super().__init__(name="watch", daemon=True)
-        self._folder, self._mark = folder, mark
+        self._folder, self._mark, self._shared = folder, mark, shared
         self._over = threading.Event()
         self.reason: str | None = None
 
@@ -125,20 +140,18 @@ class Watch(threading.Thread):
         beaten = time.monotonic()
         while self.reason is None and not self._over.wait(WATCH_SECONDS):
             with suppress(OSError):  # a server that is away for a moment
-                self._look()
+                self.reason = self.look()
                 if time.monotonic() - beaten >= HEARTBEAT_SECONDS:
                     beaten = time.monotonic()
-                    self._folder.beat()
-
-    def _look(self) -> None:
-        taken = self._folder.mark() != self._mark
-        self.reason = "its folder was taken away" if taken else self._folder.cancelled()
-        if self.reason is None:
-            return
-        if not self._over.is_set():
+                    self._folder.beat(shared=self._shared)
+        if self.reason is not None and not self._over.is_set():
             os.kill(os.getpid(), STOP)
-        if taken and not self._over.wait(LEAVE_SECONDS):  # another worker may have the trial already
-            os._exit(INTERRUPTED)
+            if not self._over.wait(LEAVE_SECONDS if self.reason == TAKEN else STOP_SECONDS):
+                os._exit(INTERRUPTED)
+
+    def look(self) -> str | None:
+        """Why the worker is to stop, or None."""
+        return TAKEN if self._folder.mark() != self._mark else self._folder.cancelled()
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -50,7 +50,7 @@ class Scripted:
     """A launcher without processes: whenever the driver waits, the next act is done."""
 
     def __init__(self, *acts: Callable[[], object], outlives: bool = True) -> None:
-        self.outlives, self.acts = outlives, list(acts)
+        self.outlives, self.lag_seconds, self.acts = outlives, 0.0, list(acts)
         self.states: dict[str, WorkerState] = {}
         self.started: list[JobFolder] = []
         self.ended: list[tuple[str, bool]] = []
@@ -63,7 +63,7 @@ class Scripted:
         return name
 
     def state(self, name: str) -> WorkerState:
-        return self.states.get(name, Ended("the worker has gone"))
+        return self.states.get(name, "unknown")
 
     def wait(self, names: Sequence[str], seconds: float) -> None:
         if self.acts:
@@ -84,6 +84,7 @@ class Detached:
     numbers."""
 
     outlives = True
+    lag_seconds = 1.0
 
     def __init__(self) -> None:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -98,7 +99,7 @@ class Detached:
         process = self._processes.get(name)
         if process is not None:
             return "running" if process.poll() is None else Ended(f"ended with {process.returncode}")
-        return Ended("not started by this driver")
+        return "unknown"
 
     def wait(self, names: Sequence[str], seconds: float) -> None:
         time.sleep(0.05)

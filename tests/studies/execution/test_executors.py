@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -110,6 +111,23 @@ def test_an_exception_of_the_driver_ends_every_worker(layout: Layout) -> None:
     for pid in fake_trial.pids(layout):
         stat = Path(f"/proc/{pid}/stat")
         assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+@pytest.mark.skipif("forkserver" not in multiprocessing.get_all_start_methods(), reason="there is no such server")
+def test_trials_go_on_without_the_server_that_they_were_forked_from(layout: Layout) -> None:
+    from multiprocessing.forkserver import _forkserver  # type: ignore[attr-defined]
+
+    fake_trial.control(layout, gated=["0.05/0"])
+
+    def end_server(event: Event) -> None:
+        if isinstance(event, Message) and event.kind == "progress" and not (layout.root / "gate").exists():
+            os.kill(_forkserver._forkserver_pid, signal.SIGKILL)
+            time.sleep(0.5)
+            (layout.root / "gate").touch()
+
+    assert isinstance(run("processes", [job(layout, 0)], 1, end_server)[-1], Finished)
+    assert fake_trial.calls(layout) == ["0.05/0"]
+    assert isinstance(run("processes", [job(layout, 1)], 1)[-1], Finished)
 
 
 def test_ctrl_c_is_the_drivers_business(layout: Layout) -> None:

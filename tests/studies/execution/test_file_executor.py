@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -132,9 +133,16 @@ def hanging(layout: Layout) -> Job:
 
 def test_a_silent_trial_is_ended(layout: Layout) -> None:
     job = hanging(layout)
-    launcher = Scripted(outlives=False)
+    launcher = Scripted(lambda: JobFolder(job.folder).begin(), outlives=False)
     assert run_jobs(launcher, job) == [Crashed(job, "no progress for 0.005 min (runtime.hang_minutes): ended")]
     assert launcher.ended[0] == ("worker 1", True)
+
+
+def test_a_worker_that_never_begins_is_told_apart(layout: Layout) -> None:
+    job = hanging(layout)
+    (event,) = run_jobs(Scripted(), job)
+    assert isinstance(event, Crashed)
+    assert event.reason.endswith(f"ended; the worker has never opened {job.folder}: can its machine see this path?")
 
 
 def test_progress_counts_whatever_the_clocks_say_and_a_process_that_lives_does_not(
@@ -167,7 +175,128 @@ def test_a_worker_that_waits_in_a_queue_need_not_make_progress(layout: Layout) -
     assert isinstance(run_jobs(launcher, job)[-1], Finished)
 
 
+def test_an_interrupted_worker_that_a_queue_starts_again_goes_on(job: Job, folder: JobFolder) -> None:
+    launcher = Scripted()
+
+    def preempted() -> None:
+        say(folder, "before")
+        folder.end(OutcomeFile(kind="interrupted", reason="stopped by a signal"))
+        launcher.states["worker 1"] = "queued"
+
+    def again() -> None:
+        launcher.states["worker 1"] = "running"
+        folder.begin()
+        say(folder, "after")
+
+    launcher.acts = [preempted, lambda: None, again, lambda: folder.end(finished())]
+    events = run_jobs(launcher, job)
+    assert said(events) == ["before", "after"]
+    assert isinstance(events[-1], Finished)
+    assert len(launcher.started) == 1
+
+
+@pytest.mark.parametrize(
+    ("ended", "reason"), [(Ended("gone"), "by a signal"), (Ended("scancel by eve", interrupted=True), "scancel by eve")]
+)
+def test_an_interrupted_worker_that_has_ended_is_interrupted(
+    job: Job, folder: JobFolder, ended: Ended, reason: str
+) -> None:
+    launcher = Scripted(lambda: folder.end(OutcomeFile(kind="interrupted", reason="by a signal")))
+    launcher.acts.append(lambda: launcher.states.update({"worker 1": ended}))
+    assert run_jobs(launcher, job) == [Interrupted(job, reason)]
+
+
+class Losing(Scripted):
+    """Each worker follows a file, makes some progress or none, and is lost with its machine."""
+
+    def __init__(self, job: Job, losses: int, *, progress: bool) -> None:
+        super().__init__()
+        self.folder, self.losses, self.progress = JobFolder(job.folder), losses, progress
+
+    def wait(self, names: object, seconds: float) -> None:
+        if len(self.started) > self.losses:
+            self.folder.end(finished())
+            return
+        with self.folder.events() as send:
+            send("follow", (self.folder.path,))
+            if self.progress:
+                send("progress", ("train", 1, 2, ""))
+        self.states[f"worker {len(self.started)}"] = Ended("node 7 failed", lost=True)
+
+
+def test_a_lost_worker_is_replaced_as_often_as_there_is_progress(job: Job) -> None:
+    events = run_jobs(launcher := Losing(job, 7, progress=True), job)
+    assert isinstance(events[-1], Finished)
+    assert not events[-1].adopted
+    assert len(launcher.started) == 8
+    kinds = [event.kind for event in events if isinstance(event, Message)]
+    assert (kinds.count("follow"), kinds.count("warn")) == (1, 7)
+    assert "node 7 failed; it goes on in a new worker" in [one.args[0] for one in events if isinstance(one, Message)]
+
+
+def test_a_worker_that_is_lost_again_and_again_is_a_crash(job: Job) -> None:
+    events = run_jobs(launcher := Losing(job, 99, progress=False), job)
+    assert events[-1] == Crashed(job, "node 7 failed, 4 times before it made progress")
+    assert len(launcher.started) == 4
+
+
+def test_what_a_file_server_shows_late_is_waited_for(job: Job, folder: JobFolder) -> None:
+    launcher = Scripted()
+    launcher.lag_seconds = 60.0
+    launcher.acts = [
+        lambda: launcher.states.update({"worker 1": Ended("gone")}),
+        *[lambda: None] * 3,
+        lambda: (say(folder, "late"), folder.end(finished())),
+    ]
+    events = run_jobs(launcher, job)
+    assert said(events) == ["late"]
+    assert isinstance(events[-1], Finished)
+
+
+def test_a_lag_ends(job: Job) -> None:
+    launcher, began = Scripted(), time.monotonic()
+    launcher.lag_seconds = 0.3
+    launcher.acts = [lambda: launcher.states.update({"worker 1": Ended("gone")})]
+    assert run_jobs(launcher, job) == [Crashed(job, "gone")]
+    assert 0.3 <= time.monotonic() - began < 30
+
+
+def test_a_job_that_another_worker_has_goes_on_when_its_own_has_ended(job: Job, folder: JobFolder) -> None:
+    """Two were queued for it, since a driver died before it could write down the first one's name."""
+    lock: list[contextlib.AbstractContextManager[None]] = []
+
+    def other_works() -> None:
+        lock.append(folder.hold())
+        lock[0].__enter__()
+        launcher.states["worker 1"] = Ended("exit code 2: another worker has it")
+
+    launcher = Scripted(other_works, lambda: None, lambda: (say(folder, "here"), folder.end(finished())))
+    events = run_jobs(launcher, job)
+    lock[0].__exit__(None, None, None)
+    assert said(events) == ["here"]
+    assert isinstance(events[-1], Finished)
+
+
 # What an earlier driver left.
+
+
+def test_a_worker_that_was_told_to_stop_is_not_taken_over(job: Job, left: JobFolder) -> None:
+    left.cancel("no trial of the study needs it any more")
+    launcher = Scripted(lambda: left.end(finished()))
+    launcher.states["old worker"] = "running"
+    events = run_jobs(launcher, job)
+    assert isinstance(events[-1], Finished)
+    assert launcher.ended == [("old worker", False)]
+    assert len(launcher.started) == 1
+
+
+def test_a_queue_that_knows_the_end_of_a_worker_is_believed(
+    job: Job, left: JobFolder, beating: threading.Event
+) -> None:
+    launcher = Scripted(lambda: JobFolder(job.folder).end(finished()))
+    launcher.states["old worker"] = Ended("cancelled")
+    assert isinstance(run_jobs(launcher, job)[-1], Finished)
+    assert len(launcher.started) == 1
 
 
 def test_a_worker_that_still_runs_is_taken_over_with_all_that_it_said(job: Job, left: JobFolder) -> None:
@@ -193,7 +322,7 @@ def test_a_worker_that_dies_after_it_was_taken_over(job: Job, left: JobFolder) -
     launcher = Scripted(lambda: None, lambda: lock.__exit__(None, None, None))
     events = run_jobs(launcher, job)
     assert said(events) == ["before"]
-    assert events[-1] == Crashed(job, "the worker has gone")
+    assert events[-1] == Crashed(job, "its worker has ended without a result")
 
 
 @pytest.fixture
@@ -206,7 +335,8 @@ def beating(left: JobFolder) -> Iterator[threading.Event]:
         moment = 1e9
         while not dead.wait(0.02):
             moment -= 100
-            os.utime(left.alive_file, (moment, moment))
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(left.alive_file, (moment, moment))
 
     thread = threading.Thread(target=beat)
     thread.start()
@@ -221,7 +351,7 @@ def test_a_worker_on_another_machine_is_known_by_its_heartbeat(
     launcher = Scripted(*[lambda: time.sleep(0.1)] * 5, lambda: (say(left, "after"), beating.set()))
     events = run_jobs(launcher, job)
     assert said(events) == ["before", "after"]
-    assert events[-1] == Crashed(job, "the worker has gone")
+    assert events[-1] == Crashed(job, "its worker has ended without a result")
     assert launcher.started == []
 
 

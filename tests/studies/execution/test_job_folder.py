@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import socket
 import threading
 import time
@@ -21,7 +23,7 @@ from pipeline.errors import Damaged, Gone, UserError
 from pipeline.run.layout import Layout, read_json, sealed
 from pipeline.run.store import Artifact
 from studies.execution import job_folder
-from studies.execution.job_folder import EventReader, JobFolder, OutcomeFile, sweep
+from studies.execution.job_folder import EventReader, JobFile, JobFolder, OutcomeFile, sweep
 from studies.execution.jobs import Crashed, Finished, Interrupted, Job, Message
 
 
@@ -75,7 +77,22 @@ def test_the_next_worker_closes_a_line_that_the_last_one_left_torn(job: Job, fol
 
 
 @pytest.mark.parametrize(
-    "line", [b"{}", b"\xff", b"[" * 5000, b'["run", "rm"]', b'["warn"]', b'["warn", "a", "b"]', b'["follow", 3]', b"7"]
+    "line",
+    [
+        b"{}",
+        b"\xff",
+        b"[" * 5000,
+        b'["run", "rm"]',
+        b'["warn"]',
+        b'["warn", "a", "b"]',
+        b'["warn", 3]',
+        b'["follow", 3]',
+        b"7",
+        b'["progress", "train", "1", 2, ""]',
+        b'["metrics", 1, {"a": "b"}]',
+        b'["metrics", 1, []]',
+        b'["stage", "train", null, ""]',
+    ],
 )
 def test_a_damaged_line_is_passed_over(job: Job, folder: JobFolder, line: bytes) -> None:
     folder.events_file.write_bytes(b'["warn", "one"]\n' + line + b'\n["warn", "two"]\n')
@@ -185,6 +202,73 @@ def test_an_unreadable_outcome_is_a_crash_in_one_line(
     assert "\n" not in said.reason
 
 
+def test_an_outcome_of_another_job_is_none(job: Job, folder: JobFolder, layout: Layout) -> None:
+    """A worker wrote it that could not see yet that its folder had been replaced."""
+    other = light_job(layout, **{"kl.beta": 0.3})
+    folder.end(finished().model_copy(update={"work": JobFile.of(other, outlives=True, environment={}).work}))
+    assert folder.outcome(job) is None
+    folder.end(finished().model_copy(update={"work": folder.read().work}))
+    assert isinstance(folder.outcome(job), Finished)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_a_file_server_that_is_away_is_no_end(
+    job: Job, folder: JobFolder, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    folder.end(finished())
+    say = EventReader(folder.events_file)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", fail)
+        patch.setattr(Path, "read_text", fail)
+        assert folder.outcome(job) is None
+        assert say.read(job) == []
+    assert isinstance(folder.outcome(job), Finished)
+
+
+def test_a_mark_that_the_server_no_longer_knows_is_that_of_a_folder_that_has_gone(
+    folder: JobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = [errno.ESTALE]
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number[0], os.strerror(number[0]))
+
+    monkeypatch.setattr(JobFolder, "job_file", SimpleNamespace(stat=fail))
+    assert folder.mark() is None
+    number[0] = errno.EIO
+    with pytest.raises(OSError, match="Input/output"):
+        folder.mark()
+
+
+@pytest.mark.parametrize(
+    ("text", "as_told"),
+    [
+        ("plain ü", "plain ü"),
+        ("two\nlines", "two\nlines"),
+        ("\udcff", "?"),
+        ("\x1b[2J\x07", "?[2J?"),
+        ("a\tb", "a b"),
+        ("x" * 9000, "x" * job_folder.REASON_LENGTH + " ..."),
+    ],
+)
+def test_a_reason_is_fit_for_files_and_terminals(job: Job, folder: JobFolder, text: str, as_told: str) -> None:
+    folder.end(OutcomeFile.without_result("crashed", text))
+    assert folder.outcome(job) == Crashed(job, as_told)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_number_that_no_record_takes_is_refused(layout: Layout, value: float) -> None:
+    result = SimpleNamespace(
+        artifacts={}, status="complete", reason=None, steps=1, summary={"eval/x": value}, cost={}, execution={}
+    )
+    with pytest.raises(ValueError, match="finite"):
+        OutcomeFile.of(result, layout.root)
+
+
 def test_a_result_comes_out_as_it_went_in(job: Job, folder: JobFolder, layout: Layout) -> None:
     artifact = Artifact("train", "0a", layout.store / "train" / "0a", "d1", {"large": "meta"}, "2025-01-01T00:00:00")
     numbers = {"summary": {"eval/win_rate": 0.1 + 0.2}, "cost": {"wall_s": 3.0}, "execution": {"device": "cpu"}}
@@ -214,6 +298,55 @@ def test_one_worker_at_a_time(folder: JobFolder, monkeypatch: pytest.MonkeyPatch
         with pytest.raises(UserError, match=words), folder.hold():
             pass
     assert not folder.is_held()
+
+
+def test_a_worker_that_waits_for_a_folder_that_goes_leaves_nothing(
+    folder: JobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = folder.hold()
+    lock.__enter__()
+    monkeypatch.setattr(time, "sleep", lambda seconds: folder.remove())
+    with pytest.raises(UserError, match="not the folder of a job"), folder.hold():
+        pass
+    lock.__exit__(None, None, None)
+    assert not folder.path.exists()
+
+
+def test_the_lock_of_a_machine_that_was_lost_is_waited_for(folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_folder, "LOCK_SECONDS", 0.0)
+    folder.alive_file.write_text("far.example.org 17")
+    lock, looks = folder.hold(), list[float]()
+    lock.__enter__()
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            lock.__exit__(None, None, None)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    with folder.hold():
+        assert len(looks) == 3
+
+
+def test_who_works_is_told_in_one_step(folder: JobFolder) -> None:
+    """A driver that reads an empty `alive` takes the worker for none."""
+    folder.alive_file.write_text("far.example.org 17")
+    with folder.alive_file.open() as before:
+        folder.begin()
+        assert before.read() == "far.example.org 17"
+    assert folder.worker_process == (socket.gethostname(), os.getpid())
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_events_reach_a_file_server_with_the_heartbeat(
+    folder: JobFolder, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(str(Path(f"/proc/self/fd/{file}").readlink())))
+    folder.begin()
+    folder.events_file.touch()
+    folder.beat(shared=shared)
+    assert synced == [str(folder.events_file)] * shared
 
 
 def test_a_folder_without_a_job_is_refused_and_not_created(tmp_path: Path) -> None:
@@ -287,13 +420,32 @@ def test_why_a_worker_is_to_stop(folder: JobFolder) -> None:
 def test_sweeping_leaves_only_what_somebody_works_on(job: Job, folder: JobFolder, layout: Layout) -> None:
     other = JobFolder(layout.root / "jobs" / ".half-removed")
     other.create(job, outlives=True, environment={})
+    stuck = layout.root / "jobs" / f"{job_folder.ASIDE}0" / ".nfs0001"
+    stuck.parent.mkdir()
+    stuck.touch()
     with folder.hold():
         sweep(layout.root / "jobs")
+        assert not stuck.parent.exists()
         assert folder.cancelled() == "no trial of the study needs it any more"
         assert not other.path.exists()
     sweep(layout.root / "jobs")
     assert not (layout.root / "jobs").exists()
     sweep(layout.root / "jobs")
+
+
+def test_a_folder_that_cannot_be_deleted_yet_is_out_of_the_way(
+    job: Job, folder: JobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file server keeps files that are open here under other names."""
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        for _ in range(2):
+            folder.create(job, outlives=True, environment={})
+            folder.remove()
+    assert not folder.path.exists()
+    assert len(list(folder.path.parent.iterdir())) == 2
+    sweep(folder.path.parent)
+    assert not folder.path.parent.exists()
 
 
 def test_content_is_json(folder: JobFolder) -> None:

@@ -42,7 +42,12 @@ def silent(message: str) -> None:
     raise AssertionError(message)
 
 
-WHOLE = ("store/sft/ab/manifest.json", "store/sft/ab/model/w.safetensors", "studies/s/tiny/trials/a__seed0.json")
+WHOLE = (
+    "store/sft/ab/manifest.json",
+    "store/sft/ab/model/w.safetensors",
+    "studies/s/tiny/trials/a__seed0.json",
+    "studies/jobs/mlflow/study.json",
+)
 LEFT = (
     "mlflow.db",
     "store/sft/.locks/ab",
@@ -50,6 +55,7 @@ LEFT = (
     "studies/s/tiny/optuna.db",
     "studies/s/tiny/.driver.lock",
     "studies/s/tiny/mlflow/a__seed0.json",
+    "studies/s/tiny/jobs/a__seed0/job.json",
     "store/train/.partial/cd/checkpoints/.writing",
 )
 
@@ -57,7 +63,7 @@ LEFT = (
 def test_what_is_copied_comes_back_with_its_times_and_databases_and_locks_stay(places: tuple[Path, Path]) -> None:
     root, drive = places
     write(root, *WHOLE, *LEFT)
-    assert Mirror(root, drive, silent).save() == 3
+    assert Mirror(root, drive, silent).save() == len(WHOLE)
     assert tree(drive).keys() == set(WHOLE)
     times = {name: (root / name).stat().st_mtime_ns for name in WHOLE}
     shutil.rmtree(root)

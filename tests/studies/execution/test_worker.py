@@ -213,6 +213,111 @@ def test_a_disk_too_full_for_the_outcome_is_told_by_the_exit_code(
     assert "run the same command again" in ended.reason
 
 
+@pytest.mark.usefixtures("here")
+def test_a_server_that_fails_at_the_end_is_told_in_the_log(
+    folder: JobFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(JobFolder, "end", fail)
+    assert worker.work(folder.path) == 4
+    assert capsys.readouterr().err == "the outcome could not be written: [Errno 5] Input/output error\n"
+
+
+@pytest.mark.usefixtures("here")
+def test_a_job_that_was_cancelled_while_it_waited_is_never_begun(job: Job, folder: JobFolder, layout: Layout) -> None:
+    folder.cancel("not wanted")
+    assert worker.work(folder.path) == 130
+    assert folder.outcome(job) == Interrupted(job, "not wanted")
+    assert not (layout.root / "calls.txt").exists()
+    assert not folder.alive_file.exists()
+
+
+@pytest.mark.usefixtures("here")
+def test_a_folder_that_is_replaced_while_its_lock_is_taken_is_left_to_the_next_worker(
+    job: Job, folder: JobFolder, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = JobFolder.hold
+
+    @contextlib.contextmanager
+    def replaced(self: JobFolder) -> Iterator[None]:
+        with hold(self):
+            folder.remove()
+            folder.create(job, outlives=True, environment={})
+            yield
+
+    monkeypatch.setattr(JobFolder, "hold", replaced)
+    assert worker.work(folder.path) == 130
+    assert not (layout.root / "calls.txt").exists()
+    assert [path.name for path in folder.path.iterdir()] == ["job.json"]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_folder_that_goes_while_the_trial_ends_gets_no_outcome(
+    job: Job, folder: JobFolder, monkeypatch: pytest.MonkeyPatch, replaced: bool
+) -> None:
+    trial = worker.call
+
+    def call(*args: Any) -> Any:
+        result = trial(*args)
+        folder.remove()
+        if replaced:
+            folder.create(job, outlives=True, environment={})
+        return result
+
+    monkeypatch.setattr(worker, "call", call)
+    monkeypatch.setattr(worker, "WATCH_SECONDS", 60.0)
+    worker.work(folder.path)
+    assert not folder.outcome_file.exists()
+    assert folder.path.exists() == replaced
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (Unspeakable(), "Unspeakable"),
+        (RuntimeError("caf\udce9 \x1b[31m"), "RuntimeError: caf? ?[31m"),
+        (RuntimeError("x" * 10**6), f"RuntimeError: {'x' * 1986} ..."),
+        (SystemExit(0), "SystemExit: 0"),
+    ],
+)
+def test_whatever_a_trial_raises_becomes_a_reason(
+    job: Job, folder: JobFolder, monkeypatch: pytest.MonkeyPatch, error: BaseException, reason: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(worker, "call", fail)
+    assert worker.work(folder.path) == 4
+    assert folder.outcome(job) == Crashed(job, reason)
+
+
+@pytest.mark.parametrize(("taken", "limit"), [(True, "LEAVE_SECONDS"), (False, "STOP_SECONDS")])
+def test_a_trial_that_does_not_hear_that_it_is_to_stop_is_ended(
+    folder: JobFolder, monkeypatch: pytest.MonkeyPatch, taken: bool, limit: str
+) -> None:
+    ended, sent = list[int](), list[int]()
+    monkeypatch.setattr(worker, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "LEAVE_SECONDS", 600.0)
+    monkeypatch.setattr(worker, "STOP_SECONDS", 600.0)
+    monkeypatch.setattr(worker, limit, 0.01)
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(number))
+    monkeypatch.setattr(os, "_exit", ended.append)
+    watch = worker.Watch(folder, None if taken else folder.mark(), shared=False)
+    folder.cancel("enough")
+    watch.start()
+    watch.join(60)
+    assert (sent, ended) == ([worker.STOP], [130])
+
+
 def test_other_exit_codes_in_words(layout: Layout) -> None:
     assert _ended(4, layout.root) == Ended("the process ended with exit code 4 and no result")
     assert _ended(130, layout.root) == Ended("its job folder was taken away")
