@@ -15,7 +15,7 @@ from light_jobs import Scripted, finished, light_job, run_jobs
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout
 from studies.execution import file_executor, job_folder
-from studies.execution.file_executor import Ended
+from studies.execution.file_executor import Ended, WorkerState
 from studies.execution.job_folder import JobFolder, OutcomeFile
 from studies.execution.jobs import Crashed, Event, Finished, Interrupted, Job, Message
 
@@ -77,6 +77,34 @@ def test_what_was_written_last_is_read_though_the_worker_has_gone(job: Job, fold
 
     launcher.acts = [last_words]
     events = run_jobs(launcher, job)
+    assert said(events) == ["last"]
+    assert isinstance(events[-1], Finished)
+
+
+def test_a_worker_that_ends_while_the_driver_looks_has_its_outcome(job: Job, folder: JobFolder) -> None:
+    class Hurried(Scripted):
+        def state(self, name: str) -> WorkerState:
+            say(folder, "last")
+            folder.end(finished())
+            return Ended("gone")
+
+    events = run_jobs(Hurried(), job)
+    assert said(events) == ["last"]
+    assert isinstance(events[-1], Finished)
+
+
+def test_what_was_said_between_two_looks_comes_before_the_outcome(
+    job: Job, folder: JobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = JobFolder.outcome
+
+    def late(self: JobFolder, job: Job) -> Finished | Crashed | Interrupted | None:
+        say(folder, "last")
+        folder.end(finished())
+        return outcome(self, job)
+
+    monkeypatch.setattr(JobFolder, "outcome", late)
+    events = run_jobs(Scripted(), job)
     assert said(events) == ["last"]
     assert isinstance(events[-1], Finished)
 
