@@ -46,7 +46,6 @@ WHOLE = (
     "store/sft/ab/manifest.json",
     "store/sft/ab/model/w.safetensors",
     "studies/s/tiny/trials/a__seed0.json",
-    "studies/jobs/mlflow/study.json",
 )
 LEFT = (
     "mlflow.db",
@@ -60,10 +59,17 @@ LEFT = (
 )
 
 
+def test_a_study_may_be_called_as_a_folder_that_stays(places: tuple[Path, Path]) -> None:
+    root, drive = places
+    write(root, "studies/jobs/mlflow/study.json", "studies/jobs/mlflow/jobs/a__seed0/job.json")
+    Mirror(root, drive, silent).save()
+    assert tree(drive).keys() == {"studies/jobs/mlflow/study.json"}
+
+
 def test_what_is_copied_comes_back_with_its_times_and_databases_and_locks_stay(places: tuple[Path, Path]) -> None:
     root, drive = places
     write(root, *WHOLE, *LEFT)
-    assert Mirror(root, drive, silent).save() == len(WHOLE)
+    assert Mirror(root, drive, silent).save() == 3
     assert tree(drive).keys() == set(WHOLE)
     times = {name: (root / name).stat().st_mtime_ns for name in WHOLE}
     shutil.rmtree(root)
