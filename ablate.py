@@ -4,6 +4,7 @@ exception."""
 from __future__ import annotations
 
 import atexit
+import errno
 import functools
 import gc
 import os
@@ -14,8 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from pipeline.errors import BROKEN_PIPE, FAULT, INTERRUPTED, USER_ERROR, Fault, UserError
+from pipeline.wording import brief, control_character, printable, shown
 from studies.console import cli
 from studies.importing.cli import import_command
 
@@ -26,7 +29,32 @@ if TYPE_CHECKING:
 TRACEBACK = "ABLATE_TRACEBACK"
 """Environment variable; where it is set, a fault also prints its traceback."""
 
+NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
+"""Errors of the system at a path that names nothing and can name nothing: somebody gave it."""
+LONGEST_ARGUMENT = 4_096
+"""Characters: as long as a path can be."""
+
+
+class FrontDoor(TyperGroup):
+    """Refuses arguments that no command could use or show, before any is parsed."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: typer.Context | None = None, **extra: Any
+    ) -> typer.Context:
+        for number, argument in enumerate(args, 1):
+            if len(argument) > LONGEST_ARGUMENT:
+                raise typer.BadParameter(
+                    f"argument {number} has {len(argument):,} characters; at most {LONGEST_ARGUMENT:,}"
+                )
+            if character := control_character(argument, allowed="\t"):
+                raise typer.BadParameter(
+                    f"argument {number}, '{shown(argument)}', holds the control character {character}"
+                )
+        return super().make_context(info_name, args, parent, **extra)
+
+
 app = typer.Typer(
+    cls=FrontDoor,
     help="Ablation studies of RLHF for small language models.",
     epilog=(
         "Exit codes: 0 success (falsify: all SURVIVED and SUPPORTED); 1 falsify: FALSIFIED or REFUTED; 2 an error to"
@@ -72,9 +100,10 @@ def report(
 
     if versions:
         page, text = console.diff(*versions, study=name, profile=profile, out=out, without_missing=without_missing)
-        print(f"{text}\nPage: {page}")
+        print(printable(f"{text}\nPage: {page}"))
     elif name:
-        print(f"Report: {console.report(name, profile, out, second=True, without_missing=without_missing)}")
+        page = console.report(name, profile, out, second=True, without_missing=without_missing)
+        print(printable(f"Report: {page}"))
     else:
         raise UserError("report: name a study, or two versions of one with --diff OLD NEW")
 
@@ -92,7 +121,7 @@ def compare(
     from reports import console
 
     page, text = console.compare(names, profile, out, without_missing=without_missing)
-    print(f"{text}\nPage: {page}")
+    print(printable(f"{text}\nPage: {page}"))
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
@@ -115,19 +144,27 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             _end(error, USER_ERROR)
         except Fault as error:
             _end(error, FAULT)
+        except OSError as error:
+            if error.errno not in NO_PATH or error.filename is None:
+                _explain(error, arguments)
+            _end(UserError(f"'{shown(error.filename, 400)}': {error.strerror}; name another path"), USER_ERROR)
         except Exception as error:
-            from pipeline.faults import explained
-            from pipeline.run.layout import Layout
-
-            _end(explained(error, Layout.at(arguments.get("out")).root), FAULT, error)
+            _explain(error, arguments)
 
     return run
+
+
+def _explain(error: Exception, arguments: dict[str, Any]) -> NoReturn:
+    from pipeline.faults import explained
+    from pipeline.run.layout import Layout
+
+    _end(explained(error, Layout.at(arguments.get("out")).root), FAULT, error)
 
 
 def _end(error: Exception, code: int, cause: Exception | None = None) -> NoReturn:
     if code == FAULT and os.environ.get(TRACEBACK):
         traceback.print_exception(cause or error)
-    print(f"ablate: {error}", file=sys.stderr)
+    print(f"ablate: {brief(str(error))}", file=sys.stderr)
     try:
         sys.stdout.flush()
     except OSError:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.config.base import Fraction, Positive, Section
+from pipeline.config.base import Fraction, Positive, Section, Tokens
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -30,11 +30,11 @@ class DataConfig(Section):
             " evaluate.prompts"
         ),
     )
-    prompt_length: tuple[Positive, Positive] = Field(
+    prompt_length: tuple[Tokens, Tokens] = Field(
         (3, 8), description="a prompt is the first k units of a text, k uniform in this range"
     )
     prompt_unit: Literal["words", "tokens"] = Field("words", description="tokens are the policy's")
-    max_prompt_tokens: Positive = Field(
+    max_prompt_tokens: Tokens = Field(
         128, description="longer prompts are passed over: one of them would widen its whole batch"
     )
     insults: Fraction = Field(
@@ -44,7 +44,9 @@ class DataConfig(Section):
             " insult is an opinion like others, and harmless counts them"
         ),
     )
-    vocab_size: Positive = Field(700, description="size of the BPE vocabulary, when the tokenizer is trained here")
+    vocab_size: Annotated[Positive, Field(le=2**20)] = Field(
+        700, description="size of the BPE vocabulary, when the tokenizer is trained here"
+    )
     seed: int = Field(0, description="of the texts and of their split into prompts")
 
     @model_validator(mode="after")

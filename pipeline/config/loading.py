@@ -10,8 +10,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pipeline.config.base import Section
 from pipeline.config.effects import inert, value_at
 from pipeline.config.messages import ConfigFault, unknown_key, validated
@@ -19,8 +17,10 @@ from pipeline.config.names import nearest
 from pipeline.config.presets import preset_of, spelt
 from pipeline.config.train import TrainConfig
 from pipeline.config.trial import TrialConfig
-from pipeline.config.yaml_files import read_yaml
+from pipeline.config.yaml_files import line_of, read_value, read_yaml
 from pipeline.errors import UserError
+from pipeline.named_files import require_file
+from pipeline.wording import shown
 
 PROFILES = Path(__file__).parents[1] / "profiles"
 OPTIONAL = ("reward.ocr", "judge.ocr")
@@ -73,6 +73,7 @@ def read_config(
         raise UserError(f"no profile '{profile}'{nearest(profile, names)}; there are: {', '.join(names)}")
     below, overrides = spelt(below), spelt(overrides)
     path = PROFILES / f"{profile}.yaml"
+    require_file(path, str(path))
     content: dict[str, Any] = {"profile": profile, **_read_profile(path, path.stat().st_mtime_ns)}
     content, _ = _changed(content, preset_of(_steps_per_update(content), below, overrides))
     under, faults = _changed(content, below)
@@ -120,9 +121,16 @@ def _inert(config: TrialConfig, under: dict[str, Any], overrides: Mapping[str, A
 def check_key(key: str) -> None:
     """Refuse a key that no configuration has. Below a mapping (``reward.parts.<name>.weight``, ``reward.ocr.blur``) it
     may go on."""
+    if fault := _key_fault(key):
+        raise UserError(fault)
+
+
+@lru_cache(maxsize=1024)
+def _key_fault(key: str) -> str:
+    """What is wrong with a key, looked up once for all arms that have it; empty where nothing is."""
     known = dotted_keys()
-    if key not in known and not any(key.startswith(f"{name}.") for name in MAPPINGS):
-        raise UserError(unknown_key(key, known))
+    inside = any(key.startswith(f"{name}.") for name in MAPPINGS)
+    return "" if key in known or inside else unknown_key(key, known)
 
 
 def _override(fault: ConfigFault, changes: Mapping[str, Any]) -> tuple[str, ...]:
@@ -146,9 +154,16 @@ def _with(old: Any, inner: list[str], value: Any, key: str) -> Any:
 
 @lru_cache(maxsize=16)
 def _read_profile(path: Path, modified_ns: int) -> dict[str, Any]:
-    """A profile's content, read once: a large study asks for it once for every cell. Not to be changed by the
-    caller."""
-    return read_yaml(path)
+    """A profile's content, read and checked once: a large study asks for it once for every cell. Not to be changed by
+    the caller. Raises `UserError` with file and line."""
+    content = read_yaml(path)
+    _, faults = validated(TrialConfig, {"profile": path.stem, **content})
+    if faults:
+        places = ((line_of(path, fault.where), fault.text) for fault in faults)
+        raise UserError(
+            "\n".join(f"{path}, line {line}: {text}" if line else f"{path}: {text}" for line, text in places)
+        )
+    return content
 
 
 def parse_set(assignments: list[str]) -> dict[str, Any]:
@@ -161,9 +176,9 @@ def parse_set(assignments: list[str]) -> dict[str, Any]:
     for text in assignments:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            raise UserError(f"--set '{text}': write it as section.key=value, for example kl.beta=0.1")
+            raise UserError(f"--set '{shown(text)}': write it as section.key=value, for example kl.beta=0.1")
         try:
-            result[key.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise UserError(f"--set '{text}': '{value}' is not a YAML value") from None
+            result[key.strip()] = read_value(value)
+        except ValueError as error:
+            raise UserError(f"--set '{shown(text)}': {error}") from None
     return spelt(result)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from pipeline.config.names import meant_key, nearest
+from pipeline.config.names import WORDS, meant_key, nearest
 from pipeline.config.yaml_files import Where
 from pipeline.errors import UserError
+from pipeline.wording import shown
 
 M = TypeVar("M", bound=BaseModel)
+MOST_FAULTS = 20
+"""So many faults are put into words: to look for the name that was meant takes milliseconds for each."""
 
 PLAIN = {
     "tuple_type": "must be a list, such as [1, 2]",
@@ -53,21 +57,29 @@ def validated(model: type[M], content: Mapping[str, Any]) -> tuple[M | None, lis
     try:
         return model.model_validate(content), []
     except ValidationError as error:
-        return None, [ConfigFault(tuple(fault["loc"]), _explain(model, fault)) for fault in error.errors()]
+        faults = error.errors(include_url=False)[:MOST_FAULTS]
+        return None, [ConfigFault(tuple(fault["loc"]), _explain(model, fault)) for fault in faults]
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
     """What is wrong with a key that no configuration has."""
-    return f"unknown key '{key}'{meant_key(key, list(known))}"
+    strange = next((character for character in key if not character.isascii() and character.isprintable()), "")
+    known_word = key.rpartition(".")[2].lower() in WORDS
+    look_alike = (
+        "" if not strange or known_word else f" (with {strange}, {unicodedata.name(strange, 'without a name')})"
+    )
+    return f"unknown key '{shown(key)}'{look_alike}{meant_key(key, list(known))}"
 
 
 def _explain(model: type[BaseModel], fault: Any) -> str:
-    key, context = ".".join(str(part) for part in fault["loc"]), fault.get("ctx", {})
+    key, context = ".".join(shown(part) for part in fault["loc"]), fault.get("ctx", {})
     if fault["type"] == "extra_forbidden":
         outer = key.rpartition(".")[0]
         return unknown_key(key, [f"{outer}.{name}" if outer else name for name in _fields_at(model, fault["loc"][:-1])])
     if fault["type"] == "missing" and isinstance(fault["loc"][-1], int):
         return f"{key.rpartition('.')[0]}: has too few entries"
+    if fault["type"] == "too_long":
+        return f"{key}: has {context['actual_length'] or 'more'} entries; at most {context['max_length']} are allowed"
     if fault["type"] == "missing":
         return f"key '{key}' is missing"
     if fault["type"] == "too_short":
@@ -88,10 +100,9 @@ def _explain(model: type[BaseModel], fault: Any) -> str:
 
 
 def _yaml(value: Any) -> str:
-    """A value as it stands in YAML, where that differs from Python."""
-    return (
-        {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else repr(value)
-    )
+    """A value as it stands in YAML, where that differs from Python; of a long one the ends."""
+    plain = {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else None
+    return plain or shown(repr(value))
 
 
 def _quoted(expected: str) -> list[str]:

@@ -97,6 +97,8 @@ SYMBOLS = (
 """The four that every paper on PPO uses, for help texts and templates."""
 
 
+LONGEST = 200
+"""Characters; a longer name is like none that there is, and to compare it takes seconds."""
 _FORMER_RLOO = {"advantage": "rloo", "ratio": "sequence_sum", "aggregation": "seq_mean_token_mean"}
 """What was implied by the name before it became a preset of knobs."""
 
@@ -161,6 +163,8 @@ def _former_sequence_k2(kl: Mapping[str, Any]) -> dict[str, Any]:
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str:
     """A hint ``; did you mean 'x'?`` or nothing; `cutoff` is the least likeness, of 1."""
+    if len(name) > LONGEST:
+        return ""
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
     return f"; did you mean '{close[0]}'?" if close else ""
 
@@ -174,6 +178,8 @@ def meant_key(key: str, known: Sequence[str]) -> str:
     >>> meant_key("ppo.klcoef", keys), meant_key("ppo", keys)
     ("; did you mean 'kl.beta'?", '; its keys are now in train, algorithm, kl, optimiser, critic, adapter, entropy')
     """
+    if len(key) > LONGEST:
+        return ""
     if key in RENAMED:
         return f"; it is now '{RENAMED[key]}'"
     if key == "ppo":

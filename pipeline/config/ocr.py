@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.config.base import NonNegative, Section
+from pipeline.config.base import NonNegative, Section, Tokens
 
 
 class OcrConfig(Section):
@@ -24,8 +24,10 @@ class OcrConfig(Section):
         0.0, description="largest angle [degrees]; each text has its own, uniform between minus and plus this"
     )
     seed: int = Field(0, description="of noise and angles, together with a hash of the text")
-    columns: Annotated[int, Field(ge=8)] = Field(48, description="most characters of a line; longer texts are wrapped")
-    characters: Annotated[int, Field(ge=8)] = Field(
+    columns: Annotated[Tokens, Field(ge=8)] = Field(
+        48, description="most characters of a line; longer texts are wrapped"
+    )
+    characters: Annotated[Tokens, Field(ge=8)] = Field(
         480, description="most characters that are drawn; each character beyond them counts as one error"
     )
     detector: str | None = Field(

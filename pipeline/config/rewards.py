@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.config.base import Finite, NonNegative, Positive, Section, StrictlyPositive
+from pipeline.config.base import Finite, Layers, NonNegative, Positive, Section, StrictlyPositive, Tokens, Width
 from pipeline.config.model import ModelConfig
 from pipeline.config.names import nearest
 from pipeline.config.ocr import OcrConfig
@@ -119,7 +119,7 @@ class RewardConfig(Scorer):
     opponents: Positive = Field(
         4, description="answers of the opponent to each training and held-out prompt, for against: reference or policy"
     )
-    dimension: Annotated[int, Field(ge=2, multiple_of=2)] = Field(
+    dimension: Annotated[Width, Field(ge=2, multiple_of=2)] = Field(
         4,
         description="pairwise: length of the vector of an answer, an even number; one circle of preferences needs two",
     )
@@ -135,7 +135,7 @@ class RewardConfig(Scorer):
         ),
     )
     pairs: Positive = Field(4_096, description="preference pairs to train on; of labels and files, at most")
-    ranked: Annotated[int, Field(ge=2)] = Field(
+    ranked: Annotated[int, Field(ge=2, le=1_000)] = Field(
         2,
         description=(
             "K answers to a prompt that the judge, or a file with `prompt,completions,ranks`, puts in order; 2: pairs."
@@ -149,7 +149,7 @@ class RewardConfig(Scorer):
             " whole order"
         ),
     )
-    rounds: Positive = Field(
+    rounds: Annotated[Positive, Field(le=1_000)] = Field(
         1,
         description=(
             "times that preferences are collected: the first pairs are the reference's, later ones those of the policy"
@@ -162,7 +162,7 @@ class RewardConfig(Scorer):
     heldout_pairs: Positive = Field(
         512, description="pairs kept back to measure accuracy, on prompts of their own; of labels and files, at most"
     )
-    max_tokens: Annotated[int, Field(ge=2)] = Field(
+    max_tokens: Annotated[Tokens, Field(ge=2)] = Field(
         256, description="texts of labels and files are cut to this many tokens"
     )
     label_noise: NonNegative = Field(
@@ -171,21 +171,23 @@ class RewardConfig(Scorer):
             "temperature of P(a over b) = sigmoid((gold_a - gold_b) / (this x std of gold)); 0 = the judge himself"
         ),
     )
-    calibration_samples: Annotated[int, Field(ge=2)] = Field(
+    calibration_samples: Annotated[Positive, Field(ge=2)] = Field(
         512, description="reference samples that set mean 0 and std 1 of the proxy"
     )
     trunk: Literal["reference", "scratch"] = Field(
         "reference",
         description="where a learned reward starts: the reference's weights, or a Qwen2 of its own with random ones",
     )
-    hidden_size: Positive = Field(96, description="width of a scratch trunk")
-    layers: Positive = Field(2, description="layers of a scratch trunk")
-    heads: Positive = Field(4, description="attention heads of a scratch trunk")
-    intermediate_size: Positive = Field(256, description="width of its gated MLP")
+    hidden_size: Width = Field(96, description="width of a scratch trunk")
+    layers: Layers = Field(2, description="layers of a scratch trunk")
+    heads: Layers = Field(4, description="attention heads of a scratch trunk")
+    intermediate_size: Width = Field(256, description="width of its gated MLP")
     pretraining_steps: Annotated[int, Field(ge=0)] = Field(
         0, description="steps of a scratch trunk as a language model on the SFT texts, by the settings of sft"
     )
-    ensemble: Positive = Field(1, description="learned models that score together; each has its own seed, 1 is none")
+    ensemble: Annotated[Positive, Field(le=1_000)] = Field(
+        1, description="learned models that score together; each has its own seed, 1 is none"
+    )
     combine: Combine = Field(
         "mean",
         description=(
@@ -193,7 +195,7 @@ class RewardConfig(Scorer):
             " reward.uncertainty_weight x variance)"
         ),
     )
-    worst_k: Annotated[int, Field(ge=2)] = Field(
+    worst_k: Annotated[int, Field(ge=2, le=1_000)] = Field(
         2, description="combine: worst_k: how many of the lowest scores are averaged"
     )
     uncertainty_weight: StrictlyPositive = Field(

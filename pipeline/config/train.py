@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.config.base import Fraction, NonNegative, Positive, Section, StrictlyPositive
+from pipeline.config.base import Fraction, NonNegative, Positive, Section, StrictlyPositive, Tokens
 
 
 class StopRule(Section):
@@ -37,7 +37,7 @@ class TrainConfig(Section):
     )
     num_mini_batches: Positive = Field(4, description="optimiser steps per epoch over the rollout")
     num_epochs: Positive = Field(4, description="passes over one rollout")
-    response_length: Positive = Field(32, description="most tokens in a response")
+    response_length: Tokens = Field(32, description="most tokens in a response")
     temperature: StrictlyPositive = Field(1.0, description="of sampling; all log-probabilities are at it")
     missing_eos: Literal["replace", "subtract", "none"] = Field(
         "replace", description="what a response without EOS gets instead of its score"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from pipeline.config.presets import NAME, SHORT
+from pipeline.config.yaml_limits import MOST_BYTES, Limit, PlainLoader
 from pipeline.errors import UserError
+from pipeline.named_files import require_file, state
+from pipeline.wording import shown
 
 PLAIN = {
     "'\\t'": "a tab stands where YAML wants spaces; indent with spaces",
@@ -25,15 +29,14 @@ Where = tuple[str | int, ...]
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read one YAML mapping; a fault is a `UserError` that names file and line."""
+    require_file(path, str(path), MOST_BYTES)
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)  # a SafeLoader
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=PlainLoader)  # a SafeLoader
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise UserError(f"{path}, line {line}: not valid YAML: {_plainly(error)}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}, line {line}: {_plainly(error)}") from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the scanner raises these at "\\U99999999"
         raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    except RecursionError:
-        raise UserError(f"{path}: not valid YAML: nested too deeply") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     if content is None:
@@ -43,12 +46,21 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
+def read_value(text: str) -> Any:
+    """The value that a text on the command line stands for, within the limits of a file. Raises `ValueError` with what
+    is wrong with it."""
+    try:
+        return yaml.load(text, Loader=PlainLoader)  # a SafeLoader
+    except Limit as error:
+        raise ValueError(str(error.problem)) from None
+    except (yaml.YAMLError, ValueError, OverflowError):
+        raise ValueError(f"'{shown(text)}' is not a YAML value") from None
+
+
 def line_of(path: Path, where: Where) -> int | None:
     """The line on which an entry of a YAML file stands, or the nearest entry around it that the file has."""
-    try:
-        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return None
+    found = state(path)
+    node = _composed(path, found.st_mtime_ns, found.st_size) if found is not None else None
     line = None
     for part in where:
         entry = _entry(node, part)
@@ -56,6 +68,17 @@ def line_of(path: Path, where: Where) -> int | None:
             break
         line, node = entry
     return line
+
+
+@lru_cache(maxsize=4)
+def _composed(path: Path, modified_ns: int, size: int) -> yaml.Node | None:
+    """The nodes of a file, read once for all its faults; None where it cannot be read."""
+    try:
+        require_file(path, str(path), MOST_BYTES)
+        node: yaml.Node | None = yaml.compose(path.read_text(encoding="utf-8"), Loader=PlainLoader)
+    except (OSError, ValueError, OverflowError, yaml.YAMLError, UserError):
+        return None
+    return node
 
 
 def _entry(node: yaml.Node | None, part: str | int) -> tuple[int, yaml.Node] | None:
@@ -70,18 +93,6 @@ def _entry(node: yaml.Node | None, part: str | int) -> tuple[int, yaml.Node] | N
 
 def _plainly(error: yaml.MarkedYAMLError) -> str:
     problem = str(error.problem)
-    return next((words for sign, words in PLAIN.items() if sign in problem), problem)
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """SafeLoader that refuses a key written twice, where YAML would keep the last one silently."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, str | int | float) and key in seen:
-                raise yaml.MarkedYAMLError(problem=f"key '{key}' is written twice", problem_mark=key_node.start_mark)
-            if isinstance(key, str | int | float):
-                seen.add(key)
-        return super().construct_mapping(node, deep)
+    if isinstance(error, Limit):
+        return problem
+    return "not valid YAML: " + next((words for sign, words in PLAIN.items() if sign in problem), problem)

@@ -12,12 +12,16 @@ from typing import Any
 from pipeline.config.data import DataConfig
 from pipeline.config.names import nearest
 from pipeline.errors import UserError
+from pipeline.named_files import UNREADABLE, below, first_line, is_folder, leaves, require_file, state
 from pipeline.run.store import file_digest
+from pipeline.wording import shown
 
 FORMATS = ("parquet", "csv", "jsonl")
 TEXT_COLUMNS = ("text", "label")
 PAIR_COLUMNS = ("prompt", "chosen", "rejected")
 RANKING_COLUMNS = ("prompt", "completions", "ranks")
+MOST_ROWS = 10_000_000
+"""Of a parquet file."""
 HELDOUT_SHARE = 10
 """One of so many rows is held out when a source has no test split of its own."""
 
@@ -27,16 +31,23 @@ def split_files(path: Path, key: str) -> dict[str, list[Path]]:
 
     `key` names in messages where the path stood. Raises `UserError` for what is absent or has another layout.
     """
-    if not path.exists():
-        raise UserError(f"{key} = '{path}': there is no such file or folder")
-    if path.is_file():
+    origin = f"{key} = '{shown(path, 400)}'"
+    if state(path) is None:
+        raise UserError(f"{origin}: there is no such file or folder")
+    if not is_folder(path):
+        require_file(path, origin)
         if path.suffix[1:] not in FORMATS:
-            raise UserError(f"{key} = '{path}': the format must be one of {', '.join(FORMATS)}")
+            raise UserError(f"{origin}: the format must be one of {', '.join(FORMATS)}")
         return {"train": [path]}
-    tables = sorted(file for file in path.rglob("*") if file.suffix[1:] in FORMATS)
+    tables = [file for file in below(path, origin) if file.suffix[1:] in FORMATS]
+    for file in tables:
+        if leaves(file, path):
+            name = file.relative_to(path)
+            raise UserError(f"{origin}: '{name}' is a link that leaves the folder; put the file there, as cp -rL does")
+        require_file(file, str(file))
     splits = {split: [file for file in tables if file.name.startswith(split)] for split in ("train", "test")}
     if not splits["train"]:
-        raise UserError(f"{key} = '{path}': the folder holds no train*.parquet, train*.csv or train*.jsonl")
+        raise UserError(f"{origin}: the folder holds no train*.parquet, train*.csv or train*.jsonl")
     return {split: files for split, files in splits.items() if files}
 
 
@@ -75,12 +86,24 @@ def check_columns(path: Path, key: str, columns: Sequence[str]) -> None:
             require(columns, header, str(file))
 
 
+def check_rows(path: Path, most: int = MOST_ROWS) -> None:
+    """Refuse a parquet file that holds more rows than fit into memory: a kilobyte can stand for billions of equal ones.
+
+    Raises `ValueError`, and what pyarrow raises.
+    """
+    import pyarrow.parquet as pq
+
+    rows = pq.read_metadata(path).num_rows
+    if rows > most:
+        raise ValueError(f"it has {rows:,} rows, and at most {most:,} are read")
+
+
 def require(columns: Sequence[str], header: Sequence[object], origin: str) -> None:
     """Refuse a table that lacks one of `columns`."""
     names = [str(name) for name in header]
     for column in columns:
         if column not in names:
-            its = f"its columns are {', '.join(names)}" if names else "it has no columns"
+            its = f"its columns are {shown(', '.join(names), 1_000)}" if names else "it has no columns"
             raise UserError(
                 f"{origin}: no column '{column}'{nearest(column, names)}; {its}; needed are {', '.join(columns)}"
             )
@@ -91,6 +114,7 @@ def _read(path: Path, columns: Sequence[str]) -> Any:
 
     with _readable(path):
         if path.suffix == ".parquet":
+            check_rows(path)
             frame = pd.read_parquet(path)
         elif path.suffix == ".csv":
             # As strings, and nothing is "missing": a review may consist of the word NA.
@@ -125,6 +149,7 @@ def _header(path: Path, columns: Sequence[str]) -> list[str]:
     if path.suffix == ".parquet":
         import pyarrow.parquet as pq
 
+        check_rows(path)
         return list(pq.read_schema(path).names)
     if path.suffix == ".csv":
         with path.open(encoding=_encoding(path), newline="") as file:
@@ -147,8 +172,8 @@ def _readable(path: Path) -> Iterator[None]:
             f"{path}: is not UTF-8 (byte 0x{error.object[error.start]:02x}); convert it, for example with: iconv -f"
             " latin1 -t utf-8"
         ) from None
-    except (ValueError, OSError, csv.Error) as error:
-        raise UserError(f"{path}: cannot be read as {path.suffix[1:]}: {str(error).splitlines()[0]}") from None
+    except UNREADABLE as error:
+        raise UserError(f"{path}: cannot be read as {path.suffix[1:]}: {first_line(error)}") from None
 
 
 def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -163,6 +188,10 @@ def _numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     row = json.loads(line.rstrip())
                 except json.JSONDecodeError as error:  # whose own line is counted from this one
                     raise ValueError(f"line {number}, column {error.colno}: {error.msg}") from None
+                except RecursionError:
+                    raise ValueError(f"line {number}: nested too deeply") from None
+                except ValueError:
+                    raise ValueError(f"line {number}: a number with thousands of digits") from None
                 if not isinstance(row, dict):
                     raise ValueError(f"line {number} is {type(row).__name__} and no object")
                 yield number, row

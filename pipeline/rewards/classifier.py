@@ -95,6 +95,8 @@ def load(section: str, cfg: Scorer, device: torch.device, room: Room) -> Classif
     absent = sorted(report["missing_keys"])
     if absent:
         raise UserError(f"{key} = '{name}' is no sequence classifier: its files lack {', '.join(absent[:3])}")
+    if len(tokenizer) > (rows := model.get_input_embeddings().num_embeddings):
+        raise UserError(f"{key} = '{name}': its tokenizer has {len(tokenizer):,} tokens, and the model knows {rows:,}")
     index = label_index(model.config.id2label, cfg.label, f"{section}.label")
     _prepare(model, tokenizer)
     return ClassifierReward(fp32_classes(freeze(model)).to(device), tokenizer, index, cfg.output, room)

@@ -8,6 +8,10 @@ from pathlib import Path
 
 from pipeline.config.names import nearest
 from pipeline.errors import UserError
+from pipeline.named_files import UNREADABLE, first_line, is_file, require_file, state
+
+MOST_CONFIG = 2**20
+"""Bytes of a model's config.json; a list of a million labels is none that anybody reads."""
 
 
 def check_classifier(key: str, name: str, label: str | None) -> None:
@@ -15,15 +19,20 @@ def check_classifier(key: str, name: str, label: str | None) -> None:
 
     Of what is on the hub this is found out when it is loaded. Raises `UserError`.
     """
-    try:
-        content = json.loads((Path(name) / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
+    file = Path(name) / "config.json"
+    if state(file) is None:
         return
-    kinds = content.get("architectures") or []
+    require_file(file, f"{key} = '{name}': config.json", MOST_CONFIG)
+    try:
+        content = json.loads(file.read_text("utf-8"))
+        kinds = [str(kind) for kind in content.get("architectures") or []]
+        names = {int(index): str(title) for index, title in (content.get("id2label") or {}).items()}
+    except (*UNREADABLE, AttributeError) as error:
+        raise UserError(f"{key} = '{name}': config.json is not that of a model ({first_line(error)})") from None
     if kinds and not any("ForSequenceClassification" in kind for kind in kinds):
         raise UserError(f"{key} = '{name}' is no sequence classifier but {', '.join(kinds)}")
-    if names := content.get("id2label"):
-        label_index({int(index): title for index, title in names.items()}, label, key.rpartition(".")[0] + ".label")
+    if names:
+        label_index(names, label, key.rpartition(".")[0] + ".label")
 
 
 def label_index(names: dict[int, str], label: str | None, key: str) -> int:
@@ -40,7 +49,7 @@ def label_index(names: dict[int, str], label: str | None, key: str) -> int:
 
 def check_file(key: str, name: str, endings: Sequence[str]) -> None:
     """Refuse what is no file, or has another ending. Raises `UserError`."""
-    if not Path(name).is_file() or Path(name).suffix.lower() not in endings:
+    if not is_file(Path(name)) or Path(name).suffix.lower() not in endings:
         raise UserError(
             f"{key} = '{name}' is no file *{' or *'.join(endings)}; give the path of one (ids of the hub are not read),"
             " or leave it out"

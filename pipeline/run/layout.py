@@ -37,6 +37,7 @@ from pipeline.config.loading import dotted_keys
 from pipeline.config.names import upgraded
 from pipeline.config.trial import TrialConfig, canonical_json
 from pipeline.errors import Damaged, Fault, Gone, UserError
+from pipeline.named_files import place
 
 Status = Literal["complete", "budget", "diverged", "pruned", "failed"]
 SEAL = "content_sha256"
@@ -93,7 +94,7 @@ class Layout:
     @classmethod
     def at(cls, out: str | Path | None = None) -> Layout:
         """``out``, else ``$ABLATE_HOME``, else ``./outputs``; always absolute."""
-        return cls(Path(out or os.environ.get("ABLATE_HOME") or "outputs").expanduser().absolute())
+        return cls(place(out or os.environ.get("ABLATE_HOME") or "outputs"))
 
     @property
     def store(self) -> Path:

@@ -13,6 +13,7 @@ from pipeline.config.trial import TrialConfig
 from pipeline.data.files import PAIR_COLUMNS, RANKING_COLUMNS, check_columns, digests, fingerprint
 from pipeline.data.rankings import rankings_of
 from pipeline.errors import UserError
+from pipeline.named_files import below, is_file, is_folder
 from pipeline.resources.device import PRECISION, gpu_visible
 from pipeline.resources.packages import check_ocr, check_quantization
 from pipeline.rewards.folders import check_classifier, check_file
@@ -40,7 +41,7 @@ def scorers(config: TrialConfig) -> dict[str, str]:
     files = [path for part in parts if part.ocr for path in part.ocr.files.values()]
     return {
         **{name: digest for digests in found for name, digest in digests.items()},
-        **{path: file_digest(Path(path)) for path in files if Path(path).is_file()},
+        **{path: file_digest(Path(path)) for path in files if is_file(Path(path))},
     }
 
 
@@ -152,10 +153,10 @@ def _preference_files(config: TrialConfig) -> dict[str, str]:
 
 def _folder_digests(name: str, folder: Path) -> dict[str, str]:
     """Digests of the files of a folder under `name`; none where it is no folder."""
-    if not folder.is_dir():
+    if not is_folder(folder):
         return {}
     return {
         f"{name}/{file.relative_to(folder).as_posix()}": file_digest(file)
-        for file in sorted(folder.rglob("*"))
-        if file.is_file()
+        for file in below(folder, f"'{name}'")
+        if is_file(file)
     }

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from pipeline.config.trial import flatten
 from pipeline.errors import Gone, UserError
+from pipeline.named_files import place
 from pipeline.run.layout import Layout, StudyFolder, TrialRecord
 from pipeline.run.store import file_of
 from studies.claims.falsifiers import Verdict
@@ -163,7 +164,7 @@ def find_version(where: str, layout: Layout, study: str | None = None, profile: 
     it holds several, or a study's name or YAML path, whose records under `layout` are taken. Raises `UserError` with
     what there is.
     """
-    path = Path(where).expanduser().absolute()
+    path = place(where)
     inside = path.parent if path.is_file() and path.suffix == ".html" else path
     for folder in (inside, inside.parent):
         if (folder / "study.json").is_file():

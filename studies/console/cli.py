@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +10,8 @@ import typer
 
 from pipeline.config.names import SYMBOLS, renamed
 from pipeline.errors import USER_ERROR, WITHOUT_MISSING, UserError
+from pipeline.named_files import place
+from pipeline.wording import control_character, printable
 from studies.hints import command
 
 if TYPE_CHECKING:
@@ -187,8 +189,8 @@ def new_study(
     """
     from studies.definition.template import new_study as write
 
-    path = write(name, design, folder.expanduser().absolute())
-    print(f"{path}\nEdit it, then: ablate plan {path.stem if path.parent == Path.cwd() else path}")
+    path = write(name, design, place(folder))
+    print(printable(f"{path}\nEdit it, then: ablate plan {path.stem if path.parent == Path.cwd() else path}"))
 
 
 def falsify(
@@ -312,13 +314,13 @@ def export(
     if reward:
         from studies.execution.export_reward import export_reward
 
-        print(f"Exported: {export_reward(run, folder, layout, profile, part, member)}")
+        print(printable(f"Exported: {export_reward(run, folder, layout, profile, part, member)}"))
         return
     if part is not None or member is not None:
         raise UserError("export: --part and --member choose a reward model; add --reward, or leave them out")
     from studies.execution.export import export as write
 
-    print(f"Exported: {write(run, folder, layout, profile)}")
+    print(printable(f"Exported: {write(run, folder, layout, profile)}"))
 
 
 def score(
@@ -368,7 +370,7 @@ def score(
         label,
         lambda line: console.print(line, soft_wrap=True, highlight=False, markup=False),
     )
-    print(f"Scored: {written}")
+    print(printable(f"Scored: {written}"))
 
 
 def ui(
@@ -550,9 +552,16 @@ def terminal() -> Console:
     """Standard output; wide where it is no terminal, so that tables in a log file are not folded."""
     import os
 
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
     class Terminal(Console):
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            """Styles are added to what is rendered here; other control characters come from what people wrote."""
+            for segment in super().render(renderable, options):
+                own = segment.control is not None or not control_character(segment.text)
+                yield segment if own else Segment(printable(segment.text), segment.style)
+
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # rich would exit with 1, which means FALSIFIED
 

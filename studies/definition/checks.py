@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.config.effects import inert, value_at
 from pipeline.config.loading import check_key, profile_names, read_config
-from pipeline.config.messages import ConfigFault
+from pipeline.config.messages import MOST_FAULTS, ConfigFault
 from pipeline.config.names import meant, nearest
 from pipeline.config.trial import TrialConfig
 from pipeline.config.yaml_files import Where, line_of
@@ -40,57 +40,61 @@ it."""
 
 
 def check(study: Study) -> list[ConfigFault]:
-    """Everything that is wrong with a study whose shape is right."""
+    """What is wrong with a study whose shape is right, `MOST_FAULTS` faults at most."""
+    return list(itertools.islice(_faults(study), MOST_FAULTS))
+
+
+def _faults(study: Study) -> Iterator[ConfigFault]:
     try:
         study.arm_overrides()
     except UserError as error:
-        return [ConfigFault((study.kind,), str(error))]
+        yield ConfigFault((study.kind,), str(error))
+        return
     faults = list(_profile(study))
     if study.kind == IMPORTED:  # a series counts as well: by its end
-        return [
-            *faults,
-            *_names(study),
-            *_metric(study.objective.metric, ("objective", "metric")),
-            *_methods(study),
-            *_claims(study),
-        ]
-    if not faults:
-        faults += _knobs(study)
-    misnamed = study.kind in ("grid", "factors") and any("unknown key" in fault.text for fault in faults)
-    faults += [] if misnamed else _names(study)  # such arms are named after their keys
-    return [*faults, *_aims(study), *_methods(study), *_claims(study)]
+        yield from faults
+        yield from _names(study)
+        yield from _metric(study.objective.metric, ("objective", "metric"))
+    else:
+        if not faults:
+            faults += _knobs(study)
+        yield from faults
+        misnamed = study.kind in ("grid", "factors") and any("unknown key" in fault.text for fault in faults)
+        yield from () if misnamed else _names(study)  # such arms are named after their keys
+        yield from _aims(study)
+    yield from _methods(study)
+    yield from _claims(study)
 
 
 def check_names(content: Mapping[str, Any]) -> list[ConfigFault]:
-    """The knobs and metrics in a file whose shape is wrong elsewhere, so that all its faults come at once."""
+    """The knobs and metrics in a file whose shape is wrong elsewhere, so that its faults come at once, `MOST_FAULTS` at
+    most."""
+    return list(itertools.islice(_misnamed(content), MOST_FAULTS))
+
+
+def _misnamed(content: Mapping[str, Any]) -> Iterator[ConfigFault]:
     spaces: dict[tuple[str, ...], Any] = {(kind,): content.get(kind) for kind in ("grid", "factors")}
     spaces |= {("arms", arm): overrides for arm, overrides in _mapping(content.get("arms")).items()}
     spaces["search", "space"] = _mapping(content.get("search")).get("space")
-    faults = [
-        ConfigFault((*where, key), f"{'.'.join(where)}: {text}")
-        for where, keys in spaces.items()
-        for key in map(str, _mapping(keys))
-        if (text := _key_fault(key))
-    ]
+    for where, keys in spaces.items():
+        for key in map(str, _mapping(keys)):
+            if text := _key_fault(key):
+                yield ConfigFault((*where, key), f"{'.'.join(map(str, where))}: {text}")
     claims = content.get("falsifiers")
     for index, claim in enumerate(claims if isinstance(claims, list) else []):
         name = _mapping(claim).get("metric")
-        faults += _metric(name, ("falsifiers", index, "metric")) if isinstance(name, str) else []
+        yield from _metric(name, ("falsifiers", index, "metric")) if isinstance(name, str) else ()
     parts = content.get("hypotheses")
     for index, part in enumerate(parts if isinstance(parts, list) else []):
         name = _mapping(part).get("metric")
-        faults += _metric(name, ("hypotheses", index, "metric")) if isinstance(name, str) else []
+        yield from _metric(name, ("hypotheses", index, "metric")) if isinstance(name, str) else ()
     arms = list(map(str, _mapping(content.get("arms"))))
     if arms:
-        faults += _baseline(str(content["baseline"]), arms) if "baseline" in content else []
+        yield from _baseline(str(content["baseline"]), arms) if "baseline" in content else ()
         for index, claim in enumerate(claims if isinstance(claims, list) else []):
             patterns = _mapping(claim).get("arms")
-            faults += _patterns(
-                index,
-                [pattern for pattern in patterns if isinstance(pattern, str)] if isinstance(patterns, list) else [],
-                arms,
-            )
-    return faults
+            named = [pattern for pattern in patterns if isinstance(pattern, str)] if isinstance(patterns, list) else []
+            yield from _patterns(index, named, arms)
 
 
 def told(source: str, faults: Iterable[ConfigFault]) -> str:
@@ -133,6 +137,8 @@ def built(
         for fault in faults:
             where = ("arms", arm, *fault.where) if study.kind == "arms" else (study.kind, *fault.where)
             by_fault.setdefault((where, fault.text), []).append(arm)
+        if len(by_fault) > MOST_FAULTS:
+            break
     faults = [*_of_all_arms(study, profile, below, by_fault), *_idle_everywhere(study, profile, below, configs)]
     for (where, text), arms in by_fault.items():
         more = f" (and in {len(arms) - 1} more arm{'s' * (len(arms) > 2)})" if len(arms) > 1 else ""

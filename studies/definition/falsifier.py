@@ -23,6 +23,8 @@ refute a claim that the policy keeps."""
 EVALUATION, COST = "eval/", "cost/"
 """Heads of the metrics that exist once per trial, after training: of its evaluation, and of what it cost."""
 Text = Annotated[str, Field(min_length=1)]
+Name = Annotated[str, Field(min_length=1, max_length=100)]
+"""Of a claim; it becomes a column of tables and part of keys in MLflow."""
 
 
 class Consecutive(Section):
@@ -34,7 +36,7 @@ class Consecutive(Section):
 class Falsifier(Section):
     """A claim, and the observation that would refute it in a trial: ``metric op threshold``."""
 
-    name: Text
+    name: Name
     claim: Text
     metric: str = Field(
         EXACT_KL,

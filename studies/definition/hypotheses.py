@@ -20,7 +20,7 @@ ROUNDING = 1e-9
 class Hypothesis(Section):
     """A claim about differences between arms, judged by an interval over seeds and prompts."""
 
-    name: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(min_length=1, max_length=100)]
     claim: Annotated[str, Field(min_length=1)]
     metric: str = Field(description="of the evaluation, or a series, of which the mean of the last tenth counts")
     contrast: Weights | None = Field(None, description="ARM - OTHER, or {arm: weight} with weights that sum to 0")

@@ -11,7 +11,7 @@ from pydantic import Field
 from pipeline.config.base import Section
 from pipeline.config.effects import inert
 from pipeline.config.trial import TrialConfig
-from studies.definition.space import Seed
+from studies.definition.space import MOST_SEEDS, Seed
 
 SEED_KEY = "train.seed"
 Link = Literal["labels", "reward", "sft"]
@@ -25,7 +25,9 @@ PER_CHAIN = 1_000
 class Trainings(Section):
     """Several trainings on each chain, so that the two sources of variation can be told apart."""
 
-    seeds: tuple[Seed, ...] = Field(min_length=2, description="trainings on each chain, below 1000")
+    seeds: tuple[Seed, ...] = Field(
+        min_length=2, max_length=MOST_SEEDS, description="trainings on each chain, below 1000"
+    )
     design: Literal["nested", "crossed"] = Field(
         "nested",
         description="nested: every training has a seed of its own; crossed: all chains use these training seeds",

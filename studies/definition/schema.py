@@ -7,6 +7,7 @@ Everything that can be wrong in such a file is found when it is read, before any
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -20,17 +21,23 @@ from pipeline.config.names import WORDS, meant, meant_key, nearest
 from pipeline.config.presets import NAME, SHORT, spelt
 from pipeline.config.yaml_files import read_yaml
 from pipeline.errors import UserError
+from pipeline.named_files import is_file, is_folder, place
 from pipeline.run.layout import SAFE_NAME, safe
+from pipeline.wording import shown
 from studies.definition.arms import BASELINE, arm_name, of_factors, of_grid, short_names
 from studies.definition.falsifier import Falsifier, Text
 from studies.definition.hypotheses import Hypothesis
 from studies.definition.replicates import PER_CHAIN, SEED_KEY, Link, Replicate, Trainings, replicates
-from studies.definition.space import Constraint, Objective, Search, Seed, several
+from studies.definition.space import MOST_SEEDS, Constraint, Objective, Search, Seed, several
 
 STUDIES = Path(__file__).parents[1]
 STOP_KEY = "train.stop"
 CONFIRMATION = "+confirm"
 """Ending of a study's name that stands for the same study on the seeds of its `confirm`."""
+MOST_CLAIMS = 200
+"""Entries of each list of a study."""
+MOST_ARMS, MOST_TRIALS = 1_000, 10_000
+"""Of a study: to check a thousand arms takes seconds, and a study of more is several."""
 DERIVED = ("name", "source", "confirms")
 """Fields of a study that its file cannot give."""
 
@@ -48,7 +55,7 @@ FIGURES = (
 class Confirmation(Section):
     """The whole study again, on seeds that it never used."""
 
-    seeds: tuple[Seed, ...] = Field(min_length=1, description="disjoint from the study's own")
+    seeds: tuple[Seed, ...] = Field(min_length=1, max_length=MOST_SEEDS, description="disjoint from the study's own")
 
     @field_validator("seeds", mode="before")
     @classmethod
@@ -72,7 +79,9 @@ class Study(Section):
         BASELINE, description="the arm that all others are compared with; factors and search bring their own"
     )
     seeds: tuple[Seed, ...] = Field(
-        min_length=1, description="every arm runs with each of them, so that comparisons are paired"
+        min_length=1,
+        max_length=MOST_SEEDS,
+        description="every arm runs with each of them, so that comparisons are paired",
     )
     vary: tuple[Link, ...] = Field(
         (),
@@ -90,12 +99,16 @@ class Study(Section):
     factors: dict[str, list[Any]] | None = Field(
         None, description="dotted key: [values]; one at a time around the baseline"
     )
-    interactions: tuple[tuple[str, str], ...] = Field((), description="pairs of factors whose values are also combined")
+    interactions: tuple[tuple[str, str], ...] = Field(
+        (), max_length=MOST_CLAIMS, description="pairs of factors whose values are also combined"
+    )
     search: Search | None = None
     imported: dict[str, dict[str, Any]] | None = Field(
         None, description="name: {what: value}; arms that `ablate import` brings records of"
     )
-    hypotheses: tuple[Hypothesis, ...] = Field((), description="the hypothesis in parts that a program can judge")
+    hypotheses: tuple[Hypothesis, ...] = Field(
+        (), max_length=MOST_CLAIMS, description="the hypothesis in parts that a program can judge"
+    )
     methods: dict[str, tuple[str, ...]] | None = Field(
         None,
         description=(
@@ -103,14 +116,14 @@ class Study(Section):
             " arms are compared with the method of the baseline"
         ),
     )
-    falsifiers: tuple[Falsifier, ...] = ()
+    falsifiers: tuple[Falsifier, ...] = Field((), max_length=MOST_CLAIMS)
     confirm: Confirmation | None = Field(None, description="fresh seeds, for `ablate study NAME+confirm`")
     confirms: str = Field("", description="name of the study that this one repeats on fresh seeds")
     constraints: tuple[Constraint, ...] = Field(
         (),
         description="bounds on metrics of the evaluation that an arm must keep to be recommended; a search has its own",
     )
-    figures: tuple[str, ...] | None = None
+    figures: tuple[str, ...] | None = Field(None, max_length=MOST_CLAIMS)
 
     @property
     def kind(self) -> Kind:
@@ -137,6 +150,7 @@ class Study(Section):
                 "no arms: give at least one under arms (name: {dotted key: value}), grid or factors (dotted key:"
                 " [values]), or a search"
             )
+        self._bounded()
         repeated = sorted({seed for seed in self.seeds if self.seeds.count(seed) > 1})
         if repeated:
             raise ValueError(
@@ -152,6 +166,22 @@ class Study(Section):
         if self.search is not None:
             self._coherent_search(self.search)
         return self
+
+    def _bounded(self) -> None:
+        """Refuse a design that expands to more than anybody runs, before it is expanded."""
+        if self.grid is not None:
+            arms = math.prod(map(len, self.grid.values()))
+        elif self.factors is not None:
+            sizes = {key: len(values) for key, values in self.factors.items()}
+            pairs = ((sizes.get(one, 0), sizes.get(other, 0)) for one, other in self.interactions)
+            arms = 1 + sum(sizes.values()) + sum(one * other for one, other in pairs)
+        else:
+            arms = len(self.arms or self.imported or {}) or 1
+        if arms > MOST_ARMS:
+            raise ValueError(f"{self.kind}: {arms:,} arms; at most {MOST_ARMS:,} are planned")
+        trials = arms * len(self.seeds) * (len(self.trainings.seeds) if self.trainings else 1)
+        if trials > MOST_TRIALS:
+            raise ValueError(f"seeds: {trials:,} trials ({arms:,} arms); at most {MOST_TRIALS:,} are planned")
 
     def _coherent_replicates(self) -> None:
         if len(set(self.vary)) < len(self.vary):
@@ -347,23 +377,23 @@ def single(profile: str, overrides: Mapping[str, Any], seed: int) -> Study:
 def _find(name: str) -> Path:
     """A shipped study, a YAML file by its path, or NAME.yaml in the current folder."""
     if name.endswith((".yaml", ".yml")) or "/" in name or "\\" in name:
-        path = Path(name).expanduser().absolute()
-        if path.is_dir():
+        path = place(name)
+        if is_folder(path):
             raise UserError(
                 f"{path} is a folder; give the path of a study's YAML file{_listed(_files(path), ', for example')}"
             )
-        if not path.is_file():
+        if not is_file(path):
             near = nearest(path.stem, [file.stem for file in _files(path.parent)])
-            raise UserError(f"no study file {path}{near}; {_there_are()}")
+            raise UserError(f"no study file {shown(path, 400)}{near}; {_there_are()}")
         return path
     names, here = study_names(), Path(f"{name}.yaml").absolute()
     shipped = STUDIES / here.name if name in names else None
-    if shipped and here.is_file() and not here.samefile(shipped):
+    if shipped and is_file(here) and not here.samefile(shipped):
         raise UserError(f"two studies are named '{name}': {shipped} and {here}; give the path of the one that is meant")
-    if shipped or here.is_file():
+    if shipped or is_file(here):
         return shipped or here
     near = nearest(name, [*names, *(path.stem for path in _files(Path.cwd()))])
-    raise UserError(f"no study '{name}'{near}; {_there_are()} (or give the path of a YAML file)")
+    raise UserError(f"no study '{shown(name)}'{near}; {_there_are()} (or give the path of a YAML file)")
 
 
 def _there_are() -> str:
@@ -375,7 +405,7 @@ def _there_are() -> str:
 def _files(folder: Path) -> list[Path]:
     """The YAML files of a folder that could be studies; none where it cannot be read."""
     try:
-        return sorted(path for path in folder.glob("*.y*ml") if path.suffix in (".yaml", ".yml") and path.is_file())
+        return sorted(path for path in folder.glob("*.y*ml") if path.suffix in (".yaml", ".yml") and is_file(path))
     except OSError:
         return []
 

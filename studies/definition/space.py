@@ -10,7 +10,8 @@ from pipeline.config.base import Finite, Positive, Section
 from pipeline.config.train import StopRule
 from pipeline.run.metrics import METRICS, known
 
-Seed = Annotated[int, Field(ge=0, strict=True)]
+Seed = Annotated[int, Field(ge=0, le=10**18, strict=True)]
+MOST_SEEDS = 1_000
 
 
 def several(seeds: Any) -> Any:
@@ -130,7 +131,9 @@ class Confirm(Section):
     never used."""
 
     top: Positive = Field(2, description="configurations to confirm")
-    seeds: tuple[Seed, ...] = Field(min_length=1, description="disjoint from the seed of the search")
+    seeds: tuple[Seed, ...] = Field(
+        min_length=1, max_length=MOST_SEEDS, description="disjoint from the seed of the search"
+    )
 
     @field_validator("seeds", mode="before")
     @classmethod
@@ -144,9 +147,11 @@ class Search(Section):
     space: dict[str, Dimension] = Field(
         min_length=1, description="dotted key: {low, high, log, int} or {values: [...]}"
     )
-    trials: Positive = Field(description="trials of the search; raise it later and the search goes on")
-    seed: Seed = Field(0, description="of the sampler")
-    parallel: Positive = Field(
+    trials: Annotated[Positive, Field(le=10_000)] = Field(
+        description="trials of the search; raise it later and the search goes on"
+    )
+    seed: Annotated[Seed, Field(lt=2**32)] = Field(0, description="of the sampler")
+    parallel: Annotated[Positive, Field(le=1_000)] = Field(
         2,
         description=(
             "trials proposed before the results of the one before them are known; part of the design, whatever"

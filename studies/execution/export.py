@@ -18,6 +18,7 @@ from pipeline.config.trial import TrialConfig, flatten
 from pipeline.errors import Damaged, UserError
 from pipeline.faults import disk_full, is_disk_full
 from pipeline.intervals import student
+from pipeline.named_files import place
 from pipeline.run.layout import Layout, StudyFolder, TrialRecord
 from pipeline.run.metrics import METRICS
 from pipeline.run.store import artifact_of, checked, file_digest, file_of
@@ -53,7 +54,7 @@ def export(run: str, target: Path, layout: Layout, profile: str | None = None) -
         _check_weights(beside)
         (beside / "generation_config.json").write_text(_generation(record, beside), "utf-8")
         (beside / "README.md").write_text(model_card(record, prompts), "utf-8")
-    return target.expanduser().absolute()
+    return place(target)
 
 
 @contextmanager
@@ -62,7 +63,7 @@ def new_folder(target: Path) -> Iterator[Path]:
 
     Raises `UserError` for a target that is in use or cannot be written, `DiskFull`.
     """
-    target = target.expanduser().absolute()
+    target = place(target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{target}: is there already and not empty; name a new folder")
     beside = target.with_name(f".{target.name}.writing")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import UserError
+from pipeline.named_files import place as in_full
 from pipeline.run.layout import Layout, TrialRecord
 from pipeline.stages.common import member_folders, part_folder
 from studies.execution.export import copy_files, new_folder, recipe_rows
@@ -51,7 +52,7 @@ def export_reward(
         copy_files(folder, record, "prompts", "tokenizer/", beside)
         _write_classifier(made.path / where, beside, float(mean), float(std))
         (beside / "README.md").write_text(_card(record, made.meta, name, float(mean), float(std)), "utf-8")
-    return target.expanduser().absolute()
+    return in_full(target)
 
 
 def _part(run: str, meta: Mapping[str, Any], part: str | None) -> tuple[str, Mapping[str, Any]]:

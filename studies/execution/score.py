@@ -22,6 +22,7 @@ from pipeline.faults import disk_full, is_disk_full
 from pipeline.models.loading import device_of
 from pipeline.models.policy import Episodes
 from pipeline.models.pretrained_tokenizer import load_tokenizer
+from pipeline.named_files import is_folder, place
 from pipeline.resources.out_of_memory import MemoryFull, Room
 from pipeline.rewards.base import Completions
 from pipeline.rewards.families import FAMILIES
@@ -31,7 +32,7 @@ from pipeline.run.layout import Layout
 from pipeline.stages.common import judge_of, reward_of
 from pipeline.stages.opponent_table import read_opponents
 from studies.execution.recorded import artifact, find_trial, folder_of
-from studies.execution.scoring_sheet import Sheet, read_sheet
+from studies.execution.scoring_sheet import Sheet, check_sheet, read_sheet
 
 ROWS = 256
 """Scored between two reports of progress."""
@@ -67,12 +68,14 @@ def score_file(
     classifier, whose output is `label`. The result has the format of `path` and appears in one step, or not at all.
     Raises `UserError` for a row that cannot be scored, and for a target that is there.
     """
-    target = (target or path.with_name(f"{path.stem}.scored{path.suffix}")).expanduser().absolute()
+    path = place(path)
+    check_sheet(path)
+    target = place(target or path.with_name(f"{path.stem}.scored{path.suffix}"))
     if target.suffix != path.suffix:
         raise UserError(f"{target}: the result has the format of {path.name}; name a {path.suffix} file")
     if target.exists():
         raise UserError(f"{target}: is there already and is not overwritten; name another file with --to")
-    sheet = read_sheet(path.expanduser())
+    sheet = read_sheet(path)
     device = device_of("auto")
     named = {"reward": reward} | ({} if judge is None else {"gold": judge})
     if label is not None and not any(_is_folder(name) for name in named.values()):
@@ -97,7 +100,7 @@ def scorer_of(
     if name in READY and name != "classifier":
         return _ready(key, {"kind": name}, device)
     if _is_folder(name):
-        folder = str(Path(name).expanduser().absolute())
+        folder = str(place(name))
         check_classifier(f"{key}.model", folder, label)
         return _ready(key, {"kind": "classifier", "model": folder, "label": label}, device)
     if name.count("/") == 2 and not name.startswith((".", "/")):
@@ -110,7 +113,7 @@ def scorer_of(
 
 
 def _is_folder(name: str) -> bool:
-    return name not in READY and Path(name).expanduser().is_dir()
+    return name not in READY and is_folder(place(name))
 
 
 def _ready(key: str, settings: dict[str, Any], device: torch.device) -> Scorer:

@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.data.files import FORMATS, require
+from pipeline.data.files import FORMATS, check_rows, require
 from pipeline.errors import UserError
+from pipeline.named_files import UNREADABLE, first_line, require_file, state
+from pipeline.wording import shown
 
 NEEDED = ("prompt", "completion")
 FIELD = 2**31 - 1
 """Characters in a field of a CSV file, at most: a long text is no fault."""
+MOST_ROWS = 2_000_000
+"""Of a parquet file; each row becomes objects of Python."""
 Columns = Mapping[str, Sequence[float]]
 
 
@@ -32,12 +36,18 @@ class Sheet:
     """Write the rows with these columns added."""
 
 
-def read_sheet(path: Path) -> Sheet:
-    """Read a file by its suffix. Raises `UserError` with the line of the first row that cannot be used."""
-    if not path.is_file():
-        raise UserError(f"{path}: there is no such file")
+def check_sheet(path: Path) -> None:
+    """Refuse what is no file of a known format, before it is opened. Raises `UserError`."""
+    if state(path) is None:
+        raise UserError(f"{shown(path, 400)}: there is no such file")
+    require_file(path, str(path))
     if path.suffix[1:] not in FORMATS:
         raise UserError(f"{path}: the format must be one of {', '.join(FORMATS)}")
+
+
+def read_sheet(path: Path) -> Sheet:
+    """Read a file by its suffix. Raises `UserError` with the line of the first row that cannot be used."""
+    check_sheet(path)
     readers = {"parquet": _parquet, "csv": _csv, "jsonl": _jsonl}
     try:
         sheet = readers[path.suffix[1:]](path)
@@ -54,9 +64,11 @@ def _checked(path: Path, where: str, line: int, row: Mapping[str, Any]) -> tuple
     """Prompt and completion of a row. Raises `UserError`."""
     for name in NEEDED:
         if name not in row:
-            raise UserError(f"{path}, {where} {line}: no '{name}'; it has {', '.join(map(str, row)) or 'nothing'}")
+            its = shown(", ".join(map(str, row)), 1_000) or "nothing"
+            raise UserError(f"{path}, {where} {line}: no '{name}'; it has {its}")
         if not isinstance(row[name], str):
-            raise UserError(f"{path}, {where} {line}: {name} is {json.dumps(row[name], default=str)}, not a text")
+            value = shown(json.dumps(row[name], default=str))
+            raise UserError(f"{path}, {where} {line}: {name} is {value}, not a text")
     if not (row["prompt"] + row["completion"]).strip():
         raise UserError(f"{path}, {where} {line}: prompt and completion are empty")
     return row["prompt"], row["completion"]
@@ -71,7 +83,7 @@ def _jsonl(path: Path) -> Sheet:
             try:
                 row = json.loads(text)
             except (ValueError, RecursionError) as error:
-                raise UserError(f"{path}, line {line}: it is no JSON ({error})") from None
+                raise UserError(f"{path}, line {line}: it is no JSON ({first_line(error)})") from None
             if not isinstance(row, dict):
                 raise UserError(f"{path}, line {line}: it is no object with prompt and completion")
             if "\\u" in text:
@@ -150,11 +162,12 @@ def _parquet(path: Path) -> Sheet:
     import pyarrow.parquet as pq
 
     try:
+        check_rows(path, MOST_ROWS)
         _check_names(path, pq.read_schema(path).names)
         table = pq.read_table(path)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise UserError(f"{path}: it is no parquet file ({str(error).splitlines()[0]})") from None
-    texts = [table.column(name).to_pylist() for name in NEEDED]
+        texts = [table.column(name).to_pylist() for name in NEEDED]
+    except UNREADABLE as error:
+        raise UserError(f"{path}: it is no parquet file ({first_line(error)})") from None
     lines = range(1, table.num_rows + 1)
 
     def write(target: Path, columns: Columns) -> None:

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from pipeline.errors import UserError
+from pipeline.named_files import below, is_file, leaves, state
 from pipeline.run.layout import safe
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
@@ -46,7 +47,7 @@ def find_files(
     `include` and `exclude` are patterns over the paths below the folder, as in a shell. Raises `UserError` for an arm
     that cannot be used as a name, and for links out of the folder.
     """
-    if not folder.exists():
+    if state(folder) is None:
         raise UserError(f"{folder}: no such folder or file; give one that holds a log per arm and seed: {RULE}")
     forms = [re.compile(_template(pattern))] if pattern else [re.compile(form, re.IGNORECASE) for form in _FORMS]
     root = folder if folder.is_dir() else folder.parent
@@ -58,7 +59,7 @@ def find_files(
             left[name] = f"fits none of the patterns to include ({', '.join(include)})"
         elif any(_fits(name, one) for one in exclude):
             left[name] = "fits a pattern to exclude"
-        elif not path.resolve().is_relative_to(root.resolve()):
+        elif leaves(path, root):
             raise UserError(f"{folder}: '{name}' is a link that leaves the folder; put the file itself there")
         else:
             found.append(LogFile(path, name, _told(forms, trial, name, root)))
@@ -86,12 +87,12 @@ def _trials(folder: Path) -> Iterator[tuple[str, Path]]:
     """(trial's path as text, file): suffixes gone, a trainer's folder in place of its state file."""
     visible = [
         path
-        for path in sorted(folder.rglob("*"))
+        for path in below(folder, str(folder))
         if not any(part.startswith(".") for part in path.relative_to(folder).parts)
     ]
     newest: dict[Path, tuple[int, Path]] = {}
     for path in visible:
-        if path.name == STATE:
+        if path.name == STATE and is_file(path):
             checkpoint = _CHECKPOINT.fullmatch(path.parent.name)
             run = path.parent.parent if checkpoint and path.parent != folder else path.parent
             age = int(checkpoint[1]) if checkpoint else -1
@@ -99,7 +100,7 @@ def _trials(folder: Path) -> Iterator[tuple[str, Path]]:
     for run, (_, path) in newest.items():
         yield run.relative_to(folder).as_posix(), path
     for path in visible:
-        if path.suffix in SUFFIXES and path.is_file() and not any(run in path.parents for run in newest):
+        if path.suffix in SUFFIXES and is_file(path) and not any(run in path.parents for run in newest):
             yield path.relative_to(folder).with_suffix("").as_posix(), path
 
 

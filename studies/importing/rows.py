@@ -12,9 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.data.files import check_rows
 from pipeline.errors import UserError
+from pipeline.named_files import UNREADABLE, first_line, require_file
 
 HISTORY = "log_history"
+MOST_BYTES, MOST_ROWS = 2**30, 2_000_000
+"""Of one log: a trial writes a record for each step."""
 _SPACE = " \t\r\n"
 
 
@@ -32,6 +36,7 @@ def read_log(path: Path) -> tuple[list[LogRow], int | None]:
 
     Raises `UserError` with file and line for anything else that cannot be read.
     """
+    require_file(path, str(path), MOST_BYTES)
     if path.suffix == ".parquet":
         return _filled(list(_parquet(path)), path), None
     try:
@@ -61,14 +66,14 @@ def _filled(rows: list[LogRow], path: Path) -> list[LogRow]:
 
 def _parquet(path: Path) -> Iterator[LogRow]:
     """The rows of a table; the first has number 1."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
+        check_rows(path, MOST_ROWS)
         with pq.ParquetFile(path) as file:
             found = file.read(use_threads=False).to_pylist()
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path}: not a parquet file: {str(error).splitlines()[0]}") from None
+    except UNREADABLE as error:
+        raise UserError(f"{path}: not a parquet file: {first_line(error)}") from None
     for number, values in enumerate(found, 1):
         yield LogRow(number, {key: value for key, value in values.items() if value is not None})
 

@@ -10,6 +10,7 @@ import yaml
 
 from pipeline.config.names import nearest
 from pipeline.errors import UserError
+from pipeline.named_files import place
 from pipeline.run.layout import safe
 from pipeline.run.metrics import METRICS
 from studies.definition.schema import IMPORTED, Study, study_names
@@ -33,11 +34,7 @@ _EXAMPLE = """\
 
 def study_file(name: str) -> Path:
     """Where the study of this name stands, or is to stand. Raises `UserError` for a name that cannot be one."""
-    path = (
-        Path(name).expanduser().absolute()
-        if name.endswith((".yaml", ".yml"))
-        else Path(f"{safe(name)}.yaml").absolute()
-    )
+    path = place(name) if name.endswith((".yaml", ".yml")) else Path(f"{safe(name)}.yaml").absolute()
     safe(path.stem)
     if path.stem in study_names():
         raise UserError(f"--name: '{path.stem}' is a study that comes with the project; choose another name")

@@ -81,7 +81,7 @@ def test_yaml_faults_name_file_and_line(tmp_path: Path) -> None:
 def test_yaml_never_builds_objects(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text("a: !!python/object/apply:os.system ['true']\n")
-    with pytest.raises(UserError, match="not valid YAML"):
+    with pytest.raises(UserError, match=r"line 1: the tag '!!python/object/apply:os\.system' is not read"):
         read_yaml(path)
 
 
@@ -169,7 +169,7 @@ def test_faults_of_yaml_that_editors_make(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the file is empty"):
         read_yaml(path)
     path.write_text("[" * 5000)
-    with pytest.raises(UserError, match="not valid YAML"):
+    with pytest.raises(UserError, match="nested too deeply"):
         read_yaml(path)
 
 

@@ -1,0 +1,98 @@
+"""Files that a user names: what is there is looked at before it is opened, since a pipe or a device never ends."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import os
+import stat
+from pathlib import Path
+
+from pipeline.errors import UserError
+from pipeline.wording import shown
+
+MOST_BYTES = 16 * 2**30
+"""Of a table; it is read into memory."""
+MOST_ENTRIES = 100_000
+"""Files and folders below a folder that is searched: ``/`` has more, and was not meant."""
+UNREADABLE = (
+    ValueError, TypeError, LookupError, ArithmeticError, NotImplementedError, RecursionError, MemoryError, OSError,
+    csv.Error,
+)  # fmt: skip
+"""What libraries raise at a file that is not what its name says; pyarrow's own classes are among their children."""
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def place(name: str | Path) -> Path:
+    """The absolute path that a name on the command line stands for. Raises `UserError` for a home that nobody has."""
+    try:
+        return Path(name).expanduser().absolute()
+    except RuntimeError:
+        raise UserError(f"'{shown(name)}': there is no user of this name here; write the path out") from None
+
+
+def state(path: Path) -> os.stat_result | None:
+    """What is at a path, links followed; None where nothing is, or no file system could hold it."""
+    try:
+        return path.stat()
+    except (OSError, ValueError):
+        return None
+
+
+def is_file(path: Path) -> bool:
+    """Whether a plain file is there; no path makes it raise, as a very long one does with `Path.is_file`."""
+    found = state(path)
+    return found is not None and stat.S_ISREG(found.st_mode)
+
+
+def is_folder(path: Path) -> bool:
+    """The same of a folder."""
+    found = state(path)
+    return found is not None and stat.S_ISDIR(found.st_mode)
+
+
+def require_file(path: Path, origin: str, most: int = MOST_BYTES) -> None:
+    """Refuse what is no plain file, or a larger one than anybody means. Raises `UserError`."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "its name holds a null character"
+        raise UserError(f"{shown(origin, 400)}: cannot be read: {why}") from None
+    if not stat.S_ISREG(found.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+        raise UserError(f"{shown(origin, 400)}: cannot be read: it is {kind}, and a file is needed")
+    if found.st_size > most:
+        size = f"{found.st_size / 2**20:,.0f} MiB" if most >= 2**20 else f"{found.st_size:,} bytes"
+        limit = f"{most / 2**20:,.0f} MiB" if most >= 2**20 else f"{most:,} bytes"
+        raise UserError(f"{shown(origin, 400)}: cannot be read: it has {size}, and at most {limit} are read")
+
+
+def below(folder: Path, origin: str) -> list[Path]:
+    """All that lies below a folder, links to folders not followed, in order. Raises `UserError` for more than a data
+    set, a model or logs consist of."""
+    found = list(itertools.islice(folder.rglob("*"), MOST_ENTRIES + 1))
+    if len(found) > MOST_ENTRIES:
+        raise UserError(
+            f"{shown(origin, 400)}: more than {MOST_ENTRIES:,} files lie below it; name a folder of its own"
+        )
+    return sorted(found)
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception says, on one line; its kind where it says nothing."""
+    lines = str(error).strip().splitlines()
+    return shown(lines[0], 400) if lines else type(error).__name__
+
+
+def leaves(path: Path, folder: Path) -> bool:
+    """Whether a path below `folder` is a link that leads out of it, or to nowhere."""
+    try:
+        return not path.resolve(strict=True).is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):  # it leads to nothing, or in a circle
+        return True

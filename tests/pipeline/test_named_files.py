@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from pipeline import named_files
+from pipeline.errors import UserError
+from pipeline.named_files import below, is_file, is_folder, leaves, place, require_file
+
+LONG = "a" * 300
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> Path:
+    """A folder with one of each."""
+    (tmp_path / "file").write_text("content")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "out").symlink_to("/etc/passwd")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("folder", "it is a folder, and a file is needed"),
+        ("pipe", "it is a pipe, and a file is needed"),
+        ("endless", "it is a device, and a file is needed"),
+        ("dangling", "No such file or directory"),
+        ("loop", "Too many levels of symbolic links"),
+        (LONG, "File name too long"),
+        ("a\x00b", "its name holds a null character"),
+    ],
+)
+def test_what_is_no_file_is_refused_before_it_is_opened(odd: Path, name: str, why: str) -> None:
+    with pytest.raises(UserError, match=f"^data.path: cannot be read: {why}"):
+        require_file(odd / name, "data.path")
+    assert not is_file(odd / name)
+    assert is_folder(odd / name) == (name == "folder")
+
+
+def test_a_socket_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind("s")
+        with pytest.raises(UserError, match="it is a socket"):
+            require_file(Path("s"), "s")
+
+
+def test_files_have_a_limit(odd: Path) -> None:
+    require_file(odd / "link", "x", most=7)
+    with pytest.raises(UserError, match=r"^x: cannot be read: it has 7 bytes, and at most 6 bytes are read"):
+        require_file(odd / "link", "x", most=6)
+
+
+def test_links_out_of_a_folder_are_known(odd: Path) -> None:
+    found = {path.name: leaves(path, odd) for path in odd.iterdir()}
+    assert found == {"file": False, "folder": False, "link": False, "pipe": False, "out": True, "dangling": True,
+                     "loop": True, "endless": True}  # fmt: skip
+
+
+def test_a_folder_with_too_much_below_it_is_refused(odd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [path.name for path in below(odd, "x")] == sorted(path.name for path in odd.iterdir())
+    monkeypatch.setattr(named_files, "MOST_ENTRIES", 7)
+    with pytest.raises(UserError, match=r"^x: more than 7 files lie below it"):
+        below(odd, "x")
+
+
+def test_a_home_that_nobody_has_is_refused() -> None:
+    assert place("~/x") == Path.home() / "x"
+    with pytest.raises(UserError, match="'~nobody_here/x': there is no user of this name"):
+        place("~nobody_here/x")
