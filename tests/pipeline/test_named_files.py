@@ -66,6 +66,19 @@ def test_links_out_of_a_folder_are_known(odd: Path) -> None:
                      "loop": True, "endless": True}  # fmt: skip
 
 
+def test_a_snapshot_of_the_hubs_cache_may_link_to_its_blobs_alone(tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "datasets--imdb" / "snapshots" / "e6281661", tmp_path / "datasets--imdb" / "blobs"
+    snapshot.mkdir(parents=True)
+    (tmp_path / "other").write_text("x")
+    (snapshot / "train.csv").symlink_to("../../blobs/2b3c")
+    (snapshot / "test.csv").symlink_to("../../../other")
+    assert leaves(snapshot / "train.csv", snapshot)
+    blobs.mkdir()
+    (blobs / "2b3c").write_text("x")
+    assert not leaves(snapshot / "train.csv", snapshot)
+    assert leaves(snapshot / "test.csv", snapshot)
+
+
 def test_a_folder_with_too_much_below_it_is_refused(odd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [path.name for path in below(odd, "x")] == sorted(path.name for path in odd.iterdir())
     monkeypatch.setattr(named_files, "MOST_ENTRIES", 7)
