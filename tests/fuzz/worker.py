@@ -70,7 +70,8 @@ class Worker:
                 return None
         try:
             return self._ours.recv()  # type: ignore[no-any-return]
-        except EOFError:
+        except EOFError:  # it has ended, or is about to
+            self._process.join(1.0)
             return None
 
     def end(self) -> str:

@@ -57,9 +57,11 @@ def faults(value: Any, schema: dict[str, Any], root: dict[str, Any], at: str = "
         "minItems",
         "maxItems",
         "minLength",
+        "maxLength",
         "minimum",
         "maximum",
         "exclusiveMinimum",
+        "exclusiveMaximum",
         "pattern",
     }
     assert set(schema) <= known | {"description", "default", "title", "enumDescriptions"}, set(schema) - known
@@ -75,6 +77,8 @@ def faults(value: Any, schema: dict[str, Any], root: dict[str, Any], at: str = "
         return
     if "pattern" in schema and isinstance(value, str) and not re.search(schema["pattern"], value):
         yield f"{at}: {value!r} is not {schema['pattern']}"
+    if isinstance(value, str) and not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)):
+        yield f"{at}: {len(value)} characters"
     if "enum" in schema and value not in schema["enum"]:
         yield f"{at}: {value!r} is not in the list"
     for word, needed in (("anyOf", range(1, 99)), ("oneOf", range(1, 2))):
@@ -95,6 +99,7 @@ def faults(value: Any, schema: dict[str, Any], root: dict[str, Any], at: str = "
             value < schema.get("minimum", value),
             value > schema.get("maximum", value),
             value <= schema.get("exclusiveMinimum", value - 1),
+            value >= schema.get("exclusiveMaximum", value + 1),
         )
         if any(bounds):
             yield f"{at}: {value} is out of range"
