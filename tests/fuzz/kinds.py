@@ -11,6 +11,7 @@ from pathlib import Path
 from fuzz import files
 from fuzz.making import NAMES, Maker, bad_value, command, mutated_bytes, mutated_yaml, no_file, quoted, small_study
 from fuzz.oracle import OUT, Case
+from fuzz.requests import ask_server, request
 from typer.testing import CliRunner
 
 import ablate
@@ -220,8 +221,9 @@ def _beside_shipped_profiles(maker: Maker) -> Maker:
     return make
 
 
-_MAKERS = {"study": study, "profile": profile, "set": setting, "name": name, "data": data, "preferences": preferences}
-KINDS = {kind: _beside_shipped_profiles(maker) for kind, maker in (_MAKERS | {"reward": reward, "log": log}).items()}
+_MAKERS = {"study": study, "profile": profile, "set": setting, "name": name, "data": data, "preferences": preferences,
+           "reward": reward, "log": log, "request": request}  # fmt: skip
+KINDS = {kind: _beside_shipped_profiles(maker) for kind, maker in _MAKERS.items()}
 
 
 SOUND = (
@@ -244,7 +246,8 @@ def prepare() -> None:
     os.environ.pop("ABLATE_HOME", None)
     templates.write_schema = lambda: None  # it lies beside the studies, for editors
     sync.send = lambda *arguments: None
-    for command_name, function in (("read-texts", _read_texts), ("read-preferences", _read_preferences)):
+    added = {"read-texts": _read_texts, "read-preferences": _read_preferences, "ask-server": ask_server}
+    for command_name, function in added.items():
         if command_name not in [one.name for one in ablate.app.registered_commands]:
             ablate.app.command(command_name)(ablate.guarded(function))
     _warm_up()
