@@ -17,7 +17,7 @@ WORKERS := $(if $(JOBS),--jobs $(JOBS)) $(if $(EXECUTOR),--executor $(EXECUTOR))
 # The machine's own Python, when it is named; else .venv, where there is one. Nothing is installed.
 CARD_PYTHON := $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))
 
-.PHONY: help setup study run doctor ui serve report compare falsify plan new-study sync test test-slow lint format bench fuzz coverage gpu clean
+.PHONY: help setup study run doctor ui serve report compare falsify plan new-study sync test test-slow lint format bench fuzz faults coverage gpu clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -92,6 +92,9 @@ bench: $(VENV)/.stamp-dev  ## measure speed and memory beside TRL (ARGS="--round
 
 fuzz: $(VENV)/.stamp-dev  ## feed every command bad files, names and settings, 10,000 by default (ARGS="--cases 500 --seed 1 --kind study")
 	@PYTHONPATH=tests $(BIN)/python -m fuzz $(ARGS)
+
+faults: $(VENV)/.stamp-dev  ## disturb a small study hundreds of times (kills, full disks, damaged files) and count losses (ARGS="--runs 300")
+	@PYTHONPATH=tests $(BIN)/python -m faults $(ARGS)
 
 coverage: $(VENV)/.stamp  ## measure by simulation how often intervals and verdicts are right (minutes; ARGS="--replicates 200")
 	@OMP_NUM_THREADS=1 $(BIN)/python -m reports.statistics.coverage $(ARGS)

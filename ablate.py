@@ -38,9 +38,7 @@ LONGEST_ARGUMENT = 4_096
 class FrontDoor(TyperGroup):
     """Refuses arguments that no command could use or show, before any is parsed."""
 
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: typer.Context | None = None, **extra: Any
-    ) -> typer.Context:
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         for number, argument in enumerate(args, 1):
             if len(argument) > LONGEST_ARGUMENT:
                 raise typer.BadParameter(

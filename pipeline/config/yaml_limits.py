@@ -27,6 +27,9 @@ _DROPPED = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value", "tag:yaml.
 class Limit(yaml.MarkedYAMLError):
     """Valid YAML that is refused."""
 
+    def __init__(self, problem: str, mark: Any) -> None:
+        super().__init__(problem=problem, problem_mark=mark)
+
 
 class PlainLoader(yaml.SafeLoader):
     """SafeLoader of plain values within the limits, that also refuses a key written twice, of which YAML would keep the
@@ -43,20 +46,19 @@ class PlainLoader(yaml.SafeLoader):
         self._sizes: dict[str, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()
+        event: yaml.NodeEvent = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent):
-            if event.anchor in self.anchors and event.anchor not in self._sizes:
-                raise Limit(
-                    problem=f"the alias '*{shown(event.anchor)}' is part of itself", problem_mark=event.start_mark
-                )
-            self._count(self._sizes.get(event.anchor, 0), event)
+            anchor = str(event.anchor)
+            if anchor in self.anchors and anchor not in self._sizes:
+                raise Limit(f"the alias '*{shown(anchor)}' is part of itself", event.start_mark)
+            self._count(self._sizes.get(anchor, 0), event)
             return super().compose_node(parent, index)
         _refuse_tag(event)
         before = self._entries
         self._count(1, event)
         self._levels += 1
         if self._levels > MOST_LEVELS:
-            raise Limit(problem=f"nested too deeply: more than {MOST_LEVELS} levels", problem_mark=event.start_mark)
+            raise Limit(f"nested too deeply: more than {MOST_LEVELS} levels", event.start_mark)
         node = super().compose_node(parent, index)
         self._levels -= 1
         if event.anchor is not None:
@@ -67,21 +69,17 @@ class PlainLoader(yaml.SafeLoader):
         self._entries += entries
         if self._entries > MOST_ENTRIES:
             what = f"more than {MOST_ENTRIES:,} keys and values, those behind aliases counted"
-            raise Limit(problem=what, problem_mark=event.start_mark)
+            raise Limit(what, event.start_mark)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             value = super().construct_object(node, deep)
         except (ValueError, OverflowError, LookupError):  # digits or words that are none of their kind
-            raise Limit(
-                problem=f"'{shown(node.value)}' cannot be read as a number", problem_mark=node.start_mark
-            ) from None
+            raise Limit(f"'{shown(node.value)}' cannot be read as a number", node.start_mark) from None
         if isinstance(value, str):
             _check_text(value, node)
         elif isinstance(value, int) and not -WHOLE <= value < WHOLE:
-            raise Limit(
-                problem=f"{shown(node.value)} is beyond 64 bits; write a smaller number", problem_mark=node.start_mark
-            )
+            raise Limit(f"{shown(node.value)} is beyond 64 bits; write a smaller number", node.start_mark)
         return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -89,10 +87,10 @@ class PlainLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str | int | float):
-                raise Limit(problem="a key must be a text or a number", problem_mark=key_node.start_mark)
+                raise Limit("a key must be a text or a number", key_node.start_mark)
             if isinstance(key, str) and len(key) > LONGEST_KEY:
                 what = f"the key '{shown(key, 40)}' has {len(key):,} characters; at most {LONGEST_KEY} are read"
-                raise Limit(problem=what, problem_mark=key_node.start_mark)
+                raise Limit(what, key_node.start_mark)
             if key in seen:
                 raise yaml.MarkedYAMLError(problem=f"key '{key}' is written twice", problem_mark=key_node.start_mark)
             seen.add(key)
@@ -104,12 +102,12 @@ def _refuse_tag(event: yaml.NodeEvent) -> None:
     if tag is not None and not (tag == TEXT and isinstance(event, yaml.ScalarEvent)):
         short = shown(tag.replace("tag:yaml.org,2002:", "!!"))
         what = f"the tag '{short}' is not read; leave it out, and put a text in quotes"
-        raise Limit(problem=what, problem_mark=event.start_mark)
+        raise Limit(what, event.start_mark)
 
 
 def _check_text(text: str, node: yaml.Node) -> None:
     if len(text) > LONGEST_TEXT:
         what = f"a text of {len(text):,} characters; at most {LONGEST_TEXT:,} are read"
-        raise Limit(problem=what, problem_mark=node.start_mark)
+        raise Limit(what, node.start_mark)
     if character := control_character(text):
-        raise Limit(problem=f"'{shown(text)}' holds the control character {character}", problem_mark=node.start_mark)
+        raise Limit(f"'{shown(text)}' holds the control character {character}", node.start_mark)

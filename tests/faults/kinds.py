@@ -1,0 +1,188 @@
+"""The faults, by name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from faults.scene import Scene
+
+FAKETIME = [Path("/usr/lib") / one / "faketime/libfaketime.so.1" for one in ("x86_64-linux-gnu", "aarch64-linux-gnu")]
+PAUSE = (1.0, 12.0)
+"""Seconds for which processes are stopped; a worker's heart beats every 2 seconds."""
+Harm = Callable[[Scene], None]
+
+
+def _nothing(scene: Scene) -> None:
+    pass
+
+
+def _here() -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kind of disturbance."""
+
+    says: str
+    harm: Harm
+    """At a random moment, while the command runs."""
+    mend: Harm = _nothing
+    """Before the same command is given again."""
+    before: Harm = _nothing
+    """Before the command is given first."""
+    lacks: Callable[[], str] = _here
+    """Why it cannot be had on this machine; empty where it can."""
+    own_disk: bool = False
+    """The output root is a small disk of its own."""
+
+
+def _kill_driver(scene: Scene) -> None:
+    scene.signal(signal.SIGKILL)
+
+
+def _kill_worker(scene: Scene) -> None:
+    family = scene.family()
+    if family:
+        with suppress(psutil.NoSuchProcess):
+            scene.dice.choice(family).kill()
+
+
+def _stop(scene: Scene, processes: list[psutil.Process]) -> None:
+    for one in processes:
+        with suppress(psutil.NoSuchProcess):
+            one.suspend()
+    time.sleep(scene.dice.uniform(*PAUSE))
+    for one in processes:
+        with suppress(psutil.NoSuchProcess):
+            one.resume()
+
+
+def _stop_driver(scene: Scene) -> None:
+    assert scene.process is not None
+    with suppress(psutil.NoSuchProcess):
+        _stop(scene, [psutil.Process(scene.process.pid)])
+
+
+def _damaged_file(scene: Scene) -> Path | None:
+    files = [path for path in scene.files() if path.stat().st_size]
+    return scene.dice.choice(files) if files else None
+
+
+def _truncate(scene: Scene) -> None:
+    with suppress(FileNotFoundError):
+        if (path := _damaged_file(scene)) is not None:
+            os.truncate(path, scene.dice.randrange(path.stat().st_size))
+
+
+def _flip(scene: Scene) -> None:
+    with suppress(FileNotFoundError):
+        if (path := _damaged_file(scene)) is not None:
+            with path.open("r+b") as file:
+                at = scene.dice.randrange(path.stat().st_size)
+                file.seek(at)
+                byte = file.read(1)
+                file.seek(at)
+                file.write(bytes([byte[0] ^ 1 << scene.dice.randrange(8)]))
+
+
+def _remove(scene: Scene) -> None:
+    folders = sorted(path for path in scene.root.rglob("*") if path.is_dir())
+    if folders:
+        shutil.rmtree(scene.dice.choice(folders), ignore_errors=True)
+
+
+def _remount(scene: Scene, options: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{options}", str(scene.root)], check=True)
+
+
+def _little_room(scene: Scene) -> None:
+    """As much as the study needs at most, and more than is there already."""
+    there, needed = scene.sizes
+    _remount(scene, f"size={int(there + scene.dice.random() * (needed - there)) // 1024 + 64}k")
+
+
+def _much_room(scene: Scene) -> None:
+    _remount(scene, "size=1g")
+
+
+def _read_only(scene: Scene) -> None:
+    """The command is told of it: a disk goes read-only below programs that have files open, which none may force."""
+    scene.kill_all()
+    _remount(scene, "ro")
+    scene.start()
+
+
+def _writable(scene: Scene) -> None:
+    _remount(scene, "rw")
+
+
+def _no_mount() -> str:
+    if os.geteuid() or shutil.which("mount") is None:
+        return "a small disk is mounted by root alone"
+    tried = subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False)
+    return "" if tried.returncode == 0 else "no disk can be mounted here"
+
+
+def _clock(scene: Scene) -> None:
+    (scene.folder / "clock").write_text(f"-{scene.dice.randrange(60, 90_000)}s\n")
+
+
+def _own_clock(scene: Scene) -> None:
+    (scene.folder / "clock").write_text("+0s\n")
+    library = next(path for path in FAKETIME if path.exists())
+    scene.environment |= {
+        "LD_PRELOAD": str(library), "FAKETIME_TIMESTAMP_FILE": str(scene.folder / "clock"),
+        "FAKETIME_CACHE_DURATION": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1", "NO_FAKE_STAT": "1",
+    }  # fmt: skip
+
+
+def _no_faketime() -> str:
+    return "" if any(path.exists() for path in FAKETIME) else "libfaketime is not installed"
+
+
+def _second_driver(scene: Scene) -> None:
+    second = Scene(scene.folder, scene.dice, called="second")
+    second.start()
+    ending = second.ended()
+    assert scene.process is not None
+    if ending.code != 2 and scene.process.poll() is None:
+        raise AssertionError(f"a second driver ended with {ending.code}: {ending.said[-500:]}")
+    assert ending.code == 0 or "is being run by another process" in ending.said, ending.said[-500:]
+
+
+def _second_study(scene: Scene) -> None:
+    other = Scene(scene.folder, scene.dice, name="other")
+    other.start()
+    ending = other.ended()
+    assert ending.code == 0, f"a second study ended with {ending.code}: {ending.said[-500:]}"
+
+
+FAULTS: dict[str, Fault] = {
+    "driver killed": Fault("SIGKILL for the command", _kill_driver),
+    "worker killed": Fault("SIGKILL for a process that the command has started", _kill_worker),
+    "all killed": Fault("SIGKILL for all processes at once", Scene.kill_all),
+    "Ctrl-C": Fault("SIGINT for the command", lambda scene: scene.signal(signal.SIGINT)),
+    "terminated": Fault("SIGTERM for the command", lambda scene: scene.signal(signal.SIGTERM)),
+    "driver stopped": Fault("SIGSTOP for the command, SIGCONT 1 to 12 s later", _stop_driver),
+    "workers stopped": Fault("the same for all that it has started", lambda scene: _stop(scene, scene.family())),
+    "file truncated": Fault("a file of the output root cut anywhere", _truncate),
+    "bit flipped": Fault("one bit of a file of the output root", _flip),
+    "folder removed": Fault("a folder of the output root with all below it", _remove),
+    "disk full": Fault(
+        "a disk with too little room for the study", _nothing, _much_room, _little_room, _no_mount, True
+    ),
+    "read-only": Fault("a disk that can be read alone", _read_only, _writable, lacks=_no_mount, own_disk=True),
+    "clock back": Fault("the clock jumps back 1 min to 25 h", _clock, before=_own_clock, lacks=_no_faketime),
+    "two drivers": Fault("the same command given twice", _second_driver),
+    "two studies": Fault("another study with the same trials, on the same store", _second_study),
+}

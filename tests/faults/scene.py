@@ -1,0 +1,210 @@
+"""A small study that is run by its command, disturbed, and gone on with; and what must be the same in the end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+TESTS = Path(__file__).resolve().parent.parent
+STUDY = """\
+question: Does the weight of the KL penalty matter?
+profile: smoke
+baseline: none
+seeds: [0]
+arms:
+  none: {}
+  weak: {kl.beta: 0.01}
+"""
+COMMAND = """
+import sys
+import ablate
+from studies.console import cli
+cli.draw_reports_with(lambda study, folder: folder.study_file)
+try:
+    ablate.app()
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+"""``ablate`` without the report, which only reads what is compared here."""
+SETTINGS = ("--set", "train.steps=192", "--set", "runtime.checkpoint_updates=2", "--jobs", "2")
+LONGEST = 300.0
+"""Seconds after which a command counts as hanging."""
+LOOK = 0.02
+Identity = dict[str, str]
+
+
+@dataclass
+class Ending:
+    """How a command ended."""
+
+    code: int | None
+    """None: it hung."""
+    said: str
+    """On standard error and output, its last lines."""
+
+
+@dataclass
+class Scene:
+    """A folder with the study, its output root, and the command that runs there."""
+
+    folder: Path
+    dice: random.Random
+    name: str = "small"
+    environment: dict[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+    sizes: tuple[int, int] = (0, 0)
+    """Bytes of the output root before and after the study, where nothing disturbs it."""
+    called: str = ""
+    """Of the log, where two give the same command."""
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "out"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"{self.called or self.name}.log"
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Give the command, in a session of its own."""
+        (self.folder / f"{self.name}.yaml").write_text(STUDY)
+        paths = os.pathsep.join((str(TESTS.parent), str(TESTS)))
+        environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **self.environment}
+        environment.pop("MLFLOW_TRACKING_URI", None)
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", COMMAND, "study", f"{self.name}.yaml", "--out", str(self.root), *SETTINGS],
+                cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        return self.process
+
+    def ended(self) -> Ending:
+        """Wait for the end of the command."""
+        assert self.process is not None
+        try:
+            code = self.process.wait(LONGEST)
+        except subprocess.TimeoutExpired:
+            self.kill_all()
+            return Ending(None, self._tail())
+        return Ending(code, self._tail())
+
+    def _tail(self, characters: int = 4000) -> str:
+        return self.log.read_text("utf-8", "replace")[-characters:]
+
+    def family(self) -> list[psutil.Process]:
+        """The processes that the command has started, the eldest first."""
+        assert self.process is not None
+        with suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.process.pid).children(recursive=True)
+        return []
+
+    def kill_all(self) -> None:
+        """SIGKILL for the command and all that it started."""
+        assert self.process is not None
+        family = self.family()
+        self.process.kill()
+        for one in family:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        psutil.wait_procs(family, 5)
+        self.process.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        """For the command alone."""
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def files(self) -> list[Path]:
+        """What it has written, but for locks."""
+        found = (path for path in self.root.rglob("*") if path.is_file() and not path.is_symlink())
+        return sorted(path for path in found if ".lock" not in path.as_posix())
+
+    def marks(self) -> dict[str, tuple[int, int]]:
+        """Size and time of what trials write."""
+        found = {}
+        for path in (*self.root.glob("store/*/*/*"), *self.root.glob("store/*/*/*/*")):
+            with suppress(OSError):
+                found[str(path)] = (path.stat().st_size, path.stat().st_mtime_ns)
+        return found
+
+    def seconds_until_it_goes_on(self, before: dict[str, tuple[int, int]]) -> float:
+        """Until a trial has written something, or the command has ended."""
+        assert self.process is not None
+        began = time.monotonic()
+        while self.process.poll() is None and time.monotonic() - began < LONGEST and self.marks() == before:
+            time.sleep(LOOK)
+        return time.monotonic() - began
+
+
+def identity(root: Path, study: str = "small") -> Identity:
+    """Digest of every file of the store and of what the records say, but for what speaks of time (``log/``, `cost`) and
+    the manifests, which list it."""
+    found = {}
+    for path in sorted((root / "store").rglob("*")):
+        parts = path.relative_to(root).parts
+        if path.is_file() and "log" not in parts and ".locks" not in parts and path.name != "manifest.json":
+            found["/".join(parts)] = hashlib.sha256(path.read_bytes()).hexdigest()
+    for path in sorted((root / "studies" / study).rglob("trials/*.json")):
+        record = json.loads(path.read_text())
+        kept = {name: record[name] for name in ("arm", "seed", "config", "status", "steps", "stages", "summary")}
+        found[path.name] = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    return found
+
+
+def series_differ(root: Path, study: str = "small") -> Iterator[str]:
+    """Where the series in MLflow's database are not those of ``metrics.jsonl``: missing, double or other."""
+    with sqlite3.connect(f"file:{root / 'mlflow.db'}?mode=ro", uri=True) as database:
+        for path in sorted((root / "studies" / study).rglob("trials/*.json")):
+            key = json.loads(path.read_text())["stages"]["train"]["key"]
+            runs = database.execute(
+                "select t.run_uuid from tags t"
+                " join tags s on s.run_uuid = t.run_uuid and s.key = 'study' and s.value = ?"
+                " join runs r on r.run_uuid = t.run_uuid and r.lifecycle_stage = 'active'"
+                " where t.key = 'identity' and t.value = ?",
+                (study, key),
+            ).fetchall()
+            if len(runs) != 1:
+                yield f"{path.stem} has {len(runs)} runs"
+                continue
+            rows = database.execute("select key, step, value, is_nan from metrics where run_uuid = ?", runs[0])
+            sent = Counter((name, step, _shown(math.nan if nan else value)) for name, step, value, nan in rows)
+            written = _rows(root / "store" / "train" / key / "metrics.jsonl")
+            missing, names = written - sent, {name for name, _, _ in written}
+            more = Counter({row: n for row, n in (sent - written).items() if row[0] in names})
+            if missing or more:
+                yield f"{path.stem}: {missing.total()} records missing and {more.total()} too many in MLflow"
+
+
+def _rows(path: Path) -> Counter[tuple[str, int, str]]:
+    found = Counter[tuple[str, int, str]]()
+    for line in path.read_text().splitlines():
+        row = json.loads(line)
+        found.update((name, row["step"], _shown(value)) for name, value in row.items() if name != "step")
+    return found
+
+
+def _shown(value: float) -> str:
+    return "nan" if math.isnan(value) else repr(max(min(float(value), 1.7e308), -1.7e308))
+
+
+def copied(template: Path, folder: Path) -> Path:
+    """A folder to disturb, which begins as the template."""
+    shutil.copytree(template, folder, symlinks=True)
+    return folder
