@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from benchmarks import __main__ as bench
 from benchmarks import meter as meter_module
 from benchmarks.contender import CONTENDERS, NEWER_TRL
+from benchmarks.cost import free_seconds
 from benchmarks.meter import CLOCKS, PHASES, Meter, matrix_peak
 from benchmarks.report import Run, Spread, goals
 
@@ -158,3 +160,8 @@ def test_all_contenders_run_and_do_the_same_generation(tmp_path: Path) -> None:
     assert 0 < grpo["generate"] == rloo["generate"] < shared["generate"], "a prompt is read once for its responses"
     assert 0 < grpo["train"] < shared["train"] < separate["train"] < peer["train"]
     assert grpo["train"] < rloo["train"], "whole responses take one more pass through the head"
+
+
+def test_a_place_is_free_from_the_end_of_a_trial_to_the_begin_of_the_next_in_line() -> None:
+    times = np.array([[0.0, 10.0], [0.0, 12.0], [12.5, 20.0], [10.25, 21.0], [20.75, 30.0]])
+    assert free_seconds(times, 2).tolist() == [0.25, 0.5, 0.75]

@@ -1,4 +1,4 @@
-"""What a command took: run in a process of its own, by the wall clock and by the processor's."""
+"""What a command took, run in a process of its own, and how long the places of a study stay free."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import subprocess
 import time
 from dataclasses import dataclass
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -27,3 +29,12 @@ def measured(command: list[str]) -> Cost:
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0
     return Cost(time.perf_counter() - start, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 2**20)
+
+
+def free_seconds(times: np.ndarray, slots: int) -> np.ndarray:
+    """How long the places stay free: the k-th trial to end makes room for the one that starts as number k + `slots`.
+
+    `times`: a row per trial with its begin and its end, in seconds.
+    """
+    begins, ends = np.sort(times[:, 0]), np.sort(times[:, 1])
+    return np.asarray(begins[slots:] - ends[: len(ends) - slots])
