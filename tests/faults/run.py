@@ -18,6 +18,8 @@ from faults.scene import Ending, Identity, Scene, copied, identity, series_diffe
 
 MOST_CALLS = 4
 """Times that the command is given until the study must be complete."""
+SYNC = "`ablate sync` sends it later"
+"""What the command says when MLflow could not take something."""
 HARMLESS = {0, 130, -2, -9, -15}
 """Exit codes that need no word: done, or ended from outside."""
 
@@ -133,6 +135,10 @@ def _disturbed(scene: Scene, name: str, fault: Fault, undisturbed: Whole) -> Out
         again = scene.seconds_until_it_goes_on(marks)
         seconds = again if ended_by_it else seconds
         ending, calls = scene.ended(), calls + 1
+    if ending.code == 0 and SYNC in ending.said:
+        fault.mend(scene)
+        scene.start("sync")
+        ending, told = scene.ended(), SYNC
     return Outcome(name, _lost(scene, ending, undisturbed), told, calls, seconds, at)
 
 

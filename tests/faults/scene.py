@@ -81,15 +81,16 @@ class Scene:
     def log(self) -> Path:
         return self.folder / f"{self.called or self.name}.log"
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self, verb: str = "study") -> subprocess.Popen[bytes]:
         """Give the command, in a session of its own."""
+        settings = SETTINGS if verb == "study" else ()
         (self.folder / f"{self.name}.yaml").write_text(STUDY)
         paths = os.pathsep.join((str(TESTS.parent), str(TESTS)))
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **self.environment}
         environment.pop("MLFLOW_TRACKING_URI", None)
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", COMMAND, "study", f"{self.name}.yaml", "--out", str(self.root), *SETTINGS],
+                [sys.executable, "-c", COMMAND, verb, f"{self.name}.yaml", "--out", str(self.root), *settings],
                 cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
@@ -154,12 +155,12 @@ class Scene:
 
 
 def identity(root: Path, study: str = "small") -> Identity:
-    """Digest of every file of the store and of what the records say, but for what speaks of time (``log/``, `cost`) and
-    the manifests, which list it."""
+    """Digest of every file of the store and of what the records say, but for what speaks of time (``log/``, `cost`),
+    the manifests, which list it, and what was set aside as damaged."""
     found = {}
     for path in sorted((root / "store").rglob("*")):
         parts = path.relative_to(root).parts
-        if path.is_file() and "log" not in parts and ".locks" not in parts and path.name != "manifest.json":
+        if path.is_file() and not {"log", ".locks", ".damaged"} & {*parts} and path.name != "manifest.json":
             found["/".join(parts)] = hashlib.sha256(path.read_bytes()).hexdigest()
     for path in sorted((root / "studies" / study).rglob("trials/*.json")):
         record = json.loads(path.read_text())
