@@ -32,6 +32,21 @@ def speaks(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact
     (out / os.environ["RANK"]).write_text(json.dumps([os.environ["WORLD_SIZE"], cfg.profile]))
 
 
+def listens(cfg: TrialConfig, out: Path, reporter: Reporter) -> None:
+    """Joins the others, and says what they said and on which addresses this process listens."""
+    import psutil
+    import torch
+
+    from pipeline.training.processes import Ranks
+
+    ranks, rank = Ranks.of(torch.device("cpu")), os.environ["RANK"]
+    said = ranks.join_lists([f"from {rank}, \u00e9 \ud800" * (1 + int(rank)), None, {"nan": float("nan")}])
+    first = ranks.agree({"rank": rank})
+    ports = [port.laddr.ip for port in psutil.Process().net_connections() if port.status == psutil.CONN_LISTEN]
+    (out / f"{rank}.json").write_text(json.dumps([said, first, ports]))
+    ranks.end()
+
+
 def short_of_memory(cfg: TrialConfig, out: Path, reporter: Reporter, **artifacts: Artifact) -> None:
     """The training stage, where the second process has memory for as many episodes as ROOM_FOR says, in training or in
     rollouts (ROOM_IN)."""

@@ -1,8 +1,9 @@
 """A stage in several processes: start them as a launcher of accelerate would, pass on what the first one says, end them
 all.
 
-The environment is that of ``accelerate launch`` (RANK, WORLD_SIZE, MASTER_ADDR ...), on 127.0.0.1. The processes
-speak JSON lines on their standard output; they end with their parent, however it ends.
+The environment is that of ``accelerate launch`` (RANK, WORLD_SIZE ...), but they meet in a file: a port would listen on
+every address of the machine. They read their task as JSON and speak JSON lines; they end with their parent, however it
+ends.
 """
 
 from __future__ import annotations
@@ -10,17 +11,19 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import pickle
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_type_hints
 
 import torch
+from pydantic import TypeAdapter
 
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
@@ -28,10 +31,18 @@ from pipeline.models.loading import device_of
 from pipeline.run.progress import Reporter, Silent
 from pipeline.run.store import Artifact
 from pipeline.stages.common import settle
+from pipeline.training.processes import MEETING
 
 USER_ERROR = 2
 POLL_SECONDS = 0.05
 ORPHAN_SECONDS = 1.0
+LOOPBACK = {
+    f"{library}_SOCKET_IFNAME": name
+    for _, name in socket.if_nameindex()
+    if name in ("lo", "lo0")
+    for library in ("GLOO", "NCCL")
+}
+"""Environment of the processes: what they say to each other does not leave the machine."""
 
 
 class PipeReporter(Silent):
@@ -62,12 +73,11 @@ def launch(
     Raises what the function raised for the user (`UserError`), else `RuntimeError` with the last lines of the first
     that failed.
     """
-    # Pickled as multiprocessing would: from this process to its own children, over a pipe that nobody else can write
-    # to.
-    payload = pickle.dumps((function, cfg, out, dict(artifacts)))
-    port = _free_port()
+    task = _task(function, cfg, out, artifacts)
+    meeting = (out / ".meeting").absolute()
+    meeting.unlink(missing_ok=True)  # of processes that were killed: it would name them
     errors = [out / f".rank{rank}.err" for rank in range(count)]
-    processes = [_start(rank, count, port, payload, errors[rank]) for rank in range(count)]
+    processes = [_start(rank, count, meeting, task, errors[rank]) for rank in range(count)]
     listener = threading.Thread(target=_listen, args=(processes[0], reporter), daemon=True)
     listener.start()
     try:
@@ -79,17 +89,58 @@ def launch(
         listener.join()
     said = errors[failed].read_text("utf-8", "replace").strip() if failed is not None else ""
     code = processes[failed].returncode if failed is not None else 0
-    for path in errors:
-        path.unlink()
+    for path in (*errors, meeting):
+        path.unlink(missing_ok=True)
     if code == USER_ERROR:
         raise UserError(said.splitlines()[-1])
     if failed is not None:
         raise RuntimeError(f"process {failed} of {count} ended with {code}:\n" + "\n".join(said.splitlines()[-8:]))
 
 
-def _start(rank: int, count: int, port: int, payload: bytes, error: Path) -> subprocess.Popen[bytes]:
-    local = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
-    environment = {**os.environ, **{name: str(value) for name, value in local.items()}, "MASTER_ADDR": "127.0.0.1"}
+def _task(function: str, cfg: Any, out: Path, artifacts: Mapping[str, Artifact]) -> str:
+    plain = {name: {**asdict(artifact), "path": str(artifact.path)} for name, artifact in artifacts.items()}
+    return json.dumps({"function": function, "config": _plain(cfg), "out": str(out), "artifacts": plain})
+
+
+def _read(task: str) -> tuple[str, Any, Path, dict[str, Artifact]]:
+    read = json.loads(task)
+    artifacts = {name: Artifact(**{**some, "path": Path(some["path"])}) for name, some in read["artifacts"].items()}
+    return read["function"], _config(read["config"]), Path(read["out"]), artifacts
+
+
+def _plain(cfg: Any) -> dict[str, Any]:
+    """A configuration, or the sections of one that a stage sees, some of them in part, as what JSON holds."""
+    if isinstance(cfg, TrialConfig):
+        return {"whole": cfg.model_dump(mode="json")}
+    seen = vars(cfg)
+    parts = {name: vars(part) for name, part in seen.items() if isinstance(part, SimpleNamespace)}
+    sections = {name: section for name, section in seen.items() if name not in parts}
+    plain: dict[str, Any] = TypeAdapter(dict[str, Any]).dump_python({"sections": sections, "parts": parts}, mode="json")
+    return plain
+
+
+def _config(plain: Mapping[str, Any]) -> Any:
+    if "whole" in plain:
+        return TrialConfig.model_validate(plain["whole"])
+    cfg = _typed(TrialConfig, plain["sections"])
+    for name, part in plain["parts"].items():
+        setattr(cfg, name, _typed(TrialConfig.model_fields[name].annotation, part))
+    return cfg
+
+
+def _typed(model: Any, values: Mapping[str, Any]) -> SimpleNamespace:
+    """Some fields and properties of a model, each of its type."""
+    kinds = {name: field.annotation for name, field in model.model_fields.items()}
+    for name in values.keys() - kinds.keys():
+        kinds[name] = get_type_hints(getattr(model, name).fget)["return"]
+    return SimpleNamespace(
+        **{name: TypeAdapter[Any](kinds[name]).validate_python(value) for name, value in values.items()}
+    )
+
+
+def _start(rank: int, count: int, meeting: Path, task: str, error: Path) -> subprocess.Popen[bytes]:
+    local = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, MEETING: meeting}
+    environment = {**os.environ, **LOOPBACK, **{name: str(value) for name, value in local.items()}}
     with error.open("w") as file:
         process = subprocess.Popen(
             [sys.executable, "-m", "pipeline.stages.launch"],
@@ -100,7 +151,7 @@ def _start(rank: int, count: int, port: int, payload: bytes, error: Path) -> sub
             env=environment,
         )
     assert process.stdin is not None
-    process.stdin.write(payload)
+    process.stdin.write(task.encode())
     process.stdin.close()
     return process
 
@@ -130,13 +181,6 @@ def _listen(process: subprocess.Popen[bytes], reporter: Reporter) -> None:
             getattr(reporter, name)(*rest)
 
 
-def _free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port: int = server.getsockname()[1]
-        return port
-
-
 def _die_with_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(ORPHAN_SECONDS)
@@ -146,7 +190,7 @@ def _die_with_parent(parent: int) -> None:
 def main() -> None:
     """One of the processes."""
     threading.Thread(target=_die_with_parent, args=(os.getppid(),), daemon=True).start()
-    name, config, out, artifacts = pickle.load(sys.stdin.buffer)
+    name, config, out, artifacts = _read(sys.stdin.read())
     module, _, function = name.partition(":")
     reporter = PipeReporter() if os.environ["RANK"] == "0" else Silent()
     settle(config.runtime)

@@ -8,16 +8,21 @@ results only by the order in which floats are added. Without a launcher there is
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pipeline.resources.out_of_memory import MemoryFull, MemoryFullSomewhere
 
 X = TypeVar("X")
+MEETING = "ABLATE_MEETING"
+"""Names a file in which the processes of our own launcher find each other; other launchers set an address."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,11 @@ class Ranks:
         """Join the processes that a launcher started for this trial; without a launcher there is this one alone."""
         from accelerate import PartialState
 
-        return cls(PartialState(cpu=device.type == "cpu"))
+        met: dict[str, Any] = {}
+        if meeting := os.environ.get(MEETING):
+            met = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+            met["store"] = cast(Any, torch.distributed).FileStore(meeting, met["world_size"])
+        return cls(PartialState(cpu=device.type == "cpu", **met))
 
     @property
     def count(self) -> int:
@@ -64,13 +73,18 @@ class Ranks:
         return joined
 
     def join_lists(self, mine: Sequence[X]) -> list[X]:
-        """The same for lists of anything."""
+        """The same for lists of what JSON holds."""
         if self.count == 1:
             return list(mine)
-        from accelerate.utils import gather_object
+        return [one for said in self._said(list(mine)) for one in said]
 
-        joined: list[X] = gather_object(list(mine))
-        return joined
+    def _said(self, mine: X) -> list[X]:
+        """What each process says, in order; as JSON, since the helpers of `torch.distributed` for objects unpickle what
+        comes over a socket."""
+        text = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8).to(self.state.device)
+        sizes = self.join(torch.tensor([len(text)], device=self.state.device)).tolist()
+        texts = self.join(pad(text, (0, max(sizes) - len(text)))[None]).cpu()
+        return [json.loads(row[:size].numpy().tobytes()) for row, size in zip(texts, sizes, strict=True)]
 
     def add(self, tensors: Iterable[Tensor]) -> None:
         """Replace each tensor by its sum over the processes, in place."""
@@ -95,13 +109,8 @@ class Ranks:
         return cast(X, result)
 
     def agree(self, value: X) -> X:
-        """What the main process says; clocks differ, and all must take the same turn."""
-        if self.count == 1:
-            return value
-        from accelerate.utils import broadcast_object_list
-
-        said: list[X] = broadcast_object_list([value])
-        return said[0]
+        """What the main process says, something that JSON holds; clocks differ, and all must take the same turn."""
+        return value if self.count == 1 else self._said(value)[0]
 
     def wait(self) -> None:
         """Until every process has come here."""

@@ -208,11 +208,16 @@ class Trainer:
             status, reason, self.taken, self.update, episodes, self.ledger.generated_tokens, cap, self.samples
         )
 
+    def _reached(self) -> dict[str, Any] | None:
+        """The cap that this process has reached, in plain values."""
+        reached = self.ledger.exceeded(self.cfg.caps)
+        return None if reached is None else vars(reached)
+
     def _train(self) -> tuple[str, str | None]:
         try:
             while self.update < self.end:
-                self.cap = self.ranks.agree(self.ledger.exceeded(self.cfg.caps))
-                if self.cap:
+                if (reached := self.ranks.agree(self._reached())) is not None:
+                    self.cap = Reached(**reached)
                     self._pause()
                     return "budget", str(self.cap)
                 if broken := self.stop.broken():

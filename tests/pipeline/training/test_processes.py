@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ from helpers import Recorder, smoke
 from pipeline.config.runtime import RuntimeConfig
 from pipeline.errors import UserError
 from pipeline.models.loading import load_snapshot
+from pipeline.run.dag import _view
 from pipeline.run.layout import Layout
 from pipeline.run.metrics_log import merged
 from pipeline.run.store import Artifact
+from pipeline.stages import STAGES
 from pipeline.stages.common import check_devices
-from pipeline.stages.launch import launch
+from pipeline.stages.launch import _read, _task, launch
 from pipeline.trial import execution, prepare, run_trial
 
 
@@ -93,6 +96,49 @@ def test_only_the_first_process_speaks(tmp_path: Path) -> None:
     launch("ranked:speaks", 2, smoke(), tmp_path, recorder, {"prompts": artifact})
     assert recorder.warnings == ["prompts key"]
     assert [json.loads((tmp_path / rank).read_text()) for rank in ("0", "1")] == [["2", "smoke"]] * 2
+
+
+@pytest.mark.usefixtures("here")
+def test_processes_speak_json_on_loopback_alone(tmp_path: Path) -> None:
+    out = tmp_path / "a b#%20é"
+    out.mkdir()
+    (out / ".meeting").write_bytes(b"left by processes that were killed")
+    launch("ranked:listens", 2, smoke(), out, Recorder(), {})
+    assert sorted(path.name for path in out.iterdir()) == ["0.json", "1.json"]
+    for rank in ("0", "1"):
+        said, first, addresses = json.loads((out / f"{rank}.json").read_text())
+        assert [said[0], said[3]] == ["from 0, \u00e9 \ud800", "from 1, \u00e9 \ud800" * 2]
+        assert (said[1], math.isnan(said[2]["nan"])) == (None, True)
+        assert first == {"rank": "0"}
+        assert set(addresses) <= {"127.0.0.1", "::1"}
+
+
+def test_the_task_of_a_process_is_read_as_it_was_written(tmp_path: Path) -> None:
+    cfg = smoke(runtime__processes=2, algorithm="dapo", kl__beta=0.1 + 0.2)
+    artifact = Artifact("prompts", "key", tmp_path / "é", "digest", {"n": 3, "x": [1.5, None]}, "2026-01-01")
+    given = ("module:function", cfg, tmp_path, {"prompts": artifact})
+    assert _read(_task(*given)) == given
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {},
+        {"algorithm": "dapo"},
+        {"algorithm": "trpo"},
+        {"kl__control": "adaptive", "kl__beta": 0.1 + 0.2},
+        {"train__frozen_dtype": "bf16"},
+        {"adapter__kind": "lora"},
+    ],
+)
+def test_and_so_is_the_part_of_a_configuration_that_a_stage_sees(knobs: dict[str, Any], tmp_path: Path) -> None:
+    for stage in STAGES:
+        view = _view(stage, smoke(runtime__processes=2, **knobs))
+        _, again, _, _ = _read(_task("module:function", view, tmp_path, {}))
+        assert again == view, stage.name
+        assert {name: type(part) for name, part in vars(again).items()} == {
+            name: type(part) for name, part in vars(view).items()
+        }
 
 
 @pytest.mark.slow
