@@ -39,7 +39,7 @@ def build(folder: Path, texts: list[str], architecture: str, width: int, layers:
         sizes |= {"intermediate_size": 8 * width // 3, "num_key_value_heads": width // 32}
     config = AutoConfig.for_model(architecture, **sizes, bos_token_id=None, eos_token_id=tokenizer.eos_token_id)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config)
+    model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return sum(parameter.numel() for parameter in model.parameters())

@@ -67,7 +67,7 @@ def _scorer(model: str, revision: str | None) -> ScorerShape | None:
             return None
         config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
         with torch.device("meta"):
-            network = AutoModelForSequenceClassification.from_config(config)
+            network = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError):
         return None
     maps = [sizes for module in network.modules() if (sizes := map_sizes(module)) is not None]
@@ -99,7 +99,7 @@ def measured(config_json: str) -> Shape | None:
     try:
         config = AutoConfig.for_model(**content)
         with torch.device("meta"):
-            network: CausalLM = AutoModelForCausalLM.from_config(config)
+            network: CausalLM = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         maps = linear_maps(network)
         in_blocks = sum(parameter.numel() for block in blocks_of(network) for parameter in block.parameters())
         body = sum(parameter.numel() for parameter in trunk(network).parameters())
@@ -145,7 +145,7 @@ def _saved(content: dict[str, Any], layers: int, length: int, half: bool) -> int
         return tensor
 
     with FakeTensorMode():
-        network = AutoModelForCausalLM.from_config(config, attn_implementation=PROBE)
+        network = AutoModelForCausalLM.from_config(config, trust_remote_code=False, attn_implementation=PROBE)
         own = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
         ids, mask = torch.zeros(1, length, dtype=torch.long), torch.ones(1, 1, length, length, dtype=torch.bool)
         saving = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)

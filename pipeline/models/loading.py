@@ -83,7 +83,12 @@ def load_snapshot(path: Path, device: torch.device) -> CausalLM:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.float32, use_safetensors=True, local_files_only=True, attn_implementation=ATTENTION
+        path,
+        dtype=torch.float32,
+        use_safetensors=True,
+        trust_remote_code=False,
+        local_files_only=True,
+        attn_implementation=ATTENTION,
     )
     check_network(prepared(model.to(device)), str(path))
     return model

@@ -51,7 +51,7 @@ def load_tokenizer(path: Path) -> Any:
     """One of our own tokenizer folders."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(path, local_files_only=True)
+    return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
 
 
 def cannot_load(key: str, base: str, revision: str | None, error: Exception) -> str:

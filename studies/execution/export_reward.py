@@ -97,13 +97,13 @@ def _write_classifier(made: Path, target: Path, mean: float, std: float) -> None
 
     model = RewardModel.load(made, torch.device("cpu"))
     tokenizer = closing_tokenizer(target)
-    config = AutoConfig.from_pretrained(made / "trunk", local_files_only=True)
+    config = AutoConfig.from_pretrained(made / "trunk", local_files_only=True, trust_remote_code=False)
     # The embedding that a padding token of its own needs is there only later.
     config.num_labels, config.pad_token_id = 1, None
     config.id2label, config.label2id = {0: "reward"}, {"reward": 0}
     setattr(config, OFFSET, (float(model.head.bias.detach()) - mean) / std)
     try:
-        network = AutoModelForSequenceClassification.from_config(config)
+        network = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
     except ValueError:
         network = None
     if not isinstance(getattr(network, "score", None), torch.nn.Linear):
@@ -127,7 +127,7 @@ def closing_tokenizer(folder: Path) -> Any:
     from tokenizers.processors import TemplateProcessing
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
         tokenizer.add_special_tokens({"pad_token": PADDING})
     end = tokenizer.eos_token

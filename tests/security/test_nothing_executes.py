@@ -1,0 +1,302 @@
+"""Poisoned files in every place that the program reads from outside: none of them runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import pickletools
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from tinynets import network
+
+from pipeline.config.rewards import JudgeConfig
+from pipeline.config.yaml_files import read_value, read_yaml
+from pipeline.config.yaml_limits import PlainLoader
+from pipeline.data.tokenizer import train_tokenizer
+from pipeline.errors import Damaged, Fault, UserError
+from pipeline.forecast.policy_shape import _scorer
+from pipeline.models.loading import load_head, load_snapshot, pretrained_model
+from pipeline.models.pretrained_tokenizer import load_tokenizer, pretrained_tokenizer
+from pipeline.resources.out_of_memory import Room
+from pipeline.run.layout import Layout
+from pipeline.training import checkpoint, rounds
+
+CPU = torch.device("cpu")
+CODE = "from pathlib import Path\nPath({mark!r}).mkdir(exist_ok=True)\n"
+
+
+class Bomb:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self._mark),)
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Path:
+    return tmp_path / "executed"
+
+
+@pytest.fixture
+def bomb(mark: Path) -> bytes:
+    return pickle.dumps(Bomb(mark))
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model and its tokenizer, as anyone publishes them."""
+    folder = tmp_path_factory.mktemp("sound")
+    network("qwen2", vocab_size=300).save_pretrained(folder)
+    train_tokenizer(["The acting was superb.", "It was bad."] * 20, 290).save_pretrained(folder)
+    return folder
+
+
+def test_the_bomb_would_go_off(bomb: bytes, mark: Path) -> None:
+    assert "mkdir" in {argument for _, argument, _ in pickletools.genops(bomb)}
+    pickle.loads(bomb)
+    assert mark.is_dir()
+
+
+# --- weights ------------------------------------------------------------------------------------------------------
+
+
+def in_torch(folder: Path, mark: Path) -> bytes:
+    torch.save({"weight": Bomb(mark)}, folder / "made.pt")
+    return (folder / "made.pt").read_bytes()
+
+
+def in_the_old_format(folder: Path, mark: Path) -> bytes:
+    torch.save({"weight": Bomb(mark)}, folder / "made.pt", _use_new_zipfile_serialization=False)
+    return (folder / "made.pt").read_bytes()
+
+
+def as_a_script(folder: Path, mark: Path) -> bytes:
+    """What `torch.jit.save` writes, with a bomb for its data."""
+    with zipfile.ZipFile(folder / "made.zip", "w") as archive:
+        for name, content in (("data.pkl", pickle.dumps(Bomb(mark))), ("constants.pkl", b""), ("version", b"3\n")):
+            archive.writestr(f"made/{name}", content)
+    return (folder / "made.zip").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "made", [in_torch, in_the_old_format, as_a_script, lambda folder, mark: pickle.dumps(Bomb(mark))]
+)
+def test_checkpoints(made: Callable[[Path, Path], bytes], tmp_path: Path, mark: Path) -> None:
+    import hashlib
+
+    from studies.serving.sources import read_checkpoint
+
+    content = made(tmp_path, mark)
+    digest = hashlib.sha256(content).hexdigest()[: checkpoint.DIGITS]
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    path = folder / f"update_00000001.{digest}.pt"
+    path.write_bytes(content)
+    for read in (lambda: checkpoint.load_latest(folder, print), lambda: read_checkpoint(path)):
+        with pytest.raises(Exception, match=r"[Ww]eights.only|magic number|[Uu]npickl|[Tt]orch[Ss]cript|archive"):
+            read()
+    assert not mark.exists()
+
+
+def test_tensors_of_artifacts(bomb: bytes, tmp_path: Path, mark: Path) -> None:
+    from pipeline.rewards.ngrams import NGrams
+
+    path = tmp_path / "table.safetensors"
+    path.write_bytes(bomb)
+    (tmp_path / rounds.PLAIN).write_text("{}")
+    (tmp_path / rounds.TENSORS).write_bytes(bomb)
+    for read in (lambda: load_head(path, CPU), lambda: NGrams.load(path), lambda: rounds.load_state(tmp_path)):
+        with pytest.raises(Exception, match=r"[Hh]eader|[Ss]afe"):
+            read()
+    assert not mark.exists()
+
+
+# --- folders of networks: the base model, a reward, a judge, an exported policy -----------------------------------
+
+
+def poisoned(folder: Path, sound: Path, mark: Path, *, kind: str) -> Path:
+    """A copy of a sound model that carries code, or weights that are pickles."""
+    import shutil
+
+    shutil.copytree(sound, folder)
+    config = json.loads((folder / "config.json").read_text())
+    if kind in ("code", "unknown kind"):
+        (folder / "evil.py").write_text(
+            CODE.format(mark=str(mark)) + "class Config: pass\nclass Model: pass\nclass Tokenizer: pass\n"
+        )
+        heads = ("AutoModel", "AutoModelForCausalLM", "AutoModelForSequenceClassification")
+        config["auto_map"] = {"AutoConfig": "evil.Config", **dict.fromkeys(heads, "evil.Model")}
+        tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+        tokenizer["auto_map"] = {"AutoTokenizer": ["evil.Tokenizer", "evil.Tokenizer"]}
+        if kind == "unknown kind":
+            config["model_type"], tokenizer["tokenizer_class"] = "evil", "EvilTokenizer"
+        (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+        (folder / "custom_generate").mkdir()
+        (folder / "custom_generate" / "generate.py").write_text(CODE.format(mark=str(mark)))
+    pickled = in_torch(folder, mark)
+    (folder / "made.pt").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickled)
+    if kind == "pickled weights":
+        (folder / "model.safetensors").unlink()
+    if kind == "index of pickles":
+        (folder / "model.safetensors").unlink()
+        places = {"model.embed_tokens.weight": "pytorch_model.bin", "model.norm.weight": "pytorch_model.bin"}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    if kind == "pickle by another name":
+        (folder / "model.safetensors").write_bytes(pickled)
+    if kind == "adapter":
+        (folder / "adapter_model.bin").write_bytes(pickled)
+        adapter = {"peft_type": "LORA", "r": 2, "target_modules": ["q_proj"], "base_model_name_or_path": str(folder)}
+        (folder / "adapter_config.json").write_text(json.dumps(adapter))
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+KINDS = ["code", "unknown kind", "pickled weights", "index of pickles", "pickle by another name", "adapter"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_folders_of_networks(kind: str, sound: Path, tmp_path: Path, mark: Path) -> None:
+    from pipeline.rewards.classifier import load as load_classifier
+
+    folder = poisoned(tmp_path / "folder", sound, mark, kind=kind)
+    readers: dict[str, Callable[[], Any]] = {
+        "base": lambda: pretrained_model(str(folder), None),
+        "its tokenizer": lambda: pretrained_tokenizer(str(folder), None),
+        "its shape": lambda: _scorer(str(folder), None),
+        "an artifact or an export": lambda: load_snapshot(folder, CPU),
+        "its own tokenizer": lambda: load_tokenizer(folder),
+        "a reward": lambda: load_classifier(
+            "reward", JudgeConfig(kind="classifier", model=str(folder), label="GOOD"), CPU, Room("rows", 8)
+        ),
+    }
+    loaded = set()
+    for name, read in readers.items():
+        with suppress(Exception):
+            read()
+            loaded.add(name)
+        assert not mark.exists(), name
+    if kind == "code":
+        assert {"base", "its tokenizer"} <= loaded, "a class that is known here is taken instead of theirs"
+    if kind in ("pickled weights", "index of pickles", "pickle by another name"):
+        assert not loaded & {"base", "an artifact or an export", "a reward"}
+
+
+# --- tables, logs, settings ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".json", ".jsonl"])
+def test_tables_and_logs(suffix: str, bomb: bytes, tmp_path: Path, mark: Path) -> None:
+    from pipeline.data.files import read_splits
+    from studies.execution.scoring_sheet import read_sheet
+    from studies.importing.rows import read_log
+
+    path = tmp_path / f"train{suffix}"
+    path.write_bytes(bomb)
+    for read in (lambda: read_splits(path, "data.path", ("text",)), lambda: read_sheet(path), lambda: read_log(path)):
+        with pytest.raises(UserError):
+            read()
+    assert not mark.exists()
+
+
+def test_types_that_a_parquet_file_brings_along(bomb: bytes, tmp_path: Path, mark: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from pipeline.data.files import read_splits
+    from studies.importing.rows import read_log
+
+    theirs = {b"ARROW:extension:name": b"arrow.py_extension_type", b"ARROW:extension:metadata": bomb}
+    schema = pa.schema(
+        [pa.field("text", pa.string(), metadata=theirs), pa.field("loss", pa.float64())], {b"pandas": bomb}
+    )
+    path = tmp_path / "train.parquet"
+    pq.write_table(pa.table({"text": ["fine"], "loss": [1.0]}, schema=schema), path)
+    for read in (lambda: read_splits(path, "data.path", ("text",)), lambda: read_log(path)):
+        with suppress(Exception):
+            read()
+    assert not mark.exists()
+
+
+def test_settings(tmp_path: Path, mark: Path) -> None:
+    assert issubclass(PlainLoader, yaml.SafeLoader)
+    for tag in ("object/apply:os.mkdir", "object/new:os.mkdir", "name:os.mkdir", "module:os"):
+        text = f"a: !!python/{tag} [{mark}]"
+        (tmp_path / "study.yaml").write_text(text)
+        with pytest.raises(UserError):
+            read_yaml(tmp_path / "study.yaml")
+        with pytest.raises(ValueError):
+            read_value(text)
+    assert not mark.exists()
+
+
+# --- databases ----------------------------------------------------------------------------------------------------
+
+
+def test_databases(bomb: bytes, layout: Layout, mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from studies.tracking import ui
+
+    layout.root.mkdir(parents=True, exist_ok=True)
+    layout.mlflow_file.write_bytes(bomb)
+    (layout.mlflow_artifacts / "1" / "model").mkdir(parents=True)
+    (layout.mlflow_artifacts / "1" / "model" / "model.pkl").write_bytes(bomb)
+    monkeypatch.setattr(ui, "check_free", lambda host, port: None)
+    with pytest.raises(Damaged, match="no SQLite database"):
+        ui.serve(layout, 5000)
+    assert not mark.exists()
+
+
+def test_no_column_of_a_database_holds_pickles() -> None:
+    """Nor does any row of a database that another wrote become an object."""
+    from mlflow.store.tracking.dbmodels import models as runs
+    from optuna.storages._rdb import models as trials
+    from sqlalchemy import PickleType
+
+    tables = [*runs.Base.metadata.tables.values(), *trials.BaseModel.metadata.tables.values()]
+    assert len(tables) > 20
+    assert [f"{column}" for table in tables for column in table.columns if isinstance(column.type, PickleType)] == []
+
+
+def test_the_database_of_a_study(bomb: bytes, tmp_path: Path, mark: Path) -> None:
+    """As a file that is none, and with rows that hold a pickle where JSON belongs."""
+    import sqlite3
+
+    import optuna
+
+    (tmp_path / "optuna.db").write_bytes(bomb)
+    with pytest.raises(Exception, match="not a database"):
+        optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path}/optuna.db")
+    good = f"sqlite:///{tmp_path}/good.db"
+    study = optuna.create_study(storage=good, study_name="s")
+    study.tell(study.ask({"x": optuna.distributions.FloatDistribution(0, 1)}), 1.0)
+    with sqlite3.connect(tmp_path / "good.db") as database:
+        database.execute("UPDATE trial_params SET distribution_json = ?", (bomb,))
+        database.execute("INSERT INTO study_user_attributes (study_id, key, value_json) VALUES (1, 'a', ?)", (bomb,))
+    with suppress(Exception):
+        study = optuna.load_study(study_name="s", storage=good)
+        study.get_trials()
+    with suppress(Exception):
+        print(study.user_attrs)
+    assert not mark.exists()
+
+
+def test_records_are_json(bomb: bytes, layout: Layout, mark: Path) -> None:
+    from pipeline.run.layout import read_sealed
+
+    path = layout.root / "record.json"
+    layout.root.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bomb)
+    with pytest.raises(Fault):
+        read_sealed(path)
+    assert not mark.exists()
