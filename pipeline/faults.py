@@ -72,11 +72,15 @@ def explained(error: BaseException, root: Path) -> Fault:
     if is_disk_full(error):
         return disk_full(error, root)
     line = in_words(error)
-    log = root / "log" / f"fault-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}.txt"
-    for path in (log, Path(tempfile.gettempdir()) / f"ablate-{log.name}"):
+    name = f"fault-{datetime.now(UTC):%Y%m%d-%H%M%S}-"
+    for folder in (root / "log", None):
         with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+            # For its owner alone, and new: at a name that can be guessed, a link to a file of ours could lie.
+            handle, path = tempfile.mkstemp(".txt", name if folder else f"ablate-{name}", folder)
+            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as log:
+                log.write("".join(traceback.format_exception(error)))
             return Fault(f"{line}; details: {path}")
     return Fault(f"{line}; set ABLATE_TRACEBACK=1 to see where")
 

@@ -345,9 +345,12 @@ def safe(name: str) -> str:
 
 
 def writable(root: Path) -> None:
-    """Create the output root; where that is not allowed, say so in one line."""
+    """Create the output root, for its owner alone; where that is not allowed, say so in one line.
+
+    A folder that is there keeps its mode: that of a group is made beforehand.
+    """
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root):
             pass
     except OSError as error:

@@ -1,4 +1,5 @@
-"""No file of the program calls what can execute the content that it reads: the source is parsed, not searched."""
+"""No file of the program calls what can execute the content that it reads, nor names a place or an address that others
+reach: the source is parsed, not searched."""
 
 from __future__ import annotations
 
@@ -40,6 +41,10 @@ CALLS = {
     *("pandas.read_pickle", "pandas.read_hdf", "pandas.eval"),
     *("yaml.unsafe_load", "yaml.unsafe_load_all", "yaml.full_load", "yaml.full_load_all", "yaml.load_all"),
 }
+CALLS |= {"tempfile.mktemp", "tempfile.gettempdir"}
+"""They give names that another user of the machine can guess."""
+ANYWHERE = {"0.0.0.0", "::", "[::]"}
+"""Addresses on which a server can be reached from other machines."""
 METHODS = {"load_model", "enable_load_extension", "load_extension", "exec_module", "read_pickle", "eval_frame"}
 """Of whatever object: MLflow and sklearn unpickle models, SQLite loads libraries."""
 SAFE_YAML = {"yaml.SafeLoader", "yaml.CSafeLoader", "pipeline.config.yaml_limits.PlainLoader"}
@@ -60,6 +65,7 @@ ALLOWED = {
         ("pipeline/resources/device.py", what): "torch/version.py of the torch that is installed, without the rest"
         for what in ("importlib.util.spec_from_file_location", "importlib.util.module_from_spec", "exec_module")
     },
+    ("pipeline/faults.py", "tempfile.gettempdir"): "asks how full that disk is",
     ("pipeline/data/hub_data.py", "load_dataset_builder"): "datasets 5 knows no code of data sets, and has no switch",
 }
 
@@ -80,6 +86,11 @@ def found_in(source: str) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, name) for name in _modules(node) if _within(name, [*PICKLING, *EXECUTING]))
         if isinstance(node, ast.Name | ast.Attribute) and (name := _dotted(node, names)) in CALLS | DANGEROUS_YAML:
             yield node.lineno, name
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from ((node.lineno, "a public address") for _ in range(node.value in ANYWHERE))
+            yield from (
+                (node.lineno, "a fixed place in /tmp") for _ in range(node.value.startswith(("/tmp", "/var/tmp")))
+            )
         if isinstance(node, ast.Call):
             yield from ((node.lineno, name) for name in _called(node, names))
 
@@ -178,6 +189,9 @@ def test_nothing_that_the_program_reads_can_execute() -> None:
         ("A.from_pretrained(x, trust_remote_code=False)", None),
         ("AutoModel.from_pretrained(x, trust_remote_code=False)", "from_pretrained without safetensors"),
         ("def f():\n    from accelerate.utils import gather_object as g\n    g(x)", "accelerate.utils.gather_object"),
+        ("from tempfile import gettempdir\ngettempdir() + 'x'", "tempfile.gettempdir"),
+        ("host = '0.0.0.0'", "a public address"),
+        ("open('/tmp/ablate.txt')", "a fixed place in /tmp"),
         ("import mlflow\nmlflow.sklearn.load_model(x)", "load_model"),
     ],
 )  # fmt: skip
