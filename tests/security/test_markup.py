@@ -1,0 +1,112 @@
+"""What a policy writes is shown as text: in the page of a report, in MLflow, and in the page of `ablate serve`."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from reports.pages.inline import inline_svg
+from studies.serving.page import HEADERS, PAGE
+from studies.tracking.trial_run import MlflowSink
+
+ROOT = Path(__file__).parents[2]
+NASTY = "<script>alert(1)</script><img src=x onerror=alert(1)>&]]>\"'"
+RAW_HTML = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser|srcdoc")
+
+
+def test_every_template_escapes() -> None:
+    """The page itself is drawn with such a completion in tests/reports/pages."""
+    templates = [path for path in (ROOT / "reports").rglob("templates/*") if path.is_file()]
+    assert len(templates) > 1
+    for path in templates:
+        source = path.read_text("utf-8")
+        assert not re.search(r"\|\s*safe\b|autoescape\s+false|Markup", source), path
+        assert not RAW_HTML.search(source), path
+
+
+def test_only_figures_count_as_markup() -> None:
+    """They are ours, and what writes them escapes: the next test."""
+    found = {
+        path.relative_to(ROOT).as_posix(): ast.unparse(node.args[0])
+        for path in (ROOT / "reports").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Markup", "markupsafe.Markup") and node.args
+    }
+    assert list(found.values()) == ["inline_svg(folder / f'{name}.svg', name)"]
+
+
+def test_texts_of_figures_are_escaped(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    axes = figure.subplots()
+    axes.plot([1, 2], label=NASTY, gid=NASTY)
+    axes.set_title(NASTY)
+    axes.legend()
+    figure.savefig(tmp_path / "figure.svg", metadata={"Date": None})
+    with_text = inline_svg(tmp_path / "figure.svg", "name")
+    assert "<script" not in with_text
+    assert "<img" not in with_text
+    ElementTree.fromstring(with_text)
+
+
+class Client:
+    """Remembers what is sent to MLflow."""
+
+    def __init__(self) -> None:
+        self.sent: dict[str, str] = {}
+
+    def log_text(self, run: str, text: str, name: str) -> None:
+        self.sent[name] = text
+
+    def log_artifact(self, run: str, file: str, folder: str | None) -> None:
+        self.sent[f"{folder}/{Path(file).name}"] = Path(file).read_text("utf-8")
+
+
+def test_mlflow_is_sent_samples_as_a_table_and_hands_it_out_as_a_download(tmp_path: Path) -> None:
+    import pandas as pd
+    from flask import Flask
+    from mlflow.server import handlers
+    from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
+
+    pd.DataFrame({"prompt": ["The"], "completion": [NASTY]}).to_parquet(tmp_path / "samples.parquet")
+    run: Any = MlflowSink.__new__(MlflowSink)
+    run._client, run.state = Client(), type("State", (), {"run_id": "run"})
+    run._upload("train", tmp_path / "samples.parquet")
+    ((name, text),) = run._client.sent.items()
+    assert name == "train/samples.csv"
+    assert "<script>" in text, "a table holds what was written; who shows it escapes it"
+    (tmp_path / "samples.csv").write_text(text)
+    (tmp_path / "page.html").write_text(text)
+    with Flask("test").test_request_context():
+        for file in ("samples.csv", "page.html"):
+            answer = handlers._send_artifact(LocalArtifactRepository(str(tmp_path)), file)
+            assert answer.headers["Content-Disposition"].startswith("attachment")
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
+            answer.close()
+
+
+def test_the_page_of_the_server_makes_no_markup_of_texts() -> None:
+    """A real browser tries it in tests/studies/serving/test_page.py."""
+    assert not RAW_HTML.search(PAGE)
+    assert not re.search(r"\son[a-z]+\s*=\s*[\"']", PAGE), "no handlers in attributes, which the policy would refuse"
+    policy = HEADERS["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe" not in policy
+    assert HEADERS["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize("path", [f"/{NASTY}", f"/v1/models/{NASTY}", f"/?{NASTY}"])
+def test_no_answer_of_the_server_repeats_a_request_as_html(path: str) -> None:
+    from fastapi.testclient import TestClient
+    from tiny_service import Tiny
+
+    from studies.serving.app import create_app
+
+    answer = TestClient(create_app(Tiny().service), raise_server_exceptions=False).get(path)
+    assert "alert(1)" not in answer.text or answer.headers["content-type"] == "application/json"
