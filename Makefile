@@ -17,22 +17,28 @@ WORKERS := $(if $(JOBS),--jobs $(JOBS)) $(if $(EXECUTOR),--executor $(EXECUTOR))
 # The machine's own Python, when it is named; else .venv, where there is one. Nothing is installed.
 CARD_PYTHON := $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))
 
-.PHONY: help setup study run doctor ui serve report compare falsify plan new-study sync test test-slow lint format bench fuzz faults coverage gpu clean
+.PHONY: help setup study run doctor ui serve report compare falsify plan new-study sync test test-slow lint format bench fuzz faults coverage gpu lock audit clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
-$(VENV)/.stamp: pyproject.toml constraints.txt
+# What is installed has one of the SHA-256 sums in locks/, and no package is built here. Torch is not in them: its build
+# differs with the machine (CPU or CUDA).
+PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
+LOCKED := $(PIP_INSTALL) --require-hashes --no-deps --only-binary :all:
+
+$(VENV)/.stamp: pyproject.toml constraints.txt locks/run.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11"; exit 2; }
 	$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep -E '^torch==' constraints.txt)"
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(LOCKED) -r locks/run.txt
+	$(PIP_INSTALL) -c constraints.txt "$$(grep -E '^torch==' constraints.txt)"
+	$(PIP_INSTALL) --no-deps --no-build-isolation -e .
 	@$(BIN)/python -m studies.definition.editor_schema
 	@touch $@
 
-$(VENV)/.stamp-dev: $(VENV)/.stamp
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench,ocr]'
+$(VENV)/.stamp-dev: $(VENV)/.stamp locks/dev.txt
+	$(LOCKED) -r locks/dev.txt
 	@touch $@
 
 setup: $(VENV)/.stamp  ## create .venv and install the package
@@ -101,6 +107,23 @@ coverage: $(VENV)/.stamp  ## measure by simulation how often intervals and verdi
 
 gpu:  ## test and measure on a CUDA card within 10 minutes, without network or installation (PYTHON=python3); page in outputs/gpu
 	@PYTHONPATH="$(CURDIR):$(CURDIR)/tests:$$PYTHONPATH" $(CARD_PYTHON) -m gpu $(ARGS)
+
+# In an environment of their own: what they need is none of ours.
+TOOLS := uv==0.13.9 pip-audit==2.10.1
+$(VENV)/.stamp-tools:
+	$(PYTHON) -m venv --clear $(VENV)/tools
+	$(VENV)/tools/bin/pip install --quiet --disable-pip-version-check $(TOOLS)
+	@touch $@
+
+COMPILE := $(VENV)/tools/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
+	--custom-compile-command 'make lock' --constraints constraints.txt --no-emit-package torch
+lock: $(VENV)/.stamp-tools  ## write the SHA-256 sums of all versions in constraints.txt to locks/ (asks the package index)
+	$(COMPILE) pyproject.toml --output-file locks/run.txt
+	$(COMPILE) pyproject.toml --extra dev --extra bench --extra ocr --output-file locks/dev.txt \
+		$$(sed -nE 's/^([A-Za-z0-9_.-]+).*==.*/--no-emit-package \1/p' locks/run.txt)
+
+audit: $(VENV)/.stamp-tools  ## ask the package index which of the locked versions have known vulnerabilities
+	$(VENV)/tools/bin/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
 
 clean:  ## remove .venv and caches; outputs/ stays
 	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,102 @@
+"""Setup installs what was tested: every version of `constraints.txt`, by the SHA-256 sums in `locks/`."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+ENTRY = re.compile(r"^(?P<name>[^\s=\[]+)(?:\[[^]]+\])?==(?P<version>[^\s;]+)(?: ; (?P<marker>.+?))? \\$")
+SUM = re.compile(r"^    --hash=sha256:[0-9a-f]{64}(?: \\)?$")
+HERE = {
+    "sys_platform": "linux",
+    "platform_system": "Linux",
+    "os_name": "posix",
+    "platform_machine": "x86_64",
+    "platform_python_implementation": "CPython",
+    "implementation_name": "cpython",
+    "python_version": "3.11",
+    "python_full_version": "3.11.9",
+}
+"""The environment for which `constraints.txt` lists everything."""
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+
+def constraints() -> dict[str, str]:
+    lines = [line for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines() if not line.startswith("#")]
+    return {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+
+
+def locked(name: str) -> dict[str, str]:
+    """Versions that a list installs on Linux; each line must be an entry with at least one sum."""
+    found: dict[str, str] = {}
+    sums: dict[str, int] = {}
+    entry = ""
+    for line in (ROOT / "locks" / f"{name}.txt").read_text("utf-8").splitlines():
+        if line.startswith("#"):
+            continue
+        if match := ENTRY.match(line):
+            entry = canonicalize_name(match["name"])
+            sums[entry] = 0
+            marker = match["marker"]
+            if marker is None or Requirement(f"x ; {marker}").marker.evaluate(HERE):  # type: ignore[union-attr]
+                found[entry] = match["version"]
+        else:
+            assert SUM.match(line), line
+            sums[entry] += 1
+    assert all(sums.values())
+    return found
+
+
+def test_the_lists_and_the_constraints_name_the_same_versions() -> None:
+    run, dev, wanted = locked("run"), locked("dev"), constraints()
+    assert not run.keys() & dev.keys()
+    assert wanted.pop("torch")
+    assert run | dev == wanted, "make lock"
+
+
+@pytest.mark.parametrize("extras", [(), ("dev", "bench", "ocr")])
+def test_the_lists_hold_what_the_project_needs(extras: tuple[str, ...]) -> None:
+    known = locked("run") | (locked("dev") if extras else {}) | {"torch": constraints()["torch"]}
+    wanted = [*PROJECT["project"]["dependencies"], *PROJECT["build-system"]["requires"]]
+    wanted += [line for extra in extras for line in PROJECT["project"]["optional-dependencies"][extra]]
+    for line in wanted:
+        needed = Requirement(line)
+        version = known.get(canonicalize_name(needed.name))
+        assert version is not None, line
+        assert needed.specifier.contains(version), (line, version)
+
+
+def test_what_torch_needs_is_locked_too_but_for_the_libraries_of_its_card() -> None:
+    (stated,) = PROJECT["tool"]["uv"]["dependency-metadata"]
+    assert (stated["name"], stated["version"]) == ("torch", constraints()["torch"])
+    needed = [Requirement(line) for line in requires("torch") or []]
+    plain = {canonicalize_name(one.name) for one in needed if one.marker is None or "extra" not in str(one.marker)}
+    of_cards = {name for name in plain if name.startswith(("nvidia-", "cuda-", "triton", "pytorch-triton"))}
+    listed = {canonicalize_name(Requirement(line).name) for line in stated["requires-dist"]}
+    assert plain - of_cards == listed
+    assert listed <= locked("run").keys()
+
+
+def test_setup_installs_nothing_else() -> None:
+    """Of make's commands that install, those without sums are torch, this package, and the tools of `lock` and
+    `audit`."""
+    text = (ROOT / "Makefile").read_text("utf-8")
+    installs = [
+        line.strip() for line in text.splitlines() if re.search(r"\$\((LOCKED|PIP_INSTALL)\)|pip install", line)
+    ]
+    assert installs == [
+        "PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check",
+        "LOCKED := $(PIP_INSTALL) --require-hashes --no-deps --only-binary :all:",
+        "$(LOCKED) -r locks/run.txt",
+        """$(PIP_INSTALL) -c constraints.txt "$$(grep -E '^torch==' constraints.txt)\"""",
+        "$(PIP_INSTALL) --no-deps --no-build-isolation -e .",
+        "$(LOCKED) -r locks/dev.txt",
+        "$(VENV)/tools/bin/pip install --quiet --disable-pip-version-check $(TOOLS)",
+    ]
