@@ -76,7 +76,10 @@ def require_file(path: Path, origin: str, most: int = MOST_BYTES) -> None:
 def below(folder: Path, origin: str) -> list[Path]:
     """All that lies below a folder, links to folders not followed, in order. Raises `UserError` for more than a data
     set, a model or logs consist of."""
-    found = list(itertools.islice(folder.rglob("*"), MOST_ENTRIES + 1))
+    try:
+        found = list(itertools.islice(folder.rglob("*"), MOST_ENTRIES + 1))
+    except OSError as error:  # a folder of the system's own, such as /proc
+        raise UserError(f"{shown(origin, 400)}: cannot be searched: {error.strerror}") from None
     if len(found) > MOST_ENTRIES:
         raise UserError(
             f"{shown(origin, 400)}: more than {MOST_ENTRIES:,} files lie below it; name a folder of its own"

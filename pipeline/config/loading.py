@@ -87,7 +87,7 @@ def read_config(
 
 def _steps_per_update(content: Mapping[str, Any]) -> tuple[int, int]:
     """Epochs and mini-batches of a profile."""
-    train = TrainConfig.model_validate(content["train"])
+    train = TrainConfig.model_validate(content.get("train", {}))
     return train.num_epochs, train.num_mini_batches
 
 

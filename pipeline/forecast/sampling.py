@@ -3,6 +3,7 @@ hours on a T4."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from pipeline.config.rewards import JUDGE, LEARNED, is_judged
@@ -28,7 +29,8 @@ def sampling(trial: ForecastSubject, rows: int, maps: float, bytes_read: float, 
     prompt, response, head = trial.mean_prompt, cfg.train.response_length, shape.vocab * shape.hidden
     together = cfg.runtime.rollout_batch_size
     batches, mean_keys = -(-rows // together), prompt + response / 2
-    prompts, calls = rows // each + sum(n * together % each > 0 for n in range(1, batches)), batches * response
+    whole = (batches - 1) // (each // math.gcd(together, each))  # borders of batches that part no prompt's responses
+    prompts, calls = rows // each + batches - 1 - whole, batches * response
     attended = 4.0 * shape.attention * shape.layers * (prompts * prompt**2 + rows * response * mean_keys)
     return (
         2.0 * (prompts * prompt + rows * (response - 1)) * maps + attended + 2.0 * rows * response * head,

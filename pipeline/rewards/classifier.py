@@ -27,7 +27,7 @@ class ClassifierReward:
     """The score of prompt and completion as one text, tokenised again by the model's own tokenizer.
 
     Of a text that is too long for the model the end is kept, since the completion stands there. Scoring raises
-    `MemoryFull`.
+    `MemoryFull`, and `UserError` for a tokenizer that is another model's.
     """
 
     def __init__(self, model: Any, tokenizer: Any, index: int, output: Output, room: Room) -> None:
@@ -46,7 +46,11 @@ class ClassifierReward:
         return scores
 
     def _score(self, texts: list[str]) -> Tensor:
-        inputs = self._tokenizer(texts, padding=True, truncation=True, return_tensors="pt").to(self._model.device)
+        inputs = self._tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+        known, largest = self._model.get_input_embeddings().num_embeddings, int(inputs["input_ids"].max())
+        if largest >= known:  # a tokenizer may hold more tokens than the model, as long as no text has them
+            raise UserError(f"the classifier's tokenizer gives token {largest:,}, and its model knows {known:,}")
+        inputs = inputs.to(self._model.device)
         with Precision.of(self._model.device).autocast():
             logits: Tensor = self._model(**inputs).logits.float().cpu()
         if self._model.config.problem_type == "multi_label_classification":  # the labels do not exclude each other
@@ -95,9 +99,9 @@ def load(section: str, cfg: Scorer, device: torch.device, room: Room) -> Classif
     absent = sorted(report["missing_keys"])
     if absent:
         raise UserError(f"{key} = '{name}' is no sequence classifier: its files lack {', '.join(absent[:3])}")
-    if len(tokenizer) > (rows := model.get_input_embeddings().num_embeddings):
-        raise UserError(f"{key} = '{name}': its tokenizer has {len(tokenizer):,} tokens, and the model knows {rows:,}")
     index = label_index(model.config.id2label, cfg.label, f"{section}.label")
+    if not isinstance(tokenizer.model_max_length, int | float):
+        raise UserError(f"{key} = '{name}': its tokenizer's model_max_length is no number")
     _prepare(model, tokenizer)
     return ClassifierReward(fp32_classes(freeze(model)).to(device), tokenizer, index, cfg.output, room)
 

@@ -266,7 +266,7 @@ def _broken_json(rng: random.Random, data: bytes) -> bytes:
     """One value of a JSON mapping replaced by something else."""
     try:
         content = json.loads(data)
-    except ValueError:  # it is broken already
+    except (ValueError, RecursionError):  # it is broken already
         return mutated_bytes(rng, data)
     at: Any = content
     while True:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,16 @@ def test_a_folder_with_too_much_below_it_is_refused(odd: Path, monkeypatch: pyte
     assert [path.name for path in below(odd, "x")] == sorted(path.name for path in odd.iterdir())
     monkeypatch.setattr(named_files, "MOST_ENTRIES", 7)
     with pytest.raises(UserError, match=r"^x: more than 7 files lie below it"):
+        below(odd, "x")
+
+
+def test_a_folder_that_cannot_be_searched_is_refused(odd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(path: Path, pattern: str) -> Iterator[Path]:
+        yield odd / "file"
+        raise OSError(22, "Invalid argument", "/proc/1/task/1/net")
+
+    monkeypatch.setattr(Path, "rglob", gone)
+    with pytest.raises(UserError, match=r"^x: cannot be searched: Invalid argument$"):
         below(odd, "x")
 
 

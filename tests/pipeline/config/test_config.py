@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.config import loading
 from pipeline.config.loading import dotted_keys, load_config, parse_set, profile_names
 from pipeline.config.names import RENAMED, SYMBOLS, WORDS
 from pipeline.config.trial import TrialConfig
@@ -16,6 +17,12 @@ def test_every_profile_is_complete_and_valid(profile: str) -> None:
     config = load_config(profile)
     assert config.profile == profile
     assert config.train.updates * config.train.steps_per_update == config.train.steps
+
+
+def test_a_profile_may_leave_a_section_to_its_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bare.yaml").write_text("model: {layers: 1}\n")
+    monkeypatch.setattr(loading, "PROFILES", tmp_path)
+    assert load_config("bare").train == TrialConfig(profile="bare").train
 
 
 def test_tiny_takes_at_least_2000_gradient_steps_and_judges_512_prompts() -> None:

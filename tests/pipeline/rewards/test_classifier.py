@@ -117,6 +117,12 @@ def test_of_a_text_that_is_too_long_the_end_is_kept(tmp_path: Path, kind: str) -
     assert scores[0] == pytest.approx(float(scores[2]), abs=1e-5)
 
 
+def test_a_tokenizer_of_another_model_is_told_when_a_text_has_its_tokens(tmp_path: Path) -> None:
+    reward = load(save(network("bert", vocab_size=8), tmp_path))
+    with pytest.raises(UserError, match=r"the classifier's tokenizer gives token \d+, and its model knows 8"):
+        reward(completions(TEXTS))
+
+
 def test_a_single_output_needs_no_label_and_several_need_one(tmp_path: Path) -> None:
     one = save(network("bert", num_labels=1, id2label={0: "score"}), tmp_path / "one")
     assert load(one, None)(completions(TEXTS)).shape == (3,)
@@ -153,6 +159,10 @@ def test_what_is_no_classifier_or_not_safe_is_refused(tmp_path: Path) -> None:
     (pickled / "model.safetensors").unlink()
     with pytest.raises(UserError, match="could not be loaded as a sequence classifier"):
         load(str(pickled))
+    wordy = Path(save(network("bert"), tmp_path / "wordy"))
+    (wordy / "tokenizer_config.json").write_text('{"tokenizer_class": "TokenizersBackend", "model_max_length": "512"}')
+    with pytest.raises(UserError, match="its tokenizer's model_max_length is no number"):
+        load(str(wordy))
     foreign = Path(save(network("bert"), tmp_path / "foreign"))
     content = json.loads((foreign / "config.json").read_text())
     content |= {
