@@ -196,11 +196,11 @@ def run_study(
             sweep(folder.jobs)
             _write_study(run, environment)
             records = current_records(folder, run.plan)
-            sinks.sync([*searched, *records])
             judged = verdicts(compared, folder, run.plan)
             result = StudyResult(compared, folder, run.plan, records, judged, None)
             looks.close()
             report = after(folder) if after else None
+            sinks.sync([*searched, *records])
             status = "complete"
         finally:
             looks.close()
@@ -491,7 +491,7 @@ def _on_finished(run: _Run, plan: Plan, ticket: Ticket, event: Finished) -> None
     _tell(run, plan, ticket, record)
     run.health.leave(record.arm, record.seed)
     run.display.health(event.job, health_of(run.folder, record))
-    run.sinks.finish(record)
+    run.sinks.end(record)
     _look(run, cell)
 
 

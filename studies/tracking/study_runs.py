@@ -1,6 +1,6 @@
 """A study in MLflow: the experiment, one parent run per study folder, one nested run per trial.
 
-Only the driver speaks to MLflow, from threads that follow the workers' metrics files. Whatever does not
+Only the driver speaks to MLflow, from threads of its own: trials do not wait for a slow server. Whatever does not
 arrive is sent by `StudySinks.sync`, from the records, at the end of this or a later call.
 """
 
@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import re
 import threading
+import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.trial import TrialConfig, flatten
 from pipeline.errors import Fault, Gone
-from pipeline.run.layout import Layout, StudyFolder, TrialRecord, read_json
+from pipeline.run.layout import Layout, StudyFolder, TrialRecord, read_json, write_atomic
 from pipeline.run.store import file_of
 from studies.claims.badges import standing
 from studies.claims.falsifiers import Verdict, overall, tally
@@ -25,6 +28,7 @@ from studies.definition.design import Planned
 from studies.definition.schema import IMPORTED, Study
 from studies.definition.search import SEARCH, violations
 from studies.tracking import describe
+from studies.tracking.post import Post
 from studies.tracking.repair import repair_states, repair_store
 from studies.tracking.trial_run import MlflowSink, prepare_store, tag_experiment, tracking_uri
 from studies.tracking.view import experiment_tags
@@ -33,6 +37,10 @@ GIT = "mlflow.source.git.commit"
 NOTE = "mlflow.note.content"
 HEALTH = "health"
 """Tag of a trial: ok, or the series that left their healthy band."""
+PATIENCE_S = 10.0
+"""How long an interrupted study waits for MLflow to hear of it [s]."""
+AGAIN_S = 60.0
+"""How long after a failure MLflow is tried again [s]."""
 SHOWN = ("device", "precision")
 """Facts of the environment that have a tag of their own; the others are one tag together."""
 
@@ -51,8 +59,10 @@ class StudySinks:
     ) -> None:
         self._study, self._profile, self._layout, self._folder = study, profile, layout, folder
         self._environment = dict(environment)
-        self._warn_once = _Once(warn)
+        self._warn, self._warn_once = warn, _Once(warn)
+        self._post = Post()
         self._opening: threading.Thread | None = None
+        self._opens = threading.Lock()
         self._parent_id: str | None = None
         self.plan: Sequence[Planned] = ()
         """The trials of the study as it is now; what is relative to the baseline is judged by its trials among them."""
@@ -73,25 +83,37 @@ class StudySinks:
 
     def open(self) -> None:
         """Create the store and open the parent run, beside whatever the caller does next."""
-        if self._opening is None:
-            self._opening = threading.Thread(target=self._open, name="mlflow study", daemon=True)
-            self._opening.start()
+        with self._opens:
+            failed = self._opening is not None and not self._opening.is_alive() and self._parent_id is None
+            if self._opening is None or (failed and self._warn_once.calm()):
+                self._opening = threading.Thread(target=self._open, name="mlflow study", daemon=True)
+                self._opening.start()
 
     def follow(self, arm: str, seed: int, config: TrialConfig, path: Path) -> None:
-        """Send what a running trial writes. `path` lies in a folder named after the artifact's key.
+        """Have what a running trial writes sent, and go on. `path` lies in a folder named after the artifact's key.
 
         Of a trial in rounds the last one is followed, whose file begins with those of the others: a run is known by the
         key of one training.
         """
         if config.rounds > 1 and path.parts[-4] != "train":  # <stage>/.partial/<key>/metrics.jsonl
             return
+        self._post.put(partial(self._follow, arm, seed, config, path))
+
+    def leave(self, arm: str, seed: int, status: str) -> None:
+        """A trial stopped without a record of its own; MLflow will show how."""
+        self._post.put(partial(self._leave, arm, seed, status))
+
+    def end(self, record: TrialRecord) -> None:
+        """Have the rest of a trial sent and its run ended, and go on."""
+        self._post.put(partial(self.finish, record))
+
+    def _follow(self, arm: str, seed: int, config: TrialConfig, path: Path) -> None:
         if self._ready():
             sink = self._trial_sink(arm, seed, config.model_dump(mode="json"), path.parent.name, self._environment)
             self._running[arm, seed] = sink
             sink.follow(path)
 
-    def leave(self, arm: str, seed: int, status: str) -> None:
-        """A trial stopped without a record of its own; MLflow shows how."""
+    def _leave(self, arm: str, seed: int, status: str) -> None:
         sink = self._running.pop((arm, seed), None)
         if sink:
             sink.stop(status)
@@ -102,7 +124,10 @@ class StudySinks:
         Where MLflow already knows of this ending, nothing is sent and the health is not judged."""
         sink = self._running.pop((record.arm, record.seed), None)
         key = record.stages["train"].key if "train" in record.stages else "none"
-        sink = sink or self._trial_sink(record.arm, record.seed, record.config, key, record.environment)
+        if sink:
+            sink.halt()
+        else:
+            sink = self._trial_sink(record.arm, record.seed, record.config, key, record.environment)
         verdicts = of_record(self._study, self._folder, record, self.plan)
         tags = self._ending_tags(record) | {
             _key("falsifier.", verdict.name): f"{verdict.outcome}: {verdict.reason}" for verdict in verdicts
@@ -118,7 +143,7 @@ class StudySinks:
         metrics = file_of(self._folder, record, "train", "metrics.jsonl") if "train" in record.stages else None
         if sink.knows(metrics, record.status, summary, tags):
             return True
-        if self._warn_once.told or not self._ready():
+        if not self._warn_once.calm() or not self._ready():
             return False
         sink.parent_run_id = self._parent_id
         health = health_of(self._folder, record)
@@ -138,17 +163,30 @@ class StudySinks:
 
     def sync(self, records: list[TrialRecord]) -> bool:
         """Send what MLflow lacks of these records; stops at the first failure."""
+        if not self._post.wait(PATIENCE_S):
+            self._warn("MLflow has not taken all yet; Ctrl-C ends the wait, and `ablate sync` sends the rest later")
+            self._post.wait()
         if self._parent_id is None and self._opening is not None:
             self._opening.join()
             self._opening = None
-        self._warn_once.told = False
+        self._warn_once.reset()
         return all(self.finish(record) for record in records)
 
     def close(self, status: str, verdicts: Sequence[Verdict] = (), report: Path | None = None) -> None:
         """End the parent run, with the verdicts of the whole study (and leave trials that still run), if it was opened
-        at all."""
+        at all.
+
+        After an interruption it waits `PATIENCE_S` at most."""
+        if status == "interrupted":
+            self._post.drop()
+        self._post.put(lambda: self._close(status, verdicts, report))
+        if not self._post.wait(PATIENCE_S if status == "interrupted" else None):
+            self._warn("MLflow did not hear of the interruption; the next call, or `ablate sync`, goes on there")
+        self._post.end()
+
+    def _close(self, status: str, verdicts: Sequence[Verdict], report: Path | None) -> None:
         for arm, seed in list(self._running):
-            self.leave(arm, seed, "interrupted")
+            self._leave(arm, seed, "interrupted")
         if self._opening is not None and self._ready():
             tags, counts = _verdict_tags(self._study, verdicts)
             tags |= self._registration_tags()
@@ -194,12 +232,21 @@ class StudySinks:
         self._parent_id = self._parent.start()
         if self._parent_id is not None:
             self._save_view()
+            if self._parent.other_name:
+                self._warn(
+                    f"experiment '{self.experiment}' holds runs of another program; these runs go to"
+                    f" '{self._parent.other_name}'"
+                )
 
     def _save_view(self) -> None:
         with suppress(
             Exception
         ):  # whatever MLflow raises: the runs arrive without a view, and `ablate ui` saves it again
-            tag_experiment(tracking_uri(self._layout), self.experiment, experiment_tags(self._study.kind == IMPORTED))
+            tag_experiment(
+                tracking_uri(self._layout),
+                self._parent.other_name or self.experiment,
+                experiment_tags(self._study.kind == IMPORTED),
+            )
 
     def _ready(self) -> bool:
         self.open()
@@ -228,8 +275,29 @@ class StudySinks:
         local = uri == self._layout.mlflow_uri
         artifacts = self._layout.mlflow_artifacts.as_uri() if local else None
         return MlflowSink(
-            uri, artifacts, self.experiment, state, name, parent, tags, params, identity=identity, warn=self._warn_once
+            uri,
+            artifacts,
+            self.experiment,
+            state,
+            name,
+            parent,
+            tags,
+            params,
+            identity=identity,
+            origin="" if local else self._origin(),
+            warn=self._warn_once,
         )
+
+    def _origin(self) -> str:
+        """A random name of this study's folder. A store that others use too may hold runs that a lost answer, a lost
+        state file or a lost machine left behind, and this tells them from the runs of another folder."""
+        file = self._folder.path / "origin.txt"
+        with suppress(OSError, UnicodeDecodeError):
+            if re.fullmatch("[0-9a-f]{32}", found := file.read_text("ascii").strip()):
+                return found
+        origin = uuid.uuid4().hex
+        write_atomic(file, f"{origin}\n")
+        return origin
 
     def _parent_tags(self) -> dict[str, str]:
         return {
@@ -252,13 +320,22 @@ class _Once:
     """Tell the first message only: when MLflow is away, every run fails alike."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+        self._tell, self._failed = tell, -AGAIN_S
         self.told = False
 
     def __call__(self, message: str) -> None:
+        self._failed = time.monotonic()
         if not self.told:
             self.told = True
             self._tell(message)
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self.told, self._failed = False, -AGAIN_S
+
+    def calm(self) -> bool:
+        """Whether nothing has failed lately."""
+        return not self.told or time.monotonic() - self._failed > AGAIN_S
 
 
 def _verdict_tags(study: Study, verdicts: Sequence[Verdict]) -> tuple[dict[str, str], dict[str, float]]:

@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +30,10 @@ from pipeline.run.layout import Layout, read_sealed, sealed, write_atomic
 SQLITE = "sqlite:///"
 IDENTITY = "identity"
 """Tag of what a run is about."""
+ORIGIN = "origin"
+"""Tag of the study folder that a run is of, in a store that others use too."""
+SOURCE = "mlflow.source.name"
+PROGRAM = "ablate"
 MAX_METRICS = 1000
 MAX_PARAMS = 100
 MAX_VALUE = 6000
@@ -72,15 +77,20 @@ class Experiment:
     """Of its latest run."""
 
 
-def experiments(layout: Layout) -> list[Experiment]:
-    """The studies in the output root's own store, the one with the latest run first."""
-    client, dated = _client(layout.mlflow_uri), list[tuple[int, Experiment]]()
-    for experiment in client.search_experiments():
+def experiments(uri: str, query: str | None = None) -> list[Experiment]:
+    """The studies in a store, the one with the latest run first; `query` is one of MLflow's, on experiments."""
+    client, dated = _client(uri), list[tuple[int, Experiment]]()
+    for experiment in client.search_experiments(filter_string=query):
         for run in client.search_runs(
             [experiment.experiment_id], "tags.study != ''", order_by=["start_time DESC"], max_results=1
         ):
             dated.append((run.info.start_time, Experiment(experiment.name, experiment.experiment_id, run.data.tags)))
     return [experiment for _, experiment in sorted(dated, key=lambda pair: pair[0], reverse=True)]
+
+
+def public(text: str) -> str:
+    """A text without the names and passwords in its addresses."""
+    return re.sub(r"//[^/\s]*@", "//", text)
 
 
 def tag_experiment(uri: str, name: str, tags: Mapping[str, str]) -> None:
@@ -125,6 +135,9 @@ class SinkState(BaseModel):
     finished: bool = False
     told: str = ""
     """Digest of the status, summary and tags with which it finished: another ending has to be told again."""
+    summary: str = ""
+    summary_ms: int = 0
+    """Digest and time stamp of the summary: told again, it is the same records, which MLflow ignores."""
 
 
 class MlflowSink:
@@ -132,7 +145,8 @@ class MlflowSink:
 
     MLflow being away never reaches the caller: a failure is remembered, told once through `warn`, and
     made up for by the next call. `identity` names what the run is about (for a trial, its artifact key):
-    a state file of another identity or another store is started afresh.
+    a state file of another identity or another store is started afresh. `origin` names the study folder in a store that
+    others use too; it is empty in a store of our own.
     """
 
     _experiments = threading.Lock()
@@ -149,13 +163,14 @@ class MlflowSink:
         params: Mapping[str, Any],
         *,
         identity: str = "",
+        origin: str = "",
         warn: Callable[[str], None] | None = None,
         interval: float = 5.0,
     ) -> None:
         self._uri, self._artifact_location, self._experiment = uri, artifact_location, experiment
         self._state_file, self._run_name = state_file, run_name
         self.parent_run_id = parent_run_id
-        self._tags, self._params = dict(tags), dict(params)
+        self._tags, self._params, self._origin = dict(tags), dict(params), origin
         self._warn, self._interval = warn, interval
         self._client: Any = None
         self._lock = threading.RLock()
@@ -165,10 +180,12 @@ class MlflowSink:
         self.state = self._load(identity)
         self.metrics_sent = 0
         """Metrics that this object sent."""
+        self.other_name = ""
+        """Of the experiment, where one of its name belongs to another program."""
 
     def follow(self, path: Path) -> None:
         """Send what grows in the file, from a daemon thread; a later call follows another file instead."""
-        self._halt()
+        self.halt()
         self.state.finished = False
         self._stop = threading.Event()
         self._thread = threading.Thread(
@@ -198,12 +215,12 @@ class MlflowSink:
         `judged` are tags that follow from the rest, in place of those of `tags` with the same names; `knows` does not
         ask for them.
         """
-        self._halt()
+        self.halt()
         return self._guarded(lambda: self._finish(path, status, summary, tags, artifacts, step, judged or {}))
 
     def stop(self, status: str = "interrupted") -> None:
         """Leave the run as it is, for a later process to go on with; MLflow shows it as killed meanwhile."""
-        self._halt()
+        self.halt()
         if self.state.run_id and self._client is not None and not self.state.finished:
             self._guarded(lambda: self._terminate(status))
 
@@ -232,7 +249,7 @@ class MlflowSink:
                 action()
             except Exception as error:  # MLflow raises whatever its store, its server or its network raise
                 if self._warn and not self._warned:
-                    line = (str(error).strip().splitlines() or [""])[0][:200]
+                    line = public((str(error).strip().splitlines() or [""])[0])[:200]
                     self._warn(
                         f"MLflow did not take {self._run_name} ({type(error).__name__}: {line}); `ablate sync` sends it"
                         " later"
@@ -241,7 +258,8 @@ class MlflowSink:
                 return False
             return True
 
-    def _halt(self) -> None:
+    def halt(self) -> None:
+        """Stop following. What is being sent is sent first."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -261,7 +279,8 @@ class MlflowSink:
             self.state = self._fresh(self.state.identity)
         if self.state.run_id is None:
             parent = {"mlflow.parentRunId": self.parent_run_id} if self.parent_run_id else {}
-            tags = {"mlflow.source.name": "ablate", IDENTITY: self.state.identity, **self._tags, **parent}
+            tags = {SOURCE: PROGRAM, IDENTITY: self.state.identity, **self._tags, **parent}
+            tags |= {ORIGIN: self._origin} if self._origin else {}
             experiment = self._experiment_id(client)
             self._delete_forgotten(client, experiment)
             self.state.run_id = client.create_run(experiment, run_name=self._run_name, tags=tags).info.run_id
@@ -273,24 +292,41 @@ class MlflowSink:
         self._client = client
 
     def _delete_forgotten(self, client: Any, experiment: str) -> None:
-        """Delete the run of which a lost state file knew: beside the new one, every mean over seeds would count the
-        seed twice.
+        """Delete the runs of which a lost state file or a lost answer knew: beside the right one, every mean over seeds
+        would count the seed twice.
 
-        Only in a store of our own. On a server the same run may be that of another output root.
+        In a store that others use too, the same run may be that of another output root: there `origin` has to agree.
         """
-        if self._uri.startswith(SQLITE):
-            query = f"attributes.run_name = '{self._run_name}' AND tags.{IDENTITY} = '{self.state.identity}'"
-            for run in client.search_runs([experiment], query):
+        if not self._origin and not self._uri.startswith(SQLITE):
+            return
+        query = f"attributes.run_name = '{self._run_name}' AND tags.{IDENTITY} = '{self.state.identity}'"
+        query += f" AND tags.{ORIGIN} = '{self._origin}'" if self._origin else ""
+        for run in client.search_runs([experiment], query):
+            if run.info.run_id != self.state.run_id:
                 client.delete_run(run.info.run_id)
 
     def _experiment_id(self, client: Any) -> str:
+        """Of the experiment with the study's name; where another program has runs in that one, of ``NAME (ablate)``."""
+        names = (self._experiment, f"{self._experiment} ({PROGRAM})")
         with MlflowSink._experiments:
-            experiment = client.get_experiment_by_name(self._experiment)
-            if experiment is None:
-                return str(client.create_experiment(self._experiment, artifact_location=self._artifact_location))
-            if experiment.lifecycle_stage == "deleted":
-                client.restore_experiment(experiment.experiment_id)
-            return str(experiment.experiment_id)
+            for name in names:
+                experiment = client.get_experiment_by_name(name) or self._created(client, name)
+                if _is_ours(client, experiment):
+                    if experiment.lifecycle_stage == "deleted":
+                        client.restore_experiment(experiment.experiment_id)
+                    self.other_name = name if name != self._experiment else ""
+                    return str(experiment.experiment_id)
+        raise RuntimeError(f"the experiments '{names[0]}' and '{names[1]}' belong to another program")
+
+    def _created(self, client: Any, name: str) -> Any:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return client.get_experiment(client.create_experiment(name, artifact_location=self._artifact_location))
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # by another driver, just now
+                raise
+            return client.get_experiment_by_name(name)
 
     def _describe(self, client: Any) -> None:
         from mlflow.entities import Param
@@ -371,7 +407,11 @@ class MlflowSink:
         self._open()
         if path is not None:
             self._send_file(path)
-        now = int(time.time() * 1000)
+        digest = _ending("", summary, {})
+        if self.state.summary != digest:
+            self.state.summary, self.state.summary_ms = digest, int(time.time() * 1000)
+            self._save()
+        now = self.state.summary_ms
         finite = [Metric(key, value, now, step) for key, value in summary.items() if math.isfinite(value)]
         tagged = [RunTag(key, str(value)[:MAX_VALUE]) for key, value in {**tags, **judged, "status": status}.items()]
         self._client.log_batch(self.state.run_id, metrics=finite, tags=tagged)
@@ -379,6 +419,8 @@ class MlflowSink:
         for folder, file in artifacts:
             if file.exists():
                 self._upload(folder, file)
+        if self._origin:  # a lost answer may have made another run
+            self._delete_forgotten(self._client, self._client.get_run(self.state.run_id).info.experiment_id)
         self._terminate(status)
         self.state.finished, self.state.told = True, _ending(status, summary, tags)
         self._save()
@@ -414,14 +456,25 @@ def store_mark(uri: str, state_file: Path) -> str:
     """
     if uri.startswith(SQLITE):
         return Path(os.path.relpath(uri.removeprefix(SQLITE), state_file.parent)).as_posix()
-    scheme, separator, rest = uri.partition("://")
-    host, slash, path = rest.partition("/")
-    return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"
+    return public(uri)
 
 
 def _lost(uri: str) -> bool:
     """A local store that was deleted: everything has to be told again."""
     return uri.startswith(SQLITE) and not Path(uri.removeprefix(SQLITE)).exists()
+
+
+def _is_ours(client: Any, experiment: Any) -> bool:
+    """Whether an experiment has runs of ours, or none at all."""
+    from mlflow.entities import ViewType
+
+    if any(key.endswith(f".{PROGRAM}") for key in experiment.tags):  # the saved view
+        return True
+    first, ours = (
+        client.search_runs([experiment.experiment_id], query, ViewType.ALL, max_results=1)
+        for query in ("", f"tags.`{SOURCE}` = '{PROGRAM}'")
+    )
+    return bool(ours) or not first
 
 
 def _exists(client: Any, run_id: str) -> bool:

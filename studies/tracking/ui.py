@@ -1,4 +1,7 @@
-"""MLflow's own server, on this machine only: how it starts, the link to each study's curves, and how it ends."""
+"""MLflow's own server, on this machine only: how it starts, the link to each study's curves, and how it ends.
+
+Where runs go to another server, nothing is started: its address and links are told.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
 
@@ -15,8 +19,15 @@ from pipeline.errors import Damaged, UserError
 from pipeline.run.layout import Layout, writable
 from studies.definition.schema import IMPORTED
 from studies.tracking.repair import is_database
-from studies.tracking.trial_run import experiments, prepare_store, tag_experiment
-from studies.tracking.view import PAGE, experiment_tags
+from studies.tracking.trial_run import (
+    Experiment,
+    experiments,
+    prepare_store,
+    public,
+    tag_experiment,
+    tracking_uri,
+)
+from studies.tracking.view import PAGE, TAG, experiment_tags
 
 HOST = "127.0.0.1"
 QUIET = {
@@ -29,7 +40,13 @@ QUIET = {
 
 
 def serve(layout: Layout, port: int) -> None:
-    """Serve the output root's runs until Ctrl-C or SIGTERM. Raises `UserError` when the port is taken."""
+    """Serve the output root's runs until Ctrl-C or SIGTERM. Raises `UserError` when the port is taken.
+
+    Where ``MLFLOW_TRACKING_URI`` names a server, say where it is and return.
+    """
+    if (uri := tracking_uri(layout)) != layout.mlflow_uri:
+        print("\n".join(elsewhere(uri)), flush=True)
+        return
     check_free(HOST, port)
     writable(layout.root)
     if layout.mlflow_file.exists() and not is_database(layout.mlflow_file):
@@ -76,14 +93,37 @@ def serve(layout: Layout, port: int) -> None:
 
 def _links(layout: Layout, port: int) -> list[str]:
     """One line per study, the latest first. Saves the view again where an older version left another one, or none."""
-    stored = experiments(layout)
+    stored = experiments(layout.mlflow_uri)
     for experiment in stored:
         tag_experiment(
             layout.mlflow_uri, experiment.name, experiment_tags(experiment.run_tags.get("profile") == IMPORTED)
         )
-    return [
-        f"Curves of {experiment.name}: http://{HOST}:{port}/{PAGE.format(id=experiment.id)}" for experiment in stored
-    ]
+    return _lines(f"http://{HOST}:{port}", stored)
+
+
+def _lines(address: str, stored: Sequence[Experiment]) -> list[str]:
+    return [f"Curves of {one.name}: {address}/{PAGE.format(id=one.id)}" for one in stored]
+
+
+def elsewhere(uri: str) -> list[str]:
+    """The address of a server that is not ours to start, and a link for each study there. Raises `UserError` where none
+    answers."""
+    address = public(uri).rstrip("/")
+    if not address.startswith(("http://", "https://")):
+        raise UserError(
+            f"MLFLOW_TRACKING_URI is {address}, which is no server's address; serve it with: mlflow server"
+            ' --backend-store-uri "$MLFLOW_TRACKING_URI"'
+        )
+    try:
+        stored = experiments(uri, f"tags.`{TAG}` LIKE '%'")
+    except Exception as error:  # whatever MLflow raises for a server that is away, slow or another program
+        line = (str(error).strip().splitlines() or [""])[0]
+        raise UserError(
+            f"the MLflow server at {address} (MLFLOW_TRACKING_URI) does not answer ({type(error).__name__}:"
+            f" {public(line)[:200]}); without the variable, ablate ui serves the runs of the output root"
+        ) from None
+    started = f"Runs go to the MLflow server at {address} (MLFLOW_TRACKING_URI); none is started here."
+    return [started, *(_lines(address, stored) or ["It has no study yet."])]
 
 
 def _answers(server: subprocess.Popen[bytes], port: int) -> bool:

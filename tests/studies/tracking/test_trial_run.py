@@ -92,10 +92,10 @@ def test_store_is_complete_and_alone(empty_store: Path) -> None:
 
 
 def test_studies_are_listed_by_their_latest_run_and_other_experiments_are_not(layout: Layout, client: Client) -> None:
-    assert experiments(layout) == []
+    assert experiments(layout.mlflow_uri) == []
     for start, name in enumerate(("older", "newer", "somebody's own"), 1):
         client.create_run(client.create_experiment(name), start_time=start, tags={"study": name} if start < 3 else {})
-    assert [(one.name, one.run_tags["study"]) for one in experiments(layout)] == [
+    assert [(one.name, one.run_tags["study"]) for one in experiments(layout.mlflow_uri)] == [
         ("newer", "newer"),
         ("older", "older"),
     ]

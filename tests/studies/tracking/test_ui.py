@@ -62,7 +62,7 @@ def test_a_study_has_a_saved_view_and_the_ui_puts_it_back(write_study: Callable[
     assert expected.items() <= tags(layout, "small").items()
     record(write_study(), layout, "smoke")
     tag_experiment(layout.mlflow_uri, "small", {TAG: "of an older version"})
-    assert [one.name for one in experiments(layout)] == ["small (smoke)", "small"], "the latest first"
+    assert [one.name for one in experiments(layout.mlflow_uri)] == ["small (smoke)", "small"], "the latest first"
     lines = _links(layout, 5000)
     assert [line.partition(": ")[0] for line in lines] == ["Curves of small (smoke)", "Curves of small"]
     assert tags(layout, "small")[TAG] == expected[TAG]

@@ -1,0 +1,224 @@
+"""PostgreSQL, MLflow's own server on it, and a proxy that makes the server slow, faulty or forgetful. All on loopback,
+on free ports, in temporary folders."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from studies.tracking.ui import QUIET
+
+HOST = "127.0.0.1"
+START_S = 180.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(ready: Callable[[], object], what: str, seconds: float = START_S) -> None:
+    deadline = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def missing_postgres() -> str:
+    """Why PostgreSQL cannot be used here, empty if it can."""
+    if not _binary("postgres"):
+        return "PostgreSQL is not installed (Debian: postgresql)"
+    try:
+        import psycopg2  # noqa: F401
+    except ImportError:
+        return "psycopg2 is not installed (pip install psycopg2-binary)"
+    return "" if os.geteuid() or _user() else "PostgreSQL refuses to run as root, and there is no user nobody"
+
+
+def _binary(name: str) -> str | None:
+    debian = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), reverse=True)
+    return shutil.which(name) or next(map(str, debian), None)
+
+
+def _user() -> pwd.struct_passwd | None:
+    """Whom the server runs as, where we are root."""
+    for name in ("postgres", "nobody"):
+        with suppress(KeyError):
+            return pwd.getpwnam(name)
+    return None
+
+
+class Postgres:
+    """A PostgreSQL of its own, without passwords."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="ablate-postgres-"))  # pytest's folders are closed to other users
+        self.port, self.process = free_port(), None
+        user = _user() if os.geteuid() == 0 else None
+        self._as: dict[str, Any] = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []} if user else {}
+        if user:
+            os.chown(self.folder, user.pw_uid, user.pw_gid)
+        command = [str(_binary("initdb")), "-D", "data", "-A", "trust", "-U", "mlflow", "-E", "UTF8", "--no-sync"]
+        subprocess.run(command, cwd=self.folder, check=True, capture_output=True, **self._as)
+        self.process: subprocess.Popen[bytes] | None
+        self.start()
+
+    def start(self) -> None:
+        """Start, or start again after `kill`."""
+        options = {"listen_addresses": HOST, "port": self.port, "unix_socket_directories": "", "fsync": "off"}
+        command = [str(_binary("postgres")), "-D", "data"]
+        command += [part for key, value in options.items() for part in ("-c", f"{key}={value}")]
+
+        def ready() -> bool:
+            if self.process is None or self.process.poll() is not None:  # one that was killed is still ending
+                with (self.folder / "log.txt").open("ab") as log:
+                    self.process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log, **self._as)
+                time.sleep(0.5)
+            with suppress(Exception):
+                self.sql("select 1", "postgres")
+                return True
+            return False
+
+        wait_until(ready, "PostgreSQL does not start")
+
+    def sql(self, command: str, database: str) -> None:
+        """Carry out a command."""
+        import psycopg2
+
+        connection = psycopg2.connect(host=HOST, port=self.port, user="mlflow", dbname=database, connect_timeout=10)
+        try:
+            connection.autocommit = True
+            connection.cursor().execute(command)
+        finally:
+            connection.close()
+
+    def database(self, name: str) -> str:
+        """The address of a new database."""
+        self.sql(f"create database {name}", "postgres")
+        return f"postgresql+psycopg2://mlflow@{HOST}:{self.port}/{name}"
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def end(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGQUIT)
+        self.process.wait(60)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Server:
+    """``mlflow server``."""
+
+    def __init__(self, store: str, artifacts: Path, log: Path) -> None:
+        self.port, self._log = free_port(), log
+        self.uri = f"http://{HOST}:{self.port}"
+        self._command = [
+            sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(self.port), "--workers", "2",
+            "--backend-store-uri", store, "--artifacts-destination", artifacts.as_uri(),
+        ]  # fmt: skip
+        self.start()
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command, env={**os.environ, **QUIET}, stdout=log, stderr=log, start_new_session=True
+            )
+        wait_until(self.answers, self._log.read_text())
+
+    def answers(self) -> bool:
+        assert self.process.poll() is None, self._log.read_text()
+        with suppress(OSError), urllib.request.urlopen(f"{self.uri}/health", timeout=2) as answer:
+            return bool(answer.status == 200)
+        return False
+
+    def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
+        os.killpg(self.process.pid, how)
+        self.process.wait()
+
+
+class Proxy:
+    """Passes requests on to a server, and misbehaves as it is told."""
+
+    def __init__(self, target: str = "") -> None:
+        self.target = target.removeprefix("http://")
+        self.before: Callable[[str, str], int | None] = lambda method, path: None
+        """Called with method and path before a request is passed on; a number is answered instead, as the status."""
+        self.loses: Callable[[str, str], bool] = lambda method, path: False
+        """Whether the answer to a request is lost."""
+        self.requests: list[tuple[float, str]] = []
+        """Time, and method with path."""
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, *arguments: object) -> None: ...
+
+            def handle_any(self) -> None:
+                proxy.requests.append((time.time(), f"{self.command} {self.path}"))
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                with suppress(BrokenPipeError, ConnectionResetError):
+                    status = proxy.before(self.command, self.path)
+                    if status is not None:
+                        self._send(status, b'{"error_code": "INTERNAL_ERROR", "message": "out of order"}', [])
+                    else:
+                        self._pass_on(body)
+
+            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any  # noqa: N815
+
+            def _pass_on(self, body: bytes) -> None:
+                upstream = http.client.HTTPConnection(proxy.target, timeout=60)
+                try:
+                    upstream.request(self.command, self.path, body, dict(self.headers.items()))
+                    answer = upstream.getresponse()
+                    content = answer.read()
+                except OSError:
+                    return  # the server is away: so is the answer
+                finally:
+                    upstream.close()
+                if not proxy.loses(self.command, self.path):
+                    kind = answer.headers.get("Content-Type", "application/json")
+                    self._send(answer.status, content, [("Content-Type", kind)])
+
+            def _send(self, status: int, content: bytes, headers: list[tuple[str, str]]) -> None:
+                self.send_response(status)
+                for name, value in [*headers, ("Content-Length", str(len(content)))]:
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(content)
+
+        self._server = ThreadingHTTPServer((HOST, 0), Handler)
+        self._server.daemon_threads = True
+        self.uri = f"http://{HOST}:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def end(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@contextmanager
+def proxy_to(target: str = "") -> Iterator[Proxy]:
+    proxy = Proxy(target)
+    try:
+        yield proxy
+    finally:
+        proxy.end()
