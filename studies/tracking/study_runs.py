@@ -108,6 +108,8 @@ class StudySinks:
         self._post.put(partial(self.finish, record))
 
     def _follow(self, arm: str, seed: int, config: TrialConfig, path: Path) -> None:
+        if before := self._running.pop((arm, seed), None):
+            before.halt()
         if self._ready():
             sink = self._trial_sink(arm, seed, config.model_dump(mode="json"), path.parent.name, self._environment)
             self._running[arm, seed] = sink

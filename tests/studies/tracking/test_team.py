@@ -19,9 +19,11 @@ import pytest
 from fake_trial import STUDY
 from helpers import mind_interrupts
 from mlflow_servers import Postgres, Proxy, Server, missing_postgres, proxy_to, wait_until
-from series import series_differ
+from series import Series, compared, series_differ, shown, written
 
 from pipeline.run.layout import Layout, StudyFolder
+from pipeline.run.metrics_log import MetricsLog
+from studies.tracking.trial_run import MlflowSink
 from studies.tracking.ui import elsewhere
 
 ROOT = Path(__file__).parents[3]
@@ -92,10 +94,11 @@ class Driver:
     steps: int = 160
     sleep: float = 0.5
     environment: dict[str, str] = field(default_factory=dict)
+    text: str = STUDY
 
     def __post_init__(self) -> None:
         self.layout.root.mkdir(parents=True)
-        self.file.write_text(STUDY)
+        self.file.write_text(self.text)
         fake_trial.control(self.layout, sleep=self.sleep)
 
     @property
@@ -151,10 +154,7 @@ def ended(process: subprocess.Popen[str]) -> str:
 
 def check(driver: Driver, at: Any) -> None:
     assert list(series_differ(at, driver.study)) == []
-    assert len(driver.study.records()) == 4
-    again = driver.sync()
-    assert "MLflow has all" in again
-    assert "0 metrics were sent now" in again
+    assert driver.study.records()
 
 
 def test_two_drivers_with_four_workers(server: Server, tmp_path: Path, name: str) -> None:
@@ -164,6 +164,7 @@ def test_two_drivers_with_four_workers(server: Server, tmp_path: Path, name: str
         assert "MLflow" not in ended(process)
     for driver in drivers:
         check(driver, client(server))
+    assert "; 0 metrics were sent now" in drivers[0].sync()
     experiment = client(server).get_experiment_by_name(name)
     runs = client(server).search_runs([experiment.experiment_id])
     assert len(runs) == 2 * (1 + 4)
@@ -201,12 +202,27 @@ def test_a_driver_that_is_killed(server: Server, tmp_path: Path, name: str) -> N
     check(driver, client(server))
 
 
+def test_the_smallest_and_the_largest_values_arrive(server: Server, tmp_path: Path, name: str) -> None:
+    log, odd = tmp_path / "metrics.jsonl", (5e-324, -1e-300, 0.0, -0.1, 1.6e308, -1.6e308)
+    with MetricsLog(log) as metrics:
+        for step in range(600):
+            metrics.append(step, {"objective/kl": odd[step % len(odd)], "policy/entropy": step / 7})
+    run = MlflowSink(
+        server.uri, None, name, tmp_path / "state.json", "odd", None, {}, {}, identity="key", origin="a" * 32
+    )
+    assert run.finish(log, "diverged", {}, {})
+    histories = [client(server).get_metric_history(run.state.run_id, key) for key in ("objective/kl", "policy/entropy")]
+    sent = Series((one.key, one.step, shown(one.value)) for history in histories for one in history)
+    assert list(compared("odd", written(log), sent)) == []
+
+
 def test_a_slow_server(server: Server, proxy: Proxy, tmp_path: Path, name: str) -> None:
     """5 s a call: all trials have ended, and the report is drawn, while MLflow still hears of the first ones."""
-    quick = Driver(tmp_path / "quick", f"{name}-quick", server.uri, steps=64, sleep=0.1)
+    text = STUDY.replace("seeds: [0, 1]", "seeds: [0]")
+    quick = Driver(tmp_path / "quick", f"{name}-quick", server.uri, steps=64, sleep=0.1, text=text)
     quick.run()
     proxy.before = lambda method, path: time.sleep(5)
-    slow = Driver(tmp_path / "slow", name, proxy.uri, steps=64, sleep=0.1)
+    slow = Driver(tmp_path / "slow", name, proxy.uri, steps=64, sleep=0.1, text=text)
     slow.run()
     check(slow, client(server))
     took = [_seconds_of_trials(one) for one in (quick, slow)]
@@ -261,19 +277,19 @@ def test_a_server_that_fails_now_and_then(server: Server, proxy: Proxy, tmp_path
 
 def test_a_database_that_is_full(postgres: Postgres, tmp_path: Path, name: str) -> None:
     """PostgreSQL refuses every write, as it does on a disk without space, and reads go on."""
-    server = Server(postgres.database("full"), tmp_path / "artifacts", tmp_path / "log.txt")
+    server = Server(postgres.database("crowded"), tmp_path / "artifacts", tmp_path / "log.txt")
     try:
         driver = Driver(tmp_path / "driver", name, server.uri, steps=320)
         process = driver.start()
         driver.wait_for_runs(client(server))
-        refuse = "alter database full_ set default_transaction_read_only = {}".replace("full_", '"full"')
+        refuse = "alter database crowded set default_transaction_read_only = {}"
         postgres.sql(refuse.format("on"), "postgres")
-        postgres.sql("select pg_terminate_backend(pid) from pg_stat_activity where datname = 'full'", "postgres")
+        postgres.sql("select pg_terminate_backend(pid) from pg_stat_activity where datname = 'crowded'", "postgres")
         said = ended(process)
         assert "`ablate sync` sends it later" in said
         assert list(series_differ(client(server), driver.study)) != []
         postgres.sql(refuse.format("off"), "postgres")
-        postgres.sql("select pg_terminate_backend(pid) from pg_stat_activity where datname = 'full'", "postgres")
+        postgres.sql("select pg_terminate_backend(pid) from pg_stat_activity where datname = 'crowded'", "postgres")
         wait_until(lambda: _syncs(driver), "sync does not go on", 300)
         check(driver, client(server))
     finally:
