@@ -339,15 +339,16 @@ class MlflowSink:
 
     def _send_file(self, path: Path) -> None:
         try:
-            size = path.stat().st_size
+            file = path.open("rb")
         except FileNotFoundError:  # not begun, or just moved to its final place
             return
-        if (
-            size <= self.state.sent_bytes or size < self.state.pending_end
-        ):  # a resumed trial writes again what was already sent
-            return
-        self._open()  # which starts from the first byte again when MLflow no longer has the run
-        with path.open("rb") as file:
+        with file:
+            size = os.fstat(file.fileno()).st_size
+            if (
+                size <= self.state.sent_bytes or size < self.state.pending_end
+            ):  # a resumed trial writes again what was already sent
+                return
+            self._open()  # which starts from the first byte again when MLflow no longer has the run
             file.seek(self.state.sent_bytes)
             complete = file.read().rpartition(b"\n")[0]
         if not complete:

@@ -146,6 +146,23 @@ def test_following_sends_whole_lines_only_and_survives_a_resume(layout: Layout, 
     assert len(client.search_runs([client.get_experiment_by_name("small").experiment_id])) == 1
 
 
+def test_a_file_that_moves_to_its_final_place_while_mlflow_answers_is_sent(
+    layout: Layout, client: Client, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(log, range(5))
+    run = sink(layout)
+    opened = run._open
+
+    def moves() -> None:
+        log.rename(log.with_name("published.jsonl"))
+        opened()
+
+    monkeypatch.setattr(run, "_open", moves)
+    run._send_file(log)
+    assert series(client, run.state.run_id) == [(step, step / 7) for step in range(5)]
+    run._send_file(log)
+
+
 def test_a_batch_whose_answer_was_lost_is_the_same_batch_again(
     layout: Layout, client: Client, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
