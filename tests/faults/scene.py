@@ -13,13 +13,13 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from series import Series, compared, shown, written
 
 TESTS = Path(__file__).resolve().parent.parent
 STUDY = """\
@@ -185,24 +185,8 @@ def series_differ(root: Path, study: str = "small") -> Iterator[str]:
                 yield f"{path.stem} has {len(runs)} runs"
                 continue
             rows = database.execute("select key, step, value, is_nan from metrics where run_uuid = ?", runs[0])
-            sent = Counter((name, step, _shown(math.nan if nan else value)) for name, step, value, nan in rows)
-            written = _rows(root / "store" / "train" / key / "metrics.jsonl")
-            missing, names = written - sent, {name for name, _, _ in written}
-            more = Counter({row: n for row, n in (sent - written).items() if row[0] in names})
-            if missing or more:
-                yield f"{path.stem}: {missing.total()} records missing and {more.total()} too many in MLflow"
-
-
-def _rows(path: Path) -> Counter[tuple[str, int, str]]:
-    found = Counter[tuple[str, int, str]]()
-    for line in path.read_text().splitlines():
-        row = json.loads(line)
-        found.update((name, row["step"], _shown(value)) for name, value in row.items() if name != "step")
-    return found
-
-
-def _shown(value: float) -> str:
-    return "nan" if math.isnan(value) else repr(max(min(float(value), 1.7e308), -1.7e308))
+            sent = Series((name, step, shown(math.nan if nan else value)) for name, step, value, nan in rows)
+            yield from compared(path.stem, written(root / "store" / "train" / key / "metrics.jsonl"), sent)
 
 
 def copied(template: Path, folder: Path) -> Path:

@@ -80,7 +80,12 @@ def write_table(rng: random.Random, path: Path, rows: Sequence[Row]) -> None:
     rows = _changed(rng, rows) if rng.random() < 0.5 else rows
     try:
         data = {".csv": _csv, ".jsonl": _jsonl, ".json": _list, ".parquet": _parquet}[path.suffix](rng, rows)
-    except (ValueError, TypeError, OverflowError):  # what pyarrow or UTF-8 cannot hold is not written
+    except (
+        ValueError,
+        TypeError,
+        OverflowError,
+        NotImplementedError,
+    ):  # what pyarrow or UTF-8 cannot hold is not written
         data = b""
     path.write_bytes(mutated_bytes(rng, data) if rng.random() < 0.5 else data)
 
