@@ -1,5 +1,5 @@
 # Two commands do everything, set-up included: `make study STUDY=kl_ablation` and `make test`.
-# Variables: STUDY (name or YAML file), STUDIES (several), PROFILE, SET ("a.b=1 c.d=2"), JOBS, OUT, EXECUTOR, NAME, DESIGN, TRIAL, PORT, PYTHON,
+# Variables: STUDY (name or YAML file), STUDIES (several), PROFILE, SET ("a.b=1 c.d=2"), JOBS, OUT, EXECUTOR, CLUSTER, NAME, DESIGN, TRIAL, PORT, PYTHON,
 # TRL_PYTHON (an interpreter with TRL 1.16, for `make bench`).
 
 PYTHON ?= python3
@@ -12,7 +12,7 @@ ABLATE := $(BIN)/ablate
 OPTIONS := $(if $(OUT),--out "$(OUT)")
 CHOICE := $(if $(PROFILE),--profile $(PROFILE))
 CHANGES := $(foreach assignment,$(SET),--set '$(assignment)')
-WORKERS := $(if $(JOBS),--jobs $(JOBS)) $(if $(EXECUTOR),--executor $(EXECUTOR))
+WORKERS := $(if $(JOBS),--jobs $(JOBS)) $(if $(EXECUTOR),--executor $(EXECUTOR)) $(if $(CLUSTER),--cluster "$(CLUSTER)")
 
 # The machine's own Python, when it is named; else .venv, where there is one. Nothing is installed.
 CARD_PYTHON := $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))
@@ -47,7 +47,7 @@ study: $(VENV)/.stamp  ## run or continue STUDY
 	@$(ABLATE) study "$(STUDY)" $(CHOICE) $(CHANGES) $(WORKERS) $(OPTIONS)
 
 run: $(VENV)/.stamp  ## run one trial with PROFILE
-	@$(ABLATE) run $(CHOICE) $(CHANGES) $(if $(EXECUTOR),--executor $(EXECUTOR)) $(OPTIONS)
+	@$(ABLATE) run $(CHOICE) $(CHANGES) $(if $(EXECUTOR),--executor $(EXECUTOR)) $(if $(CLUSTER),--cluster "$(CLUSTER)") $(OPTIONS)
 
 plan: $(VENV)/.stamp  ## show what would run, what is cached, and whether it fits the budget
 	@$(ABLATE) plan "$(STUDY)" $(CHOICE) $(CHANGES) $(OPTIONS)

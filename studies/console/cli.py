@@ -46,11 +46,22 @@ OutOption = Annotated[Path | None, typer.Option("--out", help="Output root; defa
 JobsOption = Annotated[
     int | None,
     typer.Option(
-        "--jobs", min=1, help="Trials at once; default: CPU cores / threads per trial, or GPUs / processes per trial."
+        "--jobs",
+        min=1,
+        help="Trials at once; default: CPU cores / threads per trial, or GPUs / processes per trial; 32 with ray.",
     ),
 ]
 ExecutorOption = Annotated[
-    str, typer.Option("--executor", help="processes: each trial in its own process; inline: all in this one.")
+    str,
+    typer.Option(
+        "--executor",
+        help="processes: each trial in its own process; inline: all in this one; ray: each trial a worker on a Ray"
+        " cluster.",
+    ),
+]
+ClusterOption = Annotated[
+    Path | None,
+    typer.Option("--cluster", metavar="FILE", help="YAML file with what to ask of Ray for a trial, such as gpus."),
 ]
 WithoutMissingOption = Annotated[
     bool,
@@ -85,6 +96,7 @@ def study(
     settings: SetOption = None,
     jobs: JobsOption = None,
     executor: ExecutorOption = "processes",
+    cluster: ClusterOption = None,
     mirror: Annotated[
         Path | None,
         typer.Option(
@@ -100,7 +112,7 @@ def study(
     from pipeline.run.layout import Layout
     from studies.definition.schema import load_study
 
-    _run(load_study(name), Layout.at(out), profile, parse_set(settings or []), jobs, executor, mirror)
+    _run(load_study(name), Layout.at(out), profile, parse_set(settings or []), jobs, executor, cluster, mirror)
 
 
 def run(
@@ -108,6 +120,7 @@ def run(
     settings: SetOption = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed of training.")] = 0,
     executor: ExecutorOption = "processes",
+    cluster: ClusterOption = None,
     out: OutOption = None,
 ) -> None:
     """Run one trial, recorded as study `single`."""
@@ -115,7 +128,7 @@ def run(
     from pipeline.run.layout import Layout
     from studies.definition.schema import single
 
-    _run(single(profile, parse_set(settings or []), seed), Layout.at(out), profile, {}, 1, executor)
+    _run(single(profile, parse_set(settings or []), seed), Layout.at(out), profile, {}, 1, executor, cluster)
 
 
 def doctor(out: OutOption = None) -> None:
@@ -464,6 +477,7 @@ def _run(
     overrides: dict[str, Any],
     jobs: int | None,
     executor: str,
+    cluster: Path | None,
     mirror: Path | None = None,
 ) -> None:
     from rich.text import Text
@@ -479,7 +493,9 @@ def _run(
     from studies.execution.mirror import mirrored
 
     console = terminal()
-    slots = jobs or default_jobs(cells(chosen, profile, overrides)[0].config)
+    engine = executors.executor(executor, cluster, lambda line: console.print(Text(line, "yellow"), soft_wrap=True))
+    scheduled = executor in executors.SCHEDULERS
+    usual = executors.SCHEDULED_JOBS if scheduled else default_jobs(cells(chosen, profile, overrides)[0].config)
     try:
         with mirrored(layout.root, mirror, lambda line: console.print(Text(line, "yellow"), soft_wrap=True)):
             result = run_study(
@@ -487,14 +503,18 @@ def _run(
                 layout,
                 profile,
                 overrides,
-                executors.executor(executor),
-                slots,
+                engine,
+                jobs or usual,
                 console,
                 after=lambda folder: _draw(chosen, folder, console),
                 interim=_interim if chosen.source else None,
             )
     except KeyboardInterrupt:
         console.print(Text("interrupted; the same command continues"))
+        queued = layout.study(chosen.name, profile or chosen.profile).jobs
+        if scheduled and queued.exists() and any(queued.iterdir()):
+            how = f"to end them: for job in {queued}/*; do echo ended > $job/cancel; done"
+            console.print(Text(f"its trials go on, and the same command takes them over; {how}"), soft_wrap=True)
         raise typer.Exit(130) from None
     claims = standing(chosen, result.folder, profile or chosen.profile, overrides)
     search = load(chosen, result.folder) if chosen.search else None

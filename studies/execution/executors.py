@@ -9,6 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline.config.names import nearest
@@ -49,14 +50,35 @@ class Inline:
             return Crashed(job, said.reason, disk_full=said.disk_full)
 
 
+Tell = Callable[[str], None]
+"""Takes a line for the user."""
+
+
+def _ray(options: Path | None, tell: Tell) -> Executor:
+    from studies.execution.ray_cluster import RayCluster
+
+    return FileExecutor(RayCluster.of(options, tell))
+
+
 EXECUTORS: dict[str, Callable[[], Executor]] = {
     "inline": Inline,
     "processes": lambda: FileExecutor(Processes()),
 }
+SCHEDULERS: dict[str, Callable[[Path | None, Tell], Executor]] = {"ray": _ray}
+"""Executors of clusters: trials outlive the driver, and a file can hold options."""
+SCHEDULED_JOBS = 32
+"""Trials that are in a cluster's queue or run there at once, unless ``--jobs`` says how many."""
 
 
-def executor(name: str) -> Executor:
-    """The executor of a name. Raises `UserError` with the names that exist."""
-    if name not in EXECUTORS:
-        raise UserError(f"no executor '{name}'{nearest(name, list(EXECUTORS))}; there are: {', '.join(EXECUTORS)}")
+def executor(name: str, options: Path | None = None, tell: Tell = lambda line: None) -> Executor:
+    """The executor of a name, with the options of a cluster in a file. Raises `UserError` with the names that exist."""
+    names = [*EXECUTORS, *SCHEDULERS]
+    if name not in names:
+        raise UserError(f"no executor '{name}'{nearest(name, names)}; there are: {', '.join(names)}")
+    if name in SCHEDULERS:
+        return SCHEDULERS[name](options, tell)
+    if options is not None:
+        raise UserError(
+            f"--cluster {options}: the executor '{name}' has no options; those of {', '.join(SCHEDULERS)} do"
+        )
     return EXECUTORS[name]()

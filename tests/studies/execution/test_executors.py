@@ -155,7 +155,7 @@ def test_frequent_messages_are_merged() -> None:
 
 def test_unknown_names() -> None:
     with pytest.raises(
-        UserError, match=r"no executor 'proceses'; did you mean 'processes'\?; there are: inline, processes"
+        UserError, match=r"no executor 'proceses'; did you mean 'processes'\?; there are: inline, processes, ray"
     ):
         executors.executor("proceses")
 

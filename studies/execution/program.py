@@ -1,0 +1,22 @@
+"""Which program this is: driver and workers must run the same one."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+HOME = Path(__file__).parents[2]
+"""Where the packages of this program lie."""
+PACKAGES = ("pipeline", "studies/execution")
+"""What computes a trial, and what carries it."""
+
+
+@lru_cache(maxsize=1)
+def code_digest() -> str:
+    """SHA-256 of the program's source files: paths below `HOME`, and contents."""
+    files = sorted(path for package in PACKAGES for path in (HOME / package).rglob("*.py"))
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.relative_to(HOME).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()

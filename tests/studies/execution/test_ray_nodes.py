@@ -1,0 +1,196 @@
+"""A real Ray cluster of three nodes on this machine, whose nodes and drivers are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fake_trial
+import pytest
+from fake_trial import STUDY
+from light_jobs import PYTHONPATH, light_job, run_jobs, wait_for
+from light_study import go
+
+from pipeline.run.layout import Layout
+from studies.execution.job_folder import JobFolder
+from studies.execution.jobs import Crashed, Finished, Message
+from studies.execution.ray_cluster import RayCluster
+from studies.execution.ray_request import RayOptions
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
+OBJECTS = 80 * 2**20
+"""Bytes of a node's object store: the least that Ray takes."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A head and two nodes of one CPU each."""
+    before = dict(os.environ)
+    path = os.pathsep.join([PYTHONPATH, str(Path(__file__).parents[1])])
+    short = Path("/tmp") / f"ablate-ray-{os.getpid()}"  # Ray's sockets have names of at most 107 characters
+    short.mkdir()
+    os.environ.update(PYTHONPATH=path, RAY_TMPDIR=str(short), RAY_raylet_start_wait_time_s="300")
+    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_health_check_period_ms="1000")
+    os.environ.update(RAY_health_check_initial_delay_ms="1000", RAY_health_check_timeout_ms="5000")
+    from ray.cluster_utils import Cluster
+
+    started = Cluster(initialize_head=True, head_node_args=_node(include_dashboard=False))
+    for _ in range(2):
+        started.add_node(**_node())
+    os.environ["RAY_ADDRESS"] = started.address
+    yield started
+    ray.shutdown()
+    started.shutdown()
+    os.environ.clear()
+    os.environ.update(before)
+    subprocess.run(["rm", "-rf", str(short)], check=True)
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    root = tmp_path / "out"
+    root.mkdir()
+    return Layout(root)
+
+
+def _node(**more: Any) -> dict[str, Any]:
+    return {"num_cpus": 1, "object_store_memory": OBJECTS, **more}
+
+
+def ends(events: list[Any]) -> list[Any]:
+    return [event for event in events if not isinstance(event, Message)]
+
+
+def content(layout: Layout) -> dict[str, bytes]:
+    """What the trials of a study left, but for what it took."""
+    root = layout.root
+    paths = [*root.glob("store/*/*/**/*"), *root.glob("studies/small/tiny/trials/*.json")]
+    kept = {path.relative_to(root).as_posix(): path for path in paths if path.is_file() and "log" not in path.parts}
+    return {
+        name: path.read_bytes()
+        for name, path in kept.items()
+        if path.name not in ("manifest.json",) and not name.endswith("metrics.parquet") and "/." not in name
+    }
+
+
+def test_the_results_have_the_bytes_of_processes(cluster: Any, write_study: Any, tmp_path: Path) -> None:
+    """And what trials share is built once for the whole cluster."""
+    here, there = Layout(tmp_path / "here"), Layout(tmp_path / "there")
+    go(write_study(STUDY), here, "processes")
+    result, _ = go(write_study(STUDY), there, "ray", jobs=4)
+    assert [record.status for record in result.records] == ["complete"] * 4
+    digests = [
+        [
+            {name: ref.digest for name, ref in record.stages.items()}
+            for record in layout.study("small", "tiny").records()
+        ]
+        for layout in (here, there)
+    ]
+    assert digests[0] == digests[1]
+    assert content(here).keys() == content(there).keys()
+    for shared in ("prompts", "reward", "reference"):
+        assert len(fake_trial.calls(there, shared)) == len(fake_trial.calls(here, shared)) == 1
+    assert len(set(fake_trial.pids(there))) > 3
+    assert not (there.study("small", "tiny").jobs).exists()
+
+
+def test_a_trial_whose_node_is_killed_continues_on_another_one(cluster: Any, layout: Layout) -> None:
+    job = light_job(layout)
+    fake_trial.control(layout, gated=[f"{job.config.kl.beta}/0"])
+    victim = cluster.add_node(**_node(resources={"place": 1}))
+    launcher = RayCluster(RayOptions(resources={"place": 1.0}))
+    killed = SimpleNamespace(at=0.0, again=0.0)
+
+    def act(event: Any) -> None:
+        if isinstance(event, Message) and event.kind == "progress" and event.args[1] == 32 and not killed.at:
+            (pid,) = fake_trial.pids(layout)
+            killed.at = time.monotonic()
+            cluster.remove_node(victim, allow_graceful=False)
+            wait_for(lambda: not Path(f"/proc/{pid}").exists(), 30)
+            (layout.root / "gate").touch()
+            cluster.add_node(**_node(resources={"place": 1}))
+        elif killed.at and not killed.again:
+            killed.again = time.monotonic()
+
+    events = run_jobs(launcher, job, emit=act)
+    assert [type(event) for event in ends(events)] == [Finished]
+    assert len(fake_trial.calls(layout)) == 2
+    assert len(fake_trial.pids(layout)) == 2
+    print(f"continued {killed.again - killed.at:.1f} s after its node was killed")
+
+
+DRIVER = """
+import sys
+sys.path[:0] = {path!r}
+from pathlib import Path
+from light_jobs import light_job, run_jobs
+from pipeline.run.layout import Layout
+from studies.execution.ray_cluster import RayCluster
+run_jobs(RayCluster(), *[light_job(Layout(Path({root!r})), number) for number in range(2)])
+"""
+
+
+def test_trials_outlive_their_driver_and_the_next_one_takes_them_over(cluster: Any, layout: Layout) -> None:
+    jobs = [light_job(layout, number) for number in range(2)]
+    fake_trial.control(layout, gated=[f"{job.config.kl.beta}/{job.config.train.seed}" for job in jobs])
+    source = DRIVER.format(path=os.environ["PYTHONPATH"].split(os.pathsep), root=str(layout.root))
+    driver = subprocess.Popen([sys.executable, "-c", source], start_new_session=True)
+    wait_for(lambda: len(fake_trial.calls(layout)) == 2, 180)
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    time.sleep(3)
+    before = fake_trial.pids(layout)
+    assert all(Path(f"/proc/{pid}").exists() for pid in before)
+    (layout.root / "gate").touch()
+    events = run_jobs(RayCluster(), *jobs)
+    assert all(isinstance(event, Finished) and event.adopted for event in ends(events))
+    assert len(ends(events)) == 2
+    assert fake_trial.pids(layout) == before
+
+
+def test_processes_that_are_killed_and_trials_that_crash(cluster: Any, layout: Layout) -> None:
+    jobs = [light_job(layout, number) for number in range(3)]
+    cells = [f"{job.config.kl.beta}/{job.config.train.seed}" for job in jobs]
+    fake_trial.control(layout, kill={cells[0]: 1}, crash={cells[1]: 1}, user_error=[cells[2]])
+    found = {event.job.number: event for event in ends(run_jobs(RayCluster(), *jobs))}
+    assert isinstance(found[0], Crashed)
+    assert "was killed or crashed (often: out of memory)" in found[0].reason
+    assert found[1].reason == f"RuntimeError: boom in {cells[1]}"
+    assert (found[2].reason, found[2].user_error) == ("optimiser.lr is too large for this network", True)
+
+
+def test_a_full_cluster_lets_trials_wait_and_a_hung_one_says_where(cluster: Any, layout: Layout) -> None:
+    told = list[str]()
+    first, second = light_job(layout, 0), light_job(layout, 1, **{"runtime.hang_minutes": 0.1})
+    fake_trial.control(layout, hang=[f"{second.config.kl.beta}/1"])
+    launcher = RayCluster(RayOptions(resources={"narrow": 1.0}), told.append)
+    node = cluster.add_node(**_node(resources={"narrow": 1}))
+    events = ends(run_jobs(launcher, first, second))
+    assert isinstance(events[0], Finished)
+    assert events[1] == Crashed(second, "no progress for 0.1 min (runtime.hang_minutes): ended")
+    assert "_misbehave" in second.log.read_text()
+    assert len(told) == 1
+    assert "the Ray cluster is full: a trial asks for 1 CPU, 1 narrow, " in told[0]
+    cluster.remove_node(node)
+
+
+def test_a_node_that_comes_later(cluster: Any, layout: Layout) -> None:
+    """As with an autoscaler: waiting for it is no silence of the trial."""
+    job = light_job(layout, 0, **{"runtime.hang_minutes": 0.05})
+    launcher = RayCluster(RayOptions(resources={"late": 1.0}, autoscaling=True))
+    folder = JobFolder(job.folder)
+    name = launcher.start(job, folder)
+    time.sleep(4)
+    assert launcher.state(name) == "queued"
+    node = cluster.add_node(**_node(resources={"late": 1}))
+    events = run_jobs(launcher, job)
+    assert isinstance(ends(events)[-1], Finished)
+    cluster.remove_node(node)
