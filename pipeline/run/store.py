@@ -80,7 +80,7 @@ class Store:
         are those with which they were published. Who reads them verifies them.
         """
         for path in (self.root / stage / key, self._replaced(stage, key)):
-            if path.exists():
+            if _is_there(path):
                 return _read(stage, key, path, weights)
         return None
 
@@ -261,6 +261,16 @@ def inside(root: Path, relative: str) -> Path:
     if not path.is_relative_to(root.resolve()):
         raise Damaged(path, f"a record points to it, and it leaves the output folder {root}")
     return path
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a folder exists. A machine may remember for a minute that it did not, where another one has just put it
+    on a shared file system; to open the folder above asks the server."""
+    if path.exists():
+        return True
+    with suppress(OSError):
+        os.close(os.open(path.parent, os.O_RDONLY))
+    return path.exists()
 
 
 def _read(stage: str, key: str, path: Path, weights: bool) -> Artifact:

@@ -41,6 +41,27 @@ def test_an_artifact_is_built_once_and_found_again(tmp_path: Path) -> None:
     assert Store(tmp_path).find("sft", "k1") == first
 
 
+def test_what_another_machine_has_just_published_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where this machine remembers that it was not there, as clients of NFS do until they open the folder."""
+    store = Store(tmp_path)
+    built = store.build("sft", "k1", {}, fill(), resumable=False)
+    remembered = {built.path}
+    exists, open_ = Path.exists, os.open
+
+    def cached(path: Path, **options: Any) -> bool:
+        return path not in remembered and exists(path, **options)
+
+    def ask(path: Any, *arguments: Any, **options: Any) -> int:
+        remembered.difference_update({one for one in remembered if one.parent == Path(path)})
+        return open_(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "exists", cached)
+    monkeypatch.setattr(os, "open", ask)
+    assert store.find("sft", "k1") == built
+    assert store.find("sft", "k2") is None
+    assert store.find("never", "k1") is None
+
+
 def test_the_digest_depends_on_files_but_not_on_logs(tmp_path: Path) -> None:
     a = Store(tmp_path / "a").build("s", "k", {}, fill("x"), resumable=False)
     b = Store(tmp_path / "b").build("s", "k", {}, fill("x"), resumable=False)
