@@ -229,7 +229,9 @@ class RayCluster:
             return
         quiet = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
         with _signals_kept(), _connection_errors(self._address):
-            if self.outlives:
+            if self._ray.is_initialized():  # by an earlier study of this process
+                pass
+            elif self.outlives:
                 self._ray.init(address=self._address, **quiet)
             else:
                 os.environ.setdefault("RAY_AUTH_MODE", "token")  # others on this machine can reach its ports

@@ -73,6 +73,9 @@ class FakeRay:
             raise self.fails_to_connect
         self.inits.append(options)
 
+    def is_initialized(self) -> bool:
+        return bool(self.inits)
+
     def nodes(self) -> list[dict[str, Any]]:
         dead = {"Alive": False, "Resources": {"CPU": 99.0}, "NodeID": "dead"}
         return [
