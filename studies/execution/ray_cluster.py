@@ -1,7 +1,7 @@
 """Workers on a Ray cluster: that of ``RAY_ADDRESS``, or one on this machine that ends with the driver.
 
-On a cluster workers outlive their driver. A worker whose node dies starts again elsewhere and continues from the
-trial's checkpoint; that is no failure of the trial. Ray itself repeats nothing.
+On a cluster workers outlive their driver. A worker whose node dies is lost, which is no failure of its trial. Ray
+itself repeats nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from pipeline.config.runtime import RuntimeConfig
-from pipeline.errors import Damaged, Fault, UserError
+from pipeline.errors import Fault, UserError
 from pipeline.models.cpu import HUGE_PAGES
 from pipeline.resources.device import PRECISION, gpu_visible
 from pipeline.stages.sources import precision
@@ -36,8 +36,8 @@ from studies.execution.shared_store import Question, check_here
 ADDRESS = "RAY_ADDRESS"
 LOCAL = "local"
 NAMESPACE = "ablate"
-NODE_DEATHS = 5
-"""So often a worker starts again because its node died; it may be the trial that kills the nodes."""
+LAG_SECONDS = 5.0
+"""How long what a worker wrote may take to be read here (`Launcher.lag_seconds`)."""
 LOOK_SECONDS = 120.0
 """How long a node may take to answer whether it shares the output root."""
 OBJECT_STORE = 80 * 2**20
@@ -53,8 +53,6 @@ class _Worker:
     handle: Any
     ready: Any
     """Fulfilled, or failed, when the actor has done its job."""
-    deaths: int = 0
-    """Of nodes under it."""
 
 
 class RayCluster:
@@ -71,6 +69,7 @@ class RayCluster:
                 " node of the cluster, with the address of its head, such as 10.0.0.1:6379"
             )
         self.outlives = self._address != LOCAL
+        self.lag_seconds = LAG_SECONDS if self.outlives else 0.0
         self._workers: dict[str, _Worker] = {}
         self._connected = self._checked = self._waited = False
 
@@ -95,10 +94,10 @@ class RayCluster:
         return name
 
     def state(self, name: str) -> WorkerState:
-        """Queued until the worker has begun, also after its node has died; then running, or in words how it ended."""
+        """Queued until the worker has begun; then running, or in words how it ended."""
         worker = self._find(name)
         if worker is None:
-            return Ended("the Ray cluster knows its worker no more")
+            return "unknown"
         if not self._ray.wait([worker.ready], timeout=0)[0]:
             return "running" if worker.folder.alive_file.exists() else "queued"
         try:
@@ -107,8 +106,6 @@ class RayCluster:
             worker.ready = worker.handle.__ray_ready__.remote()
             return "running"
         except self._ray.exceptions.RayError as error:
-            if died_with_node(error):
-                return self._again(name, worker)
             return in_words(error, worker.folder.path)
         return Ended("the worker ended without a result")
 
@@ -161,19 +158,6 @@ class RayCluster:
                 folder = JobFolder(Path(name.partition(":")[2]))
                 self._workers[name] = _Worker(folder, handle, handle.__ray_ready__.remote())
         return self._workers.get(name)
-
-    def _again(self, name: str, worker: _Worker) -> WorkerState:
-        """Start the worker of a dead node elsewhere: it was no fault of the trial's."""
-        if worker.deaths >= NODE_DEATHS:
-            return Ended(f"{NODE_DEATHS + 1} nodes died under it, one after the other")
-        with suppress(Damaged):
-            job = worker.folder.read().job(worker.folder.path)
-            worker.folder.alive_file.unlink(missing_ok=True)
-            with suppress(ValueError):  # the name is not free yet: the next look tries again
-                self._workers[name] = self._submit(name, job)
-                self._workers[name].deaths = worker.deaths + 1
-            return "queued"
-        return Ended("its node died, and its job folder is damaged")
 
     def _kill(self, worker: _Worker) -> None:
         with suppress(self._ray.exceptions.RayError, ValueError):

@@ -26,6 +26,10 @@ def died_with_node(error: BaseException) -> bool:
 def in_words(error: BaseException, root: Path) -> Ended:
     """How a worker ended that wrote no outcome, or did not begin. `root` is the output root."""
     text = str(error)
+    address = found[1] if (found := _ADDRESS.search(text)) else ""
+    node, where = f" {address}" if address else "", f" on {address}" if address else ""
+    if died_with_node(error):
+        return Ended(f"its node{node} died or was taken back", lost=True)
     if code := _EXIT_CODE.search(text):
         if int(code[1]) == DISK_FULL:
             full = disk_full(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), root)
@@ -37,7 +41,6 @@ def in_words(error: BaseException, root: Path) -> Ended:
         return Ended("the worker ended without a result")
     if "killed by `ray.kill`" in text:
         return Ended("its Ray actor was killed from outside", interrupted=True)
-    where = f" on {found[1]}" if (found := _ADDRESS.search(text)) else ""
     if _MEMORY.search(text):
         return Ended(f"Ray killed the worker{where}: the node ran out of memory")
     if "worker process has died" in text:

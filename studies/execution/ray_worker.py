@@ -23,8 +23,6 @@ from studies.execution.worker import open_log, work
 
 SIGHT_SECONDS = 10.0
 """How long a new job folder may take to be seen on a node."""
-HANDOVER_SECONDS = 120.0
-"""How long the worker of a node that Ray has given up may take to end."""
 LOOK_SECONDS = 0.5
 WITNESS = "traceback"
 """A file that asks the worker to write into its log where it stands."""
@@ -59,12 +57,10 @@ def do(root: Path, path: Path, name: str, code: str, host: str) -> int:
     try:
         check_program(code, host)
     except NotHere as error:
-        folder.end(OutcomeFile(kind="crashed", reason=str(error), user_error=True))
+        refused = OutcomeFile.without_result("crashed", str(error), user_error=True)
+        folder.end(refused.model_copy(update={"work": folder.read().work}))
         return USER_ERROR
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a node that is drained ends its workers: no fault, and no outcome
-    deadline = time.monotonic() + HANDOVER_SECONDS
-    while folder.is_held() and time.monotonic() < deadline:
-        time.sleep(LOOK_SECONDS)
     threading.Thread(target=_testify, args=(folder,), daemon=True).start()
     return work(path)
 
@@ -77,8 +73,7 @@ def is_wanted(root: Path, folder: JobFolder, name: str) -> bool:
             if not root.is_dir():
                 raise NotHere(f"{root} is not there ({existing(root)} is); mount it under the same path on every node")
             return False
-        if folder.path.parent.is_dir():
-            next(folder.path.parent.iterdir(), None)  # to open a folder asks the server
+        folder.refresh()
         time.sleep(0.1)
     return folder.worker == name
 

@@ -81,10 +81,11 @@ def test_a_full_disk_is_known_by_its_exit_code(tmp_path: Path) -> None:
 
 
 def test_a_node_that_dies_or_is_taken_back() -> None:
-    assert died_with_node(ActorDiedError(HEAD + NODE))
+    assert in_words(ActorDiedError(HEAD + NODE), Path()) == Ended("its node 10.0.0.7 died or was taken back", lost=True)
     taken = ActorDiedError("drained")
     taken.preempted = True  # type: ignore[misc]
     assert died_with_node(taken)
+    assert in_words(taken, Path()) == Ended("its node died or was taken back", lost=True)
 
 
 def test_lines() -> None:
