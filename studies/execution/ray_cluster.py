@@ -228,7 +228,6 @@ class RayCluster:
 
 def _import_ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "180")  # a busy machine takes longer than Ray expects
     try:
         import ray
         import ray.util.scheduling_strategies
@@ -267,15 +266,16 @@ def _signals_kept() -> Iterator[None]:
 @contextmanager
 def _connection_errors(address: str) -> Iterator[None]:
     """Why there is no connection, in one line."""
+    place = "Ray does not start on this machine" if address == LOCAL else f"{ADDRESS} = {address}"
     try:
         yield
     except (ConnectionError, ValueError) as error:
         raise UserError(
-            f"{ADDRESS} = {address}: no Ray cluster answers there ({first_line(error)}); start one with `ray start"
+            f"{place}: no Ray cluster answers there ({first_line(error)}); start one with `ray start"
             f" --head`, or unset {ADDRESS} for one on this machine"
         ) from None
     except Exception as error:  # versions that differ, a token that is missing
-        raise Fault(f"{ADDRESS} = {address}: {first_line(error)}") from None
+        raise Fault(f"{place}: {first_line(error)}") from None
 
 
 def _have_testified(folder: JobFolder) -> None:

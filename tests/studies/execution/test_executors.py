@@ -160,6 +160,13 @@ def test_unknown_names() -> None:
         executors.executor("proceses")
 
 
+def test_options_of_a_cluster_are_for_clusters() -> None:
+    with pytest.raises(
+        UserError, match=r"--cluster ray\.yaml: the executor 'processes' has no options; those of ray do"
+    ):
+        executors.executor("processes", Path("ray.yaml"))
+
+
 def test_a_trial_that_hangs_is_ended_while_others_talk_and_its_log_tells_where_it_stood(layout: Layout) -> None:
     fake_trial.control(layout, hang=["0.05/0"], sleep=1.5)
     hanging, talking = job(layout, 0, **{"runtime.hang_minutes": 3 / 60}), job(layout, 1)
