@@ -7,10 +7,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import fake_trial
@@ -119,24 +119,27 @@ def test_a_trial_whose_node_is_killed_continues_on_another_one(cluster: Any, lay
     fake_trial.control(layout, gated=[f"{job.config.kl.beta}/0"])
     victim = add_node(cluster, resources={"place": 1})
     launcher = RayCluster(RayOptions(resources={"place": 1.0}))
-    killed = SimpleNamespace(at=0.0, again=0.0)
+    kept = list[bytes]()
 
-    def act(event: Any) -> None:
-        if isinstance(event, Message) and event.kind == "progress" and event.args[1] == 32 and not killed.at:
-            (pid,) = fake_trial.pids(layout)
-            killed.at = time.monotonic()
-            cluster.remove_node(victim, allow_graceful=False)
-            wait_for(lambda: not Path(f"/proc/{pid}").exists(), 30)
-            (layout.root / "gate").touch()
-            add_node(cluster, resources={"place": 1})
-        elif killed.at and not killed.again:
-            killed.again = time.monotonic()
+    def kill() -> None:
+        wait_for(lambda: len(list(layout.root.glob("store/train/.partial/*/metrics.jsonl"))) == 1, 300)
+        (pid,) = fake_trial.pids(layout)
+        cluster.remove_node(victim, allow_graceful=False)
+        wait_for(lambda: not Path(f"/proc/{pid}").exists(), 120)
+        kept.append(job.folder.joinpath("alive").read_bytes())
+        (layout.root / "gate").touch()
+        add_node(cluster, resources={"place": 1})
 
-    events = run_jobs(launcher, job, emit=act)
+    thread = threading.Thread(target=kill)
+    thread.start()
+    events = run_jobs(launcher, job)
+    thread.join()
+    assert kept
+    (lost,) = [event.args[0] for event in events if isinstance(event, Message) and event.kind == "warn"]
+    assert lost.endswith("died or was taken back; it goes on in a new worker")
     assert [type(event) for event in ends(events)] == [Finished]
     assert len(fake_trial.calls(layout)) == 2
     assert len(fake_trial.pids(layout)) == 2
-    print(f"continued {killed.again - killed.at:.1f} s after its node was killed")
 
 
 DRIVER = """
