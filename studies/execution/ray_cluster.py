@@ -179,7 +179,8 @@ class RayCluster:
                 f"no node of the Ray cluster has room for a trial, which asks for {request}; it has {in_all(nodes)}."
                 " Ask for less, add a node, or set autoscaling: true where nodes come when they are needed"
             )
-        if self._waited or (fits and times(request, free)):
+        full = len(self._workers) >= sum(times(request, node) for node in nodes)  # what is free is known late
+        if self._waited or (fits and times(request, free) and not full):
             return
         self._waited = True
         left = amounts_in_words({name: free.get(name, 0.0) for name, value in request.amounts.items() if value})

@@ -13,6 +13,8 @@ from studies.execution.worker import DISK_FULL
 
 _EXIT_CODE = re.compile(r"NoOutcome: (\d+)")
 _ADDRESS = re.compile(r"^\s*ip: (\S+)", re.MULTILINE)
+_GUESSES = "Some common causes"
+"""From here on Ray lists what might have been."""
 _MEMORY = re.compile(r"running low on memory|memory pressure|\bOOM\b(?! killer due)", re.IGNORECASE)
 
 
@@ -41,7 +43,7 @@ def in_words(error: BaseException, root: Path) -> Ended:
         return Ended("the worker ended without a result")
     if "killed by `ray.kill`" in text:
         return Ended("its Ray actor was killed from outside", interrupted=True)
-    if _MEMORY.search(text):
+    if _MEMORY.search(text.partition(_GUESSES)[0]):
         return Ended(f"Ray killed the worker{where}: the node ran out of memory")
     if "worker process has died" in text:
         return Ended(f"the worker's process{where} was killed or crashed (often: out of memory)")

@@ -22,7 +22,7 @@ NODE = """The actor died because its node has died. Node Id: f2f02034351b450e6a9
 The actor never ran - it was cancelled before it started running."""
 KILLED = """The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: \
 Worker unexpectedly exits with a connection error code 2. End of file. Some common causes include: (1) the process was \
-killed by the OOM killer due to high memory usage, (2) ray stop --force was called, or (3) the worker crashed \
+killed by SIGKILL by OOM killer due to memory pressure, (2) ray stop --force was called, or (3) the worker crashed \
 unexpectedly due to SIGSEGV or another unexpected error."""
 LEFT = """The actor is dead because its worker process has died. Worker exit type: INTENDED_USER_EXIT Worker exit \
 detail: Worker exits by an user request. Worker exits with an exit code 0. exit_actor() is called."""
