@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,9 @@ def cluster() -> Iterator[Any]:
         yield started
         ray.shutdown()
         started.shutdown()
+        with warnings.catch_warnings(action="ignore"):  # Ray waits for no process that it has killed
+            del started
+            gc.collect()
 
 
 @pytest.fixture
