@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
+from pipeline.run.leaving import Leaving
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
 
@@ -23,6 +25,12 @@ def breaks(cfg: TrialConfig, out: Path, reporter: Reporter) -> None:
     if os.environ["RANK"] == "1":
         raise ValueError("the second one broke")
     time.sleep(600)
+
+
+def leaves(cfg: TrialConfig, out: Path, reporter: Reporter) -> None:
+    """As a trial that a scheduler has signalled, every process of it."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    raise Leaving
 
 
 def speaks(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from pydantic import TypeAdapter
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
 from pipeline.models.loading import device_of
+from pipeline.run.leaving import LEFT, Leaving, can_leave
 from pipeline.run.progress import Reporter, Silent
 from pipeline.run.store import Artifact
 from pipeline.stages.common import settle
@@ -93,6 +95,8 @@ def launch(
         path.unlink(missing_ok=True)
     if code == USER_ERROR:
         raise UserError(said.splitlines()[-1])
+    if code == LEFT:
+        raise Leaving
     if failed is not None:
         raise RuntimeError(f"process {failed} of {count} ended with {code}:\n" + "\n".join(said.splitlines()[-8:]))
 
@@ -190,6 +194,8 @@ def _die_with_parent(parent: int) -> None:
 def main() -> None:
     """One of the processes."""
     threading.Thread(target=_die_with_parent, args=(os.getppid(),), daemon=True).start()
+    if can_leave():  # a scheduler signals every process of a trial; the first one decides for all
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     name, config, out, artifacts = _read(sys.stdin.read())
     module, _, function = name.partition(":")
     reporter = PipeReporter() if os.environ["RANK"] == "0" else Silent()
@@ -201,6 +207,8 @@ def main() -> None:
     except UserError as error:
         print(error, file=sys.stderr)
         sys.exit(USER_ERROR)
+    except Leaving:
+        sys.exit(LEFT)
 
 
 if __name__ == "__main__":

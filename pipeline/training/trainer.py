@@ -32,6 +32,7 @@ from pipeline.models.sampler_choice import choose_sampler
 from pipeline.resources.ledger import Ledger, Reached
 from pipeline.resources.out_of_memory import MemoryFull, MemoryFullSomewhere, Room
 from pipeline.resources.roofline import BYTES_STEP
+from pipeline.run.leaving import Leaving, asked_to_leave
 from pipeline.run.progress import RESUMED
 from pipeline.run.stopping import Watcher
 from pipeline.training import checkpoint
@@ -214,12 +215,18 @@ class Trainer:
         return None if reached is None else vars(reached)
 
     def _train(self) -> tuple[str, str | None]:
+        begun = self.update
         try:
             while self.update < self.end:
-                if (reached := self.ranks.agree(self._reached())) is not None:
+                reached, leaves = self.ranks.agree((self._reached(), asked_to_leave()))
+                if reached is not None:
                     self.cap = Reached(**reached)
                     self._pause()
                     return "budget", str(self.cap)
+                if leaves and self.update > begun:
+                    self._pause()
+                    self.ranks.wait()  # a process that ends has the others killed
+                    raise Leaving
                 if broken := self.stop.broken():
                     self._check_end()
                     return "pruned", broken

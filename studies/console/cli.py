@@ -48,20 +48,23 @@ JobsOption = Annotated[
     typer.Option(
         "--jobs",
         min=1,
-        help="Trials at once; default: CPU cores / threads per trial, or GPUs / processes per trial; 32 with ray.",
+        help="Trials at once; default: CPU cores / threads per trial, or GPUs / processes per trial; 32 with slurm and"
+        " ray.",
     ),
 ]
 ExecutorOption = Annotated[
     str,
     typer.Option(
         "--executor",
-        help="processes: each trial in its own process; inline: all in this one; ray: each trial a worker on a Ray"
-        " cluster.",
+        help="processes: each trial in its own process; inline: all in this one; slurm: each trial a job of SLURM; ray:"
+        " each trial a worker on a Ray cluster.",
     ),
 ]
 ClusterOption = Annotated[
     Path | None,
-    typer.Option("--cluster", metavar="FILE", help="YAML file with what to ask of Ray for a trial, such as gpus."),
+    typer.Option(
+        "--cluster", metavar="FILE", help="YAML file with options of sbatch, such as account, or of Ray, such as gpus."
+    ),
 ]
 WithoutMissingOption = Annotated[
     bool,

@@ -54,6 +54,12 @@ Tell = Callable[[str], None]
 """Takes a line for the user."""
 
 
+def _slurm(options: Path | None, tell: Tell) -> Executor:
+    from studies.execution.slurm import Slurm
+
+    return FileExecutor(Slurm.of(options, tell))
+
+
 def _ray(options: Path | None, tell: Tell) -> Executor:
     from studies.execution.ray_cluster import RayCluster
 
@@ -64,7 +70,7 @@ EXECUTORS: dict[str, Callable[[], Executor]] = {
     "inline": Inline,
     "processes": lambda: FileExecutor(Processes()),
 }
-SCHEDULERS: dict[str, Callable[[Path | None, Tell], Executor]] = {"ray": _ray}
+SCHEDULERS: dict[str, Callable[[Path | None, Tell], Executor]] = {"slurm": _slurm, "ray": _ray}
 """Executors of clusters: trials outlive the driver, and a file can hold options."""
 SCHEDULED_JOBS = 32
 """Trials that are in a cluster's queue or run there at once, unless ``--jobs`` says how many."""

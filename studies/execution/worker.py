@@ -2,6 +2,10 @@
 
 The folder holds the job, takes its events, and says when to stop (`studies.execution.job_folder`). Exit codes: 0, there
 is a result; 2, the user has to put something right; 4, the trial crashed; 74, a disk is full; 130, it was interrupted.
+
+Where a scheduler runs the worker (`pipeline.run.leaving`), the first SIGTERM asks the trial to leave. The worker then
+ends without an outcome, since the scheduler knows why: with 75 if the trial came further than it was when the worker
+began, else with 130.
 """
 
 from __future__ import annotations
@@ -10,20 +14,23 @@ import faulthandler
 import importlib
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from pipeline.errors import FAULT, INTERRUPTED, USER_ERROR, Fault, UserError
 from pipeline.faults import disk_full, in_words, is_disk_full
+from pipeline.run.leaving import LEFT, Leaving, ask_to_leave, asked_to_leave, can_leave
 from studies.execution.job_folder import HEARTBEAT_SECONDS, JobFolder, OutcomeFile
-from studies.execution.jobs import QUIET_LIMIT, EventReporter, Job, TrialResult
+from studies.execution.jobs import QUIET_LIMIT, EventReporter, Job, MessageKind, Send, TrialResult
 
 DISK_FULL = 74
 """Exit code, EX_IOERR of sysexits.h: on a full disk not even the outcome can be written."""
@@ -34,6 +41,8 @@ LEAVE_SECONDS = 5.0
 STOP_SECONDS = 60.0
 """The same for one that was cancelled. An interrupt can be lost in a destructor, or wait for C code that hangs."""
 TAKEN = "its folder was taken away"
+NOBODY = ("", 0)
+"""Who works where a file server does not show ``alive`` for a moment."""
 STOP = getattr(signal, "SIGUSR1", signal.SIGTERM)
 """Interrupts the trial, as Ctrl-C would."""
 
@@ -91,7 +100,12 @@ def _work(folder: JobFolder, mark: tuple[int, int] | None) -> int:
             _publish(folder, mark, refused)
         return _exit_code(refused)
     os.environ.update(content.environment)
-    outcome = _outcome(folder, job, Watch(folder, mark, shared=content.outlives))
+    advance, watch = _Advance(), Watch(folder, mark, shared=content.outlives)
+    outcome = _outcome(folder, job, watch, advance)
+    if outcome is None:
+        return LEFT if advance.made else INTERRUPTED
+    if watch.reason == TAKEN:
+        return INTERRUPTED
     try:
         _publish(folder, mark, outcome.model_copy(update={"work": content.work}))
     except OSError as error:
@@ -105,18 +119,38 @@ def _publish(folder: JobFolder, mark: tuple[int, int] | None, outcome: OutcomeFi
         folder.end(outcome)
 
 
-def _outcome(folder: JobFolder, job: Job, watch: Watch) -> OutcomeFile:
+def _outcome(folder: JobFolder, job: Job, watch: Watch, advance: _Advance) -> OutcomeFile | None:
+    """None of a trial that was asked to leave: whatever ended it then is no fault of its own."""
     limit = min(QUIET_LIMIT, job.config.runtime.hang_minutes * 60 / 4)
     try:
         if (reason := watch.look()) is not None:  # while the job waited in a queue
             return OutcomeFile.without_result("interrupted", reason)
         folder.begin()
         with folder.events() as send, _output_to(job.log), watch:
-            return OutcomeFile.of(call(job, EventReporter(send, limit)), job.layout.root)
-    except KeyboardInterrupt:
+            return OutcomeFile.of(call(job, EventReporter(advance.noting(send), limit)), job.layout.root)
+    except KeyboardInterrupt as error:
+        advance.made |= isinstance(error, Leaving)
+        if watch.reason is None and asked_to_leave():
+            return None
         return OutcomeFile.without_result("interrupted", watch.reason or "stopped by a signal")
     except BaseException as error:
-        return crash(job, error)
+        return None if asked_to_leave() else crash(job, error)
+
+
+@dataclass
+class _Advance:
+    """Whether a trial has come further than it was when its process began."""
+
+    made: bool = False
+
+    def noting(self, send: Send) -> Send:
+        """Takes note of stages that are built."""
+
+        def noted(kind: MessageKind, args: tuple[Any, ...]) -> None:
+            self.made |= kind == "stage" and args[1] == "built"
+            send(kind, args)
+
+        return noted
 
 
 class Watch(threading.Thread):
@@ -125,6 +159,7 @@ class Watch(threading.Thread):
     def __init__(self, folder: JobFolder, mark: tuple[int, int] | None, *, shared: bool) -> None:
         super().__init__(name="watch", daemon=True)
         self._folder, self._mark, self._shared = folder, mark, shared
+        self._mine = (socket.gethostname(), os.getpid())
         self._over = threading.Event()
         self.reason: str | None = None
 
@@ -140,7 +175,7 @@ class Watch(threading.Thread):
         beaten = time.monotonic()
         while self.reason is None and not self._over.wait(WATCH_SECONDS):
             with suppress(OSError):  # a server that is away for a moment
-                self.reason = self.look()
+                self.reason = self.look() or self._superseded()
                 if time.monotonic() - beaten >= HEARTBEAT_SECONDS:
                     beaten = time.monotonic()
                     self._folder.beat(shared=self._shared)
@@ -152,6 +187,10 @@ class Watch(threading.Thread):
     def look(self) -> str | None:
         """Why the worker is to stop, or None."""
         return TAKEN if self._folder.mark() != self._mark else self._folder.cancelled()
+
+    def _superseded(self) -> str | None:
+        """Another worker has begun the job: a lock need not hold across machines that lost sight of each other."""
+        return TAKEN if self._folder.worker_process not in (self._mine, NOBODY) else None
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -191,12 +230,16 @@ def _output_to(path: Path) -> Iterator[None]:
 
 
 def main(arguments: list[str]) -> int:
-    """The command. A second signal ends the process at once."""
+    """The command. A second signal ends the process at once; where the trial can leave, a third."""
     if len(arguments) != 1:
         print("usage: python -m studies.execution.worker FOLDER", file=sys.stderr)
         return USER_ERROR
 
     def stop(number: int, frame: FrameType | None) -> None:
+        if can_leave() and not asked_to_leave():
+            ask_to_leave()
+            if asked_to_leave():  # else the disk is full
+                return
         signal.signal(number, signal.SIG_DFL)
         raise KeyboardInterrupt
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from light_jobs import Detached, light_job, start_worker, wait_for
 
 from pipeline.errors import Fault
 from pipeline.run.layout import Layout, read_sealed, sealed
+from pipeline.run.leaving import LEAVE, Leaving
 from studies.execution import worker
 from studies.execution.executors import Inline
 from studies.execution.file_executor import Ended
@@ -125,6 +127,67 @@ def test_an_interrupted_worker_stops_and_the_next_one_goes_on(
     assert end(start()) == (0, b"")  # as a scheduler starts it again, in the same folder
     assert isinstance(folder.outcome(job), Finished)
     assert fake_trial.calls(layout, "prompts") == ["-"]
+
+
+@pytest.mark.parametrize(("known", "code"), [(False, 75), (True, 130)])
+def test_under_a_scheduler_the_first_signal_asks_the_trial_to_leave_and_the_second_ends_it(
+    job: Job,
+    folder: JobFolder,
+    start: Callable[[], Any],
+    layout: Layout,
+    monkeypatch: pytest.MonkeyPatch,
+    known: bool,
+    code: int,
+) -> None:
+    """The exit code says whether it came further, and the outcome is the scheduler's to tell."""
+    if known:  # all stages but the training
+        Inline().run(iter([replace(job, until="reference"), None]).__next__, 1, lambda event: None)
+    monkeypatch.setenv(LEAVE, str(folder.path / "leave"))
+    fake_trial.control(layout, gated=["0.05/0"])
+    first = start()
+    wait_for(half_way(folder))
+    first.send_signal(signal.SIGTERM)
+    wait_for((folder.path / "leave").exists)
+    time.sleep(0.3)
+    assert first.poll() is None
+    first.send_signal(signal.SIGTERM)
+    assert end(first) == (code, b"")
+    assert not folder.outcome_file.exists()
+    (folder.path / "leave").unlink()
+    (layout.root / "gate").touch()
+    assert end(start()) == (0, b"")
+    assert isinstance(folder.outcome(job), Finished)
+
+
+def test_a_trial_that_leaves_has_come_further_and_what_breaks_then_is_no_fault(
+    job: Job, folder: JobFolder, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(job: Job, reporter: Any) -> Any:
+        raise errors.pop()
+
+    errors: list[BaseException] = [RuntimeError("process 1 of 2 ended with -15"), Leaving(), RuntimeError("boom")]
+    monkeypatch.setattr(worker, "call", breaks)
+    monkeypatch.setenv(LEAVE, str(folder.path / "leave"))
+    codes = [worker.work(folder.path)]
+    assert folder.outcome(job) == Crashed(job, "RuntimeError: boom")
+    folder.outcome_file.unlink()
+    (folder.path / "leave").touch()
+    codes += [worker.work(folder.path), worker.work(folder.path)]
+    assert codes == [4, 75, 130]
+    assert not folder.outcome_file.exists()
+
+
+def test_a_worker_whose_job_another_one_has_taken_up_stops(
+    job: Job, folder: JobFolder, start: Callable[[], Any], layout: Layout
+) -> None:
+    """A lock need not hold across machines that have lost sight of each other."""
+    fake_trial.control(layout, gated=["0.05/0"])
+    first = start()
+    wait_for(half_way(folder))
+    folder.alive_file.write_text("elsewhere 7")
+    assert end(first) == (130, b"")
+    assert not folder.outcome_file.exists()
+    assert folder.worker_process == ("elsewhere", 7)
 
 
 def test_a_worker_whose_folder_was_taken_away_stops(

@@ -1,0 +1,236 @@
+"""A real SLURM of two nodes on this machine, from Debian's packages slurm-wlm and munge: for root, on loopback.
+
+    python tests/slurm_nodes.py FOLDER     # starts it, prints what to export, ends all at Ctrl-C
+
+Nothing outside its folder is written. There is no accounting, so a job is known for five minutes after its end.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel")
+NODES = ("n1", "n2")
+CORES = 4
+"""Of each node, whatever the machine has."""
+CONFIGURATION = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MailProg=/bin/true
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SchedulerParameters=sched_min_interval=100000,sched_interval=1,bf_interval=1
+ReturnToService=2
+KillWait=5
+SlurmdTimeout=10
+NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports[1]}-{ports[2]}] CPUs={cores} RealMemory=100000
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=10
+"""
+
+
+def missing() -> str | None:
+    """Why no SLURM can be started here; None where one can."""
+    absent = [name for name in PROGRAMS if _program(name) is None]
+    if absent:
+        return f"no {absent[0]} on this machine: apt install slurm-wlm munge"
+    return None if os.geteuid() == 0 else "SLURM's daemons have to be started as root"
+
+
+class SlurmNodes:
+    """The daemons; each can be ended, paused and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.configuration = folder / "slurm.conf"
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self) -> None:
+        """Start all, and wait until both nodes are idle."""
+        self.folder.mkdir(parents=True)
+        for path in (self.folder, *self.folder.parents[:2]):  # munged refuses a path that others could change
+            path.chmod(0o755)
+        key = self.folder / "munge.key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o400)
+        for name in ("state", *(f"spool-{node}" for node in NODES)):
+            (self.folder / name).mkdir()
+        ports = _ports(3)
+        text = CONFIGURATION.format(folder=self.folder, host=socket.gethostname(), ports=ports, cores=CORES)
+        self.configuration.write_text(text)
+        self.begin("munged")
+        wait_for(lambda: (self.folder / "munge.socket").exists(), 20)
+        for name in ("slurmctld", *NODES):
+            self.begin(name)
+        wait_for(lambda: self.ask("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split() == ["idle"] * len(NODES), 60)
+
+    def begin(self, name: str) -> None:
+        """Start a daemon: munged, slurmctld, or the slurmd of a node."""
+        folder, configured = self.folder, ["-D", "-f", str(self.configuration)]
+        if name == "munged":
+            files = {"socket": "munge.socket", "key-file": "munge.key", "pid-file": "munge.pid", "seed-file": "seed"}
+            options = ["--foreground", "--force", *(f"--{key}={folder / file}" for key, file in files.items())]
+        else:
+            options = configured if name == "slurmctld" else [*configured, "-N", name]
+        program = _program("slurmd" if name in NODES else name)
+        assert program is not None
+        with (folder / f"{name}.out").open("ab") as out:
+            self._daemons[name] = subprocess.Popen([program, *options], stdout=out, stderr=out, start_new_session=True)
+
+    def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
+        """End a daemon; its jobs go on."""
+        daemon = self._daemons.pop(name)
+        daemon.send_signal(how)
+        daemon.wait(30)
+
+    def lose(self, node: str) -> None:
+        """Have a node die with all that runs on it."""
+        daemon = self._daemons.pop(node)
+        working = _processes_with(f"SLURMD_NODENAME={node}")
+        above = [parent for pid in working if "slurmstepd" in _command(parent := _parent(pid))]
+        for pid in [daemon.pid, *above, *working]:  # first those that would tell the controller
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        daemon.wait(30)
+
+    def ask(self, *command: str) -> str:
+        """What a command of SLURM answers; nothing when it fails."""
+        environment = {**os.environ, "SLURM_CONF": str(self.configuration)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        return done.stdout if done.returncode == 0 else ""
+
+    def jobs(self) -> dict[str, str]:
+        """State of every job."""
+        lines = self.ask("squeue", "-h", "--states=all", "-o", "%i %T").splitlines()
+        return dict(line.split() for line in lines)
+
+    def hasten(self) -> None:
+        """Let jobs that were requeued start at once: SLURM has them wait for two minutes."""
+        for line in self.ask("squeue", "-h", "--states=PENDING", "-o", "%i %r").splitlines():
+            number, reason = line.split(None, 1)
+            if reason == "BeginTime":
+                self.ask("scontrol", "update", f"JobId={number}", "StartTime=now")
+
+    def stop(self) -> None:
+        """End all jobs and daemons."""
+        self.ask("scancel", "--user=root")
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline and {"RUNNING", "COMPLETING"} & set(self.jobs().values()):
+            time.sleep(0.5)
+        for daemon in reversed(self._daemons.values()):
+            daemon.terminate()
+            try:
+                daemon.wait(10)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+
+
+@contextmanager
+def slurm_nodes(folder: Path) -> Iterator[SlurmNodes]:
+    """Have a SLURM while the context lasts."""
+    nodes = SlurmNodes(folder)
+    try:
+        nodes.start()
+        yield nodes
+    finally:
+        nodes.stop()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> None:
+    """Until a condition holds; fails after so long."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.2)
+
+
+def _program(name: str) -> str | None:
+    return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
+
+
+def _ports(count: int) -> list[int]:
+    """One free port, and `count` - 1 that follow each other."""
+    for first in range(20000 + os.getpid() % 5000, 30000):
+        with suppress(OSError):
+            for port in range(first, first + count):
+                with socket.socket() as server:
+                    server.bind(("127.0.0.1", port))
+            return list(range(first, first + count))
+    raise RuntimeError("no free ports")
+
+
+def _processes_with(variable: str) -> list[int]:
+    return [pid for pid in _pids() if variable in _environment(pid)]
+
+
+def _parent(pid: int) -> int:
+    with suppress(OSError, IndexError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+def _pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _environment(pid: int) -> list[str]:
+    return _strings(pid, "environ")
+
+
+def _command(pid: int) -> str:
+    return " ".join(_strings(pid, "cmdline"))
+
+
+def _strings(pid: int, name: str) -> list[str]:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/{name}").read_text("utf-8", "replace").split("\0")
+    return []
+
+
+def main() -> int:
+    """Run one until Ctrl-C."""
+    if len(sys.argv) != 2:
+        print(__doc__)
+        return 2
+    if why := missing():
+        print(why)
+        return 2
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ending, lambda number, frame: sys.exit(0))
+    with slurm_nodes(Path(sys.argv[1]).absolute()) as nodes:
+        print(f"export SLURM_CONF={nodes.configuration}", flush=True)
+        signal.pause()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
