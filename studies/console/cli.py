@@ -515,7 +515,7 @@ def _run(
     except KeyboardInterrupt:
         console.print(Text("interrupted; the same command continues"))
         queued = layout.study(chosen.name, profile or chosen.profile).jobs
-        if scheduled and queued.exists() and any(queued.iterdir()):
+        if scheduled and any(queued.glob("*/worker")):
             how = f"to end them: for job in {queued}/*; do echo ended > $job/cancel; done"
             console.print(Text(f"its trials go on, and the same command takes them over; {how}"), soft_wrap=True)
         raise typer.Exit(130) from None

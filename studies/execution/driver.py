@@ -441,6 +441,8 @@ def _on_shared(run: _Run, event: Event) -> None:
     chain = run.building.pop(event.job.number)
     del run.first_builds[event.job.number]
     if isinstance(event, Finished):
+        if not event.adopted:
+            _check_keys(run, event)
         run.failed_builds.pop(chain, None)  # another arm's shared stages have attempts of their own
         return
     if event.disk_full:
@@ -450,6 +452,19 @@ def _on_shared(run: _Run, event: Event) -> None:
     run.failed_builds[chain] += 1
     if run.failed_builds[chain] >= ATTEMPTS:
         raise Fault(f"{event.job.label} failed: {event.reason}{_details(event.job)}")
+
+
+def _check_keys(run: _Run, event: Finished) -> None:
+    """Refuse shared stages that a worker has built under other keys than are looked for here: they would be built for
+    ever. Raises `UserError`."""
+    wanted = {stage.stage: stage.key for stage in run.module.plan_trial(event.job.config, run.layout)}
+    for name, artifact in event.outcome.artifacts.items():
+        if wanted.get(name) not in (None, artifact.key):
+            raise UserError(
+                f"{event.job.label}: a worker built {name} as {artifact.key}, and this machine expects {wanted[name]}:"
+                " the two compute in different precision, or run different versions of this program; start the command"
+                " on a machine with the workers' device and the same code"
+            )
 
 
 def _note_begun(folder: StudyFolder, cell: Cell) -> None:

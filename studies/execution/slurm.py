@@ -207,14 +207,13 @@ class Slurm:
         """The number of the job; None while the controller does not answer, or takes no more."""
         try:
             number = slurm_commands.submit(arguments(job, self._options), script(job, folder, self._options))
-        except Away as error:
-            return self._complain(f"{job.label} is not submitted yet: {error}")
-        except (Full, Refused) as error:
-            if isinstance(error, Full) and self._has_jobs():
-                return self._complain(f"{job.label} is not submitted yet: {error}")
-            raise UserError(
-                f"sbatch refuses {job.label}: {error}; options of sbatch go into a file (--cluster)"
-            ) from None
+        except (Away, Full, Refused) as error:
+            if isinstance(error, Refused) or (isinstance(error, Full) and not self._has_jobs()):
+                raise UserError(
+                    f"sbatch refuses {job.label}: {error}; options of sbatch go into a file (--cluster)"
+                ) from None
+            self._complain(f"{job.label} is not submitted yet: {error}")
+            return None
         self._jobs[number] = _Known(job.label, folder)
         self._queue[number] = JobState("PENDING", 0, "", NAME)
         return number
