@@ -22,7 +22,7 @@ from studies.definition.design import cells
 from studies.definition.schema import Study
 from studies.execution.driver import is_finished
 from studies.execution.executors import EXECUTORS, Inline
-from studies.execution.jobs import Event, NextJob
+from studies.execution.jobs import Event, Finished, Job, NextJob
 
 CELLS = {("weak", 0), ("weak", 1), ("strong", 0), ("strong", 1)}
 
@@ -326,3 +326,20 @@ def test_no_job_waits_for_a_stage_that_another_one_builds(
     assert {record.status for record in result.records} == {"complete"}
     assert abreast.batches[0] == ["shared stages of seed 0"]
     assert fake_trial.calls(layout, "reward") == ["-", "-"]
+
+
+def test_stages_that_a_worker_keys_otherwise_are_refused_and_not_built_for_ever(
+    write_study: Callable[..., Study], layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a node with a GPU, where the driver's machine has none."""
+
+    class Elsewhere(Inline):
+        def _run(self, job: Job, emit: Callable[[Event], None]) -> Event:
+            event = super()._run(job, emit)
+            assert isinstance(event, Finished)
+            artifacts = {name: replace(one, key="a1") for name, one in event.outcome.artifacts.items()}
+            return Finished(job, replace(event.outcome, artifacts=artifacts))  # type: ignore[type-var]
+
+    monkeypatch.setitem(EXECUTORS, "elsewhere", Elsewhere)
+    with pytest.raises(UserError, match="a worker built prompts as a1, and this machine expects"):
+        go(write_study(), layout, "elsewhere")
