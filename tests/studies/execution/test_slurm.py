@@ -481,7 +481,7 @@ def test_the_script_runs_its_worker_when_it_is_named_and_passes_its_exit_code_on
     time.sleep(0.3)
     assert not (folder.path / "up").exists()
     folder.name_worker("11")
-    assert script.wait(30) == code
+    assert script.wait(120) == code
     assert (folder.path / "up").exists()
     assert not (tmp_path / "asked").exists()
 
@@ -507,7 +507,7 @@ def test_before_the_time_limit_the_worker_leaves_and_the_script_requeues_the_job
     if requeued:  # until the controller answers
         wait_for(lambda: (tmp_path / "asked").exists() and (tmp_path / "asked").read_text().count("\n") > 1)
         (tmp_path / "back").touch()
-    assert script.wait(30) == ends_as
+    assert script.wait(120) == ends_as
     asked = (tmp_path / "asked").read_text().splitlines() if requeued else []
     assert set(asked) == ({"requeue 11"} if requeued else set())
 
@@ -519,5 +519,5 @@ def test_at_preemption_the_script_waits_for_its_worker_and_asks_for_nothing(
     script = begin(75, 1)
     wait_for((folder.path / "up").exists)
     os.killpg(script.pid, signal.SIGTERM)  # SLURM signals every process of a job
-    assert script.wait(30) == 75
+    assert script.wait(120) == 75
     assert not (tmp_path / "asked").exists()
