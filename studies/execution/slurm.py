@@ -89,7 +89,9 @@ while :; do
     kill -0 "$worker" 2>/dev/null || break
 done
 if [ "$limit" ] && [ $code = {left} ]; then
+    trap - TERM
     until scontrol requeue "$SLURM_JOB_ID"; do sleep 10; done
+    sleep 60  # SLURM ends the script; if it ended by itself, its exit code would count
 fi
 [ "$limit" ] && [ $code = {interrupted} ] && [ ! -e "$folder/cancel" ] && exit {too_short}
 exit $code

@@ -461,7 +461,11 @@ def begin(job: Job, folder: JobFolder, tmp_path: Path) -> Callable[..., subproce
 
     def start(code: int, terms: int = 0) -> subprocess.Popen[bytes]:
         text = slurm.script(job, folder, SlurmOptions()).replace(sys.executable, str(programs / "worker"))
-        text = text.replace("sleep 10;", "sleep 0.1;").replace("(sleep 285;", "(sleep 0.5;")
+        text = (
+            text.replace("sleep 10;", "sleep 0.1;")
+            .replace("sleep 60 ", "sleep 0.1 ")
+            .replace("(sleep 285;", "(sleep 0.5;")
+        )
         environment = {"PATH": f"{programs}:{os.environ['PATH']}", "SLURM_JOB_ID": "11"}
         environment |= {"CODE": str(code), "TERMS": str(terms)}
         process = subprocess.Popen(["sh"], stdin=subprocess.PIPE, env=environment, start_new_session=True)
