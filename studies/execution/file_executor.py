@@ -194,9 +194,9 @@ class FileExecutor:
 
     def _is_live(self, folder: JobFolder, name: str, written: JobFile | None) -> bool:
         state = self.launcher.state(name)
-        if state != "unknown":
-            return not isinstance(state, Ended)
-        return folder.is_held() or self._is_beating(folder, written)
+        if state in ("queued", "running") or folder.is_held():
+            return True
+        return state == "unknown" and self._is_beating(folder, written)
 
     @staticmethod
     def _is_beating(folder: JobFolder, written: JobFile | None) -> bool:
