@@ -47,7 +47,7 @@ ANYWHERE = {"0.0.0.0", "::", "[::]"}
 """Addresses on which a server can be reached from other machines."""
 METHODS = {"load_model", "enable_load_extension", "load_extension", "exec_module", "read_pickle", "eval_frame"}
 """Of whatever object: MLflow and sklearn unpickle models, SQLite loads libraries."""
-SAFE_YAML = {"yaml.SafeLoader", "yaml.CSafeLoader", "pipeline.config.yaml_limits.PlainLoader"}
+SAFE_YAML = {"yaml.BaseLoader", "yaml.SafeLoader", "yaml.CSafeLoader", "pipeline.config.yaml_limits.PlainLoader"}
 DANGEROUS_YAML = {"yaml.Loader", "yaml.FullLoader", "yaml.UnsafeLoader", "yaml.CLoader", "yaml.CFullLoader"}
 
 OWN_PIPE = "objects between a process and the children that it started, over an anonymous pipe; no file, no port"

@@ -199,14 +199,14 @@ def test_code_counts_but_comments_and_docstrings_do_not(tmp_path: Path, monkeypa
 
 
 HARMLESS = {
-    "pipeline.run.store", "pipeline.run", "pipeline.errors", "pipeline.resources.device", "pipeline.resources",
-    "pipeline.resources.packages",
+    "pipeline.run.store", "pipeline.run", "pipeline.errors", "pipeline.wording", "pipeline.named_files",
+    "pipeline.resources.device", "pipeline.resources", "pipeline.resources.packages",
     "pipeline.run.hub",
     "pipeline.config", "pipeline.config.base", "pipeline.config.data", "pipeline.config.model",
     "pipeline.config.algorithm", "pipeline.config.kl", "pipeline.config.networks", "pipeline.config.presets",
     "pipeline.config.rewards", "pipeline.config.runtime", "pipeline.config.names", "pipeline.config.messages",
     "pipeline.config.trial", "pipeline.config.train", "pipeline.config.ocr", "pipeline.run.layout",
-    "pipeline.run.metrics", "pipeline.run.progress", "pipeline.run.metrics_log",
+    "pipeline.run.leaving", "pipeline.run.metrics", "pipeline.run.progress", "pipeline.run.metrics_log",
     # what work would cost on a T4: it ends in log/cost.json, which is no part of an artifact's digest
     "pipeline.resources.roofline",
     "pipeline.data", "pipeline.models", "pipeline.training", "pipeline.algorithms",

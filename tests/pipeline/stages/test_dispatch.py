@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers import trial_config
 from tinytrial import model
+from transformers import BatchEncoding
 
 from pipeline.algorithms.aggregation import response_weights
 from pipeline.algorithms.mathematics.controllers import lr_schedule, scheduled
@@ -57,9 +58,10 @@ def judge(kind: str) -> JudgeConfig:
 def classifier() -> Any:
     answer = SimpleNamespace(logits=torch.zeros(1, 2))
     model = SimpleNamespace(device=CPU, config=SimpleNamespace(problem_type=None))
-    network = type("Network", (), {"__call__": lambda self, **inputs: answer, **vars(model)})()
-    tokenizer = SimpleNamespace(to=lambda device: {})
-    return ClassifierReward(network, lambda *args, **options: tokenizer, 0, NEW, 1)
+    called = {"__call__": lambda self, **inputs: answer, "get_input_embeddings": lambda self: torch.nn.Embedding(2, 1)}
+    network = type("Network", (), {**called, **vars(model)})()
+    inputs = BatchEncoding({"input_ids": torch.zeros(1, 1, dtype=torch.long)})
+    return ClassifierReward(network, lambda *args, **options: inputs, 0, NEW, 1)
 
 
 def critic(kind: str, start: str, monkeypatch: pytest.MonkeyPatch) -> None:

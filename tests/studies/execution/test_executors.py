@@ -155,14 +155,14 @@ def test_frequent_messages_are_merged() -> None:
 
 def test_unknown_names() -> None:
     with pytest.raises(
-        UserError, match=r"no executor 'proceses'; did you mean 'processes'\?; there are: inline, processes, ray"
+        UserError, match=r"no executor 'proceses'; did you mean 'processes'\?; there are: inline, processes, slurm, ray"
     ):
         executors.executor("proceses")
 
 
 def test_options_of_a_cluster_are_for_clusters() -> None:
     with pytest.raises(
-        UserError, match=r"--cluster ray\.yaml: the executor 'processes' has no options; those of ray do"
+        UserError, match=r"--cluster ray\.yaml: the executor 'processes' has no options; those of slurm, ray do"
     ):
         executors.executor("processes", Path("ray.yaml"))
 

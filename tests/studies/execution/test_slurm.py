@@ -421,7 +421,7 @@ def test_a_command_that_is_missing_or_silent(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_options_of_a_cluster_need_a_cluster(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="the executor 'processes' has no options; --executor slurm has"):
+    with pytest.raises(UserError, match="the executor 'processes' has no options; those of slurm, ray do"):
         executors.executor("processes", tmp_path / "cluster.yaml")
     with pytest.raises(UserError, match="no executor 'slrum'; did you mean 'slurm'"):
         executors.executor("slrum")
