@@ -95,6 +95,8 @@ def _within(path: str, place: Path) -> bool:
     """Whether a path is at or below a place, or is a file beside it that is to take its place."""
     if path.startswith(f"{tempfile.gettempdir()}/{tempfile.gettempprefix()}"):
         return True  # a library's own
+    if "/__pycache__/" in path:
+        return True  # the interpreter's own
     return path == str(place) or path.startswith((f"{place}/", f"{place.parent}/.{place.name}."))
 
 
