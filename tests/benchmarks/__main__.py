@@ -44,6 +44,7 @@ def main() -> None:
         "precision": options.precision,
         "threads": options.threads,
         "sampler": options.sampler,
+        "small_pages": options.small_pages,
         "rounds": options.rounds,
     }
     options.out.write_text(
@@ -64,6 +65,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--sampler", default="auto", choices=["auto", "eager", "static"], help="of our rollouts (runtime.sampler)"
     )
+    parser.add_argument("--small-pages", action="store_true", help="ours as on a machine that has no huge pages")
     parser.add_argument("--contender", nargs="+", choices=CONTENDERS)
     parser.add_argument(
         "--trl-python", default=os.environ.get("TRL_PYTHON"), help=f"runs {' and '.join(NEWER_TRL)}; {HOW}"
@@ -91,7 +93,7 @@ def _run(name: str, size: str, options: argparse.Namespace) -> dict[str, Any]:
         "TOKENIZERS_PARALLELISM": "false",
         SAMPLER: options.sampler,
     }
-    if name.startswith("ours"):
+    if name.startswith("ours") and not options.small_pages:
         environment |= HUGE_PAGES  # as the processes of our trials have them
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
