@@ -15,7 +15,7 @@ from faults.run import Whole, _unexplained, run, whole
 from faults.scene import Ending, copied, identity, series_differ
 
 pytestmark = pytest.mark.slow
-TIMES = 2
+TIMES = 1
 
 
 @pytest.fixture(scope="module")
