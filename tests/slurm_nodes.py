@@ -19,6 +19,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel")
+REVOKED_SECONDS = 6.0
+"""For so long a requeued job waits before it is hastened."""
 NODES = ("n1", "n2")
 CORES = 4
 """Of each node, whatever the machine has."""
@@ -72,6 +74,7 @@ class SlurmNodes:
         self.folder = folder
         self.configuration = folder / "slurm.conf"
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self._waits: dict[str, float] = {}
 
     def start(self) -> None:
         """Start all, and wait until both nodes are idle."""
@@ -133,10 +136,13 @@ class SlurmNodes:
         return dict(line.split() for line in lines)
 
     def hasten(self) -> None:
-        """Let jobs that were requeued start at once: SLURM has them wait for two minutes."""
-        for line in self.ask("squeue", "-h", "--states=PENDING", "-o", "%i %r").splitlines():
-            number, reason = line.split(None, 1)
-            if reason == "BeginTime":
+        """Let requeued jobs start after a few seconds: SLURM has them wait for two minutes, and a node refuses
+        a job whose credential it has just revoked."""
+        lines = self.ask("squeue", "-h", "--states=PENDING", "-o", "%i %r").splitlines()
+        waiting = {number for number, reason in (line.split(None, 1) for line in lines) if reason == "BeginTime"}
+        self._waits = {number: self._waits.get(number, time.monotonic()) for number in waiting}
+        for number, since in self._waits.items():
+            if time.monotonic() - since > REVOKED_SECONDS:
                 self.ask("scontrol", "update", f"JobId={number}", "StartTime=now")
 
     def stop(self) -> None:
