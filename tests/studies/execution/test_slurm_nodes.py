@@ -313,7 +313,7 @@ def test_a_trial_leaves_a_checkpoint_before_its_time_limit_and_is_requeued(
     write_study: Callable[..., Study], layout: Layout, nodes: SlurmNodes, tmp_path: Path
 ) -> None:
     study = write_study(STUDY.replace("arms:", "profile: smoke\narms:").replace("  strong: {kl.beta: 0.2}\n", ""))
-    long = {"train.steps": 8_000, "runtime.checkpoint_updates": 10_000, "evaluate.prompts": 16}
+    long = {"train.steps": 6_000, "runtime.checkpoint_updates": 10_000, "evaluate.prompts": 16}
     limit = tmp_path / "cluster.yaml"
     limit.write_text("time: 1\n")  # the warning comes within 30 s
     told: list[str] = []
