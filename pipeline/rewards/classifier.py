@@ -49,7 +49,10 @@ class ClassifierReward:
         inputs = self._tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
         known, largest = self._model.get_input_embeddings().num_embeddings, int(inputs["input_ids"].max())
         if largest >= known:  # a tokenizer may hold more tokens than the model, as long as no text has them
-            raise UserError(f"the classifier's tokenizer gives token {largest:,}, and its model knows {known:,}")
+            raise UserError(
+                f"the classifier's tokenizer gives a text token number {largest:,}, but its model has {known:,} tokens;"
+                " take tokenizer and model from the same place"
+            )
         inputs = inputs.to(self._model.device)
         with Precision.of(self._model.device).autocast():
             logits: Tensor = self._model(**inputs).logits.float().cpu()

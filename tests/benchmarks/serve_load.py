@@ -486,7 +486,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=32, help="most tokens of a completion")
     parser.add_argument("--requests", type=int, default=10_000, help="with kills in between")
-    parser.add_argument("--crowd", type=int, default=32, help="clients who ask these")
+    parser.add_argument("--crowd", type=int, default=32, help="clients at once while the training is killed")
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=12.0, help="after which no more is asked")
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "serve_load.json")

@@ -119,7 +119,8 @@ def test_of_a_text_that_is_too_long_the_end_is_kept(tmp_path: Path, kind: str) -
 
 def test_a_tokenizer_of_another_model_is_told_when_a_text_has_its_tokens(tmp_path: Path) -> None:
     reward = load(save(network("bert", vocab_size=8), tmp_path))
-    with pytest.raises(UserError, match=r"the classifier's tokenizer gives token \d+, and its model knows 8"):
+    words = r"the classifier's tokenizer gives a text token number \d+, but its model has 8 tokens; take"
+    with pytest.raises(UserError, match=words):
         reward(completions(TEXTS))
 
 

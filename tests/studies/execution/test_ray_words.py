@@ -30,7 +30,7 @@ BY_HAND = "The actor is dead because it was killed by `ray.kill`."
 MEMORY = """The actor is dead because its worker process has died. Worker exit type: NODE_OUT_OF_MEMORY Worker exit \
 detail: Task was killed due to the node running low on memory."""
 MADE = """The actor died because of an error raised in its creation task, \x1b[36mray::Worker.__init__()\x1b[39m
-  File "/work/studies/execution/ray_worker.py", line 45, in __init__
+  File "/srv/ablate/studies/execution/ray_worker.py", line 45, in __init__
 """
 
 
