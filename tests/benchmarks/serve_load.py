@@ -5,9 +5,10 @@
 Takes 12 minutes at most (``--minutes``). Two trials train at `nice` 10, and one of them is served. Measured in rounds,
 so that a machine that grows slower does so for all alike: gradient steps per second with the server idle, then, at one
 request a second and at several numbers of clients who ask again when they are answered, milliseconds per request and
-gradient steps meanwhile. Then many requests while the training is killed and started again, each time as soon as it
-trains again; then the same clients on a quiet machine. Tells on stderr where it stands, prints a table, and writes a
-JSON file, anew after each part. Exit code 1 where a request was lost or an answer mixed two revisions.
+gradient steps meanwhile. Then many requests while the training is killed and started again, each time as soon as both
+trials have left a new checkpoint; then the same clients on a quiet machine. Tells on stderr where it stands, prints a
+table, and writes a JSON file, anew after each part. Exit code 1 where a request was lost or an answer mixed two
+revisions.
 
 Intervals are of 95 %: those of answer times by a bootstrap over seconds, since answers of one batch come together;
 those of what training loses by Student's t over the rounds, each against its own time with the server idle.
@@ -264,9 +265,10 @@ class Pace:
 
 
 def killed(port: int, options: argparse.Namespace, study: Training, folder: Path, end: float) -> dict[str, Any]:
-    """At least so many requests, and so many kills of the training, each once it trains again; until `end` at most.
+    """At least so many requests, and so many kills of the training, each once both trials have left a new checkpoint,
+    which the server takes over; until `end` at most.
 
-    A kill comes at another time after the first step each time, so that it meets the training at another place.
+    A kill comes at another time after the checkpoints each time, so that it meets the training at another place.
     """
     tally, asked, kills, lock = Tally(), 0, 0, threading.Lock()
 
@@ -280,14 +282,14 @@ def killed(port: int, options: argparse.Namespace, study: Training, folder: Path
     arguments = (port, options.crowd, tally, options.tokens, more, 0.0, True)
     clients = threading.Thread(target=run, args=arguments, daemon=True)
     clients.start()
-    before, again = _steps(folder), time.monotonic()
+    before, again = _checkpoints(folder), time.monotonic()
     while clients.is_alive():
-        now = _steps(folder)
-        if kills < options.kills and any(step > before.get(name, 0) for name, step in now.items()):
+        now = _checkpoints(folder)
+        if kills < options.kills and all(newest > before.get(name, 0) for name, newest in now.items()):
             time.sleep(0.37 * kills % 1.1)
             study.kill()
             kills += 1
-            before, again = _steps(folder), time.monotonic()
+            before, again = _checkpoints(folder), time.monotonic()
             study.start()
         elif kills < options.kills and time.monotonic() - again > 5:
             study.check()
@@ -420,6 +422,16 @@ def _steps(folder: Path) -> dict[str, int]:
         steps = [json.loads(row)["step"] for row in rows]
         if steps and any(path.parent.glob("checkpoints/update_*.pt")):
             found[path.parent.name] = max(steps)
+    return found
+
+
+def _checkpoints(folder: Path) -> dict[str, int]:
+    """The update of the newest checkpoint of each trial in training."""
+    partial = folder / "out" / "store" / "train" / ".partial"
+    found: dict[str, int] = {}
+    for path in partial.glob("*/checkpoints/update_*.pt"):
+        name = path.parent.parent.name
+        found[name] = max(found.get(name, 0), int(path.name.removeprefix("update_").partition(".")[0]))
     return found
 
 
