@@ -158,6 +158,10 @@ class SlurmNodes:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
+        for pid in _processes_with(f"SLURM_CONF={self.configuration}"):  # a job that its daemon could not end
+            if any(one.startswith("SLURM_JOB_ID=") for one in _environment(pid)):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager

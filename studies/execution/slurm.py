@@ -25,6 +25,7 @@ from studies.execution import slurm_commands
 from studies.execution.file_executor import Ended, WorkerState
 from studies.execution.job_folder import JobFolder
 from studies.execution.jobs import Job
+from studies.execution.shared_store import check_here
 from studies.execution.slurm_commands import Away, Full, JobState, Refused
 from studies.execution.slurm_options import SlurmOptions, options_in, read_options
 from studies.execution.worker import DISK_FULL
@@ -128,6 +129,7 @@ class Slurm:
         self._unsent: dict[str, tuple[Job, JobFolder]] = {}
         self._numbers: dict[str, str] = {}
         """Of jobs that could not be submitted at once: the name that the driver knows, and the number."""
+        self._checked = False
         self._seen = self._asked = float("-inf")
         self._interval = FIRST_LOOK
         self._complaint = ""
@@ -142,7 +144,13 @@ class Slurm:
         return cls(read_options(options, known) if options else SlurmOptions(), tell)
 
     def start(self, job: Job, folder: JobFolder) -> str:
-        """Submit a job. While the controller does not answer, or takes no more, the job counts as one that waits."""
+        """Submit a job. While the controller does not answer, or takes no more, the job counts as one that waits.
+
+        Raises `UserError` where the output root lacks what several machines need (`studies.execution.shared_store`).
+        """
+        if not self._checked:
+            check_here(job.layout.root)
+            self._checked = True
         folder.create(job, outlives=True, environment={} if gpus_of(job.config) else {"CUDA_VISIBLE_DEVICES": ""})
         job.log.parent.mkdir(parents=True, exist_ok=True)
         number = None if self._unsent else self._submit(job, folder)

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -130,6 +131,24 @@ def test_a_job_is_submitted_with_what_its_trial_needs(
     assert folder.read().outlives
     assert folder.read().environment == {"CUDA_VISIBLE_DEVICES": ""}
     assert str(folder.path) in queue.scripts[0]
+
+
+def test_the_output_root_is_tested_once_and_before_anything_is_submitted(
+    launcher: Slurm, queue: Queue, job: Job, folder: JobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tested = []
+
+    def test(root: Path) -> None:
+        tested.append(root)
+        if len(tested) == 1:
+            raise UserError("it has no locks")
+
+    monkeypatch.setattr(slurm, "check_here", test)
+    with pytest.raises(UserError, match="no locks"):
+        launcher.start(job, folder)
+    assert (queue.asked, folder.path.exists()) == ([], False)
+    assert [launcher.start(job, folder), launcher.start(job, folder)] == ["11", "12"]
+    assert tested == [job.layout.root] * 2
 
 
 def test_a_percent_sign_in_a_path_stays_one(layout: Layout) -> None:
@@ -446,8 +465,9 @@ sys.exit(code)
 
 
 @pytest.fixture
-def begin(job: Job, folder: JobFolder, tmp_path: Path) -> Callable[..., subprocess.Popen[bytes]]:
+def begin(job: Job, folder: JobFolder, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Starts the script of a job, whose worker ends with a code after so many SIGTERM."""
+    begun: list[subprocess.Popen[bytes]] = []
     folder.create(job, outlives=True, environment={})
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -472,9 +492,14 @@ def begin(job: Job, folder: JobFolder, tmp_path: Path) -> Callable[..., subproce
         assert process.stdin is not None
         process.stdin.write(text.encode())
         process.stdin.close()
+        begun.append(process)
         return process
 
-    return start
+    yield start
+    for process in begun:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 @pytest.mark.parametrize("code", [0, 2, 75, 130])

@@ -36,6 +36,8 @@ pytestmark = [
 ]
 STUDY = fake_trial.STUDY.replace("seeds: [0, 1]", "seeds: [0]")
 CELLS = ["0.01/0", "0.2/0"]
+HALF_WAY = 300.0
+"""Seconds until both trials stand half-way, at most: a busy machine starts two interpreters in this time."""
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -54,8 +56,9 @@ run_study(study, layout, None, {small!r}, engine, 2, Console(), trials="fake_tri
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmNodes]:
+    """A SLURM of the test's own: what a test does to daemons and jobs must not reach the next one."""
     with slurm_nodes.slurm_nodes(tmp_path_factory.mktemp("slurm") / "run") as started:
         yield started
 
@@ -125,7 +128,7 @@ def meanwhile(layout: Layout, nodes: SlurmNodes) -> Iterator[Callable[[Callable[
 
     def act(what: Callable[[], object]) -> None:
         try:
-            wait_for(lambda: half_way(layout), 120)
+            wait_for(lambda: half_way(layout), HALF_WAY)
             what()
         except BaseException as error:
             faults.append(error)
@@ -208,7 +211,7 @@ def test_the_same_command_takes_jobs_over(
         start_new_session=True,
         preexec_fn=mind_interrupts,
     )
-    wait_for(lambda: half_way(layout), 120)
+    wait_for(lambda: half_way(layout), HALF_WAY)
     jobs = numbers(layout)
     os.killpg(driver.pid, how)
     driver.communicate(timeout=60)
@@ -263,7 +266,7 @@ def test_trials_go_on_while_the_controller_is_away(
     assert {record.arm for record in result.records} == {"weak", "strong", "later"}
     assert "tried again" not in text
     assert sum("does not answer" in line or "not submitted yet" in line for line in told) == 1
-    assert told[-1] == "SLURM answers, and all jobs are submitted"
+    assert "SLURM answers, and all jobs are submitted" in told
     assert whole.items() <= files(result, layout).items()
 
 
@@ -279,7 +282,7 @@ def test_preempted_jobs_go_on(
         jobs = numbers(layout)
         wrap = ["--wrap=sleep 8", "--output=/dev/null", "--nodes=2", "--exclusive", "--partition=urgent"]
         nodes.ask("sbatch", *wrap)
-        wait_for(lambda: {nodes.jobs()[number] for number in jobs} == {"PENDING"}, 60)
+        wait_for(lambda: {nodes.jobs()[number] for number in jobs} == {"PENDING"}, 180)
 
     meanwhile(preempt)
     result, text, told = run(write_study(STUDY), layout, monkeypatch)
