@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 from faults.scene import Scene
 
-FAKETIME = [Path("/usr/lib") / one / "faketime/libfaketime.so.1" for one in ("x86_64-linux-gnu", "aarch64-linux-gnu")]
+FAKETIME = [Path("/usr/lib") / one / "faketime/libfaketimeMT.so.1" for one in ("x86_64-linux-gnu", "aarch64-linux-gnu")]
 PAUSE = (1.0, 12.0)
 """Seconds for which processes are stopped; a worker's heart beats every 2 seconds."""
 Harm = Callable[[Scene], None]
@@ -44,6 +44,8 @@ class Fault:
     """Why it cannot be had on this machine; empty where it can."""
     own_disk: bool = False
     """The output root is a small disk of its own."""
+    silent: bool = False
+    """It may come after the command has looked there for the last time; then the next command sees it."""
 
 
 def _kill_driver(scene: Scene) -> None:
@@ -134,11 +136,17 @@ def _no_mount() -> str:
 
 
 def _clock(scene: Scene) -> None:
-    (scene.folder / "clock").write_text(f"-{scene.dice.randrange(60, 90_000)}s\n")
+    _set_clock(scene, -scene.dice.randrange(60, 90_000))
+
+
+def _set_clock(scene: Scene, seconds: int) -> None:
+    """In one step: whoever reads half a line ends."""
+    (scene.folder / "clock.new").write_text(f"{seconds:+d}s\n")
+    os.replace(scene.folder / "clock.new", scene.folder / "clock")
 
 
 def _own_clock(scene: Scene) -> None:
-    (scene.folder / "clock").write_text("+0s\n")
+    _set_clock(scene, 0)
     library = next(path for path in FAKETIME if path.exists())
     scene.environment |= {
         "LD_PRELOAD": str(library), "FAKETIME_TIMESTAMP_FILE": str(scene.folder / "clock"),
@@ -173,9 +181,9 @@ FAULTS: dict[str, Fault] = {
     "terminated": Fault("SIGTERM for the command", lambda scene: scene.signal(signal.SIGTERM)),
     "driver stopped": Fault("SIGSTOP for the command, SIGCONT 1 to 12 s later", _stop_driver),
     "workers stopped": Fault("the same for all that it has started", lambda scene: _stop(scene, scene.family())),
-    "file truncated": Fault("a file of the output root cut anywhere", _truncate),
-    "bit flipped": Fault("one bit of a file of the output root", _flip),
-    "folder removed": Fault("a folder of the output root with all below it", _remove),
+    "file truncated": Fault("a file of the output root cut anywhere", _truncate, silent=True),
+    "bit flipped": Fault("one bit of a file of the output root", _flip, silent=True),
+    "folder removed": Fault("a folder of the output root with all below it", _remove, silent=True),
     "disk full": Fault(
         "a disk with too little room for the study", _nothing, _much_room, _little_room, _no_mount, True
     ),

@@ -127,7 +127,8 @@ def _disturbed(scene: Scene, name: str, fault: Fault, undisturbed: Whole) -> Out
             return Outcome(name, wrong, told, calls, seconds, at)
         if ending.code not in HARMLESS:
             told = _last_line(ending.said)
-        if ending.code == 0 or calls == MOST_CALLS:
+        unseen = ending.code == 0 and fault.silent and _differing(scene, undisturbed)
+        if calls == MOST_CALLS or (ending.code == 0 and not unseen):
             break
         fault.mend(scene)
         marks = scene.marks()
@@ -157,11 +158,15 @@ def _lost(scene: Scene, ending: Ending, undisturbed: Whole) -> str:
     """What differs from the undisturbed study."""
     if ending.code != 0:
         return f"not complete after {MOST_CALLS} commands: {_last_line(ending.said)}"
-    found, wanted = identity(scene.root), undisturbed.identity
-    differing = sorted(path for path in wanted.keys() | found.keys() if wanted.get(path) != found.get(path))
-    if differing:
+    if differing := _differing(scene, undisturbed):
         return f"{len(differing)} files differ: {', '.join(differing[:3])}"
     return "; ".join(series_differ(scene.root))
+
+
+def _differing(scene: Scene, undisturbed: Whole) -> list[str]:
+    """Files and records that are missing, other, or too many."""
+    found, wanted = identity(scene.root), undisturbed.identity
+    return sorted(path for path in wanted.keys() | found.keys() if wanted.get(path) != found.get(path))
 
 
 def _last_line(said: str) -> str:
