@@ -56,9 +56,13 @@ class States:
     device: torch.device = CPU
     fault: Exception | None = None
     loads: int = 0
+    training: bool = False
 
     def newest(self) -> Found:
         return Found(f"at {self.step}", self._load)
+
+    def trains(self) -> bool:
+        return self.training
 
     def _load(self) -> tuple[Revision, CausalLM]:
         self.loads += 1

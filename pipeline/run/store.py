@@ -24,7 +24,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from pipeline.config.trial import canonical_json
 from pipeline.errors import Damaged, Fault, Gone
@@ -131,6 +131,17 @@ class Store:
     def partial(self, stage: str, key: str) -> Path:
         """Where an artifact is being built."""
         return self.root / stage / ".partial" / key
+
+    def is_building(self, stage: str, key: str) -> bool:
+        """Whether a process, on any machine that shares the locks, is building an artifact at this moment."""
+        lock = self.root / stage / ".locks" / key
+        if not lock.exists():
+            return False
+        try:
+            with FileLock(lock, timeout=0):
+                return False
+        except Timeout:
+            return True
 
     def identities(self, stage: str) -> Iterator[dict[str, Any]]:
         """What the finished artifacts of a stage were made from; newest first."""

@@ -414,6 +414,15 @@ def serve(
         str, typer.Option("--host", help="Address to listen on; any other opens it to other machines.")
     ] = "127.0.0.1",
     threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads of the networks.")] = 1,
+    share: Annotated[
+        float,
+        typer.Option(
+            "--share",
+            min=0.01,
+            max=1.0,
+            help="Share of the time that it computes while trials train in the same --out.",
+        ),
+    ] = 0.2,
     profile: Annotated[
         str | None, typer.Option("--profile", help="Profile of the trial, if the study was run on more than one.")
     ] = None,
@@ -430,7 +439,7 @@ def serve(
     from pipeline.run.layout import Layout
     from studies.serving.server import serve as answer
 
-    answer(what, Layout.at(out), port, host, threads, profile)
+    answer(what, Layout.at(out), port, host, threads, profile, share)
 
 
 def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = None) -> None:

@@ -66,6 +66,11 @@ class Waiting:
                 self._change.wait(left)
             return self._first()
 
+    def rest(self, seconds: float) -> None:
+        """Take nothing for a while, but for the end."""
+        with self._change:
+            self._change.wait_for(lambda: self._closed, seconds)
+
     def close(self) -> None:
         """Take nothing more; what waits is still answered."""
         with self._change:
@@ -94,16 +99,30 @@ class Worker:
     """The thread that answers."""
 
     def __init__(
-        self, waiting: Waiting, holder: Holder, tokenizer: Any, measurer: Measurer | None, metrics: Metrics
+        self,
+        waiting: Waiting,
+        holder: Holder,
+        tokenizer: Any,
+        measurer: Measurer | None,
+        metrics: Metrics,
+        share: float,
     ) -> None:
+        """`share` as in `Limits`."""
         self._waiting, self._holder, self._tokenizer = waiting, holder, tokenizer
-        self._measurer, self._metrics = measurer, metrics
+        self._measurer, self._metrics, self._share = measurer, metrics, share
         self.thread = threading.Thread(target=self._run, name="answer", daemon=True)
 
     def _run(self) -> None:
         while (batch := self._waiting.take()) or not self._waiting.closed:
             if batch:
-                self.answer(batch)
+                self.answer_and_rest(batch)
+
+    def answer_and_rest(self, jobs: Sequence[Job]) -> None:
+        """Answer a batch; beside training, compute no more than the server's share of the time."""
+        began = time.monotonic()
+        self.answer(jobs)
+        if self._holder.beside_training:
+            self._waiting.rest((time.monotonic() - began) * (1 / self._share - 1))
 
     def answer(self, jobs: Sequence[Job]) -> None:
         """Answer a batch with the networks of this moment. A fault ends its requests and not the server."""

@@ -22,3 +22,6 @@ class Limits:
     stop_characters: int = 100
     collect_seconds: float = 0.004
     """How long the first request of a batch waits for others."""
+    share: float = 0.2
+    """Of the time that the server may compute while trials train beside it: after each batch it rests, and what comes
+    meanwhile makes the next batch."""

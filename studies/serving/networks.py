@@ -48,6 +48,7 @@ class Holder:
         self._source, self._metrics, self._say = source, metrics, say
         self._mark, (revision, policy) = _first(source)
         self.now = Networks(revision, policy, reference)
+        self.beside_training = source.trains()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="follow", daemon=True)
 
@@ -84,6 +85,7 @@ class Holder:
         while not self._end.wait(LOOK_SECONDS):
             try:
                 self.look()
+                self.beside_training = self._source.trains()
             except Exception as error:  # a look must not end all later ones
                 self._metrics.add("load_failures_total")
                 self._say(f"cannot look for newer weights: {in_words(error)}")

@@ -38,7 +38,15 @@ UNMEASURED = "an exported folder has neither a reference nor a reward; name its 
 Say = Callable[[str], None]
 
 
-def serve(name: str, layout: Layout, port: int, host: str = HOST, threads: int = 1, profile: str | None = None) -> None:
+def serve(
+    name: str,
+    layout: Layout,
+    port: int,
+    host: str = HOST,
+    threads: int = 1,
+    profile: str | None = None,
+    share: float = Limits.share,
+) -> None:
     """Serve a policy until Ctrl-C or SIGTERM. Raises `UserError` for what cannot be served, or a port that is taken."""
     import uvicorn
 
@@ -47,7 +55,8 @@ def serve(name: str, layout: Layout, port: int, host: str = HOST, threads: int =
     torch.set_num_threads(threads)
     quiet_libraries()
     device = device_of("auto")
-    service = build(find_source(name, layout, device, profile), _note, hosts=HERE if host in LOOPBACK else None)
+    source, limits = find_source(name, layout, device, profile), Limits(share=share)
+    service = build(source, _note, limits, HERE if host in LOOPBACK else None)
     config = uvicorn.Config(
         create_app(service),
         host=host,
@@ -71,15 +80,15 @@ def serve(name: str, layout: Layout, port: int, host: str = HOST, threads: int =
         stop(service)
 
 
-def build(source: Source, say: Say, hosts: frozenset[str] | None = HERE) -> Service:
+def build(source: Source, say: Say, limits: Limits | None = None, hosts: frozenset[str] | None = HERE) -> Service:
     """Everything that the routes work on, its first weights loaded, no thread started yet. Raises `UserError`,
     `Fault`."""
     tokenizers = _tokenizer(source.tokenizer), _tokenizer(source.tokenizer)  # each is used by one thread at a time
     if not isinstance(source, TrialSource):
-        return assemble(source, tokenizers, say, hosts=hosts)
+        return assemble(source, tokenizers, say, limits=limits, hosts=hosts)
     reference = freeze(load_reference(source.made["sft"], source.config.adapter.quantize, source.device))
     measurer = Measurer.of(source.config, source.made, tokenizers[0], source.device)
-    return assemble(source, tokenizers, say, reference, measurer, hosts=hosts)
+    return assemble(source, tokenizers, say, reference, measurer, limits, hosts)
 
 
 def assemble(
@@ -95,7 +104,7 @@ def assemble(
     limits, metrics = limits or Limits(), Metrics()
     holder, waiting = Holder(source, reference, metrics, say), Waiting(limits)
     positions = getattr(holder.now.policy.config, "max_position_embeddings", None)
-    worker = Worker(waiting, holder, tokenizers[0], measurer, metrics)
+    worker = Worker(waiting, holder, tokenizers[0], measurer, metrics, limits.share)
     unmeasured = None if measurer else UNMEASURED
     return Service(source.name, holder, tokenizers[1], worker, waiting, metrics, limits, positions, unmeasured, hosts)
 

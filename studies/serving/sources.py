@@ -26,6 +26,9 @@ from pipeline.stages.pausing import KEPT
 from pipeline.training.checkpoint import DIGITS, checkpoints
 from studies.serving.revision import Revision
 
+TRAIN = "train"
+"""How the names of stages begin that train; those of later rounds have a number."""
+
 
 @dataclass(frozen=True)
 class Found:
@@ -50,6 +53,9 @@ class Source(Protocol):
     def newest(self) -> Found | None:
         """The newest weights that are whole, None where there are none."""
 
+    def trains(self) -> bool:
+        """Whether a trial, this one or another one, trains in the same output root."""
+
 
 @dataclass
 class FolderSource:
@@ -72,6 +78,9 @@ class FolderSource:
             state = path.stat()
             states.append(f"{path.name} {state.st_mtime_ns} {state.st_size} {state.st_ino}")
         return Found("; ".join(states), self._load) if states else None
+
+    def trains(self) -> bool:
+        return False
 
     def _load(self) -> tuple[Revision, CausalLM]:
         before = self._digest()
@@ -127,6 +136,10 @@ class TrialSource:
             if found := self._in(training):
                 return found
         return None
+
+    def trains(self) -> bool:
+        begun = self.store.root.glob(f"{TRAIN}*/.partial/*")
+        return any(self.store.is_building(path.parents[1].name, path.name) for path in begun)
 
     def _in(self, training: Training) -> Found | None:
         # A training that is taken up again has a finished artifact too, which is the older one.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_service import CPU, Tiny, network, together, tokenizer
+from tiny_service import CPU, States, Tiny, network, together, tokenizer
 
 from pipeline.models.policy import log_probs, padded_episodes, response_hidden
 from studies.serving.limits import Limits
@@ -284,3 +284,57 @@ def test_a_prompt_without_opponents_has_no_proxy_and_says_why() -> None:
     assert job.measured
     assert (job.measured[0]["proxy"], job.measured[0]["proxy_why"]) == (None, "no opponents")
     assert job.measured[0]["gold"] is not None
+
+
+@pytest.mark.parametrize(("training", "share", "rests"), [(True, 0.2, [8.0]), (True, 1.0, [0.0]), (False, 0.2, [])])
+def test_beside_training_it_rests_in_proportion_to_what_a_batch_took(
+    training: bool, share: float, rests: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from studies.serving import batching
+
+    tiny, now, rested = Tiny(States(training=training), Limits(share=share)), [5.0], list[float]()
+    worker = tiny.service.worker
+    answer = worker.answer
+
+    def slowly(jobs: Any) -> None:
+        answer(jobs)
+        now[0] += 2.0
+
+    monkeypatch.setattr(worker, "answer", slowly)
+    monkeypatch.setattr(worker._waiting, "rest", rested.append)
+    job = tiny.job()
+    monkeypatch.setattr(batching.time, "monotonic", lambda: now[0])
+    worker.answer_and_rest([job])
+    assert job.answered
+    assert rested == pytest.approx(rests)
+
+
+def test_the_end_of_the_server_ends_its_rest_and_what_waits_is_answered() -> None:
+    tiny = Tiny(States(training=True), Limits(share=1e-6))
+    worker, waiting = tiny.service.worker, tiny.service.waiting
+    first, second, third = (tiny.job() for _ in range(3))
+    worker.thread.start()
+    waiting.put(first)
+    deadline = time.monotonic() + 60
+    while not first.answered and time.monotonic() < deadline:
+        time.sleep(0.01)
+    waiting.put(second)
+    waiting.put(third)
+    worker.thread.join(0.3)
+    assert (first.answered, second.answered, waiting.completions) == (True, False, 2), "it rests for an hour"
+    waiting.close()
+    worker.thread.join(60)
+    assert (second.answered, third.answered) == (True, True)
+
+
+def test_whether_trials_train_is_asked_at_every_look() -> None:
+    tiny = Tiny()
+    holder = tiny.service.holder
+    assert not holder.beside_training
+    tiny.source.training = True
+    holder.follow()
+    deadline = time.monotonic() + 60
+    while not holder.beside_training and time.monotonic() < deadline:
+        time.sleep(0.01)
+    holder.close()
+    assert holder.beside_training

@@ -12,15 +12,18 @@ from tiny_service import States, Tiny
 
 from studies.console import cli
 from studies.serving import server
+from studies.serving.limits import Limits
 
 
 def test_it_listens_on_this_machine_and_warns_where_others_can_reach_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     heard: list[Any] = []
+    shares: list[float] = []
 
-    def build(source: Any, say: Any, hosts: Any) -> Any:
+    def build(source: Any, say: Any, limits: Any, hosts: Any) -> Any:
         heard.append(hosts)
+        shares.append(limits.share)
         return Tiny().service
 
     class Listens(uvicorn.Server):
@@ -37,7 +40,7 @@ def test_it_listens_on_this_machine_and_warns_where_others_can_reach_it(
     for given, host, hosts in (
         ({}, "127.0.0.1", here),
         ({"host": "::1"}, "::1", here),
-        ({"host": "0.0.0.0"}, "0.0.0.0", None),
+        ({"host": "0.0.0.0", "share": 0.5}, "0.0.0.0", None),
     ):
         heard.clear()
         server.serve("study/arm/0", None, 8123, **given)  # type: ignore[arg-type]
@@ -45,7 +48,8 @@ def test_it_listens_on_this_machine_and_warns_where_others_can_reach_it(
         said = capsys.readouterr()
         assert (warning in said.err) == (hosts is None)
         assert f"Serving at http://{'[::1]' if host == '::1' else host}:8123 (" in said.out
-    assert inspect.signature(cli.serve).parameters["host"].default == "127.0.0.1"
+    defaults = {name: one.default for name, one in inspect.signature(cli.serve).parameters.items()}
+    assert (defaults["host"], defaults["share"], shares) == ("127.0.0.1", Limits.share, [Limits.share] * 2 + [0.5])
 
 
 def test_a_port_that_is_taken_is_said_so_before_anything_loads() -> None:

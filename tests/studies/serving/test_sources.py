@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,18 @@ from studies.serving.metrics import Metrics
 from studies.serving.networks import Holder
 from studies.serving.server import build
 from studies.serving.sources import FolderSource, Training, TrialSource, read_checkpoint
+
+
+class Asking(Recorder):
+    """Asks whenever a training tells how far it has come."""
+
+    def __init__(self, ask: Callable[[], None]) -> None:
+        super().__init__()
+        self._ask = ask
+
+    def progress(self, stage: str, done: int, total: int, note: str = "") -> None:
+        if stage.startswith("train"):
+            self._ask()
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -231,7 +244,11 @@ def test_a_trial_is_followed_through_a_kill_to_its_end(
     first = service.holder.now.revision
     assert first.state == "training"
     assert first.step == step, "of the last even update, after four gradient steps each"
-    run_trial(config, layout, Recorder())
+    assert not source.trains()
+    trains = list[bool]()
+    run_trial(config, layout, Asking(lambda: trains.append(source.trains())))
+    assert set(trains) == {True}
+    assert not source.trains()
     assert service.holder.look()
     last = service.holder.now.revision
     assert (last.step, last.state) == (32, "complete")
