@@ -9,7 +9,6 @@ import json
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,6 +19,7 @@ from pipeline.data.files import check_source
 from pipeline.resources.machine import hold_allocator
 from pipeline.run import dag
 from pipeline.run.layout import Layout
+from pipeline.run.outcome import TrialOutcome
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact, Store
 from pipeline.stages import STAGES
@@ -38,20 +38,6 @@ OPPONENTS = "opponents.json"
 """What the opponents of a reward took, in the log of the stage `reward`: charged in the same way."""
 ADDED_UP = ("wall_s", "generated_tokens", "tflop", "t4_s")
 """What is charged."""
-
-
-@dataclass(frozen=True)
-class TrialOutcome:
-    """What a trial came to; status and numbers are empty while it has not been trained."""
-
-    artifacts: Mapping[str, Artifact]
-    status: str
-    reason: str | None
-    steps: int
-    summary: Mapping[str, float]
-    cost: Mapping[str, float]
-    execution: Mapping[str, str]
-    """On what device, and in what precision, it was trained."""
 
 
 def run_trial(config: TrialConfig, layout: Layout, reporter: Reporter, *, until: str | None = None) -> TrialOutcome:

@@ -38,6 +38,7 @@ from pipeline.run.layout import (
     write_atomic,
 )
 from pipeline.run.lost import own_stages
+from pipeline.run.outcome import TrialOutcome
 from pipeline.run.store import Artifact
 from studies.claims.falsifiers import Verdict
 from studies.claims.live import LiveVerdicts
@@ -53,7 +54,7 @@ from studies.execution.display import Display
 from studies.execution.executors import Executor
 from studies.execution.interim import Interim
 from studies.execution.job_folder import sweep
-from studies.execution.jobs import Crashed, Event, Finished, Interrupted, Job, Message, TrialResult
+from studies.execution.jobs import Crashed, Event, Finished, Interrupted, Job, Message
 from studies.execution.live_health import LiveHealth
 from studies.execution.planner import Planner, Ticket, is_settled, remember_settled
 from studies.tracking.repair import repair, set_database_aside
@@ -594,7 +595,7 @@ def _details(job: Job) -> str:
     return f"; details: {job.log}" if job.log.exists() else ""
 
 
-def _record(run: _Run, cell: Cell, outcome: TrialResult | None, reason: str | None = None) -> TrialRecord:
+def _record(run: _Run, cell: Cell, outcome: TrialOutcome | None, reason: str | None = None) -> TrialRecord:
     artifacts = outcome.artifacts if outcome else {}
     return TrialRecord(
         study=run.study.name,

@@ -33,8 +33,9 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
 from pipeline.config.trial import TrialConfig, canonical_json
 from pipeline.errors import Damaged, Fault, Gone, UserError
 from pipeline.run.layout import Layout, read_sealed, sealed
+from pipeline.run.outcome import TrialOutcome
 from pipeline.run.store import Artifact
-from studies.execution.jobs import Crashed, Finished, Interrupted, Job, Message, Send, TrialResult
+from studies.execution.jobs import Crashed, Finished, Interrupted, Job, Message, Send
 
 FORMAT: Literal[1] = 1
 """Of ``job.json`` and ``outcome.json``; a larger number is that of a newer program."""
@@ -154,7 +155,7 @@ class OutcomeFile(BaseModel):
     disk_full: bool = False
 
     @classmethod
-    def of(cls, result: TrialResult, root: Path) -> Self:
+    def of(cls, result: TrialOutcome, root: Path) -> Self:
         artifacts = {
             name: ArtifactFile(
                 stage=one.stage,
@@ -188,19 +189,6 @@ class OutcomeFile(BaseModel):
         if self.result is None:
             return Crashed(job, self.reason or "it left no result", self.user_error, self.disk_full)
         return Finished(job, _result(self.result, job.layout.root))
-
-
-@dataclass(frozen=True)
-class WorkerResult:
-    """A `TrialResult` that came from a worker; its artifacts carry no `meta`."""
-
-    artifacts: Mapping[str, Artifact]
-    status: str
-    reason: str | None
-    steps: int
-    summary: Mapping[str, float]
-    cost: Mapping[str, float]
-    execution: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -497,12 +485,12 @@ def _read(path: Path, model: type[Content]) -> Content:
         raise Damaged(path, f"{'.'.join(map(str, fault['loc'])) or 'content'}: {fault['msg']}") from None
 
 
-def _result(content: ResultFile, root: Path) -> WorkerResult:
+def _result(content: ResultFile, root: Path) -> TrialOutcome:
     artifacts = {
         name: Artifact(one.stage, one.key, root / one.path, one.digest, {}, one.finished)
         for name, one in content.artifacts.items()
     }
-    return WorkerResult(
+    return TrialOutcome(
         artifacts,
         content.status,
         content.reason,

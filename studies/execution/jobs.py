@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pipeline.config.trial import TrialConfig
 from pipeline.run.layout import Layout
+from pipeline.run.outcome import TrialOutcome
 from pipeline.run.progress import StageState
-from pipeline.run.store import Artifact
 
 QUIET_SECONDS = 0.25
 """Least time between two progress messages of a trial; what comes in between is dropped or merged."""
@@ -24,25 +24,6 @@ QUIET_SHARE = 0.01
 QUIET_LIMIT = 5.0
 """Seconds; more than this is never dropped."""
 MessageKind = Literal["stage", "progress", "metrics", "follow", "warn"]
-
-
-class TrialResult(Protocol):
-    """What a trial function returns (see `pipeline.trial`)."""
-
-    @property
-    def artifacts(self) -> Mapping[str, Artifact]: ...
-    @property
-    def status(self) -> str: ...
-    @property
-    def reason(self) -> str | None: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def summary(self) -> Mapping[str, float]: ...
-    @property
-    def cost(self) -> Mapping[str, float]: ...
-    @property
-    def execution(self) -> Mapping[str, str]: ...
 
 
 @dataclass(frozen=True)
@@ -77,7 +58,7 @@ class Finished:
     """A trial has ended with an outcome, be it good or bad."""
 
     job: Job
-    outcome: TrialResult
+    outcome: TrialOutcome
     adopted: bool = False
     """It was begun by an earlier driver: code or store may have changed since."""
 

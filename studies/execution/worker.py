@@ -29,8 +29,9 @@ from typing import Any
 from pipeline.errors import FAULT, INTERRUPTED, USER_ERROR, Fault, UserError
 from pipeline.faults import disk_full, in_words, is_disk_full
 from pipeline.run.leaving import LEFT, Leaving, ask_to_leave, asked_to_leave, can_leave
+from pipeline.run.outcome import TrialOutcome
 from studies.execution.job_folder import HEARTBEAT_SECONDS, JobFolder, OutcomeFile
-from studies.execution.jobs import QUIET_LIMIT, EventReporter, Job, MessageKind, Send, TrialResult
+from studies.execution.jobs import QUIET_LIMIT, EventReporter, Job, MessageKind, Send
 
 DISK_FULL = 74
 """Exit code, EX_IOERR of sysexits.h: on a full disk not even the outcome can be written."""
@@ -47,14 +48,14 @@ STOP = getattr(signal, "SIGUSR1", signal.SIGTERM)
 """Interrupts the trial, as Ctrl-C would."""
 
 
-def call(job: Job, reporter: EventReporter) -> TrialResult:
+def call(job: Job, reporter: EventReporter) -> TrialOutcome:
     """Run the trial in this process."""
     os.environ["OMP_NUM_THREADS"] = str(job.config.runtime.threads)  # for libraries that are imported from here on
     module, _, function = job.trial.partition(":")
     run_trial = getattr(importlib.import_module(module), function)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(job.config.runtime.threads)
-    outcome: TrialResult = run_trial(job.config, job.layout, reporter, until=job.until)
+    outcome: TrialOutcome = run_trial(job.config, job.layout, reporter, until=job.until)
     return outcome
 
 

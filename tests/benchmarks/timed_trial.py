@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 
 import fake_trial
-from fake_trial import TrialOutcome, check_budget, check_disk, environment, execution, plan_trial
+from fake_trial import check_budget, check_disk, environment, execution, plan_trial
 
 from pipeline.config.trial import TrialConfig
 from pipeline.run.layout import Layout
+from pipeline.run.outcome import TrialOutcome
 from pipeline.run.progress import Reporter
 
 __all__ = ["check_budget", "check_disk", "environment", "execution", "plan_trial", "run_trial"]

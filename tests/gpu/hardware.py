@@ -14,7 +14,8 @@ from helpers import Recorder, smoke
 from pipeline.config.trial import TrialConfig
 from pipeline.models.precision import CHOICE
 from pipeline.run.layout import Layout
-from pipeline.trial import TrialOutcome, run_trial
+from pipeline.run.outcome import TrialOutcome
+from pipeline.trial import run_trial
 
 DEVICE = os.environ.get("GPU_DEVICE", "cuda")
 """``cpu`` in a rehearsal of `make gpu`."""

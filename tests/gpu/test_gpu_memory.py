@@ -25,8 +25,8 @@ from pipeline.errors import UserError
 from pipeline.models.precision import CHOICE
 from pipeline.resources.machine import hold_allocator
 from pipeline.run.metrics_log import merged
+from pipeline.run.outcome import TrialOutcome
 from pipeline.stages import STAGES as DECLARED
-from pipeline.trial import TrialOutcome
 
 pytestmark = pytest.mark.gpu
 CAP = "caps__memory_gib"

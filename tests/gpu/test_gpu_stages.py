@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 
 from pipeline.models.precision import CHOICE
 from pipeline.run.metrics_log import merged
-from pipeline.trial import TrialOutcome, execution
+from pipeline.run.outcome import TrialOutcome
+from pipeline.trial import execution
 
 pytestmark = pytest.mark.gpu
 STAGES = ("sft", "reward", "reference", "train", "evaluate")

@@ -11,7 +11,6 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from pipeline.errors import UserError
 from pipeline.run import dag
 from pipeline.run.layout import Layout, write_json
 from pipeline.run.metrics_log import MetricsLog, to_parquet
+from pipeline.run.outcome import TrialOutcome
 from pipeline.run.progress import Reporter
 from pipeline.run.stopping import Watcher
 from pipeline.run.store import Artifact, Store
@@ -58,17 +58,6 @@ falsifiers:
 
 
 DRIFT = ("objective/kl_per_token", "objective/kl_exact_per_token")
-
-
-@dataclass(frozen=True)
-class TrialOutcome:
-    artifacts: Mapping[str, Artifact]
-    status: str
-    reason: str | None
-    steps: int
-    summary: Mapping[str, float]
-    cost: Mapping[str, float]
-    execution: Mapping[str, str]
 
 
 def run_trial(config: TrialConfig, layout: Layout, reporter: Reporter, *, until: str | None = None) -> TrialOutcome:

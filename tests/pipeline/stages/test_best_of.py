@@ -18,9 +18,10 @@ from torch import Tensor
 from pipeline.models.policy import Episodes, response_mask
 from pipeline.rewards.base import Completions
 from pipeline.run.layout import Layout
+from pipeline.run.outcome import TrialOutcome
 from pipeline.stages.best_of import choose, kl_bound, kl_of_chosen
 from pipeline.stages.evaluate import evaluate
-from pipeline.trial import TrialOutcome, plan_trial, run_trial
+from pipeline.trial import plan_trial, run_trial
 
 SCORES = torch.tensor([[0.0, 2.0, 1.0], [1.0, 2.0, 0.5], [1.0, -1.0, 3.0], [0.5, 5.0, 3.0]])
 """Of four draws (rows) of three prompts; draws 1 and 2 of the first and draws 2 and 3 of the last are equal."""

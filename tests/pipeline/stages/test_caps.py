@@ -19,9 +19,10 @@ from pipeline.errors import UserError
 from pipeline.resources import ledger
 from pipeline.run.dag import StagePlan
 from pipeline.run.layout import Layout
+from pipeline.run.outcome import TrialOutcome
 from pipeline.run.store import Artifact, Store
 from pipeline.stages.pausing import ended, raised_cap
-from pipeline.trial import TrialOutcome, plan_trial, run_trial
+from pipeline.trial import plan_trial, run_trial
 
 
 @pytest.mark.parametrize("control", ["fixed", "adaptive", "guard", "separate"])

@@ -23,6 +23,7 @@ from pipeline.models.policy import Episodes
 from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Completions
 from pipeline.run.layout import Layout
+from pipeline.run.outcome import TrialOutcome
 from pipeline.run.store import Artifact
 from pipeline.stages.common import judge_of
 from pipeline.stages.judge import _openings, judge
@@ -39,7 +40,7 @@ from pipeline.stages.judge_errors import (
     stopped,
     strewn,
 )
-from pipeline.trial import TrialOutcome, plan_trial, run_trial
+from pipeline.trial import plan_trial, run_trial
 
 CPU, ROOM = torch.device("cpu"), Room("rows", 8)
 

@@ -27,11 +27,12 @@ from pipeline.resources.ledger import Ledger
 from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Completions
 from pipeline.run.layout import Layout
+from pipeline.run.outcome import TrialOutcome
 from pipeline.run.store import Artifact
 from pipeline.stages import opponents
 from pipeline.stages.common import PromptSet, reward_of
 from pipeline.stages.opponent_table import OPPONENTS, read_opponents, save_opponents, tables
-from pipeline.trial import ADDED_UP, TrialOutcome, run_trial
+from pipeline.trial import ADDED_UP, run_trial
 
 CPU, ROOM = torch.device("cpu"), Room("rows", 64)
 SETTINGS: dict[str, Any] = {

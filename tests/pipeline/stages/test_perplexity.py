@@ -19,8 +19,9 @@ from pipeline.models.loading import freeze, load_snapshot
 from pipeline.models.pretrained_tokenizer import load_tokenizer
 from pipeline.resources.out_of_memory import Room
 from pipeline.run.layout import Layout
+from pipeline.run.outcome import TrialOutcome
 from pipeline.stages.perplexity import LARGEST, heldout_texts, perplexity, text_nats
-from pipeline.trial import TrialOutcome, plan_trial, run_trial
+from pipeline.trial import plan_trial, run_trial
 
 
 def rows() -> list[list[int]]:

@@ -17,11 +17,12 @@ from pipeline.errors import UserError
 from pipeline.models.policy import Episodes
 from pipeline.rewards.base import Completions
 from pipeline.run.layout import Layout
+from pipeline.run.outcome import TrialOutcome
 from pipeline.stages.pair_responses import RESPONSES
 from pipeline.stages.preference_pairs import split_prompts
 from pipeline.stages.rankings import judged_rankings
 from pipeline.stages.sources import check_sources, scorers_and_pairs
-from pipeline.trial import TrialOutcome, run_trial
+from pipeline.trial import run_trial
 
 FOUR: dict[str, Any] = {"reward__ranked": 4}
 

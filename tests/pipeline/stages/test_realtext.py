@@ -18,7 +18,8 @@ from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout
 from pipeline.run.metrics_log import merged
-from pipeline.trial import TrialOutcome, plan_trial, run_trial
+from pipeline.run.outcome import TrialOutcome
+from pipeline.trial import plan_trial, run_trial
 
 GOOD, BAD = ("good", "great", "superb"), ("bad", "awful", "boring")
 PARTS = (

@@ -19,10 +19,11 @@ from pipeline.models.seeding import seed_of
 from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.ensemble import Ensemble
 from pipeline.run.layout import Layout
+from pipeline.run.outcome import TrialOutcome
 from pipeline.stages import reward_trunk
 from pipeline.stages.common import reward_of
 from pipeline.stages.reward_trunk import TrunkSource, member_seed
-from pipeline.trial import TrialOutcome, run_trial
+from pipeline.trial import run_trial
 
 OWN = {"reward.trunk": "scratch", "reward.hidden_size": 16, "reward.heads": 2, "reward.layers": 1}
 CPU, ROOM = torch.device("cpu"), Room("rows", 100)

@@ -25,6 +25,7 @@ from pipeline.rewards.learned import HEAD, train_reward_model
 from pipeline.rewards.rankings import Ranked
 from pipeline.run.layout import Layout
 from pipeline.run.metrics_log import merged
+from pipeline.run.outcome import TrialOutcome
 from pipeline.run.store import Artifact
 from pipeline.stages import reward
 from pipeline.stages.common import PromptSet
@@ -33,7 +34,7 @@ from pipeline.stages.pair_responses import read_responses
 from pipeline.stages.preference_pairs import split_prompts
 from pipeline.stages.reward_round import TEMPERATURE, Collection
 from pipeline.stages.rounds import carried_on, has_ended, name_of
-from pipeline.trial import ADDED_UP, TrialOutcome, plan_trial, run_trial
+from pipeline.trial import ADDED_UP, plan_trial, run_trial
 
 CPU = torch.device("cpu")
 ROUND_KL = "objective/round_kl_per_token"

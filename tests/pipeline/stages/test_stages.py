@@ -13,9 +13,10 @@ from helpers import Recorder, smoke
 
 from pipeline.run.layout import Layout
 from pipeline.run.metrics import METRICS
+from pipeline.run.outcome import TrialOutcome
 from pipeline.stages.evaluate import distinct
 from pipeline.stages.heldout import Draws
-from pipeline.trial import TrialOutcome, environment, plan_trial, run_trial
+from pipeline.trial import environment, plan_trial, run_trial
 
 
 @pytest.fixture(scope="module")

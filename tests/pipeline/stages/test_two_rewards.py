@@ -9,7 +9,8 @@ from helpers import Recorder, smoke
 from pipeline.data.semantics import insulting_words, judge
 from pipeline.run.layout import Layout
 from pipeline.run.metrics_log import merged
-from pipeline.trial import TrialOutcome, run_trial
+from pipeline.run.outcome import TrialOutcome
+from pipeline.trial import run_trial
 
 SETTINGS = {
     "data.insults": 0.5,

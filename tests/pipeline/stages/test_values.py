@@ -20,10 +20,11 @@ from pipeline.models.policy import Episodes, response_mask
 from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Completions
 from pipeline.run.layout import Layout
+from pipeline.run.outcome import TrialOutcome
 from pipeline.run.store import Artifact
 from pipeline.stages.common import PromptSet, reward_of
 from pipeline.stages.scored_samples import SAMPLES, read_scores
-from pipeline.trial import ADDED_UP, TrialOutcome, plan_trial, run_trial
+from pipeline.trial import ADDED_UP, plan_trial, run_trial
 
 PROMPTS, DRAWS = 256, 4
 A_STAR_PO: dict[str, Any] = {"algorithm": "a_star_po", "values__samples": DRAWS}
