@@ -303,7 +303,7 @@ def test_beside_training_it_rests_in_proportion_to_what_a_batch_took(
     monkeypatch.setattr(worker, "answer", slowly)
     monkeypatch.setattr(worker._waiting, "rest", rested.append)
     job = tiny.job()
-    monkeypatch.setattr(batching.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(batching.time, "thread_time", lambda: now[0])
     worker.answer_and_rest([job])
     assert job.answered
     assert rested == pytest.approx(rests)
