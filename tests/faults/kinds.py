@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,9 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import slurm_nodes
 from faults.scene import Scene
+from mlflow_servers import Server
 
 FAKETIME = [Path("/usr/lib") / one / "faketime/libfaketimeMT.so.1" for one in ("x86_64-linux-gnu", "aarch64-linux-gnu")]
+"""The variant for programs with threads, which it crashes now and then all the same: data races of it were mended in
+2025 and 2026 (wolfcw/libfaketime, pull requests 488 and 547)."""
 PAUSE = (1.0, 12.0)
 """Seconds for which processes are stopped; a worker's heart beats every 2 seconds."""
 Harm = Callable[[Scene], None]
@@ -44,6 +49,10 @@ class Fault:
     """Why it cannot be had on this machine; empty where it can."""
     own_disk: bool = False
     """The output root is a small disk of its own."""
+    crash: bool = False
+    """What causes it can itself end the command by SIGSEGV."""
+    longer: float = 1.0
+    """How many times as long the study takes where the fault's daemons carry it."""
     silent: bool = False
     """It may come after the command has looked there for the last time; then the next command sees it."""
 
@@ -173,6 +182,42 @@ def _second_study(scene: Scene) -> None:
     assert ending.code == 0, f"a second study ended with {ending.code}: {ending.said[-500:]}"
 
 
+def _own_mlflow(scene: Scene) -> None:
+    """Its database is that of a study without a server, so that the same comparison reads it."""
+    server = Server(f"sqlite:///{scene.root / 'mlflow.db'}", scene.root / "mlartifacts", scene.folder / "mlflow.log")
+    scene.around.callback(server.kill)
+    scene.daemons, scene.server = server, server.uri
+
+
+def _kill_mlflow(scene: Scene) -> None:
+    scene.daemons.kill()
+    time.sleep(scene.dice.uniform(*PAUSE))
+    scene.daemons.start()
+
+
+def _own_slurm(scene: Scene) -> None:
+    nodes = scene.around.enter_context(slurm_nodes.slurm_nodes(scene.folder / "slurm"))
+    over = threading.Event()
+
+    def hasten() -> None:
+        while not over.wait(1.0):
+            nodes.hasten()
+
+    hastens = threading.Thread(target=hasten)
+    hastens.start()
+    scene.around.callback(hastens.join)
+    scene.around.callback(over.set)
+    scene.daemons, scene.executor = nodes, "slurm"
+    scene.environment["SLURM_CONF"] = str(nodes.configuration)
+
+
+def _kill_slurm(scene: Scene) -> None:
+    name = scene.dice.choice(["slurmctld", *slurm_nodes.NODES])
+    scene.daemons.kill(name)
+    time.sleep(scene.dice.uniform(*PAUSE))
+    scene.daemons.begin(name)
+
+
 FAULTS: dict[str, Fault] = {
     "driver killed": Fault("SIGKILL for the command", _kill_driver),
     "worker killed": Fault("SIGKILL for a process that the command has started", _kill_worker),
@@ -188,7 +233,19 @@ FAULTS: dict[str, Fault] = {
         "a disk with too little room for the study", _nothing, _much_room, _little_room, _no_mount, True
     ),
     "read-only": Fault("a disk that can be read alone", _read_only, _writable, lacks=_no_mount, own_disk=True),
-    "clock back": Fault("the clock jumps back 1 min to 25 h", _clock, before=_own_clock, lacks=_no_faketime),
+    "clock back": Fault(
+        "the clock jumps back 1 min to 25 h", _clock, before=_own_clock, lacks=_no_faketime, crash=True
+    ),
     "two drivers": Fault("the same command given twice", _second_driver),
+    "MLflow killed": Fault(
+        "SIGKILL for MLflow's server, which is started again 1 to 12 s later", _kill_mlflow, before=_own_mlflow
+    ),
+    "SLURM killed": Fault(
+        "SIGKILL for the controller or a node's daemon of SLURM, started again 1 to 12 s later",
+        _kill_slurm,
+        before=_own_slurm,
+        lacks=lambda: slurm_nodes.missing() or "",
+        longer=2.0,
+    ),
     "two studies": Fault("another study with the same trials, on the same store", _second_study),
 }

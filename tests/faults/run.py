@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -93,6 +94,7 @@ def run(name: str, number: int, seed: int, undisturbed: Whole) -> Outcome:
             finally:
                 if scene.process is not None and scene.process.poll() is None:
                     scene.kill_all()
+                scene.around.close()
 
 
 @contextmanager
@@ -114,7 +116,7 @@ def _begun(folder: Path, undisturbed: Whole, fault: Fault) -> Iterator[None]:
 
 def _disturbed(scene: Scene, name: str, fault: Fault, undisturbed: Whole) -> Outcome:
     fault.before(scene)
-    process, at = scene.start(), scene.dice.uniform(0.0, undisturbed.seconds)
+    process, at = scene.start(), scene.dice.uniform(0.0, fault.longer * undisturbed.seconds)
     try:
         process.wait(at)
     except subprocess.TimeoutExpired:
@@ -123,7 +125,7 @@ def _disturbed(scene: Scene, name: str, fault: Fault, undisturbed: Whole) -> Out
     ending, told, calls = scene.ended(), "", 1
     ended_by_it = ending.code != 0
     while True:
-        if wrong := _unexplained(ending):
+        if wrong := _unexplained(ending, fault.crash):
             return Outcome(name, wrong, told, calls, seconds, at)
         if ending.code not in HARMLESS:
             told = _last_line(ending.said)
@@ -143,13 +145,13 @@ def _disturbed(scene: Scene, name: str, fault: Fault, undisturbed: Whole) -> Out
     return Outcome(name, _lost(scene, ending, undisturbed), told, calls, seconds, at)
 
 
-def _unexplained(ending: Ending) -> str:
-    """What no end of a command may look like."""
+def _unexplained(ending: Ending, crash: bool = False) -> str:
+    """What no end of a command may look like, but for a SIGSEGV that comes with the fault itself (`Fault.crash`)."""
     if ending.code is None:
         return f"it hung: {_last_line(ending.said)}"
     if "Traceback (most recent call last)" in ending.said:
         return f"a traceback: {_last_line(ending.said)}"
-    if ending.code not in HARMLESS | {2, 4}:
+    if ending.code not in HARMLESS | {2, 4} and not (crash and ending.code == -signal.SIGSEGV):
         return f"exit code {ending.code}: {_last_line(ending.said)}"
     return ""
 

@@ -14,9 +14,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 from series import Series, compared, shown, written
@@ -72,6 +73,13 @@ class Scene:
     """Bytes of the output root before and after the study, where nothing disturbs it."""
     called: str = ""
     """Of the log, where two give the same command."""
+    server: str = ""
+    """MLflow's, where the runs go to one."""
+    executor: str = "processes"
+    around: ExitStack = field(default_factory=ExitStack)
+    """What ends with the run: daemons and threads."""
+    daemons: Any = None
+    """What the fault has started before the command, and kills."""
 
     @property
     def root(self) -> Path:
@@ -83,11 +91,13 @@ class Scene:
 
     def start(self, verb: str = "study") -> subprocess.Popen[bytes]:
         """Give the command, in a session of its own."""
-        settings = SETTINGS if verb == "study" else ()
+        settings = (*SETTINGS, "--executor", self.executor) if verb == "study" else ()
         (self.folder / f"{self.name}.yaml").write_text(STUDY)
         paths = os.pathsep.join((str(TESTS.parent), str(TESTS)))
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **self.environment}
         environment.pop("MLFLOW_TRACKING_URI", None)
+        if self.server:
+            environment["MLFLOW_TRACKING_URI"] = self.server
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", COMMAND, verb, f"{self.name}.yaml", "--out", str(self.root), *settings],

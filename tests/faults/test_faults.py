@@ -82,6 +82,7 @@ def test_a_record_that_is_missing_or_double_in_mlflow_is_seen(
     ("ending", "why"),
     [
         (Ending(0, ""), ""),
+        (Ending(-11, "odd"), "exit code -11: odd"),
         (Ending(4, "ablate: the disk is full"), ""),
         (Ending(-9, ""), ""),
         (Ending(None, "working"), "it hung: working"),
@@ -91,3 +92,4 @@ def test_a_record_that_is_missing_or_double_in_mlflow_is_seen(
 )
 def test_an_end_without_a_word_is_a_loss(ending: Ending, why: str) -> None:
     assert _unexplained(ending) == why
+    assert _unexplained(ending, crash=True) == ("" if ending.code == -11 else why)
