@@ -165,11 +165,16 @@ def plan(
             help="Instead of a study: what four networks of a size (7B), or of a model's id or folder, take.",
         ),
     ] = None,
-    trained_bytes: Annotated[float, typer.Option(min=0, help="For --memory: bytes of a trained parameter.")] = 4.0,
-    frozen_bytes: Annotated[float, typer.Option(min=0, help="For --memory: bytes of a frozen parameter.")] = 2.0,
+    trained_bytes: Annotated[
+        float | None, typer.Option(min=0, help="For --memory: bytes of a trained parameter, 4 by default.")
+    ] = None,
+    frozen_bytes: Annotated[
+        float | None, typer.Option(min=0, help="For --memory: bytes of a frozen parameter, 2 by default.")
+    ] = None,
     adapter_share: Annotated[
-        float, typer.Option(min=0, max=1, help="For --memory: size of an adapter, as a share of its network.")
-    ] = 0.01,
+        float | None,
+        typer.Option(min=0, max=1, help="For --memory: an adapter's size as a share of its network, 0.01 by default."),
+    ] = None,
     out: OutOption = None,
 ) -> None:
     """Show what would run, how long it takes, what is cached.
@@ -178,12 +183,18 @@ def plan(
     """
     if (name is None) == (memory is None):
         raise UserError("plan takes either a study or --memory SIZE, such as --memory 7B")
+    assumed = {"trained": trained_bytes, "frozen": frozen_bytes, "adapter_share": adapter_share}
+    given = {option: value for option, value in assumed.items() if value is not None}
     if memory is not None:
+        if profile is not None or settings:
+            raise UserError("--memory goes without --profile and --set, which are settings of a study")
         from pipeline.forecast.four_models import Assumptions
         from studies.console.memory import print_memory
 
-        return print_memory(terminal(), memory, Assumptions(trained_bytes, frozen_bytes, adapter_share))
+        return print_memory(terminal(), memory, Assumptions(**given))
     assert name is not None
+    if given:
+        raise UserError("--trained-bytes, --frozen-bytes and --adapter-share go with --memory")
     from pipeline.config.loading import parse_set
     from pipeline.run.layout import Layout
     from studies.console.plan import print_plan

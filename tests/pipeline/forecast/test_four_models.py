@@ -63,5 +63,11 @@ def test_the_command() -> None:
     assert shown.exit_code == 0
     assert "4 bytes a trained parameter, 2 a frozen one" in shown.output
     assert shown.output.splitlines()[1].split()[-5:] == ["28", "14", "28", "14", "84"]
-    for arguments in (["plan"], ["plan", "kl_ablation", "--memory", "7B"]):
+    for arguments in (
+        ["plan"],
+        ["plan", "kl_ablation", "--memory", "7B"],
+        ["plan", "--memory", "7B", "--profile", "tiny"],
+        ["plan", "--memory", "7B", "--set", "kl.beta=0.1"],
+        ["plan", "kl_ablation", "--frozen-bytes", "1"],
+    ):
         assert run.invoke(ablate.app, arguments).exit_code == 2
