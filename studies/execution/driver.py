@@ -121,6 +121,8 @@ class _Run:
     jobs_of_stages: int = 0
     """Jobs so far that build shared stages; they are numbered downwards from -1."""
     attempts: Counter[tuple[str, int]] = field(default_factory=Counter)
+    recorded: set[tuple[str, int]] = field(default_factory=set)
+    """Arm and seed of the cells of `plan` that have a record of their configuration."""
     head: str = ""
     """Digest of the last line of the study's registration."""
     interrupted: bool = False
@@ -309,6 +311,7 @@ def _tell_search(run: _Run, tuner: Tuner, chosen: Sequence[str]) -> None:
 
 def _run_missing(run: _Run, compared: Study, finished: Sequence[Cell], jobs: int) -> None:
     missing = [cell for cell in run.plan if cell not in finished]
+    run.recorded = {(cell.arm, cell.seed) for cell in run.plan if _is_recorded(run.folder, cell)}
     if not missing and is_settled(compared, run.folder, run.plan):
         return
     planner = _planner(run, compared)
@@ -543,7 +546,8 @@ def _look(run: _Run, cell: Cell) -> None:
     """Look at the study when a trial was the last of its seed, unless it was the last of all."""
     chains = {row.number: row.chain for row in run.study.replicates}
     seeds = {chains.get(other.seed, other.seed) for other in run.plan}
-    left = {chains.get(other.seed, other.seed) for other in run.plan if not _is_recorded(run.folder, other)}
+    missing = (other.seed for other in run.plan if (other.arm, other.seed) not in run.recorded)
+    left = {chains.get(seed, seed) for seed in missing}
     if left and cell in run.plan and chains.get(cell.seed, cell.seed) not in left:
         complete = len(seeds - left)
         if complete > 1:  # one seed decides nothing
@@ -627,6 +631,7 @@ def _finished(artifacts: Sequence[Artifact]) -> str:
 def _write_record(run: _Run, record: TrialRecord) -> None:
     path = run.folder.trial_file(record.arm, record.seed)
     write_atomic(path, record_text(record))
+    run.recorded.add((record.arm, record.seed))
 
 
 def _register(run: _Run, environment: Mapping[str, str]) -> None:

@@ -59,20 +59,30 @@ class Planner:
         )
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             self._study.tell(trial.number, state=TrialState.FAIL)
+        waiting = self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+        self._left = {(trial.user_attrs["arm"], trial.user_attrs["seed"]) for trial in waiting}
+        self._queue = {key: self._cells[key] for key in self._left}
         self.settled()  # reads every trial: a file that cannot be understood shows itself here
 
     def demand(self, cell: Cell) -> None:
         """Put a cell in the queue, unless it is there already."""
-        if (cell.arm, cell.seed) not in self._waiting():
-            params = {"arm": cell.arm, "seed": cell.seed}
-            self._study.enqueue_trial(params, user_attrs={**params, "config": cell.config.digest()})
+        self._queue.setdefault((cell.arm, cell.seed), cell)
 
     def ask(self) -> Ticket | None:
-        """The next cell in the queue, or None."""
-        if not self._waiting():  # Optuna would invent a cell
+        """The next cell in the queue, or None.
+
+        Optuna learns of a cell here, one at a time: it reads all that wait whenever it is asked.
+        """
+        if not self._queue:  # Optuna would invent a cell
             return None
+        if not self._left:
+            (arm, seed), cell = next(iter(self._queue.items()))
+            params = {"arm": arm, "seed": seed}
+            self._study.enqueue_trial(params, user_attrs={**params, "config": cell.config.digest()})
         trial = self._study.ask(self._space)
-        return Ticket(trial.number, self._cells[trial.params["arm"], trial.params["seed"]])
+        asked = trial.params["arm"], trial.params["seed"]
+        self._left.discard(asked)
+        return Ticket(trial.number, self._queue.pop(asked, self._cells[asked]))
 
     def settled(self) -> set[tuple[str, int]]:
         """Arm and seed of cells that have been told a value."""
@@ -92,10 +102,6 @@ class Planner:
     def describe(self, ticket: Ticket) -> str | None:
         """What to say of a trial that has ended; the table of the arms says it all."""
         return None
-
-    def _waiting(self) -> set[tuple[str, int]]:
-        queue = self._study.get_trials(deepcopy=False, states=(self._states.WAITING,))
-        return {(trial.user_attrs["arm"], trial.user_attrs["seed"]) for trial in queue}
 
 
 def is_settled(study: Study, folder: StudyFolder, plan: Sequence[Cell]) -> bool:
