@@ -11,6 +11,7 @@ os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
 )  # workers of pytest-xdist share the cores; two threads each would fight over them
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if "benchmarks" in item.path.parts:
                 item.add_marker(skip)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what this machine could not test, and why."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(str(one.longrepr[2]).removeprefix("Skipped: ") for one in skipped if one.longrepr)
+    for reason, number in reasons.most_common():
+        terminalreporter.write_line(f"skipped, {number} tests: {reason}")
 
 
 def _has_card() -> bool:

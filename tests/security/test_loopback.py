@@ -35,7 +35,7 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The names that the server answers to, and where it listens."""
     found: list[Any] = []
 
-    def build(source: Any, say: Any, hosts: frozenset[str] | None) -> Service:
+    def build(source: Any, say: Any, limits: Any, hosts: frozenset[str] | None) -> Service:
         found.append(hosts)
         return Service(hosts)
 

@@ -17,6 +17,12 @@ from tinytrial import CONTROLS, Killed, Killer, run, trainer
 from pipeline.training import checkpoint
 from pipeline.training.trainer import Outcome
 
+SOME = {
+    "adaptive", "adaptive bonus", "floor", "target", "separate", "lora", "few bits", "trpo", "grpo", "vine_ppo", "dpo",
+    "replayed targets",
+}  # fmt: skip
+"""Controllers that keep a state of different kinds; the others are slow tests."""
+
 
 @pytest.fixture(scope="module")
 def wholes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Outcome, dict[str, torch.Tensor]]]:
@@ -36,7 +42,9 @@ def wholes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pa
     "after",
     [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3, pytest.param(5, marks=pytest.mark.slow)],
 )
-@pytest.mark.parametrize("control", CONTROLS)
+@pytest.mark.parametrize(
+    "control", [pytest.param(name, marks=[] if name in SOME else pytest.mark.slow) for name in CONTROLS]
+)
 def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path, control: str, after: int, wholes: Any) -> None:
     knobs = CONTROLS[control]
     folder, whole, state = wholes(control)
