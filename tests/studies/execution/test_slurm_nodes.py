@@ -18,7 +18,7 @@ import pytest
 import slurm_nodes
 from helpers import mind_interrupts
 from light_jobs import PYTHONPATH
-from light_study import SMALL, go
+from light_study import SMALL, go, job_folders, results
 from rich.console import Console
 from slurm_nodes import SlurmNodes, wait_for
 
@@ -88,35 +88,16 @@ def _hasty(nodes: SlurmNodes) -> Iterator[None]:
     thread.join()
 
 
-def folders(layout: Layout) -> list[JobFolder]:
-    study = layout.study("small", "tiny")
-    return [JobFolder(study.job_folder(arm, 0)) for arm in ("weak", "strong")]
-
-
 def half_way(layout: Layout) -> bool:
-    files = [folder.events_file for folder in folders(layout)]
+    files = [folder.events_file for folder in job_folders(layout)]
     return all(file.exists() and b'"progress"' in file.read_bytes() for file in files)
-
-
-def files(result: StudyResult, layout: Layout) -> dict[str, bytes]:
-    """All results, but for what tells the time."""
-    found = {}
-    for record in result.records:
-        assert record.status == "complete"
-        for name, stage in record.stages.items():
-            found[f"{record.arm} {name}"] = str(stage.digest).encode()
-            for path in sorted((layout.root / stage.path).rglob("*")):
-                local = path.relative_to(layout.root)
-                if path.is_file() and path.name != "manifest.json" and "log" not in local.parts:
-                    found[f"{record.arm} {local}"] = path.read_bytes()
-    return found
 
 
 @pytest.fixture
 def whole(write_study: Callable[..., Study], tmp_path: Path) -> dict[str, bytes]:
     """The results of processes on this machine."""
     layout = Layout(tmp_path / "whole")
-    return files(go(write_study(STUDY), layout, "processes")[0], layout)
+    return results(go(write_study(STUDY), layout, "processes")[0], layout)
 
 
 @pytest.fixture
@@ -153,14 +134,14 @@ def run(study: Study, layout: Layout, monkeypatch: pytest.MonkeyPatch) -> tuple[
 
 
 def numbers(layout: Layout) -> list[str]:
-    return [folder.worker for folder in folders(layout)]
+    return [folder.worker for folder in job_folders(layout)]
 
 
 def test_a_whole_study_has_the_bytes_of_processes(
     write_study: Callable[..., Study], layout: Layout, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result, text, told = run(write_study(STUDY), layout, monkeypatch)
-    assert files(result, layout) == whole
+    assert results(result, layout) == whole
     assert (told, fake_trial.calls(layout)) == ([], CELLS) or fake_trial.calls(layout) == CELLS[::-1]
     assert not layout.study("small", "tiny").jobs.exists()
     assert not list((layout.study("small", "tiny").path / "log").glob("*"))
@@ -187,7 +168,7 @@ def test_scancel_interrupts_and_the_same_command_goes_on(
     study = layout.study("small", "tiny")
     assert [study.trial_file(arm, 0).exists() for arm in ("weak", "strong")] == [False, True]
     result, text, _ = run(write_study(STUDY), layout, monkeypatch)
-    assert files(result, layout) == whole
+    assert results(result, layout) == whole
     assert "tried again" not in text
     assert fake_trial.calls(layout).count(CELLS[0]) == 2
 
@@ -218,7 +199,7 @@ def test_the_same_command_takes_jobs_over(
     assert [nodes.jobs()[number] for number in jobs] == ["RUNNING", "RUNNING"]
     (layout.root / "gate").touch()
     result, _, _ = run(study, layout, monkeypatch)
-    assert files(result, layout) == whole
+    assert results(result, layout) == whole
     assert sorted(fake_trial.calls(layout)) == CELLS
 
 
@@ -239,7 +220,7 @@ def test_a_slurmd_that_is_killed_and_comes_back_loses_nothing(
 
     meanwhile(restart)
     result, text, _ = run(write_study(STUDY), layout, monkeypatch)
-    assert files(result, layout) == whole
+    assert results(result, layout) == whole
     assert "tried again" not in text  # the jobs have gone on, or SLURM has requeued them
 
 
@@ -267,7 +248,7 @@ def test_trials_go_on_while_the_controller_is_away(
     assert "tried again" not in text
     assert sum("does not answer" in line or "not submitted yet" in line for line in told) == 1
     assert "SLURM answers, and all jobs are submitted" in told
-    assert whole.items() <= files(result, layout).items()
+    assert whole.items() <= results(result, layout).items()
 
 
 def test_preempted_jobs_go_on(
@@ -286,7 +267,7 @@ def test_preempted_jobs_go_on(
 
     meanwhile(preempt)
     result, text, told = run(write_study(STUDY), layout, monkeypatch)
-    assert files(result, layout) == whole
+    assert results(result, layout) == whole
     assert "tried again" not in text
     assert sum("waits in the queue again" in line for line in told) == 2
 
@@ -308,7 +289,7 @@ def test_jobs_of_a_node_that_dies_go_on_elsewhere(
         result, text, _ = run(write_study(STUDY), layout, monkeypatch)
     finally:
         nodes.begin("n1")
-    assert files(result, layout) == whole
+    assert results(result, layout) == whole
     assert "tried again" not in text
 
 
@@ -326,11 +307,11 @@ def test_a_trial_leaves_a_checkpoint_before_its_time_limit_and_is_requeued(
 
     elsewhere = Layout(tmp_path / "whole")
     elsewhere.root.mkdir()
-    whole = files(go_on(elsewhere, executors.executor("processes")), elsewhere)
+    whole = results(go_on(elsewhere, executors.executor("processes")), elsewhere)
     for stage in ("prompts", "sft", "reward", "reference"):
         shutil.copytree(elsewhere.store / stage, layout.store / stage)
     result = go_on(layout, executors.executor("slurm", limit, told.append))
-    assert files(result, layout) == whole
+    assert results(result, layout) == whole
     assert all("waits in the queue again and goes on from its checkpoint" in line for line in told)
     log = layout.study("small", "smoke").path / "log" / "weak__seed0.txt"
     assert "DUE TO JOB REQUEUE" in log.read_text()  # as SLURM's daemon says there

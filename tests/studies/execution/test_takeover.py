@@ -13,11 +13,10 @@ import fake_trial
 import pytest
 from helpers import mind_interrupts
 from light_jobs import PYTHONPATH, Detached, wait_for
-from light_study import SMALL, go
+from light_study import SMALL, go, job_folders, results
 
 from pipeline.run.layout import Layout
 from studies.definition.schema import Study
-from studies.execution.driver import StudyResult
 from studies.execution.executors import EXECUTORS, Inline
 from studies.execution.file_executor import FileExecutor
 from studies.execution.job_folder import JobFolder
@@ -67,37 +66,19 @@ def begin(study: Study, layout: Layout) -> subprocess.Popen[bytes]:
         start_new_session=True,
         preexec_fn=mind_interrupts,
     )
-    wait_for(lambda: all(b'"progress"' in events(folder) for folder in folders(layout)))
+    wait_for(lambda: all(b'"progress"' in events(folder) for folder in job_folders(layout)))
     return driver
-
-
-def folders(layout: Layout) -> list[JobFolder]:
-    study = layout.study("small", "tiny")
-    return [JobFolder(study.job_folder(arm, 0)) for arm in ("weak", "strong")]
 
 
 def events(folder: JobFolder) -> bytes:
     return folder.events_file.read_bytes() if folder.events_file.exists() else b""
 
 
-def files(result: StudyResult, layout: Layout) -> dict[str, bytes]:
-    """All results, but for what tells the time."""
-    found = {}
-    for record in result.records:
-        assert record.status == "complete"
-        for name, stage in record.stages.items():
-            found[f"{record.arm} {name} digest"] = str(stage.digest).encode()
-            for path in sorted((layout.root / stage.path).rglob("*")):
-                if path.is_file() and path.name != "manifest.json":
-                    found[f"{record.arm} {path.relative_to(layout.root)}"] = path.read_bytes()
-    return found
-
-
 @pytest.fixture
 def whole(write_study: Callable[..., Study], tmp_path: Path) -> dict[str, bytes]:
     """The results of an uninterrupted study."""
     layout = Layout(tmp_path / "whole")
-    return files(go(write_study(STUDY), layout)[0], layout)
+    return results(go(write_study(STUDY), layout)[0], layout)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
@@ -105,14 +86,14 @@ def test_running_workers_are_taken_over(
     write_study: Callable[..., Study], layout: Layout, detached: str, whole: dict[str, bytes], how: signal.Signals
 ) -> None:
     driver = begin(write_study(STUDY), layout)
-    workers = [folder.worker_process[1] for folder in folders(layout)]
+    workers = [folder.worker_process[1] for folder in job_folders(layout)]
     os.killpg(driver.pid, how)
     said = driver.communicate(timeout=120)
     assert driver.returncode == (130 if how is signal.SIGINT else -signal.SIGKILL), said
-    assert all(folder.is_held() for folder in folders(layout))
+    assert all(folder.is_held() for folder in job_folders(layout))
     (layout.root / "gate").touch()
     result, text = go(write_study(STUDY), layout, detached)
-    assert files(result, layout) == whole
+    assert results(result, layout) == whole
     assert sorted(fake_trial.calls(layout)) == CELLS
     assert set(workers) < fake_trial.pids(layout)
     assert "weak seed 0: complete" in text
@@ -123,13 +104,13 @@ def test_dead_workers_are_replaced_and_go_on(
     write_study: Callable[..., Study], layout: Layout, detached: str, whole: dict[str, bytes]
 ) -> None:
     driver = begin(write_study(STUDY), layout)
-    for pid in (driver.pid, *(folder.worker_process[1] for folder in folders(layout))):
+    for pid in (driver.pid, *(folder.worker_process[1] for folder in job_folders(layout))):
         os.kill(pid, signal.SIGKILL)
     driver.communicate(timeout=120)
-    wait_for(lambda: not any(folder.is_held() for folder in folders(layout)))
+    wait_for(lambda: not any(folder.is_held() for folder in job_folders(layout)))
     (layout.root / "gate").touch()
     result, _ = go(write_study(STUDY), layout, detached)
-    assert files(result, layout) == whole
+    assert results(result, layout) == whole
     assert sorted(fake_trial.calls(layout)) == sorted([*CELLS, *CELLS])
     assert fake_trial.calls(layout, "reward") == ["-"]
 
@@ -142,11 +123,11 @@ def test_results_that_came_without_a_driver_are_taken_unless_the_store_has_chang
     driver.kill()
     driver.communicate(timeout=120)
     (layout.root / "gate").touch()
-    wait_for(lambda: all(folder.outcome_file.exists() for folder in folders(layout)))
+    wait_for(lambda: all(folder.outcome_file.exists() for folder in job_folders(layout)))
     lost = sorted((layout.store / "evaluate").glob("*/manifest.json"))[0]
     lost.unlink()
     result, text = go(write_study(STUDY), layout, detached)
-    assert files(result, layout) == whole
+    assert results(result, layout) == whole
     assert sorted(fake_trial.calls(layout)) == CELLS  # the training is there
     assert text.count("code or store have changed since it was begun; run again") == 1
 
