@@ -72,6 +72,8 @@ class RayCluster:
         self.lag_seconds = LAG_SECONDS if self.outlives else 0.0
         self._workers: dict[str, _Worker] = {}
         self._connected = self._checked = self._waited = False
+        self._fitted: list[Request] = []
+        """What a node has had room for: where that node is lost, trials wait until it comes back."""
 
     @classmethod
     def of(cls, options: Path | None, tell: Callable[[str], None]) -> Self:
@@ -174,7 +176,9 @@ class RayCluster:
         """Say when a trial has to wait. Raises `UserError` where no wait would help."""
         nodes, free = self._nodes(), self._ray.available_resources()
         fits = any(times(request, node) for node in nodes)
-        if not fits and not self._options.autoscaling:
+        if fits and request not in self._fitted:
+            self._fitted.append(request)
+        if not fits and not self._options.autoscaling and request not in self._fitted:
             raise UserError(
                 f"no node of the Ray cluster has room for a trial, which asks for {request}; it has {in_all(nodes)}."
                 " Ask for less, add a node, or set autoscaling: true where nodes come when they are needed"
@@ -184,7 +188,8 @@ class RayCluster:
             return
         self._waited = True
         left = amounts_in_words({name: free.get(name, 0.0) for name, value in request.amounts.items() if value})
-        why = "is full" if fits else "has no node that is large enough yet"
+        lost = request in self._fitted
+        why = "is full" if fits else f"has no node that is large enough {'any more' if lost else 'yet'}"
         self._tell(f"the Ray cluster {why}: a trial asks for {request}, {left} are free of {in_all(nodes)}; it waits")
 
     def _check_nodes(self, root: Path) -> None:

@@ -306,6 +306,20 @@ def test_a_cluster_whose_nodes_come_when_they_are_needed(ray: FakeRay, layout: L
     ]
 
 
+def test_where_the_only_large_node_is_lost_trials_wait_for_it(ray: FakeRay, layout: Layout) -> None:
+    told = list[str]()
+    cluster = RayCluster(RayOptions(cpus=2), told.append)
+    ray.resources, ray.free = [{"CPU": 2.0, "memory": 2.0**31}], {"CPU": 2.0}
+    first, second = light_job(layout, 0), light_job(layout, 1)
+    cluster.start(first, JobFolder(first.folder))
+    ray.resources, ray.free = [{"CPU": 1.0, "memory": 2.0**31}], {"CPU": 1.0}
+    assert cluster.state(cluster.start(second, JobFolder(second.folder))) == "queued"
+    assert told == [
+        "the Ray cluster has no node that is large enough any more: a trial asks for 2 CPU, 1 CPU are free of 1 node:"
+        " (1 CPU, 0 GPU, 2.0 GiB); it waits"
+    ]
+
+
 def test_a_full_cluster_is_told_once(ray: FakeRay, layout: Layout) -> None:
     told = list[str]()
     cluster = RayCluster(None, told.append)

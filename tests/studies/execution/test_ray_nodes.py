@@ -104,22 +104,17 @@ def test_a_trial_whose_node_is_killed_continues_on_another_one(cluster: Any, lay
     fake_trial.control(layout, gated=[f"{job.config.kl.beta}/0"])
     victim = add_node(cluster, resources={"place": 1})
     launcher = RayCluster(RayOptions(resources={"place": 1.0}))
-    kept = list[bytes]()
-
-    def kill() -> None:
-        wait_for(lambda: len(list(layout.root.glob("store/train/.partial/*/metrics.jsonl"))) == 1, 300)
-        (pid,) = fake_trial.pids(layout)
-        cluster.remove_node(victim, allow_graceful=False)
-        wait_for(lambda: not Path(f"/proc/{pid}").exists(), 120)
-        kept.append(job.folder.joinpath("alive").read_bytes())
-        (layout.root / "gate").touch()
-        add_node(cluster, resources={"place": 1})
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    events = run_jobs(launcher, job)
-    thread.join()
-    assert kept
+    events = list[Any]()
+    driver = threading.Thread(target=lambda: events.extend(run_jobs(launcher, job)))
+    driver.start()  # Ray starts nodes in the main thread alone
+    wait_for(lambda: len(list(layout.root.glob("store/train/.partial/*/metrics.jsonl"))) == 1, 300)
+    (pid,) = fake_trial.pids(layout)
+    cluster.remove_node(victim, allow_graceful=False)
+    wait_for(lambda: not Path(f"/proc/{pid}").exists(), 120)
+    (layout.root / "gate").touch()
+    add_node(cluster, resources={"place": 1})
+    driver.join(300)
+    assert not driver.is_alive()
     (lost,) = [event.args[0] for event in events if isinstance(event, Message) and event.kind == "warn"]
     assert lost.endswith("died or was taken back; it goes on in a new worker")
     assert [type(event) for event in ends(events)] == [Finished]
