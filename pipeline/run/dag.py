@@ -22,7 +22,7 @@ import importlib.util
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from types import SimpleNamespace
@@ -120,9 +120,15 @@ class StagePlan:
     stage: str
     key: str | None
     cached: bool
-    why: str
+    reason: Callable[[], str] = field(compare=False, repr=False)
+    """Says why, when it is asked: it may read every artifact of the stage."""
     digest: str | None = None
     """Of the artifact that is there."""
+
+    @cached_property
+    def why(self) -> str:
+        """Why the stage would be built or not."""
+        return self.reason()
 
 
 def stages_of(stages: Sequence[Stage], config: Any) -> list[Stage]:
@@ -211,14 +217,14 @@ def plan(stages: Sequence[Stage], config: BaseModel, store: Store, known: Known 
         inputs = stage.takes(there)
         waiting = [need for need in inputs if need not in digests]
         if waiting:
-            result.append(StagePlan(stage.name, None, False, f"waits for {', '.join(waiting)}"))
+            result.append(StagePlan(stage.name, None, False, _says(f"waits for {', '.join(waiting)}")))
             continue
         identity = _identity(stage, config, digests)
         key, above = _key(identity), set[str]().union(*(removed[need] for need in inputs))
         artifact, why = _look_up(stage.name, key, identity, store, (stage.name, key) in known)
         again = stage.unfinished(config, artifact) if artifact else None
         if again:
-            result.append(StagePlan(stage.name, key, False, again))
+            result.append(StagePlan(stage.name, key, False, _says(again)))
             continue
         digest = artifact.digest if artifact else known.get((stage.name, key))
         if digest is not None:
@@ -226,21 +232,25 @@ def plan(stages: Sequence[Stage], config: BaseModel, store: Store, known: Known 
             removed[stage.name] = above if artifact else above | {stage.name}
         if artifact and above:
             names = [upper.name for upper in ordered if upper.name in above]
-            why = f"if {' and '.join(names)} {'comes' if len(names) == 1 else 'come'} out the same"
+            why = _says(f"if {' and '.join(names)} {'comes' if len(names) == 1 else 'come'} out the same")
         result.append(StagePlan(stage.name, key, artifact is not None, why, artifact.digest if artifact else None))
     return result
 
 
+def _says(text: str) -> Callable[[], str]:
+    return lambda: text
+
+
 def _look_up(
     stage: str, key: str, identity: Mapping[str, Any], store: Store, known: bool
-) -> tuple[Artifact | None, str]:
+) -> tuple[Artifact | None, Callable[[], str]]:
     """The artifact, if it is there, and why the stage would be built or not."""
     try:
         if artifact := store.find(stage, key, weights=False):  # a plan reads none
-            return artifact, "same configuration, inputs and code"
+            return artifact, _says("same configuration, inputs and code")
     except Damaged as error:
-        return None, f"damaged: {error.path.name}: {error.why}"
-    return None, "was removed" if known else _why(identity, store)
+        return None, _says(f"damaged: {error.path.name}: {error.why}")
+    return None, _says("was removed") if known else lambda: _why(identity, store)
 
 
 def _intact(store: Store, stage: str, key: str) -> Artifact | None:
