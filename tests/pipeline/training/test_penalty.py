@@ -194,6 +194,9 @@ GROUPED: dict[str, dict[str, Any]] = {
     },
 }
 
+SOME = list(GROUPED)[::3]
+"""The other ones are slow tests."""
+
 
 @pytest.mark.parametrize("name", GROUPED)
 @pytest.mark.parametrize("runtime", [{"micro_batch_size": 1}, {"micro_batch_size": 3, "rollout_batch_size": 3}])
@@ -207,7 +210,9 @@ def test_how_many_are_in_memory_at_once_moves_nothing(tmp_path: Path, name: str,
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in SOME else pytest.mark.slow) for name in GROUPED]
+)
 def test_a_penalty_on_groups_holds_the_policy_back(tmp_path: Path, name: str) -> None:
     ends = []
     for beta in (0.0, 3.0):

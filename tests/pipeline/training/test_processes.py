@@ -90,6 +90,7 @@ def test_when_one_process_breaks_all_end(tmp_path: Path) -> None:
         launch("ranked:breaks", 2, smoke(), tmp_path, Recorder(), {})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_only_the_first_process_speaks(tmp_path: Path) -> None:
     recorder, artifact = Recorder(), Artifact("prompts", "key", tmp_path / "store" / "key", "digest", {"n": 3})

@@ -58,6 +58,7 @@ def live(folder: Path, episodes: int) -> Live:
     return found
 
 
+@pytest.mark.slow
 def test_memory_grows_by_numbers_of_each_token_alone(tmp_path: Path) -> None:
     few, many = (live(tmp_path / str(size), size) for size in (64, 192))
     tokens = 10 * (192 - 64)

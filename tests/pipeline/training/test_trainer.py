@@ -594,7 +594,9 @@ def test_the_entropy_of_a_rollout_is_that_of_the_network_over_the_whole_vocabula
     assert rollout.metrics["objective/entropy_per_token"] == pytest.approx(exact.item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["ppo", "rloo", "trpo", "online_dpo"])
+@pytest.mark.parametrize(
+    "name", ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rloo", "trpo", "online_dpo"))]
+)
 def test_schedules_that_stand_still_are_a_fixed_bonus_bit_for_bit(tmp_path: Path, name: str) -> None:
     knobs = {**preset(name), "train__steps": 12} if name != "ppo" else {}
     still: list[dict[str, Any]] = [

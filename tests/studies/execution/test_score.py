@@ -249,6 +249,7 @@ def test_a_folder_with_a_classifier_scores_too_and_a_label_is_for_it_alone(tmp_p
         score(path, to=tmp_path / "d.jsonl", label="GOOD")
 
 
+@pytest.mark.slow
 def test_from_the_command_line(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", ROWS_OF_TEXTS)
 

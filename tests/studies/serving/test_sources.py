@@ -156,6 +156,7 @@ def test_the_newest_checkpoint_holds_the_policy(tmp_path: Path) -> None:
         newest.load()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_an_adapter_is_served_as_plain_weights(tmp_path: Path) -> None:
     source, kept, _ = trial_of(tmp_path, adapter__kind="lora", adapter__rank=2)
     lm = choose_trained(network(0), source.config)
