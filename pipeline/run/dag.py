@@ -217,14 +217,14 @@ def plan(stages: Sequence[Stage], config: BaseModel, store: Store, known: Known 
         inputs = stage.takes(there)
         waiting = [need for need in inputs if need not in digests]
         if waiting:
-            result.append(StagePlan(stage.name, None, False, _says(f"waits for {', '.join(waiting)}")))
+            result.append(StagePlan(stage.name, None, False, _always(f"waits for {', '.join(waiting)}")))
             continue
         identity = _identity(stage, config, digests)
         key, above = _key(identity), set[str]().union(*(removed[need] for need in inputs))
         artifact, why = _look_up(stage.name, key, identity, store, (stage.name, key) in known)
         again = stage.unfinished(config, artifact) if artifact else None
         if again:
-            result.append(StagePlan(stage.name, key, False, _says(again)))
+            result.append(StagePlan(stage.name, key, False, _always(again)))
             continue
         digest = artifact.digest if artifact else known.get((stage.name, key))
         if digest is not None:
@@ -232,12 +232,12 @@ def plan(stages: Sequence[Stage], config: BaseModel, store: Store, known: Known 
             removed[stage.name] = above if artifact else above | {stage.name}
         if artifact and above:
             names = [upper.name for upper in ordered if upper.name in above]
-            why = _says(f"if {' and '.join(names)} {'comes' if len(names) == 1 else 'come'} out the same")
+            why = _always(f"if {' and '.join(names)} {'comes' if len(names) == 1 else 'come'} out the same")
         result.append(StagePlan(stage.name, key, artifact is not None, why, artifact.digest if artifact else None))
     return result
 
 
-def _says(text: str) -> Callable[[], str]:
+def _always(text: str) -> Callable[[], str]:
     return lambda: text
 
 
@@ -247,10 +247,10 @@ def _look_up(
     """The artifact, if it is there, and why the stage would be built or not."""
     try:
         if artifact := store.find(stage, key, weights=False):  # a plan reads none
-            return artifact, _says("same configuration, inputs and code")
+            return artifact, _always("same configuration, inputs and code")
     except Damaged as error:
-        return None, _says(f"damaged: {error.path.name}: {error.why}")
-    return None, _says("was removed") if known else lambda: _why(identity, store)
+        return None, _always(f"damaged: {error.path.name}: {error.why}")
+    return None, _always("was removed") if known else lambda: _why(identity, store)
 
 
 def _intact(store: Store, stage: str, key: str) -> Artifact | None:
@@ -280,6 +280,7 @@ def _build(
         resumable=stage.resumable,
         final=lambda artifact: stage.unfinished(config, artifact) is None,
         kept=stage.kept,
+        waits=lambda: reporter.progress(stage.name, 0, 1, "another process builds it"),
     )
 
 

@@ -17,7 +17,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -35,6 +35,9 @@ VOLATILE = "log/"
 """Files below this folder (timings, cost) are kept and verified, but are no part of an artifact's identity."""
 WEIGHTS = ".safetensors"
 """Files that only training, sampling and `export` read; those of a study can be tens of gigabytes."""
+
+WAIT_SECONDS = 30.0
+"""Between two words of who waits for an artifact that another process builds."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ class Store:
         resumable: bool,
         final: Callable[[Artifact], bool] = lambda artifact: True,
         kept: str | None = None,
+        waits: Callable[[], None] = lambda: None,
     ) -> Artifact:
         """Build an artifact once, however many processes ask for it, and publish it in one step.
 
@@ -102,11 +106,12 @@ class Store:
         `make` fills the folder that it is given and returns what goes into the manifest as `meta`. With
         `resumable` it may find there what an earlier, killed call left. An artifact that is not `final` is built
         again and takes the place of the old one, which stays readable until then. If `make` leaves a folder `kept`, it
-        is put beside the artifact, and put back before the artifact is built again.
+        is put beside the artifact, and put back before the artifact is built again. `waits` is called now and then
+        while another process builds the artifact.
         """
         locks = self.root / stage / ".locks"
         locks.mkdir(parents=True, exist_ok=True)
-        with FileLock(locks / key):
+        with _held(FileLock(locks / key), waits):
             self._restore(stage, key)
             artifact = self._find_or_set_aside(stage, key)
             if artifact and final(artifact):
@@ -134,14 +139,21 @@ class Store:
 
     def is_building(self, stage: str, key: str) -> bool:
         """Whether a process, on any machine that shares the locks, is building an artifact at this moment."""
-        lock = self.root / stage / ".locks" / key
-        if not lock.exists():
+        import fcntl
+
+        try:  # read-only, and shared: who looks needs no right to write, and is not taken for a builder by another
+            file = os.open(self.root / stage / ".locks" / key, os.O_RDONLY)
+        except OSError:
             return False
         try:
-            with FileLock(lock, timeout=0):
-                return False
-        except Timeout:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+        except BlockingIOError:
             return True
+        except OSError:  # a file system without locks builds nothing here
+            return False
+        finally:
+            os.close(file)
 
     def identities(self, stage: str) -> Iterator[dict[str, Any]]:
         """What the finished artifacts of a stage were made from; newest first."""
@@ -191,6 +203,20 @@ class Store:
             aside = set_aside(self.root / stage / key)
             self.warn(f"{error}; set aside as {aside} and built again")
             return None
+
+
+@contextmanager
+def _held(lock: FileLock, waits: Callable[[], None]) -> Iterator[None]:
+    """Hold a lock, however long another process has it."""
+    while not lock.is_locked:
+        try:
+            lock.acquire(timeout=WAIT_SECONDS)
+        except Timeout:
+            waits()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def write_manifest(path: Path, stage: str, key: str, identity: Mapping[str, Any], meta: Mapping[str, Any]) -> None:

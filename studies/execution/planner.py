@@ -60,8 +60,8 @@ class Planner:
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             self._study.tell(trial.number, state=TrialState.FAIL)
         waiting = self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
-        self._left = {(trial.user_attrs["arm"], trial.user_attrs["seed"]) for trial in waiting}
-        self._queue = {key: self._cells[key] for key in self._left}
+        self._found_waiting = {(trial.user_attrs["arm"], trial.user_attrs["seed"]) for trial in waiting}
+        self._queue = {key: self._cells[key] for key in self._found_waiting}
         self.settled()  # reads every trial: a file that cannot be understood shows itself here
 
     def demand(self, cell: Cell) -> None:
@@ -75,13 +75,13 @@ class Planner:
         """
         if not self._queue:  # Optuna would invent a cell
             return None
-        if not self._left:
+        if not self._found_waiting:
             (arm, seed), cell = next(iter(self._queue.items()))
             params = {"arm": arm, "seed": seed}
             self._study.enqueue_trial(params, user_attrs={**params, "config": cell.config.digest()})
         trial = self._study.ask(self._space)
         asked = trial.params["arm"], trial.params["seed"]
-        self._left.discard(asked)
+        self._found_waiting.discard(asked)
         return Ticket(trial.number, self._queue.pop(asked, self._cells[asked]))
 
     def settled(self) -> set[tuple[str, int]]:

@@ -71,8 +71,9 @@ class RayCluster:
         self.outlives = self._address != LOCAL
         self.lag_seconds = LAG_SECONDS if self.outlives else 0.0
         self._workers: dict[str, _Worker] = {}
-        self._connected = self._checked = self._waited = False
-        self._fitted: list[Request] = []
+        self._connected = self._checked = False
+        self._told: set[str] = set()
+        self._had_room: list[Request] = []
         """What a node has had room for: where that node is lost, trials wait until it comes back."""
 
     @classmethod
@@ -176,20 +177,22 @@ class RayCluster:
         """Say when a trial has to wait. Raises `UserError` where no wait would help."""
         nodes, free = self._nodes(), self._ray.available_resources()
         fits = any(times(request, node) for node in nodes)
-        if fits and request not in self._fitted:
-            self._fitted.append(request)
-        if not fits and not self._options.autoscaling and request not in self._fitted:
+        if fits and request not in self._had_room:
+            self._had_room.append(request)
+        if not fits and not self._options.autoscaling and request not in self._had_room:
             raise UserError(
                 f"no node of the Ray cluster has room for a trial, which asks for {request}; it has {in_all(nodes)}."
                 " Ask for less, add a node, or set autoscaling: true where nodes come when they are needed"
             )
         full = len(self._workers) >= sum(times(request, node) for node in nodes)  # what is free is known late
-        if self._waited or (fits and times(request, free) and not full):
+        if fits and times(request, free) and not full:
             return
-        self._waited = True
         left = amounts_in_words({name: free.get(name, 0.0) for name, value in request.amounts.items() if value})
-        lost = request in self._fitted
+        lost = request in self._had_room
         why = "is full" if fits else f"has no node that is large enough {'any more' if lost else 'yet'}"
+        if why in self._told:
+            return
+        self._told.add(why)
         self._tell(f"the Ray cluster {why}: a trial asks for {request}, {left} are free of {in_all(nodes)}; it waits")
 
     def _check_nodes(self, root: Path) -> None:

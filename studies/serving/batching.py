@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from studies.serving.decoding import decode_rows
 from studies.serving.limits import Limits
 from studies.serving.measuring import Answer, Measurer, NotFinite
 from studies.serving.metrics import Metrics
-from studies.serving.networks import Holder, Networks
+from studies.serving.networks import LOOK_SECONDS, Holder, Networks
 from studies.serving.refusal import Refusal, failure
 from studies.serving.rows import Delta, Job, Row
 from studies.serving.transcript import cut_at, texts_of
@@ -66,10 +66,12 @@ class Waiting:
                 self._change.wait(left)
             return self._first()
 
-    def rest(self, seconds: float) -> None:
-        """Take nothing for a while, but for the end."""
+    def rest(self, seconds: float, needed: Callable[[], bool]) -> None:
+        """Take nothing for a while, as long as that is needed and the server does not end."""
+        end = time.monotonic() + seconds
         with self._change:
-            self._change.wait_for(lambda: self._closed, seconds)
+            while not self._closed and needed() and (left := end - time.monotonic()) > 0:
+                self._change.wait(min(left, LOOK_SECONDS))
 
     def close(self) -> None:
         """Take nothing more; what waits is still answered."""
@@ -121,8 +123,8 @@ class Worker:
         """Answer a batch; beside training, compute no more than the server's share of the time."""
         began = time.thread_time()  # what others computed meanwhile is no reason to rest longer
         self.answer(jobs)
-        if self._holder.beside_training:
-            self._waiting.rest((time.thread_time() - began) * (1 / self._share - 1))
+        worked = time.thread_time() - began
+        self._waiting.rest(worked * (1 / self._share - 1), lambda: self._holder.beside_training)
 
     def answer(self, jobs: Sequence[Job]) -> None:
         """Answer a batch with the networks of this moment. A fault ends its requests and not the server."""

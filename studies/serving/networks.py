@@ -84,8 +84,8 @@ class Holder:
     def _follow(self) -> None:
         while not self._end.wait(LOOK_SECONDS):
             try:
-                self.look()
                 self.beside_training = self._source.trains()
+                self.look()
             except Exception as error:  # a look must not end all later ones
                 self._metrics.add("load_failures_total")
                 self._say(f"cannot look for newer weights: {in_words(error)}")

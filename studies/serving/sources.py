@@ -54,7 +54,7 @@ class Source(Protocol):
         """The newest weights that are whole, None where there are none."""
 
     def trains(self) -> bool:
-        """Whether a trial, this one or another one, trains in the same output root."""
+        """Whether a trial, this one or another one, trains in the same output root; of a folder that is not known."""
 
 
 @dataclass

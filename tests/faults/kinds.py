@@ -53,7 +53,7 @@ class Fault:
     """What causes it can itself end the command by SIGSEGV."""
     longer: float = 1.0
     """How many times as long the study takes where the fault's daemons carry it."""
-    silent: bool = False
+    may_come_too_late: bool = False
     """It may come after the command has looked there for the last time; then the next command sees it."""
 
 
@@ -226,9 +226,9 @@ FAULTS: dict[str, Fault] = {
     "terminated": Fault("SIGTERM for the command", lambda scene: scene.signal(signal.SIGTERM)),
     "driver stopped": Fault("SIGSTOP for the command, SIGCONT 1 to 12 s later", _stop_driver),
     "workers stopped": Fault("the same for all that it has started", lambda scene: _stop(scene, scene.family())),
-    "file truncated": Fault("a file of the output root cut anywhere", _truncate, silent=True),
-    "bit flipped": Fault("one bit of a file of the output root", _flip, silent=True),
-    "folder removed": Fault("a folder of the output root with all below it", _remove, silent=True),
+    "file truncated": Fault("a file of the output root cut anywhere", _truncate, may_come_too_late=True),
+    "bit flipped": Fault("one bit of a file of the output root", _flip, may_come_too_late=True),
+    "folder removed": Fault("a folder of the output root with all below it", _remove, may_come_too_late=True),
     "disk full": Fault(
         "a disk with too little room for the study", _nothing, _much_room, _little_room, _no_mount, True
     ),

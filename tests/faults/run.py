@@ -6,6 +6,7 @@ import random
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import tempfile
 import time
@@ -19,6 +20,7 @@ from faults.scene import Ending, Identity, Scene, copied, identity, series_diffe
 
 MOST_CALLS = 4
 """Times that the command is given until the study must be complete."""
+SEEN_LATER = "what was damaged was seen by the next command"
 SYNC = "`ablate sync` sends it later"
 """What the command says when MLflow could not take something."""
 HARMLESS = {0, 130, -2, -9, -15}
@@ -92,9 +94,9 @@ def run(name: str, number: int, seed: int, undisturbed: Whole) -> Outcome:
             try:
                 return _disturbed(scene, name, fault, undisturbed)
             finally:
-                if scene.process is not None and scene.process.poll() is None:
-                    scene.kill_all()
-                scene.around.close()
+                with scene.around:
+                    if scene.process is not None and scene.process.poll() is None:
+                        scene.kill_all()
 
 
 @contextmanager
@@ -129,7 +131,8 @@ def _disturbed(scene: Scene, name: str, fault: Fault, undisturbed: Whole) -> Out
             return Outcome(name, wrong, told, calls, seconds, at)
         if ending.code not in HARMLESS:
             told = _last_line(ending.said)
-        unseen = ending.code == 0 and fault.silent and _differing(scene, undisturbed)
+        unseen = ending.code == 0 and fault.may_come_too_late and _wrong(scene, undisturbed)
+        told = SEEN_LATER if unseen else told
         if calls == MOST_CALLS or (ending.code == 0 and not unseen):
             break
         fault.mend(scene)
@@ -160,9 +163,17 @@ def _lost(scene: Scene, ending: Ending, undisturbed: Whole) -> str:
     """What differs from the undisturbed study."""
     if ending.code != 0:
         return f"not complete after {MOST_CALLS} commands: {_last_line(ending.said)}"
+    return _wrong(scene, undisturbed)
+
+
+def _wrong(scene: Scene, undisturbed: Whole) -> str:
+    """Files, records and series that are not those of the undisturbed study."""
     if differing := _differing(scene, undisturbed):
         return f"{len(differing)} files differ: {', '.join(differing[:3])}"
-    return "; ".join(series_differ(scene.root))
+    try:
+        return "; ".join(series_differ(scene.root))
+    except sqlite3.Error as error:
+        return f"MLflow's database: {error}"
 
 
 def _differing(scene: Scene, undisturbed: Whole) -> list[str]:

@@ -211,6 +211,47 @@ def test_what_is_being_built_can_be_seen(tmp_path: Path) -> None:
     assert not store.is_building("train", "key")
 
 
+def test_who_may_only_read_sees_what_is_being_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, store = list[bool](), Store(tmp_path)
+    opened = os.open
+
+    def read_only(path: Any, flags: int, *more: Any, **others: Any) -> int:
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, flags, *more, **others)
+
+    def make(out: Path) -> dict[str, Any]:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", read_only)
+            seen.append(Store(tmp_path).is_building("train", "key"))
+        return {}
+
+    store.build("train", "key", {}, make, resumable=False)
+    assert seen == [True]
+
+
+def test_who_waits_for_another_builder_says_so_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(artifacts, "WAIT_SECONDS", 0.02)
+    begun, go_on, words = threading.Event(), threading.Event(), list[str]()
+
+    def slowly(out: Path) -> dict[str, Any]:
+        begun.set()
+        assert go_on.wait(60)
+        return {}
+
+    def wait() -> None:
+        words.append("waits")
+        if len(words) == 3:
+            go_on.set()
+
+    other = threading.Thread(target=lambda: Store(tmp_path).build("s", "key", {}, slowly, resumable=False))
+    other.start()
+    assert begun.wait(60)
+    built = Store(tmp_path).build("s", "key", {}, lambda out: pytest.fail("built twice"), resumable=False, waits=wait)
+    other.join()
+    assert (built.key, words[:3]) == ("key", ["waits"] * 3)
+
+
 def test_a_kill_while_building_publishes_nothing(tmp_path: Path) -> None:
     code = """
 import sys, time

@@ -310,11 +310,15 @@ def test_where_the_only_large_node_is_lost_trials_wait_for_it(ray: FakeRay, layo
     told = list[str]()
     cluster = RayCluster(RayOptions(cpus=2), told.append)
     ray.resources, ray.free = [{"CPU": 2.0, "memory": 2.0**31}], {"CPU": 2.0}
-    first, second = light_job(layout, 0), light_job(layout, 1)
-    cluster.start(first, JobFolder(first.folder))
+    jobs = [light_job(layout, number) for number in range(4)]
+    for job in jobs[:2]:
+        cluster.start(job, JobFolder(job.folder))
+        ray.free = {}
+    assert ["is full" in line for line in told] == [True]
     ray.resources, ray.free = [{"CPU": 1.0, "memory": 2.0**31}], {"CPU": 1.0}
-    assert cluster.state(cluster.start(second, JobFolder(second.folder))) == "queued"
-    assert told == [
+    for job in jobs[2:]:
+        assert cluster.state(cluster.start(job, JobFolder(job.folder))) == "queued"
+    assert told[1:] == [
         "the Ray cluster has no node that is large enough any more: a trial asks for 2 CPU, 1 CPU are free of 1 node:"
         " (1 CPU, 0 GPU, 2.0 GiB); it waits"
     ]

@@ -105,7 +105,7 @@ def test_a_trial_whose_node_is_killed_continues_on_another_one(cluster: Any, lay
     victim = add_node(cluster, resources={"place": 1})
     launcher = RayCluster(RayOptions(resources={"place": 1.0}))
     events = list[Any]()
-    driver = threading.Thread(target=lambda: events.extend(run_jobs(launcher, job)))
+    driver = threading.Thread(target=lambda: events.extend(run_jobs(launcher, job)), daemon=True)
     driver.start()  # Ray starts nodes in the main thread alone
     wait_for(lambda: len(list(layout.root.glob("store/train/.partial/*/metrics.jsonl"))) == 1, 300)
     (pid,) = fake_trial.pids(layout)

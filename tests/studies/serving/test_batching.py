@@ -286,13 +286,13 @@ def test_a_prompt_without_opponents_has_no_proxy_and_says_why() -> None:
     assert job.measured[0]["gold"] is not None
 
 
-@pytest.mark.parametrize(("training", "share", "rests"), [(True, 0.2, [8.0]), (True, 1.0, [0.0]), (False, 0.2, [])])
+@pytest.mark.parametrize(("training", "share", "rests"), [(True, 0.2, 8.0), (True, 1.0, 0.0), (False, 0.2, 8.0)])
 def test_beside_training_it_rests_in_proportion_to_what_a_batch_took(
-    training: bool, share: float, rests: list[float], monkeypatch: pytest.MonkeyPatch
+    training: bool, share: float, rests: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from studies.serving import batching
 
-    tiny, now, rested = Tiny(States(training=training), Limits(share=share)), [5.0], list[float]()
+    tiny, now, rested = Tiny(States(training=training), Limits(share=share)), [5.0], list[Any]()
     worker = tiny.service.worker
     answer = worker.answer
 
@@ -301,12 +301,19 @@ def test_beside_training_it_rests_in_proportion_to_what_a_batch_took(
         now[0] += 2.0
 
     monkeypatch.setattr(worker, "answer", slowly)
-    monkeypatch.setattr(worker._waiting, "rest", rested.append)
+    monkeypatch.setattr(worker._waiting, "rest", lambda seconds, needed: rested.append((seconds, needed())))
     job = tiny.job()
     monkeypatch.setattr(batching.time, "thread_time", lambda: now[0])
     worker.answer_and_rest([job])
     assert job.answered
-    assert rested == pytest.approx(rests)
+    assert rested == [(pytest.approx(rests), training)]
+
+
+def test_a_rest_ends_with_the_training() -> None:
+    waiting = Tiny().service.waiting
+    answers = iter([True, False])
+    waiting.rest(3600.0, lambda: next(answers))
+    assert list(answers) == []
 
 
 def test_the_end_of_the_server_ends_its_rest_and_what_waits_is_answered() -> None:
