@@ -37,6 +37,9 @@ PRELOAD = [
 ]
 """Imported once by the server that workers are forked from, so that a worker starts in milliseconds."""
 
+STARTS = 3
+"""Times that a process is tried to be started."""
+
 
 @dataclass(frozen=True)
 class _Worker:
@@ -67,10 +70,23 @@ class Processes:
                 os.environ.setdefault(name, value)
         gpus = self._take_gpus(job.config)
         folder.create(job, outlives=False, environment={"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
-        process = self._context.Process(target=_work, args=(str(folder.path),), name=job.label, daemon=True)
-        process.start()
+        process = self._started(job, folder)
         self._workers[str(process.pid)] = _Worker(process, gpus, job.layout.root)
         return str(process.pid)
+
+    def _started(self, job: Job, folder: JobFolder) -> BaseProcess:
+        """A process that works on a folder. A fork server that is killed meanwhile is replaced."""
+        for left in reversed(range(STARTS)):
+            process: BaseProcess = self._context.Process(
+                target=_work, args=(str(folder.path),), name=job.label, daemon=True
+            )
+            try:
+                process.start()
+                break
+            except (EOFError, BrokenPipeError, ConnectionError):
+                if not left:
+                    raise
+        return process
 
     def state(self, name: str) -> WorkerState:
         """Running, or in words how the process ended."""

@@ -130,6 +130,23 @@ def test_trials_go_on_without_the_server_that_they_were_forked_from(layout: Layo
     assert isinstance(run("processes", [job(layout, 1)], 1)[-1], Finished)
 
 
+def test_a_server_that_is_killed_while_it_forks_is_asked_again(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    from multiprocessing.context import ForkServerProcess
+
+    start, failed = ForkServerProcess.start, list[str]()
+
+    def killed_once(process: ForkServerProcess) -> None:
+        if not failed:
+            failed.append(process.name)
+            raise EOFError("unexpected EOF")
+        start(process)
+
+    monkeypatch.setattr(ForkServerProcess, "start", killed_once)
+    events = run("processes", [job(layout, 0)], 1)
+    assert failed
+    assert isinstance(events[-1], Finished)
+
+
 def test_ctrl_c_is_the_drivers_business(layout: Layout) -> None:
     fake_trial.control(layout, sleep=0.1)
 
