@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -197,16 +196,7 @@ def _kill_mlflow(scene: Scene) -> None:
 
 def _own_slurm(scene: Scene) -> None:
     nodes = scene.around.enter_context(slurm_nodes.slurm_nodes(scene.folder / "slurm"))
-    over = threading.Event()
-
-    def hasten() -> None:
-        while not over.wait(1.0):
-            nodes.hasten()
-
-    hastens = threading.Thread(target=hasten)
-    hastens.start()
-    scene.around.callback(hastens.join)
-    scene.around.callback(over.set)
+    scene.around.enter_context(nodes.hastening())
     scene.daemons, scene.executor = nodes, "slurm"
     scene.environment["SLURM_CONF"] = str(nodes.configuration)
 

@@ -75,17 +75,8 @@ def _watchful(nodes: SlurmNodes, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _hasty(nodes: SlurmNodes) -> Iterator[None]:
     """SLURM has jobs that are requeued wait for two minutes."""
-    over = threading.Event()
-
-    def hasten() -> None:
-        while not over.wait(1.0):
-            nodes.hasten()
-
-    thread = threading.Thread(target=hasten)
-    thread.start()
-    yield
-    over.set()
-    thread.join()
+    with nodes.hastening():
+        yield
 
 
 def half_way(layout: Layout) -> bool:
