@@ -311,9 +311,9 @@ def _tell_search(run: _Run, tuner: Tuner, chosen: Sequence[str]) -> None:
 
 def _run_missing(run: _Run, compared: Study, finished: Sequence[Cell], jobs: int) -> None:
     missing = [cell for cell in run.plan if cell not in finished]
-    run.recorded = {(cell.arm, cell.seed) for cell in run.plan if _is_recorded(run.folder, cell)}
     if not missing and is_settled(compared, run.folder, run.plan):
         return
+    run.recorded = {(cell.arm, cell.seed) for cell in run.plan if _is_recorded(run.folder, cell)}
     planner = _planner(run, compared)
     _tell_recorded(run, planner, finished)
     for cell in missing:

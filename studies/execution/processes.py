@@ -83,7 +83,7 @@ class Processes:
             try:
                 process.start()
                 break
-            except (EOFError, BrokenPipeError, ConnectionError):
+            except (EOFError, ConnectionError):
                 if not left:
                     raise
         return process
