@@ -166,14 +166,14 @@ def plan(
         ),
     ] = None,
     trained_bytes: Annotated[
-        float | None, typer.Option(min=0, help="For --memory: bytes of a trained parameter, 4 by default.")
+        float | None, typer.Option(min=0, help="With --memory: bytes that a trained parameter takes (default 4).")
     ] = None,
     frozen_bytes: Annotated[
-        float | None, typer.Option(min=0, help="For --memory: bytes of a frozen parameter, 2 by default.")
+        float | None, typer.Option(min=0, help="With --memory: bytes that a frozen parameter takes (default 2).")
     ] = None,
     adapter_share: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help="For --memory: an adapter's size as a share of its network, 0.01 by default."),
+        typer.Option(min=0, max=1, help="With --memory: size of an adapter relative to its network (default 0.01)."),
     ] = None,
     out: OutOption = None,
 ) -> None:
@@ -187,14 +187,14 @@ def plan(
     given = {option: value for option, value in assumed.items() if value is not None}
     if memory is not None:
         if profile is not None or settings:
-            raise UserError("--memory goes without --profile and --set, which are settings of a study")
+            raise UserError("--memory takes neither --profile nor --set: those describe a study")
         from pipeline.forecast.four_models import Assumptions
         from studies.console.memory import print_memory
 
         return print_memory(terminal(), memory, Assumptions(**given))
     assert name is not None
     if given:
-        raise UserError("--trained-bytes, --frozen-bytes and --adapter-share go with --memory")
+        raise UserError("--trained-bytes, --frozen-bytes and --adapter-share need --memory SIZE")
     from pipeline.config.loading import parse_set
     from pipeline.run.layout import Layout
     from studies.console.plan import print_plan
@@ -431,7 +431,7 @@ def serve(
             "--share",
             min=0.01,
             max=1.0,
-            help="Share of the time that it computes while trials train in the same --out.",
+            help="Largest share of its time that the server computes while a trial trains in the same --out.",
         ),
     ] = 0.2,
     profile: Annotated[
