@@ -48,6 +48,8 @@ LAUNCH_FAILED = "launch failed"
 """How the reason of a job begins that SLURM holds, since a node could not start it."""
 NAME = "ablate "
 """How the names of our jobs begin."""
+NAME_KEPT = 200
+"""Characters of a job's name that squeue is sure to print."""
 UNSENT = "not submitted yet"
 WAITS = frozenset(
     ["PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT", "SUSPENDED"]
@@ -66,7 +68,7 @@ SCRIPT = """#!/bin/sh
 folder={folder}
 export {leave}="$folder/leave" PYTHONPATH={root}"${{PYTHONPATH:+:$PYTHONPATH}}"
 {exports}
-mine() {{ [ "$(cat "$folder/worker" 2>/dev/null)" = "$SLURM_JOB_ID" ]; }}
+mine() {{ [ "$(cut -d " " -f 1 "$folder/worker" 2>/dev/null)" = "$SLURM_JOB_ID" ]; }}
 waited=0
 until mine; do  # the driver has not noted this job yet, or wants another one
     [ $waited -ge {named} ] && exit 0
@@ -103,7 +105,9 @@ exit $code
 class _Known:
     """What the driver knows of a job."""
 
+    number: str
     label: str
+    """Empty for a job that an earlier version of the program submitted, until the queue says it."""
     folder: JobFolder | None = None
     """Of a job that this driver has submitted."""
     last: str = ""
@@ -115,7 +119,11 @@ class _Known:
 
 
 class Slurm:
-    """The launcher of a SLURM cluster. `tell` takes lines for the user."""
+    """The launcher of a SLURM cluster. `tell` takes lines for the user.
+
+    A worker's name is the number of its job and the label of its trial, such as ``17 weak seed 0``: a controller that
+    is killed forgets its last seconds, and gives the numbers of these jobs to other ones.
+    """
 
     outlives = True
     lag_seconds = 10.0
@@ -127,8 +135,8 @@ class Slurm:
         self._queue: dict[str, JobState] = {}
         self._jobs: dict[str, _Known] = {}
         self._unsent: dict[str, tuple[Job, JobFolder]] = {}
-        self._numbers: dict[str, str] = {}
-        """Of jobs that could not be submitted at once: the name that the driver knows, and the number."""
+        self._sent: dict[str, str] = {}
+        """Of jobs that could not be submitted at once: the name that the driver knows, and the true one."""
         self._checked = False
         self._seen = self._asked = float("-inf")
         self._interval = FIRST_LOOK
@@ -153,30 +161,31 @@ class Slurm:
             self._checked = True
         folder.create(job, outlives=True, environment={} if gpus_of(job.config) else {"CUDA_VISIBLE_DEVICES": ""})
         job.log.parent.mkdir(parents=True, exist_ok=True)
-        number = None if self._unsent else self._submit(job, folder)
-        if number is None:
+        name = None if self._unsent else self._submit(job, folder)
+        if name is None:
             name = f"{UNSENT}: {folder.path}"
             self._unsent[name] = (job, folder)
             return name
         self._interval = FIRST_LOOK
-        return number
+        return name
 
     def state(self, name: str) -> WorkerState:
-        """Of the job of this number. What is not known while the controller is away counts as waiting."""
+        """Of the job of this name. What is not known while the controller is away counts as waiting."""
         if name in self._unsent:
             return "queued"
-        number = self._numbers.get(name, name)
+        name = self._sent.get(name, name)
+        number, _, label = name.partition(" ")
         if not number.isdigit():
             return "unknown"
-        if number not in self._jobs:  # another driver's
-            self._jobs[number] = _Known(f"job {number}")
+        if name not in self._jobs:  # another driver's
+            self._jobs[name] = _Known(number, label)
             if self._clock() - self._asked > FIRST_LOOK:
                 self._look()
-        known = self._jobs[number]
+        known = self._jobs[name]
         if known.end is None:
             if self._clock() - self._seen > STALE_SECONDS:
                 return "queued"
-            state = self._state(number, known)
+            state = self._state(known)
             if not isinstance(state, Ended):
                 return state
             known.end = state
@@ -193,7 +202,7 @@ class Slurm:
         """By scancel; before, SIGABRT has one that hung write the traceback of every thread."""
         for name in names:
             self._unsent.pop(name, None)
-        numbers = [number for name in names if (number := self._numbers.get(name, name)).isdigit()]
+        numbers = [number for name in names if (number := self._number(name)).isdigit()]
         if not numbers:
             return
         with suppress(Away, Refused, Full):  # the folder goes, and the worker notices
@@ -211,10 +220,16 @@ class Slurm:
     def forget(self, name: str) -> None:
         """The job ends by itself."""
         self._unsent.pop(name, None)
-        self._jobs.pop(self._numbers.pop(name, name), None)
+        self._jobs.pop(self._sent.pop(name, name), None)
+
+    def _number(self, name: str) -> str:
+        """Of the job that a worker's name stands for; empty where another job has it."""
+        number, _, label = self._sent.get(name, name).partition(" ")
+        found = self._queue.get(number)
+        return number if found is None or _is(_Known(number, label), found) else ""
 
     def _submit(self, job: Job, folder: JobFolder) -> str | None:
-        """The number of the job; None while the controller does not answer, or takes no more."""
+        """The name of the worker; None while the controller does not answer, or takes no more."""
         try:
             number = slurm_commands.submit(arguments(job, self._options), script(job, folder, self._options))
         except (Away, Full, Refused) as error:
@@ -224,19 +239,19 @@ class Slurm:
                 ) from None
             self._complain(f"{job.label} is not submitted yet: {error}")
             return None
-        self._jobs[number] = _Known(job.label, folder)
-        self._queue[number] = JobState("PENDING", 0, "", NAME)
-        return number
+        self._jobs[name := f"{number} {job.label}"] = _Known(number, job.label, folder)
+        self._queue[number] = JobState("PENDING", 0, "", NAME + job.label)
+        return name
 
     def _send(self) -> None:
         """Submit what could not be submitted before."""
         for name, (job, folder) in list(self._unsent.items()):
-            number = self._submit(job, folder)
-            if number is None:
+            sent = self._submit(job, folder)
+            if sent is None:
                 return
             del self._unsent[name]
-            self._numbers[name] = number
-            folder.name_worker(number)
+            self._sent[name] = sent
+            folder.name_worker(sent)
 
     def _look(self) -> None:
         """Ask once for all jobs."""
@@ -250,39 +265,39 @@ class Slurm:
             self._complain(f"SLURM does not answer: {error}; trials that run go on, and it is asked again")
             self._asked, self._interval = self._clock(), slower
             return
-        gone = [number for number, known in self._jobs.items() if number not in queue and not known.accounted]
-        for number in gone:
-            self._jobs[number].accounted = True
-        queue |= slurm_commands.accounted(gone) if gone else {}
+        gone = [known for known in self._jobs.values() if known.number not in queue and not known.accounted]
+        for known in gone:
+            known.accounted = True
+        queue |= slurm_commands.accounted([known.number for known in gone]) if gone else {}
         if self._complaint and not self._unsent:
             self._tell("SLURM answers, and all jobs are submitted")
             self._complaint = ""
         self._queue, self._seen, self._asked = queue, self._clock(), self._clock()
-        changed = any(_of(before, number) != _of(queue, number) for number in self._jobs)
+        changed = any(_of(before, known.number) != _of(queue, known.number) for known in self._jobs.values())
         self._interval = FIRST_LOOK if changed else slower
 
-    def _state(self, number: str, known: _Known) -> WorkerState:
-        found = self._queue.get(number)
-        if found is None or not found.name.startswith(NAME.rstrip()):
+    def _state(self, known: _Known) -> WorkerState:
+        number, found = known.number, self._queue.get(known.number)
+        if found is None or not _is(known, found):
             if known.folder is not None and not known.folder.alive_file.exists():
                 return Ended(f"SLURM has lost job {number}, which had not begun", lost=True)
             return "unknown"
-        known.label = found.name.removeprefix(NAME) or known.label
+        known.label = found.name.removeprefix(NAME)
         if found.state in WAITS and found.reason.startswith(LAUNCH_FAILED):
             with suppress(Away, Refused, Full):
                 slurm_commands.cancel([number])
             return Ended(f"a node could not start job {number}", lost=True)
-        self._tell_change(number, known, found)
+        self._tell_change(known, found)
         if found.state in WAITS:
             return "queued"
         return "running" if found.state in RUNS else _end_of(number, found)
 
-    def _tell_change(self, number: str, known: _Known, found: JobState) -> None:
+    def _tell_change(self, known: _Known, found: JobState) -> None:
         if found.state in WAITS and known.last in RUNS:
-            self._tell(f"{known.label}: job {number} waits in the queue again and goes on from its checkpoint")
+            self._tell(f"{known.label}: job {known.number} waits in the queue again and goes on from its checkpoint")
         stuck = found.state in WAITS and found.reason.startswith(STUCK)
         if stuck and found.reason != known.reason:
-            self._tell(f"{known.label}: job {number} waits in the queue for {found.reason}")
+            self._tell(f"{known.label}: job {known.number} waits in the queue for {found.reason}")
         known.last, known.reason = found.state, found.reason
 
     def _has_jobs(self) -> bool:
@@ -295,6 +310,11 @@ class Slurm:
         if not self._complaint:
             self._tell(text)
         self._complaint = text
+
+
+def _is(known: _Known, found: JobState) -> bool:
+    """Whether what the queue says of a number is said of this job, and not of another one that has got it since."""
+    return found.name.startswith((NAME + known.label)[:NAME_KEPT].rstrip())
 
 
 def _of(queue: dict[str, JobState], number: str) -> tuple[str, str] | None:

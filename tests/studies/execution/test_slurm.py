@@ -123,7 +123,7 @@ def look(launcher: Slurm, clock: Clock, *names: str) -> None:
 def test_a_job_is_submitted_with_what_its_trial_needs(
     launcher: Slurm, queue: Queue, job: Job, folder: JobFolder
 ) -> None:
-    assert launcher.start(job, folder) == "11"
+    assert launcher.start(job, folder) == "11 weak seed 0"
     command = queue.asked[0]
     assert command[:2] == ("sbatch", "--parsable")
     assert {"--job-name=ablate weak seed 0", "--requeue", "--nodes=1", "--open-mode=append"} < set(command)
@@ -147,7 +147,7 @@ def test_the_output_root_is_tested_once_and_before_anything_is_submitted(
     with pytest.raises(UserError, match="no locks"):
         launcher.start(job, folder)
     assert (queue.asked, folder.path.exists()) == ([], False)
-    assert [launcher.start(job, folder), launcher.start(job, folder)] == ["11", "12"]
+    assert [launcher.start(job, folder), launcher.start(job, folder)] == ["11 weak seed 0", "12 weak seed 0"]
     assert tested == [job.layout.root] * 2
 
 
@@ -204,7 +204,7 @@ def test_states(
     seen: object,
 ) -> None:
     name = launcher.start(job, folder)
-    queue.jobs[name] = state
+    queue.jobs["11"] = state
     look(launcher, clock, name)
     assert launcher.state(name) == seen
 
@@ -214,7 +214,7 @@ def test_exit_codes_of_the_worker_are_known(
     launcher: Slurm, queue: Queue, clock: Clock, job: Job, folder: JobFolder, code: int, kind: str
 ) -> None:
     name = launcher.start(job, folder)
-    queue.jobs[name] = ("FAILED", code << 8, "NonZeroExitCode")
+    queue.jobs["11"] = ("FAILED", code << 8, "NonZeroExitCode")
     look(launcher, clock, name)
     state = launcher.state(name)
     assert isinstance(state, Ended)
@@ -235,7 +235,7 @@ def test_what_is_no_fault_of_the_trial_goes_on_in_a_new_job(
     launcher: Slurm, queue: Queue, clock: Clock, job: Job, folder: JobFolder, state: str, status: int, said: str
 ) -> None:
     name = launcher.start(job, folder)
-    queue.jobs[name] = (state, status, "None")
+    queue.jobs["11"] = (state, status, "None")
     look(launcher, clock, name)
     assert launcher.state(name) == Ended(said, lost=True)
 
@@ -244,11 +244,11 @@ def test_a_job_that_a_node_could_not_start_is_taken_out_of_the_queue_and_goes_on
     launcher: Slurm, queue: Queue, clock: Clock, job: Job, folder: JobFolder
 ) -> None:
     name = launcher.start(job, folder)
-    queue.jobs[name] = ("PENDING", 0, "launch failed requeued held")
+    queue.jobs["11"] = ("PENDING", 0, "launch failed requeued held")
     for _ in range(2):
         look(launcher, clock, name)
         assert launcher.state(name) == Ended("a node could not start job 11", lost=True)
-    assert queue.jobs[name][0] == "CANCELLED"
+    assert queue.jobs["11"][0] == "CANCELLED"
     assert queue.count("scancel") == 1
 
 
@@ -272,7 +272,7 @@ def test_the_queue_is_asked_once_for_all_and_ever_less_often(
     assert gaps[0] < 10
     assert len(times) < 75
     assert queue.count("sacct") == 0
-    queue.jobs[names[0]] = ("RUNNING", 0, "None")
+    queue.jobs["11"] = ("RUNNING", 0, "None")
     look(launcher, clock, *names)
     before = queue.count("squeue")
     clock.now += slurm.FIRST_LOOK
@@ -285,7 +285,7 @@ def test_the_controller_may_be_away_for_long(
 ) -> None:
     job, later = light_job(layout, 0), light_job(layout, 1)
     name = launcher.start(job, JobFolder(job.folder))
-    queue.jobs[name] = ("RUNNING", 0, "None")
+    queue.jobs["11"] = ("RUNNING", 0, "None")
     look(launcher, clock, name)
     assert launcher.state(name) == "running"
     queue.fault = Away(AWAY)
@@ -305,7 +305,7 @@ def test_the_controller_may_be_away_for_long(
     look(launcher, clock, name, unsent)
     assert launcher.state(name) == "running"
     assert launcher.state(unsent) == "queued"
-    assert JobFolder(later.folder).worker == "12"
+    assert JobFolder(later.folder).worker == f"12 {later.label}"
     queue.jobs["12"] = ("RUNNING", 0, "None")
     look(launcher, clock, name, unsent)
     assert launcher.state(unsent) == "running"
@@ -335,8 +335,10 @@ def test_another_drivers_job_is_looked_up_at_once_and_a_stranger_is_not_taken_fo
 ) -> None:
     queue.jobs = {"5": ("RUNNING", 0, "None"), "6": ("RUNNING", 0, "None")}
     queue.names = {"5": "ablate strong seed 3", "6": "interactive"}
-    assert launcher.state("5") == "running"
-    assert [launcher.state(name) for name in ("6", "9", "", f"{slurm.UNSENT}: /somewhere")] == ["unknown"] * 4
+    assert launcher.state("5 strong seed 3") == launcher.state("5") == "running"
+    assert [
+        launcher.state(name) for name in ("5 weak seed 3", "6 weak seed 0", "6", "9", "", f"{slurm.UNSENT}: /somewhere")
+    ] == ["unknown"] * 6
     assert queue.count("squeue") == 1
     queue.jobs["5"] = ("PENDING", 0, "BeginTime")
     look(launcher, clock, "5")
@@ -364,7 +366,27 @@ def test_a_job_that_a_killed_controller_lost_goes_on_if_it_had_not_begun(
     lost = launcher.start(job, folder)
     queue.jobs.clear()
     look(launcher, clock, lost)
-    assert launcher.state(lost) == Ended(f"SLURM has lost job {lost}, which had not begun", lost=True)
+    assert launcher.state(lost) == Ended("SLURM has lost job 12, which had not begun", lost=True)
+
+
+def test_a_number_that_a_killed_controller_gives_out_again_is_two_jobs(
+    launcher: Slurm, queue: Queue, clock: Clock, layout: Layout
+) -> None:
+    jobs = [light_job(layout, number) for number in range(2)]
+    lost = launcher.start(jobs[0], JobFolder(jobs[0].folder))
+    queue.jobs.clear()
+    queue.scripts.clear()
+    again = launcher.start(jobs[1], JobFolder(jobs[1].folder))
+    assert again.split(" ")[0] == lost.split(" ")[0] == "11"
+    queue.jobs["11"] = ("RUNNING", 0, "None")
+    look(launcher, clock, lost, again)
+    assert launcher.state(lost) == Ended("SLURM has lost job 11, which had not begun", lost=True)
+    launcher.forget(lost)
+    launcher.end([lost])  # the other one's job is left alone
+    assert queue.count("scancel") == 0
+    assert launcher.state(again) == "running"
+    launcher.end([again])
+    assert queue.jobs["11"][0] == "CANCELLED"
 
 
 def test_who_waits_for_ever_is_told_why(
@@ -372,7 +394,7 @@ def test_who_waits_for_ever_is_told_why(
 ) -> None:
     name = launcher.start(job, folder)
     for reason in ("Priority", "PartitionTimeLimit", "PartitionTimeLimit"):
-        queue.jobs[name] = ("PENDING", 0, reason)
+        queue.jobs["11"] = ("PENDING", 0, reason)
         look(launcher, clock, name)
         launcher.state(name)
     assert told == ["weak seed 0: job 11 waits in the queue for PartitionTimeLimit"]
@@ -509,7 +531,7 @@ def test_the_script_runs_its_worker_when_it_is_named_and_passes_its_exit_code_on
     script = begin(code)
     time.sleep(0.3)
     assert not (folder.path / "up").exists()
-    folder.name_worker("11")
+    folder.name_worker("11 weak seed 0")
     assert script.wait(120) == code
     assert (folder.path / "up").exists()
     assert not (tmp_path / "asked").exists()
@@ -528,7 +550,7 @@ def test_before_the_time_limit_the_worker_leaves_and_the_script_requeues_the_job
     ends_as: int,
     requeued: bool,
 ) -> None:
-    folder.name_worker("11")
+    folder.name_worker("11 weak seed 0")
     (folder.path / "leave").touch()  # of an earlier start
     script = begin(code, terms)
     wait_for((folder.path / "up").exists)
@@ -544,7 +566,7 @@ def test_before_the_time_limit_the_worker_leaves_and_the_script_requeues_the_job
 def test_at_preemption_the_script_waits_for_its_worker_and_asks_for_nothing(
     begin: Callable[..., subprocess.Popen[bytes]], folder: JobFolder, tmp_path: Path
 ) -> None:
-    folder.name_worker("11")
+    folder.name_worker("11 weak seed 0")
     script = begin(75, 1)
     wait_for((folder.path / "up").exists)
     os.killpg(script.pid, signal.SIGTERM)  # SLURM signals every process of a job

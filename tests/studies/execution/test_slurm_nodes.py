@@ -125,7 +125,7 @@ def run(study: Study, layout: Layout, monkeypatch: pytest.MonkeyPatch) -> tuple[
 
 
 def numbers(layout: Layout) -> list[str]:
-    return [folder.worker for folder in job_folders(layout)]
+    return [folder.worker.partition(" ")[0] for folder in job_folders(layout)]
 
 
 def test_a_whole_study_has_the_bytes_of_processes(
