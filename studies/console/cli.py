@@ -463,7 +463,7 @@ def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = No
     from studies.definition.design import planned
     from studies.definition.schema import load_study
     from studies.definition.search import confirmation
-    from studies.execution.driver import only_driver
+    from studies.execution.study_lock import only_driver
     from studies.tracking.study_runs import StudySinks
 
     chosen, layout, console = load_study(name), Layout.at(out), terminal()

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from filelock import FileLock, Timeout
 from rich.console import Console
 
 from pipeline.config.trial import flatten
@@ -57,6 +56,7 @@ from studies.execution.job_folder import sweep
 from studies.execution.jobs import Crashed, Event, Finished, Interrupted, Job, Message
 from studies.execution.live_health import LiveHealth
 from studies.execution.planner import Planner, Ticket, is_settled, remember_settled
+from studies.execution.study_lock import only_driver
 from studies.tracking.repair import repair, set_database_aside
 from studies.tracking.study_runs import StudySinks
 
@@ -226,23 +226,6 @@ def trial_count(study: Study) -> int:
     if study.search is None:
         return len(study.arm_overrides()) * len(study.replicates)
     return study.search.trials + (1 + study.search.confirm.top) * len(study.search.confirm.seeds)
-
-
-@contextmanager
-def only_driver(folder: StudyFolder, name: str) -> Iterator[None]:
-    """Hold the study folder. Raises `UserError` when another driver holds it."""
-    folder.path.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder.path / ".driver.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise UserError(
-            f"study '{name}' is being run by another process in {folder.path}; wait for it, or use another --out"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def is_finished(folder: StudyFolder, cell: Cell, stages: Sequence[StagePlan]) -> bool:

@@ -15,7 +15,7 @@ from pipeline.errors import UserError
 from pipeline.run.layout import Layout, StudyFolder, TrialRecord, writable, write_atomic
 from pipeline.run.store import Store
 from studies.definition.schema import IMPORTED, Study, load_study
-from studies.execution.driver import only_driver
+from studies.execution.study_lock import only_driver
 from studies.importing.account import Share, account
 from studies.importing.doubts import doubts
 from studies.importing.logs import Found, Log, Trial, find_logs

@@ -8,7 +8,7 @@ from pipeline.run.layout import Layout
 from studies.claims.verdicts import verdicts
 from studies.definition.design import planned
 from studies.definition.schema import IMPORTED
-from studies.execution.driver import only_driver
+from studies.execution.study_lock import only_driver
 from studies.importing.run import Imported
 from studies.tracking.study_runs import StudySinks
 
