@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -28,6 +28,7 @@ from studies.execution.file_executor import GRACE_SECONDS, Ended, WorkerState
 from studies.execution.job_folder import JobFolder
 from studies.execution.jobs import Job
 from studies.execution.program import HOME, code_digest
+from studies.execution.ray_head import RAYS_PATIENCE, Head
 from studies.execution.ray_request import RayOptions, Request, amounts_in_words, in_all, read_options, request_of, times
 from studies.execution.ray_words import died_with_node, first_line, in_words, last_line
 from studies.execution.ray_worker import WITNESS, Worker, look
@@ -61,8 +62,8 @@ class RayCluster:
     def __init__(self, options: RayOptions | None = None, tell: Callable[[str], None] = lambda line: None) -> None:
         """`tell` takes a line for the user. Raises `UserError` where Ray is not installed."""
         self._options, self._tell = options or RayOptions(), tell
-        self._ray = _import_ray()
         self._address = os.environ.get(ADDRESS) or LOCAL
+        self._ray = _import_ray(patient=self._address != LOCAL)
         if self._address.startswith("ray://"):
             raise UserError(
                 f"{ADDRESS} = {self._address}: workers would end with a Ray client's connection; run the command on a"
@@ -72,6 +73,7 @@ class RayCluster:
         self.lag_seconds = LAG_SECONDS if self.outlives else 0.0
         self._workers: dict[str, _Worker] = {}
         self._connected = self._checked = False
+        self._head: Head | None = None
         self._told: set[str] = set()
         self._had_room: list[Request] = []
         """What a node has had room for: where that node is lost, trials wait until it comes back."""
@@ -85,15 +87,17 @@ class RayCluster:
         """Ask Ray for a worker. Raises `UserError` where no node is large enough, or the output root is not shared."""
         self._connect()
         request = self._request(job.config.runtime)
-        self._check_room(request)
-        self._check_nodes(job.layout.root)
+        with self._asked():
+            self._check_room(request)
+            self._check_nodes(job.layout.root)
         name = f"{secrets.token_hex(4)}:{folder.path}"
         passed_on = {key: value for key in PASSED_ON if (value := os.environ.get(key)) is not None}
         if request.gpus:  # cards of other nodes may be of another kind than the one that stages are planned for
             passed_on[PRECISION] = precision(job.config)
         folder.create(job, outlives=self.outlives, environment=passed_on)
         folder.name_worker(name)  # before there is one: a driver that dies between the two leaves none unknown
-        self._workers[name] = self._submit(name, job)
+        with self._asked():
+            self._workers[name] = self._submit(name, job)
         return name
 
     def state(self, name: str) -> WorkerState:
@@ -113,7 +117,9 @@ class RayCluster:
         return Ended("the worker ended without a result")
 
     def wait(self, names: Sequence[str], seconds: float) -> None:
-        """Until a worker has ended."""
+        """Until a worker has ended. Raises `Fault` where the cluster has lost its head."""
+        if self._head is not None:
+            self._head.check()
         waited = [self._workers[name].ready for name in names if name in self._workers]
         if waited:
             self._ray.wait(waited, num_returns=1, timeout=seconds)
@@ -156,14 +162,14 @@ class RayCluster:
         """A worker of this driver, or one that an earlier driver has left on the cluster."""
         if name not in self._workers and ":" in name:
             self._connect()
-            with suppress(ValueError):
+            with suppress(ValueError), self._asked():
                 handle = self._ray.get_actor(name, namespace=NAMESPACE)
                 folder = JobFolder(Path(name.partition(":")[2]))
                 self._workers[name] = _Worker(folder, handle, handle.__ray_ready__.remote())
         return self._workers.get(name)
 
     def _kill(self, worker: _Worker) -> None:
-        with suppress(self._ray.exceptions.RayError, ValueError):
+        with suppress(self._ray.exceptions.RayError, ValueError), self._asked():
             self._ray.kill(worker.handle, no_restart=True)
 
     def _request(self, runtime: RuntimeConfig) -> Request:
@@ -217,6 +223,10 @@ class RayCluster:
                         raise UserError(f"a node of the Ray cluster cannot run a trial: {last_line(error)}") from None
         self._checked = True
 
+    def _asked(self) -> AbstractContextManager[None]:
+        """Around what Ray asks its head, which may be gone."""
+        return self._head.asked() if self._head is not None else nullcontext()
+
     def _connect(self) -> None:
         if self._connected:
             return
@@ -232,11 +242,15 @@ class RayCluster:
                 own = {"include_dashboard": False, "object_store_memory": OBJECT_STORE}
                 self._ray.init(address=LOCAL, _node_ip_address="127.0.0.1", **own, **quiet)
         _silence()
+        if self.outlives:
+            self._head = Head(self._ray.get_runtime_context().gcs_address)
         self._connected = True
 
 
-def _import_ray() -> Any:
+def _import_ray(patient: bool) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if patient:
+        os.environ.setdefault(*RAYS_PATIENCE)
     try:
         import ray
         import ray.util.scheduling_strategies

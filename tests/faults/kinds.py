@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import ray_nodes
 import slurm_nodes
-from faults.scene import Scene
-from mlflow_servers import Server
+from faults import daemons
+from faults.scene import PAUSE, Scene
 
 FAKETIME = [Path("/usr/lib") / one / "faketime/libfaketimeMT.so.1" for one in ("x86_64-linux-gnu", "aarch64-linux-gnu")]
 """The variant for programs with threads, which it crashes now and then all the same: data races of it were mended in
 2025 and 2026 (wolfcw/libfaketime, pull requests 488 and 547)."""
-PAUSE = (1.0, 12.0)
-"""Seconds for which processes are stopped; a worker's heart beats every 2 seconds."""
 Harm = Callable[[Scene], None]
 
 
@@ -181,33 +180,6 @@ def _second_study(scene: Scene) -> None:
     assert ending.code == 0, f"a second study ended with {ending.code}: {ending.said[-500:]}"
 
 
-def _own_mlflow(scene: Scene) -> None:
-    """Its database is that of a study without a server, so that the same comparison reads it."""
-    server = Server(f"sqlite:///{scene.root / 'mlflow.db'}", scene.root / "mlartifacts", scene.folder / "mlflow.log")
-    scene.around.callback(server.kill)
-    scene.daemons, scene.server = server, server.uri
-
-
-def _kill_mlflow(scene: Scene) -> None:
-    scene.daemons.kill()
-    time.sleep(scene.dice.uniform(*PAUSE))
-    scene.daemons.start()
-
-
-def _own_slurm(scene: Scene) -> None:
-    nodes = scene.around.enter_context(slurm_nodes.slurm_nodes(scene.folder / "slurm"))
-    scene.around.enter_context(nodes.hastening())
-    scene.daemons, scene.executor = nodes, "slurm"
-    scene.environment["SLURM_CONF"] = str(nodes.configuration)
-
-
-def _kill_slurm(scene: Scene) -> None:
-    name = scene.dice.choice(["slurmctld", *slurm_nodes.NODES])
-    scene.daemons.kill(name)
-    time.sleep(scene.dice.uniform(*PAUSE))
-    scene.daemons.begin(name)
-
-
 FAULTS: dict[str, Fault] = {
     "driver killed": Fault("SIGKILL for the command", _kill_driver),
     "worker killed": Fault("SIGKILL for a process that the command has started", _kill_worker),
@@ -228,14 +200,31 @@ FAULTS: dict[str, Fault] = {
     ),
     "two drivers": Fault("the same command given twice", _second_driver),
     "MLflow killed": Fault(
-        "SIGKILL for MLflow's server, which is started again 1 to 12 s later", _kill_mlflow, before=_own_mlflow
+        "SIGKILL for MLflow's server, which is started again 1 to 12 s later",
+        daemons.kill_mlflow,
+        before=daemons.own_mlflow,
     ),
     "SLURM killed": Fault(
         "SIGKILL for the controller or a node's daemon of SLURM, started again 1 to 12 s later",
-        _kill_slurm,
-        before=_own_slurm,
+        daemons.kill_slurm,
+        before=daemons.own_slurm,
         lacks=lambda: slurm_nodes.missing() or "",
         longer=2.0,
+    ),
+    "Ray node killed": Fault(
+        "SIGKILL for a node of Ray, and a new one 1 to 12 s later",
+        daemons.kill_ray_node,
+        before=daemons.own_ray,
+        lacks=ray_nodes.missing,
+        longer=3.0,
+    ),
+    "Ray head killed": Fault(
+        "SIGKILL for the head of Ray; the next command finds a new cluster",
+        daemons.kill_ray_head,
+        daemons.new_ray,
+        daemons.own_ray,
+        ray_nodes.missing,
+        longer=3.0,
     ),
     "two studies": Fault("another study with the same trials, on the same store", _second_study),
 }

@@ -21,6 +21,7 @@ from studies.execution.job_folder import JobFolder
 from studies.execution.jobs import Crashed, Finished, Interrupted, Job, Message
 from studies.execution.program import code_digest
 from studies.execution.ray_cluster import RayCluster
+from studies.execution.ray_head import Head
 from studies.execution.ray_request import RayOptions
 from studies.execution.ray_worker import WITNESS, NotHere, do, is_wanted, look
 from studies.execution.shared_store import Answer, Question
@@ -59,6 +60,7 @@ class FakeRay:
     whenever_waited: Callable[[], object] = lambda: None
     fails_to_connect: Exception | None = None
     root_on_nodes: Path | None = None
+    address: str = "127.0.0.1:1"
     exceptions: Any = field(
         default_factory=lambda: SimpleNamespace(RayError=RayError, ActorUnavailableError=ActorUnavailableError)
     )
@@ -75,6 +77,9 @@ class FakeRay:
 
     def is_initialized(self) -> bool:
         return bool(self.inits)
+
+    def get_runtime_context(self) -> Any:
+        return SimpleNamespace(gcs_address=self.address)
 
     def nodes(self) -> list[dict[str, Any]]:
         dead = {"Alive": False, "Resources": {"CPU": 99.0}, "NodeID": "dead"}
@@ -145,7 +150,7 @@ NODE_DIED = RayError("\tip: 10.0.0.7\nThe actor died because its node has died. 
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     fake = FakeRay()
-    monkeypatch.setattr(ray_cluster, "_import_ray", lambda: fake)
+    monkeypatch.setattr(ray_cluster, "_import_ray", lambda patient: fake)
     monkeypatch.setattr(ray_cluster, "LAG_SECONDS", 0.0)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     return fake
@@ -154,6 +159,15 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 @pytest.fixture
 def job(layout: Layout) -> Job:
     return light_job(layout)
+
+
+def test_a_head_that_is_gone_ends_the_study_with_a_word(
+    ray: FakeRay, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_cluster, "Head", lambda address: Head(address, 0.0, 0.05, end=[].append))
+    with pytest.raises(Fault, match=r"head of the Ray cluster, 127\.0\.0\.1:1, has not answered .* the same command"):
+        run_jobs(RayCluster(), job)
+    assert len(ray.actors) == 1  # its worker may still end the job
 
 
 def test_a_worker_is_an_actor_that_outlives_the_driver(ray: FakeRay, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,19 +7,21 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import fake_trial
 import pytest
+import ray_nodes
 from fake_trial import STUDY
 from light_jobs import PYTHONPATH, light_job, run_jobs, wait_for
 from light_study import go, results
+from ray_nodes import RayNodes
 
 from pipeline.run.layout import Layout
 from studies.execution.job_folder import JobFolder
@@ -29,31 +31,29 @@ from studies.execution.ray_request import RayOptions
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
-OBJECTS = 80 * 2**20
-"""Bytes of a node's object store: the least that Ray takes."""
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
+def cluster() -> Iterator[RayNodes]:
     """A head and two nodes of one CPU each."""
     path = os.pathsep.join([PYTHONPATH, str(Path(__file__).parents[1])])
-    # Ray's sockets have names of at most 107 characters.
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as short, pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", path)
-        patch.setenv("RAY_TMPDIR", short)
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        from ray.cluster_utils import Cluster
-
-        started = _patiently(lambda: Cluster(initialize_head=True, head_node_args=_node(include_dashboard=False)))
-        for _ in range(2):
-            add_node(started)
-        patch.setenv("RAY_ADDRESS", started.address)
-        yield started
-        ray.shutdown()
-        started.shutdown()
+        with busy_is_no_fault(), ray_nodes.ray_nodes() as started:
+            patch.setenv("RAY_ADDRESS", started.address)
+            yield started
+            ray.shutdown()
         with warnings.catch_warnings(action="ignore"):  # Ray waits for no process that it has killed
             del started
             gc.collect()
+
+
+@contextmanager
+def busy_is_no_fault() -> Iterator[None]:
+    try:
+        yield
+    except ray_nodes.TooBusy as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture
@@ -63,30 +63,11 @@ def layout(tmp_path: Path) -> Layout:
     return Layout(root)
 
 
-def add_node(cluster: Any, **more: Any) -> Any:
-    return _patiently(lambda: cluster.add_node(**_node(**more)))
-
-
-def _patiently(start: Callable[[], Any]) -> Any:
-    """A node that a busy machine does not start within Ray's 30 s is tried again."""
-    for _ in range(4):
-        try:
-            return start()
-        except Exception as error:
-            if "timed out during startup" not in str(error):
-                raise
-    pytest.skip("Ray: this machine is too busy to start a node within 30 s")
-
-
-def _node(**more: Any) -> dict[str, Any]:
-    return {"num_cpus": 1, "object_store_memory": OBJECTS, **more}
-
-
 def ends(events: list[Any]) -> list[Any]:
     return [event for event in events if not isinstance(event, Message)]
 
 
-def test_the_results_have_the_bytes_of_processes(cluster: Any, write_study: Any, tmp_path: Path) -> None:
+def test_the_results_have_the_bytes_of_processes(cluster: RayNodes, write_study: Any, tmp_path: Path) -> None:
     """And what trials share is built once for the whole cluster."""
     here, there = Layout(tmp_path / "here"), Layout(tmp_path / "there")
     alone, _ = go(write_study(STUDY), here, "processes")
@@ -99,20 +80,20 @@ def test_the_results_have_the_bytes_of_processes(cluster: Any, write_study: Any,
     assert not (there.study("small", "tiny").jobs).exists()
 
 
-def test_a_trial_whose_node_is_killed_continues_on_another_one(cluster: Any, layout: Layout) -> None:
+def test_a_trial_whose_node_is_killed_continues_on_another_one(cluster: RayNodes, layout: Layout) -> None:
     job = light_job(layout)
     fake_trial.control(layout, gated=[f"{job.config.kl.beta}/0"])
-    victim = add_node(cluster, resources={"place": 1})
+    victim = cluster.add(resources={"place": 1})
     launcher = RayCluster(RayOptions(resources={"place": 1.0}))
     events = list[Any]()
     driver = threading.Thread(target=lambda: events.extend(run_jobs(launcher, job)), daemon=True)
     driver.start()  # Ray starts nodes in the main thread alone
     wait_for(lambda: len(list(layout.root.glob("store/train/.partial/*/metrics.jsonl"))) == 1, 300)
     (pid,) = fake_trial.pids(layout)
-    cluster.remove_node(victim, allow_graceful=False)
+    cluster.lose(victim)
     wait_for(lambda: not Path(f"/proc/{pid}").exists(), 120)
     (layout.root / "gate").touch()
-    add_node(cluster, resources={"place": 1})
+    cluster.add(resources={"place": 1})
     driver.join(300)
     assert not driver.is_alive()
     (lost,) = [event.args[0] for event in events if isinstance(event, Message) and event.kind == "warn"]
@@ -133,7 +114,7 @@ run_jobs(RayCluster(), *[light_job(Layout(Path({root!r})), number) for number in
 """
 
 
-def test_trials_outlive_their_driver_and_the_next_one_takes_them_over(cluster: Any, layout: Layout) -> None:
+def test_trials_outlive_their_driver_and_the_next_one_takes_them_over(cluster: RayNodes, layout: Layout) -> None:
     jobs = [light_job(layout, number) for number in range(2)]
     fake_trial.control(layout, gated=[f"{job.config.kl.beta}/{job.config.train.seed}" for job in jobs])
     source = DRIVER.format(path=os.environ["PYTHONPATH"].split(os.pathsep), root=str(layout.root))
@@ -151,7 +132,7 @@ def test_trials_outlive_their_driver_and_the_next_one_takes_them_over(cluster: A
     assert fake_trial.pids(layout) == before
 
 
-def test_processes_that_are_killed_and_trials_that_crash(cluster: Any, layout: Layout) -> None:
+def test_processes_that_are_killed_and_trials_that_crash(cluster: RayNodes, layout: Layout) -> None:
     jobs = [light_job(layout, number) for number in range(3)]
     cells = [f"{job.config.kl.beta}/{job.config.train.seed}" for job in jobs]
     fake_trial.control(layout, kill={cells[0]: 1}, crash={cells[1]: 1}, user_error=[cells[2]])
@@ -162,22 +143,22 @@ def test_processes_that_are_killed_and_trials_that_crash(cluster: Any, layout: L
     assert (found[2].reason, found[2].user_error) == ("optimiser.lr is too large for this network", True)
 
 
-def test_a_full_cluster_lets_trials_wait_and_a_hung_one_says_where(cluster: Any, layout: Layout) -> None:
+def test_a_full_cluster_lets_trials_wait_and_a_hung_one_says_where(cluster: RayNodes, layout: Layout) -> None:
     told = list[str]()
     first, second = light_job(layout, 0), light_job(layout, 1, **{"runtime.hang_minutes": 0.1})
     fake_trial.control(layout, hang=[f"{second.config.kl.beta}/1"])
     launcher = RayCluster(RayOptions(resources={"narrow": 1.0}), told.append)
-    node = add_node(cluster, resources={"narrow": 1})
+    node = cluster.add(resources={"narrow": 1})
     events = ends(run_jobs(launcher, first, second))
     assert isinstance(events[0], Finished)
     assert events[1] == Crashed(second, "no progress for 0.1 min (runtime.hang_minutes): ended")
     assert "_misbehave" in second.log.read_text()
     assert len(told) == 1
     assert "the Ray cluster is full: a trial asks for 1 CPU, 1 narrow, " in told[0]
-    cluster.remove_node(node)
+    cluster.lose(node)
 
 
-def test_a_node_that_comes_later(cluster: Any, layout: Layout) -> None:
+def test_a_node_that_comes_later(cluster: RayNodes, layout: Layout) -> None:
     """As with an autoscaler: waiting for it is no silence of the trial."""
     job = light_job(layout, 0, **{"runtime.hang_minutes": 0.05})
     launcher = RayCluster(RayOptions(resources={"late": 1.0}, autoscaling=True))
@@ -185,7 +166,7 @@ def test_a_node_that_comes_later(cluster: Any, layout: Layout) -> None:
     name = launcher.start(job, folder)
     time.sleep(4)
     assert launcher.state(name) == "queued"
-    node = add_node(cluster, resources={"late": 1})
+    node = cluster.add(resources={"late": 1})
     events = run_jobs(launcher, job)
     assert isinstance(ends(events)[-1], Finished)
-    cluster.remove_node(node)
+    cluster.lose(node)

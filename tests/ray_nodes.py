@@ -1,0 +1,123 @@
+"""A real Ray cluster on this machine: a head and nodes of one CPU each, which can be killed and added.
+
+Ray starts nodes in the main thread alone, and its sockets have names of at most 107 characters.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+OBJECTS = 80 * 2**20
+"""Bytes of a node's object store: the least that Ray takes."""
+TRIES = 4
+"""A node that a busy machine does not start within Ray's 30 s is tried again so often."""
+
+
+def missing() -> str:
+    """Why no cluster can be started here; empty where one can."""
+    return "" if importlib.util.find_spec("ray") else "Ray is not installed: pip install -e '.[ray]'"
+
+
+class TooBusy(Exception):
+    """The machine is too busy to start a node in time."""
+
+
+class RayNodes:
+    """A cluster; a new one can take the place of one that has lost its head."""
+
+    def __init__(self, nodes: int = 2) -> None:
+        self._count, self._clusters, self.nodes = nodes, list[Any](), list[Any]()
+        self._folders = list[Path]()
+        self.has_head = False
+
+    @property
+    def address(self) -> str:
+        """Of the head."""
+        return str(self._clusters[-1].address)
+
+    def start(self) -> None:
+        """Start a head and nodes."""
+        from ray.cluster_utils import Cluster
+
+        self._folders.append(Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp")))
+        os.environ |= {"RAY_TMPDIR": str(self._folders[-1]), "RAY_USAGE_STATS_ENABLED": "0"}
+        head = _of_one_cpu(include_dashboard=False)
+        self._clusters.append(_patiently(lambda: Cluster(initialize_head=True, head_node_args=head)))
+        self.nodes, self.has_head = [], True
+        for _ in range(self._count):
+            self.add()
+
+    def add(self, **more: Any) -> Any:
+        """Start a node; `more` are options of Ray's, such as `resources`."""
+        self.nodes.append(_patiently(lambda: self._clusters[-1].add_node(**_of_one_cpu(**more))))
+        return self.nodes[-1]
+
+    def lose(self, node: Any) -> None:
+        """SIGKILL for all processes of a node."""
+        self.nodes.remove(node)
+        self._clusters[-1].remove_node(node, allow_graceful=False)
+
+    def lose_head(self) -> None:
+        """SIGKILL for all processes of the head; the other nodes notice it after a minute."""
+        self._clusters[-1].head_node.kill_all_processes(check_alive=False, allow_graceful=False)
+        self.has_head = False
+
+    def stop(self) -> None:
+        """End all clusters, with the workers of one whose head was lost."""
+        for cluster in self._clusters:
+            with suppress(Exception):  # what was killed is missing
+                cluster.shutdown()
+        for folder in self._folders:
+            for pid in _processes_that_name(folder):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            shutil.rmtree(folder, ignore_errors=True)
+        self._clusters.clear()
+
+
+@contextmanager
+def ray_nodes(nodes: int = 2) -> Iterator[RayNodes]:
+    """Have a cluster while the context lasts."""
+    before = {name: os.environ.get(name) for name in ("RAY_TMPDIR", "RAY_USAGE_STATS_ENABLED")}
+    cluster = RayNodes(nodes)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            os.environ |= {name: value} if value is not None else {}
+
+
+def _of_one_cpu(**more: Any) -> dict[str, Any]:
+    return {"num_cpus": 1, "object_store_memory": OBJECTS, **more}
+
+
+def _patiently(start: Callable[[], Any]) -> Any:
+    for _ in range(TRIES):
+        try:
+            return start()
+        except Exception as error:
+            if "timed out during startup" not in str(error):
+                raise
+    raise TooBusy("Ray: this machine is too busy to start a node within 30 s")
+
+
+def _processes_that_name(folder: Path) -> list[int]:
+    """Those with the path in their command line or their environment, but for this one."""
+    found = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit() and int(path.name) != os.getpid():
+            with suppress(OSError):
+                said = (path / "cmdline").read_bytes() + (path / "environ").read_bytes()
+                found += [int(path.name)] if str(folder).encode() in said else []
+    return found
