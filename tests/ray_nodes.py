@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from studies.execution.ray_head import RAYS_PATIENCE
+
 OBJECTS = 80 * 2**20
 """Bytes of a node's object store: the least that Ray takes."""
 TRIES = 4
@@ -86,7 +88,7 @@ class RayNodes:
 @contextmanager
 def ray_nodes(nodes: int = 2) -> Iterator[RayNodes]:
     """Have a cluster while the context lasts."""
-    before = {name: os.environ.get(name) for name in ("RAY_TMPDIR", "RAY_USAGE_STATS_ENABLED")}
+    before = {name: os.environ.pop(name, None) for name in ("RAY_TMPDIR", "RAY_USAGE_STATS_ENABLED", RAYS_PATIENCE)}
     cluster = RayNodes(nodes)
     try:
         cluster.start()

@@ -28,7 +28,7 @@ from studies.execution.file_executor import GRACE_SECONDS, Ended, WorkerState
 from studies.execution.job_folder import JobFolder
 from studies.execution.jobs import Job
 from studies.execution.program import HOME, code_digest
-from studies.execution.ray_head import RAYS_PATIENCE, Head
+from studies.execution.ray_head import Head, patience
 from studies.execution.ray_request import RayOptions, Request, amounts_in_words, in_all, read_options, request_of, times
 from studies.execution.ray_words import died_with_node, first_line, in_words, last_line
 from studies.execution.ray_worker import WITNESS, Worker, look
@@ -63,7 +63,8 @@ class RayCluster:
         """`tell` takes a line for the user. Raises `UserError` where Ray is not installed."""
         self._options, self._tell = options or RayOptions(), tell
         self._address = os.environ.get(ADDRESS) or LOCAL
-        self._ray = _import_ray(patient=self._address != LOCAL)
+        self._patience = patience() if self._address != LOCAL else 0.0
+        self._ray = _import_ray()
         if self._address.startswith("ray://"):
             raise UserError(
                 f"{ADDRESS} = {self._address}: workers would end with a Ray client's connection; run the command on a"
@@ -243,14 +244,12 @@ class RayCluster:
                 self._ray.init(address=LOCAL, _node_ip_address="127.0.0.1", **own, **quiet)
         _silence()
         if self.outlives:
-            self._head = Head(self._ray.get_runtime_context().gcs_address)
+            self._head = Head(self._ray.get_runtime_context().gcs_address, self._patience)
         self._connected = True
 
 
-def _import_ray(patient: bool) -> Any:
+def _import_ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if patient:
-        os.environ.setdefault(*RAYS_PATIENCE)
     try:
         import ray
         import ray.util.scheduling_strategies

@@ -6,6 +6,7 @@ asks for the requeue at the time limit itself, so a trial goes on without a driv
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 import signal
@@ -106,8 +107,8 @@ class _Known:
     """What the driver knows of a job."""
 
     number: str
-    label: str
-    """Empty for a job that an earlier version of the program submitted, until the queue says it."""
+    title: str
+    """Empty for a job that an earlier version of the program submitted."""
     folder: JobFolder | None = None
     """Of a job that this driver has submitted."""
     last: str = ""
@@ -117,12 +118,17 @@ class _Known:
     """The accounting was asked for it."""
     end: Ended | None = None
 
+    @property
+    def label(self) -> str:
+        """Of the trial."""
+        return self.title.rpartition(" ")[0] or f"job {self.number}"
+
 
 class Slurm:
     """The launcher of a SLURM cluster. `tell` takes lines for the user.
 
-    A worker's name is the number of its job and the label of its trial, such as ``17 weak seed 0``: a controller that
-    is killed forgets its last seconds, and gives the numbers of these jobs to other ones.
+    A worker's name is the number of its job and its title (`title`), such as ``17 weak seed 0 3fa2c1``: a controller
+    that is killed forgets its last seconds, and gives the numbers of these jobs to other ones.
     """
 
     outlives = True
@@ -174,11 +180,11 @@ class Slurm:
         if name in self._unsent:
             return "queued"
         name = self._sent.get(name, name)
-        number, _, label = name.partition(" ")
+        number, _, named = name.partition(" ")
         if not number.isdigit():
             return "unknown"
         if name not in self._jobs:  # another driver's
-            self._jobs[name] = _Known(number, label)
+            self._jobs[name] = _Known(number, named)
             if self._clock() - self._asked > FIRST_LOOK:
                 self._look()
         known = self._jobs[name]
@@ -224,9 +230,9 @@ class Slurm:
 
     def _number(self, name: str) -> str:
         """Of the job that a worker's name stands for; empty where another job has it."""
-        number, _, label = self._sent.get(name, name).partition(" ")
+        number, _, named = self._sent.get(name, name).partition(" ")
         found = self._queue.get(number)
-        return number if found is None or _is(_Known(number, label), found) else ""
+        return number if found is None or _is(named, found) else ""
 
     def _submit(self, job: Job, folder: JobFolder) -> str | None:
         """The name of the worker; None while the controller does not answer, or takes no more."""
@@ -239,8 +245,8 @@ class Slurm:
                 ) from None
             self._complain(f"{job.label} is not submitted yet: {error}")
             return None
-        self._jobs[name := f"{number} {job.label}"] = _Known(number, job.label, folder)
-        self._queue[number] = JobState("PENDING", 0, "", NAME + job.label)
+        self._jobs[name := f"{number} {title(job)}"] = _Known(number, title(job), folder)
+        self._queue[number] = JobState("PENDING", 0, "", NAME + title(job))
         return name
 
     def _send(self) -> None:
@@ -278,11 +284,13 @@ class Slurm:
 
     def _state(self, known: _Known) -> WorkerState:
         number, found = known.number, self._queue.get(known.number)
-        if found is None or not _is(known, found):
+        if found is not None and found.name.startswith(NAME) and not _is(known.title, found):
+            return Ended(f"SLURM has lost job {number}, and given its number to another one", lost=True)
+        if found is None or not _is(known.title, found):
             if known.folder is not None and not known.folder.alive_file.exists():
                 return Ended(f"SLURM has lost job {number}, which had not begun", lost=True)
             return "unknown"
-        known.label = found.name.removeprefix(NAME)
+        known.title = found.name.removeprefix(NAME)
         if found.state in WAITS and found.reason.startswith(LAUNCH_FAILED):
             with suppress(Away, Refused, Full):
                 slurm_commands.cancel([number])
@@ -312,9 +320,17 @@ class Slurm:
         self._complaint = text
 
 
-def _is(known: _Known, found: JobState) -> bool:
-    """Whether what the queue says of a number is said of this job, and not of another one that has got it since."""
-    return found.name.startswith((NAME + known.label)[:NAME_KEPT].rstrip())
+def title(job: Job) -> str:
+    """The label of a trial and a digest of its folder: studies can have trials of the same label."""
+    return f"{job.label} {hashlib.sha256(str(job.folder.absolute()).encode()).hexdigest()[:6]}"
+
+
+def _is(named: str, found: JobState) -> bool:
+    """Whether what the queue says of a number is said of the job of this title, and not of another one that has got it
+    since. Any job of ours is meant where the title is not known."""
+    if not named:
+        return found.name.startswith(NAME.rstrip())
+    return found.name[:NAME_KEPT].rstrip() == (NAME + named)[:NAME_KEPT].rstrip()
 
 
 def _of(queue: dict[str, JobState], number: str) -> tuple[str, str] | None:
@@ -355,7 +371,7 @@ def arguments(job: Job, options: SlurmOptions) -> list[str]:
     """What sbatch is called with."""
     log = str(job.log.absolute()).replace("%", "%%")
     return [
-        f"--job-name={NAME}{job.label}",
+        f"--job-name={NAME}{title(job)}",
         f"--output={log}",
         "--open-mode=append",
         "--requeue",

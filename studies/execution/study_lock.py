@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +15,8 @@ from pipeline.run.layout import StudyFolder
 
 @contextmanager
 def only_driver(folder: StudyFolder, name: str) -> Iterator[None]:
-    """Hold the study folder. Raises `UserError` when another driver holds it, and `Fault` where the folder, or its file
-    of Optuna, is removed while it is held and that ends what is done in it."""
+    """Hold the study folder. Raises `UserError` when another driver holds it, and `Fault` where the folder, or its
+    Optuna file, is removed meanwhile and work fails because of it."""
     folder.path.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.path / ".driver.lock")
     try:
@@ -35,8 +34,8 @@ def only_driver(folder: StudyFolder, name: str) -> Iterator[None]:
         if removed is None or is_disk_full(error):
             raise
         raise Fault(
-            f"{removed} was removed while the study ran ({in_words(error)}); finished stages and checkpoints are"
-            " kept. Run the same command again: it continues"
+            f"{removed} was removed meanwhile ({in_words(error)}). Run the same command again: it goes on from what is"
+            " left"
         ) from error
     finally:
         lock.release()
@@ -46,5 +45,5 @@ def _removed(folder: StudyFolder, error: Exception) -> Path | None:
     """What is no longer there, and explains the exception."""
     if not folder.path.exists():
         return folder.path
-    of_database = any(isinstance(link, sqlite3.Error) for link in chain(error))
-    return folder.optuna_file if of_database and not folder.optuna_file.exists() else None
+    moved = any(getattr(link, "sqlite_errorname", "") == "SQLITE_READONLY_DBMOVED" for link in chain(error))
+    return folder.optuna_file if moved and not folder.optuna_file.exists() else None

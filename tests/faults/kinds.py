@@ -51,6 +51,8 @@ class Fault:
     """What causes it can itself end the command by SIGSEGV."""
     longer: float = 1.0
     """How many times as long the study takes where the fault's daemons carry it."""
+    word: str = ""
+    """What the command must say where it ends with exit code 4."""
     may_come_too_late: bool = False
     """It may come after the command has looked there for the last time; then the next command sees it."""
 
@@ -216,7 +218,7 @@ FAULTS: dict[str, Fault] = {
         daemons.kill_ray_node,
         before=daemons.own_ray,
         lacks=ray_nodes.missing,
-        longer=3.0,
+        longer=1.5,
     ),
     "Ray head killed": Fault(
         "SIGKILL for the head of Ray; the next command finds a new cluster",
@@ -224,7 +226,8 @@ FAULTS: dict[str, Fault] = {
         daemons.new_ray,
         daemons.own_ray,
         ray_nodes.missing,
-        longer=3.0,
+        longer=1.5,
+        word="head of the Ray cluster",
     ),
     "two studies": Fault("another study with the same trials, on the same store", _second_study),
 }

@@ -18,6 +18,8 @@ from pathlib import Path
 from faults.kinds import FAULTS, Fault
 from faults.scene import Ending, Identity, Scene, copied, identity, series_differ
 
+from pipeline.errors import FAULT
+
 MOST_CALLS = 4
 """Times that the command is given until the study must be complete."""
 SEEN_LATER = "what was damaged was seen by the next command"
@@ -127,7 +129,7 @@ def _disturbed(scene: Scene, name: str, fault: Fault, undisturbed: Whole) -> Out
     ending, told, calls = scene.ended(), "", 1
     ended_by_it = ending.code != 0
     while True:
-        if wrong := _unexplained(ending, fault.crash):
+        if wrong := _unexplained(ending, fault.crash, fault.word):
             return Outcome(name, wrong, told, calls, seconds, at)
         if ending.code not in HARMLESS:
             told = _last_line(ending.said)
@@ -148,7 +150,7 @@ def _disturbed(scene: Scene, name: str, fault: Fault, undisturbed: Whole) -> Out
     return Outcome(name, _lost(scene, ending, undisturbed), told, calls, seconds, at)
 
 
-def _unexplained(ending: Ending, crash: bool = False) -> str:
+def _unexplained(ending: Ending, crash: bool = False, word: str = "") -> str:
     """What no end of a command may look like, but for a SIGSEGV that comes with the fault itself (`Fault.crash`)."""
     if ending.code is None:
         return f"it hung: {_last_line(ending.said)}"
@@ -156,6 +158,8 @@ def _unexplained(ending: Ending, crash: bool = False) -> str:
         return f"a traceback: {_last_line(ending.said)}"
     if ending.code not in HARMLESS | {2, 4} and not (crash and ending.code == -signal.SIGSEGV):
         return f"exit code {ending.code}: {_last_line(ending.said)}"
+    if ending.code == FAULT and word not in _last_line(ending.said):
+        return f"another word than '{word}': {_last_line(ending.said)}"
     return ""
 
 

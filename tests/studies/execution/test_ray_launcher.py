@@ -21,7 +21,7 @@ from studies.execution.job_folder import JobFolder
 from studies.execution.jobs import Crashed, Finished, Interrupted, Job, Message
 from studies.execution.program import code_digest
 from studies.execution.ray_cluster import RayCluster
-from studies.execution.ray_head import Head
+from studies.execution.ray_head import OUR_SECONDS, RAYS_PATIENCE, Head
 from studies.execution.ray_request import RayOptions
 from studies.execution.ray_worker import WITNESS, NotHere, do, is_wanted, look
 from studies.execution.shared_store import Answer, Question
@@ -150,9 +150,10 @@ NODE_DIED = RayError("\tip: 10.0.0.7\nThe actor died because its node has died. 
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     fake = FakeRay()
-    monkeypatch.setattr(ray_cluster, "_import_ray", lambda patient: fake)
+    monkeypatch.setattr(ray_cluster, "_import_ray", lambda: fake)
     monkeypatch.setattr(ray_cluster, "LAG_SECONDS", 0.0)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setenv(RAYS_PATIENCE, OUR_SECONDS)
     return fake
 
 
@@ -164,7 +165,7 @@ def job(layout: Layout) -> Job:
 def test_a_head_that_is_gone_ends_the_study_with_a_word(
     ray: FakeRay, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_cluster, "Head", lambda address: Head(address, 0.0, 0.05, end=[].append))
+    monkeypatch.setattr(ray_cluster, "Head", lambda address, patience: Head(address, 0.0, 0.05, end=[].append))
     with pytest.raises(Fault, match=r"head of the Ray cluster, 127\.0\.0\.1:1, has not answered .* the same command"):
         run_jobs(RayCluster(), job)
     assert len(ray.actors) == 1  # its worker may still end the job

@@ -56,6 +56,11 @@ def busy_is_no_fault() -> Iterator[None]:
         pytest.skip(str(error))
 
 
+def add(cluster: RayNodes, **more: Any) -> Any:
+    with busy_is_no_fault():
+        return cluster.add(**more)
+
+
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
     root = tmp_path / "out"
@@ -83,7 +88,7 @@ def test_the_results_have_the_bytes_of_processes(cluster: RayNodes, write_study:
 def test_a_trial_whose_node_is_killed_continues_on_another_one(cluster: RayNodes, layout: Layout) -> None:
     job = light_job(layout)
     fake_trial.control(layout, gated=[f"{job.config.kl.beta}/0"])
-    victim = cluster.add(resources={"place": 1})
+    victim = add(cluster, resources={"place": 1})
     launcher = RayCluster(RayOptions(resources={"place": 1.0}))
     events = list[Any]()
     driver = threading.Thread(target=lambda: events.extend(run_jobs(launcher, job)), daemon=True)
@@ -93,7 +98,7 @@ def test_a_trial_whose_node_is_killed_continues_on_another_one(cluster: RayNodes
     cluster.lose(victim)
     wait_for(lambda: not Path(f"/proc/{pid}").exists(), 120)
     (layout.root / "gate").touch()
-    cluster.add(resources={"place": 1})
+    add(cluster, resources={"place": 1})
     driver.join(300)
     assert not driver.is_alive()
     (lost,) = [event.args[0] for event in events if isinstance(event, Message) and event.kind == "warn"]
@@ -148,7 +153,7 @@ def test_a_full_cluster_lets_trials_wait_and_a_hung_one_says_where(cluster: RayN
     first, second = light_job(layout, 0), light_job(layout, 1, **{"runtime.hang_minutes": 0.1})
     fake_trial.control(layout, hang=[f"{second.config.kl.beta}/1"])
     launcher = RayCluster(RayOptions(resources={"narrow": 1.0}), told.append)
-    node = cluster.add(resources={"narrow": 1})
+    node = add(cluster, resources={"narrow": 1})
     events = ends(run_jobs(launcher, first, second))
     assert isinstance(events[0], Finished)
     assert events[1] == Crashed(second, "no progress for 0.1 min (runtime.hang_minutes): ended")
@@ -166,7 +171,7 @@ def test_a_node_that_comes_later(cluster: RayNodes, layout: Layout) -> None:
     name = launcher.start(job, folder)
     time.sleep(4)
     assert launcher.state(name) == "queued"
-    node = cluster.add(resources={"late": 1})
+    node = add(cluster, resources={"late": 1})
     events = run_jobs(launcher, job)
     assert isinstance(ends(events)[-1], Finished)
     cluster.lose(node)

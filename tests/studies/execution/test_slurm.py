@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -114,6 +115,10 @@ def folder(job: Job) -> JobFolder:
     return JobFolder(job.folder)
 
 
+def digest(job: Job) -> str:
+    return slurm.title(job).rpartition(" ")[2]
+
+
 def look(launcher: Slurm, clock: Clock, *names: str) -> None:
     """As long afterwards as it takes until the queue is asked again."""
     clock.now += slurm.LAST_LOOK + 1
@@ -123,10 +128,12 @@ def look(launcher: Slurm, clock: Clock, *names: str) -> None:
 def test_a_job_is_submitted_with_what_its_trial_needs(
     launcher: Slurm, queue: Queue, job: Job, folder: JobFolder
 ) -> None:
-    assert launcher.start(job, folder) == "11 weak seed 0"
+    assert launcher.start(job, folder) == f"11 weak seed 0 {digest(job)}"
     command = queue.asked[0]
     assert command[:2] == ("sbatch", "--parsable")
-    assert {"--job-name=ablate weak seed 0", "--requeue", "--nodes=1", "--open-mode=append"} < set(command)
+    assert {f"--job-name=ablate weak seed 0 {digest(job)}", "--requeue", "--nodes=1", "--open-mode=append"} < set(
+        command
+    )
     assert {f"--output={job.log}", "--signal=B:USR1@300"} < set(command)
     assert folder.read().outlives
     assert folder.read().environment == {"CUDA_VISIBLE_DEVICES": ""}
@@ -147,7 +154,7 @@ def test_the_output_root_is_tested_once_and_before_anything_is_submitted(
     with pytest.raises(UserError, match="no locks"):
         launcher.start(job, folder)
     assert (queue.asked, folder.path.exists()) == ([], False)
-    assert [launcher.start(job, folder), launcher.start(job, folder)] == ["11 weak seed 0", "12 weak seed 0"]
+    assert [launcher.start(job, folder), launcher.start(job, folder)] == [f"{n} {slurm.title(job)}" for n in (11, 12)]
     assert tested == [job.layout.root] * 2
 
 
@@ -305,7 +312,7 @@ def test_the_controller_may_be_away_for_long(
     look(launcher, clock, name, unsent)
     assert launcher.state(name) == "running"
     assert launcher.state(unsent) == "queued"
-    assert JobFolder(later.folder).worker == f"12 {later.label}"
+    assert JobFolder(later.folder).worker == f"12 {slurm.title(later)}"
     queue.jobs["12"] = ("RUNNING", 0, "None")
     look(launcher, clock, name, unsent)
     assert launcher.state(unsent) == "running"
@@ -334,12 +341,14 @@ def test_another_drivers_job_is_looked_up_at_once_and_a_stranger_is_not_taken_fo
     launcher: Slurm, queue: Queue, clock: Clock, told: list[str]
 ) -> None:
     queue.jobs = {"5": ("RUNNING", 0, "None"), "6": ("RUNNING", 0, "None")}
-    queue.names = {"5": "ablate strong seed 3", "6": "interactive"}
-    assert launcher.state("5 strong seed 3") == launcher.state("5") == "running"
-    assert [
-        launcher.state(name) for name in ("5 weak seed 3", "6 weak seed 0", "6", "9", "", f"{slurm.UNSENT}: /somewhere")
-    ] == ["unknown"] * 6
+    queue.names = {"5": "ablate strong seed 3 3fa2c1", "6": "interactive"}
+    assert launcher.state("5 strong seed 3 3fa2c1") == launcher.state("5") == "running"
+    strange = ("6 weak seed 0 3fa2c1", "6", "9", "", f"{slurm.UNSENT}: /somewhere")
+    assert [launcher.state(name) for name in strange] == ["unknown"] * len(strange)
     assert queue.count("squeue") == 1
+    other = Ended("SLURM has lost job 5, and given its number to another one", lost=True)
+    for name in ("5 weak seed 3 3fa2c1", "5 strong seed 30 3fa2c1", "5 strong seed 3 000000"):
+        assert launcher.state(name) == other
     queue.jobs["5"] = ("PENDING", 0, "BeginTime")
     look(launcher, clock, "5")
     launcher.state("5")
@@ -372,7 +381,8 @@ def test_a_job_that_a_killed_controller_lost_goes_on_if_it_had_not_begun(
 def test_a_number_that_a_killed_controller_gives_out_again_is_two_jobs(
     launcher: Slurm, queue: Queue, clock: Clock, layout: Layout
 ) -> None:
-    jobs = [light_job(layout, number) for number in range(2)]
+    """The two may differ in a last digit, or in their folders alone; and the lost one may have begun."""
+    jobs = [replace(light_job(layout, number), label=f"weak seed {1 + 9 * number}") for number in range(2)]
     lost = launcher.start(jobs[0], JobFolder(jobs[0].folder))
     queue.jobs.clear()
     queue.scripts.clear()
@@ -380,7 +390,8 @@ def test_a_number_that_a_killed_controller_gives_out_again_is_two_jobs(
     assert again.split(" ")[0] == lost.split(" ")[0] == "11"
     queue.jobs["11"] = ("RUNNING", 0, "None")
     look(launcher, clock, lost, again)
-    assert launcher.state(lost) == Ended("SLURM has lost job 11, which had not begun", lost=True)
+    JobFolder(jobs[0].folder).begin()
+    assert launcher.state(lost) == Ended("SLURM has lost job 11, and given its number to another one", lost=True)
     launcher.forget(lost)
     launcher.end([lost])  # the other one's job is left alone
     assert queue.count("scancel") == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from fake_trial import STUDY
@@ -52,7 +53,7 @@ def test_what_is_removed_under_the_driver_is_named_in_one_line(
     with pytest.raises(Fault) as caught:
         go()
     removed = folder.path if whole else folder.optuna_file
-    assert str(caught.value).startswith(f"{removed} was removed while the study ran (")
+    assert str(caught.value).startswith(f"{removed} was removed meanwhile (")
     assert "\n" not in str(caught.value)
     assert "Run the same command again" in str(caught.value)
 
@@ -65,6 +66,10 @@ def test_other_errors_pass(folder: StudyFolder, error: Exception) -> None:
         raise error
 
 
-def test_a_database_that_was_never_there_is_not_blamed(folder: StudyFolder) -> None:
-    with pytest.raises(ValueError, match="a mistake"), only_driver(folder, "small"):
-        raise ValueError("a mistake")
+def test_a_database_that_was_never_there_is_not_blamed(write_study: Callable[..., Study], tmp_path: Path) -> None:
+    """Such as one whose path is too long to be opened."""
+    folder = Layout(tmp_path / ("x" * 200) / ("y" * 200) / ("z" * 200)).study("small", "tiny")
+    study = write_study(STUDY)
+    with pytest.raises(Exception, match="unable to open database file") as caught, only_driver(folder, "small"):
+        Planner(study, folder, cells(study, "tiny", {}))
+    assert not isinstance(caught.value, Fault)
