@@ -73,3 +73,17 @@ def test_a_database_that_was_never_there_is_not_blamed(write_study: Callable[...
     with pytest.raises(Exception, match="unable to open database file") as caught, only_driver(folder, "small"):
         Planner(study, folder, cells(study, "tiny", {}))
     assert not isinstance(caught.value, Fault)
+
+
+def test_a_fault_that_speaks_for_itself_keeps_its_words(folder: StudyFolder) -> None:
+    said = Fault("the disk is full")
+    folder.path.mkdir(parents=True)
+
+    def go() -> None:
+        with only_driver(folder, "small"):
+            shutil.rmtree(folder.path)
+            raise said
+
+    with pytest.raises(Fault) as caught:
+        go()
+    assert caught.value is said
