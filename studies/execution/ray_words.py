@@ -13,6 +13,13 @@ from studies.execution.worker import DISK_FULL
 
 _EXIT_CODE = re.compile(r"NoOutcome: (\d+)")
 _ADDRESS = re.compile(r"^\s*ip: (\S+)", re.MULTILINE)
+_LOST_NODE = (
+    "its node has died",
+    "node was terminated",
+    "The node died",
+    "NodeAffinitySchedulingStrategy doesn't exist",
+)
+"""The last one of a task that was bound to a node, and had not begun."""
 _GUESSES = "Some common causes"
 """From here on Ray lists what might have been."""
 _MEMORY = re.compile(r"running low on memory|memory pressure|\bOOM\b(?! killer due)", re.IGNORECASE)
@@ -21,8 +28,7 @@ _MEMORY = re.compile(r"running low on memory|memory pressure|\bOOM\b(?! killer d
 def died_with_node(error: BaseException) -> bool:
     """Whether a node was lost under a worker, or was taken back by its owner."""
     text = str(error)
-    lost = "its node has died" in text or "node was terminated" in text or "The node died" in text
-    return lost or bool(getattr(error, "preempted", False))
+    return any(words in text for words in _LOST_NODE) or bool(getattr(error, "preempted", False))
 
 
 def in_words(error: BaseException, root: Path) -> Ended:

@@ -26,6 +26,8 @@ killed by SIGKILL by OOM killer due to memory pressure, (2) ray stop --force was
 unexpectedly due to SIGSEGV or another unexpected error."""
 LEFT = """The actor is dead because its worker process has died. Worker exit type: INTENDED_USER_EXIT Worker exit \
 detail: Worker exits by an user request. Worker exits with an exit code 0. exit_actor() is called."""
+BOUND = """The task is not schedulable: The node specified via NodeAffinitySchedulingStrategy doesn't exist any more \
+or is infeasible, and soft=False was specified. lease_id=0300000001000000, name=look"""
 BY_HAND = "The actor is dead because it was killed by `ray.kill`."
 MEMORY = """The actor is dead because its worker process has died. Worker exit type: NODE_OUT_OF_MEMORY Worker exit \
 detail: Task was killed due to the node running low on memory."""
@@ -72,6 +74,10 @@ class InitFailed(ActorDiedError):
 def test_how_a_worker_ended(error: Exception, ended: Ended, tmp_path: Path) -> None:
     assert not died_with_node(error)
     assert in_words(error, tmp_path) == ended
+
+
+def test_a_look_at_a_node_that_died_meanwhile_is_no_fault_of_the_node() -> None:
+    assert died_with_node(Exception(BOUND))
 
 
 def test_a_full_disk_is_known_by_its_exit_code(tmp_path: Path) -> None:
