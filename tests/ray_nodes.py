@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import proc
+
 from studies.execution.ray_head import RAYS_PATIENCE
 
 OBJECTS = 80 * 2**20
@@ -116,10 +118,5 @@ def _patiently(start: Callable[[], Any]) -> Any:
 
 def _processes_that_name(folder: Path) -> list[int]:
     """Those with the path in their command line or their environment, but for this one."""
-    found = []
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit() and int(path.name) != os.getpid():
-            with suppress(OSError):
-                said = (path / "cmdline").read_bytes() + (path / "environ").read_bytes()
-                found += [int(path.name)] if str(folder).encode() in said else []
-    return found
+    others = (pid for pid in proc.pids() if pid != os.getpid())
+    return [pid for pid in others if any(str(folder) in one for one in (*proc.environment(pid), proc.command(pid)))]

@@ -13,11 +13,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+
+import proc
+from repeated import repeated
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel")
 REVOKED_SECONDS = 6.0
@@ -119,7 +121,7 @@ class SlurmNodes:
         """Have a node die with all that runs on it."""
         daemon = self._daemons.pop(node)
         working = _processes_with(f"SLURMD_NODENAME={node}")
-        above = [parent for pid in working if "slurmstepd" in _command(parent := _parent(pid))]
+        above = [parent for pid in working if "slurmstepd" in proc.command(parent := _parent(pid))]
         for pid in [daemon.pid, *above, *working]:  # first those that would tell the controller
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -146,22 +148,9 @@ class SlurmNodes:
             if time.monotonic() - since > REVOKED_SECONDS:
                 self.ask("scontrol", "update", f"JobId={number}", "StartTime=now")
 
-    @contextmanager
-    def hastening(self) -> Iterator[None]:
+    def hastening(self) -> AbstractContextManager[None]:
         """Hasten requeued jobs once a second while the context lasts."""
-        over = threading.Event()
-
-        def look() -> None:
-            while not over.wait(1.0):
-                self.hasten()
-
-        thread = threading.Thread(target=look)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
+        return repeated(self.hasten)
 
     def stop(self) -> None:
         """End all jobs and daemons."""
@@ -177,7 +166,7 @@ class SlurmNodes:
                 daemon.kill()
                 daemon.wait()
         for pid in _processes_with(f"SLURM_CONF={self.configuration}"):  # a job that its daemon could not end
-            if any(one.startswith("SLURM_JOB_ID=") for one in _environment(pid)):
+            if any(one.startswith("SLURM_JOB_ID=") for one in proc.environment(pid)):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
@@ -217,31 +206,13 @@ def _ports(count: int) -> list[int]:
 
 
 def _processes_with(variable: str) -> list[int]:
-    return [pid for pid in _pids() if variable in _environment(pid)]
+    return [pid for pid in proc.pids() if variable in proc.environment(pid)]
 
 
 def _parent(pid: int) -> int:
     with suppress(OSError, IndexError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return 0
-
-
-def _pids() -> list[int]:
-    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-
-
-def _environment(pid: int) -> list[str]:
-    return _strings(pid, "environ")
-
-
-def _command(pid: int) -> str:
-    return " ".join(_strings(pid, "cmdline"))
-
-
-def _strings(pid: int, name: str) -> list[str]:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/{name}").read_text("utf-8", "replace").split("\0")
-    return []
 
 
 def main() -> int:

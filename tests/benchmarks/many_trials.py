@@ -11,10 +11,8 @@ import argparse
 import math
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ import fake_trial
 import numpy as np
 import psutil
 from benchmarks.cost import free_seconds, measured
+from repeated import repeated
 from rich.console import Console
 
 from pipeline.run.layout import Layout
@@ -58,29 +57,12 @@ class Watched:
             emit(event)
 
         self.events, clock, processor, own = 0, time.monotonic(), time.process_time(), time.thread_time()
-        with _repeated(self._weigh):
+        with repeated(self._weigh):
             self.inner.run(next_job, slots, passed)
         self.spent = (time.monotonic() - clock, time.process_time() - processor, time.thread_time() - own)
 
     def _weigh(self) -> None:
         self.memory.append((self.ended / self.trials, psutil.Process().memory_info().rss / 2**20))
-
-
-@contextmanager
-def _repeated(act: Callable[[], None], seconds: float = 1.0) -> Any:
-    over = threading.Event()
-
-    def loop() -> None:
-        while not over.wait(seconds):
-            act()
-
-    thread = threading.Thread(target=loop, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def main() -> int:
