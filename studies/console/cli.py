@@ -166,14 +166,14 @@ def plan(
         ),
     ] = None,
     trained_bytes: Annotated[
-        float | None, typer.Option(min=0, help="With --memory: bytes that a trained parameter takes (default 4).")
+        float | None, typer.Option(min=0, help="With --memory: bytes for each trained parameter (default 4).")
     ] = None,
     frozen_bytes: Annotated[
-        float | None, typer.Option(min=0, help="With --memory: bytes that a frozen parameter takes (default 2).")
+        float | None, typer.Option(min=0, help="With --memory: bytes for each frozen parameter (default 2).")
     ] = None,
     adapter_share: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help="With --memory: size of an adapter relative to its network (default 0.01)."),
+        typer.Option(min=0, max=1, help="With --memory: an adapter's share of its network's size (default 0.01)."),
     ] = None,
     out: OutOption = None,
 ) -> None:
@@ -187,7 +187,7 @@ def plan(
     given = {option: value for option, value in assumed.items() if value is not None}
     if memory is not None:
         if profile is not None or settings:
-            raise UserError("--memory takes neither --profile nor --set: those describe a study")
+            raise UserError("--memory is about a model size, not a study: leave out --profile and --set")
         from pipeline.forecast.four_models import Assumptions
         from studies.console.memory import print_memory
 
@@ -431,7 +431,7 @@ def serve(
             "--share",
             min=0.01,
             max=1.0,
-            help="Largest share of its time that the server computes while a trial trains in the same --out.",
+            help="Share of its time for which the server may compute while a trial trains in the same --out.",
         ),
     ] = 0.2,
     profile: Annotated[
