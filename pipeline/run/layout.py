@@ -54,6 +54,8 @@ class StageRef(BaseModel):
     """Relative to the output root."""
     digest: str | None = None
     """Of the artifact's outputs, as its manifest states it; None in records that are older than this field."""
+    finished: str | None = None
+    """UTC, ISO 8601: when the stage first ended, as the artifact's manifest states it; None of imported results."""
 
 
 class TrialRecord(BaseModel):

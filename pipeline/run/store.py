@@ -52,7 +52,7 @@ class Artifact:
     meta: dict[str, Any] = field(default_factory=dict)
     """What the stage returned."""
     finished: str | None = None
-    """UTC, ISO 8601: when it was built."""
+    """UTC, ISO 8601: when the stage first ended under this key."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Manifest:
     digest: str
     meta: dict[str, Any]
     finished: str | None
-    """UTC, ISO 8601: when it was built; None in artifacts that are older than this field."""
+    """UTC, ISO 8601: when the stage first ended under this key, even if the artifact was built again later."""
     weights: Mapping[str, Any]
     """Size and time of each file of weights as it was published; empty in artifacts that are older than this field."""
 
@@ -126,7 +126,7 @@ class Store:
             if kept and (partial / kept).exists():
                 aside.parent.mkdir(exist_ok=True)
                 os.replace(partial / kept, aside)
-            write_manifest(partial, stage, key, identity, meta)
+            write_manifest(partial, stage, key, identity, meta, self._first_finished(stage, key))
             self._publish(stage, key, partial)
         built = self.find(stage, key)
         if built is None:
@@ -193,6 +193,15 @@ class Store:
         if self._replaced(stage, key).exists() and not (self.root / stage / key).exists():
             os.replace(self._replaced(stage, key), self.root / stage / key)
 
+    def _first_finished(self, stage: str, key: str) -> str | None:
+        """When the oldest artifact of this key was finished that is to be replaced or was set aside: its results could
+        be seen from then on."""
+        times = []
+        for path in (self.root / stage / key, *(self.root / stage / ".damaged").glob(f"{key}-*")):
+            with suppress(Damaged):
+                times.append(read_manifest(path).finished)
+        return min(filter(None, times), default=None)
+
     def _replaced(self, stage: str, key: str) -> Path:
         return self.root / stage / ".replaced" / key
 
@@ -219,10 +228,17 @@ def _held(lock: FileLock, waits: Callable[[], None]) -> Iterator[None]:
         lock.release()
 
 
-def write_manifest(path: Path, stage: str, key: str, identity: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-    """State what a folder holds; the last file written before it is published."""
+def write_manifest(
+    path: Path,
+    stage: str,
+    key: str,
+    identity: Mapping[str, Any],
+    meta: Mapping[str, Any],
+    finished: str | None = None,
+) -> None:
+    """State what a folder holds; the last file written before it is published. `finished`: now, by default."""
     files = dict(_hash_files(path))
-    finished = datetime.now(UTC).isoformat(timespec="seconds")
+    finished = finished or datetime.now(UTC).isoformat(timespec="microseconds")
     content = {
         "stage": stage,
         "key": key,

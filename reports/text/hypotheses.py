@@ -32,7 +32,7 @@ def verdict_sentence(study: Study, judgements: Sequence[Judgement], badges: Mapp
     parts = [
         f"{listed(groups[word])} {'is' if len(groups[word]) == 1 else 'are'} {word}" for word in order if groups[word]
     ]
-    late = [name for name, badge in badges.items() if badge.state in ("amended", "exploratory")]
+    late = [name for name, badge in badges.items() if badge.state in ("late", "amended", "exploratory")]
     beware = f" Not registered in this form before the data: {listed(late)}." if late else ""
     if outcome == "SUPPORTED":
         # Not the hypothesis: a claim about single trials, which is no part of it here, may have fallen.

@@ -1,16 +1,23 @@
-"""Badges: whether a claim was written down before the data, changed after them, or made up from them."""
+"""Badges: whether a claim was written down before the data, changed after them, or made up from them.
+
+Data are the results of the trials that judge the claim, whichever study ran them: a trial counts from the moment when
+its training first ended, as the store states it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pipeline.run.layout import StudyFolder
+from pipeline.run.layout import StudyFolder, TrialRecord
 from studies.claims.registration import Line, content_of, ended, is_registered, read_chain
+from studies.definition.checks import CONFIRM
 from studies.definition.schema import Study
+from studies.definition.search import SEARCH
 
-State = Literal["registered", "amended", "exploratory", "unregistered"]
+State = Literal["registered", "late", "amended", "exploratory", "unregistered"]
+"""``late``: registered before a trial of this study had ended, but after one with the same results had."""
 Kind = Literal["hypotheses", "falsifiers"]
 SENTENCE = "hypothesis"
 """The study's hypothesis in words, beside `hypotheses` and `falsifiers`."""
@@ -63,11 +70,12 @@ def standing(study: Study, folder: StudyFolder, profile: str, overrides: Mapping
     lines = read_chain(folder) if is_registered(study) else []
     now = content_of(study, profile, overrides)
     count = ended(folder, lines)
+    trials = [one for one in folder.records() if not one.arm.startswith(SEARCH)] if lines else []
     badges = {
-        kind: {name: _badge(study, lines, now, count, kind, name) for name in now[kind]}
+        kind: {name: _badge(study, lines, now, count, trials, kind, name) for name in now[kind]}
         for kind in ("hypotheses", "falsifiers")
     }
-    sentence = _badge(study, lines, now, count, SENTENCE, "")
+    sentence = _badge(study, lines, now, count, trials, SENTENCE, "")
     if not study.hypothesis and not study.hypotheses:
         sentence = Badge("exploratory", "exploratory (no hypothesis was written down)")
     return Standing(
@@ -80,7 +88,15 @@ def before_data(lines: list[Line]) -> Line | None:
     return next((line for line in reversed(lines) if line.ended == 0), None)
 
 
-def _badge(study: Study, lines: list[Line], now: dict[str, Any], count: int, kind: str, name: str) -> Badge:
+def _badge(
+    study: Study,
+    lines: list[Line],
+    now: dict[str, Any],
+    count: int,
+    trials: Sequence[TrialRecord],
+    kind: str,
+    name: str,
+) -> Badge:
     if not is_registered(study):
         why = "imported" if study.source else "a single trial"
         return Badge("exploratory", f"exploratory ({why})")
@@ -88,13 +104,12 @@ def _badge(study: Study, lines: list[Line], now: dict[str, Any], count: int, kin
         if count:
             return Badge("exploratory", "exploratory (run before registration existed)")
         return Badge("unregistered", "not yet registered: the first trial registers it")
-    own, first = _claim(now, kind, name), before_data(lines)
-    was = _claim(first.content, kind, name) if first else None
-    since = _since(lines, own, count, kind, name)
+    first, since = before_data(lines), _since(lines, now, count, kind, name)
     if first is None:
         return Badge("exploratory", f"exploratory (run before registration existed; registered {since})")
+    was, own = _claim(first.content, kind, name), _claim(now, kind, name, first.content["arms"])
     if was == own:
-        return Badge("registered", "registered before the data", _seen(first))
+        return _of_unchanged(lines, first, now, trials, kind, name)
     if was is None:
         return Badge("exploratory", f"exploratory (added {since})")
     if count == 0:
@@ -102,24 +117,77 @@ def _badge(study: Study, lines: list[Line], now: dict[str, Any], count: int, kin
     return Badge("amended", f"amended {since}", tuple(_differences(was, own or {})))
 
 
-def _seen(line: Line) -> tuple[str, ...]:
-    """Trials that were running are no data yet, but their curves could be watched."""
-    return (f"{line.begun} {'trial' if line.begun == 1 else 'trials'} had begun",) if line.begun else ()
+def _of_unchanged(
+    lines: list[Line], first: Line, now: dict[str, Any], trials: Sequence[TrialRecord], kind: str, name: str
+) -> Badge:
+    """Of a claim that is what it was in the last line before a trial of the study ended: the trials whose results were
+    known, here or to another study, before the line that registered the claim on their arm."""
+    same = [_same(line, now, kind, name) for line in lines]
+    start = lines.index(first)
+    while start and same[start - 1]:
+        start -= 1
+    held = [line for line, kept in zip(lines[start:], same[start:], strict=True) if kept]
+    arms = _arms(now, kind, name)
+    own = [one for one in trials if one.arm in arms or (kind == SENTENCE and one.arm.startswith(CONFIRM))]
+    late = sum(_is_late(one, next((line for line in held if _knows(line, one.arm)), None)) for one in own)
+    if late:
+        when = "part of the data" if late < len(own) else "the data"
+        had = f"{late} of {len(own)} {'trial' if len(own) == 1 else 'trials'} had finished"
+        return Badge("late", f"registered after {when} ({had})")
+    begun = held[0].begun
+    notes = [f"{begun} {'trial' if begun == 1 else 'trials'} had begun"] if begun else []
+    added = [arm for arm in arms if not _knows(first, arm)]
+    notes += [f"{'arms' if len(added) > 1 else 'arm'} {', '.join(added)} added later"] if added else []
+    return Badge("registered", "registered before the data", tuple(notes))
 
 
-def _since(lines: list[Line], own: dict[str, Any] | None, count: int, kind: str, name: str) -> str:
+def _is_late(trial: TrialRecord, line: Line | None) -> bool:
+    """Whether results of a trial existed when a line was written.
+
+    Results that the store held at that moment did, whatever their times say; the times decide on results that were
+    copied into it later. The training of a trial without a gradient step is no result.
+    """
+    ends = [trial.stages[stage].finished for stage in ("train", "evaluate") if stage in trial.stages]
+    known = [end or trial.finished for end in (ends if trial.steps else ends[-1:])]
+    if line is None or f"{trial.arm}/{trial.seed}" in line.in_store:
+        return bool(known)
+    return bool(known) and min(known) <= line.time
+
+
+def _knows(line: Line, arm: str) -> bool:
+    """Whether an arm was part of the study, or of a search's confirmation, which a search names beforehand."""
+    return arm in line.content["arms"] or arm.startswith(CONFIRM)
+
+
+def _since(lines: list[Line], now: dict[str, Any], count: int, kind: str, name: str) -> str:
     """After how many trials a claim became what it is now."""
     for line in reversed(lines):
-        if _claim(line.content, kind, name) != own:
+        if not _same(line, now, kind, name):
             break
         count = line.ended
     return f"after {count} {'trial' if count == 1 else 'trials'}"
 
 
-def _claim(content: Mapping[str, Any], kind: str, name: str) -> dict[str, Any] | None:
-    """All that a claim depends on; None where it is not in the content."""
+def _same(line: Line, now: dict[str, Any], kind: str, name: str) -> bool:
+    """Whether a claim was then what it is now on the arms that the study had; arms that came later change no claim."""
+    return _claim(line.content, kind, name) == _claim(now, kind, name, line.content["arms"])
+
+
+def _arms(content: Mapping[str, Any], kind: str, name: str) -> list[str]:
+    """The arms whose trials judge a claim."""
+    if kind == SENTENCE:
+        return list(content["arms"])
+    own = content[kind][name]
+    named = own.get("speaks_of") or own.get("order") or list(own.get("contrast") or {})
+    return [*named, *([own["baseline"]] if "baseline" in own else [])]  # of a claim that is relative to it
+
+
+def _claim(
+    content: Mapping[str, Any], kind: str, name: str, known: Mapping[str, Any] | None = None
+) -> dict[str, Any] | None:
+    """All that a claim depends on, without arms that are not in `known`; None where it is not in the content."""
     shared = {key: value for key, value in content.items() if key not in _NO_PART}
-    arms = content["arms"]
+    arms = {arm: own for arm, own in content["arms"].items() if known is None or arm in known}
     if kind == SENTENCE:
         keys = ("hypothesis", "refuted_if", "objective", "baseline")
         own = {key: content[key] for key in keys if content.get(key) is not None}
@@ -127,9 +195,9 @@ def _claim(content: Mapping[str, Any], kind: str, name: str) -> dict[str, Any] |
     own = content[kind].get(name)
     if own is None:
         return None
-    named = own.get("speaks_of") or own.get("order") or list(own.get("contrast") or {})
-    named = [*named, *([own["baseline"]] if "baseline" in own else [])]  # of a claim that is relative to it
-    return {**own, "settings": {arm: arms[arm] for arm in named if arm in arms}, **shared}
+    if "speaks_of" in own:
+        own = {**own, "speaks_of": [arm for arm in own["speaks_of"] if arm in arms or arm.startswith(CONFIRM)]}
+    return {**own, "settings": {arm: arms[arm] for arm in _arms(content, kind, name) if arm in arms}, **shared}
 
 
 def _withdrawn(lines: list[Line], now: Mapping[str, Any], count: int) -> Iterator[str]:
@@ -139,7 +207,7 @@ def _withdrawn(lines: list[Line], now: Mapping[str, Any], count: int) -> Iterato
     for kind in ("hypotheses", "falsifiers"):
         for name, claim in first.content[kind].items():
             if name not in now[kind]:
-                yield f"{name} ({claim['claim']}), withdrawn {_since(lines, None, count, kind, name)}"
+                yield f"{name} ({claim['claim']}), withdrawn {_since(lines, now, count, kind, name)}"
 
 
 def _differences(was: Any, now: Any, key: str = "") -> Iterator[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -45,13 +45,15 @@ class Line:
 
     kind: str
     time: str
-    """UTC, ISO 8601."""
+    """UTC, ISO 8601, to the microsecond."""
     commit: str
     """Of the code that was going to run."""
     ended: int
     """Trials that had left a record by then, whatever became of the records later."""
     begun: int
     """Trials that had begun by then, ended or not."""
+    in_store: tuple[str, ...]
+    """Trials, as ``arm/seed``, whose training or evaluation was in the store by then, whichever study had run it."""
     content: dict[str, Any]
     digest: str
     """Of the whole line, which holds the digest of the line before it."""
@@ -86,11 +88,18 @@ def content_of(study: Study, profile: str, overrides: Mapping[str, Any]) -> dict
     return plain
 
 
-def register(content: Mapping[str, Any], folder: StudyFolder, commit: str, tell: Callable[[str], None]) -> str:
+def register(
+    content: Mapping[str, Any],
+    folder: StudyFolder,
+    commit: str,
+    in_store: Callable[[], Sequence[str]],
+    tell: Callable[[str], None],
+) -> str:
     """Append `content` where it differs from the last line; returns the digest of the last line.
 
-    The caller is the study's only driver, and calls this before a trial begins. A damaged chain is set aside and told
-    of; a new one begins, which knows how many trials had ended.
+    `in_store` finds the trials of which results are in the store (`Line.in_store`). The caller is the study's only
+    driver, and calls this before a trial begins. A damaged chain is set aside and told of; a new one begins, which
+    knows how many trials had ended.
     """
     try:
         lines = read_chain(folder)
@@ -102,10 +111,11 @@ def register(content: Mapping[str, Any], folder: StudyFolder, commit: str, tell:
         return lines[-1].digest
     line = {
         "kind": KINDS[bool(lines)],
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "time": datetime.now(UTC).isoformat(timespec="microseconds"),
         "commit": commit,
         "ended": ended(folder, lines),
         "begun": max(begun(folder), ended(folder, lines)),
+        "in_store": list(in_store()),
         "content": dict(content),
         "content_sha256": _digest(content),
         "previous": lines[-1].digest if lines else "",
@@ -181,7 +191,8 @@ def _line(path: Path, number: int, text: str, previous: str) -> Line:
     try:
         row = json.loads(text)
         digest, content = row.pop("sha256"), row["content"]
-        line = Line(row["kind"], row["time"], row["commit"], row["ended"], row["begun"], content, digest)
+        counts = row["ended"], row["begun"], tuple(row["in_store"])
+        line = Line(row["kind"], row["time"], row["commit"], *counts, content, digest)
         sealed = (_digest(row), _digest(content)) == (digest, row["content_sha256"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise damaged("it is not a line of a registration") from None

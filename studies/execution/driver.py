@@ -36,7 +36,7 @@ from pipeline.run.layout import (
     writable,
     write_atomic,
 )
-from pipeline.run.lost import own_stages
+from pipeline.run.lost import OWN, own_stages
 from pipeline.run.outcome import TrialOutcome
 from pipeline.run.store import Artifact
 from studies.claims.falsifiers import Verdict
@@ -595,7 +595,12 @@ def _record(run: _Run, cell: Cell, outcome: TrialOutcome | None, reason: str | N
         reason=outcome.reason if outcome else reason,
         steps=outcome.steps if outcome else 0,
         stages={
-            name: StageRef(key=artifact.key, path=_relative(artifact.path, run.layout), digest=artifact.digest)
+            name: StageRef(
+                key=artifact.key,
+                path=_relative(artifact.path, run.layout),
+                digest=artifact.digest,
+                finished=artifact.finished,
+            )
             for name, artifact in artifacts.items()
         },
         summary=dict(outcome.summary) if outcome else {},
@@ -608,7 +613,7 @@ def _record(run: _Run, cell: Cell, outcome: TrialOutcome | None, reason: str | N
 def _finished(artifacts: Sequence[Artifact]) -> str:
     """When a trial ended: when its last stage was built, so that a record that is written again has the same bytes."""
     last = artifacts[-1].finished if artifacts else None
-    return last or datetime.now(UTC).isoformat(timespec="seconds")
+    return last or datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 def _write_record(run: _Run, record: TrialRecord) -> None:
@@ -622,7 +627,23 @@ def _register(run: _Run, environment: Mapping[str, str]) -> None:
     if is_registered(run.study):
         content = content_of(run.study, run.profile, run.overrides)
         commit = environment.get("git_commit", "unknown")
-        run.head = register(content, run.folder, commit, lambda message: run.display.line(message, "yellow"))
+        run.head = register(
+            content,
+            run.folder,
+            commit,
+            lambda: _in_store(run),
+            lambda message: run.display.line(message, "yellow"),
+        )
+
+
+def _in_store(run: _Run) -> list[str]:
+    """The planned trials, as ``arm/seed``, whose training or evaluation is in the store, from whatever study."""
+    found = []
+    for cell in run.plan:
+        names = OWN if cell.config.algorithm.learns else {"evaluate"}
+        if any(stage.cached for stage in run.module.plan_trial(cell.config, run.layout) if stage.stage in names):
+            found.append(f"{cell.arm}/{cell.seed}")
+    return found
 
 
 def _write_study(run: _Run, environment: Mapping[str, str]) -> None:

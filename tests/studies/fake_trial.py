@@ -168,6 +168,7 @@ def _stages(layout: Layout) -> list[dag.Stage]:
                 while step and cell in wanted.get("gated", []) and not gate.exists():  # half-way
                     time.sleep(0.02)
         to_parquet(log, out / "metrics.parquet")
+        (out / "cell.txt").write_text(cell)  # each trial's own, as weights are: none shares its evaluation with another
         if cell in wanted.get("diverge", []):
             return {"status": "diverged", "reason": "entropy 0", "steps": taken}
         reason = watcher.broken() if taken < cfg.train.steps else None

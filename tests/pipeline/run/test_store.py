@@ -124,6 +124,18 @@ def with_weights(out: Path) -> dict[str, Any]:
     return dict(fill()(out))
 
 
+@pytest.mark.parametrize("harm", [False, True])
+def test_an_artifact_that_is_built_again_keeps_the_time_of_the_first(tmp_path: Path, harm: bool) -> None:
+    store = Store(tmp_path)
+    first = store.build("sft", "k", {}, fill(), resumable=False)
+    if harm:
+        (first.path / "data.txt").write_text("y")
+    again = store.build("sft", "k", {}, fill("z"), resumable=False, final=lambda artifact: False)
+    assert again.digest != first.digest
+    assert again.finished == first.finished
+    assert store.build("sft", "other", {}, fill(), resumable=False).finished > first.finished  # type: ignore[operator]
+
+
 def test_weights_that_nobody_reads_are_known_by_size_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(tmp_path)
     found = store.build("train", "k", {}, with_weights, resumable=False)

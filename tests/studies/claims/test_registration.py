@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_trial import STUDY
+from fake_trial import STUDY, calls, control
 from light_study import SMALL, go
 
 from pipeline.errors import Damaged, Gone, UserError
-from pipeline.run.layout import Layout, StudyFolder
+from pipeline.run.layout import Layout, StudyFolder, read_sealed, sealed
 from studies.claims.badges import Standing, standing
 from studies.claims.registration import content_of, read_chain
 from studies.definition.schema import Study, single
@@ -82,7 +83,6 @@ def test_a_change_is_visible_before_and_after_the_next_start(write_study: Write,
     [
         ("strong: {kl.beta: 0.2}", "strong: {kl.beta: 0.3}", "drift", "settings strong kl.beta 0.2 -> 0.3"),
         ("before_step: 32", "before_step: 32, arms: [weak]", "drift", "arms * -> weak; speaks_of weak, strong -> weak"),
-        ("strong: {kl.beta: 0.2}", "strong: {kl.beta: 0.2}\n  none: {kl.beta: 0.0}", "drift", "weak, strong, none"),
         ("expect: higher", "expect: lower", "wins", "expect higher -> lower"),
         ("strong - weak", "weak - strong", "wins", "contrast strong 1.0 -> -1.0; contrast weak -1.0 -> 1.0"),
         ("expect: higher", "expect: higher, margin: 0.05", "wins", "margin 0.0 -> 0.05"),
@@ -124,6 +124,97 @@ def test_a_claim_is_registered_with_every_key_that_it_has_and_no_other(write_stu
     assert new == {key: value for key, value in old.items() if key != "before_step"} | {
         "metric": "eval/gold", "bound": "low"
     }  # fmt: skip
+
+
+def stop_at_once(study: Study, layout: Layout) -> None:
+    """Start a study that ends before its first trial does."""
+    layout.root.mkdir(parents=True, exist_ok=True)
+    control(layout, user_error=["0.01/0"])
+    with pytest.raises(UserError, match="is too large"):
+        go(study, layout)
+    control(layout)
+
+
+def of_other(study: Study, layout: Layout) -> Standing:
+    return standing(study, layout.study("other", "tiny"), "tiny", SMALL)
+
+
+def test_claims_on_trials_that_another_study_has_run_are_late(write_study: Write, layout: Layout) -> None:
+    go(write_study(TEXT), layout)
+    other = write_study(TEXT.replace("threshold: 0.5", "threshold: 0.3"), "other")
+    go(other, layout)
+    assert len(calls(layout)) == 4, "all trials came from the store"
+    found = of_other(other, layout)
+    assert {one.state for one in (found.hypothesis, *found.badges().values())} == {"late"}
+    assert str(found.falsifiers["drift"]) == "registered after the data (4 of 4 trials had finished)"
+
+
+def test_a_badge_counts_the_trials_that_were_known(write_study: Write, layout: Layout) -> None:
+    go(write_study(TEXT.replace("seeds: [0, 1]", "seeds: [1]")), layout)
+    other = write_study(TEXT.replace("before_step: 32", "before_step: 32, arms: [strong]"), "other")
+    go(other, layout)
+    found = of_other(other, layout)
+    assert str(found.hypothesis) == "registered after part of the data (2 of 4 trials had finished)"
+    assert str(found.falsifiers["drift"]) == "registered after part of the data (1 of 2 trials had finished)"
+
+
+@pytest.mark.parametrize("year", ["1999", "2999"])
+def test_results_that_are_in_the_store_are_known_whatever_the_clock_said(
+    write_study: Write, layout: Layout, year: str
+) -> None:
+    go(write_study(TEXT), layout)
+    for path in layout.store.glob("*/*/manifest.json"):
+        content = read_sealed(path)
+        path.write_text(sealed({**content, "finished": year + content["finished"][4:]}))
+    other = write_study(TEXT, "other")
+    go(other, layout)
+    assert of_other(other, layout).falsifiers["drift"].state == "late"
+
+
+def test_copied_results_count_from_when_they_were_made_not_copied(write_study: Write, layout: Layout) -> None:
+    there = Layout(layout.root.parent / "there")
+    go(write_study(TEXT), there)
+    other = write_study(TEXT, "other")
+    stop_at_once(other, layout)
+    shutil.copytree(there.store, layout.store, dirs_exist_ok=True, copy_function=shutil.copyfile)
+    go(other, layout)
+    assert len(calls(layout)) == 1, "none but the trial that ended the first start has run here"
+    assert str(of_other(other, layout).falsifiers["drift"]) == "registered after the data (4 of 4 trials had finished)"
+
+
+def test_claims_are_early_where_another_study_runs_the_trials_later(write_study: Write, layout: Layout) -> None:
+    other = write_study(TEXT, "other")
+    stop_at_once(other, layout)
+    go(write_study(TEXT), layout)
+    go(other, layout)
+    assert {badge.state for badge in of_other(other, layout).badges().values()} == {"registered"}
+
+
+def test_an_added_arm_amends_no_claim(write_study: Write, layout: Layout) -> None:
+    go(write_study(TEXT), layout)
+    more = TEXT.replace("strong: {kl.beta: 0.2}", "strong: {kl.beta: 0.2}\n  none: {kl.beta: 0.0}")
+    for run in (False, True):
+        if run:
+            go(write_study(more), layout)
+        found = badges(write_study(more), layout)
+        assert str(found.hypotheses["wins"]) == "registered before the data"
+        assert str(found.hypothesis) == "registered before the data: arm none added later"
+        assert str(found.falsifiers["drift"]) == "registered before the data: arm none added later"
+    changed = badges(write_study(more.replace("threshold: 0.5", "threshold: 0.6")), layout)
+    assert str(changed.falsifiers["drift"]) == "amended after 6 trials: threshold 0.5 -> 0.6"
+    fewer = badges(write_study(more.replace("  weak: {kl.beta: 0.01}\n", "").replace("weak", "none")), layout)
+    assert {fewer.hypothesis.state, fewer.falsifiers["drift"].state} == {"amended"}
+
+
+def test_an_added_arm_is_late_where_another_study_has_run_it(write_study: Write, layout: Layout) -> None:
+    go(write_study(TEXT), layout)
+    arm = "\n  none: {kl.beta: 0.0}"
+    more = TEXT.replace("strong: {kl.beta: 0.2}", "strong: {kl.beta: 0.2}" + arm)
+    go(write_study(more, "other"), layout)
+    go(write_study(more), layout)
+    found = badges(write_study(more), layout)
+    assert str(found.hypotheses["wins"]) == "registered before the data"
+    assert str(found.falsifiers["drift"]) == "registered after part of the data (2 of 6 trials had finished)"
 
 
 RELATIVE = TEXT.replace("before_step: 32", "before_step: 32, relative_to: baseline")
