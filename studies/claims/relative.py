@@ -30,6 +30,8 @@ class _Pairs:
     """Gradient step and difference or ratio, at each of these steps where there is one."""
     lone: tuple[int, ...]
     """Steps at which the arm has a record and the baseline has none."""
+    base: int
+    """Records of the baseline."""
 
     @property
     def own(self) -> int:
@@ -56,7 +58,9 @@ def compare(
     Only steps that both recorded count. A ratio exists where the baseline's value is above 0; other steps are left out
     (a KL is 0 at step 0). Whatever is left is judged as any series (`studies.claims.falsifiers.evaluate`), and both
     runs must have taken ``before_step`` gradient steps for a claim to survive, with a value at half of the trial's
-    records or more. NOT TESTED where nothing is left.
+    records or more. A mean also falls only with values at half of the records of either trial: the records left out
+    could then overturn the verdict only if they lay, on average, further beyond the threshold on the other side than
+    the mean does on its own. NOT TESTED where nothing is left.
     """
     pairs = _pairs(falsifier, own.records, base.records)
     if not pairs.compared:
@@ -64,8 +68,10 @@ def compare(
     shorter = "the baseline's run" if base.steps < own.steps else "the run"
     steps = min(own.steps, base.steps)
     verdict = evaluate(falsifier, pairs.compared, steps, arm=arm, seed=seed, run=run, whose=shorter)
-    if verdict.outcome == "SURVIVED" and 2 * len(pairs.compared) < pairs.own:
-        few = f"fewer than half of the {pairs.own} records before step {falsifier.horizon} could be compared"
+    mean = falsifier.aggregation == "mean"
+    needed = max(pairs.own, pairs.base) if mean else pairs.own
+    if (verdict.outcome == "SURVIVED" or (mean and verdict.outcome == "FALSIFIED")) and 2 * verdict.n < needed:
+        few = f"only {verdict.n} of {needed} records before step {falsifier.horizon} could be compared; half are needed"
         verdict = replace(verdict, outcome="NOT TESTED", reason=few)
     return _with_both(falsifier, verdict, pairs)
 
@@ -84,7 +90,7 @@ def _pairs(falsifier: Falsifier, own: Iterable[Record], base: Iterable[Record]) 
     shared = {step: (value, theirs[step]) for step, value in mine.items() if step in theirs}
     related = [(step, relation(falsifier, *both)) for step, both in shared.items()]
     compared = tuple((step, value) for step, value in related if value is not None)
-    return _Pairs(shared, compared, tuple(step for step in mine if step not in theirs))
+    return _Pairs(shared, compared, tuple(step for step in mine if step not in theirs), len(theirs))
 
 
 def _why_none(falsifier: Falsifier, own: Trajectory, base: Trajectory, pairs: _Pairs) -> str:
