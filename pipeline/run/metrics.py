@@ -2,9 +2,10 @@
 it.
 
 Two cadences. Series under ``objective/`` and ``reward/`` are measured on a rollout and stand at the number of gradient
-steps that its policy had taken (0 for the reference itself); series under ``policy/``, ``value/`` and ``pairs/`` stand
-at the gradient step in whose mini-batch they were measured (1 for the first). ``eval/`` and ``cost/`` are of a
-whole trial; of the costs in its record those are listed here that a hypothesis can name.
+steps planned before it (0 for the reference itself); series under ``policy/``, ``value/`` and ``pairs/`` stand at the
+gradient step in whose mini-batch they were measured (1 for the first). Steps that the target-KL stop leaves out are
+counted, and have no record. ``eval/`` and ``cost/`` are of a whole trial; of the costs in its record those are listed
+here that a hypothesis can name.
 """
 
 from __future__ import annotations

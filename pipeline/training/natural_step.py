@@ -35,17 +35,17 @@ from pipeline.training.update import MiniBatch, OnStep, accumulate, mini_batches
 from pipeline.training.whole_rollout import token_means
 
 
-def learn_naturally(rollout: Lesson, learner: Learner, update: int, taken: int, on_step: OnStep) -> int:
-    """Take all gradient steps of an update, and return how many there were; `taken` steps came before.
+def learn_naturally(rollout: Lesson, learner: Learner, update: int, on_step: OnStep) -> int:
+    """Take all gradient steps of an update, and return how many there were.
 
     `on_step` gets each step's number and metrics. Raises `Diverged` before a step that is not finite would be taken.
     """
-    first = taken
+    taken = 0
     for position, rows in mini_batches(learner.cfg, update):
-        if taken == first:
+        if taken == 0:
             metrics = accumulate(rollout, torch.arange(len(rollout.advantages)), learner)
             off_policy = metrics.pop(OFF_POLICY)
-            if taken == 0:
+            if position == 0:
                 check_first_step(metrics, off_policy, learner.precision.tolerance)
             metrics |= clip_critic(learner)
             metrics |= move_policy(rollout, learner)
@@ -54,8 +54,8 @@ def learn_naturally(rollout: Lesson, learner: Learner, update: int, taken: int, 
             metrics |= clip_critic(learner)
         step_critic(learner, position)
         taken += 1
-        on_step(taken, metrics)
-    return taken - first
+        on_step(position + 1, metrics)
+    return taken
 
 
 # --- the critic ----------------------------------------------------------------------------------------------

@@ -261,18 +261,24 @@ class Trainer:
             self._look(rollout)
         if self._due():
             self._checkpoint()
-        start = self.taken
+        start, taken = self.planned, self.taken
         self._write(start, rollout.metrics)  # 7 metrics
         self._keep_samples(start, rollout)
         moved = self._learn(rollout, self._on_step)
         if moved is not None:
-            self._write(self.taken, {"policy/old_kl": moved})
+            self._write(self.planned, {"policy/old_kl": moved})
         if self.cfg.algorithm.target_kl is not None:
-            self._write(self.taken, {"policy/update_steps": float(self.taken - start)})
+            self._write(self.planned, {"policy/update_steps": float(self.taken - taken)})
         self.ledger.generated_tokens += 0 if self.only_watched else rollout.sampled_tokens
         self.log.flush(durable=False)
         self.watch.metrics(start, {**rollout.metrics, **self.last_step})
-        self.watch.progress("train", self.update * self.cfg.train.steps_per_update, self.cfg.train.steps)
+        self.watch.progress("train", self.planned, self.cfg.train.steps)
+
+    @property
+    def planned(self) -> int:
+        """Gradient steps that the updates so far were to take. Metrics stand at planned steps, so that trials are
+        compared, and claims judged, at the same episodes; those that the target-KL stop leaves out stay empty."""
+        return self.update * self.cfg.train.steps_per_update
 
     def _rollout(self) -> Rollout:
         self.kl.start(self.update)
@@ -300,7 +306,7 @@ class Trainer:
         learn, moved = learn_naturally if self.cfg.algorithm.trust_region == "trpo" else train_on, None
         lesson = self._lesson(rollout)
         with self.ledger.timed("train"):
-            self.taken += learn(lesson, self.learner, self.update, self.taken, on_step)
+            self.taken += learn(lesson, self.learner, self.update, on_step)
             if self.old_kl.enabled:
                 moved = moved_kl(lesson, self.learner)
             if self.rollout_context.away:  # what comes back for the next rollout takes their place
@@ -308,7 +314,7 @@ class Trainer:
         # 8 controllers step
         if moved is not None:
             check_finite({"policy/old_kl": moved})
-        if (self.update + 1) * self.cfg.train.steps_per_update > warm_up(self.cfg):  # else the policy has not moved
+        if self.planned + self.cfg.train.steps_per_update > warm_up(self.cfg):  # else the policy has not moved
             if moved is not None:
                 self.old_kl.observe(moved)
             self.kl.observe(rollout.metrics["objective/kl"])
@@ -341,7 +347,8 @@ class Trainer:
 
     def _on_step(self, step: int, values: dict[str, float]) -> None:
         self._write(step, values)
-        self.last_step, self.reached = {**self.last_step, **values}, step  # some steps are of a critic alone
+        self.last_step = {**self.last_step, **values}  # some steps are of a critic alone
+        self.reached = self.taken + step - self.planned
         self.ledger.work(0.0, float(self.trained_size * BYTES_STEP))
 
     def _check_end(self) -> None:
@@ -445,7 +452,7 @@ class Trainer:
             self._begin()
             return
         self._load(state)
-        self.watch.progress("train", self.update * self.cfg.train.steps_per_update, self.cfg.train.steps, RESUMED)
+        self.watch.progress("train", self.planned, self.cfg.train.steps, RESUMED)
 
     def _begin(self) -> None:
         """Start as the trial does, or where the round before ended, with a checkpoint of that."""

@@ -47,25 +47,25 @@ Backward = Callable[[Lesson, Shelf, Learner, MiniBatch], dict[str, Tensor]]
 meanwhile."""
 
 
-def train_on(lesson: Lesson, learner: Learner, update: int, taken: int, on_step: OnStep) -> int:
-    """Take up to ``num_ppo_epochs x num_mini_batches`` gradient steps, and return how many were taken.
+def train_on(lesson: Lesson, learner: Learner, update: int, on_step: OnStep) -> int:
+    """Take up to ``num_epochs x num_mini_batches`` gradient steps, and return how many were taken.
 
-    `taken` steps came before; `on_step` gets each step's number and metrics. Raises `Diverged` before a step that
-    is not finite would be taken.
+    `on_step` gets each step's number among the planned ones, from 1, and its metrics. Raises `Diverged` before a step
+    that is not finite would be taken.
     """
-    cfg, first = learner.cfg, taken
+    cfg, taken = learner.cfg, 0
     for position, rows in mini_batches(cfg, update):
         metrics = accumulate(lesson, rows, learner)
         off_policy = metrics.pop(OFF_POLICY)
-        if taken == 0:
+        if position == 0:
             check_first_step(metrics, off_policy, learner.precision.tolerance)
         # Decided while the gradient is still scaled: it can then be dropped, and the scaler is ready for the next one.
         if out_of_reach(metrics["policy/approxkl"], cfg.algorithm.target_kl):
-            return taken - first
+            return taken
         metrics |= apply(learner, position, metrics)
         taken += 1
-        on_step(taken, metrics)
-    return taken - first
+        on_step(position + 1, metrics)
+    return taken
 
 
 def mini_batches(cfg: TrialConfig, update: int) -> Iterator[tuple[int, Tensor]]:

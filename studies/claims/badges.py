@@ -159,7 +159,7 @@ def _knows(line: Line, arm: str) -> bool:
     return arm in line.content["arms"] or arm.startswith(CONFIRM)
 
 
-def _since(lines: list[Line], now: dict[str, Any], count: int, kind: str, name: str) -> str:
+def _since(lines: list[Line], now: Mapping[str, Any], count: int, kind: str, name: str) -> str:
     """After how many trials a claim became what it is now."""
     for line in reversed(lines):
         if not _same(line, now, kind, name):
@@ -168,7 +168,7 @@ def _since(lines: list[Line], now: dict[str, Any], count: int, kind: str, name: 
     return f"after {count} {'trial' if count == 1 else 'trials'}"
 
 
-def _same(line: Line, now: dict[str, Any], kind: str, name: str) -> bool:
+def _same(line: Line, now: Mapping[str, Any], kind: str, name: str) -> bool:
     """Whether a claim was then what it is now on the arms that the study had; arms that came later change no claim."""
     return _claim(line.content, kind, name) == _claim(now, kind, name, line.content["arms"])
 

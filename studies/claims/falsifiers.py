@@ -57,7 +57,7 @@ class Verdict:
 def evaluate(
     falsifier: Falsifier,
     series: Iterable[Record],
-    steps_taken: int,
+    steps: int,
     *,
     arm: str = "",
     seed: int = 0,
@@ -69,7 +69,7 @@ def evaluate(
     Order does not matter; of two values at one step the last counts; NaN counts as not recorded. FALSIFIED
     by `any` or `consecutive` (successive records, whatever their distance) holds however early the run
     ended. Everything else needs a run of at least ``before_step`` gradient steps with a record before it;
-    a mean above all, since the missing rest could still have moved it. `whose` names the run that took `steps_taken`.
+    a mean above all, since the missing rest could still have moved it. `whose` names the run that came to `steps`.
     """
     records = counted(series, falsifier.horizon)
     beyond = sum(OPERATORS[falsifier.op](value, falsifier.threshold) for _, value in records)
@@ -87,8 +87,8 @@ def evaluate(
         step, value = evidence[-1]
         return verdict("FALSIFIED", value, f"{_of_noun(falsifier)}{value:.4g} at step {step}", evidence)
     closest = _closest(falsifier, records)
-    if steps_taken < falsifier.horizon:
-        return verdict("NOT TESTED", closest, f"{whose} took {steps_taken} of {falsifier.horizon} gradient steps")
+    if steps < falsifier.horizon:
+        return verdict("NOT TESTED", closest, f"{whose} came to {steps} of {falsifier.horizon} gradient steps")
     if len(records) < falsifier.consecutive:
         few = f"{len(records)} records before step {falsifier.horizon}, fewer than the {falsifier.consecutive} in a row"
         return verdict("NOT TESTED", None, f"{few} that would refute the claim")

@@ -17,7 +17,8 @@ class Trajectory:
 
     records: Sequence[Record]
     steps: int
-    """Gradient steps that the run took."""
+    """Gradient steps of the plan that the run came to: those that it took, and those that its target-KL stop left
+    out."""
 
 
 @dataclass(frozen=True)

@@ -34,24 +34,24 @@ def verdicts(study: Study, folder: StudyFolder, plan: Sequence[Planned], *, miss
     ]
 
 
-def read_series(folder: StudyFolder, record: TrialRecord, metric: str) -> list[tuple[int, float]]:
-    """A recorded series as ``(gradient step, value)``; empty when the trial left none. Raises `Damaged`, or `Gone`
-    without its artifact."""
+def read_series(folder: StudyFolder, record: TrialRecord, metric: str) -> Trajectory:
+    """A recorded series; empty when the trial left none. Raises `Damaged`, or `Gone` without its artifact."""
     import pyarrow.parquet as pq
 
     if "train" not in record.stages:
-        return []
+        return Trajectory([], record.steps)
     with pq.ParquetFile(file_of(folder, record, "train", "metrics.parquet")) as file:
         if metric not in file.schema_arrow.names:
-            return []
+            return Trajectory([], record.steps)
         table = file.read(["step", metric], use_threads=False)
     # As lists: pyarrow imports pandas to make an array. What a step did not record is NaN here.
     steps, values = (table[key].to_pylist() for key in ("step", metric))
-    return [
+    records = [
         (int(step), float(value))
         for step, value in zip(steps, values, strict=True)
         if value is not None and value == value
     ]
+    return Trajectory(records, max([record.steps, *map(int, steps)]))
 
 
 def of_record(study: Study, folder: StudyFolder, record: TrialRecord, plan: Sequence[Planned] = ()) -> list[Verdict]:
@@ -151,13 +151,13 @@ def _verdict(
 
 def _of_series(falsifier: Falsifier, folder: StudyFolder, record: TrialRecord, base: TrialRecord | None) -> Verdict:
     series = read_series(folder, record, falsifier.metric)
-    if not series and record.status == "failed":
+    if not series.records and record.status == "failed":
         return untested(falsifier, record.arm, record.seed, f"the trial failed: {record.reason}")
     run = record.stages["train"].key if "train" in record.stages else None
     if base is None:
-        return evaluate(falsifier, series, record.steps, arm=record.arm, seed=record.seed, run=run)
-    theirs = Trajectory(read_series(folder, base, falsifier.metric), base.steps)
-    return compare(falsifier, Trajectory(series, record.steps), theirs, arm=record.arm, seed=record.seed, run=run)
+        return evaluate(falsifier, series.records, series.steps, arm=record.arm, seed=record.seed, run=run)
+    theirs = read_series(folder, base, falsifier.metric)
+    return compare(falsifier, series, theirs, arm=record.arm, seed=record.seed, run=run)
 
 
 def _of_evaluation(falsifier: Falsifier, folder: StudyFolder, record: TrialRecord, base: TrialRecord | None) -> Verdict:

@@ -47,7 +47,8 @@ class Falsifier(Section):
     op: Literal[">", ">=", "<", "<="]
     threshold: Finite = Field(description="in the unit of the metric; of a ratio to the baseline without unit")
     before_step: Positive | None = Field(
-        None, description="records with step < before_step count; a series needs it, an evaluation has no steps"
+        None,
+        description="records before this planned gradient step count; a series needs it, an evaluation has no steps",
     )
     aggregation: Literal["any", "mean"] | Consecutive = Field(
         "any", description="of a series: any record, the mean of all, or {consecutive: N} records in a row"
@@ -94,7 +95,7 @@ class Falsifier(Section):
 
     @property
     def horizon(self) -> int:
-        """Gradient steps that a claim on a series covers; 0 of a claim on the evaluation."""
+        """Planned gradient steps that a claim on a series covers; 0 of a claim on the evaluation."""
         return self.before_step or 0
 
     @property

@@ -111,6 +111,19 @@ def untestable(study: Study, plan: Sequence[Cell]) -> list[str]:
     ]
 
 
+def horizons(study: Study, plan: Sequence[Cell]) -> list[str]:
+    """How claims on series count the steps of trials whose updates a target KL may end early; empty without such."""
+    arms = dict.fromkeys(cell.arm for cell in plan if cell.config.algorithm.target_kl is not None)
+    claims = [one for one in study.falsifiers if one.before_step]
+    names = [one.name for one in claims if any(one.applies_to(arm, study.baseline) for arm in arms)]
+    if not names:
+        return []
+    return [
+        f"{', '.join(arms)}: before_step of {', '.join(names)} counts planned gradient steps: every update in full,"
+        " also where algorithm.target_kl ends it early"
+    ]
+
+
 def needs(metric: str, config: TrialConfig) -> str | None:
     """The key that a trial of this configuration lacks to record a series; None where it records the series."""
     if not (config.algorithm.learns or metric.startswith(EVALUATION)):

@@ -513,10 +513,11 @@ def _tell_fallen(run: _Run, job: Job, record: TrialRecord) -> None:
 
 def _tell_baseline(run: _Run, seed: int) -> None:
     """Let running trials be compared with the baseline's series of a seed, once its trial has ended."""
-    record = partner(run.study, run.folder, run.plan, seed) if _compared_metrics(run.study) else ""
+    metrics = _compared_metrics(run.study)
+    record = partner(run.study, run.folder, run.plan, seed) if metrics else ""
     if not isinstance(record, str):
         with suppress(Damaged):  # its trial runs again
-            series = {metric: read_series(run.folder, record, metric) for metric in _compared_metrics(run.study)}
+            series = {metric: read_series(run.folder, record, metric).records for metric in metrics}
             run.live.baseline_ended(seed, series)
 
 

@@ -105,7 +105,7 @@ def follow(case: Case, actor: ActorCritic, rollout: Rollout) -> tuple[list[dict[
         EntropyController.of(case.cfg),
         Room("micro", 3),
     )
-    train_on(rollout, learner, 0, 0, lambda _, values: metrics.append(values))
+    train_on(rollout, learner, 0, lambda _, values: metrics.append(values))
     return metrics, gradients
 
 

@@ -111,7 +111,7 @@ def test_a_trial_that_breaks_a_claim_ends_at_once_is_evaluated_and_counts(
         ((32, pytest.approx(0.2909, abs=1e-4)),),
     )
     assert told["weak", "drift"].run == weak.stages["train"].key
-    assert told["weak", "calm"].reason == "the run took 48 of 60 gradient steps"
+    assert told["weak", "calm"].reason == "the run came to 48 of 60 gradient steps"
     assert ("strong", "drift") not in told
     assert told["strong", "calm"].outcome == "SURVIVED"
     assert text.count("weak seed 0: claim drift FALSIFIED, 0.2909 at step 32") == 1

@@ -147,9 +147,9 @@ def test_both_runs_have_to_come_to_the_step() -> None:
     short = judged(claim(), flat, flat, base_steps=40)
     assert (short.outcome, short.reason.split(";")[0]) == (
         "NOT TESTED",
-        "the baseline's run took 40 of 100 gradient steps",
+        "the baseline's run came to 40 of 100 gradient steps",
     )
-    assert judged(claim(), flat, flat, steps=40).reason.startswith("the run took 40 of 100 gradient steps")
+    assert judged(claim(), flat, flat, steps=40).reason.startswith("the run came to 40 of 100 gradient steps")
     fallen = judged(claim(), {16: 0.9}, flat, steps=17, base_steps=17)
     assert fallen.outcome == "FALSIFIED", "a record that refutes holds however early the runs ended"
     assert judged(claim(aggregation="mean"), {16: 0.9}, flat, base_steps=99).outcome == "NOT TESTED"

@@ -41,6 +41,7 @@ falsifiers:
 RELATIVE = f"""
   - {{name: further, claim: no further, metric: {KL}, op: ">", threshold: 0.0, before_step: 48, relative_to: baseline}}
 """
+ABSOLUTE = RELATIVE.replace(", relative_to: baseline", "").replace("threshold: 0.0", "threshold: 1.0")
 RATIO = RELATIVE.replace("threshold: 0.0", "threshold: 1.0, relative: ratio")
 MEAN = RELATIVE.replace("threshold: 0.0", "threshold: 0.0, aggregation: mean")
 WINS = """
@@ -136,6 +137,19 @@ def test_each_seed_is_compared_with_the_baseline_of_that_seed(recorded: Callable
     assert (ratio.outcome, ratio.value) == ("FALSIFIED", pytest.approx(1.5))
     rate = judged(layout, recorded(BETTER.replace('"<"', '">"')))["other", 1]
     assert (rate.arm_value, rate.baseline_value) == (0.7, 0.5)
+
+
+@pytest.mark.parametrize("form", [RELATIVE, ABSOLUTE])
+def test_steps_that_the_target_kl_leaves_out_are_counted(
+    recorded: Callable[[str], Study], layout: Layout, form: str
+) -> None:
+    """All 3 updates of 16 steps ran, and 21 of their 48 steps were taken; the series tells where the last one ended."""
+    study = recorded(form)
+    for updates, outcome in ((3, "SURVIVED"), (2, "NOT TESTED")):
+        leave(layout, study, "same", 0, series(0.1) | {16 * updates: np.nan}, steps=21)
+        found = judged(layout, study)["same", 0]
+        assert found.outcome == outcome
+        assert ("32 of 48" in found.reason) == (updates == 2)
 
 
 def test_the_bound_of_an_evaluation_and_of_its_difference(recorded: Callable[[str], Study], layout: Layout) -> None:

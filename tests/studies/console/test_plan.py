@@ -239,6 +239,17 @@ def test_a_warning_names_the_arms_that_it_is_about(write_study: Callable[..., St
     ]
 
 
+def test_the_plan_says_how_steps_are_counted_where_a_target_kl_ends_updates(
+    write_study: Callable[..., Study], layout: Layout
+) -> None:
+    layout.root.mkdir(parents=True)
+    study = claims(write_study, "metric: objective/kl, before_step: 64")
+    assert not any("before_step" in line for line in shown(study, layout))
+    text = Path(study.source).read_text().replace("strong: {kl.beta: 0.2}", "strong: {algorithm.target_kl: 0.02}")
+    lines = shown(write_study(text), layout)
+    assert sum(line.startswith("strong: before_step of claim counts planned gradient steps") for line in lines) == 1
+
+
 def test_series_are_recorded_as_the_warnings_say(smoke_layout: Layout) -> None:
     import pyarrow.parquet as pq
 

@@ -272,7 +272,7 @@ def test_no_claim_survives_on_a_series_that_was_left_out_or_a_trial_that_diverge
     bring(trl_logs.folder(tmp_path / "logs", **{"beta_0.05__0": diverges, "beta_0.05__1": text}), layout)
     claim(1e3, 100)
     found = {(one.arm, one.seed): one for one in judged(layout)}
-    assert found["beta_0.05", 0].reason == "the run took 80 of 100 gradient steps"
+    assert found["beta_0.05", 0].reason == "the run came to 80 of 100 gradient steps"
     assert found["beta_0.05", 1].reason == "no record of objective/kl before step 100"
     assert {one.outcome for cell, one in found.items() if cell[0] == "beta_0.2"} == {"SURVIVED"}
     assert layout.study("trl", "imported").record("beta_0.05", 0).status == "diverged"  # type: ignore[union-attr]
