@@ -24,8 +24,9 @@ from reports.figures.style import (
 )
 from reports.findings.best_of_n import choosing_arms
 from reports.findings.findings import ArmResult, Findings
-from reports.findings.matched_kl import ENDED_KL, KL, MatchedKL, MethodCurve, method_curve, only_ends
+from reports.findings.matched_kl import ENDED_KL, KL, MatchedKL, only_ends, seed_lines
 from reports.records.load import StudyRecords
+from reports.statistics.two_level import Array
 from reports.text.words import listed, name, number, signed
 
 TFLOP = "cost/tflop"
@@ -46,19 +47,17 @@ def matched(records: StudyRecords, findings: Findings) -> Drawn | None:
     figure = new_figure(DOUBLE, max(3.3, 1.5 + 0.42 * len(rows)))
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
     data = []
-    curve = method_curve(records, metric)
-    if curve is not None:
-        data.append(_band(left, curve))
+    data += [_line(left, seed, rows[0], *line) for seed, line in seed_lines(records, metric).items()]
     x = ENDED_KL if only_ends(records) else KL
     ends = [result for arm in shown if {x, metric} <= (result := findings.arm(arm)).estimates.keys()]
     data += [_end(left, result, x, metric, styles[result.arm]) for result in ends]
-    square_root(left.xaxis, max(result.estimates[x].value for result in ends))
+    square_root(left.xaxis, max(max(result.per_seed[x].values()) for result in ends))
     left.set_xlabel("KL to the reference at the end\n[nats per sequence], square-root scale")
     left.set_ylabel(f"{name(metric)} [{METRICS[metric].unit}]")
     left.set_title("at the end of training", fontsize=8)
     for at, row in enumerate(rows):
         if row.difference is not None:
-            bar(right, at, row.difference, list((row.per_seed or {}).values()), styles[row.arm])
+            bar(right, at, row.difference, list(row.per_seed.values()), styles[row.arm])
             side(right, at, signed(row.difference, metric))
     right.axvline(0, color=INK, lw=0.8, zorder=1)
     right.xaxis.set_major_locator(MaxNLocator(4))
@@ -69,15 +68,15 @@ def matched(records: StudyRecords, findings: Findings) -> Drawn | None:
     handles = [legend_entry(arm, styles[arm]) for arm in shown]
     for handle in handles:
         handle.set_linestyle("")
-    handles.append(Line2D([], [], color=INK, lw=1.2, label=f"{rows[0].method}, interpolated"))
+    handles.append(Line2D([], [], color=INK, lw=0.7, label=f"{rows[0].method}, seed by seed"))
     columns = legend_columns([str(handle.get_label()) for handle in handles], DOUBLE)
     figure.legend(handles=handles, loc="outside upper left", ncols=columns, handlelength=2.2)
     data += [_rows(row) for row in rows]
     counts, chosen = {row.arm: row.difference.seeds for row in rows if row.difference}, choosing_arms(records)
     caption = (
-        f"Left: {name(metric)} over KL, both at the end of training; line and band: {rows[0].method}, interpolated in"
-        f" √KL between the ends of {listed(list(rows[0].arms))}, with its 95 % interval. Right: difference of each"
-        " other arm to that line at the KL at which the arm ends. Point: mean; small marks: seeds; bars: 95 %"
+        f"Left: {name(metric)} over KL, both at the end of training; small marks: seeds; lines: {rows[0].method} on"
+        f" each seed, interpolated in √KL between the ends of {listed(list(rows[0].arms))}. Right: difference of each"
+        " seed of the other arms to the line of that seed at the same KL. Point: mean; small marks: seeds; bars: 95 %"
         f" ({seed_counts(counts)})."
     )
     if any(row.arm in paid for row in rows):
@@ -110,15 +109,10 @@ def _label(row: MatchedKL, paid: dict[str, float]) -> str:
     return f"{row.arm}\nat {number(row.kl.value)} nats{cost}"
 
 
-def _band(axes: Axes, curve: MethodCurve) -> pd.DataFrame:
-    value, low, high = ([getattr(e, part) for e in curve.estimates] for part in ("value", "low", "high"))
-    if None not in low:
-        axes.fill_between(curve.kl, low, high, color=INK, alpha=0.12, lw=0, zorder=1)
-    axes.plot(curve.kl, value, color=INK, lw=1.2, zorder=2)
-    return pd.DataFrame(
-        {"part": "interpolated", "arm": curve.method, "metric": curve.metric, "kl": curve.kl, "value": value,
-         "low": low, "high": high}
-    )  # fmt: skip
+def _line(axes: Axes, seed: int, row: MatchedKL, kl: Array, value: Array) -> pd.DataFrame:
+    axes.plot(kl, value, color=INK, lw=0.7, alpha=0.5, zorder=2)
+    head = {"part": "interpolated", "arm": row.method, "metric": row.metric, "seed": seed}
+    return pd.DataFrame({**head, "kl": kl, "value": value})
 
 
 def _end(axes: Axes, result: ArmResult, x: str, metric: str, style: ArmStyle) -> pd.DataFrame:
@@ -128,6 +122,8 @@ def _end(axes: Axes, result: ArmResult, x: str, metric: str, style: ArmStyle) ->
         ms=6, mec="white", mew=0.7, elinewidth=1.2, zorder=4,
     )  # fmt: skip
     seeds = [seed for seed in result.seeds if all(seed in result.per_seed.get(key, {}) for key in (x, metric))]
+    xs, ys = ([result.per_seed[key][seed] for seed in seeds] for key in (x, metric))
+    axes.plot(xs, ys, style.marker, color=style.color, ms=2.5, alpha=0.6, mew=0, zorder=3)
     head = {"part": "end", "arm": result.arm, "metric": metric}
     rows = [{**head, "kl": kl.value, "value": value.value, "low": value.low, "high": value.high}]
     rows += [
@@ -146,7 +142,6 @@ def _rows(row: MatchedKL) -> pd.DataFrame:
     tests = {"p": row.p, "p_holm": row.p_holm, "outcome": row.outcome}
     rows = [{**head, "part": "difference", "value": e.value, "low": e.low, "high": e.high, "seeds": e.seeds, **tests}]
     rows += [
-        {**head, "part": "difference of a seed", "seed": seed, "value": value}
-        for seed, value in (row.per_seed or {}).items()
+        {**head, "part": "difference of a seed", "seed": seed, "value": value} for seed, value in row.per_seed.items()
     ]
     return pd.DataFrame(rows)

@@ -1,9 +1,9 @@
-"""Arms against the baseline's method at equal drift: both at the end of their training."""
+"""Arms against the baseline's method at equal drift, seed by seed: both at the end of their training."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -12,7 +12,7 @@ import pandas as pd
 from reports.findings.pairs import maximized, per_prompt
 from reports.records.load import StudyRecords
 from reports.statistics import two_level
-from reports.statistics.matched_kl import LEAST, EndCurve
+from reports.statistics.matched_kl import Refusal, curve_at, enough, interpolate, refusal
 from reports.statistics.two_level import Array, Estimate, Outcome
 from studies.definition.design import Cell
 
@@ -23,33 +23,35 @@ GOLD, ENDED_GOLD, ENDED_PROXY = "eval/gold", "objective/gold", "objective/scores
 PLACES = 25
 """Points of a drawn curve."""
 _REFERENCE = {GOLD: "reference_gold", "eval/proxy": "reference_proxy"}
-_REFERENCE_WIN_RATE = 0.5
-Reason = Literal["below", "beyond", "few arms", "no shared seed", ""]
+_WIN_RATE, _REFERENCE_WIN_RATE = "eval/win_rate", 0.5
+Reason = Literal["few arms", "few seeds", ""]
 
 
 @dataclass(frozen=True)
 class MatchedKL:
-    """One arm against what the baseline's method reaches at the KL at which the arm ends."""
+    """One arm against what the baseline's method reaches, on each seed, at the KL at which the arm ends there."""
 
     metric: str
     arm: str
     method: str
     """Of the baseline."""
     kl: Estimate
-    """Nats per sequence at which the arm ends."""
+    """Nats per sequence at which the arm ends, on the compared seeds; on all seeds where there is no comparison."""
     arms: tuple[str, ...]
-    """Of the method, in ascending order of the KL at which they end."""
-    range: tuple[float, float]
-    """KL of the first and the last of them."""
+    """Of the method, without `collapsed`, in ascending order of the KL at which they end."""
+    collapsed: tuple[str, ...]
+    """Arms of the method that the judge puts below the reference: no points of the curve."""
     reason: Reason
     """Why there is no comparison; empty where there is one."""
-    between: tuple[str, str] | None = None
-    """The arms that end next below and above."""
+    left: dict[int, Refusal] = field(default_factory=dict)
+    """Seed of the arm -> why it is not compared."""
+    between: tuple[str, ...] = ()
+    """The arms that end next below and above, on some seed."""
     arm_value: Estimate | None = None
     base_value: Estimate | None = None
-    """The method's at that KL."""
+    """The method's at these KLs."""
     difference: Estimate | None = None
-    per_seed: dict[int, float] | None = None
+    per_seed: dict[int, float] = field(default_factory=dict)
     p: float | None = None
     p_holm: float | None = None
     """Corrected over the arms compared on this metric."""
@@ -57,15 +59,24 @@ class MatchedKL:
 
 
 @dataclass(frozen=True)
-class MethodCurve:
-    """What the baseline's method reaches between the KLs at which its arms end."""
+class SeedCurve:
+    """The ends of the method's arms on one seed, in ascending order of KL; K arms, P prompts or 1."""
 
-    metric: str
-    method: str
     arms: tuple[str, ...]
     kl: Array
-    """(N,) nats per sequence."""
-    estimates: tuple[Estimate, ...]
+    """(K, P) nats per sequence."""
+    values: Array
+    """(K, P) of the metric."""
+    reference: Array | None
+    """(P,) of the metric under the reference, where it is known."""
+
+    def refusal(self, at: float) -> Refusal:
+        return refusal(self.kl.mean(1), at, self.reference is not None)
+
+    def between(self, at: float) -> tuple[str, str]:
+        """The arms that end next below and above a KL without a `refusal`."""
+        above = max(1, int(np.searchsorted(self.kl.mean(1), at)))
+        return self.arms[above - 1], self.arms[above]
 
 
 def base_method(records: StudyRecords) -> tuple[str, tuple[str, ...]]:
@@ -101,147 +112,151 @@ def matched(records: StudyRecords) -> tuple[MatchedKL, ...]:
     others = [arm for arm in records.arms if arm not in own and records.evaluated(arm)]
     result: list[MatchedKL] = []
     for metric in metrics(records):
-        rows = [row for arm in others if (row := _matched(records, metric, arm, name, own)) is not None]
+        rows = [row for arm in others if (row := _matched(records, metric, arm, name)) is not None]
         result += _corrected(rows, maximized(records, metric))
     return tuple(result)
 
 
-def method_curve(records: StudyRecords, metric: str) -> MethodCurve | None:
-    """The curve that arms are held against, with intervals; None where its arms are too few or share no seed."""
-    name, own = base_method(records)
-    arms = _by_kl(records, own)
-    seeds = [seed for seed in records.seeds if all(seed in records.evaluated(arm) for arm in arms)]
-    curve = _curve(records, metric, arms, seeds) if arms and seeds else None
-    if curve is None:
-        return None
-    low, high = curve.range
-    places = np.linspace(np.sqrt(low), np.sqrt(high), PLACES)[1:-1] ** 2
-    places = np.concatenate([[low], places, [high]])
-    return MethodCurve(metric, name, tuple(arms), places, tuple(_estimate(curve.at(place)) for place in places))
+def seed_lines(records: StudyRecords, metric: str) -> dict[int, tuple[Array, Array]]:
+    """Seed -> KL and value, (`PLACES`,) each, of the curve that an arm is compared with on this seed; NaN where arms
+    are too far apart."""
+    arms, _ = _arms(records)
+    seeds = {arm: _seeds(records, metric, arm) for arm in arms}
+    prompts = _prompts(records, metric, [(arm, seed) for arm in arms for seed in seeds[arm]])
+    lines = {}
+    for seed in records.seeds:
+        curve = _curve(records, metric, [arm for arm in arms if seed in seeds[arm]], seed, prompts)
+        xs, ys = curve.kl.mean(1), curve.values.mean(1)
+        if len(xs) < 2:
+            continue
+        places = np.linspace(np.sqrt(xs[0]), np.sqrt(xs[-1]), PLACES) ** 2
+        places[[0, -1]] = xs[[0, -1]]
+        if curve.reference is not None:
+            xs, ys = np.append(0.0, xs), np.append(curve.reference.mean(), ys)
+        values = [np.nan if curve.refusal(at) else interpolate(xs, ys, at) for at in places]
+        lines[seed] = places, np.array(values)
+    return lines
 
 
-def _matched(records: StudyRecords, metric: str, arm: str, method: str, own: Sequence[str]) -> MatchedKL | None:
-    mine = _tables(records, metric, arm, records.evaluated(arm), [arm])
-    arms = _by_kl(records, own)
-    if mine is None or not arms:
+def _matched(records: StudyRecords, metric: str, arm: str, method: str) -> MatchedKL | None:
+    arms, collapsed = _arms(records)
+    seeds = {name: _seeds(records, metric, name) for name in (arm, *arms)}
+    prompts = _prompts(records, metric, [(name, seed) for name in seeds for seed in seeds[arm] if seed in seeds[name]])
+    mine = [_end(records, metric, arm, seed, prompts) for seed in seeds[arm]]
+    if not mine or not mine[0][0].size:
         return None
-    ends = _ends(records, arms)
-    kl = float(mine[0].mean())
-    row = MatchedKL(metric, arm, method, _estimate(mine[0]), tuple(arms), (ends[arms[0]], ends[arms[-1]]), "few arms")
+    row = MatchedKL(metric, arm, method, _estimate([kl for kl, _ in mine]), arms, collapsed, "few arms")
     if len(arms) < 2:
         return row
-    if not ends[arms[0]] <= kl <= ends[arms[-1]]:
-        return replace(row, reason="below" if kl < ends[arms[0]] else "beyond")
-    above = next(index for index, name in enumerate(arms) if index and kl <= ends[name])
-    between = arms[above - 1], arms[above]
-    seeds = [seed for seed in records.evaluated(arm) if all(seed in records.evaluated(name) for name in between)]
-    if not seeds:
-        return replace(row, reason="no shared seed")
-    # An arm farther off gives the curve its bend; one that lost seeds must not cost the comparison these seeds.
-    used = [name for name in arms if name in between or set(seeds) <= set(records.evaluated(name))]
-    mine, curve = _tables(records, metric, arm, seeds, [arm, *used]), _curve(records, metric, used, seeds, arm)
-    if mine is None or curve is None:
-        return row
-    if not curve.range[0] <= mine[0].mean() <= curve.range[1]:  # on the seeds that all of them share
-        return replace(row, reason="below" if mine[0].mean() < curve.range[0] else "beyond")
-    base = curve.at(mine[0])
-    difference = mine[1] - base
-    estimate = _estimate(difference)
+    left: dict[int, Refusal] = {}
+    between: set[str] = set()
+    tables = []
+    for seed, (kl, values) in zip(seeds[arm], mine, strict=True):
+        curve = _curve(records, metric, [name for name in arms if seed in seeds[name]], seed, prompts)
+        if why := curve.refusal(float(kl.mean())):
+            left[seed] = why
+            continue
+        between.update(curve.between(float(kl.mean())))
+        tables.append((kl, values, curve_at(curve.kl, curve.values, curve.reference, kl)))
+    if not enough(len(tables), len(mine)):
+        return replace(row, reason="few seeds", left=left)
+    own, base = [values for _, values, _ in tables], [values for _, _, values in tables]
+    apart = [first - second for first, second in zip(own, base, strict=True)]
+    estimate = _estimate(apart)
+    compared = [seed for seed in seeds[arm] if seed not in left]
     return replace(
         row,
-        kl=_estimate(mine[0]),
+        kl=_estimate([kl for kl, _, _ in tables]),
         reason="",
-        between=between,
-        arm_value=_estimate(mine[1]),
+        left=left,
+        between=tuple(name for name in arms if name in between),
+        arm_value=_estimate(own),
         base_value=_estimate(base),
         difference=estimate,
-        per_seed=dict(zip(seeds, map(float, difference.mean(1)), strict=True)),
+        per_seed={seed: float(values.mean()) for seed, values in zip(compared, apart, strict=True)},
         p=two_level.two_level_p(estimate),
     )
 
 
-def _curve(
-    records: StudyRecords, metric: str, arms: Sequence[str], seeds: Sequence[int], beside: str | None = None
-) -> EndCurve | None:
-    """Through the ends of these arms on the prompts that they and `beside` answered; None with too few points."""
-    together = [*arms, beside] if beside else list(arms)
-    tables = [_tables(records, metric, arm, seeds, together) for arm in arms]
-    known = [table for table in tables if table is not None]
-    if len(known) < len(arms):
-        return None
-    kl, values = (np.stack([table[part] for table in known]) for part in (0, 1))
-    reference = _reference(records, metric, arms[0], seeds, together, values.shape[1:])
-    order = np.argsort(kl.mean((1, 2)), kind="stable")
-    ends = kl.mean((1, 2))[order]
-    if len(arms) + (reference is not None) < LEAST or len(arms) < 2 or not (np.diff(ends) > 1e-9 * ends[-1]).all():
-        return None
-    return EndCurve(kl[order], values[order], reference)
+def _arms(records: StudyRecords) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The evaluated arms of the baseline's method in ascending order of their mean KL, and those that collapsed."""
+    key = ENDED_KL if only_ends(records) else KL
+    known = {arm: list(records.recorded(arm, key).values()) for arm in base_method(records)[1]}
+    arms = sorted((arm for arm in known if known[arm]), key=lambda arm: np.mean(known[arm]))
+    collapsed = tuple(arm for arm in arms if _collapsed(records, arm))
+    return tuple(arm for arm in arms if arm not in collapsed), collapsed
 
 
-def _tables(
-    records: StudyRecords, metric: str, arm: str, seeds: Sequence[int], beside: Sequence[str]
-) -> tuple[Array, Array] | None:
-    """KL and metric of an arm, (S, P) each, on the prompts that all arms `beside` it answered; P = 1 of what exists
-    once per trial."""
-    kl = ENDED_KL if only_ends(records) else KL
-    columns = [per_prompt(records, key) for key in (kl, metric)]
-    if any(column is None for column in columns):
-        known = [records.recorded(arm, key) for key in (kl, metric)]
-        if any(seed not in values for values in known for seed in seeds) or not seeds:
-            return None
-        first, second = (np.array([[values[seed]] for seed in seeds]) for values in known)
+def _collapsed(records: StudyRecords, arm: str) -> bool:
+    """Whether the judge puts an arm below the reference, over all its seeds. Between such an arm and a sound one lies a
+    maximum that no interpolation finds. It is judged over seeds, so that no seed is chosen by its scores."""
+    wins = records.recorded(arm, _WIN_RATE)
+    if wins and np.mean(list(wins.values())) < _REFERENCE_WIN_RATE:
+        return True
+    if not _knows_reference(records, GOLD):
+        return False
+    rows = records.prompts[records.prompts["arm"] == arm]
+    return bool((rows["policy_gold"] - rows[_REFERENCE[GOLD]]).mean() < 0)
+
+
+def _curve(records: StudyRecords, metric: str, arms: Sequence[str], seed: int, prompts: pd.Index | None) -> SeedCurve:
+    ends = sorted(
+        ((arm, *_end(records, metric, arm, seed, prompts)) for arm in arms), key=lambda end: float(end[1].mean())
+    )
+    size = (0, 1 if prompts is None else len(prompts))
+    kl, values = (np.stack([end[part] for end in ends]) if ends else np.empty(size) for part in (1, 2))
+    reference = None
+    if metric == _WIN_RATE and not only_ends(records):
+        reference = np.full(size[1], _REFERENCE_WIN_RATE)
+    elif arms and prompts is not None and _knows_reference(records, metric):
+        reference = records.answers(arms[0], _REFERENCE[metric], [seed], prompts)[0]
+    return SeedCurve(tuple(end[0] for end in ends), kl, values, reference)
+
+
+def _end(records: StudyRecords, metric: str, arm: str, seed: int, prompts: pd.Index | None) -> tuple[Array, Array]:
+    """KL and metric of one trial, (P,) each; P = 1 of what exists once per trial."""
+    keys = ENDED_KL if only_ends(records) else KL, metric
+    if prompts is None:
+        first, second = (np.array([records.recorded(arm, key)[seed]]) for key in keys)
         return first, second
-    prompts = _prompts(records, metric, seeds, beside)
-    if not seeds or not len(prompts):
-        return None
     first, second = (
-        two_level.linear(*(records.answers(arm, part, seeds, prompts) if part else None for part in column))  # type: ignore[arg-type]
-        for column in columns
-        if column is not None
+        two_level.linear(*(records.answers(arm, part, [seed], prompts) if part else None for part in columns))[0]  # type: ignore[arg-type]
+        for key in keys
+        if (columns := per_prompt(records, key))
     )
     return first, second
 
 
-def _reference(
-    records: StudyRecords, metric: str, arm: str, seeds: Sequence[int], beside: Sequence[str], shape: tuple[int, ...]
-) -> Array | None:
-    """The metric of the reference, (S, P), where it is known."""
-    if metric == "eval/win_rate" and not only_ends(records):
-        return np.full(shape, _REFERENCE_WIN_RATE)
-    if per_prompt(records, metric) is None or not _knows_reference(records, metric):
+def _seeds(records: StudyRecords, metric: str, arm: str) -> list[int]:
+    """Evaluated seeds of an arm with a KL and the metric."""
+    if (columns := _columns(records, metric)) is not None:
+        return records.answered(arm, columns)
+    known = [records.recorded(arm, key) for key in (ENDED_KL if only_ends(records) else KL, metric)]
+    return [seed for seed in records.evaluated(arm) if all(seed in values for values in known)]
+
+
+def _prompts(records: StudyRecords, metric: str, trials: Sequence[tuple[str, int]]) -> pd.Index | None:
+    """Prompts that all of these trials answered, with all `_columns`; None of what exists once per trial."""
+    columns = _columns(records, metric)
+    return None if columns is None else records.shared_prompts(trials, columns)
+
+
+def _columns(records: StudyRecords, metric: str) -> list[str] | None:
+    """Per-prompt columns of KL, metric and, where it is known, the reference's; None of what exists once per trial."""
+    found = [per_prompt(records, key) for key in (ENDED_KL if only_ends(records) else KL, metric)]
+    if None in found:
         return None
-    return records.answers(arm, _REFERENCE[metric], seeds, _prompts(records, metric, seeds, beside))
-
-
-def _prompts(records: StudyRecords, metric: str, seeds: Sequence[int], beside: Sequence[str]) -> pd.Index:
-    """Prompts that all of these arms answered, with a KL, the metric and, where it is known, the reference's."""
-    found = [column for key in (KL, metric) for column in per_prompt(records, key) or () if column]
     reference = [_REFERENCE[metric]] if _knows_reference(records, metric) else []
-    return records.shared_prompts([(name, seed) for name in beside for seed in seeds], [*found, *reference])
+    return [column for columns in found for column in columns or () if column] + reference
 
 
 def _knows_reference(records: StudyRecords, metric: str) -> bool:
     return metric in _REFERENCE and records.by_prompt(metric, [_REFERENCE[metric]])
 
 
-def _by_kl(records: StudyRecords, arms: Sequence[str]) -> list[str]:
-    """The evaluated ones, in ascending order of the KL at which they end."""
-    ends = _ends(records, arms)
-    return sorted(ends, key=lambda arm: ends[arm])
-
-
-def _ends(records: StudyRecords, arms: Sequence[str]) -> dict[str, float]:
-    return dict(_mean_kl(records, arms))
-
-
-def _mean_kl(records: StudyRecords, arms: Sequence[str]) -> Iterator[tuple[str, float]]:
-    for arm in arms:
-        values = records.recorded(arm, ENDED_KL if only_ends(records) else KL)
-        if values:
-            yield arm, float(np.mean(list(values.values())))
-
-
-def _estimate(table: Array) -> Estimate:
+def _estimate(rows: Sequence[Array]) -> Estimate:
+    """Over seeds, (P,) each."""
+    table = np.stack(rows)
     return two_level.over_seeds(list(table[:, 0])) if table.shape[1] == 1 else two_level.mean(table)
 
 

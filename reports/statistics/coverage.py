@@ -3,7 +3,8 @@
 `make coverage` (``python -m reports.statistics.coverage``) draws seeds x prompts tables of a baseline and of four arms
 that do not differ from it, applies the same functions as the reports do, and writes two tables beside this file:
 `coverage.csv`, from which the reports quote, and `candidates.csv`, which compares the method with those that were not
-chosen. The random numbers are fixed: equal code gives equal files, however many processes share the work.
+chosen. It also runs `reports.statistics.drift_coverage`. The random numbers are fixed: equal code gives equal files,
+however many processes share the work.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from reports.statistics import drift_coverage
 from reports.statistics.hierarchical import LONE, SCALE, Moments, moments, posterior
 from reports.statistics.two_level import ALPHA, LEVEL, contrast, linear, logit_bounds, wilson
 
@@ -376,7 +378,7 @@ def coverage_with(seeds: int) -> Range:
     return Range(nearest(seeds), min(usual), max(usual), rare, max(c.family_wise_error for c in own))
 
 
-def write(path: Path, rows: Iterable[Coverage | Comparison]) -> None:
+def write(path: Path, rows: Iterable[Coverage | Comparison | drift_coverage.DriftCoverage]) -> None:
     """A CSV with the fields of the rows."""
     records = [asdict(row) for row in rows]
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -401,10 +403,12 @@ def main(arguments: list[str] | None = None) -> None:
             for name, cell in found.items():
                 cells[name].append(cell)
             print(f"\r{number} of {len(todo)} designs", end="", file=sys.stderr, flush=True)
+        at_equal_drift = partial(drift_coverage.simulate, replicates=given.replicates)
+        write(given.out / drift_coverage.RESULTS.name, pool.map(at_equal_drift, drift_coverage.designs()))
     print(file=sys.stderr)
     write(given.out / RESULTS.name, cells["chosen"])
     write(given.out / CANDIDATES.name, candidates(cells))
-    print(f"{given.out / RESULTS.name}\n{given.out / CANDIDATES.name}")
+    print(*(given.out / path.name for path in (RESULTS, CANDIDATES, drift_coverage.RESULTS)), sep="\n")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from reports.findings.trajectories import ArmAlarm
 from reports.records.load import StudyRecords
 from reports.tables.cells import DASH, columns, sample, shown, shown_difference, size
 from reports.tables.table import Head, Table, TableCell
-from reports.text.drift import not_compared
+from reports.text.drift import left_out, not_compared
 from reports.text.words import listed, name, number, p_value
 
 
@@ -33,11 +33,11 @@ def matched_table(records: StudyRecords, findings: Findings) -> Table:
                 TableCell(row.arm),
                 TableCell(name(row.metric), unit),
                 shown(row.kl),
-                TableCell(row.method, " and ".join(row.between) if row.between else ""),
+                TableCell(row.method, listed(list(row.between))),
                 shown(row.arm_value, row.metric),
                 shown(row.base_value, row.metric),
                 shown_difference(row.difference, row.metric),
-                TableCell(size(row.difference)),
+                TableCell(size(row.difference), left_out(row) if row.difference else ""),
                 TableCell(p_value(row.p_holm)),
                 TableCell("not compared", not_compared(row)) if row.reason else TableCell(outcome),
             )
@@ -48,9 +48,8 @@ def matched_table(records: StudyRecords, findings: Findings) -> Table:
             "arm": row.arm,
             "method": row.method,
             "method_arms": " ".join(row.arms),
-            "between": " ".join(row.between or ()),
-            "method_kl_low": row.range[0],
-            "method_kl_high": row.range[1],
+            "method_collapsed": " ".join(row.collapsed),
+            "between": " ".join(row.between),
         }
         values = (
             columns("kl", row.kl)
@@ -58,7 +57,12 @@ def matched_table(records: StudyRecords, findings: Findings) -> Table:
             | columns("method_value", row.base_value)
             | columns("difference", row.difference)
         )
-        tests = {"p": row.p, "p_holm": row.p_holm, "outcome": row.outcome, "not_compared": row.reason}
+        tests = {
+            "p": row.p,
+            "p_holm": row.p_holm,
+            "outcome": row.outcome,
+            "not_compared": not_compared(row) or left_out(row),
+        }
         data.append({**head, **values, **sample(row.difference), **tests})
     return Table("matched_kl", "At equal drift", _matched_note(findings), heads, tuple(rows), pd.DataFrame(data))
 
@@ -68,9 +72,10 @@ def _matched_note(findings: Findings) -> str:
         return ""
     first = findings.matched[0]
     return (
-        "Both sides at the end of their training: each arm against what the baseline's method"
-        f" ({first.method}: {listed(list(first.arms))}) reaches at the same KL per sequence, by a monotone cubic in √KL"
-        " through the ends of its arms and the reference, where its score is known. Nothing is extrapolated."
+        "Both sides at the end of their training: each seed of an arm against what the baseline's method"
+        f" ({first.method}: {listed(list(first.arms))}) reaches on that seed at the same KL per sequence, by a monotone"
+        " cubic in √KL through the ends of its arms and the reference, where its score is known. Nothing is"
+        f" extrapolated{f'; {listed(list(first.collapsed))} collapsed and left out' if first.collapsed else ''}."
         " Differences are paired by seed and prompt; p is Holm-corrected over the arms of a metric."
     )
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from reports.findings.matched_kl import MatchedKL
-from reports.text.words import counted, listed, name, number, signed
+from reports.statistics.matched_kl import WIDEST, Refusal
+from reports.text.words import listed, name, number, signed
 
 LISTED = 5
 """Arms that are named with their numbers; of more, the sentence gives the range."""
@@ -20,15 +22,23 @@ def at_equal_drift(rows: Sequence[MatchedKL]) -> str:
 
 def not_compared(row: MatchedKL) -> str:
     """Why an arm is not compared."""
-    low, high = map(number, row.range)
-    outside = f"ends at {number(row.kl.value)} nats per sequence, {{}} the arms of {row.method}, {low} to {high} nats"
-    return {
-        "below": outside.format("below"),
-        "beyond": outside.format("beyond"),
-        "few arms": f"no arms of {row.method} end on both sides of {number(row.kl.value)} nats per sequence",
-        "no shared seed": f"shares no evaluated seed with the arms of {row.method} that end next to it",
-        "": "",
-    }[row.reason]
+    if row.reason == "few arms":
+        gone = f" above the reference; {listed(list(row.collapsed))} collapsed" if row.collapsed else ""
+        return f"{row.method} has fewer than two arms{gone}"
+    return left_out(row)
+
+
+def left_out(row: MatchedKL) -> str:
+    """Which seeds of an arm are not compared, and why; empty where all are."""
+    seeds = len(row.left) + len(row.per_seed)
+    reasons: dict[Refusal, str] = {
+        "below": f"below the arms of {row.method}",
+        "beyond": f"beyond the arms of {row.method}",
+        "far apart": f"between arms whose KLs differ by more than a factor of {WIDEST:g}",
+        "few arms": f"beside too few arms of {row.method} for a curve",
+    }
+    counts = Counter(row.left.values())
+    return listed([f"{counts[why]} of {seeds} seeds end {words}" for why, words in reasons.items() if counts[why]])
 
 
 def _compared(rows: Sequence[MatchedKL]) -> str:
@@ -46,8 +56,8 @@ def _compared(rows: Sequence[MatchedKL]) -> str:
         verb = "is" if len(silent) == 1 else "are"
         parts.append(f"{_numbers(silent)} {verb} not distinguishable from {'it' if parts else method}")
     return (
-        f"At equal drift, where an arm and {method} both end at the same KL, on {name(rows[0].metric)}:"
-        f" {'; '.join(parts)}."
+        f"At equal drift, where a seed of an arm and {method} on that seed end at the same KL, on"
+        f" {name(rows[0].metric)}: {'; '.join(parts)}."
     )
 
 
@@ -61,10 +71,10 @@ def _numbers(rows: Sequence[MatchedKL]) -> str:
 
 def _row(row: MatchedKL) -> str:
     assert row.difference is not None
-    assert row.between is not None
+    seeds = f"{row.difference.seeds} of {row.difference.seeds + len(row.left)}" if row.left else row.difference.seeds
     return (
         f"{row.arm} ({signed(row.difference, row.metric)} at {number(row.kl.value)} nats per sequence, interpolated"
-        f" between {listed(list(row.between))}; {counted(row.difference.seeds, 'seed')})"
+        f" between {listed(list(row.between))}; {seeds} seeds)"
     )
 
 
@@ -74,12 +84,6 @@ def _left_out(rows: Sequence[MatchedKL]) -> str:
     first = rows[0]
     named = listed([row.arm for row in rows]) if len(rows) <= LISTED else f"{len(rows)} arms"
     if all(row.reason == "few arms" for row in rows):
-        only = listed(list(first.arms))
-        ends = "the only arm" if len(first.arms) == 1 else "the only arms"
-        return (
-            f"Not compared at equal drift: {named}, since {only} {'is' if len(first.arms) == 1 else 'are'} {ends} of"
-            f" {'its' if len(first.arms) == 1 else 'their'} method, and a comparison needs arms of that method at a"
-            " lower and at a higher KL."
-        )
+        return f"Not compared at equal drift: {named}, since {not_compared(first)}."
     why = listed([f"{row.arm} ({not_compared(row)})" for row in rows]) if len(rows) <= LISTED else named
     return f"Not compared at equal drift: {why}."

@@ -20,6 +20,7 @@ from reports.records.load import StudyRecords
 from reports.statistics.coverage import ARMS, COMMAND, SEEDS, coverage_with, published
 from reports.statistics.drift import SMOOTH
 from reports.statistics.hierarchical import LONE, SCALE
+from reports.statistics.matched_kl import WIDEST
 from reports.statistics.two_level import ALPHA
 from reports.text.replicates import what_varies
 from reports.text.words import counted, listed, name, number, percent
@@ -412,11 +413,13 @@ def _drift(records: StudyRecords, findings: Findings) -> Iterator[str]:
     if compared:
         first = compared[0]
         yield (
-            "Arms are also compared at equal drift, both sides at the end of their training: each with what"
-            f" {first.method} ({listed(list(first.arms))}) reaches at the KL per sequence at which the arm ends. That"
-            " is a monotone cubic in √KL through the ends of its arms and the reference, where its score is known;"
-            " nothing is extrapolated. The interval is that of the difference, linear in the scores and KLs of every"
-            " seed and prompt, so it holds the uncertainty of both sides and of both KLs."
+            "Arms are also compared at equal drift, both sides at the end of their training: each seed of an arm with"
+            f" what {first.method} ({listed(list(first.arms))}) reaches on that seed at the KL per sequence at which"
+            " the arm ends there. That is a monotone cubic in √KL through the ends of its arms and the reference, where"
+            f" its score is known. Nothing is extrapolated, gaps of more than a factor of {WIDEST:g} in KL are not"
+            " bridged, and arms that the judge puts below the reference are left out of the curve. At least half of the"
+            " seeds of an arm must be comparable. The interval is that of the mean difference, linear in the scores and"
+            " KLs of every seed and prompt, so it holds the uncertainty of both sides and of both KLs."
         )
     if findings.alarms:
         yield (

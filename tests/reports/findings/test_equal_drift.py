@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from reports.findings.findings import analyse
-from reports.findings.matched_kl import FIXED_BETA, MatchedKL, base_method, matched, method_curve, metrics
+from reports.findings.matched_kl import FIXED_BETA, MatchedKL, base_method, matched, metrics, seed_lines
 from reports.findings.pairs import tables_of
 from reports.records.load import StudyRecords, load_records
 from reports.statistics import two_level
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.reports.conftest import Builder
 
-FIXED = ("beta_0.2", "beta_0.05", "beta_0.01")
+FIXED = ("beta_0.1", "beta_0.05", "beta_0.025")
 WHOLE: dict[str, Any] = {"diverged": (), "budget": (), "missing": (), "steps": 64, "prompts": 30}
 
 
@@ -52,7 +51,7 @@ def test_arms_that_differ_in_a_fixed_beta_alone_are_one_method(strengths: StudyR
     assert base_method(strengths) == (FIXED_BETA, FIXED)
     assert base_method(records) == (FIXED_BETA, tuple(records.arms))
     assert matched(records) == ()
-    declared = with_study(strengths, methods={"pair": ("beta_0.05", "tight"), "rest": ("beta_0.2",)})
+    declared = with_study(strengths, methods={"pair": ("beta_0.05", "tight"), "rest": ("beta_0.1",)})
     assert base_method(declared) == ("pair", ("beta_0.05", "tight"))
 
 
@@ -68,22 +67,72 @@ def test_a_baseline_whose_beta_moves_is_alone(build: Builder, tmp_path: Path) ->
 def test_an_arm_is_held_against_the_curve_at_its_own_kl(strengths: StudyRecords) -> None:
     row = row_of(strengths, "tight")
     assert row.reason == ""
-    assert (row.method, row.arms, row.between) == (FIXED_BETA, FIXED, ("beta_0.05", "beta_0.01"))
-    frame = strengths.prompts.groupby("arm")[["kl", "policy_gold", "reference_gold"]].mean()
-    assert row.kl.value == pytest.approx(frame.loc["tight", "kl"])
-    kl, gold = (
-        [0.0, *frame.loc[list(FIXED), "kl"]],
-        [frame["reference_gold"].iloc[0], *frame.loc[list(FIXED), "policy_gold"]],
-    )
-    wanted = interpolate(np.array(kl), np.array(gold), float(frame.loc["tight", "kl"]))
+    assert (row.method, row.arms, row.between) == (FIXED_BETA, FIXED, ("beta_0.05", "beta_0.025"))
+    frame = strengths.prompts.groupby(["seed", "arm"])[["kl", "policy_gold", "reference_gold"]].mean()
+    wanted = {}
+    for seed in strengths.seeds:
+        own = frame.loc[seed]
+        kl = np.array([0.0, *own.loc[list(FIXED), "kl"]])
+        gold = np.array([own.loc["tight", "reference_gold"], *own.loc[list(FIXED), "policy_gold"]])
+        wanted[seed] = own.loc["tight", "policy_gold"] - interpolate(kl, gold, float(own.loc["tight", "kl"]))
     assert row.base_value is not None
     assert row.arm_value is not None
     assert row.difference is not None
-    assert row.base_value.value == pytest.approx(wanted)
-    assert row.difference.value == pytest.approx(frame.loc["tight", "policy_gold"] - wanted)
+    assert row.kl.value == pytest.approx(frame.xs("tight", level="arm")["kl"].mean())
+    assert row.per_seed == pytest.approx(wanted)
+    assert row.difference.value == pytest.approx(np.mean(list(wanted.values())))
+    assert row.arm_value.value - row.base_value.value == pytest.approx(row.difference.value)
     assert (row.difference.seeds, row.difference.prompts) == (3, 200)
-    assert row.per_seed is not None
-    assert np.mean(list(row.per_seed.values())) == pytest.approx(row.difference.value)
+
+
+def with_trials(records: StudyRecords, copied: dict[tuple[str, int], tuple[str, int]]) -> StudyRecords:
+    """The same trials, some with the answers of others: trial -> trial."""
+    prompts, trials = records.prompts.copy(), records.trials.copy()
+    rows = {trial: own.index for trial, own in prompts.groupby(["arm", "seed"])}
+    kls = records.trials.set_index(["arm", "seed"])["eval/kl_per_sequence"]
+    for trial, other in copied.items():
+        for column in ("kl", "policy_gold", "win"):
+            prompts.loc[rows[trial], column] = records.prompts.loc[rows[other], column].to_numpy()
+        mine = (trials["arm"] == trial[0]) & (trials["seed"] == trial[1])
+        trials.loc[mine, "eval/kl_per_sequence"] = kls[other]
+    return dataclasses.replace(records, prompts=prompts, trials=trials)
+
+
+def test_an_arm_whose_kl_scatters_is_not_held_against_the_curve_at_its_mean_kl(strengths: StudyRecords) -> None:
+    """Each seed ends where another beta ends on that seed. The curve is concave: at the mean KL it lies higher."""
+    found = with_trials(strengths, {("tight", seed): (arm, seed) for seed, arm in enumerate(FIXED)})
+    for metric in ("eval/gold", "eval/win_rate"):
+        assert row_of(found, "tight", metric).per_seed == pytest.approx(dict.fromkeys(range(3), 0.0), abs=1e-9)
+
+
+def test_seeds_that_end_outside_of_their_own_curve_are_left_out_and_few_are_not_compared(
+    strengths: StudyRecords,
+) -> None:
+    one = row_of(with_trials(strengths, {("tight", 1): ("loose", 1)}), "tight")
+    assert (one.reason, one.left, list(one.per_seed)) == ("", {1: "beyond"}, [0, 2])
+    assert one.difference is not None
+    assert one.difference.seeds == 2
+    two = row_of(with_trials(strengths, {("tight", seed): ("loose", seed) for seed in (1, 2)}), "tight")
+    assert (two.reason, two.left, two.difference) == ("few seeds", {1: "beyond", 2: "beyond"}, None)
+
+
+def test_arms_too_far_apart_are_not_bridged(strengths: StudyRecords) -> None:
+    ends = {"beta_0.1": (1.0, 2.5), "beta_0.05": (1.5, 3.4), "beta_0.025": (3.2, 4.5)}
+    found = with_ends(strengths, {**ends, "tight": (2.0, 4.0), "tighter": (1.4, 3.2), "loose": (3.4, 4.5)})
+    far = row_of(found, "tight")
+    assert (far.reason, set(far.left.values())) == ("few seeds", {"far apart"})
+    assert row_of(found, "tighter").reason == ""
+
+
+def test_an_arm_that_the_judge_puts_below_the_reference_is_no_point_of_the_curve(strengths: StudyRecords) -> None:
+    ends = {"beta_0.1": (1.0, 2.5), "beta_0.05": (1.7, 3.7), "beta_0.025": (2.4, -0.5)}
+    found = with_ends(strengths, {**ends, "tight": (2.0, 4.0), "tighter": (1.4, 3.2), "loose": (3.0, 4.5)})
+    row = row_of(found, "tight")
+    assert (row.arms, row.collapsed) == (FIXED[:2], FIXED[2:])
+    assert (row.reason, set(row.left.values())) == ("few seeds", {"beyond"})
+    assert row_of(found, "tighter").reason == ""
+    alone = with_study(found, methods={"two": ("beta_0.05", "beta_0.025")})
+    assert row_of(alone, "tight").reason == "few arms"
 
 
 def test_p_is_corrected_over_the_arms_of_a_metric(strengths: StudyRecords) -> None:
@@ -109,11 +158,10 @@ def test_an_arm_on_the_curve_is_not_distinguished_and_one_above_it_is(strengths:
 
 def test_what_ends_outside_of_the_method_is_not_extrapolated(strengths: StudyRecords) -> None:
     beyond = row_of(strengths, "loose")
-    assert beyond.reason == "beyond"
+    assert (beyond.reason, set(beyond.left.values())) == ("few seeds", {"beyond"})
     assert beyond.difference is None
-    assert beyond.kl.value > beyond.range[1]
-    strong = with_study(strengths, methods={"weak": ("beta_0.05", "beta_0.01")}, baseline="beta_0.05")
-    assert row_of(strong, "tighter").reason == "below"
+    strong = with_study(strengths, methods={"weak": ("beta_0.05", "beta_0.025")}, baseline="beta_0.05")
+    assert set(row_of(strong, "tighter").left.values()) == {"below"}
     assert row_of(strong, "tight").reason == ""
 
 
@@ -125,26 +173,24 @@ def test_a_method_of_one_arm_compares_nothing(strengths: StudyRecords) -> None:
     assert all(row.p_holm is None and row.outcome == "not estimable" for row in rows)
 
 
-def test_only_seeds_that_the_neighbours_share_are_compared(build: Builder, tmp_path: Path) -> None:
+def test_a_seed_is_compared_with_the_arms_that_it_has(build: Builder, tmp_path: Path) -> None:
     from tests.reports.conftest import STRENGTHS
 
-    lost = (("beta_0.05", 0), ("beta_0.2", 1), ("tight", 2))
+    lost = (("beta_0.05", 0), ("beta_0.05", 1), ("beta_0.025", 1))
     built = build(tmp_path, arms=STRENGTHS, **{**WHOLE, "missing": lost})
-    found = load_records(built.folder, built.study)
-    row = row_of(found, "tight")
-    assert list(row.per_seed or {}) == [1]  # beta_0.2 is no neighbour: its lost seed costs only the bend that it gives
-    nothing = build(tmp_path / "b", arms=STRENGTHS, **{**WHOLE, "missing": (*lost, ("tight", 1))})
-    assert row_of(load_records(nothing.folder, nothing.study), "tight").reason == "no shared seed"
+    row = row_of(load_records(built.folder, built.study), "tight")
+    assert row.left == {0: "far apart", 1: "few arms"}
+    assert row.reason == "few seeds"
 
 
 def test_two_arms_without_a_reference_are_too_few(strengths: StudyRecords) -> None:
     """A chord lies below a concave curve, so an arm on the curve would look better than its method."""
     two = with_study(
         strengths,
-        methods={"two": ("beta_0.05", "beta_0.01")},
+        methods={"two": ("beta_0.05", "beta_0.025")},
         objective=strengths.study.objective.model_copy(update={"metric": "eval/length"}),
     )
-    assert row_of(two, "tight", "eval/length").reason == "few arms"
+    assert set(row_of(two, "tight", "eval/length").left.values()) == {"few arms"}
     assert row_of(two, "tight").reason == ""
 
 
@@ -153,15 +199,14 @@ def test_a_kl_is_not_compared_at_equal_kl(strengths: StudyRecords) -> None:
     assert metrics(with_study(strengths, objective=objective)) == ["eval/gold"]
 
 
-def test_the_curve_that_is_drawn_passes_through_the_ends(strengths: StudyRecords) -> None:
-    found = analyse(strengths)
-    curve = method_curve(strengths, "eval/gold")
-    assert curve is not None
-    first, last = (found.arm(arm).estimates for arm in (FIXED[0], FIXED[-1]))
-    assert curve.kl[[0, -1]] == pytest.approx([first["eval/kl_per_sequence"].value, last["eval/kl_per_sequence"].value])
-    assert curve.estimates[0].value == pytest.approx(first["eval/gold"].value)
-    assert curve.estimates[-1].value == pytest.approx(last["eval/gold"].value)
-    assert method_curve(with_study(strengths, methods={"only": ("beta_0.05",)}), "eval/gold") is None
+def test_the_lines_that_are_drawn_pass_through_the_ends_of_a_seed(strengths: StudyRecords) -> None:
+    lines = seed_lines(strengths, "eval/gold")
+    assert list(lines) == strengths.seeds
+    frame = strengths.prompts.groupby(["seed", "arm"])[["kl", "policy_gold"]].mean()
+    for seed, (kl, value) in lines.items():
+        for end, arm in ((0, FIXED[0]), (-1, FIXED[-1])):
+            assert (kl[end], value[end]) == pytest.approx(tuple(frame.loc[(seed, arm)]))
+    assert seed_lines(with_study(strengths, methods={"only": ("beta_0.05",)}), "eval/gold") == {}
 
 
 def test_records_without_prompts_are_compared_over_seeds(strengths: StudyRecords) -> None:

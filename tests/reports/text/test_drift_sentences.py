@@ -6,28 +6,32 @@ from dataclasses import replace
 
 import pytest
 
-from reports.findings.matched_kl import MatchedKL, Reason
+from reports.findings.matched_kl import MatchedKL
+from reports.statistics.matched_kl import Refusal
 from reports.statistics.two_level import Estimate, Outcome
-from reports.text.drift import at_equal_drift, not_compared
+from reports.text.drift import at_equal_drift, left_out, not_compared
 
 KL = Estimate(6.1, 5.9, 6.3, 5, 512, "hierarchical")
 DIFFERENCE = Estimate(-0.08, -0.27, 0.12, 5, 512, "hierarchical")
 ROW = MatchedKL(
-    "eval/gold", "curriculum", "fixed beta", KL, ("beta_0.2", "beta_0.05", "beta_0.01"), (1.4, 6.7), "",
-    between=("beta_0.05", "beta_0.01"), difference=DIFFERENCE, outcome="undecided",
+    "eval/gold", "curriculum", "fixed beta", KL, ("beta_0.2", "beta_0.05", "beta_0.01"), (), "",
+    between=("beta_0.05", "beta_0.01"), difference=DIFFERENCE, per_seed=dict.fromkeys(range(5), -0.08),
+    outcome="undecided",
 )  # fmt: skip
+FAR = replace(ROW, arm="far", reason="few seeds", difference=None, per_seed={})
 
 
-def row(arm: str, outcome: Outcome = "undecided", reason: Reason = "") -> MatchedKL:
-    return replace(ROW, arm=arm, outcome=outcome, reason=reason)
+def row(arm: str, outcome: Outcome = "undecided") -> MatchedKL:
+    return replace(ROW, arm=arm, outcome=outcome)
 
 
-def test_the_sentence_says_which_comparison_it_is() -> None:
-    assert at_equal_drift([ROW]) == (
-        "At equal drift, where an arm and fixed beta both end at the same KL, on gold reward: curriculum (−0.08 [−0.27,"
-        " +0.12] at 6.10 nats per sequence, interpolated between beta_0.05 and beta_0.01; 5 seeds) is not"
-        " distinguishable from fixed beta."
-    )
+def test_the_sentence_says_which_comparison_it_is_and_how_many_seeds_were_compared() -> None:
+    said = at_equal_drift([ROW])
+    assert "curriculum (−0.08 [−0.27, +0.12] at 6.10 nats per sequence, interpolated between" in said
+    assert "beta_0.05 and beta_0.01; 5 seeds) is not distinguishable from fixed beta." in said
+    left = replace(ROW, left={5: "beyond", 6: "far apart"})
+    assert "beta_0.01; 5 of 7 seeds) is" in at_equal_drift([left])
+    assert left_out(left).startswith("1 of 7 seeds end beyond the arms of fixed beta and 1 of 7 seeds end between")
 
 
 def test_each_outcome_stands_once_and_other_metrics_are_left_to_the_table() -> None:
@@ -52,28 +56,28 @@ def test_of_many_arms_the_two_that_differ_most_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "words"),
+    ("why", "words"),
     [
-        ("beyond", "ends at 6.10 nats per sequence, beyond the arms of fixed beta, 1.40 to 6.70 nats"),
-        ("below", "ends at 6.10 nats per sequence, below the arms of fixed beta, 1.40 to 6.70 nats"),
-        ("few arms", "no arms of fixed beta end on both sides of 6.10 nats per sequence"),
-        ("no shared seed", "shares no evaluated seed with the arms of fixed beta that end next to it"),
+        ("beyond", "5 of 5 seeds end beyond the arms of fixed beta"),
+        ("below", "5 of 5 seeds end below the arms of fixed beta"),
+        ("few arms", "5 of 5 seeds end beside too few arms of fixed beta for a curve"),
+        ("far apart", "5 of 5 seeds end between arms whose KLs differ by more than a factor of 4"),
     ],
 )
-def test_why_an_arm_is_not_compared(reason: Reason, words: str) -> None:
-    left = row("far", reason=reason)
+def test_why_an_arm_is_not_compared(why: Refusal, words: str) -> None:
+    left = replace(FAR, left=dict.fromkeys(range(5), why))
     assert not_compared(left) == words
-    said = at_equal_drift([ROW, left, row("a", reason="beyond")])
+    said = at_equal_drift([ROW, left, replace(left, arm="a")])
     assert f" Not compared at equal drift: far ({words}) and a (" in said
     assert not_compared(ROW) == ""
 
 
 def test_a_method_of_one_arm_is_said() -> None:
-    alone = replace(row("tight", reason="few arms"), method="epsilon_0.2", arms=("epsilon_0.2",), range=(3.9, 3.9))
-    assert at_equal_drift([alone, replace(alone, arm="loose")]) == (
-        "Not compared at equal drift: tight and loose, since epsilon_0.2 is the only arm of its method, and a"
-        " comparison needs arms of that method at a lower and at a higher KL."
-    )
+    alone = replace(FAR, reason="few arms", method="epsilon_0.2", arms=("epsilon_0.2",))
+    said = at_equal_drift([alone, replace(alone, arm="loose")])
+    assert said == "Not compared at equal drift: far and loose, since epsilon_0.2 has fewer than two arms."
+    fallen = not_compared(replace(alone, collapsed=("free",)))
+    assert fallen == "epsilon_0.2 has fewer than two arms above the reference; free collapsed"
 
 
 def test_without_another_method_nothing_is_said() -> None:

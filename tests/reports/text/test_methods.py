@@ -91,8 +91,8 @@ def test_what_a_reward_learns_from_is_named(source: str, reward: dict[str, Any],
 
 def test_the_comparison_at_equal_drift_names_its_method(strengths: StudyRecords) -> None:
     text = said(strengths, analyse(strengths))["Drift"]
-    assert "each with what fixed beta (beta_0.2, beta_0.05 and beta_0.01) reaches at the KL per sequence" in text
-    assert "nothing is extrapolated" in text
+    assert "what fixed beta (beta_0.1, beta_0.05 and beta_0.025) reaches on that seed at the KL" in text
+    assert "Nothing is extrapolated" in text
 
 
 def test_a_single_arm_and_seed_have_nothing_to_compare(build: Builder, tmp_path: Path) -> None:
