@@ -281,7 +281,7 @@ def _caveats(records: StudyRecords, findings: Findings) -> list[str]:
         what = name(metric)[0].upper() + name(metric)[1:]
         why = "so arms are compared over seeds alone: n is seeds, and intervals are wide with few of them"
         caveats.append(f"{what} exists once per trial and not prompt by prompt, {why}.")
-    caveats += filter(None, [unconfirmed(findings.arms)])
+    caveats += filter(None, [unconfirmed(findings.arms, findings.alarms)])
     return caveats + _beside_zero(records, findings) + _sensitivity(records, findings)
 
 

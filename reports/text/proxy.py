@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from reports.findings.excess import GOLD, PROXY
 from reports.findings.findings import ArmResult
+from reports.findings.trajectories import ArmAlarm
 from reports.statistics.two_level import Estimate
 from reports.text.drift import LISTED
 from reports.text.words import listed, percent
@@ -14,14 +15,16 @@ LIKED = 0.7
 """Share of comparisons that a policy has to win to be called preferred."""
 
 
-def unconfirmed(arms: Sequence[ArmResult]) -> str:
+def unconfirmed(arms: Sequence[ArmResult], alarms: Sequence[ArmAlarm]) -> str:
     """Which arms are shown to win more by the proxy than by the judge: the interval of the proxy's win rate is above
     `LIKED`, that of the judge's is below the proxy's rate, and that of the paired difference is above 0. Empty where
-    there are none, and where any of the three has no interval."""
+    there are none, and where any of the three has no interval.
+
+    Such a gap alone is no over-optimisation: that is what `alarms` count, and only their counts are reported as it.
+    """
     found = [result for result in arms if _by_the_proxy_alone(result)]
     if not found:
         return ""
-    policies = "The policy may have" if len(found) == 1 else "The policies may have"
     if len(found) <= LISTED:
         said = " ".join(map(_numbers, found))
     else:
@@ -30,7 +33,11 @@ def unconfirmed(arms: Sequence[ArmResult]) -> str:
             f" {percent(LIKED)} % of comparisons; the judge says that each of them wins fewer than the training reward"
             " says."
         )
-    return f"{said} {policies} over-optimised the reward."
+    names = {result.arm for result in found}
+    turned = [
+        f"{len(one.alarms)} of {one.trials} trials of {one.arm}" for one in alarms if one.alarms and one.arm in names
+    ]
+    return f"{said} The reward was over-optimised in {listed(turned)}." if turned else said
 
 
 def _by_the_proxy_alone(result: ArmResult) -> bool:

@@ -230,10 +230,14 @@ def test_the_page_says_which_arms_the_proxy_alone_prefers(records: StudyRecords,
         return replace(findings.arms[0], arm=name, estimates=rates, excess=excess)
 
     hacked = arm("hacked", rate(0.9), rate(0.6), rate(0.3))
-    assert unconfirmed([hacked]) == (
+    said = (
         "The training reward says that hacked beats the reference in 90 % [85, 95] of comparisons; the judge says"
-        " 60 % [55, 65]. The policy may have over-optimised the reward."
+        " 60 % [55, 65]."
     )
+    raised = next(one for one in findings.alarms if one.alarms)
+    assert unconfirmed([hacked], [replace(raised, arm="hacked", alarms={}), replace(raised, arm="other")]) == said
+    fell = f"{len(raised.alarms)} of {raised.trials} trials of hacked"
+    assert unconfirmed([hacked], [replace(raised, arm="hacked")]) == f"{said} The reward was over-optimised in {fell}."
     for quiet in (
         arm("modest", rate(0.74), rate(0.5), rate(0.24)),
         arm("confirmed", rate(0.9), rate(0.87), rate(0.06)),
@@ -246,16 +250,15 @@ def test_the_page_says_which_arms_the_proxy_alone_prefers(records: StudyRecords,
         arm("no difference", rate(0.9), rate(0.6), None),
         replace(hacked, estimates={"eval/win_rate": template}),
     ):
-        assert unconfirmed([quiet]) == "", quiet.arm
-        assert unconfirmed([quiet, hacked]) == unconfirmed([hacked])
-    two = unconfirmed([hacked, replace(hacked, arm="other")])
+        assert unconfirmed([quiet], []) == "", quiet.arm
+        assert unconfirmed([quiet, hacked], []) == said
+    two = unconfirmed([hacked, replace(hacked, arm="other")], [])
     assert two.count("beats the reference in 90 % [85, 95]") == 2
-    assert two.endswith("60 % [55, 65]. The policies may have over-optimised the reward.")
-    many = unconfirmed([replace(hacked, arm=f"a{n}") for n in range(6)])
+    many = unconfirmed([replace(hacked, arm=f"a{n}") for n in range(6)], [])
     assert many.startswith("The training reward says that a0, a1, a2, a3, a4 and a5 beat the reference in more than 70")
     last = replace(findings.arms[-1], estimates=hacked.estimates, excess=hacked.excess)
     changed = replace(findings, arms=(*findings.arms[:-1], last))
-    assert unconfirmed([last]) in answer(records, changed).caveats
+    assert unconfirmed([last], findings.alarms) in answer(records, changed).caveats
 
 
 def test_the_two_win_rates_are_compared_on_the_same_seeds_and_prompts(
@@ -291,4 +294,4 @@ def test_equal_win_rates_far_above_the_mark_raise_no_alarm(build: Builder, tmp_p
         assert record is not None
         win, by_proxy = rng.binomial(4, 0.85, (2, 30)) / 4
         rewrite(built, "beta_0", seed, dict(record.summary), win=win, win_proxy=by_proxy)
-    assert unconfirmed([read(built)[1].arm("beta_0")]) == ""
+    assert unconfirmed([read(built)[1].arm("beta_0")], []) == ""
