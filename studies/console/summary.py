@@ -28,7 +28,7 @@ OUTCOME_STYLES = {
 
 def study_table(study: Study, plan: Sequence[Cell], records: Sequence[TrialRecord]) -> Table:
     """One row per arm: means over its evaluated seeds, and how its trials ended."""
-    table = _table("arm", "seeds", "win rate [95 %]", "gold [points]", "proxy [std]", "KL [nats/token]", "trials")
+    table = _table("arm", "seeds", "win rate", "gold [points]", "proxy [std]", "KL [nats/token]", "trials")
     for arm in study.arm_overrides():
         own = [record for record in records if record.arm == arm]
         judged = [record for record in own if "eval/win_rate" in record.summary]
@@ -39,7 +39,7 @@ def study_table(study: Study, plan: Sequence[Cell], records: Sequence[TrialRecor
             counts["missing"] = expected - len(own)
         name = f"{arm} (baseline)" if arm == study.baseline else arm
         ended = ", ".join(f"{count} {status}" for status, count in counts.items())
-        rate = _rate(means[0], _mean(judged, "eval/win_rate_low"), _mean(judged, "eval/win_rate_high"))
+        rate = "-" if means[0] is None else f"{means[0]:.1%}"
         table.add_row(*map(Text, (name, str(len(judged)), rate, *map(_number, means[1:]), ended)))
     return table
 
@@ -150,13 +150,7 @@ def print_study(
     if search is not None:
         console.print()
         print_search(console, study, search)
-    console.print(
-        Text(
-            "These intervals cover the prompts of a trial only (mean over seeds); those of the report cover seeds and"
-            " prompts.",
-            style="dim",
-        )
-    )
+    console.print(Text("Means over seeds; the report has their intervals.", style="dim"))
     console.print()
 
 
@@ -178,9 +172,3 @@ def _number(value: float | None) -> str:
 
 def _knob(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _rate(value: float | None, low: float | None, high: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.1%}" if low is None or high is None else f"{value:.1%} [{low:.1%}, {high:.1%}]"

@@ -169,6 +169,7 @@ def test_the_terminal_shows_the_knobs_of_what_was_confirmed_and_why_no_importanc
         f"{chosen['overrides']['kl.beta']:.4g}",
         f"{chosen['overrides']['algorithm.cliprange']:.4g}",
     ]
+    assert "% [" not in out.getvalue(), "the page has the intervals"
     assert "has 14 ranked trials, and 24 are needed for 2 knobs" in out.getvalue()
     long = [{**trial, "number": at} for at, trial in enumerate(whole.content["trials"] * 2)]
     print_study(Console(file=out, width=200), whole.result.study, [], [], {**whole.content, "trials": long})
