@@ -43,6 +43,11 @@ class Recommendation:
     seconds: float | None
     """Mean wall clock of its trials."""
 
+    @property
+    def named(self) -> bool:
+        """Whether it is called the best setting: it is better than some other arm, or the only one to choose."""
+        return self.compared == 1 or len(self.rivals) < self.compared - 1
+
 
 def constraints_of(records: StudyRecords) -> tuple[Constraint, ...]:
     """The bounds that a study states for what it would use."""

@@ -20,6 +20,8 @@ def recommendation(records: StudyRecords, findings: Findings) -> str:
     found = findings.recommendation
     if found is None:
         return ""
+    if not found.named:
+        return _best(records, found)
     parts = _best(records, found), _cost(records, findings, found), _risk(records, findings, found)
     return " ".join(filter(None, parts))
 
@@ -38,6 +40,11 @@ def _best(records: StudyRecords, found: Recommendation) -> str:
         if found.excluded
         else ""
     )
+    if not found.named:
+        return (
+            f"No best setting can be named: {found.arm} has the best mean {among} ({value}; {size}), but is not"
+            f" distinguishable from {_named(found.rivals)}.{broken}"
+        )
     rivals = f" {_named(found.rivals)} {'is' if len(found.rivals) == 1 else 'are'} not distinguishable from it."
     alone = " It is better than each of the others." if found.compared > 1 else ""
     return f"{head} ({value}; {size}).{rivals if found.rivals else alone}{broken}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,26 @@ def test_arms_that_cannot_be_told_apart_are_rivals(build: Any, tmp_path: Path) -
     findings, text = said(build, tmp_path, seeds=(0, 1))
     found = findings.recommendation
     assert set(found.rivals) <= {"beta_0.01", "beta_0.05", "beta_1"} - {found.arm}
-    assert ("not distinguishable from it" in text) == bool(found.rivals)
+    assert text.startswith("Best setting: ") == found.named == (len(found.rivals) < 2)
     assert found.bad_seed is None, "two seeds do not tell what to expect of a third"
+
+
+@pytest.mark.parametrize(
+    ("compared", "rivals", "named"),
+    [(3, ("a", "b"), False), (3, ("a",), True), (3, (), True), (2, ("a",), False), (1, (), True)],
+)
+def test_no_best_setting_is_named_that_no_comparison_carries(
+    build: Any, tmp_path: Path, compared: int, rivals: tuple[str, ...], named: bool
+) -> None:
+    """A mean of 0.694 [0.004, 0.999] that is distinguishable from no other arm is no best setting."""
+    built = build(tmp_path, arms=ARMS, extra=GOLD, **NONE, steps=64, prompts=6)
+    records = load_records(built.folder, built.study)
+    findings = analyse(records)
+    found = dataclasses.replace(findings.recommendation, compared=compared, rivals=rivals)
+    text = recommendation(records, dataclasses.replace(findings, recommendation=found))
+    assert found.named == named
+    assert text.startswith("Best setting: " if named else f"No best setting can be named: {found.arm} ")
+    assert ("It costs " in text) == named
 
 
 def test_one_new_value_in_ten_lies_beyond_the_bound() -> None:
