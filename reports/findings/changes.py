@@ -32,7 +32,7 @@ class Change:
     difference: Estimate | None
     """New minus old."""
     pairing: Pairing
-    p: float | None
+    p: float | None = None
     p_holm: float | None = None
     finding: str = "not estimable"
     """`identical`, `higher`, `lower`, `equivalent` (where a smallest difference is stated), `undecided` or `not
@@ -46,15 +46,15 @@ def changes_of(old: Version, new: Version) -> list[Change]:
     changes = []
     for metric in dict.fromkeys((objective, *COMPARED)):
         raw = [change for arm in arms if (change := _change(old, new, arm, metric)) is not None]
-        tested = [index for index, row in enumerate(raw) if row.p is not None]
-        corrected = dict(zip(tested, two_level.holm([p for row in raw if (p := row.p) is not None]), strict=True))
+        tested = two_level.verdicts([row.difference for row in raw], [SMALLEST.get(metric)] * len(raw), maximize=True)
         changes += [
-            replace(row, p_holm=corrected.get(i), finding=_finding(row, corrected.get(i))) for i, row in enumerate(raw)
+            replace(row, p=one.p, p_holm=one.p_holm, finding=_finding(row, one.outcome))
+            for row, one in zip(raw, tested, strict=True)
         ]
     return changes
 
 
-def _finding(change: Change, p: float | None) -> str:
+def _finding(change: Change, found: two_level.Outcome) -> str:
     if change.difference is None:
         return "not estimable"
     if (
@@ -63,7 +63,6 @@ def _finding(change: Change, p: float | None) -> str:
         and change.difference.low == change.difference.high
     ):
         return "identical"
-    found = two_level.verdict(change.difference, p, maximize=True, smallest=SMALLEST.get(change.metric))
     return {"better": "higher", "worse": "lower"}.get(found, found)
 
 
@@ -94,7 +93,7 @@ def _change(old: Version, new: Version, arm: str, metric: str) -> Change | None:
         assert pair[1] is not None
         (first, under_first), (second, under_second) = pair[0], pair[1]
         difference = two_level.difference(second, first, under_second, under_first)
-        return Change(arm, metric, alone[0], alone[1], difference, "paired", two_level.two_level_p(difference))
+        return Change(arm, metric, alone[0], alone[1], difference, "paired")
     return _unpaired(arm, metric, alone[0], alone[1])
 
 
@@ -118,7 +117,7 @@ def _once(old: Version, new: Version, arm: str, metric: str) -> Change | None:
     if not seeds:
         return _unpaired(arm, metric, alone[0], alone[1])
     difference = two_level.over_seeds([values[1][seed] - values[0][seed] for seed in seeds])
-    return Change(arm, metric, alone[0], alone[1], difference, "paired by seed", two_level.two_level_p(difference))
+    return Change(arm, metric, alone[0], alone[1], difference, "paired by seed")
 
 
 def _unpaired(arm: str, metric: str, old: Estimate | None, new: Estimate | None) -> Change:
@@ -131,7 +130,7 @@ def _unpaired(arm: str, metric: str, old: Estimate | None, new: Estimate | None)
         deviation = new.posterior.and_of(old.posterior)
         half = float(deviation.half_width(two_level.LEVEL))
         difference = Estimate(value, value - half, value + half, *size, "hierarchical", posterior=deviation)
-        return Change(arm, metric, old, new, difference, "unpaired", two_level.two_level_p(difference))
+        return Change(arm, metric, old, new, difference, "unpaired")
     if not old.se or not new.se or not old.df or not new.df:
         return Change(arm, metric, old, new, Estimate(value, None, None, *size, "none"), "unpaired", None)
     from scipy.stats import t
@@ -141,7 +140,7 @@ def _unpaired(arm: str, metric: str, old: Estimate | None, new: Estimate | None)
     se = math.sqrt(sum(variances))
     half = float(t.ppf((1 + two_level.LEVEL) / 2, df)) * se
     difference = Estimate(value, value - half, value + half, *size, "student", se, df)
-    return Change(arm, metric, old, new, difference, "unpaired", two_level.two_level_p(difference))
+    return Change(arm, metric, old, new, difference, "unpaired")
 
 
 def _shared(tables: list[pd.DataFrame]) -> pd.Index:

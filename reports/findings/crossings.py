@@ -162,13 +162,12 @@ def _contrast(records: StudyRecords, weights: Weights) -> Contrast:
     if tables is None:
         return Contrast(weights, None, None)
     effect = possible(contrast.estimate(list(weights.values()), tables), metric, list(weights.values()))
-    return Contrast(weights, effect, contrast.p_value(effect, "higher") if effect.seeds >= SEEDS else None)
+    return Contrast(weights, effect, two_level.two_level_p(effect) if effect.seeds >= SEEDS else None)
 
 
 def _holm(tested: Sequence[Contrast]) -> list[Contrast]:
-    known = [place for place, one in enumerate(tested) if one.p is not None]
-    corrected = dict(zip(known, two_level.holm([one.p for one in tested if one.p is not None]), strict=True))
-    return [replace(one, p_holm=corrected.get(place)) for place, one in enumerate(tested)]
+    corrected = two_level.holm([one.p for one in tested])
+    return [replace(one, p_holm=p) for one, p in zip(tested, corrected, strict=True)]
 
 
 def _from(first: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:

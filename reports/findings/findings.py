@@ -87,6 +87,8 @@ class Effect:
     """Of no effect, on new seeds and new prompts (`two_level_p`)."""
     p_holm: float | None
     """`p`, corrected over the arms of this metric."""
+    p_equivalence: float | None
+    """Of a difference of at least `smallest`, corrected over the arms of this metric; None without `smallest`."""
     maximize: bool
     outcome: Outcome
     smallest: float | None
@@ -284,16 +286,23 @@ def _effects(records: StudyRecords, metric: str) -> list[Effect]:
     maximize = maximized(records, metric)
     pairs = [(arm, pair_of(records, metric, arm, records.study.baseline)) for arm in _others(records)]
     estimates = [possible(pair.difference(), metric) if pair else None for _, pair in pairs]
-    raw = [two_level.two_level_p(estimate) if estimate else None for estimate in estimates]
-    tested = [index for index, p in enumerate(raw) if p is not None]
-    corrected = dict(zip(tested, two_level.holm([p for p in raw if p is not None]), strict=True))
-    result = []
-    for index, (arm, pair) in enumerate(pairs):
-        smallest, p_holm = smallest_of(records, metric, pair) if pair else None, corrected.get(index)
-        outcome = two_level.verdict(estimates[index], p_holm, maximize, smallest=smallest)
-        per_seed = pair.per_seed() if pair else {}
-        result.append(Effect(metric, arm, estimates[index], per_seed, raw[index], p_holm, maximize, outcome, smallest))
-    return result
+    smallest = [smallest_of(records, metric, pair) if pair else None for _, pair in pairs]
+    tested = two_level.verdicts(estimates, smallest, maximize)
+    return [
+        Effect(
+            metric=metric,
+            arm=arm,
+            estimate=estimate,
+            per_seed=pair.per_seed() if pair else {},
+            p=one.p,
+            p_holm=one.p_holm,
+            p_equivalence=one.p_equivalence,
+            maximize=maximize,
+            outcome=one.outcome,
+            smallest=size,
+        )
+        for (arm, pair), estimate, size, one in zip(pairs, estimates, smallest, tested, strict=True)
+    ]
 
 
 def smallest_of(records: StudyRecords, metric: str, pair: Pair) -> float | None:

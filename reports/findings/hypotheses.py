@@ -1,16 +1,17 @@
-"""Verdicts on a study's hypotheses: contrasts of arms, estimated from the records and held against what they expect."""
+"""Verdicts on a study's hypotheses: contrasts of arms, estimated from the records and tested against what they expect,
+with Holm's correction over the hypotheses of the study."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from reports.findings.pairs import possible, tables_of
 from reports.records.load import MISSING, STALE, StudyRecords
 from reports.statistics import contrast
-from reports.statistics.two_level import Estimate
-from reports.text.words import counted, listed
+from reports.statistics.two_level import ALPHA, Estimate
+from reports.text.words import counted, listed, p_value
 from studies.definition.hypotheses import Hypothesis, Weights
 from studies.definition.testable import SEEDS
 
@@ -25,8 +26,10 @@ class Step:
 
     weights: Weights
     estimate: Estimate | None
+    holds: bool
+    """Whether the estimate is as expected."""
     p: float | None
-    outcome: Outcome
+    """Of the opposite (`contrast.against`)."""
 
 
 @dataclass(frozen=True)
@@ -37,20 +40,30 @@ class Judgement:
     steps: tuple[Step, ...]
     outcome: Outcome
     p: float | None
-    """Of an order the largest of its steps: all of them have to hold (intersection-union test)."""
+    """Of the opposite of what the estimates show (`contrast.conjunction`)."""
     reason: str
     """Why it was not tested or decided, in words; empty otherwise."""
+    p_holm: float | None = None
+    """`p`, corrected over all hypotheses of the study."""
 
     @property
     def deciding(self) -> Step:
-        """The step on which the verdict rests: the first that refutes, else the one with the largest p."""
-        refuting = [step for step in self.steps if step.outcome == "REFUTED"]
-        return refuting[0] if refuting else max(self.steps, key=lambda step: -1.0 if step.p is None else step.p)
+        """The step on which the verdict rests: of those that are not as expected the one with the smallest p, else the
+        one with the largest."""
+        failing = [step for step in self.steps if not step.holds]
+        if failing:
+            return min(failing, key=lambda step: 2.0 if step.p is None else step.p)
+        return max(self.steps, key=lambda step: -1.0 if step.p is None else step.p)
 
 
 def judge(records: StudyRecords) -> tuple[Judgement, ...]:
     """A verdict on each hypothesis, in the order of the file."""
-    return tuple(_judge(records, hypothesis) for hypothesis in records.study.hypotheses)
+    alone = [_alone(records, hypothesis) for hypothesis in records.study.hypotheses]
+    tests = [(all(step.holds for step in one.steps), None if one.reason else one.p) for one in alone]
+    return tuple(
+        one if one.reason else _decided(one, outcome, p_holm)
+        for one, (outcome, p_holm) in zip(alone, contrast.decide(tests), strict=True)
+    )
 
 
 def overall(judgements: Sequence[Judgement]) -> Outcome:
@@ -63,29 +76,34 @@ def overall(judgements: Sequence[Judgement]) -> Outcome:
     return "UNDECIDED" if outcomes else "NOT TESTED"
 
 
-def _judge(records: StudyRecords, hypothesis: Hypothesis) -> Judgement:
+def _decided(one: Judgement, outcome: Outcome, p_holm: float | None) -> Judgement:
+    """The verdict after correction, and why there is none."""
+    reason = "" if outcome != "UNDECIDED" else "the interval does not decide"
+    if reason and one.deciding.p is not None and one.deciding.p < ALPHA:
+        reason = f"the interval alone would decide, but the corrected p-value is {p_value(p_holm)}"
+    return replace(one, outcome=outcome, p_holm=p_holm, reason=reason)
+
+
+def _alone(records: StudyRecords, hypothesis: Hypothesis) -> Judgement:
+    """The test of one hypothesis before the correction; with a reason where it allows no verdict."""
     steps = tuple(_step(records, hypothesis, weights) for weights in hypothesis.contrasts)
     if why := _untestable(records, hypothesis, steps):
         return Judgement(hypothesis, steps, "NOT TESTED", None, why)
-    known = [step.p for step in steps if step.p is not None]
-    p = max(known) if len(known) == len(steps) else None
-    outcomes = [step.outcome for step in steps]
-    decided: Outcome = "REFUTED" if "REFUTED" in outcomes else "UNDECIDED"
-    outcome = "SUPPORTED" if set(outcomes) == {"SUPPORTED"} else decided
-    if outcome != "UNDECIDED" and (fell := _diverged(records, hypothesis)):
-        return Judgement(hypothesis, steps, "UNDECIDED", p, f"{fell}; the seeds that are left flatter such an arm")
-    return Judgement(hypothesis, steps, outcome, p, "" if outcome != "UNDECIDED" else "the interval does not decide")
+    _, p = contrast.conjunction([(step.holds, step.p) for step in steps])
+    fell = _diverged(records, hypothesis)
+    return Judgement(
+        hypothesis, steps, "UNDECIDED", p, f"{fell}; the seeds that are left flatter such an arm" if fell else ""
+    )
 
 
 def _step(records: StudyRecords, hypothesis: Hypothesis, weights: Weights) -> Step:
     tables = tables_of(records, hypothesis.metric, list(weights))
     if tables is None:
-        return Step(weights, None, None, "NOT TESTED")
+        return Step(weights, None, False, None)
     effect = possible(contrast.estimate(list(weights.values()), tables), hypothesis.metric, list(weights.values()))
     if effect.seeds < SEEDS:
-        return Step(weights, effect, None, "NOT TESTED")
-    p = contrast.p_value(effect, hypothesis.expect, hypothesis.margin)
-    return Step(weights, effect, p, contrast.judge(effect, hypothesis.expect, hypothesis.margin))
+        return Step(weights, effect, False, None)
+    return Step(weights, effect, *contrast.against(effect, hypothesis.expect, hypothesis.margin))
 
 
 def _untestable(records: StudyRecords, hypothesis: Hypothesis, steps: Sequence[Step]) -> str:

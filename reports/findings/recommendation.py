@@ -112,11 +112,11 @@ def _rivals(records: StudyRecords, metric: str, best: str, others: list[str], ma
     pairs = [pair_of(records, metric, best, other) for other in others]
     effects = [pair.difference() if pair else None for pair in pairs]
     raw = [two_level.two_level_p(effect) if effect else None for effect in effects]
-    corrected = two_level.holm([1.0 if p is None else p for p in raw])
+    corrected = two_level.holm(raw)
     return tuple(
         other
         for other, effect, p in zip(others, effects, corrected, strict=True)
-        if effect is None or p >= two_level.ALPHA or (effect.value > 0) != maximize
+        if effect is None or p is None or p >= two_level.ALPHA or (effect.value > 0) != maximize
     )
 
 

@@ -1,4 +1,4 @@
-"""Contrasts: weighted sums of arms on the same seeds and prompts, and what their interval says of an expectation. Pure.
+"""Contrasts: weighted sums of arms on the same seeds and prompts, and tests of what is expected of them. Pure.
 
 A contrast ``sum_i w_i table_i`` with ``sum_i w_i = 0`` is itself a table of S seeds x P prompts, so the estimator of a
 mean serves it: pairing by seed and prompt is in the subtraction.
@@ -13,12 +13,14 @@ from typing import Literal
 import numpy as np
 
 from reports.statistics import two_level
-from reports.statistics.equivalence import equivalence_p, equivalent
+from reports.statistics.equivalence import equivalence_p
 from reports.statistics.hierarchical import moments
 from reports.statistics.two_level import Array, Estimate
 
 Expected = Literal["higher", "lower", "equal"]
 Judged = Literal["SUPPORTED", "REFUTED", "UNDECIDED"]
+Test = tuple[bool, float | None]
+"""Whether the estimate is as expected, and the p-value of the opposite; None where it cannot be tested."""
 
 
 def combine(weights: Sequence[float], tables: Sequence[tuple[Array, Array | None]]) -> Array:
@@ -56,30 +58,46 @@ def estimate(weights: Sequence[float], tables: Sequence[tuple[Array, Array | Non
     return two_level.of_moments(given, table.shape[1])
 
 
-def judge(effect: Estimate, expect: Expected, margin: float = 0.0) -> Judged:
-    """What an interval says of an expectation.
+def against(effect: Estimate, expect: Expected, margin: float = 0.0) -> Test:
+    """Test the side of the bound on which the estimate lies against the other side.
 
     `higher`: the contrast exceeds `margin`; `lower`: it is below ``-margin``; `equal`: it is within ``+-margin``.
-    SUPPORTED where the whole interval fulfils it, REFUTED where none of the interval does, else UNDECIDED, as without
-    an interval. `equal` is supported by the equivalence test that effects have (`reports.statistics.equivalence`), of
-    which the interval has a level of 90 %. `margin` has the metric's unit.
-    """
-    if effect.low is None or effect.high is None:
-        return "UNDECIDED"
-    low, high = (effect.low, effect.high) if expect != "lower" else (-effect.high, -effect.low)
-    if expect == "equal":
-        inside, outside = equivalent(effect, margin), high < -margin or low > margin
-    else:
-        inside, outside = low > margin, high < margin
-    return "SUPPORTED" if inside else "REFUTED" if outside else "UNDECIDED"
-
-
-def p_value(effect: Estimate, expect: Expected, margin: float = 0.0) -> float | None:
-    """p-value of the boundary between fulfilled and not, over new seeds and prompts; None without a distribution.
-
-    Two-sided by `two_level.two_level_p`; of `equal` that of the equivalence test, the larger of two one-sided ones.
+    `margin` has the metric's unit. The p-value is two-sided, so it is below 0.05 where the 95 % interval lies on one
+    side of the bound. An estimate within the margins of `equal` has that of the equivalence test
+    (`reports.statistics.equivalence`): it is below 0.05 where the 90 % interval lies within them.
     """
     if expect == "equal":
-        return equivalence_p(effect, margin)
-    bound = margin if expect == "higher" else -margin
-    return two_level.two_level_p(replace(effect, value=effect.value - bound))
+        room = margin - abs(effect.value)
+        return room > 0, equivalence_p(effect, margin) if room > 0 else effect.beyond(-room)
+    room = (effect.value if expect == "higher" else -effect.value) - margin
+    return room > 0, effect.beyond(abs(room))
+
+
+def conjunction(steps: Sequence[Test]) -> Test:
+    """Test a hypothesis of which all steps have to hold.
+
+    If all estimates are as expected, the largest p is that of the opposite, without a correction (intersection-union
+    test; Berger 1982, Technometrics 24:295). Otherwise one of n steps is enough to refute it, so the smallest p of
+    those that are not as expected is multiplied by n (Bonferroni).
+    """
+    known = [p for _, p in steps if p is not None]
+    failing = [p for holds, p in steps if not holds and p is not None]
+    if len(known) < len(steps):
+        return False, None
+    return (False, min(1.0, len(steps) * min(failing))) if failing else (True, max(known))
+
+
+def decide(tests: Sequence[Test]) -> list[tuple[Judged, float | None]]:
+    """Return a verdict and the corrected p-value of each hypothesis of a study.
+
+    The family is all hypotheses of the study. Holm's correction counts those that cannot be tested too, so that a
+    verdict does not depend on which others could be. SUPPORTED and REFUTED are the two directions of one test, so the
+    correction bounds the chance of any false verdict of either kind (Shaffer 1980, Annals of Statistics 8:1342).
+    """
+    corrected = two_level.holm([1.0 if p is None else p for _, p in tests])
+    found: list[tuple[Judged, float | None]] = []
+    for (holds, p), p_holm in zip(tests, corrected, strict=True):
+        significant = p is not None and p_holm is not None and p_holm < two_level.ALPHA
+        outcome: Judged = "UNDECIDED" if not significant else "SUPPORTED" if holds else "REFUTED"
+        found.append((outcome, None if p is None else p_holm))
+    return found

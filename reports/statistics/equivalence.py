@@ -19,16 +19,11 @@ def equivalence_p(effect: Uncertain, smallest: float) -> float | None:
     (Schuirmann 1987, Journal of Pharmacokinetics and Biopharmaceutics 15:657).
 
     With the symmetric distribution of the estimate's error it is half the two-sided probability of a deviation by
-    ``smallest - |value|``, the distance to the nearer margin. 1 at or beyond a margin; None without a distribution.
+    ``smallest - |value|``, the distance to the nearer margin. 1 at or beyond a margin; None without a distribution. It
+    is below alpha where the interval of level ``1 - 2 alpha`` (90 %) lies within ``±smallest``.
     """
     room = smallest - abs(effect.value)
     if room <= 0.0:
         return 1.0
     beyond = effect.beyond(room)
     return None if beyond is None else beyond / 2
-
-
-def equivalent(effect: Uncertain, smallest: float, alpha: float = 0.05) -> bool:
-    """Whether the interval of level ``1 - 2 alpha`` (90 %) lies within ``±smallest``."""
-    p = equivalence_p(effect, smallest)
-    return p is not None and p < alpha

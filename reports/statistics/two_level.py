@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import intervals
-from reports.statistics.equivalence import equivalent
+from reports.statistics.equivalence import equivalence_p
 from reports.statistics.hierarchical import Moments, Posterior, moments, posterior
 
 Array = NDArray[np.float64]
@@ -188,18 +188,18 @@ def two_level_p(effect: Estimate) -> float | None:
     return effect.beyond(abs(effect.value))
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Step-down corrected p-values in the order given (Holm 1979); they bound the chance of any false finding.
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Step-down corrected p-values in the order given (Holm 1979, Scandinavian Journal of Statistics 6:65), which bound
+    the chance of any false finding whatever the dependence between tests. None stays None and is not counted.
 
-    >>> holm([0.01, 0.04, 0.03])
-    [0.03, 0.06, 0.06]
+    >>> holm([0.01, 0.04, None, 0.03])
+    [0.03, 0.06, None, 0.06]
     """
-    count = len(p_values)
-    corrected = [0.0] * count
+    ascending = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
+    corrected: list[float | None] = [None] * len(p_values)
     running = 0.0
-    for rank, index in enumerate(sorted(range(count), key=lambda i: p_values[i])):
-        running = max(running, min(1.0, (count - rank) * p_values[index]))
-        corrected[index] = running
+    for rank, (p, index) in enumerate(ascending):
+        corrected[index] = running = max(running, min(1.0, (len(ascending) - rank) * p))
     return corrected
 
 
@@ -231,15 +231,46 @@ def verdict(
     p_corrected: float | None,
     maximize: bool,
     alpha: float = ALPHA,
-    smallest: float | None = None,
+    p_equivalence: float | None = None,
 ) -> Outcome:
     """`better` or `worse` where the corrected p is below alpha and the interval excludes 0; else `equivalent` where the
-    effect is shown to be smaller than `smallest` (`reports.statistics.equivalence`); else `undecided`."""
+    corrected p of the equivalence test is below alpha; else `undecided`."""
     if effect is None or p_corrected is None:
         return "not estimable"
     if p_corrected < alpha and effect.excludes_zero:
         return "better" if (effect.value > 0) == maximize else "worse"
-    return "equivalent" if smallest is not None and equivalent(effect, smallest, alpha) else "undecided"
+    return "equivalent" if p_equivalence is not None and p_equivalence < alpha else "undecided"
+
+
+@dataclass(frozen=True)
+class Tested:
+    """The tests of one effect, corrected over its family, and their verdict."""
+
+    p: float | None
+    """Of no effect, uncorrected (`two_level_p`)."""
+    p_holm: float | None
+    p_equivalence: float | None
+    """Of an effect of at least the smallest size that matters (`equivalence_p`), Holm-corrected; None without one."""
+    outcome: Outcome
+
+
+def verdicts(effects: Sequence[Estimate | None], smallest: Sequence[float | None], maximize: bool) -> list[Tested]:
+    """Test each effect of a family against 0 and against its smallest size that matters.
+
+    Each of the two kinds of test has Holm's correction over the family, so that at a level of 5 % any effect of 0 is
+    called better or worse in at most 5 % of studies, and any that is not smaller than its size is called equivalent in
+    at most 5 %. An effect of which both tests reject differs from 0 by too little to matter; its outcome is `better`
+    or `worse`.
+    """
+    raw = [two_level_p(effect) if effect else None for effect in effects]
+    too_large = [
+        equivalence_p(effect, size) if effect and size is not None and p is not None else None
+        for effect, size, p in zip(effects, smallest, raw, strict=True)
+    ]
+    return [
+        Tested(p, p_holm, p_equivalence, verdict(effect, p_holm, maximize, p_equivalence=p_equivalence))
+        for effect, p, p_holm, p_equivalence in zip(effects, raw, holm(raw), holm(too_large), strict=True)
+    ]
 
 
 def _checked(numerator: Array, denominator: Array | None) -> tuple[Array, Array]:

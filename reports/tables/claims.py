@@ -10,6 +10,7 @@ from pipeline.run.metrics import METRICS
 from reports.findings.findings import Claim, Findings
 from reports.findings.hypotheses import Judgement
 from reports.records.load import StudyRecords
+from reports.statistics.two_level import ALPHA
 from reports.tables.cells import DASH, columns, sample, shown_difference, size
 from reports.tables.table import Head, Table, TableCell
 from reports.text.words import p_value
@@ -18,7 +19,7 @@ from studies.definition.hypotheses import expression
 
 _COLUMNS = [
     "kind", "name", "claim", "condition", "badge", "outcome", "contrast", "estimate", "estimate_low", "estimate_high",
-    "p", "seeds", "prompts", "method", "trials",
+    "p", "p_holm", "seeds", "prompts", "method", "trials",
 ]  # fmt: skip
 _TONES = {"SUPPORTED": "good", "SURVIVED": "good", "REFUTED": "bad", "FALSIFIED": "bad"}
 
@@ -27,7 +28,8 @@ def claims_table(records: StudyRecords, findings: Findings) -> Table:
     """One row per hypothesis and falsifier; in the CSV one per contrast."""
     heads = (
         Head("name", numeric=False), Head("claim", numeric=False), Head("verdict", numeric=False),
-        Head("estimate", "95 % interval"), Head("p"), Head("n", "seeds × prompts"), Head("written down", numeric=False),
+        Head("estimate", "95 % interval"), Head("p"), Head("p, Holm"), Head("n", "seeds × prompts"),
+        Head("written down", numeric=False),
     )  # fmt: skip
     standing = records.standing
     rows = [_hypothesis(one, standing.hypotheses[one.hypothesis.name]) for one in findings.hypotheses]
@@ -35,9 +37,11 @@ def claims_table(records: StudyRecords, findings: Findings) -> Table:
     data = [row for one in findings.hypotheses for row in _data(one, standing.hypotheses[one.hypothesis.name])]
     data += [_claim_data(claim, standing.falsifiers[claim.falsifier.name]) for claim in findings.claims]
     note = (
-        "A hypothesis is supported where its whole interval lies as expected, refuted where none of it does, and"
-        " undecided otherwise. For an order, the deciding step is shown, with the largest p of all steps. p is"
-        " two-sided and not corrected for the number of hypotheses."
+        "A hypothesis is supported where the estimate is as expected, and refuted where it is not, if p, Holm is below"
+        f" {ALPHA:g}; undecided otherwise. p: two-sided, of a difference at the bound; of equality, that of the"
+        " equivalence test. p, Holm: corrected over the hypotheses of the study. An order has the largest p of its"
+        " steps, or the smallest of those that are not as expected, times the number of steps; the estimate of that"
+        " step is shown."
     )
     return Table(
         "claims",
@@ -58,6 +62,7 @@ def _hypothesis(one: Judgement, badge: Badge) -> tuple[TableCell, ...]:
         TableCell(one.outcome, one.reason, _TONES.get(one.outcome, "")),
         TableCell(estimate.text, _details(one, estimate.detail)),
         TableCell(p_value(one.p)),
+        TableCell(p_value(one.p_holm)),
         TableCell(size(step.estimate)),
         TableCell(str(badge)),
     )
@@ -78,6 +83,7 @@ def _falsifier(claim: Claim, badge: Badge) -> tuple[TableCell, ...]:
         TableCell(claim.outcome, f"refuted in {fell} of {len(claim.verdicts)} trials", _TONES.get(claim.outcome, "")),
         DASH,
         DASH,
+        DASH,
         TableCell(f"{len(claim.verdicts)} trials"),
         TableCell(str(badge)),
     )
@@ -95,6 +101,7 @@ def _data(one: Judgement, badge: Badge) -> list[dict[str, Any]]:
             "contrast": expression(step.weights),
             **columns("estimate", step.estimate),
             "p": step.p,
+            "p_holm": one.p_holm,
             **sample(step.estimate),
         }
         for step in one.steps

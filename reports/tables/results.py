@@ -139,7 +139,8 @@ def effects_table(records: StudyRecords, findings: Findings) -> Table:
     """Differences to the baseline with corrected p-values."""
     heads = (
         _ARM, Head("metric", "unit", numeric=False), Head("difference", "95 % interval"), _N,
-        Head("p"), Head("p, Holm"), Head("smallest that matters"), Head("finding", numeric=False),
+        Head("p"), Head("p, Holm"), Head("smallest that matters", "p of equivalence, Holm"),
+        Head("finding", numeric=False),
     )  # fmt: skip
     rows = []
     for effect in findings.effects:
@@ -152,7 +153,10 @@ def effects_table(records: StudyRecords, findings: Findings) -> Table:
                 TableCell(size(effect.estimate)),
                 TableCell(p_value(effect.p)),
                 TableCell(p_value(effect.p_holm)),
-                TableCell(number(effect.smallest, effect.metric)),
+                TableCell(
+                    number(effect.smallest, effect.metric),
+                    "" if effect.p_equivalence is None else f"p {p_value(effect.p_equivalence)}",
+                ),
                 TableCell(word, tone={"better": "good", "worse": "bad"}.get(word, "")),
             )
         )
@@ -165,8 +169,8 @@ def effects_table(records: StudyRecords, findings: Findings) -> Table:
         note += f"Compared over seeds alone, by Student's paired t test, since they exist once per trial: {which}. "
     note += (
         f"Better or worse: p, Holm below {ALPHA:g} and an interval without 0; of other metrics than the study's"
-        " objective, higher or lower. Equivalent: the 90 % interval lies within plus and minus the smallest difference"
-        " that matters (no correction over arms). Undecided: neither."
+        " objective, higher or lower. Equivalent: two one-sided tests against the smallest difference that matters,"
+        f" their p corrected in the same way and below {ALPHA:g}. Undecided: neither."
     )
     frame = pd.DataFrame([_effect_record(effect) for effect in findings.effects])
     return Table("effects", "Effect against the baseline", note, heads, tuple(rows), frame)
@@ -362,5 +366,7 @@ def _prompts(result: ArmResult) -> int:
 
 def _effect_record(effect: Effect) -> dict[str, Any]:
     head = {"metric": effect.metric, "unit": METRICS[effect.metric].unit, "arm": effect.arm}
-    tests = {"p": effect.p, "p_holm": effect.p_holm, "smallest": effect.smallest, "outcome": effect.outcome}
-    return {**head, **columns("difference", effect.estimate), **sample(effect.estimate), **tests}
+    tests = {"p": effect.p, "p_holm": effect.p_holm, "smallest": effect.smallest}
+    tests |= {"p_equivalence_holm": effect.p_equivalence}
+    estimate = columns("difference", effect.estimate) | sample(effect.estimate)
+    return {**head, **estimate, **tests, "outcome": effect.outcome}

@@ -9,9 +9,9 @@ from reports.findings.findings import ArmResult, Claim, Effect, Findings, once
 from reports.records.load import StudyRecords
 from reports.records.searches import SearchResult
 from reports.statistics.coverage import coverage_with
-from reports.statistics.equivalence import equivalent
+from reports.statistics.equivalence import equivalence_p
 from reports.statistics.hierarchical import LONE
-from reports.statistics.two_level import Estimate
+from reports.statistics.two_level import ALPHA, Estimate
 from reports.text.crossings import crossing_sentence
 from reports.text.drift import LISTED, at_equal_drift
 from reports.text.proxy import unconfirmed
@@ -194,7 +194,7 @@ def _group(findings: Findings, compared: list[Effect], outcome: str) -> str:
 
 def _too_small(members: list[Effect]) -> str:
     """Which differences are certain and yet too small to matter; nothing where there are none."""
-    small = [one for one in members if one.estimate and one.smallest and equivalent(one.estimate, one.smallest)]
+    small = [one for one in members if one.p_equivalence is not None and one.p_equivalence < ALPHA]
     if not small:
         return ""
     which = "the difference" if small == members else f"the difference of {listed([effect.arm for effect in small])}"
@@ -302,7 +302,7 @@ def _trust(seeds: int) -> str:
 
 
 def _beside_zero(records: StudyRecords, findings: Findings) -> list[str]:
-    """Why an effect whose interval leaves out 0 can still be no verdict."""
+    """Why an effect whose interval leaves out 0, or lies within the smallest difference, can still be no verdict."""
     effects = [effect for effect in findings.effects_on(records.study.objective.metric) if effect.estimate is not None]
     silent = [
         effect for effect in effects if effect.outcome in ("equivalent", "undecided") and effect.p_holm is not None
@@ -312,10 +312,20 @@ def _beside_zero(records: StudyRecords, findings: Findings) -> list[str]:
         for effect in silent
         if effect.estimate and (effect.estimate.low or 0) * (effect.estimate.high or 0) > 0
     ]
-    if not odd:
-        return []
-    whose = f"The interval of {listed(odd)} excludes 0, but this is no verdict"
-    return [f"{whose}, since a verdict has to hold after Holm's correction for {counted(len(effects), 'comparison')}."]
+    within = [
+        f"{effect.arm} (p {effect.p_equivalence:.2g})"
+        for effect in silent
+        if effect.outcome == "undecided" and effect.estimate and effect.smallest and effect.p_equivalence is not None
+        if (equivalence_p(effect.estimate, effect.smallest) or 0.0) < ALPHA
+    ]
+    n = counted(len(effects), "comparison")
+    rule = f"this is no verdict, since a verdict has to hold after Holm's correction for {n}"
+    found = [f"The interval of {listed(odd)} excludes 0, but {rule}."] if odd else []
+    if within:
+        found.append(
+            f"The 90 % interval of {listed(within)} lies within the smallest difference that matters, but {rule}."
+        )
+    return found
 
 
 def _sensitivity(records: StudyRecords, findings: Findings) -> list[str]:

@@ -46,14 +46,16 @@ def verdict_sentence(study: Study, judgements: Sequence[Judgement], badges: Mapp
 
 
 def _found(judgement: Judgement) -> str:
-    """The estimate that decides, ``+0.4 [+0.1, +0.7] (5 seeds × 512 prompts, p 0.012)``; empty without one."""
+    """The estimate that decides, ``+0.4 [+0.1, +0.7] (5 seeds × 512 prompts, p 0.012, Holm 0.048)``; empty without
+    one."""
     step = judgement.deciding
     if step.estimate is None:
         return ""
     effect = step.estimate
     size = counted(effect.seeds, "seed") + (f" × {effect.prompts} prompts" if effect.prompts else "")
     which = f"{expression(step.weights)} is " if len(judgement.steps) > 1 else ""
-    return f"{which}{signed(effect, judgement.hypothesis.metric)} ({size}, p {p_value(step.p)})"
+    p = f"p {p_value(step.p)}" + (f", Holm {p_value(judgement.p_holm)}" if judgement.p_holm is not None else "")
+    return f"{which}{signed(effect, judgement.hypothesis.metric)} ({size}, {p})"
 
 
 def confirmed_sentence(study: Study, folder: StudyFolder) -> str:
@@ -86,6 +88,7 @@ def _judged(judgement: Judgement, badge: str) -> dict[str, Any]:
         "badge": badge,
         "outcome": judgement.outcome,
         "p": judgement.p,
+        "p_holm": judgement.p_holm,
         "reason": judgement.reason,
         "found": _found(judgement),
         "steps": [_step(step) for step in judgement.steps],
@@ -95,4 +98,4 @@ def _judged(judgement: Judgement, badge: str) -> dict[str, Any]:
 def _step(step: Step) -> dict[str, Any]:
     effect = step.estimate
     numbers = {key: getattr(effect, key, None) for key in ("value", "low", "high", "seeds", "prompts")}
-    return {"contrast": expression(step.weights), **numbers, "p": step.p, "outcome": step.outcome}
+    return {"contrast": expression(step.weights), **numbers, "p": step.p, "as_expected": step.holds}

@@ -362,11 +362,13 @@ def _tests(records: StudyRecords, findings: Findings) -> Iterator[str]:
         of = "Every metric" if every else f"What exists once per trial ({listed([name(metric) for metric in single])})"
         yield (f"{of} is compared over seeds alone, by Student's paired t test.")
     yield (
-        f"Holm's correction runs over the {counted(n, 'arm')} of one metric: an arm is better or worse where the"
-        f" corrected p-value is below {ALPHA:g} and the interval excludes 0. Otherwise it is equivalent where both"
-        " one-sided tests against the smallest difference that matters reject at 0.05, that is, where the 90 % interval"
-        " lies within plus and minus that difference; this is tested arm by arm, without a correction. Everything else"
-        " is undecided."
+        f"An arm is better or worse where the p-value with Holm's correction (1979) over the {counted(n, 'arm')} of one"
+        f" metric is below {ALPHA:g} and the interval excludes 0. Otherwise it is equivalent where two one-sided tests"
+        " (Schuirmann 1987) show that the difference is smaller than the smallest that matters; their larger p-value,"
+        " with Holm's correction over the same arms, is below the same bound. So on each metric at most 5 % of studies"
+        " call an arm without a difference better or worse, and at most 5 % call an arm equivalent that is not."
+        " Everything else is undecided. An arm for which both tests reject differs by too little to matter, and the"
+        " page says so. The 95 % and 90 % intervals of single arms are not corrected."
     )
     margins = _margins(records, findings)
     if margins:
@@ -458,10 +460,16 @@ def _bounds(records: StudyRecords) -> Iterator[str]:
 def _claims(records: StudyRecords) -> Iterator[str]:
     if records.study.hypotheses:
         yield (
-            "Each hypothesis is a contrast of arms, paired by seed and prompt, with a 95 % interval: supported where"
-            " all of the interval lies as expected, refuted where none of it does, undecided otherwise or where a seed"
-            " of its arms diverged. An order holds where all of its steps hold. Intervals are not corrected for the"
-            " number of hypotheses; the study's is supported only if all are."
+            "Each hypothesis is a contrast of arms, paired by seed and prompt, and is tested on the side of its bound"
+            " on which the estimate lies: two-sided, and equality by two one-sided tests. An order is supported only"
+            " by all of its steps, so its p-value is the largest of theirs (intersection-union test, Berger 1982); one"
+            " step refutes it, so that p-value is multiplied by the number of steps. Holm's correction then runs over"
+            f" all hypotheses of the study, tested or not. Where the corrected p-value is below {ALPHA:g}, a hypothesis"
+            " is supported if the estimate is as expected, and refuted if not, so at most 5 % of studies give any false"
+            " verdict on a hypothesis. It is undecided otherwise, or where a seed of its arms diverged. The study's"
+            " hypothesis is supported only if all of them are, which needs no further correction, and refuted if one of"
+            " them is. Hypotheses and comparisons with the baseline are corrected separately; 95 % intervals are not"
+            " corrected."
         )
     if records.standing.lines:
         yield (

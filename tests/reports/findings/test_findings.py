@@ -17,6 +17,7 @@ from reports.figures.style import house_style
 from reports.findings.findings import SMALL_EFFECT, SMALLEST, Findings, analyse
 from reports.records.load import StudyRecords, load_records
 from reports.statistics import two_level
+from reports.statistics.equivalence import equivalence_p
 from reports.tables.results import all_tables, effect_word
 from reports.tables.table import markdown
 from reports.text.answer import answer
@@ -71,6 +72,8 @@ def test_holm_runs_over_the_arms_of_one_metric(findings: Findings) -> None:
         effects = findings.effects_on(metric)
         assert [e.p_holm for e in effects] == pytest.approx(two_level.holm([e.p for e in effects if e.p is not None]))
         assert [e.p for e in effects] == [two_level.two_level_p(e.estimate) for e in effects if e.estimate]
+        alone = [equivalence_p(e.estimate, e.smallest) for e in effects if e.estimate and e.smallest]
+        assert [e.p_equivalence for e in effects] == pytest.approx(two_level.holm(alone))
 
 
 def test_claims_are_the_verdicts_of_falsify(demo: Built, records: StudyRecords, findings: Findings) -> None:

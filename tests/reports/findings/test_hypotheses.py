@@ -65,9 +65,10 @@ def ask(records: StudyRecords) -> Ask:
 def test_an_order_holds_where_all_of_its_steps_do(records: StudyRecords) -> None:
     falls, wrong, series = judge(records)
     assert [one.outcome for one in (falls, wrong, series)] == ["SUPPORTED", "REFUTED", "SUPPORTED"]
-    assert [step.outcome for step in falls.steps] == ["SUPPORTED", "SUPPORTED"]
+    assert [step.holds for step in falls.steps] == [True, True]
     assert falls.p == max(step.p for step in falls.steps if step.p is not None) == falls.deciding.p
     assert wrong.p == pytest.approx(falls.steps[1].p)
+    assert [one.p_holm for one in (falls, wrong, series)] == two_level.holm([falls.p, wrong.p, series.p])
     assert overall([falls, wrong, series]) == "REFUTED"
     assert overall([falls, series]) == "SUPPORTED"
 
@@ -91,6 +92,28 @@ def test_a_hypothesis_can_speak_of_the_memory_that_training_keeps(records: Study
         assert found.steps[0].estimate.value == pytest.approx(-1.5)
         outcomes.append(found.outcome)
     assert outcomes == ["SUPPORTED", "REFUTED"]
+
+
+def test_one_wrong_step_refutes_an_order_after_correction_for_its_steps(ask: Ask) -> None:
+    judged = ask(metric="eval/kl_per_token", order=["beta_0.01", "beta_0.2", "beta_0.05"], expect="lower")
+    assert [step.holds for step in judged.steps] == [True, False]
+    assert judged.deciding is judged.steps[1]
+    assert judged.steps[1].p is not None
+    assert judged.p == judged.p_holm == pytest.approx(2 * judged.steps[1].p)
+    assert judged.outcome == "REFUTED"
+
+
+def test_more_hypotheses_need_smaller_p_values(records: StudyRecords) -> None:
+    """The same part is supported alone and undecided beside others, and the reason says so."""
+    hypothesis = next(one for one in records.study.hypotheses if one.name == "series")
+    (alone,) = judge(replace(records, study=records.study.model_copy(update={"hypotheses": (hypothesis,)})))
+    assert alone.outcome == "SUPPORTED"
+    assert alone.p is not None
+    count = int(0.05 / alone.p) + 2
+    many = tuple(hypothesis.model_copy(update={"name": f"n{index}"}) for index in range(count))
+    found = judge(replace(records, study=records.study.model_copy(update={"hypotheses": many})))
+    assert {(one.outcome, one.p) for one in found} == {("UNDECIDED", alone.p)}
+    assert all(f"the corrected p-value is {one.p_holm:.3f}" in one.reason for one in found if one.p_holm)
 
 
 def test_a_contrast_of_two_arms_is_their_effect(records: StudyRecords, ask: Ask) -> None:
@@ -122,7 +145,8 @@ def test_of_a_series_the_last_tenth_counts(records: StudyRecords, ask: Ask) -> N
 
 def test_a_diverged_seed_leaves_a_hypothesis_undecided(ask: Ask) -> None:
     judged = ask(metric="eval/kl_per_token", contrast="beta_0 - beta_0.05", expect="higher")
-    assert judged.steps[0].outcome == "SUPPORTED"
+    assert judged.steps[0].holds
+    assert judged.p_holm is None
     assert (judged.outcome, judged.reason.split(";")[0]) == ("UNDECIDED", "beta_0 seed 2 diverged")
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from reports.statistics import two_level
-from reports.statistics.contrast import Expected, Judged, combine, estimate, judge, p_value
+from reports.statistics.contrast import Expected, Judged, against, combine, conjunction, decide, estimate
 from reports.statistics.two_level import Estimate
 
 
@@ -78,28 +78,47 @@ def at(low: float, high: float) -> Estimate:
     ],
 )
 def test_what_an_interval_says(low: float, high: float, expect: Expected, margin: float, outcome: Judged) -> None:
-    assert judge(at(low, high), expect, margin) == outcome
+    assert decide([against(at(low, high), expect, margin)])[0][0] == outcome
 
 
 def test_without_an_interval_nothing_is_decided() -> None:
-    bare = Estimate(1.0, None, None, 1, 0, "none")
-    assert judge(bare, "higher") == "UNDECIDED"
-    assert p_value(bare, "higher") is None
+    bare = against(Estimate(1.0, None, None, 1, 0, "none"), "higher")
+    assert bare == (True, None)
+    assert decide([bare]) == [("UNDECIDED", None)]
+    assert conjunction([bare, (True, 0.01)]) == (False, None)
 
 
-def test_p_is_that_of_the_boundary() -> None:
+def test_p_is_that_of_the_bound() -> None:
     effect = at(0.1, 0.3)
-    assert p_value(effect, "higher") == p_value(effect, "lower") == two_level.two_level_p(effect)
-    assert p_value(at(0.0, 0.2), "higher", 0.1) == pytest.approx(1.0)
-    beyond = two_level.two_level_p(at(0.1, 0.3))
-    assert beyond is not None
-    assert p_value(at(-0.1, 0.1), "equal", 0.2) == pytest.approx(beyond / 2)
-    assert p_value(effect, "equal", 0.1) == 1.0
+    p = two_level.two_level_p(effect)
+    assert p is not None
+    assert against(effect, "higher") == (True, p)
+    assert against(effect, "lower") == (False, p)
+    assert against(at(0.0, 0.2), "higher", 0.1)[1] == pytest.approx(1.0)
+    assert against(at(-0.1, 0.1), "equal", 0.2) == (True, pytest.approx(p / 2))
+    assert against(at(0.2, 0.4), "equal", 0.1) == (False, pytest.approx(p))
 
 
 def test_equal_and_equivalent_are_one_test() -> None:
     """The 95 % interval of this effect leaves the margin, its 90 % interval does not."""
     effect = at(-0.1, 0.1)
-    assert two_level.verdict(effect, 1.0, maximize=True, smallest=0.095) == "equivalent"
-    assert judge(effect, "equal", 0.095) == "SUPPORTED"
-    assert judge(effect, "equal", 0.09) == "UNDECIDED"
+    for margin, outcome, judged in ((0.095, "equivalent", "SUPPORTED"), (0.09, "undecided", "UNDECIDED")):
+        assert two_level.verdicts([effect], [margin], maximize=True)[0].outcome == outcome
+        assert decide([against(effect, "equal", margin)])[0][0] == judged
+
+
+def test_all_steps_support_and_any_refutes() -> None:
+    assert conjunction([(True, 0.01), (True, 0.04)]) == (True, 0.04)
+    assert conjunction([(True, 0.001), (False, 0.02), (False, 0.9)]) == (False, pytest.approx(0.06))
+    assert conjunction([(False, 0.9), (True, 0.001)]) == (False, 1.0)
+
+
+def test_the_family_is_all_hypotheses_tested_or_not() -> None:
+    verdicts = decide([(True, 0.01), (False, 0.02), (True, None), (True, 0.03)])
+    assert verdicts == [
+        ("SUPPORTED", pytest.approx(0.04)), ("UNDECIDED", pytest.approx(0.06)), ("UNDECIDED", None),
+        ("UNDECIDED", pytest.approx(0.06)),
+    ]  # fmt: skip
+    assert [outcome for outcome, _ in decide([(True, 0.001), (False, 0.02), (True, 0.5)])] == [
+        "SUPPORTED", "REFUTED", "UNDECIDED",
+    ]  # fmt: skip

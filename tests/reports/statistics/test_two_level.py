@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from scipy import stats as scipy_stats
 
 from reports.statistics import two_level
+from reports.statistics.equivalence import equivalence_p
 
 
 def crossed(
@@ -263,12 +265,28 @@ def test_verdict_needs_both_the_test_and_the_interval() -> None:
 
 def test_equivalent_is_said_only_within_the_smallest_difference() -> None:
     near = two_level.Estimate(0.01, -0.02, 0.04, 3, 512, "student", 0.015, 100.0)
-    assert two_level.verdict(near, 0.6, True, smallest=0.05) == "equivalent"
-    assert two_level.verdict(near, 0.6, True, smallest=0.03) == "undecided"
-    assert two_level.verdict(near, 0.6, True) == "undecided"
-    assert two_level.verdict(two_level.Estimate(0.01, None, None, 1, 0, "none"), 0.6, True, smallest=0.05) == (
-        "undecided"
-    )
+    bare = two_level.Estimate(0.01, None, None, 1, 0, "none")
+    outcomes = [
+        [one.outcome for one in two_level.verdicts([effect], [smallest], True)]
+        for effect, smallest in ((near, 0.05), (near, 0.03), (near, None), (bare, 0.05), (None, 0.05))
+    ]
+    assert outcomes == [["equivalent"], ["undecided"], ["undecided"], ["not estimable"], ["not estimable"]]
+
+
+def test_both_tests_are_corrected_over_the_family() -> None:
+    """The second effect is equivalent alone, but not beside another; the third differs by too little to matter."""
+    values = (0.045, 0.02, 0.03)
+    effects = [two_level.Estimate(v, v - 0.03, v + 0.03, 5, 512, "student", 0.0155, 100.0) for v in values]
+    assert two_level.verdicts(effects[1:2], [0.05], True)[0].outcome == "equivalent"
+    found = two_level.verdicts([*effects[:2], None], [0.05, 0.05, None], True)
+    alone = [equivalence_p(effect, 0.05) for effect in effects[:2]]
+    assert [one.p_equivalence for one in found] == two_level.holm([*alone, None])
+    assert [one.p_holm for one in found] == two_level.holm([one.p for one in found])
+    assert [one.outcome for one in found] == ["better", "undecided", "not estimable"]
+    (small,) = two_level.verdicts([dataclasses.replace(effects[2], se=0.01, low=0.01, high=0.05)], [0.05], True)
+    assert small.outcome == "better"
+    assert small.p_equivalence is not None
+    assert small.p_equivalence < 0.05
 
 
 @pytest.mark.parametrize("table", [np.zeros((0, 3)), np.zeros((3, 0)), np.array([[1.0, np.nan]]), np.zeros(3)])

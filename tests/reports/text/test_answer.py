@@ -136,9 +136,7 @@ def test_a_certain_difference_that_is_too_small_to_matter_is_called_so(
     mine = {effect.arm: effect for effect in findings.effects_on("eval/win_rate")}
     for near in (set(mine), {next(iter(mine))}):
         changed = {
-            arm: dataclasses.replace(
-                effect, outcome="worse", smallest=10.0 if arm in near else 1e-6, estimate=effect.estimate
-            )
+            arm: dataclasses.replace(effect, outcome="worse", smallest=10.0, p_equivalence=0.01 if arm in near else 0.1)
             for arm, effect in mine.items()
         }
         effects = tuple(changed.get(e.arm, e) if e.metric == "eval/win_rate" else e for e in findings.effects)
@@ -233,6 +231,22 @@ def test_an_interval_beside_zero_that_is_no_verdict_is_explained(records: StudyR
     assert "p 0.071" in told(odd)[0]
     assert not told(dataclasses.replace(odd, outcome="worse"))
     assert not told(dataclasses.replace(odd, estimate=dataclasses.replace(beside, high=0.1)))
+
+
+def test_an_interval_within_the_margin_that_is_no_verdict_is_explained(
+    records: StudyRecords, findings: Findings
+) -> None:
+    first = findings.effects_on(records.study.objective.metric)[0]
+    near = dataclasses.replace(first, smallest=10.0, outcome="undecided", p_holm=0.9, p_equivalence=0.0712)
+    others = tuple(effect for effect in findings.effects if effect is not first)
+
+    def told(effect: Effect) -> bool:
+        caveats = answer(records, dataclasses.replace(findings, effects=(effect, *others))).caveats
+        return any("90 % interval" in text and f"{effect.arm} (p 0.071)" in text for text in caveats)
+
+    assert told(near)
+    assert not told(dataclasses.replace(near, outcome="equivalent"))
+    assert not told(dataclasses.replace(near, smallest=1e-6))
 
 
 def test_a_claim_that_fell_names_the_earliest_step(findings: Findings) -> None:

@@ -47,7 +47,7 @@ def test_only_statistics_that_were_used_are_described(records: StudyRecords, fin
     known = coverage_with(3)
     assert f"{percent(known.lowest)} to {percent(known.highest)} % with 3 seeds" in text["Estimates"]
     assert "Student's interval over seeds" in text["Estimates"]
-    assert "correction runs over the 3 arms" in text["Comparisons"]
+    assert "over the 3 arms of one metric" in text["Comparisons"]
     assert "The smallest difference in win rate that matters is 0.050, by default." in text["Comparisons"]
     assert "equal drift" not in text["Drift"]
     assert "at most 5 % of studies without a trend raise any alarm" in text["Drift"]
