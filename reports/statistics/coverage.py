@@ -3,8 +3,9 @@
 `make coverage` (``python -m reports.statistics.coverage``) draws seeds x prompts tables of a baseline and of four arms
 that do not differ from it, applies the same functions as the reports do, and writes two tables beside this file:
 `coverage.csv`, from which the reports quote, and `candidates.csv`, which compares the method with those that were not
-chosen. It also runs `reports.statistics.drift_coverage`. The random numbers are fixed: equal code gives equal files,
-however many processes share the work.
+chosen. `reports.statistics.families` and `reports.statistics.drift_coverage` add two more: false verdicts in families of
+arms and hypotheses, and comparisons at equal drift. The random numbers are fixed: equal code gives equal files, however
+many processes share the work.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache, partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -203,9 +205,9 @@ METHODS: dict[str, type[Candidate]] = {
 }
 
 
-def tables(rng: np.random.Generator, design: Scenario, replicates: int) -> tuple[Array, Array | None]:
-    """Numerator, and denominator of a ratio, of the baseline and the arms: (replicates, 1 + ARMS, S, P)."""
-    shape = (replicates, 1 + ARMS, design.seeds, design.prompts)
+def tables(rng: np.random.Generator, design: Scenario, replicates: int, arms: int = ARMS) -> tuple[Array, Array | None]:
+    """Numerator, and denominator of a ratio, of the baseline and the arms: (replicates, 1 + arms, S, P)."""
+    shape = (replicates, 1 + arms, design.seeds, design.prompts)
     effects = SPREADS[design.spread](rng, (*shape[:3], 1))
     values = rng.normal(0.0, _SHARED, (replicates, 1, 1, design.prompts))
     values = values + rng.normal(0.0, _OWN, (*shape[:2], 1, design.prompts))
@@ -348,9 +350,14 @@ def _relative(own: list[Coverage], chosen: list[Coverage], width: str) -> float:
 @lru_cache(maxsize=1)
 def published() -> tuple[Coverage, ...]:
     """The committed table of the chosen method."""
-    kinds = {field.name: {"str": str, "int": int, "float": float}[str(field.type)] for field in fields(Coverage)}
-    with RESULTS.open(encoding="utf-8", newline="") as file:
-        return tuple(Coverage(**{key: kinds[key](value) for key, value in row.items()}) for row in csv.DictReader(file))
+    return tuple(read(RESULTS, Coverage))
+
+
+def read(path: Path, row: type[Any]) -> list[Any]:
+    """The rows of a CSV that `write` wrote, as the class that they were."""
+    kinds = {field.name: {"str": str, "int": int, "float": float}[str(field.type)] for field in fields(row)}
+    with path.open(encoding="utf-8", newline="") as file:
+        return [row(**{key: kinds[key](value) for key, value in one.items()}) for one in csv.DictReader(file)]
 
 
 def nearest(seeds: int) -> int:
@@ -378,7 +385,7 @@ def coverage_with(seeds: int) -> Range:
     return Range(nearest(seeds), min(usual), max(usual), rare, max(c.family_wise_error for c in own))
 
 
-def write(path: Path, rows: Iterable[Coverage | Comparison | drift_coverage.DriftCoverage]) -> None:
+def write(path: Path, rows: Iterable[Any]) -> None:
     """A CSV with the fields of the rows."""
     records = [asdict(row) for row in rows]
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -388,7 +395,9 @@ def write(path: Path, rows: Iterable[Coverage | Comparison | drift_coverage.Drif
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Simulate every design and write both tables; progress goes to stderr."""
+    """Simulate every design and write the tables; progress goes to stderr."""
+    from reports.statistics import families
+
     parser = argparse.ArgumentParser(prog="python -m reports.statistics.coverage", description=__doc__)
     parser.add_argument("--replicates", type=int, default=REPLICATES, help=f"tables per design (default {REPLICATES})")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="designs at once (default: all cores)")
@@ -403,12 +412,15 @@ def main(arguments: list[str] | None = None) -> None:
             for name, cell in found.items():
                 cells[name].append(cell)
             print(f"\r{number} of {len(todo)} designs", end="", file=sys.stderr, flush=True)
+        found_of = pool.map(partial(families.simulate, replicates=given.replicates), families.designs())
+        write(given.out / families.RESULTS.name, chain.from_iterable(found_of))
         at_equal_drift = partial(drift_coverage.simulate, replicates=given.replicates)
         write(given.out / drift_coverage.RESULTS.name, pool.map(at_equal_drift, drift_coverage.designs()))
     print(file=sys.stderr)
     write(given.out / RESULTS.name, cells["chosen"])
     write(given.out / CANDIDATES.name, candidates(cells))
-    print(*(given.out / path.name for path in (RESULTS, CANDIDATES, drift_coverage.RESULTS)), sep="\n")
+    for path in (RESULTS, CANDIDATES, families.RESULTS, drift_coverage.RESULTS):
+        print(given.out / path.name)
 
 
 if __name__ == "__main__":

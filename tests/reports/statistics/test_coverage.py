@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reports.statistics import coverage, two_level
+from reports.statistics import coverage, families, two_level
 from reports.statistics.coverage import ARMS, KINDS, RARE, SEEDS, SPREADS, Coverage, Scenario, coverage_with, published
 
 FAILS = {
@@ -97,12 +97,14 @@ def test_the_command_writes_what_it_reads(tmp_path: Path, monkeypatch: pytest.Mo
     few = [Scenario("score", "equal", 3, 128), Scenario("rate 0.95", "sd 1", 1, 128)]
     monkeypatch.setattr(coverage, "designs", lambda: few)
     monkeypatch.setattr(coverage, "RESULTS", tmp_path / "coverage.csv")
+    monkeypatch.setattr(families, "designs", lambda: few[:1])
     coverage.main(["--replicates", "20", "--jobs", "1", "--out", str(tmp_path)])
     published.cache_clear()
     try:
         assert published() == tuple(coverage.simulate(design, 20)["chosen"] for design in few)
     finally:
         published.cache_clear()
+    assert (tmp_path / "families.csv").read_text().startswith("family,kind,spread,seeds")
     assert (tmp_path / "candidates.csv").read_text().splitlines()[0].startswith("method,spread,seeds")
     assert Coverage.__dataclass_fields__.keys() == set(
         (tmp_path / "coverage.csv").read_text().splitlines()[0].split(",")

@@ -12,6 +12,7 @@ from pipeline.config.rewards import PartConfig, RewardConfig
 from reports.findings.findings import Findings, analyse
 from reports.records.load import StudyRecords, load_records
 from reports.statistics.coverage import coverage_with
+from reports.statistics.families import largest
 from reports.text.methods import _scorer as scorer
 from reports.text.methods import methods
 from reports.text.words import percent
@@ -46,6 +47,9 @@ def test_only_statistics_that_were_used_are_described(records: StudyRecords, fin
     assert "make coverage" in text["Estimates"]
     known = coverage_with(3)
     assert f"{percent(known.lowest)} to {percent(known.highest)} % with 3 seeds" in text["Estimates"]
+    for family in ("11 arms at the margin", "10 higher, no effect"):
+        before, after = largest()[family]
+        assert f"{100 * after:.1f} % (without the correction {100 * before:.0f} %)" in text["Estimates"]
     assert "Student's interval over seeds" in text["Estimates"]
     assert "over the 3 arms of one metric" in text["Comparisons"]
     assert "The smallest difference in win rate that matters is 0.050, by default." in text["Comparisons"]
