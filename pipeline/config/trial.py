@@ -210,11 +210,7 @@ class TrialConfig(Section):
                 f"critic.warmup_steps {self.critic.warmup_steps} leaves the policy none of train.steps"
                 f" {self.train.steps}; use fewer"
             )
-        if teaches(self) and self.algorithm.whiten_rewards:
-            raise ValueError(
-                "critic.target 'replay' is in score units, and algorithm.whiten_rewards fits the critic to others; use"
-                " whiten_rewards: false"
-            )
+        self._check_units()
         self.values.check_enough(self.algorithm.v_star_samples)
         if self.algorithm.trust_region == "trpo":
             critic = self.critic
@@ -247,6 +243,20 @@ class TrialConfig(Section):
         if self.critic.kind == "separate" and self.critic.init == "reward":
             self._check_critic_source()
         return self
+
+    def _check_units(self) -> None:
+        """Refuse rewards of variance 1 beside a critic that starts, or is fitted, in score units."""
+        in_score_units = {
+            "critic.target 'replay'": teaches(self),
+            "critic.pretraining_steps": self.pretrains_critic,
+            "critic.init 'reward'": self.critic.kind == "separate" and self.critic.init == "reward",
+        }
+        found = [key for key, holds in in_score_units.items() if holds]
+        if found and self.algorithm.whiten_rewards:
+            raise ValueError(
+                f"the critic has score units ({', '.join(found)}), and algorithm.whiten_rewards divides its rewards by"
+                " their standard deviation; use whiten_rewards: false"
+            )
 
     def _check_critic_source(self) -> None:
         """Refuse a critic out of a reward that is several networks, or one of another size than the policy's."""

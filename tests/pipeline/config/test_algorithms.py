@@ -182,6 +182,17 @@ def test_an_algorithm_of_one_epoch_takes_smaller_steps_unless_told_otherwise() -
             {"algorithm": "best_of_n", "critic.kind": "shared"},
             "critic.kind 'shared' is not for advantage 'none': use none",
         ),
+        *(
+            (
+                {"algorithm.whiten_rewards": True, key: value, **beside},
+                f"the critic has score units ({key}{suffix}), and algorithm.whiten_rewards divides its rewards",
+            )
+            for key, value, suffix, beside in (
+                ("critic.pretraining_steps", 8, "", {}),
+                ("critic.target", "replay", " 'replay'", {}),
+                ("critic.init", "reward", " 'reward'", {"critic.kind": "separate"}),
+            )
+        ),
         ({"evaluate.best_of": 0}, "evaluate.best_of = 0: must be greater than 0"),
         ({"bon": 4}, "bon is the key 'evaluate.best_of'"),
         ({"algorithm": "grop"}, "did you mean 'grpo'"),
