@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from pipeline.algorithms.base import Behaviour
+from pipeline.algorithms.mathematics.kl import limited
 from pipeline.algorithms.mathematics.losses import capped_weight_loss, dual_clip, policy_loss
 from pipeline.config.algorithm import AlgorithmConfig
 
@@ -31,4 +32,4 @@ def unbounded(batch: Behaviour, new_logprobs: Tensor, cfg: AlgorithmConfig) -> t
     """-A ratio; without a ratio -A log π, whose gradient is that of REINFORCE."""
     if cfg.ratio == "none":
         return -batch.advantages * new_logprobs, {}
-    return -batch.advantages * (new_logprobs - batch.logprobs).exp(), {}
+    return -batch.advantages * limited(new_logprobs - batch.logprobs).exp(), {}

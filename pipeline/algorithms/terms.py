@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pipeline.algorithms.base import Behaviour
-from pipeline.algorithms.mathematics.kl import k2, k3
+from pipeline.algorithms.mathematics.kl import k2, k3, limited
 from pipeline.algorithms.mathematics.losses import kl_loss
 from pipeline.config.kl import KlConfig
 
@@ -48,7 +48,7 @@ def old_kl_penalty(batch: Tokens, tokens: slice, new_logprobs: Tensor, coef: flo
 def step_metrics(batch: Tokens, new_logprobs: Tensor) -> dict[str, Tensor]:
     """How far the policy has moved from the one that sampled, and from the reference; (N,) each."""
     log_ratio = new_logprobs - batch.logprobs
-    ratio = log_ratio.exp()
+    ratio = limited(log_ratio).exp()
     return {
         "policy/approxkl": k2(log_ratio),
         "policy/approxkl_k3": k3(-log_ratio),

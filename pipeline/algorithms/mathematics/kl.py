@@ -12,6 +12,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+LARGEST_LOG_RATIO = 80.0
+"""Nats; e⁸⁰ = 6e34 leaves room for an advantage and a sum over tokens in fp32, which ends at 3e38."""
+
+
+def limited(d: Tensor) -> Tensor:
+    """d, at most 80 nats, with the gradient of d: what exp is taken of; any shape.
+
+    Beyond 88 nats exp is infinite in fp32, and where a clip makes its gradient 0, the product of both is NaN.
+    """
+    return d - d.detach() + d.detach().clamp(max=LARGEST_LOG_RATIO)
+
 
 def k1(d: Tensor) -> Tensor:
     """d, in nats; any shape."""
@@ -25,6 +36,7 @@ def k2(d: Tensor) -> Tensor:
 
 def k3(d: Tensor) -> Tensor:
     """exp(-d) - 1 + d, in nats; any shape. By expm1, since the difference of near-equal numbers loses its digits."""
+    d = -limited(-d)
     return (-d).expm1() + d
 
 

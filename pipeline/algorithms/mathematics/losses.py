@@ -14,10 +14,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.mathematics.kl import k2, k3
+from pipeline.algorithms.mathematics.kl import k2, k3, limited
 
 ESTIMATORS = {"k2": k2, "k3": k3}
-SLOPES: dict[str, Callable[[Tensor], Tensor]] = {"k2": lambda d: d, "k3": lambda d: -(-d).expm1()}
+SLOPES: dict[str, Callable[[Tensor], Tensor]] = {"k2": lambda d: d, "k3": lambda d: -limited(-d).expm1()}
 """Of the estimators, by d."""
 
 
@@ -33,7 +33,7 @@ def policy_loss(
     the behaviour policy. Schulman 2017 (arXiv 1707.06347), eq. 7, with the sign turned to be minimised and ε =
     `low`, which is also the bound above 1 unless `high` is given: "clip-higher" of Yu 2025 (DAPO, arXiv 2503.14476).
     """
-    ratio = (new_logprobs - logprobs).exp()
+    ratio = limited(new_logprobs - logprobs).exp()
     plain = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - low, 1 + (low if high is None else high))
     return torch.maximum(plain, clipped), clipped > plain
@@ -78,7 +78,7 @@ def kl_loss(
     KL(π || ref) on the samples of an older policy.
     """
     estimate = ESTIMATORS[estimator.removeprefix("ratio_")](new_logprobs - ref_logprobs)
-    return estimate * (new_logprobs - logprobs).exp() if estimator == "ratio_k3" else estimate
+    return estimate * limited(new_logprobs - logprobs).exp() if estimator == "ratio_k3" else estimate
 
 
 def group_kl_loss(d: Tensor, estimator: Literal["k2", "k3"]) -> tuple[Tensor, Tensor]:
