@@ -166,7 +166,7 @@ _ALL = (
     Metric(
         "objective/equal_groups",
         "fraction",
-        "prompts whose responses all have one score, and so no advantage; where responses to a prompt are compared",
+        "prompts whose responses all have one score before the KL penalty; where responses to a prompt are compared",
         0.0,
         1.0,
     ),

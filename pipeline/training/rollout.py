@@ -85,7 +85,7 @@ def collect(context: RolloutContext, prompts: Prompts, update: int, kl_coef: flo
             **({} if said is None else sampler_metrics(measured.logprobs, said, mask)),
             "objective/kl_coef": kl_coef,
             "objective/advantage_std": float(masked_var(advantages, counted).sqrt()),
-            **baseline_metrics(judged, cfg),
+            **baseline_metrics(judged, final, cfg),
             **(replay_metrics(replays, judged, discount(cfg)) if replays else {}),
         }
         check_finite(metrics)
@@ -155,13 +155,14 @@ def gather(ranks: Ranks, episodes: Episodes, scores: Scores, measured: Measured)
     )
 
 
-def baseline_metrics(judged: Judged, cfg: TrialConfig) -> dict[str, float]:
-    """What responses are compared with, where an advantage does that without a critic."""
+def baseline_metrics(judged: Judged, final: Tensor, cfg: TrialConfig) -> dict[str, float]:
+    """What responses are compared with, where an advantage does that without a critic; final (B,) scores after EOS
+    handling, before any KL penalty."""
     found = {}
     if judged.greedy is not None:
         found["objective/greedy_reward"] = float(judged.greedy.mean())
     if ADVANTAGES[cfg.algorithm.advantage].least_responses > 1:
-        groups = judged.scores.view(-1, cfg.train.responses_per_prompt)
+        groups = final.view(-1, cfg.train.responses_per_prompt)
         found["objective/equal_groups"] = float((groups == groups[:, :1]).all(1).float().mean())
     return found
 

@@ -271,9 +271,12 @@ def test_the_greedy_response_is_scored_pays_for_its_kl_and_is_charged(tmp_path: 
 
 
 def test_the_share_of_prompts_whose_responses_have_one_score_is_said(tmp_path: Path) -> None:
-    """Where every response is cut, all have the score of a missing EOS."""
-    one = trainer(tmp_path, **{**preset("grpo"), "train__response_length": 1})
-    rollout = collect(one.rollout_context, one._prompts(), 0, 0.0)
+    """Where every response is cut, all have the score of a missing EOS, whatever KL penalty each pays in its score."""
+    one = trainer(tmp_path, **{**preset("grpo"), "train__response_length": 1, "kl__place": "score"})
+    with torch.no_grad():
+        one.actor.lm.get_output_embeddings().weight.mul_(0.5)
+    rollout = collect(one.rollout_context, one._prompts(), 0, 0.3)
+    assert rollout.metrics["objective/non_score_reward"] != 0
     final = torch.where(rollout.episodes.ended, rollout.scores.proxy, -1.0).view(-1, 4)
     equal = [len(set(row)) == 1 for row in final.tolist()]
     assert rollout.metrics["objective/equal_groups"] == sum(equal) / len(equal) > 0
