@@ -178,7 +178,11 @@ class OptimiserConfig(Section):
         ),
     )
     guard: bool = Field(
-        False, description="reduce the learning rate when the KL per token of a rollout exceeds guard_kl"
+        False,
+        description=(
+            "reduce the learning rate of the policy, and of a critic on its trunk, when the KL per token of a rollout"
+            " exceeds guard_kl"
+        ),
     )
     guard_kl: StrictlyPositive = Field(0.015, description="nats per token")
     guard_factor: Fraction = Field(0.5, description="factor by which the guard reduces the learning rate")

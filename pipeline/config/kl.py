@@ -63,7 +63,8 @@ class KlConfig(Section):
     hinge: StrictlyPositive | None = Field(
         None,
         description=(
-            "nats per token: while a mini-batch's KL to the reference is above it, its step shrinks to hinge / KL"
+            "nats per token: while a mini-batch's KL to the reference is above it, the step of the policy, and of a"
+            " critic on its trunk, shrinks to hinge / KL"
         ),
     )
 

@@ -220,7 +220,7 @@ _ALL = (
         " over them",
         0.0,
     ),
-    Metric("policy/kl_hinge", "1", "what the KL hinge multiplies the learning rate by", 0.0, 1.0),
+    Metric("policy/kl_hinge", "1", "what the KL hinge multiplies the policy's learning rate by", 0.0, 1.0),
     Metric(
         "policy/old_kl_coef",
         "1",
@@ -263,8 +263,8 @@ _ALL = (
         "gradient norm before clipping; of the policy alone where a critic is clipped apart",
         0.0,
     ),
-    Metric("policy/lr", "1", "learning rate of the step", 0.0),
-    Metric("policy/lr_factor", "1", "what the KL guard multiplies the learning rate by", 0.0, 1.0),
+    Metric("policy/lr", "1", "learning rate of the policy's step", 0.0),
+    Metric("policy/lr_factor", "1", "what the KL guard multiplies the policy's learning rate by", 0.0, 1.0),
     Metric("value/vf_loss", "squared score", "half the clipped squared error, masked mean", 0.0, direction="minimize"),
     Metric(
         "value/vf_clipfrac", "fraction", "valid tokens on which the clipped value error is the active one", 0.0, 1.0

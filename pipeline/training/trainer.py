@@ -548,12 +548,13 @@ def _v_star(cfg: TrialConfig, samples: ReferenceScores | None, prompts: int) -> 
 
 def _groups(actor: ActorCritic, cfg: TrialConfig) -> list[dict[str, Any]]:
     """Parameters by base learning rate. The value head starts at zero and may have to move faster than the trunk it
-    reads."""
+    reads; a shared one counts as what moves the policy, since its error goes back through the policy's trunk."""
     rates = ((actor.lm, None), (actor.value_head, cfg.critic.head_lr), (actor.critic_trunk, cfg.critic.lr))
     groups = []
     for module, own in rates:
         if module is not None:
             rate = cfg.optimiser.lr if own is None else own
             trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-            groups.append({"params": trained, "lr": rate, "base_lr": rate})
+            moves_policy = module is actor.lm or actor.critic_trunk is None
+            groups.append({"params": trained, "lr": rate, "base_lr": rate, "moves_policy": moves_policy})
     return groups

@@ -184,7 +184,7 @@ def surrogate_loss(
 
 def apply(learner: Learner, position: int, metrics: dict[str, float]) -> dict[str, float]:
     """Clip the gradient in the parameters and take its step, at its place among the planned ones; the metrics of its
-    size. The first steps may be the critic's alone.
+    size. The first steps may be the critic's alone. Guard and hinge brake what moves the policy, so no separate critic.
 
     Raises `Diverged`, before the step, for a gradient that is not finite; in fp16 the step is skipped instead, and has
     no norm.
@@ -198,9 +198,10 @@ def apply(learner: Learner, position: int, metrics: dict[str, float]) -> dict[st
         check_finite(size)
     held = hinge(metrics["policy/kl_ref_per_token"], cfg.kl.hinge)
     cut = guard.factor
-    factor = lr_schedule(cfg, position) * cut * held
+    planned = lr_schedule(cfg, position)
+    factor = planned * cut * held
     for group in learner.steps.optimiser.param_groups:
-        group["lr"] = group["base_lr"] * factor
+        group["lr"] = group["base_lr"] * (factor if group["moves_policy"] else planned)
     learner.steps.step()
     guard.step()
     size = {name: norm for name, norm in size.items() if math.isfinite(norm)}

@@ -83,7 +83,7 @@ def follow(case: Case, actor: ActorCritic, rollout: Rollout) -> tuple[list[dict[
     gradients: list[dict[str, Tensor]] = []
     trained = [parameter for parameter in actor.parameters() if parameter.requires_grad]
     optimiser = torch.optim.Adam(
-        [{"params": trained, "lr": case.cfg.optimiser.lr, "base_lr": case.cfg.optimiser.lr}],
+        [{"params": trained, "lr": 0.0, "base_lr": case.cfg.optimiser.lr, "moves_policy": True}],
         eps=case.cfg.optimiser.adam_eps,
         fused=True,
     )

@@ -235,7 +235,7 @@ class OldKlController:
 
 @dataclass
 class LrGuard:
-    """Cuts the learning rate for a while when the policy is too far from the reference.
+    """Cuts the policy's learning rate for a while when the policy is too far from the reference.
 
     A rollout whose KL per token exceeds `threshold` sets the factor for the next `hold` gradient steps;
     another one within that time starts the count again, it does not cut deeper.
@@ -253,7 +253,7 @@ class LrGuard:
 
     @property
     def factor(self) -> float:
-        """What to multiply the learning rate by now."""
+        """What to multiply the policy's learning rate by now."""
         return self.cut if self.remaining > 0 else 1.0
 
     def observe(self, kl_per_token: float) -> None:
