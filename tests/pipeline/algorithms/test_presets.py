@@ -239,10 +239,13 @@ def test_without_a_critic_nothing_of_one_is_left(tmp_path: Path, name: str) -> N
     assert rows[4]["objective/kl_exact_per_token"] > 0
 
 
-@pytest.mark.parametrize("each", [1, 4])
-def test_the_greedy_response_is_scored_pays_for_its_kl_and_is_charged(tmp_path: Path, each: int) -> None:
+@pytest.mark.parametrize(("each", "temperature"), [(1, 1.0), (4, 0.7)])
+def test_the_greedy_response_is_scored_pays_for_its_kl_and_is_charged(
+    tmp_path: Path, each: int, temperature: float
+) -> None:
     """On a policy that has moved, against an argmax loop without a cache."""
-    one = trainer(tmp_path, kl__beta=0.3, **{**preset("remax"), "train__responses_per_prompt": each})
+    knobs = {**preset("remax"), "train__responses_per_prompt": each, "train__temperature": temperature}
+    one = trainer(tmp_path, kl__beta=0.3, **knobs)
     with torch.no_grad():
         for seed, parameter in enumerate(one.actor.lm.parameters()):
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
@@ -254,7 +257,8 @@ def test_the_greedy_response_is_scored_pays_for_its_kl_and_is_charged(tmp_path: 
         response, penalty = list[int](), 0.0
         while len(response) < one.cfg.train.response_length and (not response or response[-1] != EOS):
             with torch.no_grad():
-                now, ref = (net(torch.tensor([text + response])).logits[0, -1].log_softmax(0) for net in nets)
+                logits = (net(torch.tensor([text + response])).logits[0, -1] / temperature for net in nets)
+                now, ref = (of_net.log_softmax(0) for of_net in logits)
             response.append(int(now.argmax()))
             penalty -= 0.3 * float(now.max() - ref[now.argmax()])
         low = sum(token < 10 for token in response) / len(response) * 2 - 0.5

@@ -20,7 +20,7 @@ from pipeline.algorithms.replay import targets
 from pipeline.config.algorithm import AlgorithmConfig
 from pipeline.run.metrics_log import merged
 from pipeline.training.judging import Prompts
-from pipeline.training.replay import chosen_rows, replay
+from pipeline.training.replay import Replays, chosen_rows, replay, replay_metrics
 from pipeline.training.rollout import collect
 from pipeline.training.trainer import Trainer
 
@@ -126,6 +126,15 @@ def test_values_are_the_expected_rewards_to_go(tmp_path: Path, place: str) -> No
     without = torch.stack([expected_values(one, rollout, row, "loss") for row in range(4)])
     assert ((expected - without)[known].abs().max() > 0.2) == (place != "loss"), "a penalty left out would show"
     assert found.tokens[0] == pytest.approx(100 * expected_tokens(one, rollout), rel=0.15)
+
+
+def test_the_noise_of_replayed_values_is_no_error_of_the_critic() -> None:
+    """Off by 0.5 everywhere, from values whose squared standard error is 0.09: √(0.25 - 0.09)."""
+    values, zero = drawn(*MASK.shape, seed=2), torch.zeros(3)
+    judged = Judged(zero, torch.zeros_like(values), values + 0.5, MASK, zero.long())
+    found = replay_metrics(Replays(Replayed(values, MASK), torch.full_like(values, 0.09), zero.long()), judged, 1.0)
+    assert (found["replay/critic_bias"], found["replay/critic_error"]) == pytest.approx((0.5, 0.4))
+    assert found["replay/standard_error"] == pytest.approx(0.3)
 
 
 def test_one_continuation_has_no_noise_that_could_be_known(tmp_path: Path) -> None:

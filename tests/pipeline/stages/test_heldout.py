@@ -6,18 +6,26 @@ import doctest
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
-from helpers import smoke
+from helpers import Recorder, smoke
 
 from pipeline import intervals
+from pipeline.algorithms.mathematics.kl import entropy, exact_kl
+from pipeline.config.trial import TrialConfig
 from pipeline.intervals import grouped
 from pipeline.models import sampler
-from pipeline.models.policy import Episodes
+from pipeline.models.loading import load_snapshot
+from pipeline.models.policy import Episodes, log_probs, response_hidden, to_grid
 from pipeline.models.sampling import inverse_cdf
+from pipeline.resources.out_of_memory import Room
+from pipeline.run.layout import Layout
 from pipeline.stages import heldout
 from pipeline.stages.common import PromptSet
-from pipeline.stages.heldout import answers, shares
+from pipeline.stages.heldout import answers, heldout_prompts, shares
+from pipeline.stages.new_actor import load_reference
+from pipeline.trial import run_trial
 from reports.findings.bound import best_win_rate
 
 WORDS, PROMPTS, DRAWS = 3_000, 2_000, 4
@@ -33,9 +41,11 @@ class Numbers:
         return [" ".join(map(str, row)) for row in rows]
 
 
-def sample_one(model: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor, noise: torch.Tensor, **_: Any) -> Episodes:
+def sample_one(
+    model: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor, noise: torch.Tensor, *, temperature: float, **_: Any
+) -> Episodes:
     """A response is one token of the distribution `model`, which holds log-probabilities."""
-    token = inverse_cdf(model.expand(len(ids), -1), noise[:, 0]).unsqueeze(1)
+    token = inverse_cdf((model / temperature).expand(len(ids), -1), noise[:, 0]).unsqueeze(1)
     return Episodes(
         torch.cat([ids, token], 1),
         mask,
@@ -53,8 +63,9 @@ def scores(monkeypatch: pytest.MonkeyPatch) -> Any:
         Numbers(), ["0"] * PROMPTS, torch.zeros(PROMPTS, 1, dtype=torch.long), torch.ones(PROMPTS, 1, dtype=torch.bool)
     )
 
-    def found(model: torch.Tensor, *stream: object) -> np.ndarray:
-        return np.array([float(text) for text in answers(smoke(), model, data, CPU, *stream).texts])
+    def found(model: torch.Tensor, *stream: object, cfg: TrialConfig | None = None) -> np.ndarray:
+        drawn = answers(cfg or smoke(), model, data, CPU, Room("rows", PROMPTS), *stream)
+        return np.array([float(text) for text in drawn.texts])
 
     return found
 
@@ -97,6 +108,32 @@ def test_all_arms_meet_the_same_noise_and_no_two_draws_share_theirs(scores: Any)
     every = [scores(uniform, *stream) for stream in (("policy",), ("reference", 0), ("reference", 1))]
     correlations = np.corrcoef(every)[np.triu_indices(3, 1)]
     assert np.abs(correlations).max() < 4 / PROMPTS**0.5
+
+
+def test_answers_are_drawn_at_the_temperature_of_the_evaluation(scores: Any) -> None:
+    """At a small one each is the likeliest word."""
+    cold = smoke(evaluate__temperature=1e-6)
+    assert (scores(torch.linspace(0, 1, WORDS).unsqueeze(0), "policy", cfg=cold) == WORDS - 1).all()
+
+
+def test_drift_is_measured_at_the_temperature_of_the_evaluation(smoke_layout: Layout) -> None:
+    """Against the whole table of log-probabilities."""
+    cfg = smoke(evaluate__temperature=0.5)
+    done = run_trial(cfg, smoke_layout, Recorder()).artifacts
+    policy, reference = load_snapshot(done["train"].path / "policy", CPU), load_reference(done["sft"], "none", CPU)
+    data = heldout_prompts(cfg, done["prompts"])
+    with torch.no_grad():
+        drawn = answers(cfg, policy, data, CPU, Room("rows", 64), "policy").episodes
+        log_pi, log_ref = (log_probs(lm, response_hidden(lm, drawn), 0.5) for lm in (policy, reference))
+        columns = {
+            "kl": exact_kl(log_pi, log_ref),
+            "entropy": entropy(log_pi),
+            "reference_nats": -log_ref.gather(1, drawn.labels.unsqueeze(1)).squeeze(1),
+        }
+    table = pd.read_parquet(done["evaluate"].path / "prompts.parquet")
+    for name, expected in columns.items():
+        summed = to_grid(expected, drawn.response_mask).sum(1)
+        assert table[name].tolist() == pytest.approx(summed.tolist(), rel=1e-3, abs=1e-4), name
 
 
 @pytest.mark.parametrize("draws", [1, 4, 8])

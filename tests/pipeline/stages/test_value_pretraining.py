@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -13,10 +15,11 @@ from safetensors.torch import load_file
 from tinytrial import actor, preset
 
 from pipeline.algorithms.mathematics.advantages import explained_variance
-from pipeline.models.policy import to_grid
+from pipeline.models.policy import Episodes, to_grid
 from pipeline.resources.out_of_memory import Room
 from pipeline.run.layout import Layout
-from pipeline.training.value_pretraining import ScoredResponses, pretrain
+from pipeline.stages import critic as critic_stage
+from pipeline.training.value_pretraining import HELD_OUT, ScoredResponses, pretrain
 from pipeline.trial import run_trial
 
 PRETRAINED = {"critic__pretraining_steps": 40, "values__samples": 4}
@@ -67,6 +70,51 @@ def test_targets_are_the_score_at_every_token_and_discounted_towards_the_start()
     n, score = int(responses().lengths[3]), float(responses().scores[3])
     assert targets[0, :n].tolist() == pytest.approx([score * 0.5 ** (n - 1 - t) for t in range(n)])
     assert (targets[0, n:] == 0).all()
+
+
+class Discounted(ScoredResponses):
+    """Discounts by 0.5, whatever is asked for."""
+
+    def take(self, rows: torch.Tensor, gamma: float, device: torch.device) -> tuple[Episodes, torch.Tensor]:
+        return super().take(rows, 0.5, device)
+
+
+def test_gamma_discounts_what_is_learned_and_what_is_held_out() -> None:
+    found = []
+    for samples, gamma in ((responses(160), 0.5), (Discounted(**vars(responses(160))), 1.0)):
+        one = actor({})
+        found.append((pretrain(one, samples, 3, 32, 1e-2, gamma, 0, Room("x", 32), lambda done: None), one))
+    assert found[0][0] == found[1][0]
+    assert torch.equal(*(one.value_head.weight for _, one in found if one.value_head is not None))
+
+
+def test_the_stage_discounts_as_the_algorithm_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smoke_layout: Layout
+) -> None:
+    asked = []
+
+    def fitted(*args: Any) -> float:
+        asked.append(inspect.signature(pretrain).bind(*args).arguments["gamma"])
+        return 0.0
+
+    monkeypatch.setattr(critic_stage, "pretrain", fitted)
+    artifacts = run_trial(smoke(**PRETRAINED), smoke_layout, Recorder()).artifacts
+    inputs = {name: artifacts[name] for name in ("prompts", "sft", "reward", "values")}
+    critic_stage.critic(smoke(**PRETRAINED, algorithm__gamma=0.5), tmp_path, Recorder(), **inputs)
+    assert asked[-1] == 0.5
+
+
+def test_no_step_is_taken_on_a_held_out_sample() -> None:
+    """Scores of every `HELD_OUT`-th sample change what is explained, and no weight of the critic."""
+    samples = responses(160)
+    scores = samples.scores.clone()
+    scores[::HELD_OUT] = torch.arange(10.0)
+    found = []
+    for some in (samples, replace(samples, scores=scores)):
+        one = actor({})
+        found.append((pretrain(one, some, 5, 32, 1e-2, 1.0, 0, Room("x", 32), lambda done: None), one))
+    assert torch.equal(*(one.value_head.weight for _, one in found if one.value_head is not None))
+    assert found[0][0] != found[1][0]
 
 
 def test_a_trial_begins_with_the_critic_of_the_stage(smoke_layout: Layout) -> None:

@@ -131,14 +131,16 @@ def test_advantages_of_zero_take_no_step(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, held[name]) for name, tensor in one.actor.lm.state_dict().items())
 
 
-def test_the_direction_is_the_inverse_fisher_matrix_times_the_gradient(tmp_path: Path) -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_direction_is_the_inverse_fisher_matrix_times_the_gradient(tmp_path: Path, temperature: float) -> None:
     """However small delta is: (F + damping) step is parallel to the gradient, and ½ step'F step = delta."""
-    one, rollout, _ = ready(tmp_path, algorithm__trpo_delta=1e-6, algorithm__trpo_cg_iterations=60)
+    knobs = {"algorithm__trpo_delta": 1e-6, "algorithm__trpo_cg_iterations": 60, "train__temperature": temperature}
+    one, rollout, _ = ready(tmp_path, **knobs)
     lm, knobs = one.actor.lm, one.cfg.algorithm
     parameters = trained(lm)
     uphill = -flat([parameter.grad for parameter in parameters], parameters)
     step = natural_step(rollout, one.learner, uphill)
-    curved = fisher_product(lm, rollout.episodes, step, 1.0) / rollout.episodes.response_mask.sum()
+    curved = fisher_product(lm, rollout.episodes, step, temperature) / rollout.episodes.response_mask.sum()
     assert 0.5 * step.dot(curved).item() == pytest.approx(1e-6, rel=1e-3)
     back = curved + knobs.trpo_damping * step
     assert torch.cosine_similarity(back, uphill, dim=0).item() == pytest.approx(1, abs=1e-4)

@@ -20,7 +20,7 @@ from pipeline.algorithms.terms import Tokens, kl_penalty, step_metrics
 from pipeline.config.trial import TrialConfig
 from pipeline.models import lm_head as head_module
 from pipeline.models.policy import Episodes, to_grid
-from pipeline.training.judging import Measured, Scores
+from pipeline.training.judging import Measured, Scores, final_scores
 from pipeline.training.lesson import tokens_of
 from pipeline.training.rollout import Rollout, drift_metrics, reward_metrics, text_metrics
 from pipeline.training.surrogate_loss import of_tokens
@@ -200,6 +200,16 @@ def test_rollout_metrics_by_hand() -> None:
 @pytest.mark.parametrize("pad", [1, 5])
 def test_pad_columns_move_no_metric_of_a_rollout(pad: int) -> None:
     assert metrics_of(rollout(pad)) == pytest.approx(metrics_of(rollout()), rel=1e-12)
+
+
+def test_a_response_is_overlong_by_the_configured_length_and_not_by_the_longest_seen() -> None:
+    """The penalty of 2 grows from 10 tokens to 20."""
+    train = trial_config(
+        train__response_length=20, train__overlong_share=0.5, train__overlong_penalty=2.0, train__missing_eos="none"
+    ).train
+    lengths = torch.tensor([5, 12, 15])
+    found = final_scores(torch.zeros(3), lengths, torch.ones(3, dtype=torch.bool), train)
+    assert found.tolist() == pytest.approx([0.0, -0.4, -1.0])
 
 
 def test_pad_columns_reach_no_loss() -> None:
