@@ -19,6 +19,7 @@ from pipeline.algorithms.mathematics.shaping import token_rewards
 from pipeline.algorithms.replay import targets
 from pipeline.config.algorithm import AlgorithmConfig
 from pipeline.run.metrics_log import merged
+from pipeline.training import replay as replay_module
 from pipeline.training.judging import Prompts
 from pipeline.training.replay import Replays, chosen_rows, replay, replay_metrics
 from pipeline.training.rollout import collect
@@ -135,6 +136,33 @@ def test_the_noise_of_replayed_values_is_no_error_of_the_critic() -> None:
     found = replay_metrics(Replays(Replayed(values, MASK), torch.full_like(values, 0.09), zero.long()), judged, 1.0)
     assert (found["replay/critic_bias"], found["replay/critic_error"]) == pytest.approx((0.5, 0.4))
     assert found["replay/standard_error"] == pytest.approx(0.3)
+
+
+def test_a_critics_teacher_discounts_as_the_critic_does(tmp_path: Path) -> None:
+    """Near temperature 0, where a continuation repeats the rollout."""
+    knobs = {"critic__target": "replay", "replay__every": 3, "algorithm__gamma": 0.5, "train__temperature": 1e-4}
+    context, prompts, update, _ = _first(trainer(tmp_path, **knobs, replay__continuations=1))
+    rollout = collect(context, prompts, update, 0.0)
+    mask, score = rollout.episodes.response_mask, torch.where(rollout.episodes.ended, rollout.scores.proxy, -1.0)
+    known = starts(rollout.episodes.lengths, mask.shape[1], 3)
+    left = rollout.episodes.lengths.unsqueeze(1) - 1 - torch.arange(mask.shape[1])
+    assert rollout.returns is not None
+    torch.testing.assert_close(rollout.returns[known], (score.unsqueeze(1) * 0.5**left)[known], atol=1e-5, rtol=0)
+
+
+def test_the_noise_of_a_value_is_that_of_the_mean_of_its_continuations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Returns of 1 and 3 have mean 2, variance 2 by n - 1, and a squared standard error of 1."""
+    context, prompts, update, _ = _first(trainer(tmp_path, **VINE))
+    episodes = collect(context, prompts, update, 0.0).episodes
+    returns = torch.tensor([[1.0, 3.0]])
+    monkeypatch.setattr(
+        replay_module, "_continued", lambda *args: (returns.expand(len(args[4]), 2), torch.ones(len(args[4]), 2).long())
+    )
+    found = replay(context, prompts, episodes, slice(None), update, 0.0)
+    assert (found.states.values[found.states.known] == 2).all()
+    assert (found.noise[found.states.known] == 1).all()
 
 
 def test_one_continuation_has_no_noise_that_could_be_known(tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ def test_guard_and_hinge_brake_the_policy_and_no_separate_critic(
     one.guard.observe(1.0)
     for parameter in one.actor.parameters():
         parameter.grad = torch.ones_like(parameter)
+    held = one.guard.remaining
     apply(one.learner, 6, {"policy/kl_ref_per_token": 0.04})
+    assert one.guard.remaining == max(held - 1, 0)
     rates = [group["lr"] / group["base_lr"] for group in one.steps.optimiser.param_groups]
     assert rates == pytest.approx([(1 - 6 / 24) * factor for factor in braked])
 
@@ -36,6 +38,18 @@ def test_the_guard_is_fed_the_kl_per_token(tmp_path: Path, per_sequence: float, 
     kl = {"objective/kl": per_sequence, "objective/kl_per_token": per_token}
     one._learn(replace(rollout, metrics={**rollout.metrics, **kl}), lambda step, values: None)
     assert one.guard.remaining == steps
+
+
+def test_adaptive_coefficients_are_fed_the_numbers_that_their_targets_are_of(tmp_path: Path) -> None:
+    """Targets of 6 nats per sequence and 2 nats per token; 8 episodes a rollout, horizons of 20."""
+    adaptive = {"control": "adaptive", "horizon": 20.0}
+    knobs = {f"{section}__{key}": value for section in ("kl", "entropy") for key, value in adaptive.items()}
+    one = trainer(tmp_path, **knobs, kl__beta=0.1, kl__target=6.0, entropy__coef=0.1, entropy__target=2.0)
+    rollout = one._rollout()
+    seen = {"objective/kl": 12.0, "objective/kl_per_token": 0.0}
+    seen |= {"objective/entropy": 10.0, "objective/entropy_per_token": 1.0}
+    one._learn(replace(rollout, metrics={**rollout.metrics, **seen}), lambda step, values: None)
+    assert (one.kl.kl_coef, one.entropy.coef) == pytest.approx((0.1 * (1 + 0.2 * 8 / 20),) * 2)
 
 
 def test_before_a_step_no_kl_has_been_moved_at_any_temperature(tmp_path: Path) -> None:
