@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from pipeline.algorithms.mathematics.advantages import explained_variance, to_go
 from pipeline.algorithms.mathematics.shaping import token_rewards
 from pipeline.models.policy import ActorCritic, Episodes, response_mask, to_grid
-from pipeline.models.seeding import permutation
 from pipeline.resources.out_of_memory import Room
+from pipeline.training.stored_pairs import in_turn
 from pipeline.training.supervised import ShareOfLoss, Supervised
 
 HELD_OUT = 16
@@ -70,7 +70,7 @@ def pretrain(
     heldout, mine = order[::HELD_OUT], order[order % HELD_OUT != 0]
     fitted = Supervised(critic, actor.networks[1:], 0.0, room, False)
     for step in range(steps):
-        rows = mine[_drawn(step, batch, len(mine), seed)]
+        rows = mine[in_turn(len(mine), batch, step, seed, "value pretraining")]
         episodes, targets = samples.take(rows, gamma, device)
         fitted.step(lr, batch, _loss(actor, episodes, targets))
         progress(step + 1)
@@ -97,13 +97,6 @@ def _loss(actor: ActorCritic, episodes: Episodes, targets: Tensor) -> ShareOfLos
         return 0.5 * (_values(actor, mine) - targets[part, : mask.shape[1]][mask]).square().sum() / tokens
 
     return share
-
-
-def _drawn(step: int, batch: int, n: int, seed: int) -> Tensor:
-    """(batch,) which samples a step is taken on: each pass over all of them in a fresh order."""
-    places = range(step * batch, (step + 1) * batch)
-    orders = {turn: permutation(n, seed, "value pretraining", turn) for turn in {place // n for place in places}}
-    return torch.stack([orders[place // n][place % n] for place in places])
 
 
 def _values(actor: ActorCritic, episodes: Episodes) -> Tensor:
