@@ -9,11 +9,11 @@ from pipeline.errors import UserError
 
 
 def pretrained_tokenizer(base: str, revision: str | None) -> Any:
-    """The tokenizer of a base model, with a pad token (its EOS when it has none of its own)."""
+    """The tokenizer of a base model, with a pad token (its EOS when it has none of its own), padding on the left."""
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(base, revision=revision, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(base, revision=revision, trust_remote_code=False, padding_side="left")
     except (OSError, ValueError) as error:
         raise UserError(cannot_load("model.base (tokenizer)", base, revision, error)) from None
     if not tokenizer("A film", add_special_tokens=False)[

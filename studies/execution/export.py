@@ -172,7 +172,7 @@ def model_card(record: TrialRecord, prompts: Path) -> str:
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         "",
         'model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")',
-        'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder", padding_side="left")',
+        'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")',
         'prompt = tokenizer("The first words of a review", return_tensors="pt", add_special_tokens=False)',
         "print(tokenizer.decode(model.generate(**prompt)[0], skip_special_tokens=True))",
         "```",

@@ -127,14 +127,15 @@ def closing_tokenizer(folder: Path) -> Any:
     from tokenizers.processors import TemplateProcessing
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False, padding_side="right"
+    )
     if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
         tokenizer.add_special_tokens({"pad_token": PADDING})
     end = tokenizer.eos_token
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single=f"$A {end}", pair=f"$A $B {end}", special_tokens=[(end, tokenizer.eos_token_id)]
     )
-    tokenizer.padding_side = "right"
     return tokenizer
 
 

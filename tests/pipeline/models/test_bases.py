@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_tokenizers import TEXTS, sentencepiece
+from small_tokenizers import TEXTS, hard_texts, sentencepiece
 
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
 from pipeline.models.loading import pretrained_model
 from pipeline.models.policy import Episodes
-from pipeline.models.pretrained_tokenizer import pretrained_tokenizer
+from pipeline.models.pretrained_tokenizer import load_tokenizer, pretrained_tokenizer
 from pipeline.models.sampling import decode, tokenize_prompts
 
 
@@ -42,6 +43,28 @@ def test_prompt_and_completion_make_the_text(kind: str) -> None:
     assert found == wanted
     if kind == "sentencepiece":  # what this is about: the response by itself has lost its space
         assert tokenizer.decode(tokenizer(" was dull .", add_special_tokens=False)["input_ids"])[0] != " "
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
+@pytest.mark.parametrize("architecture", ["qwen2", "gpt2", "llama"])
+def test_a_stage_reads_texts_as_the_base_does_and_so_does_an_export(
+    tmp_path: Path, architecture: str, kind: str
+) -> None:
+    from transformers import AutoConfig, AutoTokenizer
+
+    given = sentencepiece() if kind == "sentencepiece" else train_tokenizer(TEXTS, 600)
+    given.save_pretrained(tmp_path / "base")
+    AutoConfig.for_model(architecture, vocab_size=len(given) + 1).save_pretrained(tmp_path / "base")
+    own = pretrained_tokenizer(str(tmp_path / "base"), None)
+    own.save_pretrained(tmp_path / "tokenizer")
+    shutil.copytree(tmp_path / "tokenizer", tmp_path / "export")
+    shutil.copy(tmp_path / "base" / "config.json", tmp_path / "export")
+    texts = hard_texts(2_000)
+    wanted = own(texts)["input_ids"]
+    for loaded in (load_tokenizer(tmp_path / "tokenizer"), AutoTokenizer.from_pretrained(tmp_path / "export")):
+        assert loaded(texts)["input_ids"] == wanted
+        assert loaded.batch_decode(wanted) == own.batch_decode(wanted)
+        assert loaded.padding_side == "left"
 
 
 def base(folder: Path, places: int, dtype: torch.dtype = torch.float32) -> Any:

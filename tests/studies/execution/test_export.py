@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import smoke
+from helpers import Recorder, smoke
+from small_tokenizers import hard_texts
 from smoke_record import recorded
 
 from pipeline.config.loading import dotted_keys
@@ -18,7 +19,9 @@ from pipeline.config.names import TRAINING
 from pipeline.config.rewards import JudgeConfig
 from pipeline.errors import UserError
 from pipeline.models.loading import load_snapshot
+from pipeline.models.pretrained_tokenizer import load_tokenizer, pretrained_tokenizer
 from pipeline.run.layout import Layout
+from pipeline.trial import run_trial
 from studies.execution.export import export
 
 LOAD = """
@@ -26,7 +29,7 @@ import sys
 from transformers import AutoModelForCausalLM, AutoTokenizer
 assert not any("pipeline" in path for path in sys.path)
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], use_safetensors=True)
-tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], padding_side="left")
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
 prompt = tokenizer("The acting was", return_tensors="pt", add_special_tokens=False)
 answer = model.generate(**prompt)
 assert answer.shape[1] > prompt["input_ids"].shape[1]
@@ -49,6 +52,40 @@ def test_a_clean_process_loads_it_without_this_package(smoke_layout: Layout, tmp
     settings = json.loads((target / "generation_config.json").read_text())
     assert settings["max_new_tokens"] == record.config["train"]["response_length"]
     assert not list(tmp_path.glob(".*"))
+
+
+def test_the_exported_tokenizer_is_the_one_of_training(smoke_layout: Layout, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    record = recorded(smoke_layout)
+    target = export("demo/base/0", tmp_path / "policy", smoke_layout)
+    trained, texts = load_tokenizer(smoke_layout.root / record.stages["prompts"].path / "tokenizer"), hard_texts(10_000)
+    wanted = trained(texts)["input_ids"]
+    back = trained.batch_decode(wanted)
+    for loaded in (
+        AutoTokenizer.from_pretrained(target),
+        load_tokenizer(target),
+        pretrained_tokenizer(str(target), None),
+    ):
+        assert loaded(texts)["input_ids"] == wanted
+        assert loaded.batch_decode(wanted) == back
+    model = AutoModelForCausalLM.from_pretrained(target).eval()
+    assert max(max(row, default=0) for row in wanted) < model.config.vocab_size
+    prompts = ["The acting was", "I"]
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    with torch.no_grad():
+        batch, *alone = (
+            model(**tokenizer(rows, return_tensors="pt", padding=True)).logits[:, -1]
+            for rows in (prompts, prompts[:1], prompts[1:])
+        )
+    torch.testing.assert_close(batch, torch.cat(alone), atol=1e-4, rtol=0)
+
+
+def test_an_exported_policy_is_a_base_that_is_trained_on(smoke_layout: Layout, tmp_path: Path) -> None:
+    recorded(smoke_layout)
+    target = export("demo/base/0", tmp_path / "policy", smoke_layout)
+    config = smoke(model__base=str(target), train__steps=4, sft__steps=2)
+    assert run_trial(config, Layout(tmp_path / "out"), Recorder()).steps == 4
 
 
 def test_the_card_has_the_figures_with_their_intervals_and_the_recipe(smoke_layout: Layout, tmp_path: Path) -> None:

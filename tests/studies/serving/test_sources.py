@@ -13,6 +13,7 @@ import torch
 from helpers import Recorder, smoke
 from safetensors.torch import load_file, save_file
 from smoke_record import recorded
+from starlette.testclient import TestClient
 from tiny_service import CPU, States, Tiny, network, tokenizer
 from tinytrial import Killed, Killer
 
@@ -25,10 +26,11 @@ from pipeline.run.store import Artifact, Store, write_manifest
 from pipeline.stages import STAGES
 from pipeline.training import checkpoint
 from studies.definition.schema import single
+from studies.serving.app import create_app
 from studies.serving.finding import find_source
 from studies.serving.metrics import Metrics
 from studies.serving.networks import Holder
-from studies.serving.server import build
+from studies.serving.server import build, stop
 from studies.serving.sources import FolderSource, Training, TrialSource, read_checkpoint
 
 
@@ -61,6 +63,10 @@ def test_a_folder_is_served_and_new_weights_in_it_are_taken(folder: Path) -> Non
     service = build(FolderSource(folder, CPU), said.append)
     assert (service.name, service.models) == ("policy", {"policy": "policy"})
     assert service.unmeasured is not None
+    service.worker.thread.start()
+    body = {"prompt": ["<|endoftext|> The film", "<eos> Ze\u0301ro"], "max_tokens": 4}
+    client = TestClient(create_app(service), "http://127.0.0.1")
+    assert client.post("/v1/completions", json=body).status_code == 200
     before = service.holder.now.revision
     assert (before.step, before.state, len(before.key)) == (None, "exported", 20)
     assert not service.holder.look()
@@ -72,6 +78,7 @@ def test_a_folder_is_served_and_new_weights_in_it_are_taken(folder: Path) -> Non
     assert service.holder.now.revision.key != before.key
     assert service.metrics.count("swaps_total") == 1
     assert equal(service.holder.now.policy, load_snapshot(folder, CPU))
+    stop(service)
 
 
 def test_weights_that_are_not_whole_leave_the_old_ones_in_place(folder: Path) -> None:
