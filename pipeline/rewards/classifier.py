@@ -19,6 +19,8 @@ from pipeline.rewards.folders import label_index
 from pipeline.run.hub import in_words
 
 Output = Literal["log_odds", "logit"]
+OFFSET = "reward_offset"
+"""Key of an exported ``config.json``: what to add to the logit. The heads of classifiers of decoders have no bias."""
 UNBOUNDED = 10**6
 """A tokenizer that states more tokens than this states no limit."""
 
@@ -56,6 +58,7 @@ class ClassifierReward:
         inputs = inputs.to(self._model.device)
         with Precision.of(self._model.device).autocast():
             logits: Tensor = self._model(**inputs).logits.float().cpu()
+        logits = logits + getattr(self._model.config, OFFSET, 0.0)
         if self._model.config.problem_type == "multi_label_classification":  # the labels do not exclude each other
             return logits[:, self._index]
         match self._output:
@@ -105,6 +108,8 @@ def load(section: str, cfg: Scorer, device: torch.device, room: Room) -> Classif
     index = label_index(model.config.id2label, cfg.label, f"{section}.label")
     if not isinstance(tokenizer.model_max_length, int | float):
         raise UserError(f"{key} = '{name}': its tokenizer's model_max_length is no number")
+    if not isinstance(getattr(model.config, OFFSET, 0.0), int | float):
+        raise UserError(f"{key} = '{name}': {OFFSET} in its config.json is no number")
     _prepare(model, tokenizer)
     return ClassifierReward(fp32_classes(freeze(model)).to(device), tokenizer, index, cfg.output, room)
 

@@ -8,13 +8,12 @@ from typing import Any
 
 from pipeline.errors import UserError
 from pipeline.named_files import place as in_full
+from pipeline.rewards.classifier import OFFSET
 from pipeline.run.layout import Layout, TrialRecord
 from pipeline.stages.common import member_folders, part_folder
 from studies.execution.export import copy_files, new_folder, recipe_rows
 from studies.execution.recorded import artifact, find_trial, folder_of
 
-OFFSET = "reward_offset"
-"""Key of an exported ``config.json``: what to add to the logit. The heads of classifiers of decoders have no bias."""
 PADDING = "<|padding|>"
 SCALE = "The score is in standard deviations of samples of the trial's reference policy, whose mean is 0."
 AGAINST = (
