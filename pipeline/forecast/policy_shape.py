@@ -29,7 +29,8 @@ def shape_of(config: TrialConfig) -> Shape | None:
         return scratch_shape(model, config.data.vocab_size)
     folder = Path(model.base)
     if folder.is_dir():
-        return measured((folder / "config.json").read_text("utf-8")) if (folder / "config.json").is_file() else None
+        file = folder / "config.json"
+        return measured(file.read_text("utf-8", "replace")) if file.is_file() else None
     if model.base in PUBLISHED:
         return measured(canonical_json(PUBLISHED[model.base]))
     return _from_hub(model.base, model.revision)
@@ -95,8 +96,8 @@ def measured(config_json: str) -> Shape | None:
     """The shape of the causal language model that a ``config.json`` describes; None for what is none."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    content: dict[str, Any] = json.loads(config_json)
     try:
+        content: dict[str, Any] = json.loads(config_json)
         config = AutoConfig.for_model(**content)
         with torch.device("meta"):
             network: CausalLM = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
@@ -117,7 +118,7 @@ def measured(config_json: str) -> Shape | None:
             kept_fp32=_kept(content, int(config.num_hidden_layers), half=False),
             kept_half=_kept(content, int(config.num_hidden_layers), half=True),
         )
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except Exception:  # each library has its own class for a setting that it does not know; loading says which
         return None
 
 

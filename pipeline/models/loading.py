@@ -60,19 +60,13 @@ def scratch_model(cfg: ModelConfig, vocab_size: int, pad_id: int, eos_id: int, m
 
 
 def pretrained_model(base: str, revision: str | None) -> CausalLM:
-    """A base model by hub id or folder: safetensors only, no code of theirs, fp32 weights, fused attention."""
-    from transformers import AutoModelForCausalLM
+    """A base model by hub id or folder: safetensors only, no code of theirs, fp32 weights, fused attention.
 
+    Raises `UserError` for one that does not load whole.
+    """
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            base,
-            revision=revision,
-            dtype=torch.float32,
-            use_safetensors=True,
-            trust_remote_code=False,
-            attn_implementation=ATTENTION,
-        )
-    except (OSError, ValueError) as error:
+        model = _whole(base, revision=revision)
+    except Exception as error:  # each library below has its own class for a file that is none of its kind
         raise UserError(cannot_load("model.base", base, revision, error)) from None
     check_network(prepared(model), f"model.base = '{base}'")
     return model
@@ -80,17 +74,26 @@ def pretrained_model(base: str, revision: str | None) -> CausalLM:
 
 def load_snapshot(path: Path, device: torch.device) -> CausalLM:
     """One of our own `save_pretrained` folders, in fp32."""
+    model = _whole(path, local_files_only=True)
+    check_network(prepared(model.to(device)), str(path))
+    return model
+
+
+def _whole(name: str | Path, **source: Any) -> CausalLM:
+    """Raises `ValueError` for files that lack weights: transformers would fill them with random numbers."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
-        path,
+    model, report = AutoModelForCausalLM.from_pretrained(
+        name,
         dtype=torch.float32,
         use_safetensors=True,
         trust_remote_code=False,
-        local_files_only=True,
         attn_implementation=ATTENTION,
+        output_loading_info=True,
+        **source,
     )
-    check_network(prepared(model.to(device)), str(path))
+    if absent := sorted(report["missing_keys"]):
+        raise ValueError(f"its files lack {', '.join(absent[:3])}")
     return model
 
 

@@ -14,7 +14,7 @@ def pretrained_tokenizer(base: str, revision: str | None) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(base, revision=revision, trust_remote_code=False, padding_side="left")
-    except (OSError, ValueError) as error:
+    except Exception as error:  # each library below has its own class for a file that is none of its kind
         raise UserError(cannot_load("model.base (tokenizer)", base, revision, error)) from None
     if not tokenizer("A film", add_special_tokens=False)[
         "input_ids"
@@ -37,7 +37,7 @@ def _check_vocabulary(base: str, revision: str | None, tokenizer: Any) -> None:
 
     try:
         places = int(AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=False).vocab_size)
-    except (OSError, ValueError, AttributeError) as error:
+    except Exception as error:  # as above
         raise UserError(cannot_load("model.base", base, revision, error)) from None
     token, highest = max(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
     if highest >= places:
@@ -58,9 +58,10 @@ def cannot_load(key: str, base: str, revision: str | None, error: Exception) -> 
     """Why the base that `key` names could not be loaded, and what to do."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    first = str(error).strip().splitlines()[0][:200]
     at = f" at revision {revision}" if revision else ""
+    why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    searched = "" if Path(base).is_dir() else f"; searched the network and the cache {HF_HUB_CACHE}"
     return (
-        f"{key} = '{base}'{at} could not be loaded ({first}); searched the network and the cache {HF_HUB_CACHE}. "
-        "Without a network, set model.base to a local folder that holds config.json, *.safetensors and the tokenizer"
+        f"{key} = '{base}'{at} could not be loaded ({why}){searched}. Set model.base to a folder that holds"
+        " config.json, all *.safetensors of a causal language model that is not quantised, and its tokenizer"
     )

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from helpers import smoke
+from safetensors.torch import load_file, save_file
 from small_tokenizers import TEXTS, hard_texts, sentencepiece
 
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
+from pipeline.forecast.policy_shape import shape_of
 from pipeline.models.loading import pretrained_model
 from pipeline.models.policy import Episodes
 from pipeline.models.pretrained_tokenizer import load_tokenizer, pretrained_tokenizer
@@ -104,6 +107,36 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 def base_with_room(folder: Path) -> Path:
     base(folder, 512)
     return folder
+
+
+def damaged(folder: Path, how: str) -> None:
+    """Break a sound base."""
+    config, weights = folder / "config.json", folder / "model.safetensors"
+    match how:
+        case "cut weights":
+            weights.write_bytes(weights.read_bytes()[:-100])
+        case "missing weights":
+            save_file({name: one for name, one in load_file(weights).items() if "lm_head" not in name}, weights)
+        case "GPTQ":
+            quantized = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+            config.write_text(json.dumps(json.loads(config.read_text()) | quantized))
+        case "no JSON":
+            config.write_text("{ broken")
+        case "no size":
+            config.write_text(json.dumps(json.loads(config.read_text()) | {"hidden_size": "many"}))
+        case "no tokenizer":
+            (folder / "tokenizer.json").write_text("{}")
+
+
+@pytest.mark.parametrize("how", ["cut weights", "missing weights", "GPTQ", "no JSON", "no size", "no tokenizer"])
+def test_a_base_that_cannot_be_loaded_is_the_users_to_put_right(tmp_path: Path, how: str) -> None:
+    base(tmp_path, 512)
+    damaged(tmp_path, how)
+    shape_of(smoke(model__base=str(tmp_path)))
+    with pytest.raises(UserError) as refused:
+        pretrained_tokenizer(str(tmp_path), None) and pretrained_model(str(tmp_path), None)
+    assert str(tmp_path) in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
