@@ -119,7 +119,9 @@ def _placed(rows: Sequence[LogRow], mapping: MappingFile, read: Reading, name: s
     x = np.array([_whole(row, key, name) for row in rows], dtype=np.int64)
     lines = np.array([row.line for row in rows], dtype=np.int64)
     if read.counts == "gradient_steps":
-        log = _Log(name, lines, np.maximum(x - (per or 0), 0), x)
+        # An update began no earlier than the place that was logged before it: GRPO logs every gradient step.
+        places, at = np.unique(x, return_inverse=True)
+        log = _Log(name, lines, np.maximum(x - (per or 0), np.concatenate([[0], places[:-1]])[at]), x)
     else:
         if per is None:
             raise Misfit(

@@ -383,3 +383,15 @@ def test_whatever_is_logged_what_is_kept_is_finite_ordered_and_possible(made: Ro
         assert one.values.min() >= METRICS[key].low - 1e-6
         assert one.values.max() <= METRICS[key].high + 1e-6
         assert one.steps.max() <= found.steps
+
+
+@pytest.mark.parametrize(("x", "places"), [([1, 2, 3, 4], [0, 1, 2, 3]), ([2, 4, 6], [0, 2, 4]), ([16, 32], [14, 30])])
+def test_no_rollout_overwrites_the_one_before_it(x: list[int], places: list[int]) -> None:
+    rows = [{"step": step, "clip_ratio/low_mean": 0.0, "kl": 0.1 * step} for step in x]
+    found = trajectory(
+        [LogRow(line, row) for line, row in enumerate(rows, 1)],
+        MappingFile(program="trl-grpo", steps_per_update=2),
+        "a",
+    ).series["objective/kl_k3_per_token"]
+    assert found.steps.tolist() == places
+    assert found.values.tolist() == [row["kl"] for row in rows]
