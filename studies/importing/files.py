@@ -49,7 +49,6 @@ def find_files(
     """
     if state(folder) is None:
         raise UserError(f"{folder}: no such folder or file; give one that holds a log per arm and seed: {RULE}")
-    forms = [re.compile(_template(pattern))] if pattern else [re.compile(form, re.IGNORECASE) for form in _FORMS]
     root = folder if folder.is_dir() else folder.parent
     found: list[LogFile] = []
     left: dict[str, str] = {}
@@ -62,7 +61,7 @@ def find_files(
         elif leaves(path, root):
             raise UserError(f"{folder}: '{name}' is a link that leaves the folder; put the file itself there")
         else:
-            found.append(LogFile(path, name, _told(forms, trial, name, root)))
+            found.append(LogFile(path, name, trial_of(trial, pattern, name, root)))
     if not found:
         why = "is left with these patterns" if left else "in it"
         raise UserError(f"{folder}: no {', '.join(SUFFIXES)} file {why}; expected a log per arm and seed: {RULE}")
@@ -108,7 +107,9 @@ def _fits(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name.rpartition("/")[2], pattern)
 
 
-def _told(forms: list[re.Pattern[str]], trial: str, name: str, root: Path) -> tuple[str, int] | None:
+def trial_of(trial: str, pattern: str | None, name: str, root: Path) -> tuple[str, int] | None:
+    """Arm and seed in the name of a trial, by `RULE` or by `pattern`; None where it does not tell them."""
+    forms = [re.compile(_template(pattern))] if pattern else [re.compile(form, re.IGNORECASE) for form in _FORMS]
     fit = next((match for form in forms if (match := form.fullmatch(trial))), None)
     if fit is None:
         return None

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import UserError
 from pipeline.run.layout import safe
 from pipeline.run.store import file_digest
-from studies.importing.files import LogFile, find_files, natural, refuse_same_case, stray
+from studies.importing.files import LogFile, find_files, natural, refuse_same_case, stray, trial_of
 from studies.importing.mapping import Columns, MappingFile, Misfit
 from studies.importing.naming import AXES
 from studies.importing.programs import bare
@@ -20,6 +21,8 @@ from studies.importing.prompts import id_column
 from studies.importing.rows import LogRow, number, read_log
 
 Trial = tuple[str, int]
+_BETWEEN = " - "
+"""Stands between run and metric in the columns of a panel of W&B."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class Log:
     """The line of an unfinished last row."""
     digest: str
     """Of what the rows were read from."""
+    panel: str = ""
+    """The x-axis of a panel, whose run can have other metrics in other files."""
 
     @property
     def keys(self) -> list[str]:
@@ -65,19 +70,28 @@ class Found:
 def find_logs(folder: Path, mapping: MappingFile) -> Found:
     """Read the logs below `folder`.
 
-    A file of which neither the name nor two columns tell arm and seed is ignored, unless there is no other. Raises
-    `UserError` for a file that cannot be read, and for two logs of one trial.
+    A file of which neither the name nor two columns tell arm and seed, or that has no x-axis, is ignored, unless there
+    is no other. Raises `UserError` for a file that cannot be read, and for two logs of one trial.
     """
     files, left = find_files(folder, mapping.files, mapping.include, mapping.exclude)
-    found, strays = Found(ignored=left), []
+    found, strays, unplaced = Found(ignored=left), list[LogFile](), list[Log]()
     for file in files:
         logs, why = _logs(file, mapping)
         if why is not None:
             strays.append(file)
             found.ignored[file.name] = why
         for log in logs:
-            by_prompt = id_column(mapping, log.keys) is not None and not _has_axis(mapping, log.keys)
-            _add(found.prompts if by_prompt else found.series, log, folder)
+            if _has_axis(mapping.of_arm(log.arm), log.keys):
+                _add(found.series, log, folder)
+            elif id_column(mapping, log.keys) is not None:
+                _add(found.prompts, log, folder)
+            else:
+                unplaced.append(log)
+    if found.trials:
+        found.ignored |= {log.name: "no column of it is an x-axis, such as step or global_step" for log in unplaced}
+    else:
+        for log in unplaced:
+            _add(found.series, log, folder)
     if not found.trials:
         why = found.ignored[strays[0].name]
         raise Misfit(f"{folder}: {stray(folder, strays[0], mapping.files)} ({why})")
@@ -95,6 +109,9 @@ def _logs(file: LogFile, mapping: MappingFile) -> tuple[list[Log], str | None]:
             raise
         return [], f"its name tells no arm and seed, and it is no table: {str(error).partition(': ')[2]}"
     keys = {key for row in rows for key in row.values}
+    runs, unnamed = _panel(file, rows, mapping)
+    if runs:
+        return runs, f"tells no arm and seed of {', '.join(unnamed)}" if unnamed else None
     has = {columns.arm, *([columns.seed] if isinstance(columns.seed, str) else [])} <= keys
     if has and (mapping.columns or file.trial is None):
         return _table(file, rows, columns), None
@@ -103,6 +120,45 @@ def _logs(file: LogFile, mapping: MappingFile) -> tuple[list[Log], str | None]:
         return [], f"neither its name nor columns {wanted} tell arm and seed"
     arm, seed = file.trial
     return [Log(arm, seed, file.path, file.name, rows, cut, file_digest(file.path))], None
+
+
+def _panel(file: LogFile, rows: Sequence[LogRow], mapping: MappingFile) -> tuple[list[Log], list[str]]:
+    """The runs of a panel that W&B exported, and the names of runs that tell no arm and seed.
+
+    Beside the x-axis its columns are ``run - metric`` and, with ``__MIN`` and ``__MAX`` behind it, the range that the
+    value was averaged over, which is left. Of another file: nothing.
+    """
+    runs: dict[str, list[LogRow]] = {}
+    for row in rows:
+        axis = {"_step" if key == "Step" else key: value for key, value in row.values.items() if _BETWEEN not in key}
+        own: dict[str, dict[str, Any]] = {}
+        for key, value in row.values.items():
+            run, between, metric = key.rpartition(_BETWEEN)
+            if between and len(axis) == 1 and not metric.endswith(("__MIN", "__MAX")):
+                own.setdefault(run, {})[metric] = value
+        for run, values in own.items():
+            runs.setdefault(run, []).append(LogRow(row.line, {**axis, **values, **axis}))
+    trials = {run: trial_of(run, mapping.files, file.name, file.path.parent) for run in runs}
+    return [
+        Log(*trial, file.path, f"{file.name} ({run})", runs[run], None, _digest(runs[run]), _axis(runs[run]))
+        for run, trial in trials.items()
+        if trial
+    ], [run for run, trial in trials.items() if not trial]
+
+
+def _axis(rows: Sequence[LogRow]) -> str:
+    return next(iter(rows[0].values))
+
+
+def _joined(one: Log, two: Log) -> Log:
+    """Two panels of one run over the same x-axis, the values of a step in one row."""
+    rows: dict[float, LogRow] = {}
+    for row in (*one.rows, *two.rows):
+        x = number(row.values[one.panel])
+        at = math.inf if x is None else x
+        rows[at] = LogRow(row.line, {**rows[at].values, **row.values} if at in rows else row.values)
+    joined = [rows[x] for x in sorted(rows)]
+    return replace(one, name=f"{one.name}, {two.name}", rows=joined, digest=_digest(joined))
 
 
 def _table(file: LogFile, rows: Sequence[LogRow], columns: Columns) -> list[Log]:
@@ -145,7 +201,9 @@ def _has_axis(mapping: MappingFile, keys: Sequence[str]) -> bool:
 
 def _add(logs: dict[Trial, Log], log: Log, folder: Path) -> None:
     twin = next((one for (arm, seed), one in logs.items() if (arm.lower(), seed) == (log.arm.lower(), log.seed)), log)
-    if twin is not log:
+    if twin is not log and twin.arm == log.arm and log.panel and log.panel == twin.panel:
+        log = _joined(twin, log)
+    elif twin is not log:
         if twin.arm != log.arm:
             refuse_same_case([twin.arm, log.arm], folder)
         raise UserError(

@@ -159,3 +159,11 @@ def test_a_direction_that_is_not_given_is_the_metrics_own(tmp_path: Path, metric
         f"objective: {{metric: {metric}}}\n"
     )
     assert load_study(file).objective.direction == direction
+
+
+
+def test_a_file_of_no_trial_is_listed_although_its_name_tells_arm_and_seed(logs: Path, succeeds: Run) -> None:
+    table(logs / "notes" / "2024.csv", ["day", "text"], [[1, "began"]])
+    told = succeeds("import", logs, "--name", "mine")
+    assert "mine: 2 trials of 2 arms" in told
+    assert "  notes/2024.csv: no column of it is an x-axis" in told

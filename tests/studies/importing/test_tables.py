@@ -186,3 +186,22 @@ def test_an_edited_study_file_is_not_grown(tmp_path: Path, succeeds: Run, refuse
     told = refused("import", written(tmp_path / "second.csv", rows({"b": 0.3})), "--name", "mine")
     assert "add 'b: {}' there" in told
     assert "What did" in file.read_text()
+
+
+@pytest.mark.parametrize("axis", ["Step", "train/global_step"])
+def test_panels_of_wandb_are_trials_of_all_their_metrics(
+    tmp_path: Path, succeeds: Run, layout: Layout, axis: str
+) -> None:
+    (tmp_path / "panels").mkdir()
+    for number, metric in enumerate(("train/objective/scores", "train/objective/kl")):
+        names = [f"{run} - {metric}{end}" for run in ("a-seed0", "b - c") for end in ("", "__MIN", "__MAX")]
+        lines = [[step, number + step, 0, 99, number + step, 0, 99] for step in (3, 1, 2)]
+        lines.append([4, *[""] * 6])
+        text = "".join(",".join(map(str, line)) + "\n" for line in ([axis, *names], *lines))
+        (tmp_path / "panels" / f"wandb_export_{number}.csv").write_text(text)
+    told = succeeds("import", tmp_path / "panels", "--name", "mine")
+    assert "mine: 1 trial of 1 arm, 3 gradient steps" in told
+    assert "wandb_export_0.csv: tells no arm and seed of b - c" in told
+    record = layout.study("mine", "imported").record("a", 0)
+    assert record is not None
+    assert record.ends == {"objective/scores": 3, "objective/kl": 4}
