@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pipeline.config.names import nearest
@@ -72,7 +72,7 @@ def reading(mapping: MappingFile, keys: Iterable[str], origin: str) -> Reading:
     named = {ours: name for ours, name in mapping.metrics.items() if name is not None and name.key in present}
     taken = {name.key for name in named.values()}
     ignored: dict[str, str] = {}
-    axis, counts = _axis(mapping, program, present, origin)
+    axis, counts = axis_of(mapping, program, present, origin)
     reserved = {axis, mapping.length}
     order = [*program.names] if program else []
     for key in sorted(present, key=lambda one: order.index(bare(one)) if bare(one) in order else len(order)):
@@ -172,8 +172,10 @@ def _without_axes(ignored: dict[str, str]) -> dict[str, str]:
     return {key: "another count of the x-axis" if bare(key) in AXES else why for key, why in ignored.items()}
 
 
-def _axis(mapping: MappingFile, program: Program | None, keys: list[str], origin: str) -> tuple[str, Counts | None]:
-    """The key of the x-axis and what it counts; None where nothing says that."""
+def axis_of(
+    mapping: MappingFile, program: Program | None, keys: Sequence[str], origin: str
+) -> tuple[str, Counts | None]:
+    """The key of the x-axis and what it counts; None where nothing says that. Raises `Misfit`."""
     by_program = dict(program.axis) if program else {}
     candidates = [mapping.step.key] if mapping.step.key else [*by_program, *AXES]
     key = next((found for name in candidates for found in (name, f"train/{name}") if found in keys), None)

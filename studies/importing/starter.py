@@ -11,8 +11,8 @@ from pipeline.run.layout import write_atomic
 from pipeline.run.metrics import METRICS
 from studies.importing.files import find_files
 from studies.importing.mapping import PROMPT_NAMES, MappingFile, Misfit
-from studies.importing.naming import AXES, reading, suggestions
-from studies.importing.programs import PROGRAMS, bare
+from studies.importing.naming import AXES, axis_of, reading, suggestions
+from studies.importing.programs import PROGRAMS, bare, detected
 from studies.importing.rows import read_log
 
 _FILES_READ = 20
@@ -39,7 +39,7 @@ def write_starter(path: Path, folder: Path, name: str, mapping: MappingFile) -> 
     """Write a mapping for the logs below `folder`; False where the file is there, which is kept."""
     if path.exists():
         return False
-    write_atomic(path, starter(headers(folder, mapping), folder, name, path))
+    write_atomic(path, starter(headers(folder, mapping), folder, name, path, mapping))
     return True
 
 
@@ -58,14 +58,13 @@ def headers(folder: Path, mapping: MappingFile) -> list[str]:
     return list(keys)
 
 
-def starter(keys: Sequence[str], folder: Path, name: str, path: Path) -> str:
+def starter(keys: Sequence[str], folder: Path, name: str, path: Path, mapping: MappingFile) -> str:
     """The text of a mapping that is valid as it is, takes what is certain, and proposes the rest in comments."""
-    axis = next((key for key in keys if bare(key) in AXES), None)
-    place = (
-        f"step: {{key: {json.dumps(axis)}, counts: gradient_steps}}"
-        if axis
-        else "# step: {key: COLUMN, counts: gradient_steps}"
-    )
+    try:
+        axis, counts = axis_of(MappingFile(steps_per_update=mapping.steps_per_update), detected(keys), keys, "")
+        place = f"step: {{key: {json.dumps(axis)}, counts: {counts or 'gradient_steps'}}}"
+    except Misfit:
+        axis, place = None, "# step: {key: COLUMN, counts: gradient_steps}"
     head = _HEAD.format(
         folder=_shell(folder),
         name=_shell(name),

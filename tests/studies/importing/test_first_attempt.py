@@ -12,7 +12,7 @@ import pytest
 from pipeline.run.layout import Layout
 from pipeline.run.metrics import METRICS
 from studies.definition.schema import load_study
-from studies.importing.mapping import load_mapping
+from studies.importing.mapping import Axis, load_mapping
 
 Run = Callable[..., str]
 pytestmark = pytest.mark.usefixtures("no_mlflow")
@@ -167,3 +167,12 @@ def test_a_file_of_no_trial_is_listed_although_its_name_tells_arm_and_seed(logs:
     told = succeeds("import", logs, "--name", "mine")
     assert "mine: 2 trials of 2 arms" in told
     assert "  notes/2024.csv: no column of it is an x-axis" in told
+
+
+
+def test_a_mapping_is_written_with_the_axis_that_was_read(tmp_path: Path, succeeds: Run) -> None:
+    rows = [[7 * step, step, 0.1 * step, 0.01] for step in range(1, 9)]
+    table(tmp_path / "logs" / "a-seed0.csv", ["_step", "train/global_step", "reward", "kl"], rows)
+    told = succeeds("import", tmp_path / "logs", "--name", "mine", "--steps-per-update", 2)
+    assert "x-axis 'train/global_step' counts updates of 2 gradient steps" in told
+    assert load_mapping(Path("mine.map.yaml")).step == Axis(key="train/global_step", counts="updates")
