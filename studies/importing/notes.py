@@ -35,10 +35,10 @@ def caveats(records: Sequence[TrialRecord], problems: Iterable[Problem]) -> list
             " estimated, is not known here. A number that it did not publish is absent."
         )
     elif "eval/win_rate" not in recorded:
+        judge = "" if recorded & {"eval/gold", "objective/gold"} else " no judge but the reward that was trained on,"
         notes.append(
-            "No held-out evaluation was imported, so there is no win rate against the reference, no judge but the"
-            " reward that was trained on, and no exact KL. In its place stands the mean of the last tenth of each"
-            " trial's training records."
+            f"The import holds no win rate against the reference,{judge} and no exact KL. Where a metric was not"
+            " evaluated, the mean of the last tenth of each trial's training records stands in its place."
         )
     if recorded.intersection(REWARDS) and not all(_calibrated(record) for record in records):
         notes.append(

@@ -55,12 +55,12 @@ def test_arms_are_compared_by_where_their_training_ended(imported: tuple[StudyFo
     findings = analyse(records)
     assert records.counts() == {"complete": 8, "diverged": 1}
     assert records.evaluated("beta_0.01") == [0, 1], "a diverged trial is counted, not averaged"
-    last = [trl_logs.rows(0.2, seed)[-1]["objective/rlhf_reward"] for seed in (0, 1, 2)]
-    estimate = findings.arm("beta_0.2").estimates["objective/rlhf_reward"]
+    last = [trl_logs.rows(0.2, seed)[-1]["objective/scores"] for seed in (0, 1, 2)]
+    estimate = findings.arm("beta_0.2").estimates["objective/scores"]
     assert estimate.value == pytest.approx(sum(last) / 3)
     assert (estimate.seeds, estimate.prompts, estimate.method) == (3, 0, "student")
     assert not any(key.startswith("eval/") for result in findings.arms for key in result.estimates)
-    (effect,) = [one for one in findings.effects_on("objective/rlhf_reward") if one.arm == "beta_0.2"]
+    (effect,) = [one for one in findings.effects_on("objective/scores") if one.arm == "beta_0.2"]
     assert set(effect.per_seed) == {0, 1}
     assert {
         verdict.outcome for claim in findings.claims for verdict in claim.verdicts if verdict.arm == "beta_0.2"
@@ -79,7 +79,10 @@ def test_the_page_says_what_is_not_there(imported: tuple[StudyFolder, Study], mo
     monkeypatch.setattr(style, "save", svg_only)
     folder = render_report(*imported).parent
     page = (folder / "index.html").read_text()
-    assert "No held-out evaluation was imported, so there is no win rate against the reference" in page
+    assert (
+        "The import holds no win rate against the reference, no judge but the reward that was trained on, and no exact"
+        in page
+    )
     assert (
         "beta_0.05/seed_1.jsonl, line 1: policy/clipfrac_avg (policy/pg_clipfrac) = 7.5: above 1 fraction, which"
         " cannot be" in page
@@ -115,7 +118,7 @@ def test_final_measurements_that_were_imported_are_compared(tmp_path: Path) -> N
     import_folder(logs, str(tmp_path / "trl.yaml"), Layout.at(tmp_path / "out"), steps_per_update=16)
     records = load_records(*find_study(Layout.at(tmp_path / "out"), str(tmp_path / "trl.yaml")))
     assert records.study.objective.metric == "eval/win_rate"
-    assert not any("No held-out evaluation" in note for note in records.notes)
+    assert not any("no win rate" in note for note in records.notes)
     estimate = analyse(records).arm("beta_0.2").estimates["eval/win_rate"]
     assert estimate.value == pytest.approx(
         0.6 + sum(trl_logs.rows(0.2, seed)[-1]["objective/kl"] for seed in (0, 1)) / 200

@@ -176,3 +176,15 @@ def test_a_mapping_is_written_with_the_axis_that_was_read(tmp_path: Path, succee
     told = succeeds("import", tmp_path / "logs", "--name", "mine", "--steps-per-update", 2)
     assert "x-axis 'train/global_step' counts updates of 2 gradient steps" in told
     assert load_mapping(Path("mine.map.yaml")).step == Axis(key="train/global_step", counts="updates")
+
+
+
+@pytest.mark.parametrize("judge", ["eval/gold", "objective/gold"])
+def test_a_judge_that_was_imported_is_not_said_to_be_absent(
+    tmp_path: Path, succeeds: Run, drawn: Run, judge: str
+) -> None:
+    rows = [[arm, seed, step, 0.1 * step] for arm in "ab" for seed in (0, 1) for step in (1, 2)]
+    succeeds("import", table(tmp_path / "all.csv", ["arm", "seed", "step", judge], rows), "--name", "mine")
+    page = drawn("mine", "frontier")
+    assert "no win rate against the reference" in page
+    assert "no judge" not in page
