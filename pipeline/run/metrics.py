@@ -113,7 +113,6 @@ _ALL = (
         "objective/rlhf_reward",
         "std of reference samples",
         "mean of score after EOS handling + KL part",
-        direction="maximize",
     ),
     Metric(
         "reward/disagreement",

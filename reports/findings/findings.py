@@ -44,8 +44,8 @@ RANKED = ("eval/win_rate", "eval/gold")
 """Metrics of which more is better whatever the study asks: their best arm is marked."""
 COMPARED = ("eval/win_rate", "eval/gold", "eval/proxy", "eval/kl_per_sequence")
 ENDS = (
-    "objective/rlhf_reward", "objective/scores", "objective/gold", "objective/kl", "objective/kl_per_token",
-    "objective/kl_k3_per_token", "objective/entropy", "policy/entropy",
+    "objective/scores", "objective/gold", "objective/kl", "objective/kl_per_token", "objective/kl_k3_per_token",
+    "objective/entropy", "policy/entropy",
 )  # fmt: skip
 """Reported and compared of trials that were never evaluated here: where their training ended."""
 ROBUST = ("eval/gold", "eval/proxy", "eval/kl_per_sequence")

@@ -16,8 +16,8 @@ from pipeline.run.metrics import METRICS
 from studies.definition.schema import IMPORTED, Study, study_names
 
 PREFERRED = (
-    "eval/win_rate", "eval/gold", "objective/gold", "eval/proxy", "objective/rlhf_reward", "objective/scores",
-    "eval/kl_per_token", "objective/kl_per_token", "objective/kl",
+    "eval/win_rate", "eval/gold", "objective/gold", "eval/proxy", "objective/scores", "eval/kl_per_token",
+    "objective/kl_per_token", "objective/kl",
 )  # fmt: skip
 """What a study that is written here compares arms on: the first that every trial has."""
 _SAID = "say what this arm was, for example {kl.beta: 0.05}; a known kl.beta also checks the unit of KL"

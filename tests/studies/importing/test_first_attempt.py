@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from pipeline.run.layout import Layout
 from pipeline.run.metrics import METRICS
 from studies.definition.schema import load_study
+from studies.definition.space import Objective
 from studies.importing.mapping import Axis, load_mapping
 
 Run = Callable[..., str]
@@ -161,15 +163,6 @@ def test_a_direction_that_is_not_given_is_the_metrics_own(tmp_path: Path, metric
     assert load_study(file).objective.direction == direction
 
 
-
-def test_a_file_of_no_trial_is_listed_although_its_name_tells_arm_and_seed(logs: Path, succeeds: Run) -> None:
-    table(logs / "notes" / "2024.csv", ["day", "text"], [[1, "began"]])
-    told = succeeds("import", logs, "--name", "mine")
-    assert "mine: 2 trials of 2 arms" in told
-    assert "  notes/2024.csv: no column of it is an x-axis" in told
-
-
-
 def test_a_mapping_is_written_with_the_axis_that_was_read(tmp_path: Path, succeeds: Run) -> None:
     rows = [[7 * step, step, 0.1 * step, 0.01] for step in range(1, 9)]
     table(tmp_path / "logs" / "a-seed0.csv", ["_step", "train/global_step", "reward", "kl"], rows)
@@ -177,6 +170,11 @@ def test_a_mapping_is_written_with_the_axis_that_was_read(tmp_path: Path, succee
     assert "x-axis 'train/global_step' counts updates of 2 gradient steps" in told
     assert load_mapping(Path("mine.map.yaml")).step == Axis(key="train/global_step", counts="updates")
 
+
+@pytest.mark.parametrize("metric", ["objective/rlhf_reward", "objective/non_score_reward"])
+def test_a_penalised_reward_is_no_objective(metric: str) -> None:
+    with pytest.raises(ValidationError, match="each arm's own KL penalty"):
+        Objective(metric=metric)
 
 
 @pytest.mark.parametrize("judge", ["eval/gold", "objective/gold"])
@@ -188,3 +186,10 @@ def test_a_judge_that_was_imported_is_not_said_to_be_absent(
     page = drawn("mine", "frontier")
     assert "no win rate against the reference" in page
     assert "no judge" not in page
+
+
+def test_a_file_of_no_trial_is_listed_although_its_name_tells_arm_and_seed(logs: Path, succeeds: Run) -> None:
+    table(logs / "notes" / "2024.csv", ["day", "text"], [[1, "began"]])
+    told = succeeds("import", logs, "--name", "mine")
+    assert "mine: 2 trials of 2 arms" in told
+    assert "  notes/2024.csv: no column of it is an x-axis" in told

@@ -65,7 +65,7 @@ def test_a_folder_becomes_a_study(logs: Path, layout: Layout) -> None:
     study = load_study("trl.yaml")
     assert (study.kind, study.profile, study.baseline, study.seeds) == ("imported", "imported", "beta_0.05", (0, 1))
     assert list(study.arm_overrides()) == ["beta_0.05", "beta_0.2"]
-    assert (study.objective.metric, study.objective.direction) == ("objective/rlhf_reward", "maximize")
+    assert (study.objective.metric, study.objective.direction) == ("objective/scores", "maximize")
     folder = layout.study("trl", "imported")
     found = folder.record("beta_0.2", 1)
     assert found is not None

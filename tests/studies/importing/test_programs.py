@@ -141,7 +141,7 @@ def verl_logs(root: Path, arms: dict[str, float], seeds: tuple[int, ...] = (0, 1
             path = root / arm / f"seed_{seed}.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
             lines = [
-                {"step": at, "data": {**VERL, "critic/rewards/mean": level + 0.01 * at * (1 + 0.1 * seed)}}
+                {"step": at, "data": {**VERL, "critic/score/mean": level + 0.01 * at * (1 + 0.1 * seed)}}
                 for at in range(1, 21)
             ]
             path.write_text("".join(json.dumps(line) + "\n" for line in lines))
