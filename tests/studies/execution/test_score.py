@@ -23,7 +23,7 @@ from pipeline.run.layout import Layout, StageRef, write_json
 from pipeline.run.store import read_manifest, write_manifest
 from pipeline.stages.opponent_table import save_opponents
 from pipeline.trial import run_trial
-from studies.execution.export_reward import OFFSET, export_reward
+from studies.execution.export_reward import export_reward
 from studies.execution.score import ROWS, score_file, scorer_of
 
 ROOT = Path(__file__).parents[3]
@@ -241,8 +241,7 @@ def test_a_folder_with_a_classifier_scores_too_and_a_label_is_for_it_alone(tmp_p
     path = write(tmp_path / "a.jsonl", ROWS_OF_TEXTS)
     theirs = [row["reward"] for row in read(score(path, str(folder), to=tmp_path / "b.jsonl"))]
     ours = [row["reward"] for row in read(score(path, "made/base/0", to=tmp_path / "c.jsonl", layout=layout))]
-    offset = json.loads((folder / "config.json").read_text())[OFFSET]
-    assert [value + offset for value in theirs] == pytest.approx(ours, abs=1e-5)
+    assert theirs == pytest.approx(ours, abs=1e-5)
     with pytest.raises(UserError, match="the model's labels are reward"):
         score(path, str(folder), to=tmp_path / "d.jsonl", label="GOOD")
     with pytest.raises(UserError, match="--label 'GOOD': it chooses an output of a classifier"):
