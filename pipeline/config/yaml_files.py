@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Read one YAML mapping; a fault is a `UserError` that names file and line."""
     require_file(path, str(path), MOST_BYTES)
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=PlainLoader)  # a SafeLoader
+        text = path.read_text(encoding="utf-8")
+        content = yaml.load(text, Loader=PlainLoader)  # a SafeLoader
     except yaml.MarkedYAMLError as error:
+        if not isinstance(error, Limit) and (opened := _open_quote(text, error)) is not None:
+            raise UserError(
+                f"{path}, line {opened + 1}: not valid YAML: the quote that opens here is not closed"
+            ) from None
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise UserError(f"{path}, line {line}: {_plainly(error)}") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # the scanner raises these at "\\U99999999"
@@ -88,6 +94,21 @@ def _entry(node: yaml.Node | None, part: str | int) -> tuple[int, yaml.Node] | N
                 return key.start_mark.line + 1, value
     if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
         return node.value[part].start_mark.line + 1, node.value[part]
+    return None
+
+
+def _open_quote(text: str, error: yaml.MarkedYAMLError) -> int | None:
+    """Index of the line on which a quote opens that swallowed the lines up to the error; none where the fault is
+    another."""
+    end = error.problem_mark.line if error.problem_mark else -1
+    begun = error.context_mark
+    if begun and begun.line < end and text[begun.index] in "'\"" and "escape" not in str(error.problem):
+        return int(begun.line)
+    with suppress(yaml.YAMLError, ValueError, OverflowError):
+        for token in yaml.scan(text, Loader=yaml.SafeLoader):
+            quoted = isinstance(token, yaml.ScalarToken) and token.style in ("'", '"')
+            if quoted and token.start_mark.line < token.end_mark.line == end:
+                return int(token.start_mark.line)
     return None
 
 

@@ -172,6 +172,10 @@ def test_faults_of_yaml_that_editors_make(tmp_path: Path) -> None:
     path.write_text("a: what: why\n")
     with pytest.raises(UserError, match=r"line 1: not valid YAML: a colon stands where none can"):
         read_yaml(path)
+    for unclosed in ('a: 1\nb: "text\nc: 2\n', "a: 1\nb: 'text\nc: 2\nd: '>'\n", 'a: 1\n"b: text\nc: 2\nd: ">"\n'):
+        path.write_text(unclosed)
+        with pytest.raises(UserError, match=r"line 2: not valid YAML: the quote that opens here is not closed"):
+            read_yaml(path)
     path.write_text("# nothing yet\n")
     with pytest.raises(UserError, match="the file is empty"):
         read_yaml(path)
