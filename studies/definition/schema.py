@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -311,8 +312,21 @@ def load_study(name_or_path: str | Path) -> Study:
     study, wrong = validated(Study, {**content, "name": safe(path.stem), "source": str(path)})
     faults += [*check_names(content), *map(_knob_outside, wrong)] if study is None else check(study)
     if study is None or faults:
-        raise UserError(told(str(path), faults))
+        raise UserError(told(str(path), [ConfigFault(fault.where, _by_name(fault.text, content)) for fault in faults]))
     return study
+
+
+def _by_name(text: str, content: Mapping[str, Any]) -> str:
+    """A fault's text with the claim that it is about called by its name: ``falsifiers.drift.op`` for
+    ``falsifiers.0.op``."""
+
+    def named(found: re.Match[str]) -> str:
+        claims, index = content.get(found[1]), int(found[2])
+        claim = claims[index] if isinstance(claims, list) and index < len(claims) else None
+        name = claim.get("name") if isinstance(claim, dict) else None
+        return f"{found[1]}.{shown(name)}" if isinstance(name, str) and name else found[0]
+
+    return re.sub(r"\b(hypotheses|falsifiers)\.(\d+)", named, text, count=1)
 
 
 def _spelt(content: dict[str, Any], path: Path) -> dict[str, Any]:

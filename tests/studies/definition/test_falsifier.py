@@ -68,58 +68,58 @@ def test_the_default_relation_is_written_out() -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("metric: objective/kl", "falsifiers.0.before_step: is missing; 'objective/kl' is a series, of which records"),
+        ("metric: objective/kl", "falsifiers.n.before_step: is missing; 'objective/kl' is a series, of which records"),
         (
             "metric: eval/gold, before_step: 32",
-            "falsifiers.0.before_step: 32: 'eval/gold' is measured once, after training; remove before_step, or name",
+            "falsifiers.n.before_step: 32: 'eval/gold' is measured once, after training; remove before_step, or name",
         ),
         (
             "metric: eval/gold, aggregation: mean",
-            "falsifiers.0.aggregation: mean: 'eval/gold' is measured once, after training; remove aggregation, or",
+            "falsifiers.n.aggregation: mean: 'eval/gold' is measured once, after training; remove aggregation, or",
         ),
-        ("metric: eval/gold, aggregation: {consecutive: 2}", "falsifiers.0.aggregation: {consecutive: 2}: 'eval/gold'"),
+        ("metric: eval/gold, aggregation: {consecutive: 2}", "falsifiers.n.aggregation: {consecutive: 2}: 'eval/gold'"),
         (
             "metric: eval/gold, stop: true",
-            "falsifiers.0.stop: 'eval/gold' is measured once, after training, so it cannot end the training; remove",
+            "falsifiers.n.stop: 'eval/gold' is measured once, after training, so it cannot end the training; remove",
         ),
         (
             "metric: cost/state_gib, before_step: 32",
-            "falsifiers.0.metric: 'cost/state_gib' is recorded once, and not while a trial runs; name it in a",
+            "falsifiers.n.metric: 'cost/state_gib' is recorded once, and not while a trial runs; name it in a",
         ),
-        (f"{SERIES}, bound: low", "falsifiers.0.bound: 'objective/kl' is a series and has no interval; remove bound"),
+        (f"{SERIES}, bound: low", "falsifiers.n.bound: 'objective/kl' is a series and has no interval; remove bound"),
         (
             "metric: eval/win_rate_low, bound: low",
-            "falsifiers.0.bound: 'eval/win_rate_low' has no interval; did you mean 'eval/win_rate'?; these have one:",
+            "falsifiers.n.bound: 'eval/win_rate_low' has no interval; did you mean 'eval/win_rate'?; these have one:",
         ),
-        ("metric: eval/distinct_1, bound: high", "falsifiers.0.bound: 'eval/distinct_1' has no interval"),
+        ("metric: eval/distinct_1, bound: high", "falsifiers.n.bound: 'eval/distinct_1' has no interval"),
         (
             "metric: eval/gold, bound: low, relative_to: baseline, relative: ratio",
-            "falsifiers.0.bound: a ratio to the baseline has no interval; use `relative: difference`, or remove bound",
+            "falsifiers.n.bound: a ratio to the baseline has no interval; use `relative: difference`, or remove bound",
         ),
         (
             f"{SERIES}, stop: true, relative_to: baseline",
-            "falsifiers.0.stop: a running trial does not know the baseline's values; remove stop or relative_to",
+            "falsifiers.n.stop: a running trial does not know the baseline's values; remove stop or relative_to",
         ),
         (
             "metric: eval/gold, stop: true, relative_to: baseline",
-            "falsifiers.0.stop: a running trial does not know the baseline's values; remove stop or relative_to",
+            "falsifiers.n.stop: a running trial does not know the baseline's values; remove stop or relative_to",
         ),
         (
             f"{SERIES}, relative: ratio",
-            "falsifiers.0.relative: 'ratio' needs `relative_to: baseline`; add it, or remove relative",
+            "falsifiers.n.relative: 'ratio' needs `relative_to: baseline`; add it, or remove relative",
         ),
         (
             f"{SERIES}, relative_to: baseline, arms: [weak]",
-            "falsifiers.0.arms: only the baseline 'weak' is named, and it is not compared with itself; name",
+            "falsifiers.n.arms: only the baseline 'weak' is named, and it is not compared with itself; name",
         ),
-        (f"{SERIES}, relative_to: weak", "falsifiers.0.relative_to = 'weak': must be 'baseline'"),
+        (f"{SERIES}, relative_to: weak", "falsifiers.n.relative_to = 'weak': must be 'baseline'"),
         (
             f"{SERIES}, relative_to: baseline, relative: diference",
-            "falsifiers.0.relative = 'diference': must be 'difference' or 'ratio'; did you mean 'difference'?",
+            "falsifiers.n.relative = 'diference': must be 'difference' or 'ratio'; did you mean 'difference'?",
         ),
-        ("metric: eval/gold, bound: lo", "falsifiers.0.bound = 'lo': must be 'low' or 'high'; did you mean 'low'?"),
-        (f"{SERIES}, relativ_to: baseline", "unknown key 'falsifiers.0.relativ_to'; did you mean"),
-        ("metric: eval/golt", "falsifiers.0.metric: no metric 'eval/golt'; did you mean 'eval/gold'?"),
+        ("metric: eval/gold, bound: lo", "falsifiers.n.bound = 'lo': must be 'low' or 'high'; did you mean 'low'?"),
+        (f"{SERIES}, relativ_to: baseline", "unknown key 'falsifiers.n.relativ_to'; did you mean"),
+        ("metric: eval/golt", "falsifiers.n.metric: no metric 'eval/golt'; did you mean 'eval/gold'?"),
     ],
 )
 def test_keys_that_do_not_go_together(write_study: Write, line: str, says: str) -> None:

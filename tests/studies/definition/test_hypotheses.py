@@ -60,7 +60,11 @@ def test_arms_of_a_grid_and_of_a_search_can_be_contrasted(write_study: Callable[
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("strong - weak", "storng - weak", r"hypotheses.0.contrast: 'storng' is not an arm; did you mean 'strong'\?"),
+        (
+            "strong - weak",
+            "storng - weak",
+            r"hypotheses.wins.contrast: 'storng' is not an arm; did you mean",
+        ),
         ("strong - weak", "strong-weak", "weights of strong-weak sum to 1, and must sum to 0; write ARM - OTHER"),
         ("strong - weak", "strong weak", "'strong weak' is no contrast; write ARM - OTHER, with spaces"),
         ("strong - weak", "strong - weak -", "is no contrast"),
@@ -68,14 +72,14 @@ def test_arms_of_a_grid_and_of_a_search_can_be_contrasted(write_study: Callable[
         ("strong - weak", "{strong: 1, weak: -0.5}", "weights of strong, weak sum to 0.5, and must sum to 0"),
         ("strong - weak", "{strong: 0, weak: 0}", "must sum to 0"),
         ("contrast: strong - weak", "order: [weak]", "order: name at least two arms, each once"),
-        ("contrast: strong - weak", "order: [weak, storng]", r"hypotheses.0.order: 'storng' .* mean 'strong'"),
+        ("contrast: strong - weak", "order: [weak, storng]", r"hypotheses.wins.order: 'storng' .* mean 'strong'"),
         ("contrast: strong - weak, ", "", "give contrast or order, one of them"),
         ("contrast: strong - weak", "contrast: strong - weak, order: [weak, strong]", "give contrast or order"),
         ("expect: higher", "expect: highest", "did you mean 'higher'"),
         ("expect: higher", "expect: equal", "expect: equal needs a contrast and a margin above 0"),
-        ("expect: higher", "expect: higher, margin: -1", "hypotheses.0.margin = -1"),
-        ("eval/win_rate", "eval/winrate", r"hypotheses.0.metric: no metric 'eval/winrate'; did you mean"),
-        ("name: wins", "name: drift", "hypotheses.0.name: 'drift' is the name of two claims"),
+        ("expect: higher", "expect: higher, margin: -1", "hypotheses.wins.margin = -1"),
+        ("eval/win_rate", "eval/winrate", r"hypotheses.wins.metric: no metric 'eval/winrate'; did you mean"),
+        ("name: wins", "name: drift", "hypotheses.drift.name: 'drift' is the name of two claims"),
     ],
 )
 def test_faults(write_study: Callable[..., Study], old: str, new: str, message: str) -> None:

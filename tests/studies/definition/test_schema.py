@@ -96,16 +96,16 @@ def test_the_kl_ablation_asks_what_the_project_is_about() -> None:
         (
             "objective/kl_per_token",
             "objective/kl_pertoken",
-            r"falsifiers.0.metric: no metric 'objective/kl_pertoken'; did you mean",
+            r"falsifiers.drift.metric: no metric 'objective/kl_pertoken'; did you mean",
         ),
         ("objective/kl_per_token", "eval/win_rate", "measured once, after training"),
-        ("threshold: 0.5", "threshold: .nan", "falsifiers.0.threshold"),
-        ("before_step: 32", "before_step: 0", "falsifiers.0.before_step = 0"),
+        ("threshold: 0.5", "threshold: .nan", "falsifiers.drift.threshold"),
+        ("before_step: 32", "before_step: 0", "falsifiers.drift.before_step = 0"),
         ("before_step: 32", "before_step: 32, arms: [storng]", r"no arm is named 'storng'; did you mean 'strong'\?"),
         (
             "before_step: 32",
             "before_step: 32, aggregation: {consecutive: 0}",
-            "falsifiers.0.aggregation: .* is not an aggregation; write any, mean",
+            "falsifiers.drift.aggregation: .* is not an aggregation; write any, mean",
         ),
         ("before_step: 32", "before_step: 32, aggregation: median", "is not an aggregation"),
         (
@@ -196,12 +196,12 @@ def test_all_faults_of_a_file_come_at_once_and_unknown_keys_before_the_baseline(
         "line 8: arms.weak: optimiser.lr = 'high': must be a number",
         "line 9: arms.strong: kl.beta = -1: must be greater than or equal to 0",
         "line 5: baseline 'week' is not an arm; did you mean 'weak'?; arms: weak, strong",
-        "line 11: falsifiers.0.metric: no metric 'objective/kl_pertoken'; did you mean 'objective/kl_per_token'?",
+        "line 11: falsifiers.drift.metric: no metric 'objective/kl_pertoken'; did you mean 'objective/kl_per_token'?",
     ]
     misshapen = faults(write_study, text.replace("seeds: [0, 1]", "seeds: 2"))
     assert [line.split("small.yaml, ")[1] for line in misshapen] == [
         "line 8: arms.weak: unknown key 'steps'; did you mean 'train.steps' or 'sft.steps'?",
-        "line 11: falsifiers.0.metric: no metric 'objective/kl_pertoken'; did you mean 'objective/kl_per_token'?",
+        "line 11: falsifiers.drift.metric: no metric 'objective/kl_pertoken'; did you mean 'objective/kl_per_token'?",
         "line 5: baseline 'week' is not an arm; did you mean 'weak'?; arms: weak, strong",
         "line 6: seeds: 2 is a single number; give a list of seeds, for example seeds: [0, 1]",
     ]
@@ -534,7 +534,7 @@ def test_a_claim_on_imported_trials_names_its_metric(write_study: Callable[..., 
     text = "question: q\nbaseline: a\nhypothesis: h\nrefuted_if: r\nseeds: [0]\nimported: {a: {}}\nfalsifiers:\n"
     claim = '  - {name: drift, claim: it stays, op: ">", threshold: 1, before_step: 32%s}\n'
     said = faults(write_study, text + claim % "")
-    assert "falsifiers.0.metric: is missing; the default, objective/kl_exact_per_token, is rarely in logs" in said[0]
+    assert "falsifiers.drift.metric: is missing; the default, objective/kl_exact_per_token, is rarely" in said[0]
     write_study(text + claim % ", metric: objective/kl_exact_per_token")
 
 
