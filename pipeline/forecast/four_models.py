@@ -15,9 +15,9 @@ from pipeline.config.loading import load_config
 from pipeline.errors import UserError
 from pipeline.forecast.policy_shape import shape_of
 from pipeline.forecast.subject import FROZEN_BYTES
+from pipeline.resources.machine import GIB
 
 NETWORKS = ("policy", "reference", "critic", "reward")
-GB = 1e9
 SIZE = re.compile(r"(\d+(?:\.\d+)?)([MB])", re.IGNORECASE)
 UNITS = {"M": 1e6, "B": 1e9}
 HALF, EIGHT_BITS, FOUR_BITS = 2.0, FROZEN_BYTES["8bit"], FROZEN_BYTES["4bit"]
@@ -44,9 +44,9 @@ class Recipe:
     title: str
     bytes_per_parameter: tuple[float, float, float, float]
 
-    def gigabytes(self, parameters: float) -> tuple[float, ...]:
-        """Of networks of so many parameters each, 10^9 bytes; the sum comes last."""
-        each = [parameters * width / GB for width in self.bytes_per_parameter]
+    def gib(self, parameters: float) -> tuple[float, ...]:
+        """GiB of networks of so many parameters each; the sum comes last."""
+        each = [parameters * width / GIB for width in self.bytes_per_parameter]
         return (*each, sum(each))
 
 
@@ -55,8 +55,8 @@ def recipes(given: Assumptions) -> list[Recipe]:
 
     With an adapter the reference is the policy without it, so it takes nothing of its own.
 
-    >>> recipes(Assumptions())[0].gigabytes(7e9)
-    (28.0, 14.0, 28.0, 14.0, 84.0)
+    >>> [round(size, 1) for size in recipes(Assumptions())[0].gib(7e9)]
+    [26.1, 13.0, 26.1, 13.0, 78.2]
     """
     trained, frozen, own = given.trained, given.frozen, given.adapter_share * ADAM
     return [

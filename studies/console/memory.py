@@ -13,11 +13,11 @@ def print_memory(console: Console, model: str, given: Assumptions) -> None:
     """Print what the four networks take, one row for each way to hold them. Raises `UserError`."""
     parameters = parameters_of(model)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(f"GB (10^9 bytes), {parameters / 1e9:.3g} B parameters each")
+    table.add_column(f"GiB, {parameters / 1e9:.3g} B parameters each")
     for title in (*NETWORKS, "together"):
         table.add_column(title, justify="right")
     for recipe in recipes(given):
-        table.add_row(Text(recipe.title), *(_shown(size) for size in recipe.gigabytes(parameters)))
+        table.add_row(Text(recipe.title), *(_shown(size) for size in recipe.gib(parameters)))
     console.print(table)
     console.print(
         Text(

@@ -23,7 +23,7 @@ from gpu.page import render
 from gpu.sections import FAILED, PASSED, ROOT, SECTIONS, Result, Section, end_all, environment_of, not_tested, run
 
 LEAST_GIB = 14.0
-"""A card of 15 or 16 GB reports a little less."""
+"""A T4 reports 14.6."""
 CARD_SECONDS = 120
 AT_ONCE = 3
 
