@@ -112,6 +112,13 @@ def _gib(size: float) -> str:
     return f"{size:.1f} GiB" if size >= 1 else f"{size:.2g} GiB"
 
 
+def too_much(forecast: Forecast) -> str:
+    """By how much memory and time exceed their caps, in words. Tokens have no forecast: training ends at their cap."""
+    gib, time = forecast.total_gib - forecast.cap_gib, (forecast.t4_hours - forecast.cap_hours) * forecast.timed
+    over = [f"{gib:.2f} GiB too much memory"] * (gib > 0) + [f"{hours(time)} too long"] * (time > 0)
+    return " and ".join(over)
+
+
 def excess(forecast: Forecast) -> str:
     """What is predicted of what is allowed, with the largest parts."""
     parts = sorted(forecast.memory_gib.items(), key=lambda part: -part[1])[:4]

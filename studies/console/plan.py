@@ -328,16 +328,17 @@ def total_line(study: Study, plan: Sequence[Cell]) -> str:
 def budget_lines(config: TrialConfig) -> Iterator[str]:
     """What one trial would need on a T4, in words: whether it fits, of what its memory consists, and what makes it
     fit."""
-    from pipeline.forecast.advice import device_of, hours, predict, remedy
+    from pipeline.forecast.advice import device_of, hours, predict, remedy, too_much
     from pipeline.forecast.policy_shape import assumed_scorers
 
     budget = predict(config)
     if budget is None:
         yield f"no prediction: the sizes of {config.model.base} are not known before it is loaded"
         return
+    fits = "fits" if budget.fits else f"does not fit, {too_much(budget)}"
     where = "on a card" if device_of(config) == "cuda" else "resident on a CPU"
     yield (
-        f"{'fits' if budget.fits else 'does not fit'}: {hours(budget.t4_hours)} of {budget.cap_hours:g} h on a T4,"
+        f"{fits}: {hours(budget.t4_hours)} of {budget.cap_hours:g} h on a T4,"
         f" {budget.total_gib:.2f} of {budget.cap_gib:g} GiB {where}, {_millions(budget.trained)} of"
         f" {_millions(budget.parameters)} M parameters trained (predicted)"
     )
@@ -374,7 +375,7 @@ def budget_lines(config: TrialConfig) -> Iterator[str]:
 
 def variant_table(config: TrialConfig) -> Table:
     """What each way to train would take of this trial's budget."""
-    from pipeline.forecast.advice import hours, variants
+    from pipeline.forecast.advice import hours, too_much, variants
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("way of training", "training", "all stages", "time on a T4", "trained", ""):
@@ -390,7 +391,7 @@ def variant_table(config: TrialConfig) -> Table:
             table.add_row(
                 Text(name),
                 *figures,
-                Text("fits" if budget.fits else "does not fit", style="" if budget.fits else "yellow"),
+                Text("fits" if budget.fits else too_much(budget), style="" if budget.fits else "yellow"),
             )
     return table
 

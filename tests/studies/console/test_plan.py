@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -275,7 +276,12 @@ def test_the_budget_of_a_t4_stands_last_and_only_where_it_matters(
     large = shown(
         study, layout, **{"train.response_length": 20_000, "train.batch_size": 4096, "runtime.micro_batch_size": 1024}
     )
-    assert any("does not fit" in line for line in large)
+    said = next(line for line in large if "does not fit" in line)
+    memory, cap = re.search(r"([\d.]+) of ([\d.]+) GiB", said), re.search(r"fit, ([\d.]+) GiB too much memory", said)
+    spent, late = re.search(r"([\d.]+) h of ([\d.]+) h on a T4", said), re.search(r"and ([\d.]+) h too long", said)
+    assert None not in (memory, cap, spent, late)
+    assert float(memory[1]) - float(memory[2]) == pytest.approx(float(cap[1]), abs=0.011)
+    assert float(spent[1]) - float(spent[2]) == pytest.approx(float(late[1]), abs=0.011)
 
 
 def test_the_budget_is_told_even_where_the_data_are_missing(
