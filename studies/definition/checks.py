@@ -7,13 +7,14 @@ allowed. Unknown keys come first: a misspelt knob explains many a fault behind i
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.effects import inert, value_at
-from pipeline.config.loading import check_key, profile_names, read_config
+from pipeline.config.loading import check_key, load_config, profile_names, read_config
 from pipeline.config.messages import MOST_FAULTS, ConfigFault
 from pipeline.config.names import meant, nearest
 from pipeline.config.trial import TrialConfig
@@ -34,6 +35,12 @@ FIXED = {
 }
 """Keys that no study may change, and who does; `_fixed` adds those that a study's own seeds change."""
 IDLE = "has no effect"
+SMOKE, STEPS = "smoke", "train.steps"
+SIZES = (
+    STEPS, "critic.warmup_steps", "critic.pretraining_steps", "reward.pairs", "reward.calibration_samples",
+    "evaluate.prompts", "evaluate.reference_draws",
+)  # fmt: skip
+"""What costs time and can stand in an arm: on `SMOKE` it shrinks as the profile does."""
 PAIRS_CHECKED = 500
 """Pairs of values that are tried of a search space; with more, a fault may be found only when the search proposes
 it."""
@@ -123,6 +130,18 @@ def arm_names(study: Study) -> list[str]:
     return [*study.arm_overrides(), *(f"{CONFIRM}{rank}" for rank in ranks)]
 
 
+def shrunk(own: Mapping[str, Any], profile: str) -> dict[str, Any]:
+    """An arm's `SIZES` on the profile `smoke`, divided by the ratio of `profile`'s gradient steps to those of `smoke`;
+    gradient steps are rounded to whole updates."""
+    smoke = load_config(SMOKE).train
+    ratio = max(load_config(profile).train.steps / smoke.steps, 1)
+    sizes = {key: max(round(value / ratio), 1) for key, value in own.items() if key in SIZES and value}
+    update = math.prod(own.get(f"train.{key}", getattr(smoke, key)) for key in ("num_epochs", "num_mini_batches"))
+    if STEPS in sizes:
+        sizes[STEPS] = max(round(sizes[STEPS] / update), 1) * update
+    return {**own, **sizes}
+
+
 def built(
     study: Study, profile: str, below: Mapping[str, Any], extra: Mapping[str, Mapping[str, Any]]
 ) -> tuple[dict[str, TrialConfig], list[ConfigFault]]:
@@ -131,6 +150,7 @@ def built(
     configs: dict[str, TrialConfig] = {}
     by_fault: dict[tuple[Where, str], list[str]] = {}
     for arm, own in study.arm_overrides().items():
+        own = shrunk(own, study.profile) if profile == SMOKE != study.profile else own
         config, faults = read_config(profile, {**own, **extra.get(arm, {})}, below)
         if config is not None:
             configs[arm] = config
