@@ -50,18 +50,17 @@ def compare(
     *,
     without_missing: bool = False,
 ) -> tuple[Path, str]:
-    """Set studies, given by name or YAML path, side by side; returns the path of the page and its table as text.
+    """Set studies, given by name or YAML path, side by side; returns the path of the page and its summary.
 
     Raises `UserError`, also for a study that is given twice.
     """
     from pipeline.errors import UserError
     from pipeline.run.layout import Layout
     from reports.findings.findings import analyse
-    from reports.pages.compare import Compared, comparison, folder_name
+    from reports.pages.compare import Compared, comparison, folder_name, summary
     from reports.pages.page import write_page
     from reports.records.find import find_study
     from reports.records.load import load_records
-    from reports.tables.table import markdown
 
     layout = Layout.at(out)
     located = [find_study(layout, name, profile) for name in studies]
@@ -74,7 +73,7 @@ def compare(
         for records in (load_records(folder, study, without_missing=without_missing) for folder, study in located)
     ]
     page = comparison(compared)
-    return write_page(page, layout.root / "compare" / folder_name(compared)), _plain(markdown(page.parts[0].tables[0]))
+    return write_page(page, layout.root / "compare" / folder_name(compared)), summary(page, compared)
 
 
 def diff(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -16,7 +16,7 @@ from reports.pages.page import Page, Part
 from reports.records.load import StudyRecords
 from reports.tables.cells import DASH, columns, sample, shown, size
 from reports.tables.results import effect_word
-from reports.tables.table import Head, Table, TableCell
+from reports.tables.table import Head, Table, TableCell, plain
 from reports.text.answer import answer
 from reports.text.words import counted, listed, name, number
 from studies.claims.falsifiers import OUTCOMES
@@ -63,6 +63,17 @@ def comparison(studies: Sequence[Compared]) -> Page:
             ),
         ),
     )
+
+
+def summary(page: Page, studies: Sequence[Compared]) -> str:
+    """The page for a terminal: the answer, its warnings, and of the table what each study was judged by."""
+    (table,) = page.parts[0].tables
+    shown_keys = {"eval/win_rate", "eval/kl_per_token", *(s.records.study.objective.metric for s in studies)}
+    wanted = {"study", "arm", "n", "against its baseline", *map(name, shown_keys)}
+    kept = [index for index, head in enumerate(table.heads) if head.text in wanted]
+    rows = tuple(tuple(row[index] for index in kept) for row in table.rows)
+    narrow = replace(table, heads=tuple(table.heads[index] for index in kept), rows=rows)
+    return "\n".join([page.lead, *(f"Warning: {caveat}" for caveat in page.caveats), "", plain(narrow)])
 
 
 def folder_name(studies: Sequence[Compared]) -> str:

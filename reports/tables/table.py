@@ -60,6 +60,14 @@ def markdown(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
+def plain(table: Table) -> str:
+    """Aligned columns for a terminal; details stand behind the main text."""
+    cells = [[f"{cell.text} {_beside(cell.detail)}".strip() for cell in row] for row in table.rows]
+    lines = [[_title(head) for head in table.heads], *cells]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
 def latex(table: Table) -> str:
     """A booktabs table, to be included with ``\\input``."""
     columns = "".join("r" if head.numeric else "l" for head in table.heads)

@@ -32,7 +32,8 @@ StudyArgument = Annotated[
 ProfileOption = Annotated[
     str | None,
     typer.Option(
-        "--profile", help="Profile to use instead of the study's own: tiny, smoke, t4, t4-256 or t4-rehearsal."
+        "--profile",
+        help="Profile to use instead of the study's own: tiny, smoke, tiny-ocr, t4, t4-256 or t4-rehearsal.",
     ),
 ]
 SetOption = Annotated[
@@ -225,6 +226,7 @@ def falsify(
     profile: ProfileOption = None,
     settings: SetOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
+    rows: Annotated[bool, typer.Option("--rows", help="Also print the verdict of every trial.")] = False,
     without_missing: WithoutMissingOption = False,
     out: OutOption = None,
 ) -> None:
@@ -275,7 +277,7 @@ def falsify(
     else:
         console = terminal()
         print_hypotheses(console, claims, found)
-        print_verdicts(console, chosen, judged, claims)
+        print_verdicts(console, chosen, judged, claims, rows=rows)
         if not started:
             console.print(
                 Text(f"{chosen.name} has never been run here ({folder.path}); start with: ablate study {name}"),

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from pipeline.run.layout import TrialRecord
 from studies.claims.badges import Standing
-from studies.claims.falsifiers import Verdict, overall
+from studies.claims.falsifiers import OUTCOMES, Verdict, overall
 from studies.claims.symptoms import ArmHealth
 from studies.definition.design import Cell
 from studies.definition.importance import importances
@@ -41,6 +41,26 @@ def study_table(study: Study, plan: Sequence[Cell], records: Sequence[TrialRecor
         ended = ", ".join(f"{count} {status}" for status, count in counts.items())
         rate = "-" if means[0] is None else f"{means[0]:.1%}"
         table.add_row(*map(Text, (name, str(len(judged)), rate, *map(_number, means[1:]), ended)))
+    return table
+
+
+def claim_table(verdicts: Sequence[Verdict]) -> Table:
+    """One row per falsifier: its verdict, its trials by outcome, and for FALSIFIED and NOT TESTED the arms and the
+    reason of one trial."""
+    table = _table("falsifier", "verdict", "trials", "arms", left=(0, 1, 2))
+    for name in dict.fromkeys(verdict.name for verdict in verdicts):
+        judged = [verdict for verdict in verdicts if verdict.name == name]
+        by_arm = Counter(verdict.arm for verdict in judged)
+        outcomes = {outcome: [one for one in judged if one.outcome == outcome] for outcome in OUTCOMES}
+        told = [
+            ", ".join(f"{arm} {n}/{by_arm[arm]}" for arm, n in Counter(one.arm for one in those).items())
+            + f" {outcome}, such as seed {those[0].seed} of {those[0].arm}: {those[0].reason}"
+            for outcome, those in outcomes.items()
+            if those and outcome != "SURVIVED"
+        ]
+        trials = ", ".join(f"{len(those)} {outcome}" for outcome, those in outcomes.items() if those)
+        outcome = overall(judged)
+        table.add_row(Text(name), Text(outcome, OUTCOME_STYLES[outcome]), Text(trials), Text("; ".join(told)))
     return table
 
 
@@ -75,8 +95,10 @@ def print_hypotheses(console: Console, claims: Standing, found: Mapping[str, Any
     console.print()
 
 
-def print_verdicts(console: Console, study: Study, verdicts: Sequence[Verdict], claims: Standing) -> None:
-    """The claims with their badges, the table, and the verdict of the whole study."""
+def print_verdicts(
+    console: Console, study: Study, verdicts: Sequence[Verdict], claims: Standing, *, rows: bool = False
+) -> None:
+    """The claims with their badges, their verdicts (with `rows` those of every trial too), and that of the study."""
     if not study.falsifiers:
         console.print(Text(f"{study.name} has no falsifiers", style="yellow"))
         return
@@ -84,7 +106,8 @@ def print_verdicts(console: Console, study: Study, verdicts: Sequence[Verdict], 
         badge = claims.falsifiers[falsifier.name]
         claim = f'{falsifier.name}: claim "{falsifier.claim}", refuted by {falsifier.condition}; {badge}'
         console.print(Text(claim), soft_wrap=True)
-    console.print(verdict_table(verdicts))
+    console.print(claim_table(verdicts))
+    console.print(verdict_table(verdicts) if rows else Text("every trial: ablate falsify --rows", style="dim"))
     outcome = overall(verdicts)
     counts = Counter(verdict.outcome for verdict in verdicts)
     detail = ", ".join(f"{count} {name}" for name, count in counts.items())

@@ -10,7 +10,7 @@ import pytest
 from pipeline.errors import UserError
 from reports.console import compare
 from reports.findings.findings import Findings, analyse
-from reports.pages.compare import Compared, comparison, comparison_table, folder_name
+from reports.pages.compare import Compared, comparison, comparison_table, folder_name, summary
 from reports.records.load import StudyRecords, load_records
 
 if TYPE_CHECKING:
@@ -58,6 +58,21 @@ def test_what_is_not_comparable_is_said(records: StudyRecords, findings: Finding
     alone = comparison([Compared(records, findings)])
     assert alone.caveats == ()
     assert "not paired" in page.lead
+
+
+def test_the_terminal_has_every_arm_and_every_warning(
+    records: StudyRecords, findings: Findings, other: Compared
+) -> None:
+    studies = [Compared(records, findings), other]
+    page = comparison(studies)
+    said = summary(page, studies)
+    assert page.caveats
+    assert all(words in said for words in (page.lead, *page.caveats))
+    head, *rows = said.split("\n\n")[1].splitlines()
+    assert [row.split()[:2] for row in rows] == [[s.label, r.arm] for s in studies for r in s.findings.arms]
+    assert head.split()[0] == "study"
+    assert "win rate" in head
+    assert "perplexity" not in head
 
 
 def test_long_names_become_a_digest(records: StudyRecords, findings: Findings) -> None:
