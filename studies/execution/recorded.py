@@ -12,7 +12,7 @@ def find_trial(run: str, layout: Layout, profile: str | None = None) -> TrialRec
     """The record of STUDY/ARM/SEED. Raises `UserError` with what there is instead."""
     parts = run.split("/")
     if len(parts) != 3 or not parts[2].isdigit():
-        raise UserError(f"run '{run}': write it as STUDY/ARM/SEED, for example kl_ablation/beta_0.05/0")
+        raise UserError(f"run '{run}': write it as STUDY/ARM/SEED, for example kl_ablation/beta_0.05/10")
     study, arm, seed = parts[0], parts[1], int(parts[2])
     folder = study_folder(layout, study, profile)
     record = folder.record(safe(arm), seed)

@@ -33,7 +33,7 @@ def find_source(name: str, layout: Layout, device: torch.device, profile: str | 
     parts = name.split("/")
     if len(parts) != 3 or not parts[2].isdecimal():
         raise UserError(
-            f"'{name}' is neither a trial nor a folder: write STUDY/ARM/SEED, for example kl_ablation/beta_0.05/0, or"
+            f"'{name}' is neither a trial nor a folder: write STUDY/ARM/SEED, for example kl_ablation/beta_0.05/10, or"
             " the path of an exported folder"
         )
     return _trial(name, parts[0], safe(parts[1]), int(parts[2]), layout, device, profile)
