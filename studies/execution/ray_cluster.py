@@ -64,6 +64,9 @@ class RayCluster:
         self._options, self._tell = options or RayOptions(), tell
         self._address = os.environ.get(ADDRESS) or LOCAL
         self._patience = patience() if self._address != LOCAL else 0.0
+        if self._address == LOCAL:  # Ray reads both when it is imported
+            os.environ.setdefault("RAY_AUTH_MODE", "token")  # others on this machine can reach its ports
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         self._ray = _import_ray()
         if self._address.startswith("ray://"):
             raise UserError(
@@ -238,8 +241,6 @@ class RayCluster:
             elif self.outlives:
                 self._ray.init(address=self._address, **quiet)
             else:
-                os.environ.setdefault("RAY_AUTH_MODE", "token")  # others on this machine can reach its ports
-                os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
                 own = {"include_dashboard": False, "object_store_memory": OBJECT_STORE}
                 self._ray.init(address=LOCAL, _node_ip_address="127.0.0.1", **own, **quiet)
         _silence()

@@ -420,6 +420,8 @@ def test_a_cluster_on_this_machine_ends_with_the_driver(
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
         monkeypatch.setenv(name, "")  # so that what is set is taken back
         monkeypatch.delenv(name)
+    at_import = dict[str, str]()  # Ray reads them then, and does not start where it has the mode without the token
+    monkeypatch.setattr(ray_cluster, "_import_ray", lambda: at_import.update(os.environ) or ray)
     cluster = RayCluster()
     cluster.start(job, JobFolder(job.folder))
     assert not cluster.outlives
@@ -427,7 +429,7 @@ def test_a_cluster_on_this_machine_ends_with_the_driver(
     (options,) = ray.inits
     assert (options["address"], options["_node_ip_address"]) == ("local", "127.0.0.1")
     assert not options["include_dashboard"]
-    assert (os.environ["RAY_AUTH_MODE"], len(os.environ["RAY_AUTH_TOKEN"])) == ("token", 64)
+    assert (at_import["RAY_AUTH_MODE"], len(at_import["RAY_AUTH_TOKEN"])) == ("token", 64)
 
 
 def test_a_ray_client_is_refused(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -437,6 +439,7 @@ def test_a_ray_client_is_refused(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(
         UserError, match=r"--executor ray needs Ray, which is not installed: pip install -e '\.\[ray\]'"
