@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline.config.data import DataConfig
 from pipeline.data.cleaning import clean
-from pipeline.data.files import HELDOUT_SHARE, TEXT_COLUMNS, read_splits
+from pipeline.data.files import TEXT_COLUMNS, held_out, read_splits
 from pipeline.data.hub_data import hub_splits
 from pipeline.data.labels import polarity
 from pipeline.errors import UserError
@@ -86,7 +86,7 @@ def _split(splits: Mapping[str, Any], cfg: DataConfig) -> Corpus:
         counts["in_both_splits"] = len(both)
         heldout = {text: label for text, label in heldout.items() if text not in both}
     else:
-        kept = set(list(train)[::HELDOUT_SHARE])
+        kept = held_out(train)
         heldout = {text: label for text, label in train.items() if text in kept}
         train = {text: label for text, label in train.items() if text not in kept}
     if not train or not heldout:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,16 @@ RANKING_COLUMNS = ("prompt", "completions", "ranks")
 MOST_ROWS = 10_000_000
 """Of a parquet file."""
 HELDOUT_SHARE = 10
-"""One of so many rows is held out when a source has no test split of its own."""
+"""One of so many texts or prompts is held out when a source has no test split of its own."""
+
+
+def held_out(names: Iterable[str]) -> set[str]:
+    """Return the texts or prompts that are held out: one of `HELDOUT_SHARE`, rounded up, by the order of their hashes.
+
+    Neither labels nor the order of a file influence them, and an added name moves at most one other.
+    """
+    distinct = sorted(set(names), key=lambda name: hashlib.sha256(name.encode()).digest())
+    return set(distinct[: math.ceil(len(distinct) / HELDOUT_SHARE)])
 
 
 def split_files(path: Path, key: str) -> dict[str, list[Path]]:

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from pipeline.data.cleaning import clean
-from pipeline.data.files import HELDOUT_SHARE, PAIR_COLUMNS, read_splits
+from pipeline.data.files import PAIR_COLUMNS, held_out, read_splits
 from pipeline.data.rankings import rankings_of
 from pipeline.errors import UserError
 
@@ -18,7 +18,8 @@ def read_preferences(path: Path, key: str) -> tuple[pd.DataFrame, str]:
     """The pairs of a file or folder as prompt, chosen, rejected, heldout, and what was left out, in words.
 
     ``chosen`` and ``rejected`` continue ``prompt`` as they stand; all are cleaned as texts are. A folder's test split
-    is held out; else one of ten prompts is. Raises `UserError` for what is absent, unreadable or too little.
+    is held out; else one of ten prompts is, by its hash. Raises `UserError` for what is absent, unreadable or too
+    little.
     """
     splits = read_splits(path, key, PAIR_COLUMNS)
     rows = sum(map(len, splits.values()))
@@ -55,8 +56,7 @@ def with_heldout(frames: dict[str, pd.DataFrame], rows: int, path: Path, key: st
         heldout = frames["test"]
         train = frames["train"][~frames["train"]["_group"].isin(set(heldout["_group"]))]
     else:
-        groups = frames["train"]["_group"]
-        kept = groups.isin(set(groups.drop_duplicates().iloc[::HELDOUT_SHARE]))
+        kept = frames["train"]["_group"].isin(held_out(frames["train"]["_group"]))
         train, heldout = frames["train"][~kept], frames["train"][kept]
     if train.empty or heldout.empty:
         raise UserError(

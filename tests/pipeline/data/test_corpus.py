@@ -74,6 +74,31 @@ def test_rows_sorted_by_label_are_shuffled_the_same_way_every_time(tmp_path: Pat
     one.require_both_classes()
 
 
+@pytest.mark.parametrize("period", [2, 5, 10, 20])
+def test_a_file_with_a_period_has_held_out_texts_of_all_kinds(tmp_path: Path, period: int) -> None:
+    """Within 5 standard deviations of a share of 200 texts that are drawn."""
+    labels = [int(i % period < period // 2) for i in range(2_000)]
+    corpus = load_corpus(
+        local(write(tmp_path / "x.csv", {"text": [f"Text {i}." for i in range(2_000)], "label": labels}))
+    )
+    positive = sum(labels) / 2_000
+    assert len(corpus.heldout) == 200
+    assert abs(sum(corpus.heldout_labels) / 200 - positive) < 5 * (positive * (1 - positive) / 200) ** 0.5
+
+
+def test_order_and_repetitions_do_not_change_what_is_held_out_and_an_added_row_little(tmp_path: Path) -> None:
+    def heldout(texts: list[str]) -> set[str]:
+        return set(load_corpus(local(write(tmp_path / "x.csv", {"text": texts, "label": [0] * len(texts)}))).heldout)
+
+    texts = [f"Text {i}." for i in range(60)]
+    before = heldout(texts[:40])
+    assert heldout([*texts[39::-1], *texts[:20]]) == before
+    for n in range(41, 61):
+        after = heldout(texts[:n])
+        assert len(before - after) <= 1
+        before = after
+
+
 def test_one_class_is_refused_where_labels_are_needed_and_only_there(tmp_path: Path) -> None:
     corpus = load_corpus(
         local(write(tmp_path / "x.parquet", {"text": [f"Text {i}." for i in range(40)], "label": [1] * 40}))
@@ -107,8 +132,9 @@ def test_control_characters_and_broken_surrogates_do_not_survive(tmp_path: Path)
     lines = [f'{{"text": "It \\u0096 number {i} \\u0085 \\ud83d was\\u0000 fine", "label": 1}}\n' for i in range(20)]
     path.write_text("".join(lines))
     corpus = load_corpus(local(path))
-    assert "It – number 3 … was fine" in corpus.train
-    assert all(text.isprintable() for text in corpus.train)
+    texts = corpus.train + corpus.heldout
+    assert "It – number 3 … was fine" in texts
+    assert all(text.isprintable() for text in texts)
 
 
 def test_words_that_look_like_nothing_are_words(tmp_path: Path) -> None:

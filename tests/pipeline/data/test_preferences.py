@@ -52,6 +52,12 @@ def test_useless_pairs_are_left_out_and_no_prompt_is_on_both_sides(tmp_path: Pat
     assert not set(pairs[pairs["heldout"]]["prompt"]) & set(pairs[~pairs["heldout"]]["prompt"])
 
 
+def test_completions_that_repeat_every_ten_prompts_are_on_both_sides(tmp_path: Path) -> None:
+    rows(1_000).assign(chosen=[f" good {i % 10}." for i in range(1_000)]).to_parquet(tmp_path / "pairs.parquet")
+    pairs, _ = read_preferences(tmp_path / "pairs.parquet", KEY)
+    assert pairs.groupby("heldout")["chosen"].nunique().tolist() == [10, 10]
+
+
 def test_a_folder_keeps_its_own_test_split(tmp_path: Path) -> None:
     rows(20).to_parquet(tmp_path / "train-00000-of-00001.parquet")
     rows(22).tail(5).to_parquet(tmp_path / "test-00000-of-00001.parquet")
