@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.config.base import Fraction, NonNegative, Positive, Section, StrictlyPositive
+from pipeline.config.base import Finite, Fraction, NonNegative, Positive, Section, StrictlyPositive
 from pipeline.config.presets import ADVANTAGES, PAIRWISE, PRESETS
 
 LARGEST_MEAN_CLIP = 0.02
@@ -72,7 +72,7 @@ class AlgorithmConfig(Section):
     trpo_line_search: Positive = Field(
         10, description="trpo: most step lengths that are tried; each is 0.8 times the one before"
     )
-    dual_clip: Annotated[float, Field(gt=1.0, allow_inf_nan=False)] | None = Field(
+    dual_clip: Annotated[Finite, Field(gt=1.0)] | None = Field(
         None,
         description=(
             "c: where the advantage is negative, the loss of a token or response is at most c times its size; none: no"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
 
 MOST = 10**12
-"""No count is larger; tokens of the largest trainings are 10^13, and no trial here is one of these."""
+"""No number is larger; tokens of the largest trainings are 10^13, and no trial here is one of these."""
+Seed = Annotated[int, Field(ge=0, le=10**18)]
 Positive = Annotated[int, Field(gt=0, le=MOST)]
 Width = Annotated[int, Field(gt=0, le=2**16)]
 """Of a network built here, which is then allocated."""
@@ -15,12 +17,43 @@ Layers = Annotated[int, Field(gt=0, le=1_000)]
 Tokens = Annotated[int, Field(gt=0, le=2**17)]
 """In one text."""
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-StrictlyPositive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(ge=-MOST, le=MOST, allow_inf_nan=False)]
+NonNegative = Annotated[Finite, Field(ge=0.0)]
+StrictlyPositive = Annotated[Finite, Field(gt=0.0)]
+
+
+def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
+    for place, value in enumerate(values):
+        if value in values[:place]:
+            raise ValueError(f"'{value}' is given more than once")
+    return values
+
+
+Distinct = Annotated[tuple[str, ...], AfterValidator(_distinct)]
+
+
+def _make_strict(schema: Any) -> None:
+    """Make numbers and truth values strict wherever they stand. pydantic's own ``strict=True`` would also refuse a list
+    where a tuple is meant, and YAML has lists alone."""
+    if isinstance(schema, dict):
+        if schema.get("type") in ("int", "float", "bool"):
+            schema["strict"] = True
+        for key, part in schema.items():
+            if key not in ("metadata", "default"):
+                _make_strict(part)
+    elif isinstance(schema, list | tuple):
+        for part in schema:
+            _make_strict(part)
 
 
 class Section(BaseModel):
-    """Base of all sections: immutable, and a misspelt key is an error rather than a silent default."""
+    """Base of all sections: immutable, a misspelt key is an error rather than a silent default, and neither ``true``
+    nor a quoted text is a number."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        _make_strict(schema)
+        return schema

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.config.base import Fraction, Positive, Section, Tokens
+from pipeline.config.base import Fraction, Positive, Section, Seed, Tokens
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -47,7 +47,7 @@ class DataConfig(Section):
     vocab_size: Annotated[Positive, Field(le=2**20)] = Field(
         700, description="size of the BPE vocabulary, when the tokenizer is trained here"
     )
-    seed: int = Field(0, description="of the texts and of their split into prompts")
+    seed: Seed = Field(0, description="of the texts and of their split into prompts")
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:

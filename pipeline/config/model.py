@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.config.base import Fraction, Layers, NonNegative, Positive, Section, StrictlyPositive, Tokens, Width
+from pipeline.config.base import Fraction, Layers, NonNegative, Positive, Section, Seed, StrictlyPositive, Tokens, Width
 
 
 class ModelConfig(Section):
@@ -35,4 +35,4 @@ class SftConfig(Section):
     lr: StrictlyPositive = Field(3e-3, description="peak learning rate")
     warmup: Fraction = Field(0.05, description="fraction of the steps with rising learning rate; cosine to 10 % after")
     weight_decay: NonNegative = Field(0.01, description="of AdamW")
-    seed: int = Field(0, description="of initialisation and of the order of texts")
+    seed: Seed = Field(0, description="of initialisation and of the order of texts")

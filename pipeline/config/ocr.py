@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.config.base import NonNegative, Section, Tokens
+from pipeline.config.base import NonNegative, Section, Seed, Tokens
 
 
 class OcrConfig(Section):
@@ -23,7 +23,7 @@ class OcrConfig(Section):
     rotation: Annotated[float, Field(ge=0.0, le=45.0)] = Field(
         0.0, description="largest angle [degrees]; each text has its own, uniform between minus and plus this"
     )
-    seed: int = Field(0, description="of noise and angles, together with a hash of the text")
+    seed: Seed = Field(0, description="of noise and angles, together with a hash of the text")
     columns: Annotated[Tokens, Field(ge=8)] = Field(
         48, description="most characters of a line; longer texts are wrapped"
     )

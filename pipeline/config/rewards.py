@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.config.base import Finite, Layers, NonNegative, Positive, Section, StrictlyPositive, Tokens, Width
+from pipeline.config.base import Finite, Layers, NonNegative, Positive, Section, Seed, StrictlyPositive, Tokens, Width
 from pipeline.config.model import ModelConfig
 from pipeline.config.names import nearest
 from pipeline.config.ocr import OcrConfig
@@ -208,8 +208,8 @@ class RewardConfig(Scorer):
     epochs: Positive = Field(2, description="passes over the pairs")
     batch_size: Positive = Field(64, description="pairs in one step; of rankings as many as have no more pairs")
     lr: StrictlyPositive = Field(1e-3, description="peak learning rate")
-    pairs_seed: int = Field(0, description="of the preference pairs: which are sampled, and their labels")
-    seed: int = Field(0, description="of the reward model: its initialisation, the order of its training, its scale")
+    pairs_seed: Seed = Field(0, description="of the preference pairs: which are sampled, and their labels")
+    seed: Seed = Field(0, description="of the reward model: its initialisation, the order of its training, its scale")
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:

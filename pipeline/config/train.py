@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.config.base import Fraction, NonNegative, Positive, Section, StrictlyPositive, Tokens
+from pipeline.config.base import Finite, Fraction, NonNegative, Positive, Section, Seed, StrictlyPositive, Tokens
 
 
 class StopRule(Section):
@@ -14,7 +14,7 @@ class StopRule(Section):
 
     metric: str
     op: Literal[">", ">=", "<", "<="]
-    threshold: Annotated[float, Field(allow_inf_nan=False)]
+    threshold: Finite
     consecutive: Positive = 1
     before_step: Positive | None = Field(None, description="records with step < before_step count; none: all")
 
@@ -22,7 +22,7 @@ class StopRule(Section):
 class TrainConfig(Section):
     """Rollouts, and the gradient steps taken on each."""
 
-    seed: int = Field(0, description="of initialisation, prompt order and sampling; studies set it")
+    seed: Seed = Field(0, description="of initialisation, prompt order and sampling; studies set it")
     steps: Positive = Field(2_048, description="gradient steps in all; a whole number of updates")
     data: Literal["rollouts", "pairs"] = Field(
         "rollouts",

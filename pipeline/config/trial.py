@@ -14,7 +14,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from pipeline.config.algorithm import AlgorithmConfig, OptimiserConfig
-from pipeline.config.base import Positive, Section, StrictlyPositive
+from pipeline.config.base import Positive, Section, Seed, StrictlyPositive
 from pipeline.config.data import DataConfig
 from pipeline.config.entropy import EntropyConfig
 from pipeline.config.floor import FloorConfig
@@ -73,7 +73,7 @@ class EvaluateConfig(Section):
     )
     temperature: StrictlyPositive = Field(1.0, description="of sampling, for both networks")
     sample_rows: Positive = Field(16, description="prompts in the fixed sample table")
-    seed: int = Field(
+    seed: Seed = Field(
         0, description="of the sampling noise, which differs between policy and reference and is the same for every arm"
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from pipeline.config.base import Positive, Section
+from pipeline.config.base import Positive, Section, Seed
 
 
 class ValuesConfig(Section):
@@ -14,7 +14,7 @@ class ValuesConfig(Section):
     samples: Positive = Field(
         16, description="responses of the reference to each training prompt, scored once for all trials that share them"
     )
-    seed: int = Field(0, description="of the sampling noise, which no seed of a study changes")
+    seed: Seed = Field(0, description="of the sampling noise, which no seed of a study changes")
 
     def check_enough(self, used: int | None) -> None:
         """Raise `ValueError` where more samples are to be used than are drawn."""

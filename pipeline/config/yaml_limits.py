@@ -6,6 +6,7 @@ text. Each is refused at its line.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
@@ -20,6 +21,9 @@ LONGEST_TEXT, LONGEST_KEY = 20_000, 200
 WHOLE = 2**63
 """Whole numbers lie below this and not below minus this: 64 bits hold them."""
 TEXT = "tag:yaml.org,2002:str"
+FLOAT = "tag:yaml.org,2002:float"
+EXPONENT = re.compile(r"[-+]?(?:[0-9]+|[0-9]+\.[0-9]*|\.[0-9]+)[eE][-+]?[0-9]{1,3}$")
+"""Numbers as 1e-5 and 1.5e3, which YAML 1.1 takes for texts; a commit of digits and one e is still a text."""
 _DROPPED = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value", "tag:yaml.org,2002:merge")
 """What YAML makes of dates, of ``=`` and of ``<<``; here they are texts."""
 
@@ -36,7 +40,10 @@ class PlainLoader(yaml.SafeLoader):
     last one silently."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
-        first: [(tag, form) for tag, form in forms if tag not in _DROPPED]
+        first: [
+            *((tag, form) for tag, form in forms if tag not in _DROPPED),
+            *([(FLOAT, EXPONENT)] if first and first in "-+.0123456789" else []),
+        ]
         for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
@@ -111,3 +118,9 @@ def _check_text(text: str, node: yaml.Node) -> None:
         raise Limit(what, node.start_mark)
     if character := control_character(text):
         raise Limit(f"'{shown(text)}' holds the control character {character}", node.start_mark)
+
+
+class PlainDumper(yaml.SafeDumper):
+    """Writes what `PlainLoader` reads: texts that it would take for something else are quoted."""
+
+    yaml_implicit_resolvers = PlainLoader.yaml_implicit_resolvers

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline.config.base import Finite, Positive, Section
+from pipeline.config.base import Distinct, Finite, Positive, Section
 from pipeline.config.names import nearest
 from pipeline.config.train import StopRule
 from pipeline.run.metrics import METRICS, PER_PROMPT, known, per_prompt
@@ -65,7 +65,7 @@ class Falsifier(Section):
     relative: Literal["difference", "ratio"] | None = Field(
         None, description="with relative_to: the value minus the baseline's (default), or divided by it"
     )
-    arms: tuple[str, ...] = Field(("*",), min_length=1, description="patterns over arm names, as in a shell")
+    arms: Distinct = Field(("*",), min_length=1, description="patterns over arm names, as in a shell")
     stop: bool = Field(
         False, description="end a trial as `pruned` as soon as it refutes the claim; it is evaluated as it then is"
     )

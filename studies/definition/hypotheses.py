@@ -23,7 +23,9 @@ class Hypothesis(Section):
     name: Annotated[str, Field(min_length=1, max_length=100)]
     claim: Annotated[str, Field(min_length=1)]
     metric: str = Field(description="of the evaluation, or a series, of which the mean of the last tenth counts")
-    contrast: Weights | None = Field(None, description="ARM - OTHER, or {arm: weight} with weights that sum to 0")
+    contrast: dict[str, Finite] | None = Field(
+        None, description="ARM - OTHER, or {arm: weight} with weights that sum to 0"
+    )
     order: tuple[str, ...] | None = Field(
         None, description="arms in a row: each is expected to be higher (or lower) than the one before"
     )

@@ -8,10 +8,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from pipeline.config.base import Section
+from pipeline.config.base import Section, Seed
 from pipeline.config.effects import inert
 from pipeline.config.trial import TrialConfig
-from studies.definition.space import MOST_SEEDS, Seed
+from studies.definition.space import MOST_SEEDS
 
 SEED_KEY = "train.seed"
 Link = Literal["labels", "reward", "sft"]

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline.config.base import Section
+from pipeline.config.base import Distinct, Section, Seed
 from pipeline.config.loading import dotted_keys, load_config
 from pipeline.config.messages import ConfigFault, validated
 from pipeline.config.names import WORDS, meant, meant_key, nearest
@@ -29,7 +29,7 @@ from studies.definition.arms import BASELINE, arm_name, of_factors, of_grid, sho
 from studies.definition.falsifier import Falsifier, Text
 from studies.definition.hypotheses import Hypothesis
 from studies.definition.replicates import PER_CHAIN, SEED_KEY, Link, Replicate, Trainings, replicates
-from studies.definition.space import MOST_SEEDS, Constraint, Objective, Search, Seed, several
+from studies.definition.space import MOST_SEEDS, Constraint, Objective, Search, several
 
 STUDIES = Path(__file__).parents[1]
 STOP_KEY = "train.stop"
@@ -124,7 +124,7 @@ class Study(Section):
         (),
         description="bounds on metrics of the evaluation that an arm must keep to be recommended; a search has its own",
     )
-    figures: tuple[str, ...] | None = Field(None, max_length=MOST_CLAIMS)
+    figures: Distinct | None = Field(None, max_length=MOST_CLAIMS)
 
     @property
     def kind(self) -> Kind:

@@ -6,11 +6,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from pipeline.config.base import Finite, Positive, Section
+from pipeline.config.base import Finite, Positive, Section, Seed, StrictlyPositive
 from pipeline.config.train import StopRule
 from pipeline.run.metrics import METRICS, known
 
-Seed = Annotated[int, Field(ge=0, le=10**18, strict=True)]
 MOST_SEEDS = 1_000
 
 
@@ -31,7 +30,7 @@ class Objective(Section):
 
     metric: str = Field("eval/win_rate", description="a metric of the evaluation, eval/...")
     direction: Literal["maximize", "minimize"] = "maximize"
-    smallest: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+    smallest: StrictlyPositive | None = Field(
         None,
         description=(
             "the smallest difference to the baseline that matters, in the metric's unit, above 0; an arm is called"
@@ -132,7 +131,7 @@ class Prune(Section):
     metric: Literal[
         "objective/kl_per_token", "objective/kl", "objective/kl_exact_per_token", "objective/kl_k3_per_token"
     ]
-    above: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    above: StrictlyPositive
 
     @property
     def rule(self) -> StopRule:

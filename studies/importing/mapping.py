@@ -24,11 +24,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline.config.base import Positive, Section, StrictlyPositive
+from pipeline.config.base import Finite, Positive, Section, StrictlyPositive
 from pipeline.config.messages import validate
 from pipeline.config.names import nearest
 from pipeline.config.yaml_files import read_yaml
@@ -56,8 +56,8 @@ class Named(Section):
 
     key: str
     unit: str | None = Field(None, description="theirs; ours when not given")
-    factor: Annotated[float, Field(allow_inf_nan=False)] = 1.0
-    subtract: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    factor: Finite = 1.0
+    subtract: Finite = 0.0
 
 
 class Axis(Section):
@@ -65,7 +65,9 @@ class Axis(Section):
 
     key: str | None = Field(None, description="default: step, global_step or episode, whichever is there first")
     counts: Counts | None = Field(None, description="default: what the program counts, else gradient_steps")
-    first: Literal[0, 1] = Field(1, description="number of the first update, where updates are counted")
+    first: Annotated[int, Field(ge=0, le=1)] = Field(
+        1, description="number of the first update, where updates are counted"
+    )
 
 
 class Columns(Section):

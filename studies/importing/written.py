@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 
 from pipeline.config.names import nearest
+from pipeline.config.yaml_limits import PlainDumper
 from pipeline.errors import UserError
 from pipeline.named_files import place
 from pipeline.run.layout import safe
@@ -57,7 +58,7 @@ def study_text(
         "objective": {"metric": metric, "direction": METRICS[metric].direction},
         "imported": {arm: {} for arm in arms},
     }
-    text = yaml.safe_dump(content, sort_keys=False, width=140, allow_unicode=True)
+    text = yaml.dump(content, Dumper=PlainDumper, sort_keys=False, width=140, allow_unicode=True)
     text = text.replace("imported:\n", f"imported:  # {_SAID}\n")
     return f"# Study of imported trials; edit it, then: ablate report {name}\n{text}{_EXAMPLE}"
 

@@ -222,7 +222,7 @@ def test_the_line_names_the_switch_its_value_and_what_is_needed() -> None:
 def test_what_a_profile_holds_for_a_switch_that_is_off_may_stay_and_may_be_repeated() -> None:
     profile = load_config("tiny")
     assert (profile.kl.control, profile.kl.target) == ("fixed", 2.0)
-    assert load_config("tiny", {"kl.target": 2, "kl.horizon": "300", "adapter.rank": 16}) == profile
+    assert load_config("tiny", {"kl.target": 2, "kl.horizon": 300, "adapter.rank": 16}) == profile
     with pytest.raises(
         UserError, match=r"kl\.target = 6\.0 has no effect"
     ):  # the default, and another than the profile's

@@ -3,10 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pipeline.config.loading import parse_set
 from pipeline.config.yaml_files import line_of, read_value, read_yaml
-from pipeline.config.yaml_limits import LONGEST_KEY, LONGEST_TEXT, MOST_BYTES, MOST_ENTRIES, MOST_LEVELS
+from pipeline.config.yaml_limits import LONGEST_KEY, LONGEST_TEXT, MOST_BYTES, MOST_ENTRIES, MOST_LEVELS, PlainDumper
 from pipeline.errors import UserError
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -100,3 +101,15 @@ def test_settings_have_the_same_limits() -> None:
     with pytest.raises(UserError) as refused:
         parse_set(["\x1b]0;title\x07"])
     assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize("text", ["1e-5", "1E5", "-2.5e3", "+1e3", ".5e3", "5.e-1"])
+def test_a_plain_number_with_an_exponent_is_a_number_and_a_quoted_one_a_text(text: str) -> None:
+    assert read_value(text) == float(text)
+    assert read_value(f"'{text}'") == text
+    assert read_value(yaml.dump([text], Dumper=PlainDumper)) == [text]
+
+
+@pytest.mark.parametrize("text", ["e5", "1e", "1e-5x", "12345678901234567890e12345678901234567890", "beta_1e5"])
+def test_what_only_resembles_one_is_a_text(text: str) -> None:
+    assert read_value(text) == text

@@ -224,6 +224,7 @@ def test_arms_complete_every_knob_with_type_bounds_and_words() -> None:
     assert knobs["kl.beta"] == {
         "default": 0.05,
         "minimum": 0.0,
+        "maximum": 10**12,
         "type": "number",
         "description": (
             "weight of the penalty; the starting value when control is not fixed; acts only with kl.control other than"
