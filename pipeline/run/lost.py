@@ -75,5 +75,5 @@ def _gone(folder: StudyFolder, records: Iterable[TrialRecord], stages: Collectio
 
 def _first_absent(root: Path, path: Path) -> Path:
     """The highest folder below `root` on the way to `path` that does not exist."""
-    absent = [part for part in (path, *path.parents) if part.is_relative_to(root.resolve()) and not part.exists()]
+    absent = [part for part in (path, *path.parents) if part.is_relative_to(root) and not part.exists()]
     return absent[-1] if absent else path

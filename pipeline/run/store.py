@@ -309,9 +309,11 @@ def checked(path: Path, name: str, manifest: Manifest) -> Path:
 
 
 def inside(root: Path, relative: str) -> Path:
-    """A path under the output root. Raises `Damaged` where a record points elsewhere."""
-    path = (root / relative).resolve()
-    if not path.is_relative_to(root.resolve()):
+    """A path under the output root, whose own entries may be links to other disks. Raises `Damaged` where a record
+    points elsewhere."""
+    path, parts = root / relative, Path(relative).parts
+    within = parts and parts[0] not in ("/", "..") and path.resolve().is_relative_to((root / parts[0]).resolve())
+    if not within:
         raise Damaged(path, f"a record points to it, and it leaves the output folder {root}")
     return path
 

@@ -289,7 +289,7 @@ def load_records(folder: StudyFolder, study: Study, *, without_missing: bool = F
     current = [record for cell, record in records.items() if record.config_digest == digests[cell]]
     refuse_lost(folder, current, without_missing=without_missing, kept=folder.report / "index.html")
     rows = [_trial(folder, cell, records.get((cell.arm, cell.seed)), gathered) for cell in _by_arm(study, plan)]
-    _refuse_all_stale(folder, rows)
+    _refuse_empty(folder, rows)
     for stage, where in (started.get("upstream") or {}).items():
         gathered.stages.setdefault((str(stage), str(where["key"])), {"path": str(where["path"]), "trials": 0})
     prompts = together(gathered.prompts, ANSWER_COLUMNS)
@@ -388,8 +388,14 @@ def _summary(folder: StudyFolder, where: str) -> dict[str, float]:
     }
 
 
-def _refuse_all_stale(folder: StudyFolder, rows: list[dict[str, Any]]) -> None:
+def _refuse_empty(folder: StudyFolder, rows: list[dict[str, Any]]) -> None:
     """A page without a single number would replace one that had them, so this is an error and not a note."""
+    page = folder.report / "index.html"
+    if page.exists() and not folder.trial_files():
+        raise UserError(
+            f"{folder.path / 'trials'}: no trial is recorded; {page} is unchanged. Restore the folder, or"
+            f" {folder.remedy}"
+        )
     recorded = [row for row in rows if row["status"] != MISSING]
     if recorded and all(row["status"] == STALE for row in recorded):
         raise UserError(

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.errors import Damaged
 from pipeline.run import store as artifacts
-from pipeline.run.store import MANIFEST, Store
+from pipeline.run.store import MANIFEST, Store, inside
 
 
 def fill(text: str = "hello") -> Any:
@@ -293,3 +293,15 @@ def test_gc_keeps_what_it_is_told_to(tmp_path: Path) -> None:
     assert store.gc({("s", "a")}) == [tmp_path / "s" / "b"]
     assert store.find("s", "a") is not None
     assert store.find("s", "b") is None
+
+
+def test_only_the_output_root_itself_may_link_to_another_disk(tmp_path: Path) -> None:
+    root, disk = tmp_path / "out", tmp_path / "disk"
+    (disk / "train").mkdir(parents=True)
+    root.mkdir()
+    (root / "store").symlink_to(disk)
+    (disk / "train" / "elsewhere").symlink_to("/etc")
+    assert inside(root, "store/train/key") == root / "store" / "train" / "key"
+    for name in ("", "/etc", "../out/store", "store/../../etc", "store/../studies", "store/train/elsewhere"):
+        with pytest.raises(Damaged, match="leaves the output folder"):
+            inside(root, name)

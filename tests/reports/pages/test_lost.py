@@ -80,3 +80,22 @@ def test_a_shared_stage_that_has_gone_is_missed_as_well(built: Built) -> None:
     assert "of reward)" in done.stderr
     assert contents(built.folder.report) == page
     assert call(built, "falsify").exit_code == 0, "verdicts need no reward model"
+
+
+def test_a_store_on_another_disk_reports_and_judges(built: Built, tmp_path: Path) -> None:
+    shutil.move(built.layout.store, tmp_path / "large")
+    built.layout.store.symlink_to(tmp_path / "large")
+    assert call(built, "report").exit_code == 0
+    assert call(built, "falsify").exit_code == 0
+    shutil.move(tmp_path / "large", tmp_path / "elsewhere")
+    assert f"{built.layout.store} is missing: 4 of 4 recorded trials" in call(built, "report").stderr
+
+
+def test_without_any_record_the_page_stays(built: Built) -> None:
+    assert call(built, "report").exit_code == 0
+    page = contents(built.folder.report)
+    shutil.rmtree(built.folder.path / "trials")
+    done = call(built, "report")
+    assert done.exit_code == 2
+    assert f"{built.folder.path / 'trials'}: no trial is recorded" in done.stderr
+    assert contents(built.folder.report) == page
