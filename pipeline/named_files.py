@@ -45,6 +45,14 @@ def state(path: Path) -> os.stat_result | None:
         return None
 
 
+def other_kind(path: Path) -> str | None:
+    """What is at a path instead of a plain file, in words; None where a plain file is, or nothing."""
+    found = state(path)
+    if found is None or stat.S_ISREG(found.st_mode):
+        return None
+    return _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+
+
 def is_file(path: Path) -> bool:
     """Whether a plain file is there; no path makes it raise, as a very long one does with `Path.is_file`."""
     found = state(path)
@@ -64,8 +72,7 @@ def require_file(path: Path, origin: str, most: int = MOST_BYTES) -> None:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "its name holds a null character"
         raise UserError(f"{shown(origin, 400)}: cannot be read: {why}") from None
-    if not stat.S_ISREG(found.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+    if kind := other_kind(path):
         raise UserError(f"{shown(origin, 400)}: cannot be read: it is {kind}, and a file is needed")
     if found.st_size > most:
         size = f"{found.st_size / 2**20:,.0f} MiB" if most >= 2**20 else f"{found.st_size:,} bytes"

@@ -105,8 +105,12 @@ def _split(splits: Mapping[str, Any], cfg: DataConfig) -> Corpus:
 def _distinct(frame: Any, counts: dict[str, int]) -> dict[str, int]:
     """Cleaned texts with their polarity; of equal texts the first counts."""
     distinct: dict[str, int] = {}
+    cleaned: dict[Any, str] = {}
     for raw, label in zip(frame["text"].tolist(), frame["label"].tolist(), strict=True):
-        text = clean(raw) if isinstance(raw, str) else ""
+        if not isinstance(raw, str):
+            raw = ""
+        if (text := cleaned.get(raw)) is None:
+            text = cleaned[raw] = clean(raw)
         counts["empty"] += not text
         counts["repeated"] += text in distinct
         if text:

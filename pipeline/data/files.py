@@ -125,8 +125,7 @@ def _read(path: Path, columns: Sequence[str]) -> Any:
 
     with _readable(path):
         if path.suffix == ".parquet":
-            check_rows(path)
-            frame = pd.read_parquet(path)
+            frame = _parquet(path, columns)
         elif path.suffix == ".csv":
             # As strings, and nothing is "missing": a review may consist of the word NA.
             frame = pd.read_csv(path, encoding=_encoding(path), dtype=str, keep_default_na=False)
@@ -135,6 +134,25 @@ def _read(path: Path, columns: Sequence[str]) -> Any:
             frame = pd.DataFrame(list(_json_lines(path)), dtype=object)
     require(columns, list(frame.columns), str(path))
     return frame[list(columns)]
+
+
+def _parquet(path: Path, columns: Sequence[str]) -> Any:
+    """Those of the columns that a parquet file has, as a data frame in which each distinct text is stored once: a
+    kilobyte can stand for gigabytes of equal ones."""
+    import numpy as np
+    import pandas as pd
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    check_rows(path)
+    schema = pq.read_schema(path)
+    there = [name for name in columns if name in schema.names]
+    texts = [name for name in there if pa.types.is_string(schema.field(name).type)]
+    frame = pq.read_table(path, columns=there, read_dictionary=texts).to_pandas()
+    for name in texts:
+        distinct = np.array([*frame[name].cat.categories, None], dtype=object)
+        frame[name] = pd.Series(distinct[frame[name].cat.codes], index=frame.index, dtype=object)  # code -1: null
+    return frame if there else frame.reindex(columns=schema.names)
 
 
 def numbered_rows(path: Path, columns: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:

@@ -37,7 +37,7 @@ from pipeline.config.loading import dotted_keys
 from pipeline.config.names import upgraded
 from pipeline.config.trial import TrialConfig, canonical_json
 from pipeline.errors import Damaged, Fault, Gone, UserError
-from pipeline.named_files import place
+from pipeline.named_files import other_kind, place
 
 Status = Literal["complete", "budget", "diverged", "pruned", "failed"]
 SEAL = "content_sha256"
@@ -302,11 +302,13 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON mapping. Raises `Damaged`, `Gone`, or `Fault` for a file that may not be read."""
+    if kind := other_kind(path):  # to open a pipe would never end
+        raise Damaged(path, f"it is {kind}")
     try:
         content = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise Gone(path, "no such file") from None
-    except (IsADirectoryError, NotADirectoryError) as error:
+    except NotADirectoryError as error:
         raise Damaged(path, (error.strerror or "no file").lower()) from None
     except OSError as error:
         raise Fault(f"{path} cannot be read: {error.strerror}") from None

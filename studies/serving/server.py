@@ -50,6 +50,8 @@ def serve(
     """Serve a policy until Ctrl-C or SIGTERM. Raises `UserError` for what cannot be served, or a port that is taken."""
     import uvicorn
 
+    from studies.serving.request_heads import HeadLimit
+
     check_free(host, port)
     cpu.keep_freed_memory()
     torch.set_num_threads(threads)
@@ -61,6 +63,7 @@ def serve(
         create_app(service),
         host=host,
         port=port,
+        http=HeadLimit,
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=GRACE_SECONDS,

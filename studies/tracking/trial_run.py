@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import re
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,12 +60,14 @@ def prepare_store(layout: Layout) -> None:
     with FileLock(layout.root / ".mlflow.lock"):
         if database.exists():
             return
-        beside = layout.root / f".mlflow-{os.getpid()}.db"
+        beside = layout.root / ".mlflow-new"  # with SQLite's journal; what a killed process left is removed
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir()
         try:
-            _client(f"sqlite:///{beside}").search_experiments(max_results=1)
-            beside.replace(database)
+            _client(f"sqlite:///{beside / database.name}").search_experiments(max_results=1)
+            (beside / database.name).replace(database)
         finally:
-            beside.unlink(missing_ok=True)
+            shutil.rmtree(beside, ignore_errors=True)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.config.data import DataConfig
 from pipeline.data.corpus import load_corpus
-from pipeline.data.files import check_source
+from pipeline.data.files import TEXT_COLUMNS, check_source, read_splits
 from pipeline.data.prompts import make_prompts, tokens_of
 from pipeline.data.tokenizer import EOS, PAD, train_tokenizer
 from pipeline.errors import UserError
@@ -265,3 +265,11 @@ def test_real_reviews_load() -> None:
     assert len(corpus.heldout) > 512
     assert not set(corpus.train) & set(corpus.heldout)
     assert not any("<br" in text for text in corpus.train)
+
+
+def test_equal_texts_of_a_parquet_file_are_one_object(tmp_path: Path) -> None:
+    """A kilobyte of parquet can stand for gigabytes of equal texts."""
+    rows = {"text": ["Good film."] * 500 + [None, "Bad film."], "label": [1] * 502}
+    frame = read_splits(write(tmp_path / "x.parquet", rows), "data.path", TEXT_COLUMNS)["train"]
+    assert frame["text"].tolist() == rows["text"]
+    assert len(set(map(id, frame["text"]))) == 3

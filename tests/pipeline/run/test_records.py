@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +117,10 @@ def test_a_record_from_before_the_guarded_judge_names_the_lexicon(tmp_path: Path
     assert record.config["judge"]["kind"] == ("lexicon" if older else "auto")
     assert (record.config_digest != config.digest()) is older, "judged otherwise, so no result of today's configuration"
     assert record.config_digest == TrialConfig.model_validate(record.config).digest()
+
+
+def test_a_pipe_in_the_place_of_a_record_is_damaged(tmp_path: Path) -> None:
+    """To open it would wait for a writer for ever."""
+    os.mkfifo(tmp_path / "x.json")
+    with pytest.raises(Damaged, match="it is a pipe"):
+        read_record(tmp_path / "x.json")

@@ -296,3 +296,13 @@ def test_status(layout: Layout, client: Client, status: str, shown: str) -> None
     run = sink(layout)
     assert run.finish(None, status, {}, {})
     assert client.get_run(run.state.run_id).info.status == shown
+
+
+def test_what_a_killed_process_left_of_a_new_store_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / ".mlflow-new"
+    left.mkdir()
+    for name in ("mlflow.db", "mlflow.db-journal"):
+        (left / name).write_bytes(b"half a database")
+    prepare_store(Layout(tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} - {".mlflow.lock"} == {"mlflow.db"}
+    assert experiments(Layout(tmp_path).mlflow_uri) == []
