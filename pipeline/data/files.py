@@ -147,7 +147,7 @@ def _parquet(path: Path, columns: Sequence[str]) -> Any:
     check_rows(path)
     schema = pq.read_schema(path)
     there = [name for name in columns if name in schema.names]
-    texts = [name for name in there if pa.types.is_string(schema.field(name).type)]
+    texts = [name for name in there if schema.field(name).type in (pa.string(), pa.large_string())]
     frame = pq.read_table(path, columns=there, read_dictionary=texts).to_pandas()
     for name in texts:
         distinct = np.array([*frame[name].cat.categories, None], dtype=object)
