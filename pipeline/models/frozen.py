@@ -23,10 +23,10 @@ class HalfLinear(nn.Linear):
     """A frozen linear map (..., in) to (..., out) whose weight is held in half precision."""
 
     def __init__(self, weight: Tensor, bias: nn.Parameter | None, dtype: torch.dtype) -> None:
-        """weight (out, in)."""
+        """weight (out, in), kept in its memory layout: another one can mean another kernel, which rounds otherwise."""
         nn.Module.__init__(self)
         self.out_features, self.in_features = weight.shape
-        self.weight = nn.Parameter(weight.detach().to(dtype).contiguous(), requires_grad=False)
+        self.weight = nn.Parameter(weight.detach().to(dtype), requires_grad=False)
         self.register_parameter("bias", bias)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002, torch's name
