@@ -30,6 +30,9 @@ from pipeline.training.stored_pairs import StoredPairs
 from pipeline.training.trainer import Outcome, Trainer
 
 VOCAB, PAD, EOS = 31, 0, 1
+ROUNDING = 1e-5
+"""Between two ways to sum a gradient of this network in fp32. Measured over 3 seeds, without AVX: up to 3e-6, of
+gradients of up to 8."""
 SIZES = ModelConfig(hidden_size=16, layers=2, heads=2, intermediate_size=32)
 BASE: dict[str, Any] = {
     "train__steps": 24,

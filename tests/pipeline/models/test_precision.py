@@ -136,7 +136,7 @@ def furthest(one: Any, other: Any) -> float:
 def test_recomputing_and_fewer_texts_at_once_change_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = trained()
     assert furthest(model(), wanted) > 1e-3
-    assert furthest(trained(checkpointing=True), wanted) == 0.0
+    assert furthest(trained(checkpointing=True), wanted) < 1e-4
     monkeypatch.setattr(sft, "text_rows", lambda *_: 3)
     assert furthest(trained(), wanted) < 1e-4
 
@@ -207,7 +207,7 @@ def test_gradients_of_a_reward_model_are_those_of_all_its_pairs_however_few_fit(
 
     wanted = fitted()
     assert furthest(new_reward_model(model(), 0, CPU), wanted) > 1e-3
-    assert furthest(fitted(checkpointing=True), wanted) == 0.0
+    assert furthest(fitted(checkpointing=True), wanted) < 1e-4  # without AVX over 3 seeds: up to 2e-5
     monkeypatch.setattr(learned, "ranking_rows", lambda *_: 4)
     assert furthest(fitted(), wanted) < 1e-4
 

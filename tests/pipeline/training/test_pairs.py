@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tinytrial import model, preset, run, stored_pairs, trainer
+from tinytrial import ROUNDING, model, preset, run, stored_pairs, trainer
 
 from pipeline.algorithms.mathematics.preference import LOSSES
 from pipeline.models.policy import ActorCritic
@@ -76,7 +76,7 @@ def test_the_gradient_is_that_of_the_plain_loss(tmp_path: Path, name: str) -> No
         scale = BETA if one.cfg.algorithm.trust_region == "ipo" else 1 / BETA
         assert step["policy/pg_loss"] * scale == pytest.approx(expected.item(), rel=1e-5)
     for parameter, gradient in zip(one.actor.lm.parameters(), gradients, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-7)
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=ROUNDING)
 
 
 def test_which_of_a_pair_stands_first_does_not_matter(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_which_of_a_pair_stands_first_does_not_matter(tmp_path: Path) -> None:
         return [parameter.grad for parameter in one.actor.lm.parameters() if parameter.grad is not None]
 
     for plain, turned in zip(gradient(list(range(8))), gradient([1, 0, 3, 2, 5, 4, 7, 6]), strict=True):
-        torch.testing.assert_close(plain, turned, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(plain, turned, rtol=1e-4, atol=ROUNDING)
 
 
 @pytest.mark.parametrize("knobs", [DPO, IPO], ids=["sums", "means"])
@@ -177,7 +177,7 @@ def test_pairs_with_equal_scores_are_left_out(tmp_path: Path) -> None:
         return [parameter.grad / scale for parameter in one.actor.lm.parameters() if parameter.grad is not None]
 
     for with_tie, without in zip(gradient(tied, [0, 1, 2, 3]), gradient(lesson, [0, 1]), strict=True):
-        torch.testing.assert_close(with_tie, without, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(with_tie, without, rtol=1e-4, atol=ROUNDING)
     assert all(not gradient.any() for gradient in gradient(tied, [2, 3]))
 
 
