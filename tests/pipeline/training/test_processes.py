@@ -36,12 +36,14 @@ from pipeline.trial import execution, prepare, run_trial
         {"kl__place": "loss", "kl__group": "clause"},
         {"algorithm": "dpo"},
         {"algorithm": "online_dpo"},
-        {"algorithm": "ppo_penalty", "train__steps": 16},
-        # So few steps that rounding, which conjugate gradients enlarge, does not change which tokens are drawn.
-        {"algorithm": "trpo", "train__steps": 4},
+        {"algorithm": "ppo_penalty"},
+        # One update, and well damped: conjugate gradients on an ill-conditioned matrix enlarge rounding a thousandfold.
+        {"algorithm": "trpo", "train__steps": 4, "algorithm__trpo_damping": 1.0},
     ],
 )
 def test_two_processes_give_the_losses_of_one(smoke_layout: Layout, tmp_path: Path, knobs: dict[str, Any]) -> None:
+    """Over two updates: after each there is a chance that rounding changes which token is drawn, and with it all that
+    follows. Measured where none changed: RLOO 1e-5 apart with AVX2, TRPO 5e-4 without, relative."""
     import shutil
 
     found = {}
@@ -50,7 +52,7 @@ def test_two_processes_give_the_losses_of_one(smoke_layout: Layout, tmp_path: Pa
         for stage in ("prompts", "sft", "reward"):
             shutil.copytree(smoke_layout.store / stage, layout.store / stage)
         recorder = Recorder()
-        outcome = run_trial(smoke(runtime__processes=processes, **knobs), layout, recorder)
+        outcome = run_trial(smoke(runtime__processes=processes, **{"train__steps": 8, **knobs}), layout, recorder)
         folder = outcome.artifacts["train"].path
         found[processes] = (
             merged(folder / "metrics.jsonl"),
