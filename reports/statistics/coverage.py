@@ -1,11 +1,11 @@
 """How often the intervals and verdicts of `reports.statistics.two_level` are right, by simulation with known truth.
 
 `make coverage` (``python -m reports.statistics.coverage``) draws seeds x prompts tables of a baseline and of four arms
-that do not differ from it, applies the same functions as the reports do, and writes two tables beside this file:
-`coverage.csv`, from which the reports quote, and `candidates.csv`, which compares the method with those that were not
-chosen. `reports.statistics.families` and `reports.statistics.drift_coverage` add two more: false verdicts in families of
-arms and hypotheses, and comparisons at equal drift. The random numbers are fixed: equal code gives equal files, however
-many processes share the work.
+that do not differ from it, applies the same functions as the reports do, and writes four tables beside this file:
+`coverage.csv`, from which the reports quote; `candidates.csv`, which compares the method with those that were not
+chosen; `families.csv`, the false verdicts in families of arms and hypotheses (`reports.statistics.families`); and
+`equal_drift.csv`, the comparisons at equal drift (`reports.statistics.drift_coverage`). The random numbers are fixed:
+equal code gives equal files, however many processes share the work.
 """
 
 from __future__ import annotations

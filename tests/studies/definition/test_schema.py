@@ -102,7 +102,7 @@ def test_the_kl_ablation_asks_what_the_project_is_about() -> None:
         ("threshold: 0.5", "threshold: .nan", "falsifiers.drift.threshold"),
         ("threshold: 0.5", "threshold: true", "falsifiers.drift.threshold = true: must be a number"),
         ("threshold: 0.5", "threshold: '0.5'", "falsifiers.drift.threshold = '0.5': must be a number"),
-        ("before_step: 32", "before_step: 32, arms: ['*', '*']", r"falsifiers.drift.arms: '\*' is given more than once"),
+        ("before_step: 32", "before_step: 32, arms: ['*', '*']", r"drift.arms: '\*' is given more than once"),
         ("kl.beta: 0.2", "kl.beta: '2e-1'", "kl.beta = '2e-1': must be a number"),
         ("before_step: 32", "before_step: 0", "falsifiers.drift.before_step = 0"),
         ("before_step: 32", "before_step: 32, arms: [storng]", r"no arm is named 'storng'; did you mean 'strong'\?"),
