@@ -33,7 +33,7 @@ class Recommendation:
     compared: int
     """Arms that keep the constraints, this one included."""
     rivals: tuple[str, ...]
-    """Those of them that it does not beat on the seeds they share, at a level corrected for their number."""
+    """Those of them that it does not beat on the seeds they share (Holm's correction over all pairs of arms)."""
     excluded: tuple[str, ...]
     """Arms that break a constraint."""
     constraints: tuple[Constraint, ...]
@@ -108,11 +108,13 @@ def _keeps(arm: ArmResult, bound: Constraint) -> bool:
 
 
 def _rivals(records: StudyRecords, metric: str, best: str, others: list[str], maximize: bool) -> tuple[str, ...]:
-    """By Holm's correction, as the verdicts against the baseline, so that the two never contradict each other."""
+    """Return the arms that the best one does not beat. The data chose the best, so any pair could have been tested:
+    Holm's correction counts all pairs, of which those without the best count as undecided."""
     pairs = [pair_of(records, metric, best, other) for other in others]
     effects = [pair.difference() if pair else None for pair in pairs]
     raw = [two_level.two_level_p(effect) if effect else None for effect in effects]
-    corrected = two_level.holm(raw)
+    elsewhere = [1.0] * (len(others) * (len(others) - 1) // 2)
+    corrected = two_level.holm([*raw, *elsewhere])[: len(others)]
     return tuple(
         other
         for other, effect, p in zip(others, effects, corrected, strict=True)

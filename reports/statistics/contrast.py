@@ -91,8 +91,9 @@ def decide(tests: Sequence[Test]) -> list[tuple[Judged, float | None]]:
     """Return a verdict and the corrected p-value of each hypothesis of a study.
 
     The family is all hypotheses of the study. Holm's correction counts those that cannot be tested too, so that a
-    verdict does not depend on which others could be. SUPPORTED and REFUTED are the two directions of one test, so the
-    correction bounds the chance of any false verdict of either kind (Shaffer 1980, Annals of Statistics 8:1342).
+    verdict does not depend on which others could be. SUPPORTED and REFUTED are the two directions of one test. For
+    independent tests the correction bounds the chance of any false verdict of either kind (Shaffer 1980, Annals of
+    Statistics 8:1342); ``families.csv`` has the rates by simulation.
     """
     corrected = two_level.holm([1.0 if p is None else p for _, p in tests])
     found: list[tuple[Judged, float | None]] = []

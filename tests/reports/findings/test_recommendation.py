@@ -13,6 +13,7 @@ from scipy import stats
 from reports.findings.findings import analyse
 from reports.findings.recommendation import prediction_bound
 from reports.records.load import load_records
+from reports.statistics import two_level
 from reports.text.recommendation import recommendation
 
 ARMS = {"beta_0.01": 0.01, "beta_0.05": 0.05, "beta_1": 1.0}
@@ -62,6 +63,16 @@ def test_arms_that_cannot_be_told_apart_are_rivals(build: Any, tmp_path: Path) -
     assert set(found.rivals) <= {"beta_0.01", "beta_0.05", "beta_1"} - {found.arm}
     assert text.startswith("Best setting: ") == found.named == (len(found.rivals) < 2)
     assert found.bad_seed is None, "two seeds do not tell what to expect of a third"
+
+
+@pytest.mark.parametrize(("p", "beaten"), [(0.016, True), (0.018, False)])
+def test_the_choice_of_the_best_counts_all_pairs(
+    build: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, p: float, beaten: bool
+) -> None:
+    """Three arms are three pairs, though the best is compared with two."""
+    monkeypatch.setattr(two_level, "two_level_p", lambda effect: p)
+    findings, _ = said(build, tmp_path)
+    assert (findings.recommendation.rivals == ()) == beaten
 
 
 @pytest.mark.parametrize(
