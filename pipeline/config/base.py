@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchema
 from pydantic_core import CoreSchema
 
 MOST = 10**12
-"""No number is larger; tokens of the largest trainings are 10^13, and no trial here is one of these."""
+"""The largest value of a setting; seeds may be larger."""
 Seed = Annotated[int, Field(ge=0, le=10**18)]
 Positive = Annotated[int, Field(gt=0, le=MOST)]
 Width = Annotated[int, Field(gt=0, le=2**16)]

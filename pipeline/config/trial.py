@@ -42,7 +42,7 @@ PILES_UP = (
 class EvaluateConfig(Section):
     """Held-out evaluation: one answer of the policy against several of the reference, by independent noise."""
 
-    prompts: Positive = Field(512, description="held-out prompts that are answered")
+    prompts: Annotated[Positive, Field(ge=2)] = Field(512, description="held-out prompts that are answered")
     first_prompt: Annotated[int, Field(ge=0)] = Field(
         0,
         description=(

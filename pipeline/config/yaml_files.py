@@ -98,8 +98,7 @@ def _entry(node: yaml.Node | None, part: str | int) -> tuple[int, yaml.Node] | N
 
 
 def _open_quote(text: str, error: yaml.MarkedYAMLError) -> int | None:
-    """Index of the line on which a quote opens that swallowed the lines up to the error; none where the fault is
-    another."""
+    """Return the line where an unclosed quote opens, or None if the error has another cause."""
     end = error.problem_mark.line if error.problem_mark else -1
     begun = error.context_mark
     if begun and begun.line < end and text[begun.index] in "'\"" and "escape" not in str(error.problem):

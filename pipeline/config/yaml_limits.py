@@ -23,7 +23,8 @@ WHOLE = 2**63
 TEXT = "tag:yaml.org,2002:str"
 FLOAT = "tag:yaml.org,2002:float"
 EXPONENT = re.compile(r"[-+]?(?:[0-9]+|[0-9]+\.[0-9]*|\.[0-9]+)[eE][-+]?[0-9]{1,3}$")
-"""Numbers as 1e-5 and 1.5e3, which YAML 1.1 takes for texts; a commit of digits and one e is still a text."""
+"""Numbers such as 1e-5 and 1.5e3, which YAML 1.1 takes for texts. A commit hash stays a text, since its exponent would
+have more than three digits; so does a key, such as an arm that is named 1e-5."""
 _DROPPED = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value", "tag:yaml.org,2002:merge")
 """What YAML makes of dates, of ``=`` and of ``<<``; here they are texts."""
 
@@ -92,6 +93,8 @@ class PlainLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            if key_node.tag == FLOAT and EXPONENT.match(key_node.value):
+                key_node.tag = TEXT
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str | int | float):
                 raise Limit("a key must be a text or a number", key_node.start_mark)

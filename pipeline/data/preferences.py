@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -93,7 +92,11 @@ def _linked(rankings: Iterable[Sequence[str]]) -> dict[str, str]:
 def _distinct(rankings: Iterable[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:
     """Distinct rankings, cleaned, whose texts all differ."""
     rows: dict[tuple[str, ...], tuple[str, list[str]]] = {}
+    read: set[tuple[str, ...]] = set()
     for prompt, texts in rankings:
+        if (prompt, *texts) in read:
+            continue
+        read.add((prompt, *texts))
         opening = clean(prompt)
         cleaned = [clean(prompt + text).removeprefix(opening) for text in texts]
         if all(text.strip() for text in cleaned) and len(set(cleaned)) == len(cleaned):
@@ -101,16 +104,17 @@ def _distinct(rankings: Iterable[tuple[str, list[str]]]) -> list[tuple[str, list
     return list(rows.values())
 
 
-def _clean(frame: Any) -> pd.DataFrame:
+def _clean(frame: pd.DataFrame) -> pd.DataFrame:
     """Distinct pairs with two different sides; `_group` is what must not be on both sides of the split."""
-    rows: dict[tuple[str, str, str], str] = {}
-    for prompt, chosen, rejected in frame.itertuples(index=False):
+    rows: dict[tuple[str, str, str], None] = {}
+    for prompt, chosen, rejected in frame.drop_duplicates().itertuples(index=False):
         if not all(isinstance(text, str) for text in (prompt, chosen, rejected)):
             continue
         opening = clean(prompt)
         # Cleaned as one text, so that the space between prompt and completion stays what it was.
         better, worse = (clean(prompt + side).removeprefix(opening) for side in (chosen, rejected))
         if better.strip() and worse.strip() and better != worse:
-            rows.setdefault((opening, better, worse), opening or better)
+            rows.setdefault((opening, better, worse))
+    linked = _linked((better, worse) for opening, better, worse in rows if not opening)
     table = pd.DataFrame(list(rows), columns=list(PAIR_COLUMNS))
-    return table.assign(_group=list(rows.values()))
+    return table.assign(_group=[opening or linked[better] for opening, better, _ in rows])

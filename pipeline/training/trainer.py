@@ -548,7 +548,7 @@ def _v_star(cfg: TrialConfig, samples: ReferenceScores | None, prompts: int) -> 
 
 def _groups(actor: ActorCritic, cfg: TrialConfig) -> list[dict[str, Any]]:
     """Parameters by base learning rate. The value head starts at zero and may have to move faster than the trunk it
-    reads; a shared one counts as what moves the policy, since its error goes back through the policy's trunk."""
+    reads. A shared value head is braked with the policy, because its gradient flows through the policy's trunk."""
     rates = ((actor.lm, None), (actor.value_head, cfg.critic.head_lr), (actor.critic_trunk, cfg.critic.lr))
     groups = []
     for module, own in rates:

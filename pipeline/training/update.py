@@ -184,7 +184,8 @@ def surrogate_loss(
 
 def apply(learner: Learner, position: int, metrics: dict[str, float]) -> dict[str, float]:
     """Clip the gradient in the parameters and take its step, at its place among the planned ones; the metrics of its
-    size. The first steps may be the critic's alone. Guard and hinge brake what moves the policy, so no separate critic.
+    size. The first steps may be the critic's alone. Guard and hinge reduce the learning rate of
+    the policy and of a critic that shares its trunk.
 
     Raises `Diverged`, before the step, for a gradient that is not finite; in fp16 the step is skipped instead, and has
     no norm.

@@ -107,7 +107,9 @@ def print_verdicts(
         claim = f'{falsifier.name}: claim "{falsifier.claim}", refuted by {falsifier.condition}; {badge}'
         console.print(Text(claim), soft_wrap=True)
     console.print(claim_table(verdicts))
-    console.print(verdict_table(verdicts) if rows else Text("every trial: ablate falsify --rows", style="dim"))
+    console.print(
+        verdict_table(verdicts) if rows else Text(f"every trial: ablate falsify {study.name} --rows", style="dim")
+    )
     outcome = overall(verdicts)
     counts = Counter(verdict.outcome for verdict in verdicts)
     detail = ", ".join(f"{count} {name}" for name, count in counts.items())

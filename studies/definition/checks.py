@@ -41,6 +41,8 @@ SIZES = (
     "evaluate.prompts", "evaluate.reference_draws",
 )  # fmt: skip
 """What costs time and can stand in an arm: on `SMOKE` it shrinks as the profile does."""
+FEWEST = 8
+"""No size shrinks below this, so that means, intervals and calibrations of samples exist."""
 PAIRS_CHECKED = 500
 """Pairs of values that are tried of a search space; with more, a fault may be found only when the search proposes
 it."""
@@ -131,11 +133,11 @@ def arm_names(study: Study) -> list[str]:
 
 
 def shrunk(own: Mapping[str, Any], profile: str) -> dict[str, Any]:
-    """An arm's `SIZES` on the profile `smoke`, divided by the ratio of `profile`'s gradient steps to those of `smoke`;
-    gradient steps are rounded to whole updates."""
+    """An arm's `SIZES` on the profile `smoke`, divided by the ratio of `profile`'s gradient steps to those of `smoke`,
+    but not below `FEWEST`; gradient steps are rounded to whole updates."""
     smoke = load_config(SMOKE).train
     ratio = max(load_config(profile).train.steps / smoke.steps, 1)
-    sizes = {key: max(round(value / ratio), 1) for key, value in own.items() if key in SIZES and value}
+    sizes = {key: max(round(value / ratio), min(value, FEWEST)) for key, value in own.items() if key in SIZES and value}
     update = math.prod(own.get(f"train.{key}", getattr(smoke, key)) for key in ("num_epochs", "num_mini_batches"))
     if STEPS in sizes:
         sizes[STEPS] = max(round(sizes[STEPS] / update), 1) * update

@@ -326,7 +326,7 @@ def _by_name(text: str, content: Mapping[str, Any]) -> str:
         name = claim.get("name") if isinstance(claim, dict) else None
         return f"{found[1]}.{shown(name)}" if isinstance(name, str) and name else found[0]
 
-    return re.sub(r"\b(hypotheses|falsifiers)\.(\d+)", named, text, count=1)
+    return re.sub(r"\b(hypotheses|falsifiers)\.(\d+)", named, text)
 
 
 def _spelt(content: dict[str, Any], path: Path) -> dict[str, Any]:

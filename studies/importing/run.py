@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from pipeline.config.yaml_limits import PlainLoader
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout, StudyFolder, TrialRecord, writable, write_atomic
 from pipeline.run.store import Store
@@ -214,7 +215,7 @@ def _study(
     text = study_text(file.stem, [*kept, *cells], metrics, folder.resolve().name, study)
     if study is not None and text == file.read_text("utf-8"):
         return study, None
-    return Study.model_validate({"name": file.stem, "source": str(file), **yaml.safe_load(text)}), text
+    return Study.model_validate({"name": file.stem, "source": str(file), **yaml.load(text, Loader=PlainLoader)}), text
 
 
 def _refuse_namesake(started: Mapping[str, Any], file: Path) -> None:

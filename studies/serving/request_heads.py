@@ -1,5 +1,5 @@
-"""A time limit on request heads, which uvicorn does not have: clients that never end theirs would hold every connection
-that the server can have."""
+"""A time limit on request heads, which uvicorn does not have. Without it, clients that never finish a request head
+could occupy all connections."""
 
 from __future__ import annotations
 

@@ -17,9 +17,10 @@ LARGEST_LOG_RATIO = 80.0
 
 
 def limited(d: Tensor) -> Tensor:
-    """d, at most 80 nats, with the gradient of d: what exp is taken of; any shape.
+    """Return min(d, 80) with the gradient of d, as the argument of exp; any shape.
 
-    Beyond 88 nats exp is infinite in fp32, and where a clip makes its gradient 0, the product of both is NaN.
+    Beyond 88 nats exp is infinite in fp32, and where a clip makes its gradient 0, the product of both is NaN. The norm
+    of an unbounded loss's gradient can still be infinite.
     """
     return d - d.detach() + d.detach().clamp(max=LARGEST_LOG_RATIO)
 

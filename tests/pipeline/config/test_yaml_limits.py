@@ -108,6 +108,7 @@ def test_a_plain_number_with_an_exponent_is_a_number_and_a_quoted_one_a_text(tex
     assert read_value(text) == float(text)
     assert read_value(f"'{text}'") == text
     assert read_value(yaml.dump([text], Dumper=PlainDumper)) == [text]
+    assert read_value(f"{{{text}: 0}}") == {text: 0}, "an arm's name is a text"
 
 
 @pytest.mark.parametrize("text", ["e5", "1e", "1e-5x", "12345678901234567890e12345678901234567890", "beta_1e5"])

@@ -128,3 +128,15 @@ def test_texts_as_episodes() -> None:
     assert of("ab", "cdefgh", 6) == ("ab", "cdef", False, True)
     assert of("abcdefgh", "ij", 6) == ("fgh", "ij", True, True)
     assert of("abcdefgh", "ijkl", 6) == ("fgh", "ijk", False, True)
+
+
+def test_without_prompts_no_text_is_on_both_sides(tmp_path: Path) -> None:
+    """Pairs without a prompt that share a text stay together, as do both orders of a pair."""
+    pairs = [(f"text {i}.", f"other {i}.") for i in range(40)] + [(f"other {i}.", f"text {i}.") for i in range(40)]
+    path = tmp_path / "pairs.jsonl"
+    frame = pd.DataFrame([("", *pair) for pair in pairs], columns=["prompt", "chosen", "rejected"])
+    frame.to_json(path, orient="records", lines=True)
+    found, _ = read_preferences(path, KEY)
+    sides = [set(half["chosen"]) | set(half["rejected"]) for _, half in found.groupby("heldout")]
+    assert len(found) == 80
+    assert not sides[0] & sides[1]

@@ -23,5 +23,11 @@ def test_a_study_on_smoke_is_as_small_as_smoke(name: str) -> None:
 def test_sizes_of_arms_shrink_as_the_steps_of_the_profile_do() -> None:
     own = {"train.steps": 3000, "train.num_epochs": 3, "reward.pairs": 1024, "critic.warmup_steps": 8, "kl.beta": 0.5}
     small = shrunk(own, "tiny")
-    assert small == {**own, "train.steps": 48, "reward.pairs": 16, "critic.warmup_steps": 1}, "3000 / 64, updates of 6"
+    assert small == {**own, "train.steps": 48, "reward.pairs": 16}, (
+        "3000 / 64, in updates of 6; a warm-up of 8 is small"
+    )
     assert shrunk(own, "smoke") == own
+    assert shrunk({"evaluate.prompts": 64, "reward.calibration_samples": 4}, "tiny") == {
+        "evaluate.prompts": 8,
+        "reward.calibration_samples": 4,
+    }

@@ -321,3 +321,14 @@ def test_imported_trials_are_runs_in_mlflow(logs: Path, ablate: Callable[..., An
     ]
     again = ablate("sync", "trl")
     assert "MLflow has all 4 trials of trl; 0 metrics were sent now" in again.output
+
+
+@pytest.mark.parametrize("arm", ["2024-01-01", "1e-5", "on", "12"])
+def test_an_arm_may_be_named_like_another_kind_of_value(tmp_path: Path, layout: Layout, arm: str) -> None:
+    for name in (arm, "b"):
+        (tmp_path / "logs" / name).mkdir(parents=True)
+        rows = [{"step": step, "objective/kl": 0.1 * step} for step in range(1, 4)]
+        (tmp_path / "logs" / name / "seed_0.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    bring(tmp_path / "logs", layout, steps_per_update=1)
+    assert {record.arm for record in layout.study("trl", "imported").records()} == {arm, "b"}
+    assert arm in load_study("trl.yaml").arm_overrides()
