@@ -56,7 +56,7 @@ def scratch_model(cfg: ModelConfig, vocab_size: int, pad_id: int, eos_id: int, m
     config = scratch_config(cfg, vocab_size, pad_id, eos_id, max_tokens)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, "scratch model"))
-        return fp32_logits(Qwen2ForCausalLM(config).eval())
+        return prepared(Qwen2ForCausalLM(config))
 
 
 def pretrained_model(base: str, revision: str | None) -> CausalLM:
@@ -98,8 +98,9 @@ def _whole(name: str | Path, **source: Any) -> CausalLM:
 
 
 def prepared(model: CausalLM) -> CausalLM:
-    """The network as every stage uses it: packed rows where they are possible, logits in fp32, and evaluation mode for
-    good."""
+    """The network as every stage uses it: packed rows where they are possible, logits in fp32, evaluation mode for
+    good, and gradients for the embedding of the padding token, which a policy may sample; torch drops them."""
+    model.get_input_embeddings().padding_idx = None
     return fp32_logits(packing(model)).eval()
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from tinynets import UNEVEN, network
 
 from pipeline.config.model import ModelConfig
-from pipeline.models.loading import load_head, save_head, scratch_model
+from pipeline.models.loading import load_head, prepared, save_head, scratch_model
 from pipeline.models.policy import (
     ActorCritic,
     Episodes,
@@ -226,3 +228,15 @@ def test_prompts_are_left_padded_and_decoded_back() -> None:
         torch.tensor([True]),
     )
     assert decode(tokenizer, one) == [text]
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "llama", "opt"])
+def test_a_sampled_padding_token_has_a_gradient_and_padding_has_none(architecture: str) -> None:
+    model, pad = prepared(network(architecture, tie_word_embeddings=False)), 0
+    table = model.get_input_embeddings().weight
+    for sampled in (False, True):
+        tokens = torch.where(UNEVEN.attention_mask.bool(), UNEVEN.query_responses, pad)
+        tokens[0, 6] = pad if sampled else 2
+        model.zero_grad()
+        response_hidden(model, replace(UNEVEN, query_responses=tokens)).square().sum().backward()
+        assert bool(table.grad[pad].any()) == sampled
