@@ -14,9 +14,10 @@ from tinytrial import CONTROLS, FEW_BITS, FLOOR, LORA_CRITIC, RLOO, Killed, Kill
 from pipeline.config.names import TRAINING
 from pipeline.config.trial import TrialConfig
 from pipeline.run.metrics_log import merged
+from pipeline.training import update
 from pipeline.training.judging import Prompts, Scores
 from pipeline.training.rollout import collect
-from pipeline.training.update import accumulate, clip
+from pipeline.training.update import accumulate, clip, train_on
 
 # --- the first update --------------------------------------------------------------------------------------
 
@@ -497,6 +498,17 @@ def test_the_target_kl_stop_ends_the_epochs_before_the_step_it_refuses(tmp_path:
     assert [*steps] == [4 * update + step for update, n in enumerate(taken) for step in range(1, n + 1)]
     assert [step for step, row in rows.items() if "objective/kl" in row] == [*range(0, 24, 4)]
     assert [step for step, row in rows.items() if "policy/update_steps" in row] == [*range(4, 25, 4)]
+
+
+@pytest.mark.parametrize(("high", "taken"), [("policy/approxkl", 0), ("policy/approxkl_k3", 4)])
+def test_the_target_kl_stop_is_on_approxkl_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, high: str, taken: int
+) -> None:
+    one = trainer(tmp_path, algorithm__target_kl=1e-3)
+    rollout = collect(one.rollout_context, one._prompts(), 0, one.cfg.kl.beta)
+    measured = {"policy/approxkl": 0.0, "policy/approxkl_k3": 0.0, high: 1.0}
+    monkeypatch.setattr(update, "accumulate", lambda *args: accumulate(*args) | measured)
+    assert train_on(rollout, one.learner, 1, lambda step, values: None) == taken
 
 
 def test_the_learning_rate_falls_with_the_planned_steps_whatever_a_stop_leaves_out(tmp_path: Path) -> None:
