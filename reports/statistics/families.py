@@ -19,7 +19,7 @@ from reports.statistics import two_level
 from reports.statistics.contrast import Expected, against, conjunction, decide
 from reports.statistics.coverage import KINDS, SPREADS, Scenario, read, tables
 from reports.statistics.hierarchical import Posterior, posterior
-from reports.statistics.two_level import LEVEL, Array, Estimate
+from reports.statistics.two_level import ALPHA, LEVEL, Array, Estimate
 
 RESULTS = Path(__file__).with_name("families.csv")
 MARGINS = {"rate 0.5": 0.05, "rate 0.95": 0.05, "score": 0.2}
@@ -67,7 +67,7 @@ def simulate(design: Scenario, replicates: int) -> list[Family]:
         steps = [_differences(after, before) for before, after in pairwise(rows)]
         for own, apart, *ordered in zip(arms, pairs, *steps, strict=True):
             for name, items, judge, false in _families(own, apart, ordered, MARGINS[design.kind]):
-                alone = [word for item in items for word in judge([item])]
+                alone = [verdict for item in items for verdict in judge([item])]
                 found = (_any(alone, false), _any(judge(items), false))
                 counts[name] = counts.get(name, np.zeros(2)) + found
     design_of = (design.kind, design.spread, design.seeds, design.prompts, replicates)
@@ -96,7 +96,7 @@ def _differences(arm: Array, base: Array) -> list[list[Estimate]]:
 
 def _families(
     arms: Sequence[Estimate], pairs: Sequence[Estimate], steps: Sequence[Sequence[Estimate]], margin: float
-) -> Iterator[tuple[str, Sequence[Item], Callable[[Sequence[Item]], list[str]], Sequence[Sequence[str]]]]:
+) -> Iterator[tuple[str, Sequence[Item], Callable[[Sequence[Item]], list[set[str]]], Sequence[Sequence[str]]]]:
     """Name, items, what judges them, and the verdicts on each that are false."""
     compare, expect = partial(_of_arms, margin), partial(_of_hypotheses, "higher", 0.0)
     same, far = [(one,) for one in arms], [(_moved(one, margin),) for one in arms]
@@ -121,18 +121,22 @@ def _moved(effect: Estimate, by: float) -> Estimate:
     return replace(effect, value=effect.value + by, low=effect.low + by, high=effect.high + by)
 
 
-def _of_arms(margin: float, items: Sequence[Item]) -> list[str]:
+def _of_arms(margin: float, items: Sequence[Item]) -> list[set[str]]:
+    """Outcomes, and `equivalent` also of arms that are better or worse by too little to matter."""
     tested = two_level.verdicts([effect for (effect,) in items], [margin] * len(items), maximize=True)
-    return [one.outcome for one in tested]
+    return [
+        {one.outcome, "equivalent" if one.p_equivalence is not None and one.p_equivalence < ALPHA else one.outcome}
+        for one in tested
+    ]
 
 
-def _of_hypotheses(expect: Expected, margin: float, items: Sequence[Item]) -> list[str]:
+def _of_hypotheses(expect: Expected, margin: float, items: Sequence[Item]) -> list[set[str]]:
     tests = [conjunction([against(step, expect, margin) for step in item]) for item in items]
-    return [outcome for outcome, _ in decide(tests)]
+    return [{outcome} for outcome, _ in decide(tests)]
 
 
-def _any(words: Sequence[str], false: Sequence[Sequence[str]]) -> bool:
-    return any(word in wrong for word, wrong in zip(words, false, strict=True))
+def _any(verdicts: Sequence[set[str]], false: Sequence[Sequence[str]]) -> bool:
+    return any(verdict.intersection(wrong) for verdict, wrong in zip(verdicts, false, strict=True))
 
 
 @lru_cache(maxsize=1)

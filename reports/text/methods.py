@@ -418,9 +418,9 @@ def _families() -> str:
         for before, after in (largest()[family] for family in ("11 arms at the margin", "10 higher, no effect"))
     )
     return (
-        f"Any of 11 arms that differ by exactly the smallest difference that matters was called equivalent in at most"
-        f" {equivalent}, and any of 10 hypotheses `higher` without an effect was supported or refuted in at most"
-        f" {hypotheses}."
+        f"The difference of any of 11 arms that differ by exactly the smallest difference that matters was called"
+        f" smaller in at most {equivalent}, and any of 10 hypotheses `higher` without an effect was supported or"
+        f" refuted in at most {hypotheses}."
     )
 
 
