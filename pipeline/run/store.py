@@ -194,8 +194,7 @@ class Store:
             os.replace(self._replaced(stage, key), self.root / stage / key)
 
     def _first_finished(self, stage: str, key: str) -> str | None:
-        """When the oldest artifact of this key was finished that is to be replaced or was set aside: its results could
-        be seen from then on."""
+        """Return the earliest finish time of the artifacts with this key that are replaced or were set aside."""
         times = []
         for path in (self.root / stage / key, *(self.root / stage / ".damaged").glob(f"{key}-*")):
             with suppress(Damaged):
