@@ -53,7 +53,7 @@ class Line:
     begun: int
     """Trials that had begun by then, ended or not."""
     in_store: tuple[str, ...]
-    """Trials, as ``arm/seed``, whose training or evaluation was in the store by then, whichever study had run it."""
+    """Trials, as ``arm/seed``, of which results existed by then, whichever study or code had run them."""
     content: dict[str, Any]
     digest: str
     """Of the whole line, which holds the digest of the line before it."""
@@ -97,7 +97,7 @@ def register(
 ) -> str:
     """Append `content` where it differs from the last line; returns the digest of the last line.
 
-    `in_store` finds the trials of which results are in the store (`Line.in_store`). The caller is the study's only
+    `in_store` finds the trials of which results exist (`Line.in_store`). The caller is the study's only
     driver, and calls this before a trial begins. A damaged chain is set aside and told of; a new one begins, which
     knows how many trials had ended.
     """

@@ -51,6 +51,7 @@ from studies.definition.search import confirmation
 from studies.definition.testable import untestable
 from studies.execution.display import Display
 from studies.execution.executors import Executor
+from studies.execution.history import recorded_trainings, training_of
 from studies.execution.interim import Interim
 from studies.execution.job_folder import sweep
 from studies.execution.jobs import Crashed, Event, Finished, Interrupted, Job, Message
@@ -638,11 +639,13 @@ def _register(run: _Run, environment: Mapping[str, str]) -> None:
 
 
 def _in_store(run: _Run) -> list[str]:
-    """The planned trials, as ``arm/seed``, whose training or evaluation is in the store, from whatever study."""
-    found = []
+    """The planned trials, as ``arm/seed``, whose training or evaluation is in the store, from whatever study, or whose
+    training a record has, also of other code."""
+    found, recorded = [], recorded_trainings(run.layout)
     for cell in run.plan:
         names = OWN if cell.config.algorithm.learns else {"evaluate"}
-        if any(stage.cached for stage in run.module.plan_trial(cell.config, run.layout) if stage.stage in names):
+        stages = run.module.plan_trial(cell.config, run.layout)
+        if training_of(cell.config) in recorded or any(one.cached for one in stages if one.stage in names):
             found.append(f"{cell.arm}/{cell.seed}")
     return found
 

@@ -14,6 +14,7 @@ from fake_trial import STUDY, calls, control
 from light_study import SMALL, go
 
 from pipeline.errors import Damaged, Gone, UserError
+from pipeline.run import dag
 from pipeline.run.layout import Layout, StudyFolder, read_sealed, sealed
 from studies.claims.badges import Standing, standing
 from studies.claims.registration import content_of, read_chain
@@ -156,6 +157,23 @@ def test_a_badge_counts_the_trials_that_were_known(write_study: Write, layout: L
     found = of_other(other, layout)
     assert str(found.hypothesis) == "registered after part of the data (2 of 4 trials had finished)"
     assert str(found.falsifiers["drift"]) == "registered after part of the data (1 of 2 trials had finished)"
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_results_of_other_code_are_known(
+    write_study: Write, layout: Layout, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    go(write_study(TEXT), layout)
+    if lost:
+        shutil.rmtree(layout.store)
+    else:
+        monkeypatch.setattr(dag, "code_digest", lambda modules: "edited")
+    stopping = TEXT.replace("before_step: 32", "before_step: 32, stop: true").replace("0.2}", "0.3}")
+    other = write_study(stopping, "other")
+    go(other, layout)
+    assert len(calls(layout)) == 8, "all trials ran again"
+    text = "registered after part of the data (2 of 4 trials had finished)"
+    assert str(of_other(other, layout).falsifiers["drift"]) == text
 
 
 @pytest.mark.parametrize("year", ["1999", "2999"])
