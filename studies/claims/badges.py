@@ -17,7 +17,7 @@ from studies.definition.schema import Study
 from studies.definition.search import SEARCH
 
 State = Literal["registered", "late", "amended", "exploratory", "unregistered"]
-"""``late``: registered before a trial of this study had ended, but after one with the same results had."""
+"""``late``: registered before this study's first trial ended, but another study had already finished the same trial."""
 Kind = Literal["hypotheses", "falsifiers"]
 SENTENCE = "hypothesis"
 """The study's hypothesis in words, beside `hypotheses` and `falsifiers`."""
@@ -109,19 +109,39 @@ def _badge(
         return Badge("exploratory", f"exploratory (run before registration existed; registered {since})")
     was, own = _claim(first.content, kind, name), _claim(now, kind, name, first.content["arms"])
     if was == own:
+        differences = tuple(_later_differences(lines, first, now, count, kind, name))
+        if differences:
+            return Badge("amended", f"amended {since}", differences)
         return _of_unchanged(lines, first, now, trials, kind, name)
+    if count == 0:
+        return Badge("unregistered", "registered with the next start")
     if was is None:
         return Badge("exploratory", f"exploratory (added {since})")
-    if count == 0:
-        return Badge("registered", "registered before the data (with the next start)")
     return Badge("amended", f"amended {since}", tuple(_differences(was, own or {})))
+
+
+def _later_differences(
+    lines: list[Line], first: Line, now: dict[str, Any], count: int, kind: str, name: str
+) -> Iterator[str]:
+    """The differences of arms that `first` did not know. An arm counts as registered by the last line before another
+    trial of the study ended."""
+    added: dict[str, int] = {}
+    registered: dict[str, Any] = {}
+    for number, content in [*((line.ended, line.content) for line in lines), (count, now)]:
+        for arm, own in content["arms"].items():
+            if added.setdefault(arm, number) == number:
+                registered[arm] = own
+    for arm in _arms(now, kind, name):
+        if not _knows(first, arm):
+            yield from _differences(registered[arm], now["arms"][arm], f"settings {arm}")
 
 
 def _of_unchanged(
     lines: list[Line], first: Line, now: dict[str, Any], trials: Sequence[TrialRecord], kind: str, name: str
 ) -> Badge:
     """Of a claim that is what it was in the last line before a trial of the study ended: the trials whose results were
-    known, here or to another study, before the line that registered the claim on their arm."""
+    known, here or to another study, before the line that registered the claim on their arm. Results that the line
+    lists were, whatever their times say; the times decide on results that were copied into the store later."""
     same = [_same(line, now, kind, name) for line in lines]
     start = lines.index(first)
     while start and same[start - 1]:
@@ -129,10 +149,13 @@ def _of_unchanged(
     held = [line for line, kept in zip(lines[start:], same[start:], strict=True) if kept]
     arms = _arms(now, kind, name)
     own = [one for one in trials if one.arm in arms or (kind == SENTENCE and one.arm.startswith(CONFIRM))]
-    late = sum(_is_late(one, next((line for line in held if _knows(line, one.arm)), None)) for one in own)
+    by = {arm: line for line in reversed(held) for arm in (*arms, *(one.arm for one in own)) if _knows(line, arm)}
+    late = {name for arm, line in by.items() for name in line.in_store if name.rpartition("/")[0] == arm}
+    late |= {f"{one.arm}/{one.seed}" for one in own if _is_late(one, by.get(one.arm))}
     if late:
-        when = "part of the data" if late < len(own) else "the data"
-        had = f"{late} of {len(own)} {'trial' if len(own) == 1 else 'trials'} had finished"
+        count = len(late | {f"{one.arm}/{one.seed}" for one in own})
+        when = "part of the data" if len(late) < count else "the data"
+        had = f"{len(late)} of {count} {'trial' if count == 1 else 'trials'} had finished"
         return Badge("late", f"registered after {when} ({had})")
     begun = held[0].begun
     notes = [f"{begun} {'trial' if begun == 1 else 'trials'} had begun"] if begun else []
@@ -142,16 +165,11 @@ def _of_unchanged(
 
 
 def _is_late(trial: TrialRecord, line: Line | None) -> bool:
-    """Whether results of a trial existed when a line was written.
-
-    Results that the store held at that moment did, whatever their times say; the times decide on results that were
-    copied into it later. The training of a trial without a gradient step is no result.
-    """
+    """Whether a trial's own stages had finished by the time a line was written. The training of a trial without a
+    gradient step is no result."""
     ends = [trial.stages[stage].finished for stage in ("train", "evaluate") if stage in trial.stages]
     known = [end or trial.finished for end in (ends if trial.steps else ends[-1:])]
-    if line is None or f"{trial.arm}/{trial.seed}" in line.in_store:
-        return bool(known)
-    return bool(known) and min(known) <= line.time
+    return bool(known) and (line is None or min(known) <= line.time)
 
 
 def _knows(line: Line, arm: str) -> bool:

@@ -17,7 +17,7 @@ from pipeline.errors import Damaged, Gone, UserError
 from pipeline.run import dag
 from pipeline.run.layout import Layout, StudyFolder, read_sealed, sealed
 from studies.claims.badges import Standing, standing
-from studies.claims.registration import content_of, read_chain
+from studies.claims.registration import content_of, read_chain, register
 from studies.definition.schema import Study, single
 
 ROOT = Path(__file__).parents[3]
@@ -176,6 +176,23 @@ def test_results_of_other_code_are_known(
     assert str(of_other(other, layout).falsifiers["drift"]) == text
 
 
+def test_results_in_the_store_count_before_a_trial_has_a_record(write_study: Write, layout: Layout) -> None:
+    go(write_study(TEXT), layout)
+    other, folder = write_study(TEXT, "other"), layout.study("other", "tiny")
+    held = [f"{arm}/{seed}" for arm in ("weak", "strong") for seed in (0, 1)]
+    folder.path.mkdir(parents=True)
+    register(content_of(other, "tiny", SMALL), folder, "unknown", lambda: held, pytest.fail)
+    text = "registered after the data (4 of 4 trials had finished)"
+    assert {str(badge) for badge in of_other(other, layout).badges().values()} == {text}
+    edited = write_study(TEXT.replace("threshold: 0.5", "threshold: 0.6").replace("wins", "gains"), "other")
+    found = of_other(edited, layout).badges()
+    assert {(badge.state, str(badge)) for badge in found.values()} == {
+        ("unregistered", "registered with the next start")
+    }
+    go(edited, layout)
+    assert {str(badge) for badge in of_other(edited, layout).badges().values()} == {text}
+
+
 @pytest.mark.parametrize("year", ["1999", "2999"])
 def test_results_that_are_in_the_store_are_known_whatever_the_clock_said(
     write_study: Write, layout: Layout, year: str
@@ -222,6 +239,30 @@ def test_an_added_arm_amends_no_claim(write_study: Write, layout: Layout) -> Non
     assert str(changed.falsifiers["drift"]) == "amended after 6 trials: threshold 0.5 -> 0.6"
     fewer = badges(write_study(more.replace("  weak: {kl.beta: 0.01}\n", "").replace("weak", "none")), layout)
     assert {fewer.hypothesis.state, fewer.falsifiers["drift"].state} == {"amended"}
+
+
+def test_an_added_arm_that_changes_after_its_trials_amends_the_claims(write_study: Write, layout: Layout) -> None:
+    def with_none(beta: float) -> Study:
+        return write_study(
+            TEXT.replace("strong: {kl.beta: 0.2}", f"strong: {{kl.beta: 0.2}}\n  none: {{kl.beta: {beta}}}")
+        )
+
+    go(write_study(TEXT), layout)
+    control(layout, user_error=["0.0/0"])
+    with pytest.raises(UserError):
+        go(with_none(0.0), layout)
+    control(layout)
+    go(with_none(0.3), layout)
+    assert str(badges(with_none(0.3), layout).falsifiers["drift"]) == "registered before the data: arm none added later"
+    for run in (False, True):
+        if run:
+            go(with_none(0.5), layout)
+            go(with_none(0.7), layout)
+        found = badges(with_none(0.7), layout)
+        text = "amended after 6 trials: settings none kl.beta 0.3 -> 0.7"
+        assert {str(found.falsifiers["drift"]), str(found.hypothesis)} == {text}
+        assert str(found.hypotheses["wins"]) == "registered before the data"
+    assert badges(with_none(0.3), layout).falsifiers["drift"].state == "registered"
 
 
 def test_an_added_arm_is_late_where_another_study_has_run_it(write_study: Write, layout: Layout) -> None:
@@ -272,7 +313,7 @@ def test_a_change_before_any_trial_has_ended_counts_as_registered(write_study: W
         go(write_study(TEXT), layout)
     (layout.root / "control.json").unlink()
     study = write_study(TEXT.replace("threshold: 0.5", "threshold: 0.6"))
-    assert badges(study, layout).falsifiers["drift"].state == "registered"
+    assert str(badges(study, layout).falsifiers["drift"]) == "registered with the next start"
     go(study, layout)
     assert [line.ended for line in read_chain(folder_of(layout))] == [0, 0]
     badge = badges(study, layout).falsifiers["drift"]
