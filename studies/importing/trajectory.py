@@ -1,8 +1,8 @@
 """From the rows of a log to series over gradient steps, and what is wrong with them.
 
 An update of a trainer that logs once per update stands at two places here: what was measured on its rollout
-(`objective/*`, explained variance) at the gradient steps that the policy had taken by then, what was measured
-while training on it at its last gradient step.
+(`objective/*`, `reward/*`, explained variance) at the gradient steps that the policy had taken by then, what was
+measured while training on it at its last gradient step.
 """
 
 from __future__ import annotations
@@ -119,9 +119,11 @@ def _placed(rows: Sequence[LogRow], mapping: MappingFile, read: Reading, name: s
     x = np.array([_whole(row, key, name) for row in rows], dtype=np.int64)
     lines = np.array([row.line for row in rows], dtype=np.int64)
     if read.counts == "gradient_steps":
-        # An update began no earlier than the place that was logged before it: GRPO logs every gradient step.
-        places, at = np.unique(x, return_inverse=True)
-        log = _Log(name, lines, np.maximum(x - (per or 0), np.concatenate([[0], places[:-1]])[at]), x)
+        # An update began no earlier than the rollout that was logged before it: GRPO logs every gradient step.
+        keys = [theirs.key for ours, theirs in read.named.items() if _on_rollout(ours)]
+        sampled = np.sort(x[[any(row.values.get(key) is not None for key in keys) for row in rows]])
+        before = np.concatenate([[0], sampled])[np.searchsorted(sampled, x)]
+        log = _Log(name, lines, np.maximum(x - (per or 0), before), x)
     else:
         if per is None:
             raise Misfit(
@@ -301,13 +303,16 @@ def _out_of_range(ours: str, key: str, values: Array, log: _Log) -> Problem | No
     )
 
 
+def _on_rollout(ours: str) -> bool:
+    return ours.startswith(("objective/", "reward/")) or ours == "value/explained_variance"
+
+
 def _series(ours: str, key: str, values: Array, log: _Log) -> Series | None:
     """Sorted by step; of two values at one step the last counts."""
     there = ~np.isnan(values)
     if not there.any():
         return None
-    on_rollout = ours.startswith("objective/") or ours == "value/explained_variance"
-    steps = (log.rollout if on_rollout else log.trained)[: len(values)][there]
+    steps = (log.rollout if _on_rollout(ours) else log.trained)[: len(values)][there]
     latest = dict(zip(steps.tolist(), values[there].tolist(), strict=True))
     ordered = sorted(latest.items())
     return Series(

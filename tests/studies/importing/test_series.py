@@ -395,3 +395,12 @@ def test_no_rollout_overwrites_the_one_before_it(x: list[int], places: list[int]
     ).series["objective/kl_k3_per_token"]
     assert found.steps.tolist() == places
     assert found.values.tolist() == [row["kl"] for row in rows]
+
+
+@pytest.mark.parametrize(("per", "between"), [(4, {"policy/entropy": 2.0}), (16, {"eval/gold": 1.0})])
+def test_rows_without_a_rollout_move_no_rollout(per: int, between: dict[str, float]) -> None:
+    ends = range(per, 4 * per, per)
+    rows = [{"step": step, **({"objective/kl": 1.0} if step in ends else between)} for step in range(1, 3 * per + 1)]
+    mapping = {key: key for key in ("objective/kl", *between)}
+    found = read(rows, step={"key": "step", "counts": "gradient_steps"}, steps_per_update=per, metrics=mapping)
+    assert found.series["objective/kl"].steps.tolist() == [0, per, 2 * per]
