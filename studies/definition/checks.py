@@ -35,6 +35,8 @@ FIXED = {
 }
 """Keys that no study may change, and who does; `_fixed` adds those that a study's own seeds change."""
 IDLE = "has no effect"
+PENALISED = ("objective/rlhf_reward", "objective/non_score_reward")
+"""Metrics whose definition differs between arms of different beta."""
 SMOKE, STEPS = "smoke", "train.steps"
 SIZES = (
     STEPS, "critic.warmup_steps", "critic.pretraining_steps", "reward.pairs", "reward.calibration_samples",
@@ -63,7 +65,7 @@ def _faults(study: Study) -> Iterator[ConfigFault]:
     if study.kind == IMPORTED:  # a series counts as well: by its end
         yield from faults
         yield from _names(study)
-        yield from _metric(study.objective.metric, ("objective", "metric"))
+        yield from _metric(study.objective.metric, ("objective", "metric"), compared=True)
     else:
         if not faults:
             faults += _knobs(study)
@@ -343,8 +345,8 @@ def _aims(study: Study) -> Iterator[ConfigFault]:
             yield from _metric(constraint.metric, ("search", "constraints", index, "metric"), True)
 
 
-def _metric(name: str, where: Where, evaluated: bool = False) -> Iterator[ConfigFault]:
-    """A metric of the list; `evaluated`: one of the evaluation, no series."""
+def _metric(name: str, where: Where, evaluated: bool = False, *, compared: bool = False) -> Iterator[ConfigFault]:
+    """A metric of the list; `evaluated`: one of the evaluation, no series; `compared`: between arms."""
     key = ".".join(map(str, where))
     listed = [metric_name for metric_name in METRICS if not evaluated or metric_name.startswith(EVALUATION)]
     if not known(name):
@@ -353,6 +355,12 @@ def _metric(name: str, where: Where, evaluated: bool = False) -> Iterator[Config
         yield ConfigFault(where, f"{key}: no metric '{name}'{hint}")
     elif evaluated and not metric(name).key.startswith(EVALUATION):
         yield ConfigFault(where, f"{key} '{name}' is a series; name a metric of the evaluation (eval/...)")
+    elif compared and name in PENALISED:
+        text = (
+            f"{key}: '{name}' holds each arm's own KL penalty, so arms of different beta would be compared on different"
+            " objectives; use objective/scores"
+        )
+        yield ConfigFault(where, text)
 
 
 def _hypotheses(study: Study, arms: Sequence[str]) -> Iterator[ConfigFault]:
@@ -363,7 +371,7 @@ def _hypotheses(study: Study, arms: Sequence[str]) -> Iterator[ConfigFault]:
             text = f"{where}.name: '{hypothesis.name}' is the name of two claims"
             yield ConfigFault(("hypotheses", index, "name"), text)
         names.append(hypothesis.name)
-        yield from _metric(hypothesis.metric, ("hypotheses", index, "metric"))
+        yield from _metric(hypothesis.metric, ("hypotheses", index, "metric"), compared=True)
         key = "order" if hypothesis.order else "contrast"
         for arm in hypothesis.arms:
             if arm not in arms:
@@ -426,7 +434,8 @@ def _claims(study: Study) -> Iterator[ConfigFault]:
             yield ConfigFault(
                 ("falsifiers", index, "name"), f"{where}.name: '{falsifier.name}' is the name of two falsifiers"
             )
-        yield from _metric(falsifier.metric, ("falsifiers", index, "metric"))
+        compared = falsifier.relative_to is not None
+        yield from _metric(falsifier.metric, ("falsifiers", index, "metric"), compared=compared)
         for key, text in mismatches(falsifier):
             yield ConfigFault(("falsifiers", index, key), f"{where}.{key}: {text}")
         if study.kind == IMPORTED and "metric" not in falsifier.model_fields_set:

@@ -21,10 +21,6 @@ def several(seeds: Any) -> Any:
     return seeds
 
 
-PENALISED = ("objective/rlhf_reward", "objective/non_score_reward")
-"""Metrics whose definition differs between arms of different beta."""
-
-
 class Objective(Section):
     """What a trial is told to the planner as; a metric of the final evaluation."""
 
@@ -46,16 +42,6 @@ class Objective(Section):
         key = content.get("metric") if isinstance(content, dict) else None
         own = METRICS[key].direction if isinstance(key, str) and known(key) else None
         return {"direction": own, **content} if own else content
-
-    @field_validator("metric")
-    @classmethod
-    def _same_for_every_arm(cls, value: str) -> str:
-        if value in PENALISED:
-            raise ValueError(
-                f"'{value}' holds each arm's own KL penalty, so arms of different beta would be ranked on different"
-                " objectives; use objective/scores, and constrain objective/kl"
-            )
-        return value
 
 
 class Dimension(Section):

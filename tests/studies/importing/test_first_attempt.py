@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
+from pipeline.errors import UserError
 from pipeline.run.layout import Layout
 from pipeline.run.metrics import METRICS
 from studies.definition.schema import load_study
-from studies.definition.space import Objective
 from studies.importing.mapping import Axis, load_mapping
 
 Run = Callable[..., str]
@@ -172,9 +171,21 @@ def test_a_mapping_is_written_with_the_axis_that_was_read(tmp_path: Path, succee
 
 
 @pytest.mark.parametrize("metric", ["objective/rlhf_reward", "objective/non_score_reward"])
-def test_a_penalised_reward_is_no_objective(metric: str) -> None:
-    with pytest.raises(ValidationError, match="each arm's own KL penalty"):
-        Objective(metric=metric)
+def test_no_arms_are_compared_by_a_penalised_reward(tmp_path: Path, metric: str) -> None:
+    claim = "{name: n, claim: c, metric: %s, op: '<', threshold: 0, before_step: 9"
+    file = tmp_path / "one.yaml"
+    head = "question: q\nbaseline: a\nseeds: [0, 1]\nimported: {a: {}, b: {}}\n"
+    own = f"{head}objective: {{metric: objective/scores}}\nfalsifiers: [{claim}}}]\n"
+    for text in (
+        f"{head}objective: {{metric: %s}}\n",
+        f"{head}hypotheses: [{{name: h, claim: c, metric: %s, contrast: b - a, expect: higher}}]\n",
+        own.replace("}]", ", relative_to: baseline}]"),
+    ):
+        file.write_text(text % metric)
+        with pytest.raises(UserError, match="each arm's own KL penalty"):
+            load_study(file)
+    file.write_text(own % metric)
+    assert load_study(file).falsifiers[0].metric == metric, "a bound for each arm on its own compares none"
 
 
 @pytest.mark.parametrize("judge", ["eval/gold", "objective/gold"])
