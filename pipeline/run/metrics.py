@@ -21,6 +21,9 @@ from pipeline.errors import UserError
 from pipeline.run.bands import BANDS, Band
 
 Direction = Literal["maximize", "minimize"]
+ON_ROLLOUT = ("objective/", "reward/", "replay/", "value/explained_variance")
+"""Heads of the series that have one record an update, measured on its rollout."""
+UPDATE_STEPS = "policy/update_steps"
 
 
 @dataclass(frozen=True)
@@ -545,6 +548,15 @@ def per_prompt(key: str) -> tuple[str, str | None] | None:
     if column := BY_FAMILY.get(f"{family}/"):
         return f"{column}{member}", None
     return PER_PROMPT.get(key)
+
+
+def each_step(key: str) -> bool:
+    """Whether a series has a record at each gradient step that is taken.
+
+    >>> each_step("policy/approxkl"), each_step("policy/old_kl"), each_step("objective/kl")
+    (True, False, False)
+    """
+    return not key.startswith((*ON_ROLLOUT, "eval/", "cost/")) and key not in ("policy/old_kl", UPDATE_STEPS)
 
 
 def known(key: str) -> bool:

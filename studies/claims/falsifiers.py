@@ -63,13 +63,15 @@ def evaluate(
     seed: int = 0,
     run: str | None = None,
     whose: str = "the run",
+    gap: int | None = None,
 ) -> Verdict:
     """Judge one trial's series of ``(gradient step, value)``, the values as they are compared with the threshold.
 
     Order does not matter; of two values at one step the last counts; NaN counts as not recorded. FALSIFIED
     by `any` or `consecutive` (successive records, whatever their distance) holds however early the run
     ended. Everything else needs a run of at least ``before_step`` gradient steps with a record before it;
-    a mean above all, since the missing rest could still have moved it. `whose` names the run that came to `steps`.
+    a mean above all, since the missing rest could still have moved it. `whose` names the run that came to `steps`;
+    `gap` is the first planned step without a record because the target KL had ended its update.
     """
     records = counted(series, falsifier.horizon)
     beyond = sum(OPERATORS[falsifier.op](value, falsifier.threshold) for _, value in records)
@@ -89,6 +91,9 @@ def evaluate(
     closest = _closest(falsifier, records)
     if steps < falsifier.horizon:
         return verdict("NOT TESTED", closest, f"{whose} came to {steps} of {falsifier.horizon} gradient steps")
+    if gap is not None and gap < falsifier.horizon:
+        why = f"algorithm.target_kl left out step {gap}, so {falsifier.metric} has no record of it"
+        return verdict("NOT TESTED", closest, why)
     if len(records) < falsifier.consecutive:
         few = f"{len(records)} records before step {falsifier.horizon}, fewer than the {falsifier.consecutive} in a row"
         return verdict("NOT TESTED", None, f"{few} that would refute the claim")

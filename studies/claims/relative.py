@@ -19,6 +19,8 @@ class Trajectory:
     steps: int
     """Gradient steps of the plan that the run came to: those that it took, and those that its target-KL stop left
     out."""
+    gap: int | None = None
+    """The first step that the target-KL stop left out, of a series with a record at each step."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +61,17 @@ def compare(
     Only steps that both recorded count. A ratio exists where the baseline's value is above 0; other steps are left out
     (a KL is 0 at step 0). Whatever is left is judged as any series (`studies.claims.falsifiers.evaluate`), and both
     runs must have taken ``before_step`` gradient steps for a claim to survive, with a value at half of the trial's
-    records or more. A mean also falls only with values at half of the records of either trial: the records left out
-    could then overturn the verdict only if they lay, on average, further beyond the threshold on the other side than
-    the mean does on its own. NOT TESTED where nothing is left.
+    records or more. A mean also falls only with values at half of the records of each trial: to overturn the
+    verdict, the missing records would have to lie further from the threshold on average than the measured ones, on the
+    other side. NOT TESTED where nothing is left.
     """
     pairs = _pairs(falsifier, own.records, base.records)
     if not pairs.compared:
         return replace(untested(falsifier, arm, seed, _why_none(falsifier, own, base, pairs)), run=run)
     shorter = "the baseline's run" if base.steps < own.steps else "the run"
     steps = min(own.steps, base.steps)
-    verdict = evaluate(falsifier, pairs.compared, steps, arm=arm, seed=seed, run=run, whose=shorter)
+    gap = min((one.gap for one in (own, base) if one.gap is not None), default=None)
+    verdict = evaluate(falsifier, pairs.compared, steps, arm=arm, seed=seed, run=run, whose=shorter, gap=gap)
     mean = falsifier.aggregation == "mean"
     needed = max(pairs.own, pairs.base) if mean else pairs.own
     if (verdict.outcome == "SURVIVED" or (mean and verdict.outcome == "FALSIFIED")) and 2 * verdict.n < needed:

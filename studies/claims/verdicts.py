@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from pipeline.errors import Damaged, Gone
 from pipeline.run.layout import StudyFolder, TrialRecord
+from pipeline.run.metrics import UPDATE_STEPS, each_step
+from pipeline.run.stopping import Record
 from pipeline.run.store import file_of
 from studies.claims.evaluations import judge
 from studies.claims.falsifiers import Verdict, evaluate, untested
@@ -43,15 +45,23 @@ def read_series(folder: StudyFolder, record: TrialRecord, metric: str) -> Trajec
     with pq.ParquetFile(file_of(folder, record, "train", "metrics.parquet")) as file:
         if metric not in file.schema_arrow.names:
             return Trajectory([], record.steps)
-        table = file.read(["step", metric], use_threads=False)
+        updates = UPDATE_STEPS if each_step(metric) and UPDATE_STEPS in file.schema_arrow.names else metric
+        table = file.read(list({"step", metric, updates}), use_threads=False)
     # As lists: pyarrow imports pandas to make an array. What a step did not record is NaN here.
-    steps, values = (table[key].to_pylist() for key in ("step", metric))
-    records = [
-        (int(step), float(value))
-        for step, value in zip(steps, values, strict=True)
-        if value is not None and value == value
-    ]
-    return Trajectory(records, max([record.steps, *map(int, steps)]))
+    steps, values, taken = (table[key].to_pylist() for key in ("step", metric, updates))
+    gap = _gap(_records(steps, taken)) if updates != metric else None
+    return Trajectory(_records(steps, values), max([record.steps, *map(int, steps)]), gap)
+
+
+def _records(steps: Iterable[float], values: Iterable[float | None]) -> list[Record]:
+    both = zip(steps, values, strict=True)
+    return [(int(step), float(value)) for step, value in both if value is not None and value == value]
+
+
+def _gap(updates: Sequence[Record]) -> int | None:
+    """The first planned step that was left out, from the planned step at each update's end and the steps it took."""
+    per = min((end for end, _ in updates), default=0)
+    return min((end - per + int(taken) + 1 for end, taken in updates if taken < per), default=None)
 
 
 def of_record(study: Study, folder: StudyFolder, record: TrialRecord, plan: Sequence[Planned] = ()) -> list[Verdict]:
@@ -155,7 +165,9 @@ def _of_series(falsifier: Falsifier, folder: StudyFolder, record: TrialRecord, b
         return untested(falsifier, record.arm, record.seed, f"the trial failed: {record.reason}")
     run = record.stages["train"].key if "train" in record.stages else None
     if base is None:
-        return evaluate(falsifier, series.records, series.steps, arm=record.arm, seed=record.seed, run=run)
+        return evaluate(
+            falsifier, series.records, series.steps, arm=record.arm, seed=record.seed, run=run, gap=series.gap
+        )
     theirs = read_series(folder, base, falsifier.metric)
     return compare(falsifier, series, theirs, arm=record.arm, seed=record.seed, run=run)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pipeline.config.presets import ADVANTAGES
 from pipeline.config.replay import has_replay, teaches
 from pipeline.config.rewards import DISAGREEMENT
 from pipeline.config.trial import TrialConfig
+from pipeline.run.metrics import each_step
 from studies.definition.design import Cell
 from studies.definition.falsifier import EVALUATION, Falsifier
 from studies.definition.hypotheses import Hypothesis
@@ -114,14 +115,21 @@ def untestable(study: Study, plan: Sequence[Cell]) -> list[str]:
 def horizons(study: Study, plan: Sequence[Cell]) -> list[str]:
     """How claims on series count the steps of trials whose updates a target KL may end early; empty without such."""
     arms = dict.fromkeys(cell.arm for cell in plan if cell.config.algorithm.target_kl is not None)
-    claims = [one for one in study.falsifiers if one.before_step]
-    names = [one.name for one in claims if any(one.applies_to(arm, study.baseline) for arm in arms)]
-    if not names:
+    claims = [one for one in study.falsifiers if one.before_step and _reads(one, arms, study.baseline)]
+    if not claims:
         return []
-    return [
-        f"{', '.join(arms)}: before_step of {', '.join(names)} counts planned gradient steps: every update in full,"
-        " also where algorithm.target_kl ends it early"
+    lines = [
+        f"{', '.join(arms)}: before_step of {', '.join(one.name for one in claims)} counts planned gradient steps;"
+        " updates that algorithm.target_kl ends early count in full"
     ]
+    each = [one.name for one in claims if each_step(one.metric)]
+    fate = "cannot survive, and a mean is NOT TESTED, if algorithm.target_kl leaves out a step before before_step"
+    return lines + [f"{', '.join(arms)}: {', '.join(each)} {fate}"] * bool(each)
+
+
+def _reads(claim: Falsifier, arms: Iterable[str], baseline: str) -> bool:
+    """Whether a claim is judged by trials of some of these arms, or against them."""
+    return any(claim.applies_to(arm, baseline) or (claim.relative_to and arm == baseline) for arm in arms)
 
 
 def needs(metric: str, config: TrialConfig) -> str | None:
@@ -208,12 +216,9 @@ def records_before(claim: Falsifier, *configs: TrialConfig) -> int:
     steps: of a rollout one an update, as of TRPO's policy; of the losses one a gradient step."""
     steps = min(claim.horizon, *(config.train.steps for config in configs))
     natural = any(config.algorithm.trust_region == "trpo" for config in configs)
-    rare = ("objective/", "reward/", "replay/", *(["policy/"] if natural else []))
-    return (
-        -(-steps // math.lcm(*(config.train.steps_per_update for config in configs)))
-        if claim.metric.startswith(rare)
-        else steps
-    )
+    if each_step(claim.metric) and not (natural and claim.metric.startswith("policy/")):
+        return steps
+    return -(-steps // math.lcm(*(config.train.steps_per_update for config in configs)))
 
 
 def _on(concerned: Sequence[Cell], cells: Sequence[Cell]) -> str:

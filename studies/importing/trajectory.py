@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.run.metrics import METRICS
+from pipeline.run.metrics import METRICS, ON_ROLLOUT
 from studies.importing.mapping import MappingFile, Misfit, Named, conversion
 from studies.importing.naming import Reading, reading
 from studies.importing.problems import Problem
@@ -120,7 +120,7 @@ def _placed(rows: Sequence[LogRow], mapping: MappingFile, read: Reading, name: s
     lines = np.array([row.line for row in rows], dtype=np.int64)
     if read.counts == "gradient_steps":
         # An update began no earlier than the rollout that was logged before it: GRPO logs every gradient step.
-        keys = [theirs.key for ours, theirs in read.named.items() if _on_rollout(ours)]
+        keys = [theirs.key for ours, theirs in read.named.items() if ours.startswith(ON_ROLLOUT)]
         sampled = np.sort(x[[any(row.values.get(key) is not None for key in keys) for row in rows]])
         before = np.concatenate([[0], sampled])[np.searchsorted(sampled, x)]
         log = _Log(name, lines, np.maximum(x - (per or 0), before), x)
@@ -303,16 +303,12 @@ def _out_of_range(ours: str, key: str, values: Array, log: _Log) -> Problem | No
     )
 
 
-def _on_rollout(ours: str) -> bool:
-    return ours.startswith(("objective/", "reward/")) or ours == "value/explained_variance"
-
-
 def _series(ours: str, key: str, values: Array, log: _Log) -> Series | None:
     """Sorted by step; of two values at one step the last counts."""
     there = ~np.isnan(values)
     if not there.any():
         return None
-    steps = (log.rollout if _on_rollout(ours) else log.trained)[: len(values)][there]
+    steps = (log.rollout if ours.startswith(ON_ROLLOUT) else log.trained)[: len(values)][there]
     latest = dict(zip(steps.tolist(), values[there].tolist(), strict=True))
     ordered = sorted(latest.items())
     return Series(

@@ -152,6 +152,34 @@ def test_steps_that_the_target_kl_leaves_out_are_counted(
         assert ("32 of 48" in found.reason) == (updates == 2)
 
 
+@pytest.mark.parametrize("form", [RELATIVE, MEAN, ABSOLUTE])
+def test_no_claim_survives_on_the_steps_that_the_target_kl_let_pass(
+    recorded: Callable[[str], Study], layout: Layout, form: str
+) -> None:
+    """Of 4 updates of 16 steps each took 2, and then `first` more; without the column all that were planned."""
+    study = recorded(form.replace(KL, "policy/approxkl").replace("before_step: 48", "before_step: 64"))
+    for arm, taken, first, outcome in (
+        ("base", None, 0, "SURVIVED"),
+        ("same", [2] * 4, 3, "NOT TESTED"),
+        ("same", [16, 16, 16, 14], 63, "NOT TESTED"),
+        ("same", [16, 16, 16, 15], 64, "SURVIVED"),  # the claim covers the steps before 64
+    ):
+        steps = range(1, 65)
+        table = pd.DataFrame({"step": steps, "policy/approxkl": 0.01})
+        if taken is not None:
+            left = [taken[(step - 1) // 16] <= (step - 1) % 16 for step in steps]
+            table.loc[left, "policy/approxkl"] = np.nan
+            table.loc[table.step % 16 == 0, "policy/update_steps"] = taken
+        record = leave(layout, study, arm, 0, {}, steps=64 if taken is None else sum(taken))
+        path = layout.root / record.stages["train"].path
+        table.to_parquet(path / "metrics.parquet", index=False)
+        publish(path)
+        if arm != "base":
+            found = judged(layout, study)[arm, 0]
+            assert (found.outcome, f"left out step {first}" in found.reason) == (outcome, outcome == "NOT TESTED")
+            assert found.n in (sum(taken or ()), sum(taken or ()) - 1)
+
+
 def test_the_bound_of_an_evaluation_and_of_its_difference(recorded: Callable[[str], Study], layout: Layout) -> None:
     found = judged(layout, recorded(LOW))
     assert [found[arm, 0].outcome for arm in ("base", "other")] == ["FALSIFIED", "SURVIVED"]

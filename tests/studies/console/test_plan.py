@@ -249,6 +249,9 @@ def test_the_plan_says_how_steps_are_counted_where_a_target_kl_ends_updates(
     text = Path(study.source).read_text().replace("strong: {kl.beta: 0.2}", "strong: {algorithm.target_kl: 0.02}")
     lines = shown(write_study(text), layout)
     assert sum(line.startswith("strong: before_step of claim counts planned gradient steps") for line in lines) == 1
+    assert not any("leaves out" in line for line in lines), "a series of rollouts is complete"
+    lines = shown(write_study(text.replace("metric: objective/kl", "metric: policy/approxkl")), layout)
+    assert sum(line.startswith("strong: claim cannot survive") for line in lines) == 1
 
 
 def test_series_are_recorded_as_the_warnings_say(smoke_layout: Layout) -> None:
