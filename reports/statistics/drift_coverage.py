@@ -1,8 +1,8 @@
 """How often comparisons at equal drift (`reports.statistics.matched_kl`) are right, by simulation with known truth.
 
-`make coverage` draws four arms of a baseline's method, whose win rate follows a law of the KL, and an arm of another
-method on the same law, so that the true difference is 0. It writes `equal_drift.csv`. The KLs are those of
-`critic_free` in reports/example. Half of the variance of log KL is shared by all arms of a seed.
+`make coverage` draws the arms of a baseline's method, whose win rate follows a law of the KL, and an arm of another
+method on the same law, so that the true difference is 0. It writes `equal_drift.csv`. Half of the variance of log KL is
+shared by all arms of a seed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from reports.statistics.matched_kl import curve_at, enough, refusal
 from reports.statistics.two_level import ALPHA, mean, two_level_p
 
 Array = NDArray[np.float64]
+Design = tuple[int, str, float, int]
+"""Arms of the method, law, scatter, seeds."""
 RESULTS = Path(__file__).with_name("equal_drift.csv")
 SEEDS = (3, 5, 10)
 LAWS: dict[str, Callable[[Array], Array]] = {
@@ -28,8 +30,12 @@ LAWS: dict[str, Callable[[Array], Array]] = {
 """Win rate over sqrt(KL): with a maximum within the range of the arms, and without."""
 SCATTERS = (0.1, 0.4, 0.6)
 """Standard deviations over seeds of the log KL of the compared arm: of a fixed beta, of GRPO, of DPO."""
-ENDS, END, CURVE_SCATTER = (2.24, 4.7, 6.83, 9.5), 5.0, 0.08
-"""Mean KLs in nats per sequence of the method's arms and of the compared one; the scatter of the method's."""
+METHODS = {5: ((2.24, 3.3, 4.7, 6.83, 9.5), 5.0), 2: ((3.94, 7.88), 5.74)}
+"""Arms of the method -> their mean KLs in nats per sequence, and that of the compared arm. Five: those of `critic_free`
+in reports/example and one more, so that neighbours lie less than a factor of 2 apart. Two: as far apart as the reports
+bridge, at equal distances in sqrt(KL) from the maximum of the first law, at which the compared arm ends."""
+CURVE_SCATTER = 0.08
+"""That of the method's arms."""
 PROMPTS = 128
 _SEED, _TRIAL, _PROMPT, _ANSWER = 0.05, 0.01, 0.1, 0.2
 """Standard deviations: of a seed's rise, as a fraction of it; of a trial's win rate; of a prompt; of an answer."""
@@ -39,6 +45,7 @@ _SEED, _TRIAL, _PROMPT, _ANSWER = 0.05, 0.01, 0.1, 0.2
 class DriftCoverage:
     """How the comparison did on one design; biases in win rate."""
 
+    arms: int
     law: str
     scatter: float
     seeds: int
@@ -54,36 +61,33 @@ class DriftCoverage:
     """Share with an uncorrected p below 0.05."""
 
 
-def designs() -> list[tuple[str, float, int]]:
-    """Every law, scatter and number of seeds."""
-    return list(product(LAWS, SCATTERS, SEEDS))
+def designs() -> list[Design]:
+    """Every law, scatter and number of seeds with five arms, and two arms around a maximum."""
+    return [*product((5,), LAWS, SCATTERS, SEEDS), *product((2,), ("peaks",), (0.1,), (5, 10))]
 
 
-def simulate(design: tuple[str, float, int], replicates: int) -> DriftCoverage:
+def simulate(design: Design, replicates: int) -> DriftCoverage:
     """The comparison of the reports on so many studies of one design."""
-    law, scatter, seeds = design
     rng = np.random.default_rng([20_260_102, *(options.index(one) for options, one in zip(
-        (list(LAWS), SCATTERS, SEEDS), design, strict=True))])  # fmt: skip
-    found = [estimate for _ in range(replicates) if (estimate := _study(rng, LAWS[law], scatter, seeds)) is not None]
+        (list(METHODS), list(LAWS), SCATTERS, SEEDS), design, strict=True))])  # fmt: skip
+    found = [estimate for _ in range(replicates) if (estimate := _study(rng, design)) is not None]
     values, sizes, covered, called = map(np.array, zip(*found, strict=True))
     return DriftCoverage(
-        law, scatter, seeds, replicates, round(len(found) / replicates, 4), round(float(sizes.mean()), 2),
+        *design, replicates, round(len(found) / replicates, 4), round(float(sizes.mean()), 2),
         round(float(values.mean()), 5), round(float(values.std(ddof=1) / len(values) ** 0.5), 5),
         round(float(covered.mean()), 4), round(float(called.mean()), 4),
     )  # fmt: skip
 
 
-def _study(
-    rng: np.random.Generator, law: Callable[[Array], Array], scatter: float, seeds: int
-) -> tuple[float, int, bool, bool] | None:
+def _study(rng: np.random.Generator, design: Design) -> tuple[float, int, bool, bool] | None:
     """Difference, seeds, whether its interval covers 0 and whether it is called one; None without a comparison."""
-    kl, values, reference = trials(rng, law, scatter, seeds)
+    kl, values, reference = trials(rng, design)
     apart = []
     for own_kl, own_values, scores in zip(kl, values, reference, strict=True):
         order = np.argsort(own_kl[:-1].mean(1))
         if not refusal(own_kl[order].mean(1), float(own_kl[-1].mean()), reference=True):
             apart.append(own_values[-1] - curve_at(own_kl[order], own_values[order], scores, own_kl[-1]))
-    if not enough(len(apart), seeds):
+    if not enough(len(apart), design[-1]):
         return None
     found = mean(np.stack(apart))
     p = two_level_p(found)
@@ -91,16 +95,15 @@ def _study(
     return found.value, len(apart), not found.excludes_zero, p < ALPHA
 
 
-def trials(
-    rng: np.random.Generator, law: Callable[[Array], Array], scatter: float, seeds: int
-) -> tuple[Array, Array, Array]:
+def trials(rng: np.random.Generator, design: Design) -> tuple[Array, Array, Array]:
     """KL and win rate, (S, K + 1, P), of the method's K arms and the compared one, and win rate of the reference,
     (S, P)."""
-    ends, arms = np.append(ENDS, END), len(ENDS) + 1
-    sd = np.append(np.full(len(ENDS), CURVE_SCATTER), scatter)
+    method, law, scatter, seeds = design
+    ends, arms = np.append(*METHODS[method]), method + 1
+    sd = np.append(np.full(method, CURVE_SCATTER), scatter)
     moved = np.sqrt(0.5) * (rng.standard_normal((seeds, 1)) + rng.standard_normal((seeds, arms)))
     kl = ends * np.exp(sd * moved - sd**2 / 2)
-    rise = (law(np.sqrt(kl)) - 0.5) * (1 + _SEED * rng.standard_normal((seeds, 1)))
+    rise = (LAWS[law](np.sqrt(kl)) - 0.5) * (1 + _SEED * rng.standard_normal((seeds, 1)))
     values = 0.5 + rise + _TRIAL * rng.standard_normal((seeds, arms))
     answers = _PROMPT * rng.standard_normal(PROMPTS) + _ANSWER * rng.standard_normal((seeds, arms, PROMPTS))
     return (

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.reports.conftest import Builder
 
 ARMS: dict[str, Any] = {
-    "beta_0.05": 0.05, "beta_0.2": 0.2, "beta_0.025": 0.025, "best_of_8": {"algorithm": "best_of_n"},
+    "beta_0.05": 0.05, "beta_0.032": 0.032, "beta_0.025": 0.025, "best_of_8": {"algorithm": "best_of_n"},
 }  # fmt: skip
 SHAPE: dict[str, Any] = {"steps": 64, "prompts": 30, "diverged": (), "budget": (), "missing": ()}
 
@@ -48,7 +48,7 @@ def findings(records: StudyRecords) -> Findings:
 
 
 def test_it_has_no_curve_and_does_not_take_that_of_others_away(records: StudyRecords, findings: Findings) -> None:
-    assert [curve.arm for curve in arm_curves(records, "objective/kl")] == ["beta_0.05", "beta_0.2", "beta_0.025"]
+    assert [curve.arm for curve in arm_curves(records, "objective/kl")] == ["beta_0.05", "beta_0.032", "beta_0.025"]
     for figure in (kl, training):
         drawn = figure(records, findings)
         assert drawn is not None

@@ -243,7 +243,7 @@ def test_equal_drift_shows_ends_curve_and_differences(strengths: StudyRecords) -
     assert twice is not None
     pd.testing.assert_frame_equal(drawn.data, twice.data)
     ends = drawn.data[drawn.data["part"] == "end"].set_index("arm")
-    assert set(ends.index) == {"beta_0.1", "beta_0.05", "beta_0.025", "tight", "tighter"}
+    assert set(ends.index) == {"beta_0.07", "beta_0.05", "beta_0.035", "tight", "tighter"}
     assert ends.loc["tight", "value"] == found.arm("tight").estimates["eval/win_rate"].value
     line = drawn.data[drawn.data["part"] == "interpolated"]
     assert set(line["seed"]) == set(strengths.seeds)
@@ -256,7 +256,7 @@ def test_equal_drift_shows_ends_curve_and_differences(strengths: StudyRecords) -
     labels = [label.get_text() for label in drawn.figure.axes[1].get_yticklabels()]
     assert [label.split("\n")[0] for label in labels] == ["tight", "tighter"]
     assert [label.rsplit(", ", 1)[1] for label in labels] == ["0.50 × cost", "1.00 × cost"]
-    assert "beta_0.1, beta_0.05 and beta_0.025" in drawn.caption
+    assert "beta_0.07, beta_0.05 and beta_0.035" in drawn.caption
 
 
 def test_an_alarm_lies_on_the_line_it_marks(records: StudyRecords, findings: Findings) -> None:
