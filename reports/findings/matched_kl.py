@@ -25,6 +25,7 @@ PLACES = 25
 _REFERENCE = {GOLD: "reference_gold", "eval/proxy": "reference_proxy"}
 _WIN_RATE, _REFERENCE_WIN_RATE = "eval/win_rate", 0.5
 Reason = Literal["few arms", "few seeds", ""]
+Left = Refusal | Literal["not evaluated"]
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,16 @@ class MatchedKL:
     """Of the baseline."""
     kl: Estimate
     """Nats per sequence at which the arm ends, on the compared seeds; on all seeds where there is no comparison."""
+    seeds: int
+    """Planned ones."""
     arms: tuple[str, ...]
     """Of the method, without `collapsed`, in ascending order of the KL at which they end."""
     collapsed: tuple[str, ...]
-    """Arms of the method that the judge puts below the reference: no points of the curve."""
+    """Arms of the method that are shown to be worse than the reference: no points of the curve."""
     reason: Reason
     """Why there is no comparison; empty where there is one."""
-    left: dict[int, Refusal] = field(default_factory=dict)
-    """Seed of the arm -> why it is not compared."""
+    left: dict[int, Left] = field(default_factory=dict)
+    """Planned seed -> why it is not compared."""
     between: tuple[str, ...] = ()
     """The arms that end next below and above, on some seed."""
     arm_value: Estimate | None = None
@@ -110,9 +113,10 @@ def matched(records: StudyRecords) -> tuple[MatchedKL, ...]:
     """Every evaluated arm of another method, by metric; empty where the study has no other method."""
     name, own = base_method(records)
     others = [arm for arm in records.arms if arm not in own and records.evaluated(arm)]
+    arms, collapsed = _arms(records)
     result: list[MatchedKL] = []
     for metric in metrics(records):
-        rows = [row for arm in others if (row := _matched(records, metric, arm, name)) is not None]
+        rows = [row for arm in others if (row := _matched(records, metric, arm, name, arms, collapsed)) is not None]
         result += _corrected(rows, maximized(records, metric))
     return tuple(result)
 
@@ -138,17 +142,19 @@ def seed_lines(records: StudyRecords, metric: str) -> dict[int, tuple[Array, Arr
     return lines
 
 
-def _matched(records: StudyRecords, metric: str, arm: str, method: str) -> MatchedKL | None:
-    arms, collapsed = _arms(records)
+def _matched(
+    records: StudyRecords, metric: str, arm: str, method: str, arms: tuple[str, ...], collapsed: tuple[str, ...]
+) -> MatchedKL | None:
     seeds = {name: _seeds(records, metric, name) for name in (arm, *arms)}
     prompts = _prompts(records, metric, [(name, seed) for name in seeds for seed in seeds[arm] if seed in seeds[name]])
     mine = [_end(records, metric, arm, seed, prompts) for seed in seeds[arm]]
     if not mine or not mine[0][0].size:
         return None
-    row = MatchedKL(metric, arm, method, _estimate([kl for kl, _ in mine]), arms, collapsed, "few arms")
+    planned = records.seeds
+    row = MatchedKL(metric, arm, method, _estimate([kl for kl, _ in mine]), len(planned), arms, collapsed, "few arms")
     if len(arms) < 2:
         return row
-    left: dict[int, Refusal] = {}
+    left: dict[int, Left] = {seed: "not evaluated" for seed in planned if seed not in seeds[arm]}
     between: set[str] = set()
     tables = []
     for seed, (kl, values) in zip(seeds[arm], mine, strict=True):
@@ -158,7 +164,7 @@ def _matched(records: StudyRecords, metric: str, arm: str, method: str) -> Match
             continue
         between.update(curve.between(float(kl.mean())))
         tables.append((kl, values, curve_at(curve.kl, curve.values, curve.reference, kl)))
-    if not enough(len(tables), len(mine)):
+    if not enough(len(tables), row.seeds):
         return replace(row, reason="few seeds", left=left)
     own, base = [values for _, values, _ in tables], [values for _, _, values in tables]
     apart = [first - second for first, second in zip(own, base, strict=True)]
@@ -183,20 +189,21 @@ def _arms(records: StudyRecords) -> tuple[tuple[str, ...], tuple[str, ...]]:
     key = ENDED_KL if only_ends(records) else KL
     known = {arm: list(records.recorded(arm, key).values()) for arm in base_method(records)[1]}
     arms = sorted((arm for arm in known if known[arm]), key=lambda arm: np.mean(known[arm]))
-    collapsed = tuple(arm for arm in arms if _collapsed(records, arm))
+    collapsed = tuple(arm for arm in arms[1:] if _collapsed(records, arm))
     return tuple(arm for arm in arms if arm not in collapsed), collapsed
 
 
 def _collapsed(records: StudyRecords, arm: str) -> bool:
-    """Whether the judge puts an arm below the reference, over all its seeds. Between such an arm and a sound one lies a
-    maximum that no interpolation finds. It is judged over seeds, so that no seed is chosen by its scores."""
-    wins = records.recorded(arm, _WIN_RATE)
-    if wins and np.mean(list(wins.values())) < _REFERENCE_WIN_RATE:
-        return True
-    if not _knows_reference(records, GOLD):
-        return False
-    rows = records.prompts[records.prompts["arm"] == arm]
-    return bool((rows["policy_gold"] - rows[_REFERENCE[GOLD]]).mean() < 0)
+    """Whether the 95 % interval of an arm's win rate, or of its gold reward where there is no win rate, lies below the
+    reference. Between such an arm and one at a smaller KL lies a maximum that no interpolation finds. It is judged over
+    seeds, so that no seed is chosen by its scores, and by an interval, so that noise does not drop an arm at a low KL.
+    """
+    metric = _WIN_RATE if _WIN_RATE in records.trials.columns else GOLD
+    seeds = _seeds(records, metric, arm)
+    prompts = _prompts(records, metric, [(arm, seed) for seed in seeds])
+    curves = [_curve(records, metric, [arm], seed, prompts) for seed in seeds]
+    apart = [curve.values[0] - curve.reference for curve in curves if curve.reference is not None and curve.values.size]
+    return bool(apart) and _estimate(apart).high < 0
 
 
 def _curve(records: StudyRecords, metric: str, arms: Sequence[str], seed: int, prompts: pd.Index | None) -> SeedCurve:

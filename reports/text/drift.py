@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from reports.findings.matched_kl import MatchedKL
-from reports.statistics.matched_kl import WIDEST, Refusal
+from reports.findings.matched_kl import Left, MatchedKL
+from reports.statistics.matched_kl import WIDEST
 from reports.text.words import listed, name, number, signed
 
 LISTED = 5
@@ -23,22 +23,26 @@ def at_equal_drift(rows: Sequence[MatchedKL]) -> str:
 def not_compared(row: MatchedKL) -> str:
     """Why an arm is not compared."""
     if row.reason == "few arms":
-        gone = f" above the reference; {listed(list(row.collapsed))} collapsed" if row.collapsed else ""
+        gone = f" left (collapsed: {listed(list(row.collapsed))})" if row.collapsed else ""
         return f"{row.method} has fewer than two arms{gone}"
     return left_out(row)
 
 
 def left_out(row: MatchedKL) -> str:
-    """Which seeds of an arm are not compared, and why; empty where all are."""
-    seeds = len(row.left) + len(row.per_seed)
-    reasons: dict[Refusal, str] = {
-        "below": f"below the arms of {row.method}",
-        "beyond": f"beyond the arms of {row.method}",
-        "far apart": f"between arms whose KLs differ by more than a factor of {WIDEST:g}",
-        "few arms": f"beside too few arms of {row.method} for a curve",
+    """How many planned seeds of an arm are not compared, and why; empty where all are."""
+    return _reasons(row, f" of {row.seeds} seeds")
+
+
+def _reasons(row: MatchedKL, seeds: str) -> str:
+    words: dict[Left, tuple[str, str]] = {
+        "not evaluated": ("", " not evaluated"),
+        "below": ("", f" ended below the arms of {row.method}"),
+        "beyond": ("", f" ended beyond the arms of {row.method}"),
+        "far apart": ("", f" ended between arms whose KLs differ by more than a factor of {WIDEST:g}"),
+        "few arms": ("for ", f", {row.method} has too few arms"),
     }
     counts = Counter(row.left.values())
-    return listed([f"{counts[why]} of {seeds} seeds end {words}" for why, words in reasons.items() if counts[why]])
+    return listed([f"{head}{counts[why]}{seeds}{tail}" for why, (head, tail) in words.items() if counts[why]])
 
 
 def _compared(rows: Sequence[MatchedKL]) -> str:
@@ -55,10 +59,7 @@ def _compared(rows: Sequence[MatchedKL]) -> str:
     if silent:
         verb = "is" if len(silent) == 1 else "are"
         parts.append(f"{_numbers(silent)} {verb} not distinguishable from {'it' if parts else method}")
-    return (
-        f"At equal drift, where a seed of an arm and {method} on that seed end at the same KL, on"
-        f" {name(rows[0].metric)}: {'; '.join(parts)}."
-    )
+    return f"On {name(rows[0].metric)}, compared with {method} seed by seed at the same KL: {'; '.join(parts)}."
 
 
 def _numbers(rows: Sequence[MatchedKL]) -> str:
@@ -71,10 +72,10 @@ def _numbers(rows: Sequence[MatchedKL]) -> str:
 
 def _row(row: MatchedKL) -> str:
     assert row.difference is not None
-    seeds = f"{row.difference.seeds} of {row.difference.seeds + len(row.left)}" if row.left else row.difference.seeds
+    left = f" of {row.seeds} seeds; {_reasons(row, '')}" if row.left else " seeds"
     return (
         f"{row.arm} ({signed(row.difference, row.metric)} at {number(row.kl.value)} nats per sequence, interpolated"
-        f" between {listed(list(row.between))}; {seeds} seeds)"
+        f" between {listed(list(row.between))}; {row.difference.seeds}{left})"
     )
 
 

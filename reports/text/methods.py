@@ -433,9 +433,10 @@ def _drift(records: StudyRecords, findings: Findings) -> Iterator[str]:
             f" what {first.method} ({listed(list(first.arms))}) reaches on that seed at the KL per sequence at which"
             " the arm ends there. That is a monotone cubic in √KL through the ends of its arms and the reference, where"
             f" its score is known. Nothing is extrapolated, gaps of more than a factor of {WIDEST:g} in KL are not"
-            " bridged, and arms that the judge puts below the reference are left out of the curve. At least half of the"
-            " seeds of an arm must be comparable. The interval is that of the mean difference, linear in the scores and"
-            " KLs of every seed and prompt, so it holds the uncertainty of both sides and of both KLs."
+            " bridged, and arms whose win rate is shown to lie below the reference's are left out of the curve, except"
+            " the one at the smallest KL. At least half of the planned seeds of an arm must be comparable. The interval"
+            " is that of the mean difference, linear in the scores and KLs of every seed and prompt, so it holds the"
+            " uncertainty of both sides and of both KLs."
         )
     if findings.alarms:
         yield (

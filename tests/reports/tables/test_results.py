@@ -111,16 +111,16 @@ def test_equal_drift_says_kl_neighbours_and_why_not(strengths: StudyRecords) -> 
     gold = [row for row in table.rows if row[1].text == "gold reward"]
     assert [row[0].text for row in gold] == ["tight", "tighter", "loose"]
     tight = next(row for row in found.matched if (row.arm, row.metric) == ("tight", "eval/gold"))
-    assert gold[0][3].detail == "beta_0.05 and beta_0.025"
+    assert gold[0][3].detail == "beta_0.05 and beta_0.035"
     assert gold[0][7].text == "3 × 200"
     assert gold[2][-1].text == "not compared"
-    assert gold[2][-1].detail == "3 of 3 seeds end beyond the arms of fixed beta"
+    assert gold[2][-1].detail == "3 of 3 seeds ended beyond the arms of fixed beta"
     assert gold[2][6].text == "–"
     frame = table.frame[table.frame["metric"] == "eval/gold"].set_index("arm")
     assert tight.difference is not None
     assert frame.loc["tight", "difference_low"] == tight.difference.low
     assert frame.loc["loose", "not_compared"] == gold[2][-1].detail
-    assert "fixed beta: beta_0.1, beta_0.05 and beta_0.025" in table.note
+    assert "fixed beta: beta_0.07, beta_0.05 and beta_0.035" in table.note
 
 
 def marked(records: StudyRecords, findings: Findings) -> dict[str, list[str]]:

@@ -178,7 +178,7 @@ def test_what_was_found_at_equal_drift_is_said(strengths: StudyRecords) -> None:
     found = analyse(strengths)
     drift = answer(strengths, found).drift
     assert drift == at_equal_drift(found.matched)
-    assert drift.startswith("At equal drift, ")
+    assert drift.startswith("On ")
 
 
 def test_a_search_speaks_of_its_confirmation(records: StudyRecords, findings: Findings) -> None:

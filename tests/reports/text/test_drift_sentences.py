@@ -6,15 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from reports.findings.matched_kl import MatchedKL
-from reports.statistics.matched_kl import Refusal
+from reports.findings.matched_kl import Left, MatchedKL
 from reports.statistics.two_level import Estimate, Outcome
 from reports.text.drift import at_equal_drift, left_out, not_compared
 
 KL = Estimate(6.1, 5.9, 6.3, 5, 512, "hierarchical")
 DIFFERENCE = Estimate(-0.08, -0.27, 0.12, 5, 512, "hierarchical")
 ROW = MatchedKL(
-    "eval/gold", "curriculum", "fixed beta", KL, ("beta_0.2", "beta_0.05", "beta_0.01"), (), "",
+    "eval/gold", "curriculum", "fixed beta", KL, 5, ("beta_0.2", "beta_0.05", "beta_0.01"), (), "",
     between=("beta_0.05", "beta_0.01"), difference=DIFFERENCE, per_seed=dict.fromkeys(range(5), -0.08),
     outcome="undecided",
 )  # fmt: skip
@@ -29,9 +28,12 @@ def test_the_sentence_says_which_comparison_it_is_and_how_many_seeds_were_compar
     said = at_equal_drift([ROW])
     assert "curriculum (−0.08 [−0.27, +0.12] at 6.10 nats per sequence, interpolated between" in said
     assert "beta_0.05 and beta_0.01; 5 seeds) is not distinguishable from fixed beta." in said
-    left = replace(ROW, left={5: "beyond", 6: "far apart"})
-    assert "beta_0.01; 5 of 7 seeds) is" in at_equal_drift([left])
-    assert left_out(left).startswith("1 of 7 seeds end beyond the arms of fixed beta and 1 of 7 seeds end between")
+    left = replace(ROW, seeds=8, left={5: "beyond", 6: "not evaluated", 7: "beyond"})
+    assert (
+        "beta_0.01; 5 of 8 seeds; 1 not evaluated and 2 ended beyond the arms of fixed beta) is not"
+        in at_equal_drift([left])
+    )
+    assert left_out(left) == "1 of 8 seeds not evaluated and 2 of 8 seeds ended beyond the arms of fixed beta"
 
 
 def test_each_outcome_stands_once_and_other_metrics_are_left_to_the_table() -> None:
@@ -58,14 +60,14 @@ def test_of_many_arms_the_two_that_differ_most_are_named() -> None:
 @pytest.mark.parametrize(
     ("why", "words"),
     [
-        ("beyond", "5 of 5 seeds end beyond the arms of fixed beta"),
-        ("below", "5 of 5 seeds end below the arms of fixed beta"),
-        ("few arms", "5 of 5 seeds end beside too few arms of fixed beta for a curve"),
-        ("far apart", "5 of 5 seeds end between arms whose KLs differ by more than a factor of 4"),
+        ("beyond", "3 of 5 seeds ended beyond the arms of fixed beta"),
+        ("below", "3 of 5 seeds ended below the arms of fixed beta"),
+        ("few arms", "for 3 of 5 seeds, fixed beta has too few arms"),
+        ("far apart", "3 of 5 seeds ended between arms whose KLs differ by more than a factor of 2"),
     ],
 )
-def test_why_an_arm_is_not_compared(why: Refusal, words: str) -> None:
-    left = replace(FAR, left=dict.fromkeys(range(5), why))
+def test_why_an_arm_is_not_compared(why: Left, words: str) -> None:
+    left = replace(FAR, left=dict.fromkeys(range(3), why))
     assert not_compared(left) == words
     said = at_equal_drift([ROW, left, replace(left, arm="a")])
     assert f" Not compared at equal drift: far ({words}) and a (" in said
@@ -77,7 +79,7 @@ def test_a_method_of_one_arm_is_said() -> None:
     said = at_equal_drift([alone, replace(alone, arm="loose")])
     assert said == "Not compared at equal drift: far and loose, since epsilon_0.2 has fewer than two arms."
     fallen = not_compared(replace(alone, collapsed=("free",)))
-    assert fallen == "epsilon_0.2 has fewer than two arms above the reference; free collapsed"
+    assert fallen == "epsilon_0.2 has fewer than two arms left (collapsed: free)"
 
 
 def test_without_another_method_nothing_is_said() -> None:

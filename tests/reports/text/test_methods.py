@@ -95,7 +95,7 @@ def test_what_a_reward_learns_from_is_named(source: str, reward: dict[str, Any],
 
 def test_the_comparison_at_equal_drift_names_its_method(strengths: StudyRecords) -> None:
     text = said(strengths, analyse(strengths))["Drift"]
-    assert "what fixed beta (beta_0.1, beta_0.05 and beta_0.025) reaches on that seed at the KL" in text
+    assert "what fixed beta (beta_0.07, beta_0.05 and beta_0.035) reaches on that seed at the KL" in text
     assert "Nothing is extrapolated" in text
 
 
