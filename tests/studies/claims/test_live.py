@@ -148,5 +148,5 @@ def test_a_stopped_trial_that_was_killed_ends_alike(
 def test_a_mean_cannot_stop_a_trial(tmp_path: Path) -> None:
     path = tmp_path / "mean.yaml"
     path.write_text(STOP.replace("stop: true", "stop: true, aggregation: mean"))
-    with pytest.raises(Exception, match=r"falsifiers\.0\.stop: a mean is known only when all its records are"):
+    with pytest.raises(Exception, match=r"falsifiers\.drift\.stop: a mean is known only when all its records are"):
         load_study(path)
