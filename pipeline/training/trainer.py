@@ -236,7 +236,8 @@ class Trainer:
             # The metrics up to the divergence stay as evidence.
             kept, self.cap = self._rewind(), None
             self.ledger.mark()
-            return "diverged", f"{error} in the update after step {self.taken}; the policy kept is that of step {kept}"
+            where = f"in the update after step {self.planned}; the policy kept is that of step {kept}"
+            return "diverged", f"{error} {where}"
         except MemoryFull as error:
             self._check_shared(error)
             self.taken = max(self.taken, self.reached)
@@ -335,7 +336,7 @@ class Trainer:
         warning = None if self.warned else negative_kl(measured.logprobs, measured.ref_logprobs)
         if warning:
             self.warned = True
-            self.watch.warn(f"{warning}; at step {self.taken}")
+            self.watch.warn(f"{warning}; at step {self.planned}")
         self.healthy = Place(self.update, self.taken)
 
     def _check_start(self, rollout: Rollout) -> None:
@@ -482,7 +483,7 @@ class Trainer:
         self.floor.load(state["floor"])
 
     def _rewind(self) -> int:
-        """Bring back the weights that made the last healthy rollout, and return their step.
+        """Bring back the weights that made the last healthy rollout, and return their planned step.
 
         They are trained again from the newest checkpoint. Few trials diverge; a copy of the weights in every update of
         every trial would cost memory on the card, or time on its bus.
@@ -501,7 +502,7 @@ class Trainer:
             # are healthy ones.
             self._check_shared(error)
             self._load_learner(state)
-        kept, self.update, self.taken = self.taken, ended.update, ended.taken
+        kept, self.update, self.taken = self.planned, ended.update, ended.taken
         return kept
 
     def _check_shared(self, error: Exception) -> None:

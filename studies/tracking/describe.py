@@ -33,9 +33,9 @@ def of_study(study: Study, standing: Standing | None = None) -> str:
     return (
         f"{head}\n\n**How to read it.** Each nested run is one trial; group"
         f" the runs by the tag `arm` (baseline `{study.baseline}`) and compare `eval/win_rate` at matched"
-        " `eval/kl_per_token`. Steps on the x-axis are gradient steps. A run whose `status` is diverged is a result;"
-        f" budget means that a cap ended it. Verdicts: `ablate falsify {study.name}`; tables and figures: `ablate"
-        f" report {study.name}`."
+        " `eval/kl_per_token`. Steps on the x-axis are planned gradient steps. A run whose `status` is diverged is a"
+        f" result; budget means that a cap ended it. Verdicts: `ablate falsify {study.name}`; tables and figures:"
+        f" `ablate report {study.name}`."
     )
 
 

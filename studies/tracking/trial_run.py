@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict
 from pipeline.config.trial import canonical_json
 from pipeline.errors import Damaged
 from pipeline.run.layout import Layout, read_sealed, sealed, write_atomic
+from pipeline.run.metrics_log import read_rows
 
 SQLITE = "sqlite:///"
 IDENTITY = "identity"
@@ -211,9 +212,9 @@ class MlflowSink:
         step: int = 0,
         judged: Mapping[str, str] | None = None,
     ) -> bool:
-        """Send the rest of the file, summary metrics (at `step`), tags and artifacts, and end the run. False when
-        MLflow failed.
+        """Send the rest of the file, summary metrics, tags and artifacts, and end the run. False when MLflow failed.
 
+        The summary stands at `step`, or at the last record where that is later: records stand at planned steps.
         `artifacts` are ``(folder within the run, file)``; tables in parquet arrive as CSV, which MLflow can show.
         `judged` are tags that follow from the rest, in place of those of `tags` with the same names; `knows` does not
         ask for them.
@@ -409,8 +410,9 @@ class MlflowSink:
         from mlflow.entities import Metric, RunTag
 
         self._open()
-        if path is not None:
+        if path is not None and path.exists():
             self._send_file(path)
+            step = max([step, *(int(row["step"]) for row in read_rows(path))])
         digest = _ending("", summary, {})
         if self.state.summary != digest:
             self.state.summary, self.state.summary_ms = digest, int(time.time() * 1000)
