@@ -203,7 +203,8 @@ def _collapsed(records: StudyRecords, arm: str) -> bool:
     prompts = _prompts(records, metric, [(arm, seed) for seed in seeds])
     curves = [_curve(records, metric, [arm], seed, prompts) for seed in seeds]
     apart = [curve.values[0] - curve.reference for curve in curves if curve.reference is not None and curve.values.size]
-    return bool(apart) and _estimate(apart).high < 0
+    high = _estimate(apart).high if apart else None
+    return high is not None and high < 0
 
 
 def _curve(records: StudyRecords, metric: str, arms: Sequence[str], seed: int, prompts: pd.Index | None) -> SeedCurve:

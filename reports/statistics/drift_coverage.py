@@ -7,7 +7,7 @@ shared by all arms of a seed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -68,8 +68,9 @@ def designs() -> list[Design]:
 
 def simulate(design: Design, replicates: int) -> DriftCoverage:
     """The comparison of the reports on so many studies of one design."""
-    rng = np.random.default_rng([20_260_102, *(options.index(one) for options, one in zip(
-        (list(METHODS), list(LAWS), SCATTERS, SEEDS), design, strict=True))])  # fmt: skip
+    options: tuple[Sequence[object], ...] = (list(METHODS), list(LAWS), SCATTERS, SEEDS)
+    places = [values.index(one) for values, one in zip(options, design, strict=True)]
+    rng = np.random.default_rng([20_260_102, *places])
     found = [estimate for _ in range(replicates) if (estimate := _study(rng, design)) is not None]
     values, sizes, covered, called = map(np.array, zip(*found, strict=True))
     return DriftCoverage(

@@ -122,11 +122,16 @@ def test_seeds_that_end_outside_of_their_own_curve_are_left_out_and_few_are_not_
 def test_planned_seeds_without_an_evaluation_are_counted_among_those_left_out(build: Builder, tmp_path: Path) -> None:
     from tests.reports.conftest import STRENGTHS
 
-    for diverged in (1, 2):
-        shape = {**WHOLE, "diverged": tuple(("tight", seed) for seed in range(diverged)), "prompts": 200}
+    for diverged in (1, 3):
+        shape = {
+            **WHOLE,
+            "diverged": tuple(("tight", seed) for seed in range(diverged)),
+            "prompts": 200,
+            "seeds": tuple(range(5)),
+        }
         built = build(tmp_path / str(diverged), arms=STRENGTHS, **shape)
         row = row_of(load_records(built.folder, built.study), "tight")
-        assert (row.seeds, row.left) == (3, dict.fromkeys(range(diverged), "not evaluated"))
+        assert (row.seeds, row.left) == (5, dict.fromkeys(range(diverged), "not evaluated"))
         assert row.reason == ("" if diverged == 1 else "few seeds")
 
 
