@@ -144,6 +144,7 @@ def test_scoring_by_a_classifier() -> None:
     network = BertForSequenceClassification(BertConfig(vocab_size=300, num_labels=2, **sizes)).eval()
     texts, asked = [" good" * (1 + row % 5) for row in range(ROWS)], episodes()
     tokenizer = train_tokenizer(texts, 300)
+    tokenizer.padding_side = "right"  # BERT's positions count padding on the left
 
     def work(room: Room) -> list[torch.Tensor]:
         return [ClassifierReward(network, tokenizer, 1, "log_odds", room)(Completions(asked, ["A film"] * ROWS, texts))]

@@ -185,7 +185,7 @@ def test_a_configuration_of_another_version_is_refused(folder: JobFolder) -> Non
         (lambda path: path.write_text(path.read_text().replace("64", "65")), "checksum differs"),
         (lambda path: rewrite(path, kind="splendid"), "kind: Input should be 'finished', 'crashed' or 'interrupted'"),
         (lambda path: rewrite(path, format="x"), "format: Input should be 1"),
-        (lambda path: (path.unlink(), path.mkdir()), "is a directory"),
+        (lambda path: (path.unlink(), path.mkdir()), "it is a folder"),
     ],
 )
 def test_an_unreadable_outcome_is_a_crash_in_one_line(
