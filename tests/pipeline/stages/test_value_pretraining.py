@@ -97,8 +97,8 @@ def test_the_stage_discounts_as_the_algorithm_does(
         asked.append(inspect.signature(pretrain).bind(*args).arguments["gamma"])
         return 0.0
 
+    artifacts = run_trial(smoke(**PRETRAINED), smoke_layout, Recorder()).artifacts  # before the patch: others share it
     monkeypatch.setattr(critic_stage, "pretrain", fitted)
-    artifacts = run_trial(smoke(**PRETRAINED), smoke_layout, Recorder()).artifacts
     inputs = {name: artifacts[name] for name in ("prompts", "sft", "reward", "values")}
     critic_stage.critic(smoke(**PRETRAINED, algorithm__gamma=0.5), tmp_path, Recorder(), **inputs)
     assert asked[-1] == 0.5
