@@ -180,7 +180,6 @@ def _matched(
         base_value=_estimate(base),
         difference=estimate,
         per_seed={seed: float(values.mean()) for seed, values in zip(compared, apart, strict=True)},
-        p=two_level.two_level_p(estimate),
     )
 
 
@@ -269,13 +268,7 @@ def _estimate(rows: Sequence[Array]) -> Estimate:
 
 
 def _corrected(rows: Sequence[MatchedKL], maximize: bool) -> list[MatchedKL]:
-    tested = [index for index, row in enumerate(rows) if row.p is not None]
-    corrected = dict(zip(tested, two_level.holm([p for row in rows if (p := row.p) is not None]), strict=True))
+    tested = two_level.verdicts([row.difference for row in rows], [None] * len(rows), maximize)
     return [
-        replace(
-            row,
-            p_holm=corrected.get(index),
-            outcome=two_level.verdict(row.difference, corrected.get(index), maximize),
-        )
-        for index, row in enumerate(rows)
+        replace(row, p=one.p, p_holm=one.p_holm, outcome=one.outcome) for row, one in zip(rows, tested, strict=True)
     ]
