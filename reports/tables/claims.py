@@ -28,7 +28,7 @@ def claims_table(records: StudyRecords, findings: Findings) -> Table:
     """One row per hypothesis and falsifier; in the CSV one per contrast."""
     heads = (
         Head("name", numeric=False), Head("claim", numeric=False), Head("verdict", numeric=False),
-        Head("estimate", "95 % interval"), Head("p"), Head("p, Holm"), Head("n", "seeds × prompts"),
+        Head("estimate", "95 % interval"), Head("p", "Holm"), Head("n", "seeds × prompts"),
         Head("written down", numeric=False),
     )  # fmt: skip
     standing = records.standing
@@ -37,11 +37,11 @@ def claims_table(records: StudyRecords, findings: Findings) -> Table:
     data = [row for one in findings.hypotheses for row in _data(one, standing.hypotheses[one.hypothesis.name])]
     data += [_claim_data(claim, standing.falsifiers[claim.falsifier.name]) for claim in findings.claims]
     note = (
-        "A hypothesis is supported where the estimate is as expected, and refuted where it is not, if p, Holm is below"
+        "A hypothesis is supported where the estimate is as expected, and refuted where it is not, if Holm's p is below"
         f" {ALPHA:g}; undecided otherwise. p: two-sided, of a difference at the bound; of equality, that of the"
-        " equivalence test. p, Holm: corrected over the hypotheses of the study. An order has the largest p of its"
-        " steps, or the smallest of those that are not as expected, times the number of steps; the estimate of that"
-        " step is shown."
+        " equivalence test. Holm's p is below it, corrected over the hypotheses of the study. An order has the largest p"
+        " of its steps, or the smallest of those that are not as expected, times the number of steps; the estimate of"
+        " that step is shown."
     )
     return Table(
         "claims",
@@ -61,8 +61,7 @@ def _hypothesis(one: Judgement, badge: Badge) -> tuple[TableCell, ...]:
         TableCell(hypothesis.claim, hypothesis.condition),
         TableCell(one.outcome, one.reason, _TONES.get(one.outcome, "")),
         TableCell(estimate.text, _details(one, estimate.detail)),
-        TableCell(p_value(one.p)),
-        TableCell(p_value(one.p_holm)),
+        TableCell(p_value(one.p), "" if one.p_holm is None else p_value(one.p_holm)),
         TableCell(size(step.estimate)),
         TableCell(str(badge)),
     )
@@ -81,7 +80,6 @@ def _falsifier(claim: Claim, badge: Badge) -> tuple[TableCell, ...]:
         TableCell(claim.falsifier.name),
         TableCell(claim.falsifier.claim, f"refuted by {claim.falsifier.condition}"),
         TableCell(claim.outcome, f"refuted in {fell} of {len(claim.verdicts)} trials", _TONES.get(claim.outcome, "")),
-        DASH,
         DASH,
         DASH,
         TableCell(f"{len(claim.verdicts)} trials"),
