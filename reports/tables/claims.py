@@ -39,7 +39,7 @@ def claims_table(records: StudyRecords, findings: Findings) -> Table:
     note = (
         "A hypothesis is supported where the estimate is as expected, and refuted where it is not, if Holm's p is below"
         f" {ALPHA:g}; undecided otherwise. p: two-sided, of a difference at the bound; of equality, that of the"
-        " equivalence test. Holm's p is below it, corrected over the hypotheses of the study. An order has the largest p"
+        " equivalence test. Holm's p, below it, is corrected over the study's hypotheses. An order has the largest p"
         " of its steps, or the smallest of those that are not as expected, times the number of steps; the estimate of"
         " that step is shown."
     )
