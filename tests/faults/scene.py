@@ -177,6 +177,7 @@ def identity(root: Path, study: str = "small") -> Identity:
     for path in sorted((root / "studies" / study).rglob("trials/*.json")):
         record = json.loads(path.read_text())
         kept = {name: record[name] for name in ("arm", "seed", "config", "status", "steps", "stages", "summary")}
+        kept["stages"] = {name: stage | {"finished": None} for name, stage in kept["stages"].items()}
         found[path.name] = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
     return found
 

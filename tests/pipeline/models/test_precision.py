@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -263,15 +264,17 @@ def test_every_control_trains_and_resumes_in_half_precision(tmp_path: Path, cont
     assert (whole.status, whole.updates) == ("complete", 4)
     assert all(tensor.dtype in (torch.float32, torch.uint8, torch.int8) for tensor in state.values())
     norm = "value/grad_norm" if control == "trpo" else "policy/grad_norm"
-    assert (
-        sum(norm in row for row in rows.values()) >= whole.steps - 3
-    )  # fp16 may skip while it looks for its scale; a loss of sums over tokens has a larger gradient
+    taken = sum(norm in row for row in rows.values())
     with pytest.raises(Killed):
         trainer(tmp_path / "cut", reporter=Killer(2), **knobs).run()
     resumed = trainer(tmp_path / "cut", **knobs)
     assert resumed.run() == whole
     assert (tmp_path / "cut" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
     assert all(torch.equal(state[name], tensor) for name, tensor in resumed.actor.state_dict().items())
+    # A step in fp16 whose gradient overflows is skipped and halves the scale, one that warms up a critic too; how many
+    # do depends on the processor.
+    skipped = math.log2(2.0**16 / resumed.steps.scaler.get_scale()) if half == "fp16" else 0
+    assert taken >= max(whole.steps - skipped, whole.steps / 2)
 
 
 @pytest.mark.parametrize("half", ["fp16"], indirect=True)
