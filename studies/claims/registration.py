@@ -51,7 +51,7 @@ class Line:
     ended: int
     """Trials that had left a record by then, whatever became of the records later."""
     begun: int
-    """Trials that had begun by then, ended or not."""
+    """Trials that had begun by then, ended or not, also in another study."""
     in_store: tuple[str, ...]
     """Trials, as ``arm/seed``, of which results existed by then, whichever study or code had run them."""
     content: dict[str, Any]
@@ -92,14 +92,14 @@ def register(
     content: Mapping[str, Any],
     folder: StudyFolder,
     commit: str,
-    in_store: Callable[[], Sequence[str]],
+    known: Callable[[], tuple[Sequence[str], int]],
     tell: Callable[[str], None],
 ) -> str:
     """Append `content` where it differs from the last line; returns the digest of the last line.
 
-    `in_store` finds the trials of which results exist (`Line.in_store`). The caller is the study's only
-    driver, and calls this before a trial begins. A damaged chain is set aside and told of; a new one begins, which
-    knows how many trials had ended.
+    `known` finds the trials of which results exist (`Line.in_store`), and how many others have begun, in whatever
+    study. The caller is the study's only driver, and calls this before a trial begins. A damaged chain is set aside and
+    told of; a new one begins, which knows how many trials had ended.
     """
     try:
         lines = read_chain(folder)
@@ -109,13 +109,14 @@ def register(
         tell(f"{path} is damaged: {error.why}; {aside}claims are registered again, after the data that there are")
     if lines and lines[-1].content == content:
         return lines[-1].digest
+    in_store, interrupted = known()
     line = {
         "kind": KINDS[bool(lines)],
         "time": datetime.now(UTC).isoformat(timespec="microseconds"),
         "commit": commit,
         "ended": ended(folder, lines),
-        "begun": max(begun(folder), ended(folder, lines)),
-        "in_store": list(in_store()),
+        "begun": max(begun(folder), ended(folder, lines), interrupted),
+        "in_store": list(in_store),
         "content": dict(content),
         "content_sha256": _digest(content),
         "previous": lines[-1].digest if lines else "",

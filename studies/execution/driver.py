@@ -38,7 +38,7 @@ from pipeline.run.layout import (
 )
 from pipeline.run.lost import OWN, own_stages
 from pipeline.run.outcome import TrialOutcome
-from pipeline.run.store import Artifact
+from pipeline.run.store import Artifact, Store
 from studies.claims.falsifiers import Verdict
 from studies.claims.live import LiveVerdicts
 from studies.claims.registration import content_of, is_registered, note, register
@@ -633,21 +633,23 @@ def _register(run: _Run, environment: Mapping[str, str]) -> None:
             content,
             run.folder,
             commit,
-            lambda: _in_store(run),
+            lambda: _known(run),
             lambda message: run.display.line(message, "yellow"),
         )
 
 
-def _in_store(run: _Run) -> list[str]:
+def _known(run: _Run) -> tuple[list[str], int]:
     """The planned trials, as ``arm/seed``, whose training or evaluation is in the store, from whatever study, or whose
-    training a record has, also of other code."""
-    found, recorded = [], recorded_trainings(run.layout)
+    training a record has, also of other code; and how many have an interrupted training there."""
+    found, interrupted, recorded = [], 0, recorded_trainings(run.layout)
+    store = Store(run.layout.store)
     for cell in run.plan:
         names = OWN if cell.config.algorithm.learns else {"evaluate"}
-        stages = run.module.plan_trial(cell.config, run.layout)
-        if training_of(cell.config) in recorded or any(one.cached for one in stages if one.stage in names):
+        own = [one for one in run.module.plan_trial(cell.config, run.layout) if one.stage in names and one.key]
+        if training_of(cell.config) in recorded or any(one.cached for one in own):
             found.append(f"{cell.arm}/{cell.seed}")
-    return found
+        interrupted += any(store.partial(one.stage, str(one.key)).exists() for one in own)
+    return found, interrupted
 
 
 def _write_study(run: _Run, environment: Mapping[str, str]) -> None:

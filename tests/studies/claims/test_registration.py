@@ -181,7 +181,7 @@ def test_results_in_the_store_count_before_a_trial_has_a_record(write_study: Wri
     other, folder = write_study(TEXT, "other"), layout.study("other", "tiny")
     held = [f"{arm}/{seed}" for arm in ("weak", "strong") for seed in (0, 1)]
     folder.path.mkdir(parents=True)
-    register(content_of(other, "tiny", SMALL), folder, "unknown", lambda: held, pytest.fail)
+    register(content_of(other, "tiny", SMALL), folder, "unknown", lambda: (held, 0), pytest.fail)
     text = "registered after the data (4 of 4 trials had finished)"
     assert {str(badge) for badge in of_other(other, layout).badges().values()} == {text}
     edited = write_study(TEXT.replace("threshold: 0.5", "threshold: 0.6").replace("wins", "gains"), "other")
@@ -215,6 +215,20 @@ def test_copied_results_count_from_when_they_were_made_not_copied(write_study: W
     go(other, layout)
     assert len(calls(layout)) == 1, "none but the trial that ended the first start has run here"
     assert str(of_other(other, layout).falsifiers["drift"]) == "registered after the data (4 of 4 trials had finished)"
+
+
+def test_an_interrupted_trial_of_another_study_has_begun(write_study: Write, layout: Layout) -> None:
+    go(write_study(TEXT), layout)
+    shutil.rmtree(layout.root / "studies")
+    shutil.rmtree(layout.store / "evaluate")
+    kept, *others = sorted(path for path in (layout.store / "train").glob("*") if not path.name.startswith("."))
+    for path in others:
+        shutil.rmtree(path)
+    (layout.store / "train" / ".partial").mkdir(exist_ok=True)
+    kept.rename(layout.store / "train" / ".partial" / kept.name)
+    other = write_study(TEXT, "other")
+    go(other, layout)
+    assert str(of_other(other, layout).falsifiers["drift"]) == "registered before the data: 1 trial had begun"
 
 
 def test_claims_are_early_where_another_study_runs_the_trials_later(write_study: Write, layout: Layout) -> None:
