@@ -20,11 +20,11 @@ Cut = Callable[[str, int], str | None]
 def make_prompts(
     texts: Sequence[str], n: int, cfg: DataConfig, tokenizer: Any, rng: np.random.Generator, taken: frozenset[str]
 ) -> list[str]:
-    """The first `n` distinct prompts of `texts` that are not in `taken`.
+    """The first `n` distinct prompts of `texts` that are not in `taken`; all that there are, where there are fewer.
 
     A prompt is the first k words or tokens of a text, k uniform in ``prompt_length`` (both ends included). Texts
     that would leave nothing to complete and prompts of more than ``max_prompt_tokens`` are passed over. Raises
-    `UserError` when the texts give fewer than `n`.
+    `UserError` when the texts give none.
     """
     cut = cut_at(cfg.prompt_unit, tokenizer)
     low, high = cfg.prompt_length
@@ -40,11 +40,13 @@ def make_prompts(
             prompts[prompt] = None
             if len(prompts) == n:
                 return list(prompts)
-    raise UserError(
-        f"data: {len(texts)} texts give only {len(prompts)} distinct prompts of {low} to {high} {cfg.prompt_unit} (at"
-        f" most {cfg.max_prompt_tokens} tokens), {n} are asked for; lower data.train_prompts or data.heldout_prompts,"
-        " or widen data.prompt_length"
-    )
+    if not prompts:
+        raise UserError(
+            f"data: {len(texts)} texts give no prompt of {low} to {high} {cfg.prompt_unit} (at most"
+            f" {cfg.max_prompt_tokens} tokens) that leaves something to complete; use longer texts, or widen"
+            " data.prompt_length"
+        )
+    return list(prompts)
 
 
 def cut_at(unit: Literal["words", "tokens"], tokenizer: Any) -> Cut:

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from pipeline.config.trial import TrialConfig
+from pipeline.errors import UserError
 from pipeline.models.loading import CausalLM
 from pipeline.models.precision import Precision
 from pipeline.models.sampler import EagerSampler
@@ -31,8 +32,15 @@ Array = NDArray[np.float64]
 
 
 def heldout_prompts(cfg: TrialConfig, prompts: Artifact) -> PromptSet:
-    """The held-out prompts of this evaluation."""
-    return PromptSet.load(prompts, "heldout", cfg.evaluate.first_prompt, cfg.evaluate.prompts)
+    """The held-out prompts of this evaluation: as many as there are, where the texts gave fewer than were asked for.
+    Raises `UserError` where they gave none."""
+    there, first = int(prompts.meta["heldout_prompts"]), cfg.evaluate.first_prompt
+    if there <= first:
+        raise UserError(
+            f"evaluate.first_prompt {first}: the texts give only {there} held-out prompts; lower evaluate.prompts, or"
+            " use more texts"
+        )
+    return PromptSet.load(prompts, "heldout", first, cfg.evaluate.prompts)
 
 
 def answers(

@@ -120,7 +120,8 @@ def split_prompts(n: int, cfg: RewardConfig) -> Tensor:
     """
     if n < 2:
         raise UserError(
-            f"data.train_prompts = {n}: judged pairs need at least 2 prompts, one to train on and one to hold out"
+            f"{n} training prompt: judged pairs need at least 2, one to train on and one to hold out; raise"
+            " data.train_prompts, or use more texts"
         )
     kept = min(max(round(n * cfg.heldout_pairs / (cfg.pairs + cfg.heldout_pairs)), 1), n - 1)
     return torch.cat([torch.arange(cfg.pairs) % (n - kept), n - kept + torch.arange(cfg.heldout_pairs) % kept])

@@ -59,4 +59,7 @@ def prompts(cfg: TrialConfig, out: Path, reporter: Reporter) -> dict[str, Any]:
         "vocab_size": len(tokenizer),
     }
     write_json(out / "summary.json", summary)
+    for name, made, asked in (("training", train, data.train_prompts), ("held-out", heldout, data.heldout_prompts)):
+        if len(made) < asked:
+            reporter.warn(f"{len(made):,} {name} prompts, not {asked:,}: the texts give no more")
     return {"note": corpus.note, **summary}
