@@ -111,10 +111,10 @@ BANDS: dict[str, tuple[Band, ...]] = {
     "objective/length": (
         Band(
             _MORE_PENALTY,
-            f"{_TINY}: 0.85 to 1.1 times its start",
-            low=0.25,
+            f"{_TINY}: 0.85 to 1.3 times its start; 0.2 to 0.3 where a full stop pleased the judge",
+            low=0.5,
             base="start",
-            below="responses shrink to almost nothing",
+            below="responses get short, which some rewards and judges like",
         ),
     ),
     "policy/approxkl": (
