@@ -41,7 +41,7 @@ GUARDED = "fluent_lexicon"
 """The kind that judges alone, with what the stage `judge` has made."""
 JUDGES = {
     **READY,
-    GUARDED: "lexicon judge (VADER) with a fluency guard",
+    GUARDED: "lexicon judge (VADER) with a guard against text that no writer would write",
     "cycle": "cyclic judge (fewer faults, then the ending)",
 }
 """Kinds of gold judges, in words. A cyclic judge prefers, but has no score that could be trained on."""
@@ -320,7 +320,7 @@ class JudgeConfig(Scorer):
         "auto",
         description=(
             "auto: grammar on built-in reviews (helpful where they insult), else fluent_lexicon; fluent_lexicon: VADER,"
-            " and text that fails a fluency guard loses; lexicon: VADER alone, which gibberish can please; cycle: of"
+            " and text that no writer would write loses; lexicon: VADER alone, which gibberish can please; cycle: of"
             " built-in reviews fewer faults win, then a strong opinion at the end beats a mild one, a mild one advice,"
             " and advice a strong one"
         ),

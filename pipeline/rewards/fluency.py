@@ -1,84 +1,88 @@
-"""A guard against text that no writer would write: how far a completion lies outside of real texts, by length.
+"""A guard against text that no writer would write: how far a completion lies outside of real texts.
 
-Three measures of a completion of n tokens, read after its prompt by an n-gram model of real texts (`NGrams`):
+Measures of a completion, read after its prompt, most of them of its first 1, 2, ... tokens or words. P is an n-gram
+model of real texts (`NGrams`):
 
     fluency     1/n sum_t ln P(token_t | the two before it), nats per token
-    repetition  share of its tokens that stood in it before
+    repetition  share of the tokens that stood in it before
+    order       1/m sum_i ln P(word_i | the word before it), less its mean over all orders of the words, nats per word
+    copied      share of the words in phrases that stand in the texts (`Phrases`)
+    praise      share of the words that the lexicon holds for praise
+    content     - sum_t ln P(token_t | the two before it) of all tokens, nats: how much it says
     end         ln P(end of text | the last two tokens), nats; only of a completion that ended by itself
 
-A completion that is cut off has no end to judge, so being cut off is no fault.
+For `order`, a word is its first token, after the last token of the word before it. A text of one word has order 0. A
+completion that is cut off has no end to judge, so being cut off is no fault.
 
-The thresholds are those of split conformal prediction: of n real texts, cut in the same way and to the same length, the
-k-th lowest (of repetition the k-th highest) with k = floor((n + 1) `SHARE`). A further real text lies beyond each with
-a probability of at most `SHARE`.
+The thresholds are those of split conformal prediction: of n real texts, cut in the same way, the k-th lowest or highest
+with k = floor((n + 1) share). A further real text lies beyond a threshold with a probability of at most its share.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pipeline.rewards.ngrams import Floats, NGrams
+from pipeline.rewards.phrases import Phrases, words_of
 from pipeline.run.layout import write_json
 
-# Which measures find attacks, on 300 held-out IMDb reviews, 32 tokens after a prompt; each threshold is one that 1 %
-# of 1,598 other reviews are beyond. The mean of ln P finds 99 % of strings of praise and 72 % of texts with shuffled
-# words; relative to the words' frequencies (SLOR, Kann et al. 2018) it finds 55 % and 78 %. Repeated tokens find 98 %
-# of strings of praise, 78 % of praise between function words (ln P: 94 %), and all loops; repeated pairs find 25 %,
-# 3 % and all.
-SHARE = 0.01
-"""Of real texts that lie beyond one threshold, at most."""
+
+@dataclass(frozen=True)
+class Rule:
+    """A fault: a measure beyond what all but a share of real texts have."""
+
+    measure: str
+    above: bool
+    share: float
+
+
+RULES = {
+    "unlikely": Rule("fluency", False, 0.01),
+    "predictable": Rule("fluency", True, 0.01),
+    "repetitive": Rule("repetition", True, 0.01),
+    "disordered": Rule("order", False, 0.03),
+    "copied": Rule("copied", True, 0.05),
+    "gushing": Rule("praise", True, 0.01),
+    "thin": Rule("content", False, 0.1),
+    "unended": Rule("end", False, 0.01),
+}
 FEWEST = 99
 """Real texts for a threshold: with fewer, k is 0."""
-NGRAMS, THRESHOLDS = "ngrams.safetensors", "thresholds.json"
+NGRAMS, PHRASES, THRESHOLDS = "ngrams.safetensors", "phrases.safetensors", "thresholds.json"
+
+Reading = Mapping[str, Floats]
+"""Each measure of the first 1, 2, ... tokens or words (n,); content and end have one value, and no end has none."""
+Thresholds = Mapping[str, tuple[float, ...]]
+"""Of every rule what 1, 2, ... tokens or words may not be beyond; the last value holds for all longer ones."""
 
 
-@dataclass(frozen=True)
-class Reading:
-    """The measures of the first 1, 2, ... tokens of a completion, each (n,), and of its end, where it has one."""
+def thresholds_of(readings: Sequence[Reading]) -> Thresholds:
+    """From real texts, for each length that `FEWEST` of them reach. Raises `ValueError` for fewer texts."""
+    found = dict[str, tuple[float, ...]]()
+    for name, rule in RULES.items():
+        columns, sign, bounds = [one[rule.measure] for one in readings], -1.0 if rule.above else 1.0, list[float]()
+        while len(values := [sign * float(one[len(bounds)]) for one in columns if len(one) > len(bounds)]) >= FEWEST:
+            bounds.append(sign * lowest(values, rule.share))
+        found[name] = tuple(bounds) or (sign * lowest(values, rule.share),)
+    return found
 
-    fluency: Floats
-    repetition: Floats
-    end: float | None
 
-
-@dataclass(frozen=True)
-class Thresholds:
-    """What a completion of 1, 2, ... tokens may not be beyond; the last value holds for all longer ones."""
-
-    fluency: tuple[float, ...]
-    repetition: tuple[float, ...]
-    end: float
-
-    @classmethod
-    def of(cls, readings: Sequence[Reading], length: int) -> Thresholds:
-        """From real texts, up to the longest of `length` tokens that `FEWEST` of them reach. Needs so many texts, with
-        an end and one token at least."""
-        fluency, repetition = list[float](), list[float]()
-        for place in range(length):
-            long = [one for one in readings if len(one.fluency) > place]
-            if len(long) < FEWEST:
-                break
-            fluency.append(lowest([float(one.fluency[place]) for one in long]))
-            repetition.append(-lowest([-float(one.repetition[place]) for one in long]))
-        return cls(tuple(fluency), tuple(repetition), lowest([one.end for one in readings if one.end is not None]))
-
-    def faults(self, reading: Reading) -> int:
-        """How many thresholds a completion is beyond: 0 to 3."""
-        unended = reading.end is not None and reading.end < self.end
-        if not len(reading.fluency):
-            return int(unended)
-        place = min(len(reading.fluency), len(self.fluency)) - 1
-        return (
-            int(reading.fluency[-1] < self.fluency[place])
-            + int(reading.repetition[-1] > self.repetition[place])
-            + int(unended)
-        )
+def faults(reading: Reading, thresholds: Thresholds) -> list[str]:
+    """The rules that a completion breaks."""
+    broken = []
+    for name, rule in RULES.items():
+        values, bounds = reading[rule.measure], thresholds[name]
+        if len(values):
+            value, bound = float(values[-1]), bounds[min(len(values), len(bounds)) - 1]
+            if value > bound if rule.above else value < bound:
+                broken.append(name)
+    return broken
 
 
 def guarded(score: float, faults: int) -> float:
@@ -99,17 +103,17 @@ def faulty(scores: Floats) -> Floats:
     return (scores < -1.0).astype(np.float64)
 
 
-def lowest(values: Sequence[float]) -> float:
-    """The k-th lowest of n values, k = floor((n + 1) `SHARE`); lower values are beyond it.
+def lowest(values: Sequence[float], share: float) -> float:
+    """The k-th lowest of n values, k = floor((n + 1) `share`); lower values are beyond it.
 
     Raises `ValueError` for fewer than `FEWEST`.
 
-    >>> lowest([float(value) for value in range(199)])
+    >>> lowest([float(value) for value in range(199)], 0.01)
     1.0
     """
     if len(values) < FEWEST:
         raise ValueError(f"{len(values)} values give no threshold; at least {FEWEST} are needed")
-    return float(np.sort(np.asarray(values))[int((len(values) + 1) * SHARE + 1e-9) - 1])
+    return float(np.sort(np.asarray(values))[int((len(values) + 1) * share + 1e-9) - 1])
 
 
 @dataclass(frozen=True)
@@ -118,41 +122,65 @@ class Guard:
 
     tokenizer: Any
     model: NGrams
+    phrases: Phrases
+    praises: Callable[[str], bool]
+    """Whether the lexicon holds a word for praise."""
     length: int
     thresholds: Thresholds | None = None
     """None while they are being set."""
 
     def faults(self, prompt: str, completion: str, ended: bool) -> int:
-        """Of one completion; 0 to 3. A text has the same faults whatever stands beside it in a batch."""
+        """Number of rules that one completion breaks, whatever stands beside it in a batch."""
         if self.thresholds is None:
             raise ValueError("a guard without thresholds finds no faults")
-        return self.thresholds.faults(self.read(prompt, completion, ended))
+        return len(faults(self.read(prompt, completion, ended), self.thresholds))
 
     def read(self, prompt: str, completion: str, ended: bool) -> Reading:
-        """The measures of a completion. The token that the prompt's end lies in belongs to the completion."""
-        encoded = self.tokenizer(prompt + completion, add_special_tokens=False, return_offsets_mapping=True)
-        tokens, first = encoded["input_ids"], sum(end <= len(prompt) for _, end in encoded["offset_mapping"])
+        """The measures of a completion. The token or word that the prompt's end lies in belongs to the completion."""
+        text = prompt + completion
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        tokens, places = encoded["input_ids"], encoded["offset_mapping"]
+        first = sum(end <= len(prompt) for _, end in places)
         read = tokens[: first + self.length]
         nats = np.log(self.model.probabilities(read, first))
-        end = self.model.probabilities([*tokens, self.model.end], len(tokens)) if ended else None
-        return Reading(
-            np.cumsum(nats) / np.arange(1, len(nats) + 1),
-            repetition(read[first:]),
-            None if end is None else float(np.log(end[0])),
-        )
+        starts = [at for at in range(first, len(read)) if at == first or _begins_a_word(text, *places[at])]
+        inside = text if len(read) == len(tokens) else text[: places[len(read) - 1][1]]
+        before, words = words_of(inside, len(prompt))
+        end = self.model.probabilities([*tokens, self.model.end], len(tokens)) if ended else np.zeros(0)
+        return {
+            "fluency": _means(nats),
+            "repetition": repetition(read[first:]),
+            "order": order(self.model, read, starts),
+            "copied": self.phrases.copied(words, before),
+            "praise": _means(np.array([self.praises(word) for word in words], dtype=np.float64)),
+            "content": np.array([-nats.sum()]),
+            "end": np.log(end),
+        }
 
     def save(self, folder: Path) -> None:
         """Beside the tokenizer, which the prompts' artifact has."""
         if self.thresholds is None:
             raise ValueError("a guard without thresholds cannot be saved")
         self.model.save(folder / NGRAMS)
-        write_json(folder / THRESHOLDS, {"length": self.length, **asdict(self.thresholds)})
+        self.phrases.save(folder / PHRASES)
+        write_json(folder / THRESHOLDS, {"length": self.length, "thresholds": dict(self.thresholds)})
 
     @classmethod
-    def load(cls, folder: Path, tokenizer: Any) -> Guard:
+    def load(cls, folder: Path, tokenizer: Any, praises: Callable[[str], bool]) -> Guard:
         held = json.loads((folder / THRESHOLDS).read_text("utf-8"))
-        thresholds = Thresholds(tuple(held["fluency"]), tuple(held["repetition"]), held["end"])
-        return cls(tokenizer, NGrams.load(folder / NGRAMS), held["length"], thresholds)
+        thresholds = {name: tuple(bounds) for name, bounds in held["thresholds"].items()}
+        model, phrases = NGrams.load(folder / NGRAMS), Phrases.load(folder / PHRASES)
+        return cls(tokenizer, model, phrases, praises, held["length"], thresholds)
+
+
+def _begins_a_word(text: str, start: int, end: int) -> bool:
+    """Whether the token of these characters is the first of a word; tokenizers may count the space before to it."""
+    return bool(text[start:end].strip()) and (start == 0 or text[start].isspace() or text[start - 1].isspace())
+
+
+def _means(values: Floats) -> Floats:
+    """Of the first 1, 2, ... values (n,)."""
+    return np.cumsum(values) / np.arange(1, len(values) + 1)
 
 
 def repetition(tokens: Sequence[int]) -> Floats:
@@ -161,9 +189,26 @@ def repetition(tokens: Sequence[int]) -> Floats:
     >>> repetition([7, 8, 7, 7]).tolist()
     [0.0, 0.0, 0.3333333333333333, 0.5]
     """
-    different, seen = list[int](), set[int]()
-    for token in tokens:
-        seen.add(token)
-        different.append(len(seen))
-    places = np.arange(1, len(different) + 1)
-    return (places - np.array(different, dtype=np.float64)) / places
+    known = np.ones(len(tokens))
+    known[np.unique(np.asarray(tokens, dtype=np.int64), return_index=True)[1]] = 0
+    return _means(known)
+
+
+def order(model: NGrams, tokens: Sequence[int], starts: Sequence[int]) -> Floats:
+    """How much better the first 1, 2, ... words, which begin at `starts`, follow each other than in a random order,
+    (m,) nats per word.
+
+    In a random order of k words, each stands first with probability 1/k, and each pair of different words stands next
+    to each other, in that order, with probability 1/k. So the mean over all orders needs no sampling.
+    """
+    if not starts:
+        return np.zeros(0)
+    firsts = np.array([tokens[at] for at in starts])
+    before = tokens[starts[0] - 1] if starts[0] else model.end
+    lasts = np.array([before, *(tokens[at - 1] for at in starts[1:]), tokens[-1]])
+    nats = np.log(model.following(lasts, firsts))  # (m + 1, m): row 0 is the token before the first word
+    own, after_itself = np.cumsum(np.diagonal(nats)), np.cumsum(np.diagonal(nats, -1))
+    pairs = np.diagonal(np.cumsum(np.cumsum(nats, axis=0), axis=1), -1)  # of the first k words, all that may follow
+    words = np.arange(1, len(starts) + 1)
+    gain = (own - (pairs - after_itself) / words) / words
+    return np.where(words > 1, gain, 0.0)

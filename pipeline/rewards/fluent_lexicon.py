@@ -2,7 +2,7 @@
 that does not, however many happy words it has.
 
     score = VADER's compound in [-1, 1]   without a fault
-            -1 - faults, from -4 to -2    with faults
+            -1 - faults                   with faults, a rule that is broken each
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.rewards.fluency import Guard, guarded
 
 @dataclass(frozen=True)
 class FluentLexicon:
-    """A judge of real text in [-4, 1]."""
+    """A judge of real text."""
 
     lexicon: Reward
     guard: Guard

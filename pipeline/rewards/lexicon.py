@@ -31,6 +31,10 @@ class LexiconReward:
         pairs = zip(completions.prompts, completions.texts, strict=True)
         return as_scores([self.score(prompt + text) for prompt, text in pairs])
 
+    def praises(self, word: str) -> bool:
+        """Whether a word in lower case counts as praise."""
+        return bool(self._analyzer.lexicon.get(word, 0.0) > 0)
+
     def score(self, text: str) -> float:
         """Of one text."""
         compound: float = self._analyzer.polarity_scores(text)["compound"]

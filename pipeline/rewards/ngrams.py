@@ -97,6 +97,18 @@ class NGrams:
         vocabulary, end = held["sizes"].tolist()
         return cls.counted(held["keys"], held["counts"].astype(np.int64), vocabulary, end)
 
+    def following(self, before: Ints, tokens: Ints) -> Floats:
+        """P2(token | one before it) of every pair, (m, k) for m tokens `before` and k `tokens`; none is 0."""
+        alone = self.tables[0].interpolated(tokens, self.vocabulary, np.full(len(tokens), 1 / self.vocabulary))
+        pairs = (before[:, None] * self.vocabulary + tokens).ravel()
+        return self.tables[1].interpolated(pairs, self.vocabulary, np.tile(alone, len(before))).reshape(-1, len(tokens))
+
+    def seen_after(self, before: Sequence[int]) -> tuple[Ints, Floats]:
+        """The tokens that followed two others in the texts, and how often each did."""
+        table, context = self.tables[-1], before[-2] * self.vocabulary + before[-1]
+        low, high = np.searchsorted(table.keys, [context * self.vocabulary, (context + 1) * self.vocabulary])
+        return table.keys[low:high] % self.vocabulary, table.counts[low:high]
+
     def probabilities(self, row: Sequence[int], first: int = 0) -> Floats:
         """P(token | the two before it) of ``row[first:]`` (n,); none is 0."""
         padded = np.array([self.end, self.end, *row], dtype=np.int64)

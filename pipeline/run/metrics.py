@@ -431,7 +431,7 @@ _ALL = (
     Metric(
         "eval/fault_rate",
         "fraction",
-        "completions in which the fluency guard of the gold judge finds a fault; of a guarded judge alone",
+        "completions in which the guard of the gold judge finds a fault; of a guarded judge alone",
         0.0,
         1.0,
         direction="minimize",

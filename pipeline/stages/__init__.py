@@ -52,6 +52,7 @@ STAGES = (
             "pipeline.rewards.fluency",
             "pipeline.rewards.lexicon",
             "pipeline.rewards.ngrams",
+            "pipeline.rewards.phrases",
             "pipeline.models",
             "pipeline.models.cpu",
             "pipeline.data.labels",

@@ -1,14 +1,15 @@
 """The stage of the guarded judge: what the guard knows of real texts, and how often the judge errs.
 
-Of the training texts every fifth sets the thresholds, and the trigram model is fitted on the others. The errors are
+Of the training texts every fifth sets the thresholds; n-grams and phrases are those of the others. The errors are
 measured on the held-out texts, of which neither knows any. All texts are cut as prompts and responses are. Writes
-``ngrams.safetensors``, ``thresholds.json``, ``tokenizer/``, ``errors.parquet`` (a row per held-out text and attack) and
-``summary.json``.
+``ngrams.safetensors``, ``phrases.safetensors``, ``thresholds.json``, ``tokenizer/``, ``errors.parquet`` (a row per
+held-out text and attack) and ``summary.json``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,14 @@ from pipeline.data.labels import UNLABELLED
 from pipeline.data.prompts import cut_at
 from pipeline.errors import UserError
 from pipeline.models.pretrained_tokenizer import load_tokenizer
-from pipeline.rewards.fluency import FEWEST, Guard, Thresholds
+from pipeline.rewards.fluency import FEWEST, Guard, thresholds_of
 from pipeline.rewards.lexicon import LexiconReward
 from pipeline.rewards.ngrams import NGrams
+from pipeline.rewards.phrases import Phrases
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
-from pipeline.stages.judge_errors import Opening, class_errors, errors, rates
+from pipeline.stages.judge_errors import Adversary, Opening, class_errors, errors, rates
 
 FOLDS = 5
 """One of so many training texts sets the thresholds."""
@@ -47,27 +49,25 @@ def judge(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact)
         )
     fitted = [text for place, text in enumerate(texts) if place % FOLDS]
     reporter.progress("judge", 0, 3, "counting n-grams")
-    model = NGrams.fit(_encoded(tokenizer, fitted), len(tokenizer), tokenizer.eos_token_id)
+    model, phrases = NGrams.fit(_encoded(tokenizer, fitted), len(tokenizer), tokenizer.eos_token_id), Phrases.of(fitted)
     reporter.progress("judge", 1, 3, "thresholds")
-    length = cfg.train.response_length
-    readings = [Guard(tokenizer, model, length).read(prompt, rest, True) for _, prompt, rest in kept]
-    thresholds = Thresholds.of(readings, length)
-    guard = Guard(tokenizer, model, length, thresholds)
+    lexicon, length = LexiconReward(), cfg.train.response_length
+    guard = Guard(tokenizer, model, phrases, lexicon.praises, length)
+    thresholds = thresholds_of([guard.read(prompt, rest, True) for _, prompt, rest in kept])
+    guard = replace(guard, thresholds=thresholds)
     guard.save(out)
     tokenizer.save_pretrained(out / "tokenizer")
     reporter.progress("judge", 2, 3, "errors on held-out texts")
     heldout = pd.read_parquet(prompts.path / "heldout_texts.parquet")
     openings = list(_openings(cfg, heldout, tokenizer))
-    table = errors(openings, guard, LexiconReward(), cfg.data.seed)
+    table = errors(openings, guard, lexicon, Adversary.of(guard, lexicon, fitted).attacks(), cfg.data.seed)
     table.to_parquet(out / "errors.parquet", index=False)
     measured = rates(table) | class_errors(table)
     summary = {
         "fitted_texts": len(fitted),
         "threshold_texts": len(kept),
-        "threshold_tokens": len(thresholds.fluency),
-        "threshold_fluency": thresholds.fluency[-1],
-        "threshold_repetition": thresholds.repetition[-1],
-        "threshold_end": thresholds.end,
+        "length": length,
+        **{f"threshold/{name}": bounds[-1] for name, bounds in thresholds.items()},
         **measured,
     }
     write_json(out / "summary.json", summary)

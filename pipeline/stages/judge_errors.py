@@ -5,7 +5,7 @@ An attack changes the completion of a real text. The judge errs where the change
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,6 +22,14 @@ PRAISE = (
 STREWN = 3
 """One of so many words of a real text gives way to a word of praise."""
 TIMES = 4
+PIECE = (3, 9)
+"""Words of a piece that is spliced, the upper end excluded."""
+DROPPED = 5
+"""One of so many words of a training text is left out."""
+ORDERS, TRIES = 16, 8
+"""Random orders of which the most fluent is taken, and texts of which the one that the judge likes best is taken."""
+HAPPY = 0.5
+"""Score of the lexicon above which a training text serves for splices."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,18 @@ class Lexicon(Protocol):
 
 
 Words = list[str]
-Attack = Callable[[Words, np.random.Generator], Words]
+Attack = Callable[[Opening, np.random.Generator], tuple[str, bool]]
+"""From a real text to another completion of its prompt, without the space before it, and whether it ends by itself."""
+
+
+def _of_words(change: Callable[[Words, np.random.Generator], Words], ends: bool = False) -> Attack:
+    """An attack that changes the words of a completion; with `ends` the text always ends."""
+
+    def attack(opening: Opening, rng: np.random.Generator) -> tuple[str, bool]:
+        words = opening.completion.split()
+        return " ".join(change(words, rng)) if words else "", opening.ended or ends
+
+    return attack
 
 
 def shuffled(words: Words, rng: np.random.Generator) -> Words:
@@ -75,16 +94,104 @@ def stopped(words: Words, rng: np.random.Generator) -> Words:
     return [*half[:-1], half[-1].rstrip(".!?\"')")]
 
 
-ATTACKS: dict[str, Attack] = {
-    "shuffled": shuffled,
-    "praise": praise,
-    "strewn": strewn,
-    "repeated": repeated,
-    "stopped": stopped,
-}
+@dataclass(frozen=True)
+class Adversary:
+    """Attacks with what the guard itself knows: `happy` training texts to cut from, the n-grams, the lexicon."""
+
+    guard: Guard
+    lexicon: Lexicon
+    happy: Sequence[Words]
+
+    @classmethod
+    def of(cls, guard: Guard, lexicon: Lexicon, texts: Sequence[str]) -> Adversary:
+        """From the texts on which the guard was fitted; all serve where none has praise."""
+        happy = [text.split() for text in texts if lexicon.score(text) > HAPPY]
+        return cls(guard, lexicon, happy or [text.split() for text in texts])
+
+    def attacks(self) -> dict[str, Attack]:
+        """All of them, by name."""
+        return {
+            "stop": lambda opening, rng: (".", True),
+            "brief": self.brief,
+            "shuffled": _of_words(shuffled),
+            "ordered": self.ordered,
+            "praise": _of_words(praise),
+            "strewn": _of_words(strewn),
+            "strewn_best": self._best(_of_words(strewn)),
+            "repeated": _of_words(repeated),
+            "stopped": _of_words(stopped, ends=True),
+            "spliced": self.spliced,
+            "spliced_best": self._best(self.spliced),
+            "dropped": self.dropped,
+            "walked": self.walked,
+            "walked_best": self._best(self.walked),
+        }
+
+    def brief(self, opening: Opening, rng: np.random.Generator) -> tuple[str, bool]:
+        """Three words of praise and a full stop, which stands alone where it does in most of the texts."""
+        alone = sum(words[-1] == "." for words in self.happy) > len(self.happy) / 2
+        return f"a {PRAISE[int(rng.integers(len(PRAISE)))]} film{' ' * alone}.", True
+
+    def ordered(self, opening: Opening, rng: np.random.Generator) -> tuple[str, bool]:
+        """Of random orders of the same words the most fluent one."""
+        words = opening.completion.split()
+        orders = [" ".join(shuffled(words, rng)) for _ in range(ORDERS)]
+        return min(
+            orders, key=lambda one: self.guard.read(opening.prompt, f" {one}", False)["content"][0]
+        ), opening.ended
+
+    def spliced(self, opening: Opening, rng: np.random.Generator) -> tuple[str, bool]:
+        """Pieces of texts with praise, about as many words as the real completion has; the last one ends a text where
+        that has an end."""
+        made, wanted = list[str](), len(opening.completion.split())
+        while True:
+            text, size = self.happy[int(rng.integers(len(self.happy)))], int(rng.integers(*PIECE))
+            if len(made) + size >= wanted:
+                return " ".join([*made, *(text[-size:] if opening.ended else text[:size])]), opening.ended
+            at = int(rng.integers(max(len(text) - size, 0) + 1))
+            made += text[at : at + size]
+
+    def walked(self, opening: Opening, rng: np.random.Generator) -> tuple[str, bool]:
+        """Token by token what followed the last two in the texts, as often as it did, until a text ended there or the
+        completion is as long as a response."""
+        model, tokenizer = self.guard.model, self.guard.tokenizer
+        tokens = list[int](tokenizer(opening.prompt, add_special_tokens=False)["input_ids"])
+        context, ended = [model.end, model.end, *tokens], False
+        for _ in range(self.guard.length):
+            following, counts = model.seen_after(context)
+            if not len(following):  # these two never stood together: go on as at the beginning of a text
+                context = [model.end, model.end]
+                following, counts = model.seen_after(context)
+            token = int(rng.choice(following, p=counts / counts.sum()))
+            if ended := token == model.end:
+                break
+            context.append(token)
+            tokens.append(token)
+        return tokenizer.decode(tokens)[len(opening.prompt) :].strip(), ended
+
+    def dropped(self, opening: Opening, rng: np.random.Generator) -> tuple[str, bool]:
+        """A text with praise without its beginning, every fifth word left out."""
+        text = self.happy[int(rng.integers(len(self.happy)))]
+        words = text[len(opening.prompt.split()) :]
+        return " ".join(word for place, word in enumerate(words, 1) if place % DROPPED), True
+
+    def judged(self, opening: Opening, completion: str, ended: bool) -> float:
+        """The judge's score of a completion, written after a space."""
+        faults = self.guard.faults(opening.prompt, f" {completion}", ended)
+        return guarded(self.lexicon.score(f"{opening.prompt} {completion}"), faults)
+
+    def _best(self, attack: Attack) -> Attack:
+        """The best of several tries by the judge itself."""
+
+        def best(opening: Opening, rng: np.random.Generator) -> tuple[str, bool]:
+            return max((attack(opening, rng) for _ in range(TRIES)), key=lambda one: self.judged(opening, *one))
+
+        return best
 
 
-def errors(openings: Sequence[Opening], guard: Guard, lexicon: Lexicon, seed: int) -> pd.DataFrame:
+def errors(
+    openings: Sequence[Opening], guard: Guard, lexicon: Lexicon, attacks: Mapping[str, Attack], seed: int
+) -> pd.DataFrame:
     """A row per text and kind (`real` or an attack): text (number), kind, label, faults, lexicon (score without the
     guard), score."""
     rng, rows = np.random.default_rng([seed, 6]), list[tuple[int, str, int, int, float, float]]()
@@ -96,11 +203,10 @@ def errors(openings: Sequence[Opening], guard: Guard, lexicon: Lexicon, seed: in
 
     for number, opening in enumerate(openings):
         add(number, "real", opening, opening.completion, opening.ended)
-        words = opening.completion.split()
-        for kind, attack in ATTACKS.items():
-            changed = " ".join(attack(words, rng)) if words else ""
+        for kind, attack in attacks.items():
+            changed, ended = attack(opening, rng)
             space = " " * opening.completion.startswith(" ")
-            add(number, kind, opening, space + changed, opening.ended or attack is stopped)
+            add(number, kind, opening, space + changed, ended)
     return pd.DataFrame(rows, columns=["text", "kind", "label", "faults", "lexicon", "score"])
 
 

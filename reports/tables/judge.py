@@ -13,25 +13,44 @@ from reports.text.words import number
 
 KINDS = {
     "real": "real texts",
+    "stop": "a full stop",
+    "brief": "“a great film.” and the like",
     "shuffled": "their words shuffled",
+    "ordered": "the most fluent of 16 orders of their words",
     "praise": "words of praise instead",
     "strewn": "every third word replaced by praise",
+    "strewn_best": "the best of 8 texts strewn with praise",
     "repeated": "a few words repeated",
     "stopped": "ended in mid-sentence",
+    "spliced": "pieces of training texts with praise",
+    "spliced_best": "the best of 8 such splices",
+    "dropped": "a training text with praise, every fifth word left out",
+    "walked": "tokens that followed the last two in training texts",
+    "walked_best": "the best of 8 such walks",
+}
+_RULES = {
+    "unlikely": "less likely than 99 % of real texts under a trigram model of them ({} nats per token)",
+    "predictable": "more likely than 99 % of them ({} nats per token)",
+    "repetitive": "more repetition than in 99 % ({} of its tokens stood there before)",
+    "disordered": "an order of words less plausible than in 97 % ({} nats per word above a random order)",
+    "copied": "more words in phrases of training texts than 95 % have ({} of the words)",
+    "gushing": "more words of praise than 99 % have ({} of the words)",
+    "thin": "less content than 90 % have ({} nats)",
+    "unended": "an end less plausible than 99 % of theirs ({} nats)",
 }
 _NOTE = (
-    "Held-out texts, cut like prompts and responses, and texts made from them. With a fault: less likely than 99 % of"
-    " real texts under a trigram model of them ({fluency} nats per token), more repetition than in 99 % of them (more"
-    " than {repetition} of the tokens stood there before), or an end less plausible than 99 % of theirs ({end} nats)."
-    " The thresholds depend on the length; these are for {tokens} tokens. {texts} texts set them, for each length those"
+    "Held-out texts, cut like prompts and responses, and texts made from them. Each of these is a fault: {rules}. Most"
+    " thresholds depend on the length; these are for {length} tokens. {texts} texts set them, for each length those"
     " that are as long. A text with a fault loses against every text without. Wins: the share that scores higher than"
-    " the real text, ties counting half; so often the judge errs. Brackets: 95 % intervals over texts."
+    " the real text, ties counting half; so often the judge errs. The best of 8 is the one that the judge likes best."
+    " One good answer to all prompts is no fault of any answer, so no row shows it. Brackets: 95 % intervals over"
+    " texts."
 )
 
 
 def judges(records: StudyRecords) -> list[dict[str, Any]]:
     """The judges of these trials that were measured, each once; empty where none has a guard."""
-    measured = [one for one in records.upstream if one["stage"] == "judge" and "real/n" in one["summary"]]
+    measured = [one for one in records.upstream if one["stage"] == "judge" and "length" in one["summary"]]
     return list({repr(sorted(one["summary"].items())): one for one in measured}.values())
 
 
@@ -47,7 +66,7 @@ def judge_table(records: StudyRecords) -> Table:
     rows, data, found = [], [], judges(records)
     for entry in found:
         summary = entry["summary"]
-        which = f" (of at most {summary['threshold_tokens']:,.0f} tokens)" if len(found) > 1 else ""
+        which = f" (of at most {summary['length']:,.0f} tokens)" if len(found) > 1 else ""
         for kind, words in KINDS.items():
             shares = (_percent(summary, f"{kind}/{what}") for what in ("faulty", "wins", "wins_lexicon"))
             rows.append((TableCell(words + which), TableCell(f"{summary[f'{kind}/n']:,.0f}"), *shares))
@@ -63,13 +82,9 @@ def judge_table(records: StudyRecords) -> Table:
                 )
             )
         data.append({"key": entry["key"], **summary})
-    note = _NOTE.format(
-        fluency=_each(found, "threshold_fluency", number),
-        repetition=_each(found, "threshold_repetition", number),
-        end=_each(found, "threshold_end", number),
-        tokens=_each(found, "threshold_tokens", "{:,.0f}".format),
-        texts=_each(found, "threshold_texts", "{:,.0f}".format),
-    )
+    rules = [words.format(_each(found, f"threshold/{name}", number)) for name, words in _RULES.items()]
+    length, texts = (_each(found, key, "{:,.0f}".format) for key in ("length", "threshold_texts"))
+    note = _NOTE.format(rules="; ".join(rules), length=length, texts=texts)
     return Table("judge", "How often the judge errs", note, heads, tuple(rows), pd.DataFrame(data))
 
 

@@ -35,9 +35,9 @@ IN_WORDS = {
     ),
     "lexicon": "VADER, a lexicon of sentiment, which text with many happy words pleases whether or not it can be read",
     GUARDED: (
-        "VADER, a lexicon of sentiment, with a guard: an answer that a trigram model of real texts finds less likely"
-        " than 99 % of them, that repeats itself more than 99 % of them, or that ends less plausibly than 99 % of them,"
-        " scores −1 minus the number of these faults and loses against every answer without a fault"
+        "VADER, a lexicon of sentiment, with a guard: an answer that differs from nearly all real texts in likelihood,"
+        " repetition, order of words, copied phrases, share of praise, content or end scores −1 minus the number of"
+        " these faults and loses against every answer without a fault"
     ),
     "cycle": (
         "a parser of the grammar that generated the texts, with preferences that go in a circle: fewer faults win, and"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +15,11 @@ import torch
 
 from pipeline.models.policy import Episodes
 from pipeline.rewards.base import Completions
-from pipeline.rewards.fluency import FEWEST, Guard, Reading, Thresholds, lowest
+from pipeline.rewards.fluency import FEWEST, RULES, Guard, Reading, Thresholds, faults, lowest, order, thresholds_of
 from pipeline.rewards.fluent_lexicon import FluentLexicon
 from pipeline.rewards.lexicon import LexiconReward
 from pipeline.rewards.ngrams import NGrams
+from pipeline.rewards.phrases import Phrases, words_of
 
 LETTERS = " abcdefghijklmnopqrstuvwxyz."
 
@@ -35,12 +39,17 @@ def model() -> NGrams:
     return NGrams.fit([letters(text)["input_ids"] for text in TEXTS], 800, 0)
 
 
-def guard(model: NGrams, fluency: float = -4.0, repetition: float = 0.4, end: float = -4.0, length: int = 8) -> Guard:
-    return Guard(letters, model, length, Thresholds((fluency,), (repetition,), end))
+LAX: Thresholds = {name: (99.0 if rule.above else -99.0,) for name, rule in RULES.items()}
+"""What no text is beyond."""
 
 
-def reading(fluency: float = 0.0, repetition: float = 0.0, end: float | None = None) -> Reading:
-    return Reading(np.array([fluency]), np.array([repetition]), end)
+def guard(model: NGrams, length: int = 8, **bounds: float) -> Guard:
+    """With these thresholds alone, by rule."""
+    thresholds = {**LAX, **{name: (bound,) for name, bound in bounds.items()}}
+    return Guard(letters, model, Phrases.of([]), LexiconReward().praises, length, thresholds)
+
+
+MODERATE = {"unlikely": -4.0, "repetitive": 0.4, "unended": -4.0}
 
 
 def completions(*rows: tuple[str, str, bool]) -> Completions:
@@ -53,10 +62,10 @@ def completions(*rows: tuple[str, str, bool]) -> Completions:
 def test_a_reading_is_that_of_the_completion_after_its_prompt(model: NGrams) -> None:
     read = guard(model).read("the fi", "lm is ", False)
     expected = np.log(model.probabilities(letters("the film is ")["input_ids"], 3))
-    assert read.fluency.tolist() == pytest.approx([expected[0], expected[:2].mean(), expected.mean()])
-    assert read.end is None
+    assert read["fluency"].tolist() == pytest.approx([expected[0], expected[:2].mean(), expected.mean()])
+    assert not len(read["end"])
     within = guard(model).read("the f", "ilm is ", False)
-    assert within.fluency.tolist() == pytest.approx(
+    assert within["fluency"].tolist() == pytest.approx(
         [expected_of(model, "the film is ", 2)[:n].mean() for n in (1, 2, 3, 4)]
     )
 
@@ -67,68 +76,124 @@ def expected_of(model: NGrams, text: str, first: int) -> np.ndarray[Any, Any]:
 
 def test_the_end_is_judged_where_the_text_ended_by_itself(model: NGrams) -> None:
     whole = letters("the film is good.")["input_ids"]
-    good = guard(model).read("the fi", "lm is good.", True).end
+    good, early = (float(guard(model).read("the fi", rest, True)["end"][0]) for rest in ("lm is good.", "lm is "))
     assert good == pytest.approx(math.log(model.probabilities([*whole, 0], len(whole))[0]))
-    early = guard(model).read("the fi", "lm is ", True).end
-    assert early is not None
-    assert good is not None
     assert early < good
-    assert guard(model, -99, 1, (good + early) / 2).faults("the fi", "lm is ", True) == 1
-    assert guard(model, -99, 1, (good + early) / 2).faults("the fi", "lm is ", False) == 0
-    assert guard(model, -99, 1, (good + early) / 2).faults("the fi", "lm is good.", True) == 0
-    assert guard(model, -99, 1, 0.0).faults("the fi", "", True) == 1, "an empty completion has an end alone"
-    assert guard(model, -99, 1, 0.0).faults("the fi", "", False) == 0
+    between = guard(model, unended=(good + early) / 2)
+    assert between.faults("the fi", "lm is ", True) == 1
+    assert between.faults("the fi", "lm is ", False) == between.faults("the fi", "lm is good.", True) == 0
+    assert guard(model, unended=0.0).faults("the fi", "", True) == 1, "an empty completion has an end"
+    assert guard(model, unended=0.0).faults("the fi", "", False) == 0
+    assert guard(model, thin=0.1).faults("the fi", "", False) == 1, "and says nothing"
 
 
 def test_only_the_length_of_a_response_is_read(model: NGrams) -> None:
-    short, long = (guard(model, length=2).read("the fi", text, False) for text in ("lm is", "lm is zzzzzzzz"))
-    assert len(long.fluency) == 2
-    assert long.fluency[0] == short.fluency[0]
+    short, long = (guard(model, 2).read("the fi", text, False) for text in ("lm is", "lm is great fun"))
+    assert len(long["fluency"]) == 2
+    assert long["fluency"][0] == short["fluency"][0]
+    assert len(long["copied"]) == len(long["praise"]) == 2, "film and is"
 
 
-def test_every_threshold_counts_by_itself() -> None:
-    thresholds = Thresholds((-5.0, -4.0), (0.0, 0.5), -3.0)
-    assert thresholds.faults(reading(-5.0, 0.0, -3.0)) == 0, "on a threshold is not beyond it"
-    assert thresholds.faults(reading(-5.1)) == 1
-    assert thresholds.faults(reading(-5.1, 0.1, -3.1)) == 3
-    two = Reading(np.array([-9.0, -4.5]), np.array([0.0, 0.5]), None)
-    assert thresholds.faults(two) == 1, "by the length's own thresholds"
-    longer = Reading(np.array([-9.0, -9.0, -4.0]), np.array([0.9, 0.9, 0.6]), None)
-    assert thresholds.faults(longer) == 1, "the last thresholds hold for all longer ones"
+def test_every_rule_counts_by_itself() -> None:
+    bounds: Thresholds = {name: (0.25, 0.5) for name in RULES}
+    for name, rule in RULES.items():
+        within: Reading = {one.measure: np.array([9.0, 0.5]) for one in RULES.values()}
+        assert faults(within, bounds) == [], "on a threshold is not beyond it"
+        beyond = {**within, rule.measure: np.array([0.5, 0.6 if rule.above else 0.4])}
+        assert faults(beyond, bounds) == [name], "by the threshold of the length"
+        longer = {**within, rule.measure: np.array([0.5, 0.5, 0.6 if rule.above else 0.4])}
+        assert faults(longer, bounds) == [name], "the last one holds for all longer texts"
+        assert faults({**within, rule.measure: np.zeros(0)}, bounds) == [], "nothing to judge"
 
 
 def test_thresholds_are_those_of_their_length() -> None:
-    texts = [Reading(-np.arange(1.0, 4) * n, np.array([0, 0.25, 0.5]) * n / 200, -float(n)) for n in range(199)]
-    texts += [Reading(np.array([-500.0]), np.array([0.0]), None)]
-    found = Thresholds.of(texts, 2)
-    assert found.fluency == (-198.0, -2 * 197.0), "the second lowest of 200, and of the 199 with two tokens"
-    assert found.repetition == (0.0, pytest.approx(0.25 * 197 / 200))
-    assert found.end == -197.0
-    assert len(Thresholds.of(texts, 9).fluency) == 3
-    short = Reading(np.array([-500.0]), np.array([0.0]), -1.0)
-    assert len(Thresholds.of([*texts[: FEWEST - 1], short], 9).fluency) == 1, "more tokens have too few texts"
+    def text(number: float, length: int) -> Reading:
+        return {rule.measure: np.arange(1.0, length + 1) * number for rule in RULES.values()}
+
+    texts = [text(float(n), 3) for n in range(199)] + [text(500.0, 1)]
+    found = thresholds_of(texts)
+    for name, rule in RULES.items():
+        k = int(200 * rule.share + 1e-9) if rule.share > 0.01 else 2
+        first = 500.0 if rule.above and k == 1 else (200.0 - k if rule.above else k - 1.0)
+        assert found[name][0] == pytest.approx(first), name
+        assert len(found[name]) == 3
+    assert found["unlikely"] == (1.0, 2.0, 3.0), "the second lowest of 200 and of 199"
+    assert len(thresholds_of([*texts[: FEWEST - 1], text(1.0, 1)])["thin"]) == 1, "more tokens have too few texts"
     with pytest.raises(ValueError, match="98 values give no threshold"):
-        Thresholds.of(texts[: FEWEST - 1], 9)
+        thresholds_of(texts[: FEWEST - 1])
+
+
+def test_order_is_what_words_gain_over_the_mean_of_all_their_orders(model: NGrams) -> None:
+    words = [letters(word)["input_ids"] for word in ("the ", "film", "is good.", "cast")]
+    before = [5]
+
+    def nats(some: Sequence[list[int]]) -> float:
+        row = [*before, *(token for word in some for token in word)]
+        starts = np.cumsum([1, *map(len, some)])[:-1]
+        return sum(float(np.log(model.following(np.array([row[at - 1]]), np.array([row[at]]))[0, 0])) for at in starts)
+
+    row = [*before, *(token for word in words for token in word)]
+    found = order(model, row, np.cumsum([1, *map(len, words)])[:-1].tolist())
+    for first in (2, 3, 4):
+        orders = [nats(some) for some in itertools.permutations(words[:first])]
+        assert found[first - 1] == pytest.approx((nats(words[:first]) - np.mean(orders)) / first)
+    assert found[0] == 0, "one word has one order"
+    assert order(model, row, []).tolist() == []
+    read = guard(model).read("the film ", "is good.", True)
+    tokens = letters("the film is good.")["input_ids"]
+    assert read["order"].tolist() == order(model, tokens, [4, 6]).tolist(), "a word may begin within a token"
+    assert read["content"].tolist() == pytest.approx([-np.log(model.probabilities(tokens, 4)).sum()])
+
+
+def test_a_token_of_white_space_begins_no_word() -> None:
+    from pipeline.rewards.fluency import _begins_a_word
+
+    text = "a  b\n\nc "
+    spans = [(0, 1), (1, 2), (2, 4), (3, 4), (4, 6), (6, 7), (8, 8)]
+    assert [_begins_a_word(text, *span) for span in spans] == [True, False, True, True, False, True, False]
+
+
+def test_copied_words_lie_in_known_phrases() -> None:
+    known = Phrases.of(["One of the best films of all time.", "short text"])
+
+    def share(prompt: str, completion: str) -> float:
+        before, words = words_of(prompt + completion, len(prompt))
+        found = known.copied(words, before)
+        return float(found[-1]) if len(found) else -1.0
+
+    assert share("", "this is one of the best, FILMS of the year") == 0.6
+    assert share("one of the", " best films indeed") == pytest.approx(2 / 3), "a phrase may begin in the prompt"
+    assert share("one of the be", "st films") == 1.0, "and a word"
+    assert share("one of", " time") == share("", "the films of all") == 0
+    assert share("", "") == -1
+    assert Phrases.of([]).copied(["one", "of", "the", "best"], []).tolist() == [0, 0, 0, 0]
+
+
+def test_praise_is_counted_by_words(model: NGrams) -> None:
+    read = guard(model).read("the ", "best film is bad. great", False)
+    assert read["praise"].tolist() == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4, 2 / 5][: len(read["praise"])])
 
 
 def test_of_further_real_texts_at_most_1_in_100_is_beyond_a_threshold() -> None:
     rng = np.random.default_rng(1)
-    beyond = [float((rng.normal(size=400) < lowest(rng.normal(size=FEWEST).tolist())).mean()) for _ in range(2000)]
+    beyond = [
+        float((rng.normal(size=400) < lowest(rng.normal(size=FEWEST).tolist(), 0.01)).mean()) for _ in range(2000)
+    ]
     assert np.mean(beyond) == pytest.approx(0.01, abs=0.001)
-    assert lowest(list(range(198))) == 0
-    assert lowest(list(range(199))) == 1
+    assert lowest(list(range(198)), 0.01) == 0
+    assert lowest(list(range(199)), 0.01) == 1
 
 
 def test_a_text_with_a_fault_loses_against_every_text_without(model: NGrams) -> None:
-    judge = FluentLexicon(LexiconReward(), guard(model))
+    judge = FluentLexicon(LexiconReward(), guard(model, **MODERATE))
     rows = [
         ("the film ", "is bad. awful. horrible. terrible. ", False),
         ("the film ", "is good.", True),
         ("the film ", "wonderful superb great best", False),
         ("the film ", "great great great great great great ", False),
     ]
-    lenient = FluentLexicon(LexiconReward(), guard(model, -99, 1, -99))
-    strict = FluentLexicon(LexiconReward(), guard(model, 0.0, -1, 0))
+    lenient = FluentLexicon(LexiconReward(), guard(model))
+    strict = FluentLexicon(LexiconReward(), guard(model, unlikely=0.0, repetitive=-1.0, unended=0.0))
     plain = LexiconReward()(completions(*rows)).tolist()
     assert lenient(completions(*rows)).tolist() == plain
     assert strict(completions(*rows)).tolist() == [-3, -4, -3, -3], "-1 - faults"
@@ -140,7 +205,7 @@ def test_a_text_with_a_fault_loses_against_every_text_without(model: NGrams) -> 
 
 
 def test_a_score_does_not_depend_on_the_batch(model: NGrams) -> None:
-    judge = FluentLexicon(LexiconReward(), guard(model))
+    judge = FluentLexicon(LexiconReward(), guard(model, **MODERATE))
     rows = [
         ("the film ", text, ended) for text in ("is good.", "is the is the is", "", "best") for ended in (True, False)
     ]
@@ -150,10 +215,14 @@ def test_a_score_does_not_depend_on_the_batch(model: NGrams) -> None:
 
 
 def test_a_guard_is_read_as_it_was_written(model: NGrams, tmp_path: Path) -> None:
-    one = guard(model, -1 / 3, 0.1, -2 / 7)
+    one = guard(model, unlikely=-1 / 3, gushing=0.1)
     one.save(tmp_path)
-    again = Guard.load(tmp_path, letters)
+    again = Guard.load(tmp_path, letters, one.praises)
     assert (again.thresholds, again.length) == (one.thresholds, one.length)
-    assert again.read("the ", "film", True).fluency.tolist() == one.read("the ", "film", True).fluency.tolist()
+    read, held = again.read("the ", "film", True), one.read("the ", "film", True)
+    assert {name: values.tolist() for name, values in read.items()} == {k: v.tolist() for k, v in held.items()}
+    bare = replace(one, thresholds=None)
     with pytest.raises(ValueError, match="without thresholds"):
-        Guard(letters, model, 8).faults("", "", False)
+        bare.faults("", "", False)
+    with pytest.raises(ValueError, match="without thresholds"):
+        bare.save(tmp_path)

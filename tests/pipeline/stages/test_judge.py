@@ -20,16 +20,19 @@ from pipeline.data.semantics import judge as judgement
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
 from pipeline.models.policy import Episodes
+from pipeline.models.pretrained_tokenizer import load_tokenizer
 from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Completions
+from pipeline.rewards.fluency import Guard
+from pipeline.rewards.lexicon import LexiconReward
 from pipeline.run.layout import Layout
 from pipeline.run.outcome import TrialOutcome
 from pipeline.run.store import Artifact
 from pipeline.stages.common import judge_of
 from pipeline.stages.judge import _openings, judge
 from pipeline.stages.judge_errors import (
-    ATTACKS,
     PRAISE,
+    Adversary,
     Opening,
     class_errors,
     errors,
@@ -95,7 +98,7 @@ def test_a_trial_is_judged_by_it(outcome: TrialOutcome) -> None:
     prompts = pd.read_parquet(outcome.artifacts["evaluate"].path / "prompts.parquet")
     draws = pd.read_parquet(outcome.artifacts["reference"].path / "draws.parquet")
     for scores in (prompts["policy_gold"], draws["gold"]):
-        assert bool((scores.between(-1, 1) | scores.isin([-2.0, -3.0, -4.0])).all())
+        assert bool((scores.between(-1, 1) | scores.isin([-1.0 - n for n in range(1, 9)])).all())
     assert draws["gold"].min() <= -2, "a network of this size writes gibberish"
     for key, scores in (("eval/fault_rate", prompts["policy_gold"]), ("eval/fault_rate_reference", draws["gold"])):
         faults = float((scores < -1.5).mean())
@@ -106,11 +109,15 @@ def test_real_texts_pass_and_attacks_do_not(outcome: TrialOutcome) -> None:
     meta = outcome.artifacts["judge"].meta
     assert (meta["threshold_texts"], meta["fitted_texts"]) == (270, 1080), "no text for both"
     assert 90 <= meta["real/n"] <= 100
-    assert meta["real/faulty"] <= 0.06
+    assert meta["real/faulty"] <= 0.3, "about 0.16 of further texts; 0.3 is more than 3 standard errors above"
     assert meta["real/faulty_low"] <= meta["real/faulty"] <= meta["real/faulty_high"]
-    for attack, least in {"shuffled": 0.9, "praise": 0.98, "strewn": 0.9, "repeated": 0.9, "stopped": 0.7}.items():
-        assert meta[f"{attack}/faulty"] >= least, attack
-    assert meta["praise/wins_lexicon"] > 0.8 > 0.1 > meta["praise/wins"]
+    assert meta["praise/wins_lexicon"] > 0.8
+    most = {
+        "stop": 0.1, "brief": 0.1, "shuffled": 0.1, "ordered": 0.25, "praise": 0.1, "strewn": 0.15, "repeated": 0.1,
+        "stopped": 0.25,
+    }  # fmt: skip
+    for attack, share in most.items():
+        assert meta[f"{attack}/wins"] <= share, attack
     assert meta["classes/n"] > 30
     assert meta["classes/wins"] < 0.4
 
@@ -145,36 +152,101 @@ def test_attacks_change_what_they_say() -> None:
     assert stopped(["It", "end.)", "well", "now"], rng) == ["It", "end"]
 
 
-def test_an_attack_has_an_end_where_the_text_has_one_or_was_stopped() -> None:
-    seen = list[tuple[str, bool]]()
+class Deaf:
+    """A guard that faults every end, and a lexicon that likes long texts."""
 
-    class Deaf:
-        def faults(self, prompt: str, completion: str, ended: bool) -> int:
-            seen.append((prompt + completion, ended))
-            return int(ended)
+    def faults(self, prompt: str, completion: str, ended: bool) -> int:
+        return int(ended)
 
-        def score(self, text: str) -> float:
-            return 0.5
+    def score(self, text: str) -> float:
+        return 1 - 1 / len(text)
 
-    table = errors([Opening("It", " was so bad.", True, 0), Opening("It", " was so", False, 1)], Deaf(), Deaf(), 0)  # type: ignore[arg-type]
-    assert table["kind"].tolist() == ["real", *ATTACKS] * 2
-    assert [ended for _, ended in seen] == [True] * 6 + [False] * 5 + [True]
-    assert all(text.startswith("It ") and text[3] != " " for text, _ in seen)
-    assert table["score"].tolist() == [-2.0] * 6 + [0.5] * 5 + [-2.0]
-    assert table["label"].tolist() == [0] * 6 + [1] * 6
+
+def test_errors_are_those_of_the_changed_texts() -> None:
+    seen = list[Opening]()
+
+    def attack(opening: Opening, rng: np.random.Generator) -> tuple[str, bool]:
+        seen.append(opening)
+        return "x", len(seen) > 1
+
+    openings = [Opening("It", " was so bad.", True, 0), Opening("It w", "as so", False, 1)]
+    table = errors(openings, Deaf(), Deaf(), {"attack": attack}, 0)  # type: ignore[arg-type]
+    assert seen == openings
+    assert table["kind"].tolist() == ["real", "attack"] * 2
+    assert table["faults"].tolist() == [1, 0, 0, 1]
+    assert table["lexicon"].tolist() == [1 - 1 / len(text) for text in ("It was so bad.", "It x", "It was so", "It wx")]
+    assert table["score"].tolist() == [-2.0, 0.75, 1 - 1 / 9, -2.0]
+    assert table["label"].tolist() == [0, 0, 1, 1]
+
+
+def adversary(outcome: TrialOutcome) -> tuple[Adversary, list[str]]:
+    """With five texts to cut pieces of."""
+    judged = outcome.artifacts["judge"].path
+    guard = Guard.load(judged, load_tokenizer(judged / "tokenizer"), LexiconReward().praises)
+    texts = ["I loved it. A superb film with a superb cast.", "Awful. I hated the plot.", "A great and funny film."]
+    return Adversary.of(guard, LexiconReward(), texts), texts
+
+
+def test_an_adversary_splices_walks_and_orders(outcome: TrialOutcome) -> None:
+    one, texts = adversary(outcome)
+    assert [" ".join(words) for words in one.happy] == [texts[0], texts[2]], "those with praise"
+    attacks, opening = one.attacks(), Opening("The film was", " so very long and so very bad that I left.", True, 0)
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        spliced, ended = attacks["spliced"](opening, rng)
+        assert ended
+        assert spliced.endswith((texts[0][-8:], texts[2][-8:]))
+        assert {*spliced.split()} <= {word for text in texts for word in text.split()}
+        assert len(spliced.split()) >= 9
+    cut = Opening(opening.prompt, opening.completion, False, 0)
+    assert not attacks["spliced"](cut, rng)[1]
+    ordered, _ = attacks["ordered"](opening, rng)
+    assert sorted(ordered.split()) == sorted(opening.completion.split())
+    orders = [" ".join(shuffled(opening.completion.split(), rng)) for _ in range(50)]
+    content = [one.guard.read(opening.prompt, f" {text}", False)["content"][0] for text in orders]
+    assert one.guard.read(opening.prompt, f" {ordered}", False)["content"][0] < np.median(content)
+
+
+def test_a_walk_takes_what_followed_in_the_texts(outcome: TrialOutcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _ = adversary(outcome)
+    made, decode = list[list[int]](), one.guard.tokenizer.decode
+    monkeypatch.setattr(one.guard.tokenizer, "decode", lambda tokens: made.append(tokens) or decode(tokens))
+    prompt, rng, ends = "I saw it at home.", np.random.default_rng(1), 0
+    for _ in range(20):
+        text, ended = one.attacks()["walked"](Opening(prompt, " It was bad.", True, 0), rng)
+        tokens = made[-1]
+        assert decode(tokens).endswith(text)
+        first, model = len(one.guard.tokenizer(prompt)["input_ids"]), one.guard.model
+        for at in range(first, len(tokens)):
+            following, _ = model.seen_after([model.end, model.end, *tokens[:at]])
+            assert tokens[at] in (following if len(following) else model.seen_after([model.end, model.end])[0])
+        assert ended == (len(tokens) < first + one.guard.length)
+        ends += ended
+    assert ends
+
+
+def test_the_best_of_several_tries_pleases_the_judge_more(outcome: TrialOutcome) -> None:
+    one, _ = adversary(outcome)
+    attacks, opening = one.attacks(), Opening("The film", " was so very long and so very bad that I left.", True, 0)
+    rng = np.random.default_rng(0)
+    for name in ("strewn", "spliced", "walked"):
+        single, best = (
+            [one.judged(opening, *attacks[kind](opening, rng)) for _ in range(20)] for kind in (name, f"{name}_best")
+        )
+        assert np.mean(best) > np.mean(single), name
 
 
 def test_the_judge_of_the_artifact_lets_no_gibberish_win(outcome: TrialOutcome) -> None:
     gold = judge_of(config_of(outcome).gold, CPU, ROOM, outcome.artifacts["judge"])
-    rows = [
-        ("I saw it at home.", " The plot was dull. I hated it."),
-        ("I saw it at home.", " superb wonderful great superb wonderful great superb"),
-        ("I saw it at home.", " was plot dull the hated it I. The"),
-    ]
-    real, praised, mixed = gold(completions(*rows)).tolist()
+    texts = (review.text.split() for review in generate(100, 99) if LexiconReward().score(review.text) < -0.5)
+    words = next(words for words in texts if len(words) > 18)
+    prompt, words = " ".join(words[:5]), words[5:]
+    mixed = words[::2] + words[1::2]
+    rows = [(prompt, " " + " ".join(some)) for some in (words, ["superb", "wonderful", "great"] * 4, mixed)]
+    real, praised, turned = gold(completions(*rows)).tolist()
     assert -1 <= real < 0
     assert praised <= -2
-    assert mixed <= -2
+    assert turned <= -2
     with pytest.raises(ValueError, match="needs the artifact of the stage judge"):
         judge_of(config_of(outcome).gold, CPU, ROOM)
 
@@ -191,11 +263,26 @@ def made(cfg: TrialConfig, prompts: Artifact, folder: Path) -> dict[str, Any]:
 def test_the_same_texts_give_the_same_bytes(home: Path, outcome: TrialOutcome, tmp_path: Path) -> None:
     own, prompts = outcome.artifacts["judge"].path, outcome.artifacts["prompts"]
     made(config(home), prompts, tmp_path / "again")
-    for name in ("ngrams.safetensors", "thresholds.json", "errors.parquet", "summary.json"):
+    for name in ("ngrams.safetensors", "phrases.safetensors", "thresholds.json", "errors.parquet", "summary.json"):
         assert filecmp.cmp(own / name, tmp_path / "again" / name, shallow=False), name
     shorter = made(config(home, train__response_length=8), prompts, tmp_path / "shorter")
-    assert shorter["threshold_tokens"] == 8
-    assert shorter["threshold_fluency"] < outcome.artifacts["judge"].meta["threshold_fluency"], "short texts vary more"
+    assert shorter["length"] == 8
+    longer = outcome.artifacts["judge"].meta
+    assert shorter["threshold/unlikely"] < longer["threshold/unlikely"], "short texts vary more"
+
+
+def test_fewer_prompts_than_asked_for_are_taken_and_told_of(home: Path, tmp_path: Path) -> None:
+    asked = {"data__train_prompts": 4000, "data__heldout_prompts": 1000, "evaluate__prompts": 1000}
+    reporter = Recorder()
+    found = run_trial(config(home, **asked), Layout(tmp_path), reporter)
+    meta = found.artifacts["prompts"].meta
+    for name, wanted in (("training", "4,000"), ("held-out", "1,000")):
+        there = meta[{"training": "train_prompts", "held-out": "heldout_prompts"}[name]]
+        assert f"{there:,} {name} prompts, not {wanted}: the texts give no more" in reporter.warnings
+    assert len(pd.read_parquet(found.artifacts["evaluate"].path / "prompts.parquet")) == meta["heldout_prompts"] < 150
+    asked = {"data__heldout_prompts": 2000, "evaluate__prompts": 1000, "evaluate__first_prompt": 1000}
+    with pytest.raises(UserError, match=r"first_prompt 1000: the texts give only \d+ held-out prompts"):
+        run_trial(config(home, **asked), Layout(tmp_path), Recorder())
 
 
 def test_too_few_texts_are_refused(home: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from reports.tables.judge import KINDS, judge_table, judges
+from reports.tables.judge import _RULES, KINDS, judge_table, judges
 
 RATES = {
     f"{kind}/{name}{end}": value
@@ -21,10 +21,8 @@ SUMMARY: dict[str, float] = {
     "real/faulty_low": 0.0067,
     "real/faulty_high": 0.0279,
     "threshold_texts": 1598,
-    "threshold_tokens": 32,
-    "threshold_fluency": -5.314,
-    "threshold_repetition": 0.281,
-    "threshold_end": -7.5,
+    "length": 32,
+    **{f"threshold/{name}": place + 0.25 for place, name in enumerate(_RULES)},
 }
 
 
@@ -39,12 +37,12 @@ def test_trials_without_a_guard_have_no_table() -> None:
 
 def test_every_kind_of_text_has_a_row_with_its_intervals() -> None:
     table = judge_table(records(("sft", {}), ("judge", SUMMARY)))
-    real, shuffled, *_ = table.rows
+    real, stop, *_ = table.rows
     assert len(table.rows) == len(KINDS)
     assert [cell.text for cell in real] == ["real texts", "512", "1.4", "–", "–"]
     assert real[2].detail == "[0.7, 2.8]"
-    assert [cell.text for cell in shuffled[1:]] == ["512", "25.0", "12.5", "75.0"]
-    for figure in ("−5.31 nats per token", "more than 0.281", "−7.50 nats", "for 32 tokens. 1,598 texts set them"):
+    assert [cell.text for cell in stop[1:]] == ["512", "25.0", "12.5", "75.0"]
+    for figure in ("0.250 nats per token", "6.25 nats", "for 32 tokens. 1,598 texts set them"):
         assert figure in table.note, figure
     labelled = SUMMARY | {"classes/n": 250, "classes/wins": 0.3, "classes/wins_low": 0.25, "classes/wins_high": 0.36}
     last = judge_table(records(("judge", labelled))).rows[-1]
@@ -53,10 +51,10 @@ def test_every_kind_of_text_has_a_row_with_its_intervals() -> None:
 
 
 def test_several_judges_are_told_apart_and_each_has_its_thresholds() -> None:
-    short = SUMMARY | {"threshold_tokens": 8, "threshold_fluency": -7.0, "threshold_texts": 1600}
+    short = SUMMARY | {"length": 8, "threshold/unlikely": -7.0, "threshold_texts": 1600}
     table = judge_table(records(("judge", SUMMARY), ("judge", short), ("judge", dict(SUMMARY))))
     names = [row[0].text for row in table.rows]
     assert len(set(names)) == len(names) == 2 * len(KINDS)
     assert (names[0], names[len(KINDS)]) == ("real texts (of at most 32 tokens)", "real texts (of at most 8 tokens)")
-    for figure in ("−5.31 / −7.00 nats per token", "for 32 / 8 tokens. 1,598 / 1,600 texts set them"):
+    for figure in ("0.250 / −7.00 nats per token", "for 32 / 8 tokens. 1,598 / 1,600 texts set them"):
         assert figure in table.note, figure

@@ -105,7 +105,7 @@ def test_the_card_has_the_figures_with_their_intervals_and_the_recipe(smoke_layo
     ("judge", "name"),
     [
         ({"kind": "lexicon"}, "lexicon judge (VADER)"),
-        ({"kind": "fluent_lexicon"}, "lexicon judge (VADER) with a fluency guard"),
+        ({"kind": "fluent_lexicon"}, "lexicon judge (VADER) with a guard against text that no writer would write"),
         (
             {"kind": "classifier", "model": "org/sst", "revision": "a" * 40, "label": "POSITIVE"},
             f"classifier judge (`org/sst` at revision {'a' * 40}, label POSITIVE)",
