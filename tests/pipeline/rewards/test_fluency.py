@@ -95,7 +95,7 @@ def test_only_the_length_of_a_response_is_read(model: NGrams) -> None:
 
 
 def test_every_rule_counts_by_itself() -> None:
-    bounds: Thresholds = {name: (0.25, 0.5) for name in RULES}
+    bounds: Thresholds = dict.fromkeys(RULES, (0.25, 0.5))
     for name, rule in RULES.items():
         within: Reading = {one.measure: np.array([9.0, 0.5]) for one in RULES.values()}
         assert faults(within, bounds) == [], "on a threshold is not beyond it"
