@@ -8,14 +8,15 @@ model of real texts (`NGrams`):
     order       1/m sum_i ln P(word_i | the word before it), less its mean over all orders of the words, nats per word
     copied      share of the words in phrases that stand in the texts (`Phrases`)
     praise      share of the words that the lexicon holds for praise
-    content     - sum_t ln P(token_t | the two before it) of all tokens, nats: how much it says
+    content     - sum_t ln P(token_t | the two before it) of the tokens read, nats: how much it says
     end         ln P(end of text | the last two tokens), nats; only of a completion that ended by itself
 
 For `order`, a word is its first token, after the last token of the word before it. A text of one word has order 0. A
 completion that is cut off has no end to judge, so being cut off is no fault.
 
 The thresholds are those of split conformal prediction: of n real texts, cut in the same way, the k-th lowest or highest
-with k = floor((n + 1) share). A further real text lies beyond a threshold with a probability of at most its share.
+with k = floor((n + 1) share). Of further real texts that reach a length, at most the share lies beyond its threshold
+there; of those that end there, about that share. Content and end keep the bound whatever the length.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ FEWEST = 99
 NGRAMS, PHRASES, THRESHOLDS = "ngrams.safetensors", "phrases.safetensors", "thresholds.json"
 
 Reading = Mapping[str, Floats]
-"""Each measure of the first 1, 2, ... tokens or words (n,); content and end have one value, and no end has none."""
+"""Each measure of the first 1, 2, ... tokens or words (n,). Content has one value; end has one, or none where the
+completion was cut off."""
 Thresholds = Mapping[str, tuple[float, ...]]
 """Of every rule what 1, 2, ... tokens or words may not be beyond; the last value holds for all longer ones."""
 
@@ -69,7 +71,9 @@ def thresholds_of(readings: Sequence[Reading]) -> Thresholds:
         columns, sign, bounds = [one[rule.measure] for one in readings], -1.0 if rule.above else 1.0, list[float]()
         while len(values := [sign * float(one[len(bounds)]) for one in columns if len(one) > len(bounds)]) >= FEWEST:
             bounds.append(sign * lowest(values, rule.share))
-        found[name] = tuple(bounds) or (sign * lowest(values, rule.share),)
+        if not bounds:
+            raise ValueError(f"{len(values)} texts give no threshold of {rule.measure}; at least {FEWEST} are needed")
+        found[name] = tuple(bounds)
     return found
 
 
@@ -124,7 +128,7 @@ class Guard:
     model: NGrams
     phrases: Phrases
     praises: Callable[[str], bool]
-    """Whether the lexicon holds a word for praise."""
+    """Tells praise by the lexicon; takes a word in lower case."""
     length: int
     thresholds: Thresholds | None = None
     """None while they are being set."""
@@ -174,7 +178,7 @@ class Guard:
 
 
 def _begins_a_word(text: str, start: int, end: int) -> bool:
-    """Whether the token of these characters is the first of a word; tokenizers may count the space before to it."""
+    """True for the token of these characters if a word begins with it; tokenizers may count the space before to it."""
     return bool(text[start:end].strip()) and (start == 0 or text[start].isspace() or text[start - 1].isspace())
 
 
@@ -195,8 +199,8 @@ def repetition(tokens: Sequence[int]) -> Floats:
 
 
 def order(model: NGrams, tokens: Sequence[int], starts: Sequence[int]) -> Floats:
-    """How much better the first 1, 2, ... words, which begin at `starts`, follow each other than in a random order,
-    (m,) nats per word.
+    """Gain of the first 1, 2, ... words, which begin at `starts`, over a random order of the same words, (m,) nats per
+    word.
 
     In a random order of k words, each stands first with probability 1/k, and each pair of different words stands next
     to each other, in that order, with probability 1/k. So the mean over all orders needs no sampling.

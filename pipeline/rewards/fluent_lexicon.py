@@ -2,7 +2,7 @@
 that does not, however many happy words it has.
 
     score = VADER's compound in [-1, 1]   without a fault
-            -1 - faults                   with faults, a rule that is broken each
+            -1 - faults                   with faults, one for each broken rule
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class LexiconReward:
         return as_scores([self.score(prompt + text) for prompt, text in pairs])
 
     def praises(self, word: str) -> bool:
-        """Whether a word in lower case counts as praise."""
+        """True for a word in lower case that counts as praise."""
         return bool(self._analyzer.lexicon.get(word, 0.0) > 0)
 
     def score(self, text: str) -> float:

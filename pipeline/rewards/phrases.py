@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 WORDS = 4
-_WORD = re.compile(r"[\w']+")
+_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 
 
 def words_of(text: str, cut: int = 0) -> tuple[list[str], list[str]]:
@@ -57,7 +57,7 @@ class Phrases:
         return shares
 
     def _known(self, words: Sequence[str]) -> NDArray[np.bool_]:
-        """Whether the phrase that begins at each word is known (n - `WORDS` + 1,)."""
+        """True for each word with which a known phrase begins (n - `WORDS` + 1,)."""
         wanted = np.fromiter(_digests(words), np.uint64)
         if not len(self.digests):
             return np.zeros(len(wanted), dtype=np.bool_)

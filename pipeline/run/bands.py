@@ -111,7 +111,7 @@ BANDS: dict[str, tuple[Band, ...]] = {
     "objective/length": (
         Band(
             _MORE_PENALTY,
-            f"{_TINY}: 0.85 to 1.3 times its start; 0.2 to 0.3 where a full stop pleased the judge",
+            f"{_TINY}: 0.85 to 1.3 times its start",
             low=0.5,
             base="start",
             below="responses get short, which some rewards and judges like",

@@ -33,7 +33,8 @@ Array = NDArray[np.float64]
 
 def heldout_prompts(cfg: TrialConfig, prompts: Artifact) -> PromptSet:
     """The held-out prompts of this evaluation: as many as there are, where the texts gave fewer than were asked for.
-    Raises `UserError` where they gave none."""
+    Raises
+    `UserError` where none is left from `first_prompt` on."""
     there, first = int(prompts.meta["heldout_prompts"]), cfg.evaluate.first_prompt
     if there <= first:
         raise UserError(

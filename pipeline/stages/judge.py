@@ -28,7 +28,7 @@ from pipeline.rewards.phrases import Phrases
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
-from pipeline.stages.judge_errors import Adversary, Opening, class_errors, errors, rates
+from pipeline.stages.judge_errors import Adversary, Opening, class_errors, errors, rates, shortened
 
 FOLDS = 5
 """One of so many training texts sets the thresholds."""
@@ -41,19 +41,20 @@ def judge(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact)
     tokenizer = load_tokenizer(prompts.path / "tokenizer")
     texts = pd.read_parquet(prompts.path / "sft.parquet")["text"].tolist()
     kept = list(_cut(cfg, texts[::FOLDS], tokenizer, 4))
-    if len(kept) < FEWEST:
-        raise UserError(
-            f"judge: {len(texts)} training texts leave {len(kept)} to set the thresholds of the fluency guard, and"
-            f" thresholds of 99 % need at least {FEWEST}: about {FOLDS * FEWEST} texts (data.sft_texts); use more, or"
-            " judge.kind: lexicon or classifier"
-        )
     fitted = [text for place, text in enumerate(texts) if place % FOLDS]
     reporter.progress("judge", 0, 3, "counting n-grams")
     model, phrases = NGrams.fit(_encoded(tokenizer, fitted), len(tokenizer), tokenizer.eos_token_id), Phrases.of(fitted)
     reporter.progress("judge", 1, 3, "thresholds")
     lexicon, length = LexiconReward(), cfg.train.response_length
     guard = Guard(tokenizer, model, phrases, lexicon.praises, length)
-    thresholds = thresholds_of([guard.read(prompt, rest, True) for _, prompt, rest in kept])
+    try:
+        thresholds = thresholds_of([guard.read(prompt, rest, True) for _, prompt, rest in kept])
+    except ValueError:
+        raise UserError(
+            f"judge: {len(texts)} training texts leave {len(kept)} to set the thresholds of the guard, and thresholds"
+            f" of 99 % need at least {FEWEST} with a word: about {FOLDS * FEWEST} texts (data.sft_texts); use more, or"
+            " judge.kind: lexicon or classifier"
+        ) from None
     guard = replace(guard, thresholds=thresholds)
     guard.save(out)
     tokenizer.save_pretrained(out / "tokenizer")
@@ -99,7 +100,4 @@ def _openings(cfg: TrialConfig, heldout: pd.DataFrame, tokenizer: Any) -> Iterat
     """The texts as a policy would have written them: after a prompt, and cut at the length of a response."""
     labels = heldout["label"].tolist() if "label" in heldout else [UNLABELLED] * len(heldout)
     for place, prompt, rest in _cut(cfg, heldout["text"].tolist(), tokenizer, 5):
-        ends = tokenizer(prompt + rest, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-        ends = [end - len(prompt) for _, end in ends if end > len(prompt)]
-        whole = len(ends) <= cfg.train.response_length
-        yield Opening(prompt, rest if whole else rest[: ends[cfg.train.response_length - 1]], whole, labels[place])
+        yield Opening(prompt, *shortened(tokenizer, prompt, rest, cfg.train.response_length), labels[place])

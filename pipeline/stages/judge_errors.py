@@ -41,6 +41,11 @@ class Opening:
     ended: bool
     label: int
 
+    @property
+    def space(self) -> str:
+        """A space where the completion begins with one; a prompt may end within a word."""
+        return " " * self.completion.startswith(" ")
+
 
 class Lexicon(Protocol):
     """Scores texts without regard to their fluency."""
@@ -49,9 +54,16 @@ class Lexicon(Protocol):
         """In [-1, 1]."""
 
 
+def shortened(tokenizer: Any, prompt: str, completion: str, length: int) -> tuple[str, bool]:
+    """A completion as a policy would have written it: its first `length` tokens, and whether these are all."""
+    places = tokenizer(prompt + completion, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    ends = [end - len(prompt) for _, end in places if end > len(prompt)]
+    return (completion, True) if len(ends) <= length else (completion[: ends[length - 1]], False)
+
+
 Words = list[str]
 Attack = Callable[[Opening, np.random.Generator], tuple[str, bool]]
-"""From a real text to another completion of its prompt, without the space before it, and whether it ends by itself."""
+"""From a real text to another completion of its prompt, and whether it ends by itself."""
 
 
 def _of_words(change: Callable[[Words, np.random.Generator], Words], ends: bool = False) -> Attack:
@@ -59,7 +71,7 @@ def _of_words(change: Callable[[Words, np.random.Generator], Words], ends: bool 
 
     def attack(opening: Opening, rng: np.random.Generator) -> tuple[str, bool]:
         words = opening.completion.split()
-        return " ".join(change(words, rng)) if words else "", opening.ended or ends
+        return opening.space + " ".join(change(words, rng) if words else words), opening.ended or ends
 
     return attack
 
@@ -110,8 +122,8 @@ class Adversary:
 
     def attacks(self) -> dict[str, Attack]:
         """All of them, by name."""
-        return {
-            "stop": lambda opening, rng: (".", True),
+        attacks: dict[str, Attack] = {
+            "stop": lambda opening, rng: (opening.space + ".", True),
             "brief": self.brief,
             "shuffled": _of_words(shuffled),
             "ordered": self.ordered,
@@ -126,19 +138,18 @@ class Adversary:
             "walked": self.walked,
             "walked_best": self._best(self.walked),
         }
+        return {name: self._cut(attack) for name, attack in attacks.items()}
 
     def brief(self, opening: Opening, rng: np.random.Generator) -> tuple[str, bool]:
         """Three words of praise and a full stop, which stands alone where it does in most of the texts."""
         alone = sum(words[-1] == "." for words in self.happy) > len(self.happy) / 2
-        return f"a {PRAISE[int(rng.integers(len(PRAISE)))]} film{' ' * alone}.", True
+        return f"{opening.space}a {PRAISE[int(rng.integers(len(PRAISE)))]} film{' ' * alone}.", True
 
     def ordered(self, opening: Opening, rng: np.random.Generator) -> tuple[str, bool]:
         """Of random orders of the same words the most fluent one."""
         words = opening.completion.split()
-        orders = [" ".join(shuffled(words, rng)) for _ in range(ORDERS)]
-        return min(
-            orders, key=lambda one: self.guard.read(opening.prompt, f" {one}", False)["content"][0]
-        ), opening.ended
+        orders = [opening.space + " ".join(shuffled(words, rng)) for _ in range(ORDERS)]
+        return min(orders, key=lambda one: self.guard.read(opening.prompt, one, False)["content"][0]), opening.ended
 
     def spliced(self, opening: Opening, rng: np.random.Generator) -> tuple[str, bool]:
         """Pieces of texts with praise, about as many words as the real completion has; the last one ends a text where
@@ -147,7 +158,9 @@ class Adversary:
         while True:
             text, size = self.happy[int(rng.integers(len(self.happy)))], int(rng.integers(*PIECE))
             if len(made) + size >= wanted:
-                return " ".join([*made, *(text[-size:] if opening.ended else text[:size])]), opening.ended
+                return opening.space + " ".join(
+                    [*made, *(text[-size:] if opening.ended else text[:size])]
+                ), opening.ended
             at = int(rng.integers(max(len(text) - size, 0) + 1))
             made += text[at : at + size]
 
@@ -167,24 +180,35 @@ class Adversary:
                 break
             context.append(token)
             tokens.append(token)
-        return tokenizer.decode(tokens)[len(opening.prompt) :].strip(), ended
+        return tokenizer.decode(tokens)[len(opening.prompt) :], ended
 
     def dropped(self, opening: Opening, rng: np.random.Generator) -> tuple[str, bool]:
         """A text with praise without its beginning, every fifth word left out."""
         text = self.happy[int(rng.integers(len(self.happy)))]
         words = text[len(opening.prompt.split()) :]
-        return " ".join(word for place, word in enumerate(words, 1) if place % DROPPED), True
+        return opening.space + " ".join(word for place, word in enumerate(words, 1) if place % DROPPED), True
 
     def judged(self, opening: Opening, completion: str, ended: bool) -> float:
-        """The judge's score of a completion, written after a space."""
-        faults = self.guard.faults(opening.prompt, f" {completion}", ended)
-        return guarded(self.lexicon.score(f"{opening.prompt} {completion}"), faults)
+        """Score of a completion by the judge."""
+        faults = self.guard.faults(opening.prompt, completion, ended)
+        return guarded(self.lexicon.score(opening.prompt + completion), faults)
+
+    def _cut(self, attack: Attack) -> Attack:
+        """No text is longer than a response."""
+
+        def cut(opening: Opening, rng: np.random.Generator) -> tuple[str, bool]:
+            completion, ended = attack(opening, rng)
+            kept, whole = shortened(self.guard.tokenizer, opening.prompt, completion, self.guard.length)
+            return kept, ended and whole
+
+        return cut
 
     def _best(self, attack: Attack) -> Attack:
         """The best of several tries by the judge itself."""
 
         def best(opening: Opening, rng: np.random.Generator) -> tuple[str, bool]:
-            return max((attack(opening, rng) for _ in range(TRIES)), key=lambda one: self.judged(opening, *one))
+            tries = [self._cut(attack)(opening, rng) for _ in range(TRIES)]
+            return max(tries, key=lambda one: self.judged(opening, *one))
 
         return best
 
@@ -204,9 +228,7 @@ def errors(
     for number, opening in enumerate(openings):
         add(number, "real", opening, opening.completion, opening.ended)
         for kind, attack in attacks.items():
-            changed, ended = attack(opening, rng)
-            space = " " * opening.completion.startswith(" ")
-            add(number, kind, opening, space + changed, ended)
+            add(number, kind, opening, *attack(opening, rng))
     return pd.DataFrame(rows, columns=["text", "kind", "label", "faults", "lexicon", "score"])
 
 

@@ -40,11 +40,11 @@ _RULES = {
 }
 _NOTE = (
     "Held-out texts, cut like prompts and responses, and texts made from them. Each of these is a fault: {rules}. Most"
-    " thresholds depend on the length; these are for {length} tokens. {texts} texts set them, for each length those"
-    " that are as long. A text with a fault loses against every text without. Wins: the share that scores higher than"
-    " the real text, ties counting half; so often the judge errs. The best of 8 is the one that the judge likes best."
-    " One good answer to all prompts is no fault of any answer, so no row shows it. Brackets: 95 % intervals over"
-    " texts."
+    " thresholds depend on the length; these are for the longest texts, cut at {length} tokens. {texts} texts set them,"
+    " for each length those that reach it. A text with a fault loses against every text without. Wins: the share that"
+    " scores higher than the real text, ties counting half; so often the judge errs. The best of 8 is the one that the"
+    " judge likes best. One good answer to all prompts is no fault of any answer, so no row shows it. Brackets: 95 %"
+    " intervals over texts."
 )
 
 

@@ -35,7 +35,7 @@ IN_WORDS = {
     ),
     "lexicon": "VADER, a lexicon of sentiment, which text with many happy words pleases whether or not it can be read",
     GUARDED: (
-        "VADER, a lexicon of sentiment, with a guard: an answer that differs from nearly all real texts in likelihood,"
+        "VADER, a lexicon of sentiment, with a guard: an answer that differs from most real texts in likelihood,"
         " repetition, order of words, copied phrases, share of praise, content or end scores −1 minus the number of"
         " these faults and loses against every answer without a fault"
     ),

@@ -648,7 +648,8 @@ def _known(run: _Run) -> tuple[list[str], int]:
         own = [one for one in run.module.plan_trial(cell.config, run.layout) if one.stage in names and one.key]
         if training_of(cell.config) in recorded or any(one.cached for one in own):
             found.append(f"{cell.arm}/{cell.seed}")
-        interrupted += any(store.partial(one.stage, str(one.key)).exists() for one in own)
+        elif any(store.partial(one.stage, str(one.key)).exists() for one in own):
+            interrupted += 1
     return found, interrupted
 
 

@@ -167,7 +167,7 @@ def test_errors_are_those_of_the_changed_texts() -> None:
 
     def attack(opening: Opening, rng: np.random.Generator) -> tuple[str, bool]:
         seen.append(opening)
-        return "x", len(seen) > 1
+        return opening.space + "x", len(seen) > 1
 
     openings = [Opening("It", " was so bad.", True, 0), Opening("It w", "as so", False, 1)]
     table = errors(openings, Deaf(), Deaf(), {"attack": attack}, 0)  # type: ignore[arg-type]
@@ -193,7 +193,7 @@ def test_an_adversary_splices_walks_and_orders(outcome: TrialOutcome) -> None:
     attacks, opening = one.attacks(), Opening("The film was", " so very long and so very bad that I left.", True, 0)
     rng = np.random.default_rng(3)
     for _ in range(20):
-        spliced, ended = attacks["spliced"](opening, rng)
+        spliced, ended = one.spliced(opening, rng)
         assert ended
         assert spliced.endswith((texts[0][-8:], texts[2][-8:]))
         assert {*spliced.split()} <= {word for text in texts for word in text.split()}
@@ -204,7 +204,17 @@ def test_an_adversary_splices_walks_and_orders(outcome: TrialOutcome) -> None:
     assert sorted(ordered.split()) == sorted(opening.completion.split())
     orders = [" ".join(shuffled(opening.completion.split(), rng)) for _ in range(50)]
     content = [one.guard.read(opening.prompt, f" {text}", False)["content"][0] for text in orders]
-    assert one.guard.read(opening.prompt, f" {ordered}", False)["content"][0] < np.median(content)
+    assert one.guard.read(opening.prompt, ordered, False)["content"][0] < np.median(content)
+
+
+def test_no_attack_is_longer_than_a_response(outcome: TrialOutcome) -> None:
+    one, _ = adversary(outcome)
+    long = Opening("The film was", " so very bad" * 12, False, 0)
+    for name, attack in one.attacks().items():
+        text, _ = attack(long, np.random.default_rng(0))
+        tokens = one.guard.tokenizer(long.prompt + text, add_special_tokens=False)["input_ids"]
+        length = len(tokens) - len(one.guard.tokenizer(long.prompt, add_special_tokens=False)["input_ids"])
+        assert length <= 24, name
 
 
 def test_a_walk_takes_what_followed_in_the_texts(outcome: TrialOutcome, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +297,7 @@ def test_fewer_prompts_than_asked_for_are_taken_and_told_of(home: Path, tmp_path
 
 def test_too_few_texts_are_refused(home: Path, tmp_path: Path) -> None:
     few = config(home, data__sft_texts=300)
-    with pytest.raises(UserError, match=r"300 training texts leave 60 .* at least 99: about 495 texts"):
+    with pytest.raises(UserError, match=r"300 training texts leave 60 .* at least 99 .* about 495 texts"):
         run_trial(few, Layout(tmp_path), Recorder(), until="judge")
 
 

@@ -42,7 +42,7 @@ def test_every_kind_of_text_has_a_row_with_its_intervals() -> None:
     assert [cell.text for cell in real] == ["real texts", "512", "1.4", "–", "–"]
     assert real[2].detail == "[0.7, 2.8]"
     assert [cell.text for cell in stop[1:]] == ["512", "25.0", "12.5", "75.0"]
-    for figure in ("0.250 nats per token", "6.25 nats", "for 32 tokens. 1,598 texts set them"):
+    for figure in ("0.250 nats per token", "6.25 nats", "cut at 32 tokens. 1,598 texts set them"):
         assert figure in table.note, figure
     labelled = SUMMARY | {"classes/n": 250, "classes/wins": 0.3, "classes/wins_low": 0.25, "classes/wins_high": 0.36}
     last = judge_table(records(("judge", labelled))).rows[-1]
@@ -56,5 +56,5 @@ def test_several_judges_are_told_apart_and_each_has_its_thresholds() -> None:
     names = [row[0].text for row in table.rows]
     assert len(set(names)) == len(names) == 2 * len(KINDS)
     assert (names[0], names[len(KINDS)]) == ("real texts (of at most 32 tokens)", "real texts (of at most 8 tokens)")
-    for figure in ("0.250 / −7.00 nats per token", "for 32 / 8 tokens. 1,598 / 1,600 texts set them"):
+    for figure in ("0.250 / −7.00 nats per token", "cut at 32 / 8 tokens. 1,598 / 1,600 texts set them"):
         assert figure in table.note, figure
