@@ -42,8 +42,8 @@ def make_prompts(
                 return list(prompts)
     if not prompts:
         raise UserError(
-            f"data: {len(texts)} texts give no prompt of {low} to {high} {cfg.prompt_unit} (at most"
-            f" {cfg.max_prompt_tokens} tokens) that leaves something to complete; use longer texts, or widen"
+            f"data: none of {len(texts)} texts gives a new prompt of {low} to {high} {cfg.prompt_unit} (at most"
+            f" {cfg.max_prompt_tokens} tokens) and a rest to complete; use more or longer texts, or change"
             " data.prompt_length"
         )
     return list(prompts)

@@ -22,13 +22,15 @@ there; of those that end there, about that share. Content and end keep the bound
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipeline.rewards.lexicon import LexiconReward
 from pipeline.rewards.ngrams import Floats, NGrams
 from pipeline.rewards.phrases import Phrases, words_of
 from pipeline.run.layout import write_json
@@ -69,10 +71,11 @@ def thresholds_of(readings: Sequence[Reading]) -> Thresholds:
     found = dict[str, tuple[float, ...]]()
     for name, rule in RULES.items():
         columns, sign, bounds = [one[rule.measure] for one in readings], -1.0 if rule.above else 1.0, list[float]()
-        while len(values := [sign * float(one[len(bounds)]) for one in columns if len(one) > len(bounds)]) >= FEWEST:
+        for place in count():
+            values = [sign * float(one[place]) for one in columns if len(one) > place]
+            if place and len(values) < FEWEST:
+                break
             bounds.append(sign * lowest(values, rule.share))
-        if not bounds:
-            raise ValueError(f"{len(values)} texts give no threshold of {rule.measure}; at least {FEWEST} are needed")
         found[name] = tuple(bounds)
     return found
 
@@ -120,24 +123,35 @@ def lowest(values: Sequence[float], share: float) -> float:
     return float(np.sort(np.asarray(values))[int((len(values) + 1) * share + 1e-9) - 1])
 
 
+class Judged(NamedTuple):
+    """What became of a completion."""
+
+    faults: int
+    """Rules that it breaks."""
+    lexicon: float
+    """Score without the guard."""
+    score: float
+
+
 @dataclass(frozen=True)
 class Guard:
-    """Counts the faults of completions as texts; reads the first `length` tokens of each."""
+    """Scores completions by the lexicon and counts their faults as texts; reads the first `length` tokens of each."""
 
     tokenizer: Any
     model: NGrams
     phrases: Phrases
-    praises: Callable[[str], bool]
-    """Tells praise by the lexicon; takes a word in lower case."""
+    lexicon: LexiconReward
     length: int
     thresholds: Thresholds | None = None
     """None while they are being set."""
 
-    def faults(self, prompt: str, completion: str, ended: bool) -> int:
-        """Number of rules that one completion breaks, whatever stands beside it in a batch."""
+    def judge(self, prompt: str, completion: str, ended: bool) -> Judged:
+        """One completion, whatever stands beside it in a batch."""
         if self.thresholds is None:
             raise ValueError("a guard without thresholds finds no faults")
-        return len(faults(self.read(prompt, completion, ended), self.thresholds))
+        broken = len(faults(self.read(prompt, completion, ended), self.thresholds))
+        plain = self.lexicon.score(prompt + completion)
+        return Judged(broken, plain, guarded(plain, broken))
 
     def read(self, prompt: str, completion: str, ended: bool) -> Reading:
         """The measures of a completion. The token or word that the prompt's end lies in belongs to the completion."""
@@ -156,7 +170,7 @@ class Guard:
             "repetition": repetition(read[first:]),
             "order": order(self.model, read, starts),
             "copied": self.phrases.copied(words, before),
-            "praise": _means(np.array([self.praises(word) for word in words], dtype=np.float64)),
+            "praise": _means(np.array([self.lexicon.praises(word) for word in words], dtype=np.float64)),
             "content": np.array([-nats.sum()]),
             "end": np.log(end),
         }
@@ -170,11 +184,11 @@ class Guard:
         write_json(folder / THRESHOLDS, {"length": self.length, "thresholds": dict(self.thresholds)})
 
     @classmethod
-    def load(cls, folder: Path, tokenizer: Any, praises: Callable[[str], bool]) -> Guard:
+    def load(cls, folder: Path, tokenizer: Any) -> Guard:
         held = json.loads((folder / THRESHOLDS).read_text("utf-8"))
         thresholds = {name: tuple(bounds) for name, bounds in held["thresholds"].items()}
         model, phrases = NGrams.load(folder / NGRAMS), Phrases.load(folder / PHRASES)
-        return cls(tokenizer, model, phrases, praises, held["length"], thresholds)
+        return cls(tokenizer, model, phrases, LexiconReward(), held["length"], thresholds)
 
 
 def _begins_a_word(text: str, start: int, end: int) -> bool:

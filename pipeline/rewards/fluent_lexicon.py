@@ -13,20 +13,17 @@ from typing import Any
 
 from torch import Tensor
 
-from pipeline.rewards.base import Completions, Reward, as_scores
-from pipeline.rewards.fluency import Guard, guarded
+from pipeline.rewards.base import Completions, as_scores
+from pipeline.rewards.fluency import Guard
 
 
 @dataclass(frozen=True)
 class FluentLexicon:
     """A judge of real text."""
 
-    lexicon: Reward
     guard: Guard
     networks: Sequence[Any] = ()
 
     def __call__(self, completions: Completions) -> Tensor:
         rows = zip(completions.prompts, completions.texts, completions.episodes.ended.tolist(), strict=True)
-        faults = [self.guard.faults(prompt, text, ended) for prompt, text, ended in rows]
-        scores = self.lexicon(completions).tolist()
-        return as_scores([guarded(score, count) for score, count in zip(scores, faults, strict=True)])
+        return as_scores([self.guard.judge(*row).score for row in rows])

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,10 +114,10 @@ class NGrams:
         """P(token | the two before it) of ``row[first:]`` (n,); none is 0."""
         padded = np.array([self.end, self.end, *row], dtype=np.int64)
         trigrams = _trigrams(padded, self.vocabulary)[first:]
-        found = np.full(len(trigrams), 1 / self.vocabulary)
+        shares = np.full(len(trigrams), 1 / self.vocabulary)
         for order, table in enumerate(self.tables, start=1):
-            found = table.interpolated(trigrams % self.vocabulary**order, self.vocabulary, found)
-        return found
+            shares = table.interpolated(trigrams % self.vocabulary**order, self.vocabulary, shares)
+        return shares
 
 
 def _trigrams(row: Ints, vocabulary: int) -> Ints:
@@ -124,7 +125,15 @@ def _trigrams(row: Ints, vocabulary: int) -> Ints:
     return (row[:-2] * vocabulary + row[1:-1]) * vocabulary + row[2:]
 
 
+def found(keys: NDArray[Any], wanted: NDArray[Any]) -> tuple[Ints, NDArray[np.bool_]]:
+    """Where `wanted` keys stand among ascending ones, and which of them do, each (n,)."""
+    places = np.searchsorted(keys, wanted)
+    inside = places < len(keys)
+    places = np.where(inside, places, 0)
+    return places, inside & (keys[places] == wanted) if len(keys) else inside
+
+
 def _at(keys: Ints, values: Floats, wanted: Ints) -> Floats:
     """The values of `wanted` keys (n,); 0 where a key is absent."""
-    places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return np.where(keys[places] == wanted, values[places], 0.0)
+    places, known = found(keys, wanted)
+    return np.where(known, values[places], 0.0)

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
+from pipeline.rewards.ngrams import found
+
 WORDS = 4
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 
@@ -24,8 +26,8 @@ def words_of(text: str, cut: int = 0) -> tuple[list[str], list[str]]:
     (['it'], ['was', 'really', 'good', "isn't", 'it'])
     """
     sides: tuple[list[str], list[str]] = [], []
-    for found in _WORD.finditer(text):
-        sides[found.end() > cut].append(found.group().casefold())
+    for word in _WORD.finditer(text):
+        sides[word.end() > cut].append(word.group().casefold())
     return sides
 
 
@@ -47,7 +49,7 @@ class Phrases:
         [0.0, 1.0, 1.0, 0.75]
         """
         context = [*before][-(WORDS - 1) :]
-        known = self._known([*context, *words])
+        _, known = found(self.digests, np.fromiter(_digests([*context, *words]), np.uint64))
         covered, shares = np.zeros(len(context) + len(words), dtype=np.bool_), np.zeros(len(words))
         for place in range(len(words)):
             last = len(context) + place
@@ -55,15 +57,6 @@ class Phrases:
                 covered[last - WORDS + 1 : last + 1] = True
             shares[place] = covered[len(context) : last + 1].mean()
         return shares
-
-    def _known(self, words: Sequence[str]) -> NDArray[np.bool_]:
-        """True for each word with which a known phrase begins (n - `WORDS` + 1,)."""
-        wanted = np.fromiter(_digests(words), np.uint64)
-        if not len(self.digests):
-            return np.zeros(len(wanted), dtype=np.bool_)
-        places = np.minimum(np.searchsorted(self.digests, wanted), len(self.digests) - 1)
-        found: NDArray[np.bool_] = self.digests[places] == wanted
-        return found
 
     def save(self, path: Path) -> None:
         """As safetensors."""

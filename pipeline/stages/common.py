@@ -28,7 +28,6 @@ from pipeline.rewards.families import FAMILIES, compared
 from pipeline.rewards.fluency import Guard
 from pipeline.rewards.fluent_lexicon import FluentLexicon
 from pipeline.rewards.learned import LearnedReward
-from pipeline.rewards.lexicon import LexiconReward
 from pipeline.rewards.registry import judge as judge_by_kind
 from pipeline.rewards.registry import ready
 from pipeline.run.store import Artifact
@@ -65,8 +64,7 @@ def judge_of(cfg: JudgeConfig, device: torch.device, room: Room, judge: Artifact
         return judge_by_kind("judge", cfg.kind, cfg, device, room)
     if judge is None:
         raise ValueError(f"judge.kind {GUARDED} needs the artifact of the stage judge")
-    lexicon = LexiconReward()
-    return FluentLexicon(lexicon, Guard.load(judge.path, load_tokenizer(judge.path / "tokenizer"), lexicon.praises))
+    return FluentLexicon(Guard.load(judge.path, load_tokenizer(judge.path / "tokenizer")))
 
 
 def further_judges(judge: JudgeConfig, device: torch.device, room: Room) -> dict[str, Reward]:

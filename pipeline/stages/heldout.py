@@ -33,13 +33,12 @@ Array = NDArray[np.float64]
 
 def heldout_prompts(cfg: TrialConfig, prompts: Artifact) -> PromptSet:
     """The held-out prompts of this evaluation: as many as there are, where the texts gave fewer than were asked for.
-    Raises
-    `UserError` where none is left from `first_prompt` on."""
+    Raises `UserError` where none is left from `first_prompt` on."""
     there, first = int(prompts.meta["heldout_prompts"]), cfg.evaluate.first_prompt
     if there <= first:
         raise UserError(
-            f"evaluate.first_prompt {first}: the texts give only {there} held-out prompts; lower evaluate.prompts, or"
-            " use more texts"
+            f"the texts give {there} held-out prompts, and this evaluation begins after prompt {first}"
+            " (evaluate.first_prompt); lower evaluate.prompts, or use more texts"
         )
     return PromptSet.load(prompts, "heldout", first, cfg.evaluate.prompts)
 

@@ -21,7 +21,7 @@ from pipeline.data.labels import UNLABELLED
 from pipeline.data.prompts import cut_at
 from pipeline.errors import UserError
 from pipeline.models.pretrained_tokenizer import load_tokenizer
-from pipeline.rewards.fluency import FEWEST, Guard, thresholds_of
+from pipeline.rewards.fluency import FEWEST, RULES, Guard, thresholds_of
 from pipeline.rewards.lexicon import LexiconReward
 from pipeline.rewards.ngrams import NGrams
 from pipeline.rewards.phrases import Phrases
@@ -45,14 +45,13 @@ def judge(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact)
     reporter.progress("judge", 0, 3, "counting n-grams")
     model, phrases = NGrams.fit(_encoded(tokenizer, fitted), len(tokenizer), tokenizer.eos_token_id), Phrases.of(fitted)
     reporter.progress("judge", 1, 3, "thresholds")
-    lexicon, length = LexiconReward(), cfg.train.response_length
-    guard = Guard(tokenizer, model, phrases, lexicon.praises, length)
+    guard = Guard(tokenizer, model, phrases, LexiconReward(), cfg.train.response_length)
     try:
         thresholds = thresholds_of([guard.read(prompt, rest, True) for _, prompt, rest in kept])
     except ValueError:
         raise UserError(
-            f"judge: {len(texts)} training texts leave {len(kept)} to set the thresholds of the guard, and thresholds"
-            f" of 99 % need at least {FEWEST} with a word: about {FOLDS * FEWEST} texts (data.sft_texts); use more, or"
+            f"judge: one training text in {FOLDS} sets the guard's thresholds; that takes {FEWEST} texts of at least a"
+            f" word, and {len(texts)} training texts leave {len(kept)}; use about {FOLDS * FEWEST} (data.sft_texts), or"
             " judge.kind: lexicon or classifier"
         ) from None
     guard = replace(guard, thresholds=thresholds)
@@ -61,14 +60,15 @@ def judge(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact)
     reporter.progress("judge", 2, 3, "errors on held-out texts")
     heldout = pd.read_parquet(prompts.path / "heldout_texts.parquet")
     openings = list(_openings(cfg, heldout, tokenizer))
-    table = errors(openings, guard, lexicon, Adversary.of(guard, lexicon, fitted).attacks(), cfg.data.seed)
+    table = errors(openings, guard, Adversary.of(guard, fitted).attacks(), cfg.data.seed)
     table.to_parquet(out / "errors.parquet", index=False)
     measured = rates(table) | class_errors(table)
     summary = {
         "fitted_texts": len(fitted),
         "threshold_texts": len(kept),
-        "length": length,
+        "length": guard.length,
         **{f"threshold/{name}": bounds[-1] for name, bounds in thresholds.items()},
+        **{f"share/{name}": rule.share for name, rule in RULES.items()},
         **measured,
     }
     write_json(out / "summary.json", summary)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from pipeline.intervals import wilson
-from pipeline.rewards.fluency import Guard, guarded
+from pipeline.rewards.fluency import Guard
 
 PRAISE = (
     "great", "wonderful", "excellent", "amazing", "best", "love", "perfect", "brilliant", "superb", "beautiful",
@@ -28,6 +29,8 @@ DROPPED = 5
 """One of so many words of a training text is left out."""
 ORDERS, TRIES = 16, 8
 """Random orders of which the most fluent is taken, and texts of which the one that the judge likes best is taken."""
+REPEATED = {"strewn", "spliced", "walked"}
+"""Attacks that are also tried several times."""
 HAPPY = 0.5
 """Score of the lexicon above which a training text serves for splices."""
 
@@ -45,13 +48,6 @@ class Opening:
     def space(self) -> str:
         """A space where the completion begins with one; a prompt may end within a word."""
         return " " * self.completion.startswith(" ")
-
-
-class Lexicon(Protocol):
-    """Scores texts without regard to their fluency."""
-
-    def score(self, text: str) -> float:
-        """In [-1, 1]."""
 
 
 def shortened(tokenizer: Any, prompt: str, completion: str, length: int) -> tuple[str, bool]:
@@ -111,14 +107,13 @@ class Adversary:
     """Attacks with what the guard itself knows: `happy` training texts to cut from, the n-grams, the lexicon."""
 
     guard: Guard
-    lexicon: Lexicon
     happy: Sequence[Words]
 
     @classmethod
-    def of(cls, guard: Guard, lexicon: Lexicon, texts: Sequence[str]) -> Adversary:
+    def of(cls, guard: Guard, texts: Sequence[str]) -> Adversary:
         """From the texts on which the guard was fitted; all serve where none has praise."""
-        happy = [text.split() for text in texts if lexicon.score(text) > HAPPY]
-        return cls(guard, lexicon, happy or [text.split() for text in texts])
+        happy = [text.split() for text in texts if guard.lexicon.score(text) > HAPPY]
+        return cls(guard, happy or [text.split() for text in texts])
 
     def attacks(self) -> dict[str, Attack]:
         """All of them, by name."""
@@ -129,21 +124,27 @@ class Adversary:
             "ordered": self.ordered,
             "praise": _of_words(praise),
             "strewn": _of_words(strewn),
-            "strewn_best": self._best(_of_words(strewn)),
             "repeated": _of_words(repeated),
             "stopped": _of_words(stopped, ends=True),
             "spliced": self.spliced,
-            "spliced_best": self._best(self.spliced),
             "dropped": self.dropped,
             "walked": self.walked,
-            "walked_best": self._best(self.walked),
         }
-        return {name: self._cut(attack) for name, attack in attacks.items()}
+        found = dict[str, Attack]()
+        for name, attack in attacks.items():
+            found[name] = self._cut(attack)
+            if name in REPEATED:
+                found[f"{name}_best"] = self._best(found[name])
+        return found
 
     def brief(self, opening: Opening, rng: np.random.Generator) -> tuple[str, bool]:
-        """Three words of praise and a full stop, which stands alone where it does in most of the texts."""
-        alone = sum(words[-1] == "." for words in self.happy) > len(self.happy) / 2
-        return f"{opening.space}a {PRAISE[int(rng.integers(len(PRAISE)))]} film{' ' * alone}.", True
+        """Three words of praise and a full stop."""
+        return f"{opening.space}a {PRAISE[int(rng.integers(len(PRAISE)))]} film{self._stop}", True
+
+    @cached_property
+    def _stop(self) -> str:
+        """A full stop, alone where it stands so in most of the texts."""
+        return " ." if sum(words[-1] == "." for words in self.happy) > len(self.happy) / 2 else "."
 
     def ordered(self, opening: Opening, rng: np.random.Generator) -> tuple[str, bool]:
         """Of random orders of the same words the most fluent one."""
@@ -188,11 +189,6 @@ class Adversary:
         words = text[len(opening.prompt.split()) :]
         return opening.space + " ".join(word for place, word in enumerate(words, 1) if place % DROPPED), True
 
-    def judged(self, opening: Opening, completion: str, ended: bool) -> float:
-        """Score of a completion by the judge."""
-        faults = self.guard.faults(opening.prompt, completion, ended)
-        return guarded(self.lexicon.score(opening.prompt + completion), faults)
-
     def _cut(self, attack: Attack) -> Attack:
         """No text is longer than a response."""
 
@@ -207,23 +203,19 @@ class Adversary:
         """The best of several tries by the judge itself."""
 
         def best(opening: Opening, rng: np.random.Generator) -> tuple[str, bool]:
-            tries = [self._cut(attack)(opening, rng) for _ in range(TRIES)]
-            return max(tries, key=lambda one: self.judged(opening, *one))
+            tries = [attack(opening, rng) for _ in range(TRIES)]
+            return max(tries, key=lambda one: self.guard.judge(opening.prompt, *one).score)
 
         return best
 
 
-def errors(
-    openings: Sequence[Opening], guard: Guard, lexicon: Lexicon, attacks: Mapping[str, Attack], seed: int
-) -> pd.DataFrame:
+def errors(openings: Sequence[Opening], guard: Guard, attacks: Mapping[str, Attack], seed: int) -> pd.DataFrame:
     """A row per text and kind (`real` or an attack): text (number), kind, label, faults, lexicon (score without the
     guard), score."""
     rng, rows = np.random.default_rng([seed, 6]), list[tuple[int, str, int, int, float, float]]()
 
     def add(number: int, kind: str, opening: Opening, completion: str, ended: bool) -> None:
-        faults = guard.faults(opening.prompt, completion, ended)
-        plain = lexicon.score(opening.prompt + completion)
-        rows.append((number, kind, opening.label, faults, plain, guarded(plain, faults)))
+        rows.append((number, kind, opening.label, *guard.judge(opening.prompt, completion, ended)))
 
     for number, opening in enumerate(openings):
         add(number, "real", opening, opening.completion, opening.ended)

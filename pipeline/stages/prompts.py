@@ -59,7 +59,7 @@ def prompts(cfg: TrialConfig, out: Path, reporter: Reporter) -> dict[str, Any]:
         "vocab_size": len(tokenizer),
     }
     write_json(out / "summary.json", summary)
-    for name, made, asked in (("training", train, data.train_prompts), ("held-out", heldout, data.heldout_prompts)):
-        if len(made) < asked:
-            reporter.warn(f"{len(made):,} {name} prompts, not {asked:,}: the texts give no more")
+    for name, made in (("train_prompts", train), ("heldout_prompts", heldout)):
+        if len(made) < (asked := getattr(data, name)):
+            reporter.warn(f"data.{name} asks for {asked:,} prompts; the texts give {len(made):,}, which are used")
     return {"note": corpus.note, **summary}

@@ -28,15 +28,15 @@ KINDS = {
     "walked": "tokens that followed the last two in training texts",
     "walked_best": "the best of 8 such walks",
 }
-_RULES = {
-    "unlikely": "less likely than 99 % of real texts under a trigram model of them ({} nats per token)",
-    "predictable": "more likely than 99 % of them ({} nats per token)",
-    "repetitive": "more repetition than in 99 % ({} of its tokens stood there before)",
-    "disordered": "an order of words less plausible than in 97 % ({} nats per word above a random order)",
-    "copied": "more words in phrases of training texts than 95 % have ({} of the words)",
-    "gushing": "more words of praise than 99 % have ({} of the words)",
-    "thin": "less content than 90 % have ({} nats)",
-    "unended": "an end less plausible than 99 % of theirs ({} nats)",
+RULES = {
+    "unlikely": "less likely than {} % of real texts under a trigram model of them ({} nats per token)",
+    "predictable": "more likely than {} % of them ({} nats per token)",
+    "repetitive": "more repetition than in {} % ({} of its tokens stood there before)",
+    "disordered": "an order of words less plausible than in {} % ({} nats per word above a random order)",
+    "copied": "more words in phrases of training texts than {} % have ({} of the words)",
+    "gushing": "more words of praise than {} % have ({} of the words)",
+    "thin": "less content than {} % have ({} nats)",
+    "unended": "an end less plausible than {} % of theirs ({} nats)",
 }
 _NOTE = (
     "Held-out texts, cut like prompts and responses, and texts made from them. Each of these is a fault: {rules}. Most"
@@ -82,10 +82,18 @@ def judge_table(records: StudyRecords) -> Table:
                 )
             )
         data.append({"key": entry["key"], **summary})
-    rules = [words.format(_each(found, f"threshold/{name}", number)) for name, words in _RULES.items()]
+    rules = [
+        words.format(_each(found[:1], f"share/{name}", _others), _each(found, f"threshold/{name}", number))
+        for name, words in RULES.items()
+    ]
     length, texts = (_each(found, key, "{:,.0f}".format) for key in ("length", "threshold_texts"))
     note = _NOTE.format(rules="; ".join(rules), length=length, texts=texts)
     return Table("judge", "How often the judge errs", note, heads, tuple(rows), pd.DataFrame(data))
+
+
+def _others(share: float) -> str:
+    """Percentage of real texts that are not beyond a threshold."""
+    return f"{100 * (1 - share):.0f}"
 
 
 def _each(found: Sequence[Mapping[str, Any]], key: str, words: Callable[[float], str]) -> str:

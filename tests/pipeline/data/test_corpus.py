@@ -207,7 +207,7 @@ def test_prompts_are_openings_distinct_and_disjoint() -> None:
     assert all(any(text.startswith(prompt + " ") for text in texts) for prompt in train)
     assert {len(prompt.split()) for prompt in train} == {6, 7}
     assert len(make(texts, 51, prompt_length=(6, 6))) == 50, "what there is"
-    with pytest.raises(UserError, match="50 texts give no prompt of 9 to 9 words"):
+    with pytest.raises(UserError, match="none of 50 texts gives a new prompt of 9 to 9 words"):
         make(texts, 51, prompt_length=(9, 9))
 
 

@@ -15,7 +15,18 @@ import torch
 
 from pipeline.models.policy import Episodes
 from pipeline.rewards.base import Completions
-from pipeline.rewards.fluency import FEWEST, RULES, Guard, Reading, Thresholds, faults, lowest, order, thresholds_of
+from pipeline.rewards.fluency import (
+    FEWEST,
+    RULES,
+    Guard,
+    Reading,
+    Thresholds,
+    _begins_a_word,
+    faults,
+    lowest,
+    order,
+    thresholds_of,
+)
 from pipeline.rewards.fluent_lexicon import FluentLexicon
 from pipeline.rewards.lexicon import LexiconReward
 from pipeline.rewards.ngrams import NGrams
@@ -46,7 +57,7 @@ LAX: Thresholds = {name: (99.0 if rule.above else -99.0,) for name, rule in RULE
 def guard(model: NGrams, length: int = 8, **bounds: float) -> Guard:
     """With these thresholds alone, by rule."""
     thresholds = {**LAX, **{name: (bound,) for name, bound in bounds.items()}}
-    return Guard(letters, model, Phrases.of([]), LexiconReward().praises, length, thresholds)
+    return Guard(letters, model, Phrases.of([]), LexiconReward(), length, thresholds)
 
 
 MODERATE = {"unlikely": -4.0, "repetitive": 0.4, "unended": -4.0}
@@ -80,11 +91,11 @@ def test_the_end_is_judged_where_the_text_ended_by_itself(model: NGrams) -> None
     assert good == pytest.approx(math.log(model.probabilities([*whole, 0], len(whole))[0]))
     assert early < good
     between = guard(model, unended=(good + early) / 2)
-    assert between.faults("the fi", "lm is ", True) == 1
-    assert between.faults("the fi", "lm is ", False) == between.faults("the fi", "lm is good.", True) == 0
-    assert guard(model, unended=0.0).faults("the fi", "", True) == 1, "an empty completion has an end"
-    assert guard(model, unended=0.0).faults("the fi", "", False) == 0
-    assert guard(model, thin=0.1).faults("the fi", "", False) == 1, "and says nothing"
+    assert between.judge("the fi", "lm is ", True).faults == 1
+    assert between.judge("the fi", "lm is ", False).faults == between.judge("the fi", "lm is good.", True).faults == 0
+    assert guard(model, unended=0.0).judge("the fi", "", True).faults == 1, "an empty completion has an end"
+    assert guard(model, unended=0.0).judge("the fi", "", False).faults == 0
+    assert guard(model, thin=0.1).judge("the fi", "", False).faults == 1, "and says nothing"
 
 
 def test_only_the_length_of_a_response_is_read(model: NGrams) -> None:
@@ -119,7 +130,7 @@ def test_thresholds_are_those_of_their_length() -> None:
         assert len(found[name]) == 3
     assert found["unlikely"] == (1.0, 2.0, 3.0), "the second lowest of 200 and of 199"
     assert len(thresholds_of([*texts[: FEWEST - 1], text(1.0, 1)])["thin"]) == 1, "more tokens have too few texts"
-    with pytest.raises(ValueError, match="98 texts give no threshold of fluency"):
+    with pytest.raises(ValueError, match="98 values give no threshold"):
         thresholds_of(texts[: FEWEST - 1])
 
 
@@ -146,8 +157,6 @@ def test_order_is_what_words_gain_over_the_mean_of_all_their_orders(model: NGram
 
 
 def test_a_token_of_white_space_begins_no_word() -> None:
-    from pipeline.rewards.fluency import _begins_a_word
-
     text = "a  b\n\nc "
     spans = [(0, 1), (1, 2), (2, 4), (3, 4), (4, 6), (6, 7), (8, 8)]
     assert [_begins_a_word(text, *span) for span in spans] == [True, False, True, True, False, True, False]
@@ -185,15 +194,15 @@ def test_of_further_real_texts_at_most_1_in_100_is_beyond_a_threshold() -> None:
 
 
 def test_a_text_with_a_fault_loses_against_every_text_without(model: NGrams) -> None:
-    judge = FluentLexicon(LexiconReward(), guard(model, **MODERATE))
+    judge = FluentLexicon(guard(model, **MODERATE))
     rows = [
         ("the film ", "is bad. awful. horrible. terrible. ", False),
         ("the film ", "is good.", True),
         ("the film ", "wonderful superb great best", False),
         ("the film ", "great great great great great great ", False),
     ]
-    lenient = FluentLexicon(LexiconReward(), guard(model))
-    strict = FluentLexicon(LexiconReward(), guard(model, unlikely=0.0, repetitive=-1.0, unended=0.0))
+    lenient = FluentLexicon(guard(model))
+    strict = FluentLexicon(guard(model, unlikely=0.0, repetitive=-1.0, unended=0.0))
     plain = LexiconReward()(completions(*rows)).tolist()
     assert lenient(completions(*rows)).tolist() == plain
     assert strict(completions(*rows)).tolist() == [-3, -4, -3, -3], "-1 - faults"
@@ -205,7 +214,7 @@ def test_a_text_with_a_fault_loses_against_every_text_without(model: NGrams) -> 
 
 
 def test_a_score_does_not_depend_on_the_batch(model: NGrams) -> None:
-    judge = FluentLexicon(LexiconReward(), guard(model, **MODERATE))
+    judge = FluentLexicon(guard(model, **MODERATE))
     rows = [
         ("the film ", text, ended) for text in ("is good.", "is the is the is", "", "best") for ended in (True, False)
     ]
@@ -217,12 +226,12 @@ def test_a_score_does_not_depend_on_the_batch(model: NGrams) -> None:
 def test_a_guard_is_read_as_it_was_written(model: NGrams, tmp_path: Path) -> None:
     one = guard(model, unlikely=-1 / 3, gushing=0.1)
     one.save(tmp_path)
-    again = Guard.load(tmp_path, letters, one.praises)
+    again = Guard.load(tmp_path, letters)
     assert (again.thresholds, again.length) == (one.thresholds, one.length)
     read, held = again.read("the ", "film", True), one.read("the ", "film", True)
     assert {name: values.tolist() for name, values in read.items()} == {k: v.tolist() for k, v in held.items()}
     bare = replace(one, thresholds=None)
     with pytest.raises(ValueError, match="without thresholds"):
-        bare.faults("", "", False)
+        bare.judge("", "", False)
     with pytest.raises(ValueError, match="without thresholds"):
         bare.save(tmp_path)

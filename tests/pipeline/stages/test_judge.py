@@ -23,7 +23,7 @@ from pipeline.models.policy import Episodes
 from pipeline.models.pretrained_tokenizer import load_tokenizer
 from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Completions
-from pipeline.rewards.fluency import Guard
+from pipeline.rewards.fluency import RULES, Guard, Judged, guarded
 from pipeline.rewards.lexicon import LexiconReward
 from pipeline.run.layout import Layout
 from pipeline.run.outcome import TrialOutcome
@@ -44,6 +44,7 @@ from pipeline.stages.judge_errors import (
     strewn,
 )
 from pipeline.trial import plan_trial, run_trial
+from reports.tables import judge as judge_table
 
 CPU, ROOM = torch.device("cpu"), Room("rows", 8)
 
@@ -153,13 +154,11 @@ def test_attacks_change_what_they_say() -> None:
 
 
 class Deaf:
-    """A guard that faults every end, and a lexicon that likes long texts."""
+    """A guard that faults every end, with a lexicon that likes long texts."""
 
-    def faults(self, prompt: str, completion: str, ended: bool) -> int:
-        return int(ended)
-
-    def score(self, text: str) -> float:
-        return 1 - 1 / len(text)
+    def judge(self, prompt: str, completion: str, ended: bool) -> Judged:
+        plain = 1 - 1 / len(prompt + completion)
+        return Judged(int(ended), plain, guarded(plain, int(ended)))
 
 
 def test_errors_are_those_of_the_changed_texts() -> None:
@@ -170,7 +169,7 @@ def test_errors_are_those_of_the_changed_texts() -> None:
         return opening.space + "x", len(seen) > 1
 
     openings = [Opening("It", " was so bad.", True, 0), Opening("It w", "as so", False, 1)]
-    table = errors(openings, Deaf(), Deaf(), {"attack": attack}, 0)  # type: ignore[arg-type]
+    table = errors(openings, Deaf(), {"attack": attack}, 0)  # type: ignore[arg-type]
     assert seen == openings
     assert table["kind"].tolist() == ["real", "attack"] * 2
     assert table["faults"].tolist() == [1, 0, 0, 1]
@@ -180,11 +179,11 @@ def test_errors_are_those_of_the_changed_texts() -> None:
 
 
 def adversary(outcome: TrialOutcome) -> tuple[Adversary, list[str]]:
-    """With five texts to cut pieces of."""
+    """With three texts, two of which have praise."""
     judged = outcome.artifacts["judge"].path
-    guard = Guard.load(judged, load_tokenizer(judged / "tokenizer"), LexiconReward().praises)
+    guard = Guard.load(judged, load_tokenizer(judged / "tokenizer"))
     texts = ["I loved it. A superb film with a superb cast.", "Awful. I hated the plot.", "A great and funny film."]
-    return Adversary.of(guard, LexiconReward(), texts), texts
+    return Adversary.of(guard, texts), texts
 
 
 def test_an_adversary_splices_walks_and_orders(outcome: TrialOutcome) -> None:
@@ -205,6 +204,11 @@ def test_an_adversary_splices_walks_and_orders(outcome: TrialOutcome) -> None:
     orders = [" ".join(shuffled(opening.completion.split(), rng)) for _ in range(50)]
     content = [one.guard.read(opening.prompt, f" {text}", False)["content"][0] for text in orders]
     assert one.guard.read(opening.prompt, ordered, False)["content"][0] < np.median(content)
+
+
+def test_the_page_has_words_for_every_attack_and_rule(outcome: TrialOutcome) -> None:
+    assert {*judge_table.KINDS} == {"real", *adversary(outcome)[0].attacks()}
+    assert {*judge_table.RULES} == {*RULES}
 
 
 def test_no_attack_is_longer_than_a_response(outcome: TrialOutcome) -> None:
@@ -241,7 +245,8 @@ def test_the_best_of_several_tries_pleases_the_judge_more(outcome: TrialOutcome)
     rng = np.random.default_rng(0)
     for name in ("strewn", "spliced", "walked"):
         single, best = (
-            [one.judged(opening, *attacks[kind](opening, rng)) for _ in range(20)] for kind in (name, f"{name}_best")
+            [one.guard.judge(opening.prompt, *attacks[kind](opening, rng)).score for _ in range(20)]
+            for kind in (name, f"{name}_best")
         )
         assert np.mean(best) > np.mean(single), name
 
@@ -286,18 +291,18 @@ def test_fewer_prompts_than_asked_for_are_taken_and_told_of(home: Path, tmp_path
     reporter = Recorder()
     found = run_trial(config(home, **asked), Layout(tmp_path), reporter)
     meta = found.artifacts["prompts"].meta
-    for name, wanted in (("training", "4,000"), ("held-out", "1,000")):
-        there = meta[{"training": "train_prompts", "held-out": "heldout_prompts"}[name]]
-        assert f"{there:,} {name} prompts, not {wanted}: the texts give no more" in reporter.warnings
+    for name, wanted in (("train_prompts", "4,000"), ("heldout_prompts", "1,000")):
+        told = f"data.{name} asks for {wanted} prompts; the texts give {meta[name]:,}, which are used"
+        assert told in reporter.warnings
     assert len(pd.read_parquet(found.artifacts["evaluate"].path / "prompts.parquet")) == meta["heldout_prompts"] < 150
     asked = {"data__heldout_prompts": 2000, "evaluate__prompts": 1000, "evaluate__first_prompt": 1000}
-    with pytest.raises(UserError, match=r"first_prompt 1000: the texts give only \d+ held-out prompts"):
+    with pytest.raises(UserError, match=r"the texts give \d+ held-out prompts, and .* after prompt 1000"):
         run_trial(config(home, **asked), Layout(tmp_path), Recorder())
 
 
 def test_too_few_texts_are_refused(home: Path, tmp_path: Path) -> None:
     few = config(home, data__sft_texts=300)
-    with pytest.raises(UserError, match=r"300 training texts leave 60 .* at least 99 .* about 495 texts"):
+    with pytest.raises(UserError, match=r"takes 99 texts .* 300 training texts leave 60; use about 495"):
         run_trial(few, Layout(tmp_path), Recorder(), until="judge")
 
 

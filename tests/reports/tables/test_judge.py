@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from reports.tables.judge import _RULES, KINDS, judge_table, judges
+from reports.tables.judge import KINDS, RULES, judge_table, judges
 
 RATES = {
     f"{kind}/{name}{end}": value
@@ -22,7 +22,8 @@ SUMMARY: dict[str, float] = {
     "real/faulty_high": 0.0279,
     "threshold_texts": 1598,
     "length": 32,
-    **{f"threshold/{name}": place + 0.25 for place, name in enumerate(_RULES)},
+    **{f"threshold/{name}": place + 0.25 for place, name in enumerate(RULES)},
+    **{f"share/{name}": 0.03 for name in RULES},
 }
 
 
@@ -42,7 +43,7 @@ def test_every_kind_of_text_has_a_row_with_its_intervals() -> None:
     assert [cell.text for cell in real] == ["real texts", "512", "1.4", "–", "–"]
     assert real[2].detail == "[0.7, 2.8]"
     assert [cell.text for cell in stop[1:]] == ["512", "25.0", "12.5", "75.0"]
-    for figure in ("0.250 nats per token", "6.25 nats", "cut at 32 tokens. 1,598 texts set them"):
+    for figure in ("97 % of real texts", "0.250 nats per token", "6.25 nats", "cut at 32 tokens. 1,598 texts set them"):
         assert figure in table.note, figure
     labelled = SUMMARY | {"classes/n": 250, "classes/wins": 0.3, "classes/wins_low": 0.25, "classes/wins_high": 0.36}
     last = judge_table(records(("judge", labelled))).rows[-1]
