@@ -101,14 +101,6 @@ def study(
     jobs: JobsOption = None,
     executor: ExecutorOption = "processes",
     cluster: ClusterOption = None,
-    mirror: Annotated[
-        Path | None,
-        typer.Option(
-            "--mirror",
-            metavar="DIR",
-            help="Keep a copy of the outputs there, and take back from it what is missing; for machines that are lent.",
-        ),
-    ] = None,
     out: OutOption = None,
 ) -> None:
     """Run or continue a study; finished trials are not repeated."""
@@ -116,7 +108,7 @@ def study(
     from pipeline.run.layout import Layout
     from studies.definition.schema import load_study
 
-    _run(load_study(name), Layout.at(out), profile, parse_set(settings or []), jobs, executor, cluster, mirror)
+    _run(load_study(name), Layout.at(out), profile, parse_set(settings or []), jobs, executor, cluster)
 
 
 def run(
@@ -503,7 +495,6 @@ def _run(
     jobs: int | None,
     executor: str,
     cluster: Path | None,
-    mirror: Path | None = None,
 ) -> None:
     from rich.text import Text
 
@@ -515,25 +506,23 @@ def _run(
     from studies.definition.search import load
     from studies.execution import executors
     from studies.execution.driver import run_study
-    from studies.execution.mirror import mirrored
 
     console = terminal()
     engine = executors.executor(executor, cluster, lambda line: console.print(Text(line, "yellow"), soft_wrap=True))
     scheduled = executor in executors.SCHEDULERS
     usual = executors.SCHEDULED_JOBS if scheduled else default_jobs(cells(chosen, profile, overrides)[0].config)
     try:
-        with mirrored(layout.root, mirror, lambda line: console.print(Text(line, "yellow"), soft_wrap=True)):
-            result = run_study(
-                chosen,
-                layout,
-                profile,
-                overrides,
-                engine,
-                jobs or usual,
-                console,
-                after=lambda folder: _draw(chosen, folder, console),
-                interim=_interim if chosen.source else None,
-            )
+        result = run_study(
+            chosen,
+            layout,
+            profile,
+            overrides,
+            engine,
+            jobs or usual,
+            console,
+            after=lambda folder: _draw(chosen, folder, console),
+            interim=_interim if chosen.source else None,
+        )
     except KeyboardInterrupt:
         console.print(Text("interrupted; the same command continues"))
         queued = layout.study(chosen.name, profile or chosen.profile).jobs

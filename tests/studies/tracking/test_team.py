@@ -337,7 +337,7 @@ def test_an_experiment_of_another_program_and_one_that_is_deleted_in_the_middle(
 
 
 def test_a_machine_that_is_lost_with_what_mlflow_was_told(server: Server, tmp_path: Path, name: str) -> None:
-    """A copy of the study (`--mirror`) has no state files: its runs take the place of those before."""
+    """A copy of the study on another machine has no state files: its runs take the place of those before."""
     driver = Driver(tmp_path, name, server.uri, steps=64, sleep=0.0)
     driver.run()
     for state in (driver.study.path / "mlflow").glob("*.json"):
