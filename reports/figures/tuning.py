@@ -1,53 +1,23 @@
-"""Figures of a search: how much each knob mattered, and what was traded for what. Of the tuning alone; confirmation
-stands apart."""
+"""The figure of a search: what was traded for what. Of the tuning alone; confirmation stands apart."""
 
 from __future__ import annotations
-
-from dataclasses import asdict
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from pipeline.run.metrics import METRICS
-from reports.figures.forest import rows_axis, side
 from reports.figures.style import INK, MUTED, SINGLE, Drawn, new_figure
 from reports.findings.findings import Findings
 from reports.records.load import StudyRecords
 from reports.records.searches import SearchResult
-from reports.text.words import counted, name, number, p_value
+from reports.text.words import counted, name, number
 from studies.definition.search import Tried, objectives
 
 DRIFT = "eval/kl_per_sequence"
 _BLUE = "#0173b2"
 NAMES_APART = 16
 """Points between the names of confirmed trials, which often lie side by side."""
-
-
-def importance(records: StudyRecords, findings: Findings) -> Drawn | None:
-    """Each knob's share of the first objective's variation, with intervals; None with too few trials to estimate it."""
-    search = findings.search
-    first = objectives(records.study)[0].metric
-    rows = [row for row in search.importance.rows if row.metric == first] if search else []
-    if search is None or not rows:
-        return None
-    figure = new_figure(SINGLE, 0.8 + 0.3 * len(rows))
-    axes = figure.subplots()
-    for place, row in enumerate(rows):
-        axes.plot([row.low, row.high], [place, place], color=_BLUE, lw=1.4, zorder=2)
-        axes.plot([max(row.share, 0)], [place], marker="o", ms=5, color=_BLUE, linestyle="", zorder=3)
-        side(axes, place, f"{max(row.share, 0):.2f} [{row.low:.2f}, {row.high:.2f}]  p {p_value(row.p)}")
-    rows_axis(axes, [row.knob for row in rows])
-    axes.set_xlim(0, 1)
-    axes.set_xlabel("fall of the adjusted R² without the knob [fraction]")
-    caption = (
-        f"What each knob explains of {name(first)} over the trials of the search (n = {search.importance.trials}, one"
-        " seed each): regression of ranks, 95 % intervals by resampling trials, p family-wise by permutation. Of these"
-        " trials and ranges alone."
-    )
-    data = pd.DataFrame([asdict(row) for row in rows]).assign(trials=search.importance.trials)
-    alt = "Share of each knob: " + "; ".join(f"{row.knob} {max(row.share, 0):.2f}, p {p_value(row.p)}" for row in rows)
-    return Drawn(figure, data, "Importance of each knob", caption, alt + ".")
 
 
 def pareto(records: StudyRecords, findings: Findings) -> Drawn | None:

@@ -7,21 +7,19 @@ from typing import Any
 
 from pipeline.errors import Damaged
 from pipeline.run.layout import StudyFolder, read_sealed
-from studies.definition.importance import Importances, importances
 from studies.definition.schema import Study
-from studies.definition.search import Tried, objectives, trial_of
+from studies.definition.search import Tried, trial_of
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """All trials of a search, its front, what was confirmed, and how much each knob mattered."""
+    """All trials of a search, its front, and what was confirmed."""
 
     trials: tuple[Tried, ...]
     pareto: tuple[int, ...]
     """Numbers of the trials that no other one beats on all objectives."""
     confirmed: dict[str, int]
     """Arm of the confirmation -> number of the trial it repeats."""
-    importance: Importances
 
     @property
     def metrics(self) -> list[str]:
@@ -47,18 +45,16 @@ def load_search(folder: StudyFolder, study: Study) -> SearchResult | None:
             content = read_sealed(path)
         if content["search"] != study.search.model_dump(mode="json"):
             return None
-        return search_of(content, study)
+        return search_of(content)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Damaged(path, f"{type(error).__name__}: {error}", folder.remedy) from None
 
 
-def search_of(content: dict[str, Any], study: Study) -> SearchResult:
-    """The content of ``search.json`` of a study. Raises `KeyError`, `TypeError` or `ValueError` where it is not of that
-    form."""
+def search_of(content: dict[str, Any]) -> SearchResult:
+    """The content of ``search.json``. Raises `KeyError`, `TypeError` or `ValueError` where it is not of that form."""
     trials = tuple(trial_of(entry) for entry in content["trials"])
     return SearchResult(
         trials=trials,
         pareto=tuple(int(number) for number in content["pareto"]),
         confirmed={str(entry["arm"]): int(entry["number"]) for entry in content["confirmed"]},
-        importance=importances(trials, objectives(study), study.search.space if study.search else {}),
     )

@@ -23,7 +23,7 @@ from reports.tables.drift import alarm_table, matched_table
 from reports.tables.judge import judge_table, judges
 from reports.tables.peaks import peaks_table
 from reports.tables.runs import cost_table, trial_table, upstream_table
-from reports.tables.search import importance_table, tuning_table
+from reports.tables.search import tuning_table
 from reports.tables.symptoms import health_table
 from reports.tables.table import Head, Table, TableCell
 from reports.text.words import counted, listed, name, number, p_value, setting
@@ -73,7 +73,7 @@ def all_tables(records: StudyRecords, findings: Findings) -> list[Table]:
         upstream_table(records),
         coverage_table(),
     ]
-    return tables + ([tuning_table(findings.search), importance_table(findings.search)] if findings.search else [])
+    return tables + ([tuning_table(findings.search)] if findings.search else [])
 
 
 def arm_table(records: StudyRecords, findings: Findings) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
@@ -10,18 +9,7 @@ import pandas as pd
 from pipeline.run.metrics import METRICS
 from reports.records.searches import SearchResult
 from reports.tables.table import Head, Table, TableCell
-from reports.text.words import name, number, p_value, setting
-
-MEASURE = (
-    "Share: fall of the adjusted R² when the knob is left out of a regression of the objective's ranks on the ranks of"
-    " all knobs and their squares; trials that break a constraint rank last."
-)
-INTERPRETATION = (
-    "Interval: percentiles over resampled trials; covers 89 to 99 % in simulation. p: the probability that any knob"
-    " would seem as important if none mattered (permutations of the outcomes over the trials). The share is that of"
-    " these trials and ranges: a search concentrates near its optimum, and a knob that hardly varies there"
-    " explains less. A large p does not show that a knob is unimportant."
-)
+from reports.text.words import name, number, setting
 
 
 def tuning_table(search: SearchResult) -> Table:
@@ -63,26 +51,4 @@ def tuning_table(search: SearchResult) -> Table:
         " seeds, and the tables of the arms contain those runs alone. Front: no other trial that kept the"
         " constraints is better on every objective."
     )
-    note = f"{note} {search.importance.absent}".strip()
     return Table("tuning", "Trials of the search", note, heads, tuple(rows), pd.DataFrame(data))
-
-
-def importance_table(search: SearchResult) -> Table:
-    """How much each knob explains; without rows where the search has too few trials."""
-    heads = (
-        Head("objective", numeric=False), Head("knob", numeric=False), Head("share of R²", "95 % interval"),
-        Head("p, family-wise"), Head("n", "trials"),
-    )  # fmt: skip
-    found = search.importance
-    rows = tuple(
-        (
-            TableCell(name(row.metric)), TableCell(row.knob),
-            TableCell(f"{max(row.share, 0):.2f}", f"[{row.low:.2f}, {row.high:.2f}]"), TableCell(p_value(row.p)),
-            TableCell(str(found.trials)),
-        )
-        for row in found.rows
-    )  # fmt: skip
-    fields = ["metric", "knob", "share", "low", "high", "p"]
-    data = pd.DataFrame([asdict(row) for row in found.rows], columns=fields).assign(trials=found.trials)
-    note = found.absent or f"{MEASURE} {INTERPRETATION}"
-    return Table("importance", "What each knob explains", note, heads, rows, data)

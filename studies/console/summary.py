@@ -16,9 +16,7 @@ from studies.claims.badges import Standing
 from studies.claims.falsifiers import OUTCOMES, Verdict, overall
 from studies.claims.symptoms import ArmHealth
 from studies.definition.design import Cell
-from studies.definition.importance import importances
 from studies.definition.schema import Study
-from studies.definition.search import objectives, trial_of
 
 OUTCOME_STYLES = {
     "SURVIVED": "green", "FALSIFIED": "red", "NOT TESTED": "yellow",
@@ -142,7 +140,7 @@ def _illness(one: ArmHealth) -> str:
 
 
 def print_search(console: Console, study: Study, search: Mapping[str, Any]) -> None:
-    """The knobs of what was confirmed, and what each knob explains where the search has trials enough for that."""
+    """The knobs of what was confirmed."""
     assert study.search is not None
     space = study.search.space
     table = _table("confirmed", "trial of the search", *space, left=(0,))
@@ -151,15 +149,6 @@ def print_search(console: Console, study: Study, search: Mapping[str, Any]) -> N
     if search["confirmed"]:
         console.print(table)
         console.print()
-    found = importances([trial_of(entry) for entry in search["trials"]], objectives(study), space)
-    if found.absent:
-        console.print(Text(found.absent, style="dim"), soft_wrap=True)
-        return
-    rows = _table("objective", "knob", "share of R² [95 %]", "p, family-wise", "n", left=(0, 1))
-    for row in found.rows:
-        share = f"{max(row.share, 0):.2f} [{row.low:.2f}, {row.high:.2f}]"
-        rows.add_row(*map(Text, (row.metric, row.knob, share, f"{row.p:.4f}", str(found.trials))))
-    console.print(rows)
 
 
 def print_study(

@@ -15,7 +15,6 @@ from reports.findings.findings import Findings, analyse
 from reports.pages.report import render_report
 from reports.records.load import StudyRecords, load_records
 from reports.records.searches import search_of
-from studies.definition.importance import Importance, Importances
 from studies.definition.space import Objective
 
 if TYPE_CHECKING:
@@ -124,27 +123,7 @@ def searched(build: Builder, tmp_path_factory: pytest.TempPathFactory) -> tuple[
         for trial, found in zip(SEARCH["trials"], VALUES, strict=True)  # type: ignore[arg-type]
     ]
     records = load_records(built.folder, built.study)
-    return records, replace(analyse(records), search=search_of({**SEARCH, "trials": trials}, built.study))
-
-
-def test_importance_is_drawn_with_its_interval_and_only_where_it_is_estimated(
-    searched: tuple[StudyRecords, Findings],
-) -> None:
-    records, findings = searched
-    assert findings.search is not None
-    rows = (
-        Importance("eval/win_rate", BETA, 0.62, 0.3, 0.8, 0.002),
-        Importance("eval/win_rate", LAM, -0.02, 0.0, 0.2, 0.9),
-    )
-    search = replace(findings.search, importance=Importances(30, 24, 2, rows))
-    with house_style():
-        assert figure("importance")(records, findings) is None
-        drawn = figure("importance")(records, replace(findings, search=search))
-    assert drawn is not None
-    assert drawn.data.set_index("knob")["share"].to_dict() == {BETA: 0.62, LAM: -0.02}
-    assert "n = 30, one" in drawn.caption
-    assert "0.62 [0.30, 0.80]  p 0.002" in {text.get_text() for text in drawn.figure.axes[0].texts}
-    assert drawn.figure.axes[0].get_xlim() == (0, 1)
+    return records, replace(analyse(records), search=search_of({**SEARCH, "trials": trials}))
 
 
 def test_front_confirmed_and_infeasible_are_told_apart(searched: tuple[StudyRecords, Findings]) -> None:
@@ -164,10 +143,7 @@ def test_front_confirmed_and_infeasible_are_told_apart(searched: tuple[StudyReco
 
 
 def test_no_search_no_figure(searched: tuple[StudyRecords, Findings]) -> None:
-    assert [figure(name)(searched[0], replace(searched[1], search=None)) for name in ("pareto", "importance")] == [
-        None,
-        None,
-    ]
+    assert figure("pareto")(searched[0], replace(searched[1], search=None)) is None
 
 
 def test_of_several_aims_the_front_is_the_searchs_own(

@@ -51,8 +51,6 @@ def content(study: Study) -> dict[str, Any]:
         ],
         "pareto": [0],
         "confirmed": [{"arm": "confirm-1", "number": 0, "overrides": {"kl.beta": 0.1}}],
-        "importance": {"kl.beta": 0.8, "optimiser.lr": 0.2},  # as older versions wrote it
-        "importance_n": 2,
     }
 
 
@@ -73,8 +71,6 @@ def test_it_is_read(folder: StudyFolder, study: Study) -> None:
     assert found.metrics == ["eval/win_rate"]
     assert found.knobs == ["kl.beta", "optimiser.lr"]
     assert found.confirmed == {"confirm-1": 0}
-    assert found.importance.rows == (), "what an older version computed by PED-ANOVA is not taken over"
-    assert "has 2 ranked trials, and 21 are needed for 1 knob." in found.importance.absent
 
 
 def test_a_file_of_another_search_is_not_of_this_one(folder: StudyFolder, study: Study) -> None:
@@ -84,15 +80,6 @@ def test_a_file_of_another_search_is_not_of_this_one(folder: StudyFolder, study:
     assert load_search(folder, study) is not None
     assert load_search(folder, wider) is None
     assert load_search(folder, study.model_copy(update={"search": None})) is None
-
-
-def test_an_unfinished_search_has_no_importance(folder: StudyFolder, study: Study) -> None:
-    unfinished = {**content(study), "pareto": [], "confirmed": []}
-    del unfinished["importance"], unfinished["importance_n"]
-    (folder.path / "search.json").write_text(json.dumps(unfinished), encoding="utf-8")
-    found = load_search(folder, study)
-    assert found is not None
-    assert (found.importance.rows, found.pareto) == ((), ())
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", "null"])

@@ -15,9 +15,7 @@ from reports.records.searches import SearchResult
 from reports.statistics import two_level
 from reports.statistics.coverage import published
 from reports.tables.results import all_tables, arm_table
-from reports.tables.search import importance_table
 from reports.tables.table import Table
-from studies.definition.importance import Importance, Importances
 from studies.definition.search import Tried
 
 if TYPE_CHECKING:
@@ -167,7 +165,7 @@ def test_a_single_arm_is_not_the_best_of_all(build: Builder, tmp_path: Path) -> 
 def test_search_tables(records: StudyRecords, findings: Findings) -> None:
     won = Tried(0, "search-000", {"kl.beta": 0.1}, "complete", {"eval/win_rate": 0.81234}, True, 64)
     lost = Tried(1, "search-001", {"kl.beta": 1e-5}, "pruned", {}, False, 16)
-    search = SearchResult((won, lost), (0,), {"confirm-1": 0}, Importances(2, 21, 1))
+    search = SearchResult((won, lost), (0,), {"confirm-1": 0})
     tables = {table.name: table for table in all_tables(records, dataclasses.replace(findings, search=search))}
     assert [cell.text for cell in tables["tuning"].rows[0]] == [
         "0",
@@ -181,10 +179,4 @@ def test_search_tables(records: StudyRecords, findings: Findings) -> None:
     ]
     assert [cell.text for cell in tables["tuning"].rows[1]] == ["1", "1e-05", "pruned", "16", "–", "broken", "–", "–"]
     assert tables["tuning"].frame["eval/win_rate"][0] == 0.81234
-    assert tables["importance"].rows == ()
-    assert "has 2 ranked trials, and 21 are needed" in tables["tuning"].note
-    found = Importances(30, 21, 1, (Importance("eval/win_rate", "kl.beta", 0.42, 0.1, 0.61, 0.003),))
-    rows = importance_table(dataclasses.replace(search, importance=found)).rows
-    assert [cell.text for cell in rows[0]] == ["win rate", "kl.beta", "0.42", "0.003", "30"]
-    assert rows[0][2].detail == "[0.10, 0.61]"
     assert "tuning" not in {table.name for table in all_tables(records, findings)}

@@ -19,13 +19,11 @@ from reports.text.answer import Answer, answer, claim_sentence
 from reports.text.drift import at_equal_drift
 from reports.text.words import percent
 from studies.definition.falsifier import Falsifier
-from studies.definition.importance import Importances
 from studies.definition.search import Tried
 
 if TYPE_CHECKING:
     from tests.reports.conftest import Builder
 
-NO_IMPORTANCE = Importances(trials=4, needed=21, knobs=1)
 ARMS = {"beta_0": 0.0, "beta_0.05": 0.05, "beta_0.2": 0.2}
 WHOLE: dict[str, Any] = {"diverged": (), "budget": (), "missing": (), "steps": 64, "prompts": 24, "arms": ARMS}
 
@@ -183,11 +181,9 @@ def test_what_was_found_at_equal_drift_is_said(strengths: StudyRecords) -> None:
 
 def test_a_search_speaks_of_its_confirmation(records: StudyRecords, findings: Findings) -> None:
     trials = tuple(Tried(n, f"search-00{n}", {"kl.beta": 0.03125678}, "complete", {}, True, 64) for n in range(4))
-    before = answer(records, dataclasses.replace(findings, search=SearchResult(trials, (), {}, NO_IMPORTANCE))).sentence
+    before = answer(records, dataclasses.replace(findings, search=SearchResult(trials, (), {}))).sentence
     assert before.startswith("The search has tried 4 configurations and confirmed none yet. ")
-    after = answer(
-        records, dataclasses.replace(findings, search=SearchResult(trials, (2,), {"confirm-1": 2}, NO_IMPORTANCE))
-    ).sentence
+    after = answer(records, dataclasses.replace(findings, search=SearchResult(trials, (2,), {"confirm-1": 2}))).sentence
     assert after.startswith(
         "Of 4 configurations tried, confirm-1 (kl.beta 0.03126) ran again on fresh seeds. On win rate, "
     )

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from pipeline.run.layout import Layout, StudyFolder, TrialRecord
 from studies.definition.design import Cell
-from studies.definition.importance import importances
 from studies.definition.schema import Study
 from studies.definition.search import arm, load
 from studies.execution.planner import Ticket
@@ -224,17 +223,6 @@ def test_a_crash_that_is_tried_again_leaves_no_trace(world: Callable[..., World]
     one.records[again.cell.arm] = record(again.cell)
     one.run()
     assert one.trials() == alone
-
-
-def test_importance_finds_the_knob_that_matters(world: Callable[..., World]) -> None:
-    long = world(text=SEARCH.replace("trials: 14", "trials: 40").replace("[0.1, 0.2, 0.3]", "[0.199, 0.2, 0.201]"))
-    tuner = long.run()
-    assert long.study.search is not None
-    found = importances(tuner.trials, (long.study.objective,), long.study.search.space)
-    assert found.rows[0].knob == "kl.beta"
-    assert found.rows[0].p < 0.01
-    assert found.rows[0].share > 0.5
-    assert importances(tuner.trials[: found.needed - 1], (long.study.objective,), long.study.search.space).rows == ()
 
 
 def _mean(values: Any) -> float:
