@@ -69,41 +69,22 @@ app = typer.Typer(
 StudiesArgument = Annotated[
     list[str], typer.Argument(metavar="STUDY", help="Names or YAML paths of studies.", show_default=False)
 ]
-OptionalStudy = Annotated[
-    str | None,
-    typer.Argument(metavar="STUDY", help="A study's name, or the path of a YAML file.", show_default=False),
-]
-DiffOption = Annotated[
-    tuple[str, str] | None,
-    typer.Option(
-        "--diff",
-        metavar="OLD NEW",
-        help="Compare two versions: study names, study folders, or output roots (then name the STUDY).",
-    ),
-]
 
 
 def report(
-    name: OptionalStudy = None,
-    versions: DiffOption = None,
+    name: cli.StudyArgument,
     profile: cli.ProfileOption = None,
     without_missing: cli.WithoutMissingOption = False,
     out: cli.OutOption = None,
 ) -> None:
-    """Draw a study's report again, or compare two versions.
+    """Draw a study's report again.
 
-    From the records alone, without training.
+    From its records, without training.
     """
     from reports import console
 
-    if versions:
-        page, text = console.diff(*versions, study=name, profile=profile, out=out, without_missing=without_missing)
-        print(printable(f"{text}\nPage: {page}"))
-    elif name:
-        page = console.report(name, profile, out, second=True, without_missing=without_missing)
-        print(printable(f"Report: {page}"))
-    else:
-        raise UserError("report: name a study, or two versions of one with --diff OLD NEW")
+    page = console.report(name, profile, out, second=True, without_missing=without_missing)
+    print(printable(f"Report: {page}"))
 
 
 def compare(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,37 +73,3 @@ def compare(
     ]
     page = comparison(compared)
     return write_page(page, layout.root / "compare" / folder_name(compared)), summary(page, compared)
-
-
-def diff(
-    first: str,
-    second: str,
-    study: str | None = None,
-    profile: str | None = None,
-    out: str | Path | None = None,
-    *,
-    without_missing: bool = False,
-) -> tuple[Path, str]:
-    """Compare two versions of a study; returns the path of the page and what changed, as text.
-
-    A version is a study's folder, its report, an output root (`study` and `profile` choose where it holds several), or
-    a study's name or YAML path, of which the records under `out` are taken. Raises `UserError`.
-    """
-    from pipeline.run.layout import Layout
-    from pipeline.run.lost import OWN, refuse_lost
-    from reports.pages.diff import changes
-    from reports.pages.page import markdown_page, write_page
-    from reports.records.versions import find_version
-
-    layout = Layout.at(out)
-    old, new = (find_version(where, layout, study, profile) for where in (first, second))
-    for version in (old, new):
-        refuse_lost(version.folder, version.compared, OWN, without_missing=without_missing)
-    page = changes(old, new)
-    name = f"{new.name}-{old.digest}-{new.digest}"
-    return write_page(page, layout.root / "diff" / name), _plain(markdown_page(page))
-
-
-def _plain(text: str) -> str:
-    """Markdown without its escapes, for a terminal."""
-    return re.sub(r"\\([\\|`*_\[\]])", r"\1", text).replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")

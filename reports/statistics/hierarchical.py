@@ -95,11 +95,6 @@ class Posterior:
                 break
         return np.asarray(np.exp(at), dtype=np.float64)
 
-    def and_of(self, other: Posterior) -> Posterior:
-        """Deviation of the difference of two independent means, of one table each."""
-        weights, sds = np.outer(self.weights, other.weights), np.hypot.outer(self.sds, other.sds)
-        return Posterior(weights.ravel(), sds.ravel())
-
 
 def moments(table: Array) -> Moments:
     """Mean and variances of crossed tables (..., S, P) by the two-way analysis of variance without replication.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeline.run.metrics import METRICS
@@ -281,8 +282,27 @@ def _caveats(records: StudyRecords, findings: Findings) -> list[str]:
         what = name(metric)[0].upper() + name(metric)[1:]
         why = "so arms are compared over seeds alone: n is seeds, and intervals are wide with few of them"
         caveats.append(f"{what} exists once per trial and not prompt by prompt, {why}.")
-    caveats += filter(None, [unconfirmed(findings.arms, findings.alarms)])
+    caveats += filter(None, [unconfirmed(findings.arms, findings.alarms), _mixed_machines(records)])
     return caveats + _beside_zero(records, findings) + _sensitivity(records, findings)
+
+
+def _mixed_machines(records: StudyRecords) -> str:
+    """A warning where trials ran on several kinds of processor or card; empty where they did not."""
+    kinds = sorted({_machine(record.environment) for record in records.records.values()} - {""})
+    if len(kinds) < 2:
+        return ""
+    return (
+        f"Trials ran on different machines ({'; '.join(kinds)}), which train different policies from equal code and"
+        " seeds: part of a difference between trials can come from the machine."
+    )
+
+
+def _machine(environment: Mapping[str, str]) -> str:
+    """What a trial computed on: its card, else its processor; empty where the record names neither."""
+    device = environment.get("device", "cpu")
+    if device != "cpu":
+        return device
+    return ", ".join(environment[key] for key in ("processor", "instruction_set") if key in environment)
 
 
 def _trust(seeds: int) -> str:

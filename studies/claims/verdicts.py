@@ -74,7 +74,7 @@ def of_record(study: Study, folder: StudyFolder, record: TrialRecord, plan: Sequ
     return [
         _against_baseline(study, falsifier, folder, record, plan)
         if falsifier.relative_to
-        else judge_record(falsifier, folder, record, missing_ok=falsifier.evaluated)
+        else _judge_record(falsifier, folder, record, missing_ok=falsifier.evaluated)
         for falsifier in claims_on(study, record.arm)
     ]
 
@@ -112,7 +112,7 @@ def partner(study: Study, folder: StudyFolder, plan: Sequence[Planned], seed: in
     return f"the baseline's trial failed: {record.reason}" if record.status == "failed" else record
 
 
-def judge_record(
+def _judge_record(
     falsifier: Falsifier,
     folder: StudyFolder,
     record: TrialRecord,
@@ -137,7 +137,7 @@ def _against_baseline(
     study: Study, falsifier: Falsifier, folder: StudyFolder, record: TrialRecord, plan: Sequence[Planned]
 ) -> Verdict:
     try:
-        return judge_record(falsifier, folder, record, partner(study, folder, plan, record.seed))
+        return _judge_record(falsifier, folder, record, partner(study, folder, plan, record.seed))
     except Damaged as error:
         return untested(falsifier, record.arm, record.seed, str(error))
 
@@ -156,7 +156,7 @@ def _verdict(
     if record.config_digest != cell.digest:
         return untested(falsifier, cell.arm, cell.seed, "the record is of another configuration; run the study again")
     base = partner(study, folder, plan, cell.seed) if falsifier.relative_to else None
-    return judge_record(falsifier, folder, record, base, missing_ok=missing_ok)
+    return _judge_record(falsifier, folder, record, base, missing_ok=missing_ok)
 
 
 def _of_series(falsifier: Falsifier, folder: StudyFolder, record: TrialRecord, base: TrialRecord | None) -> Verdict:

@@ -98,7 +98,7 @@ def name(rng: random.Random, folder: Path) -> Case:
     (folder / "a.csv").write_text("prompt,completion\nA,b\n")
     calls: tuple[tuple[str, ...], ...] = (
         command("plan", bad), command("plan", "small.yaml", "--profile", bad), ("plan", "small.yaml", "--out", bad),
-        ("plan", "--memory", bad), command("report", bad), command("report", "--diff", bad, other),
+        ("plan", "--memory", bad), command("report", bad),
         command("compare", bad, other), command("falsify", bad),
         command("falsify", "small.yaml", "--set", f"{bad}={other}"), command("sync", bad),
         command("export", bad, "there"), command("export", f"{bad}/{other}/0", "there"), command("critic-bias", bad),

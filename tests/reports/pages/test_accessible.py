@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reports.console import compare, diff
+from reports.console import compare
 from reports.figures import style
 from reports.figures.style import legible
 from reports.pages.page import TEMPLATES
@@ -60,7 +60,6 @@ def pages(build: Builder, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     found = {
         "report": report,
         "compare": compare([built.study.source], out=root)[0],
-        "diff": diff(str(root), str(root), out=root)[0],
     }
     return {name: path.read_text("utf-8") for name, path in found.items()}
 
@@ -69,7 +68,7 @@ def _svg(figure: object, stem: Path, title: str, origin: object) -> None:
     figure.savefig(stem.with_suffix(".svg"), metadata={"Date": None})  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", ["report", "compare", "diff"])
+@pytest.mark.parametrize("name", ["report", "compare"])
 def test_structure(pages: dict[str, str], name: str) -> None:
     page = Elements()
     page.feed(pages[name])

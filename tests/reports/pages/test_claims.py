@@ -11,7 +11,6 @@ from reports.figures.style import house_style
 from reports.findings.findings import Findings, analyse
 from reports.pages.report import render_report
 from reports.records.load import StudyRecords, load_records
-from reports.records.versions import read_version
 from reports.tables.results import verdict_table
 from reports.text.methods import methods
 
@@ -77,9 +76,3 @@ def test_figures_draw_no_threshold_of_a_difference(found: tuple[StudyRecords, Fi
     assert small is not None
     assert "claim “the policy stays" in drawn.caption
     assert "no arm drifts further" not in drawn.caption
-
-
-def test_a_version_is_judged_from_its_records(built: Built, found: tuple[StudyRecords, Findings]) -> None:
-    told = read_version(built.folder).verdicts()
-    for claim in found[1].claims:
-        assert sorted(told[claim.falsifier.name], key=str) == sorted(claim.verdicts, key=str)

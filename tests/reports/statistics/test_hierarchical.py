@@ -53,8 +53,6 @@ def test_half_width_inverts_the_tail_for_many_tables_at_once() -> None:
 def test_a_posterior_of_one_normal_is_that_normal() -> None:
     found = Posterior(np.array([1.0]), np.array([2.0]))
     assert found.half_width(0.95) == pytest.approx(2 * 1.959964, rel=1e-6)
-    both = found.and_of(Posterior(np.array([1.0]), np.array([1.5])))
-    assert both.half_width(0.95) == pytest.approx(2.5 * 1.959964, rel=1e-6)
 
 
 def test_moments_are_unbiased() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,6 +88,21 @@ def test_a_single_shared_seed_is_said_though_each_arm_has_more(build: Builder, t
     assert not any("shares one with the baseline" in caveat for caveat in found.caveats)
     found = said(build, tmp_path / "b", seeds=(0, 1, 2), missing=(("beta_0.05", 0), ("beta_0", 1)))
     assert any("shares one with the baseline" in caveat for caveat in found.caveats)
+
+
+def test_mixed_machines_are_warned_of(records: StudyRecords, findings: Findings) -> None:
+    def caveats(*machines: dict[str, str]) -> list[str]:
+        cells = zip(itertools.cycle(machines), records.records.items(), strict=False)
+        changed = {cell: one.model_copy(update={"environment": {**one.environment, **m}}) for m, (cell, one) in cells}
+        found = answer(dataclasses.replace(records, records=changed), findings).caveats
+        return [caveat for caveat in found if "different machines" in caveat]
+
+    epyc, xeon = {"processor": "EPYC", "instruction_set": "AVX2"}, {"processor": "Xeon", "instruction_set": "AVX512"}
+    assert caveats({}) == caveats(epyc) == caveats(epyc, {}) == []
+    assert "(EPYC, AVX2; Xeon, AVX512)" in caveats(epyc, xeon)[0]
+    card = {"device": "Tesla T4, 14.6 GiB"}
+    assert caveats(epyc | card, xeon | card) == []
+    assert "(EPYC, AVX2; Tesla T4, 14.6 GiB)" in caveats(epyc, xeon | card)[0]
 
 
 def test_what_ended_otherwise_stands_beside_the_arm(records: StudyRecords, findings: Findings) -> None:
