@@ -166,7 +166,6 @@ for command in (
     cli.ui,
     cli.serve,
     cli.sync,
-    cli.critic_bias,
     cli.export,
     cli.score,
     cli.doctor,

@@ -9,7 +9,6 @@
                                  trials/<arm>__seed<seed>.json   one TrialRecord each
                                  jobs/<arm>__seed<seed>/         of a trial that runs: what driver and worker exchange
                                  mlflow/<arm>__seed<seed>.json   what MLflow has been told
-                                 critic_bias/<arm>__seed<seed>.parquet   critics' values against replayed states
                                  report/        tables, figures, index.html
 <root>/mlflow.db, <root>/mlartifacts/           the MLflow store
 <root>/log/                                     tracebacks of faults that no command expected
@@ -172,14 +171,6 @@ class StudyFolder:
 
     def mlflow_file(self, arm: str, seed: int) -> Path:
         return self.path / "mlflow" / f"{safe(arm)}__seed{seed}.json"
-
-    @property
-    def critic_biases(self) -> Path:
-        """Diagnoses of critics, a file for each trial."""
-        return self.path / "critic_bias"
-
-    def critic_bias_file(self, arm: str, seed: int) -> Path:
-        return self.critic_biases / f"{self.trial_file(arm, seed).stem}.parquet"
 
     @property
     def remedy(self) -> str:

@@ -36,16 +36,9 @@ class Replays:
 
 
 def replay(
-    context: RolloutContext,
-    prompts: Prompts,
-    episodes: Episodes,
-    share: slice,
-    update: int,
-    kl_coef: float,
-    stream: str = "replay",
+    context: RolloutContext, prompts: Prompts, episodes: Episodes, share: slice, update: int, kl_coef: float
 ) -> Replays:
-    """Sample the states of these episodes onwards, those of the rows `share` of a rollout; `stream` names the noise.
-    Raises `MemoryFull`."""
+    """Sample the states of these episodes onwards, those of the rows `share` of a rollout. Raises `MemoryFull`."""
     cfg, mask = context.cfg, episodes.response_mask
     chosen = chosen_rows(len(prompts.rows), cfg.replay.share, cfg.train.seed, update)[share].to(mask.device)
     known = starts(episodes.lengths, mask.shape[1], cfg.replay.every) & chosen.unsqueeze(1)
@@ -53,7 +46,7 @@ def replay(
     tokens = torch.zeros_like(episodes.lengths)
     for t in known.any(0).nonzero().flatten().tolist():
         rows = known[:, t].nonzero().flatten()
-        returns, sampled = _continued(context, prompts, episodes, share, rows, t, (stream, update), kl_coef)
+        returns, sampled = _continued(context, prompts, episodes, share, rows, t, update, kl_coef)
         values[rows, t] = returns.mean(1)
         noise[rows, t] = returns.var(1) / returns.shape[1] if returns.shape[1] > 1 else torch.nan
         tokens[rows] += sampled.sum(1)
@@ -74,13 +67,13 @@ def _continued(
     share: slice,
     rows: Tensor,
     t: int,
-    stream: tuple[str, int],
+    update: int,
     kl_coef: float,
 ) -> tuple[Tensor, Tensor]:
     """Of K continuations of n rows: the rewards to go from token `t`, and the tokens sampled for them; (n, K) each."""
     cfg, each = context.cfg, context.cfg.replay.continuations
     with context.timed("generate"):
-        every = uniforms(len(prompts.rows) * each, cfg.train.response_length - t, cfg.train.seed, *stream, t)
+        every = uniforms(len(prompts.rows) * each, cfg.train.response_length - t, cfg.train.seed, "replay", update, t)
         noise = every.view(len(prompts.rows), each, -1)[share][rows.cpu()].flatten(0, 1)
         begun = episodes.take(rows.repeat_interleave(each))
         width = begun.context_length + t

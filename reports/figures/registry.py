@@ -28,7 +28,6 @@ FIGURES = {
     "entropy": "reports.figures.curves:entropy",
     "training": "reports.figures.curves:training",
     "pareto": "reports.figures.tuning:pareto",
-    "critic_bias": "reports.figures.critic_bias:critic_bias",
     "tradeoff": "reports.figures.tradeoff:tradeoff",
     "price": "reports.figures.price:price",
     "cost": "reports.figures.cost:cost",

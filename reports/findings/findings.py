@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from pipeline.run.metrics import METRICS
 from reports.findings import matched_kl, trajectories
-from reports.findings.critic_bias import PlaceBias, critic_biases
 from reports.findings.crossings import Crossed, crossed
 from reports.findings.excess import excess
 from reports.findings.hypotheses import Judgement, judge
@@ -164,8 +163,6 @@ class Findings:
     """Pairs of crossed knobs, on the objective."""
     peaks: tuple[ArmPeak, ...]
     """How high gold rose along training, where it was recorded."""
-    critics: tuple[PlaceBias, ...]
-    """What the critics' values are worth, where they were diagnosed."""
     health: tuple[ArmHealth, ...]
     """Of every arm with a trial whose series could be judged."""
 
@@ -198,7 +195,6 @@ def analyse(records: StudyRecords) -> Findings:
         hypotheses=judge(records),
         crossings=crossed(records),
         peaks=gold_peaks(records),
-        critics=critic_biases(records),
         health=healths(records),
     )
 

@@ -89,8 +89,6 @@ def _parts(folder: StudyFolder, study: Study) -> Iterator[bytes]:
     ):
         yield from _named(path, root)
     records = sorted((folder.path / "trials").glob("*.json"))
-    for path in sorted(folder.critic_biases.glob("*.parquet")):
-        yield from _named(path, folder.path)
     for path in (folder.study_file, folder.search_file, folder.registration_file, *records):
         yield from _named(path, folder.path)
     if study.confirms:

@@ -17,7 +17,6 @@ from reports.statistics.two_level import ALPHA
 from reports.tables.cells import DASH, columns, sample, shown, shown_difference, size
 from reports.tables.claims import claims_table
 from reports.tables.coverage import coverage_table
-from reports.tables.critic_bias import critic_bias_table
 from reports.tables.crossings import crossings_table
 from reports.tables.drift import alarm_table, matched_table
 from reports.tables.judge import judge_table, judges
@@ -64,7 +63,6 @@ def all_tables(records: StudyRecords, findings: Findings) -> list[Table]:
         alarm_table(findings),
         *([peaks_table(findings.peaks)] if findings.peaks else []),
         health_table(findings.health),
-        *([critic_bias_table(findings.critics)] if findings.critics else []),
         verdict_table(findings),
         *([judge_table(records)] if judges(records) else []),
         status_table(records, findings),

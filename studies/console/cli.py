@@ -279,35 +279,6 @@ def falsify(
     raise typer.Exit(exit_code([*parts, *([outcome] if judged or not parts else [])]))
 
 
-def critic_bias(
-    name: StudyArgument,
-    profile: ProfileOption = None,
-    prompts: Annotated[int, typer.Option("--prompts", min=20, help="Held-out prompts, one episode each.")] = 128,
-    continuations: Annotated[int, typer.Option("--continuations", min=2, help="Samples from each state.")] = 16,
-    every: Annotated[int, typer.Option("--every", min=1, help="Tokens from one state to the next.")] = 4,
-    out: OutOption = None,
-) -> None:
-    """Compare the critics of a study that has run with what their states are worth.
-
-    States of held-out episodes are sampled onwards and scored. Draws the report again, with a table and a figure.
-    """
-    from pipeline.run.layout import Layout
-    from pipeline.stages.critic_bias import Replaying
-    from studies.definition.schema import load_study
-    from studies.execution.critic_bias import diagnose
-
-    chosen, layout, console = load_study(name), Layout.at(out), terminal()
-    folder = layout.study(chosen.name, profile or chosen.profile)
-    how = Replaying(prompts, continuations, every)
-    try:
-        diagnose(folder, how, lambda line: console.print(line, soft_wrap=True, highlight=False, markup=False))
-    except KeyboardInterrupt:
-        console.print("interrupted; the same command continues")
-        raise typer.Exit(130) from None
-    if (report := _draw(chosen, folder, console)) is not None:
-        console.print(f"Report:  {report}", soft_wrap=True, highlight=False, markup=False)
-
-
 def export(
     run: Annotated[
         str,

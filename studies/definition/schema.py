@@ -48,7 +48,7 @@ IMPORTED: Kind = "imported"
 """The kind of a study whose trials other programs ran, and what stands in the place of its profile."""
 FIGURES = (
     "frontier", "overoptimisation", "win_rate", "effects", "matched_kl", "interactions", "kl", "entropy", "training",
-    "pareto", "critic_bias", "tradeoff", "price", "cost",
+    "pareto", "tradeoff", "price", "cost",
 )  # fmt: skip
 """What a study can list under `figures`; `reports.figures.registry` draws them."""
 

@@ -101,7 +101,7 @@ def name(rng: random.Random, folder: Path) -> Case:
         ("plan", "--memory", bad), command("report", bad),
         command("compare", bad, other), command("falsify", bad),
         command("falsify", "small.yaml", "--set", f"{bad}={other}"), command("sync", bad),
-        command("export", bad, "there"), command("export", f"{bad}/{other}/0", "there"), command("critic-bias", bad),
+        command("export", bad, "there"), command("export", f"{bad}/{other}/0", "there"),
         command("export", "small/none/0", bad), command("score", bad, "--reward", "lexicon"),
         command("score", "a.csv", "--reward", bad), command("score", "a.csv", "--reward", "lexicon", "--to", bad),
         command("score", "a.csv", "--reward", f"{bad}/{other}/0"),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from naive import drawn, prefix
-from tinytrial import EOS, VOCAB, preset, trainer
+from tinytrial import EOS, FLOOR, VOCAB, preset, trainer
 from torch import Tensor
 
 from pipeline.algorithms.base import Judged, Replayed
@@ -95,12 +96,19 @@ def prompts_of(one: Trainer) -> Prompts:
     return one._prompts()
 
 
-@pytest.mark.parametrize("place", ["reward", "loss", "score"])
-def test_a_policy_that_can_say_one_thing_is_worth_what_it_got(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        *({"kl__place": place} for place in ("reward", "loss", "score")),
+        {"kl__group": "clause", "kl__group_credit": "last"},
+        FLOOR,
+    ],
+)
+def test_a_policy_that_can_say_one_thing_is_worth_what_it_got(tmp_path: Path, knobs: dict[str, Any]) -> None:
     """Near temperature 0 a continuation repeats the rollout, so that every value is its own reward to go, and no
     response is better than expected."""
-    one = trainer(tmp_path, **VINE, kl__place=place, kl__beta=0.3, train__temperature=1e-4, replay__continuations=2)
-    rollout = collect(one.rollout_context, prompts_of(one), 0, 0.3)
+    one = trainer(tmp_path, **VINE, **knobs, kl__beta=0.3, train__temperature=1e-4, replay__continuations=2)
+    rollout = collect(replace(one.rollout_context, floor_weight=3.0), prompts_of(one), 0, 0.3)
     torch.testing.assert_close(rollout.advantages, torch.zeros_like(rollout.advantages), atol=2e-3, rtol=0)
     assert rollout.metrics["replay/standard_error"] == pytest.approx(0.0, abs=1e-3)
 

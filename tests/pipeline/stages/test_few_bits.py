@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -15,12 +13,10 @@ from safetensors.torch import load_file
 from smoke_record import artifacts, recorded
 from tinytrial import FEW_BITS
 
-from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
 from pipeline.models.loading import load_snapshot
 from pipeline.models.quantization import load_rounded
 from pipeline.run.layout import Layout, TrialRecord
-from pipeline.stages.critic_bias import Replaying, critic_bias
 from pipeline.trial import plan_trial, run_trial
 
 STILL: dict[str, Any] = {**FEW_BITS, "critic__init": "reward", "optimiser__lr": 0.0, "train__steps": 8}
@@ -70,20 +66,6 @@ def test_the_reference_in_nf4_gives_its_own_answers_and_the_reward_stays(smoke_l
     )
     assert plain["reference"] == lora["reference"] != four["reference"]
     assert plain["reward"] == four["reward"]
-
-
-def test_the_diagnosis_of_critics_reads_one_with_an_adapter(
-    smoke_layout: Layout, record: TrialRecord, tmp_path: Path
-) -> None:
-    found, how = artifacts(smoke_layout, record, STAGES), Replaying(prompts=4, continuations=2, every=8)
-    needed = {stage: found[stage] for stage in ("prompts", "sft", "reward", "train")}
-    table = critic_bias(TrialConfig.model_validate(record.config), how, **needed)
-    assert np.isfinite(table["value"]).all()
-    other = TrialConfig.model_validate(record.config)
-    other = other.model_copy(update={"critic": other.critic.model_copy(update={"quantize": "none"})})
-    exact = critic_bias(other, how, **needed)
-    apart = (table["value"] - exact["value"]).abs()
-    assert 0 < apart.max() < 0.1 * exact["value"].abs().max(), "of the same weights, in 8 bits and in 32"
 
 
 def test_value_pretraining_fits_an_adapter_that_trials_of_all_seeds_begin_with(smoke_layout: Layout) -> None:

@@ -75,7 +75,7 @@ def test_long_series_are_binned(records: StudyRecords) -> None:
     assert curve.mean["mean"].iloc[1] == pytest.approx(frame["policy/entropy"].mean())
 
 
-OF_OTHER_DESIGNS = {"interactions", "pareto", "matched_kl", "critic_bias", "price", "tradeoff"}
+OF_OTHER_DESIGNS = {"interactions", "pareto", "matched_kl", "price", "tradeoff"}
 
 
 @pytest.mark.parametrize("name", [name for name in FIGURES if name not in OF_OTHER_DESIGNS])

@@ -100,7 +100,7 @@ def rendered(build: Builder, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 def test_all_files_are_there(rendered: tuple[Built, dict[str, bytes]]) -> None:
     files = rendered[1]
     wanted = {"index.html", "report.md", "claims.json", "tables/samples.csv"}
-    of_others = {"interactions", "pareto", "matched_kl", "critic_bias", "price", "tradeoff"}
+    of_others = {"interactions", "pareto", "matched_kl", "price", "tradeoff"}
     drawn = [name for name in figures.FIGURES if name not in of_others]
     wanted |= {f"figures/{name}{suffix}" for name in drawn for suffix in (".svg", ".png", ".pdf", ".csv")}
     tables = ["claims", "arms", "completions", "robust", "effects", "sensitivity", "matched_kl", "alarms"]
