@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from pipeline.config.base import NonNegative, Section, StrictlyPositive
 from pipeline.config.schedule import Control, Schedule, Stages
@@ -87,13 +87,6 @@ class KlConfig(Section):
     def schedule(self) -> Schedule:
         """How beta moves."""
         return Schedule(self.control, self.beta, self.beta_end, self.beta_stages)
-
-    @field_validator("loss_estimator", mode="before")
-    @classmethod
-    def _former(cls, value: Any) -> Any:
-        if value == "sequence_k2":
-            raise ValueError("'sequence_k2' is now two keys: kl.loss_estimator: k2 and kl.group: sequence")
-        return value
 
     @model_validator(mode="after")
     def _ratio_of_a_token(self) -> Self:

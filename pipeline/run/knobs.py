@@ -52,7 +52,7 @@ def _acts(config: TrialConfig, verb: str, key: str) -> bool:
 
 
 def _unchecked(settings: Mapping[str, Any]) -> TrialConfig:
-    """The configuration without its checks, which that of an older version or a part of one might not pass."""
+    """The configuration without its checks, which a part of one, such as that of an imported trial, might not pass."""
     parts: dict[str, Any] = {
         section: info.annotation.model_construct(
             **{name: settings[f"{section}.{name}"] for name in info.annotation.model_fields

@@ -32,9 +32,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pipeline.config.loading import dotted_keys
-from pipeline.config.names import upgraded
-from pipeline.config.trial import TrialConfig, canonical_json
+from pipeline.config.trial import canonical_json
 from pipeline.errors import Damaged, Fault, Gone, UserError
 from pipeline.named_files import other_kind, place
 
@@ -224,47 +222,13 @@ class StudyFolder:
 
 
 def read_record(path: Path) -> TrialRecord:
-    """A record as it was written, former names in it replaced by those of today. Raises `Damaged`, also for one that
-    this version of the program cannot read."""
+    """A record as it was written. Raises `Damaged`."""
     content = read_sealed(path)
     try:
-        older = _is_older(content.get("config") or {})
-        return TrialRecord.model_validate(_judged_alone(_of_today(content) if older else content))
+        return TrialRecord.model_validate(content)
     except ValidationError as error:
         fault = error.errors()[0]
         raise Damaged(path, f"{'.'.join(map(str, fault['loc'])) or 'content'}: {fault['msg']}") from None
-    except (AttributeError, TypeError, ValueError) as error:
-        raise Damaged(path, f"it cannot be read as a record of an older version: {error}") from None
-
-
-def _judged_alone(content: dict[str, Any]) -> dict[str, Any]:
-    """A record of real text from before the judge had a guard: `auto` stood for the lexicon, and the trial had no stage
-    for a judge."""
-    config, stages = content.get("config") or {}, content.get("stages") or {}
-    if "reward" not in stages or "judge" in stages:  # an imported record has no stages, and any configuration
-        return content
-    judge, data = config.get("judge") or {}, config.get("data") or {}
-    if judge.get("kind") != "auto" or data.get("source", "builtin") == "builtin":
-        return content
-    return _of_today({**content, "config": {**config, "judge": {**judge, "kind": "lexicon"}}})
-
-
-def _is_older(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration is one of ours, and lacks knobs of today."""
-    if "ppo" in config:
-        return True
-    return "algorithm" in config and not set(dotted_keys()) <= {
-        f"{section}.{name}" for section, content in config.items() if isinstance(content, Mapping) for name in content
-    }
-
-
-def _of_today(content: dict[str, Any]) -> dict[str, Any]:
-    """A record of an older version: its training may have had one section and one stage called ``ppo``, and knobs that
-    did not exist have the value that stands for what was done. Another configuration has another digest."""
-    config = TrialConfig.model_validate(upgraded(content["config"]))
-    stages = {"train" if name == "ppo" else name: stage for name, stage in content["stages"].items()}
-    whole = config.model_dump(mode="json")
-    return {**content, "config": whole, "stages": stages, "config_digest": config.digest()}
 
 
 def record_text(record: TrialRecord) -> str:

@@ -13,7 +13,6 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.config.names import renamed
 from pipeline.config.trial import flatten
 from pipeline.errors import Gone, UserError
 from pipeline.run.layout import StudyFolder, TrialRecord, read_json
@@ -282,7 +281,7 @@ def load_records(folder: StudyFolder, study: Study, *, without_missing: bool = F
     profile, overrides = str(started.get("profile") or folder.path.name), started.get("overrides") or {}
     claims = standing(study, folder, profile, overrides)
     study = confirmation(study, folder)
-    plan = planned(study, profile, renamed(overrides))
+    plan = planned(study, profile, overrides)
     gathered = _Gathered()
     records = _read_records(folder, plan, gathered.notes)
     digests = {(cell.arm, cell.seed): cell.digest for cell in plan}

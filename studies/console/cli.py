@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.config.names import SYMBOLS, renamed
+from pipeline.config.names import SYMBOLS
 from pipeline.errors import USER_ERROR, WITHOUT_MISSING, UserError
 from pipeline.named_files import place
 from pipeline.wording import control_character, printable
@@ -246,7 +246,7 @@ def falsify(
     started = folder.started()
     overrides = parse_set(settings) if settings else started.get("overrides", {})
     claims = standing(raw, folder, profile or raw.profile, overrides)
-    plan = planned(chosen, profile, overrides if settings else renamed(overrides))
+    plan = planned(chosen, profile, overrides)
     read = stages_read(chosen.falsifiers)
     refuse_lost(folder, evidence(chosen, folder, plan), read, without_missing=without_missing)
     judged = verdicts(chosen, folder, plan, missing_ok=without_missing)
@@ -437,7 +437,7 @@ def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = No
     if not records:
         raise UserError(f"{folder.path} has no finished trial to send; start with: ablate study {name}")
     compared = confirmation(chosen, folder)
-    plan = planned(compared, profile, renamed(started.get("overrides", {})))
+    plan = planned(compared, profile, started.get("overrides", {}))
     with only_driver(folder, chosen.name):
         environment = records[0].environment
         sinks = StudySinks(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from pipeline.config.names import nearest, renamed
+from pipeline.config.names import nearest
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import Fault, UserError
 from pipeline.run import dag
@@ -107,7 +107,7 @@ def _cell(name: str, arm: str, seed: int, folder: StudyFolder, record: TrialReco
     study = confirmation(Study.model_validate({**started["study"], "source": started["source"]}), folder)
     if study.kind == IMPORTED:
         raise UserError(f"trial '{name}': its study was imported, so its weights are elsewhere; serve a folder of them")
-    planned = cells(study, started["profile"], renamed(started["overrides"]))
+    planned = cells(study, started["profile"], started["overrides"])
     found = {f"{cell.arm}/{cell.seed}": cell for cell in planned}
     if (mine := found.get(f"{arm}/{seed}")) is not None:
         return mine

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from pipeline.config.loading import load_config
-from pipeline.config.names import renamed, upgraded
 from pipeline.config.presets import PRESETS
 from pipeline.errors import UserError
 
@@ -164,10 +163,6 @@ def test_an_algorithm_of_one_epoch_takes_smaller_steps_unless_told_otherwise() -
             {"algorithm": "grpo", "kl.loss_estimator": "ratio_k3", "kl.group": "sentence"},
             "kl: loss_estimator 'ratio_k3' weighs k3 by the ratio of a token, and group is 'sentence'; use k2 or k3",
         ),
-        (
-            {"algorithm": "grpo", "kl.loss_estimator": "sequence_k2"},
-            "'sequence_k2' is now two keys: kl.loss_estimator: k2 and kl.group: sequence",
-        ),
         ({"kl.group": "clauses"}, "kl.group = 'clauses': must be 'token', 'clause', 'sentence' or 'sequence'"),
         (
             {"algorithm": "a_star_po", "train.num_epochs": 2, "kl.group": "clause"},
@@ -209,7 +204,7 @@ def test_what_does_not_go_together_is_refused(settings: dict[str, Any], says: st
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"algorithm.ent_coef": 0.01}, "--set: unknown key 'algorithm.ent_coef'; it is now 'entropy.coef'"),
+        ({"algorithm.ent_coef": 0.01}, "--set: unknown key 'algorithm.ent_coef'; ent_coef is the key 'entropy.coef'"),
         ({"ent_coef": 0.01}, "ent_coef is the key 'entropy.coef'"),
         ({"c2": 0.01}, "c2 is the key 'entropy.coef'"),
         ({"entropy.control": "adaptive"}, "coef 0 stays 0 with control: adaptive, which multiplies it; start above 0"),
@@ -242,36 +237,6 @@ def test_a_bonus_acts_where_it_is_above_0_at_some_time() -> None:
         assert load_config("tiny", settings).entropy.acts
     assert not load_config("tiny").entropy.acts
     assert not load_config("tiny", {"entropy.coef": 0.0}).entropy.acts
-
-
-def test_a_record_with_the_former_coefficient_of_the_bonus_has_it_in_its_section() -> None:
-    old = {"algorithm": {"name": "ppo", "ent_coef": 0.02}, "kl": {"beta": 0.1}}
-    new = {"algorithm": {"name": "ppo"}, "kl": {"beta": 0.1}, "entropy": {"coef": 0.02}}
-    assert upgraded(old) == upgraded(new) == new
-    assert old["algorithm"] == {"name": "ppo", "ent_coef": 0.02}, "what was read stays as it was"
-    assert upgraded({"ppo": {"ent_coef": 0.02}}) == {"entropy": {"coef": 0.02}}
-
-
-@pytest.mark.parametrize(
-    ("settings", "group"),
-    [
-        ({"kl.place": "loss", "kl.loss_estimator": "sequence_k2"}, {"kl.group": "sequence"}),
-        ({"ppo.kl_in": "loss", "ppo.kl_loss_estimator": "sequence_k2"}, {"kl.group": "sequence"}),
-        ({"kl.place": "reward", "kl.loss_estimator": "sequence_k2"}, {}),
-        ({"kl.loss_estimator": "sequence_k2"}, {}),
-    ],
-)
-def test_stored_settings_with_the_former_sequence_k2_are_read(settings: dict[str, Any], group: dict[str, str]) -> None:
-    old = dict(settings)
-    said = [value for value in settings.values() if value in ("loss", "reward")]
-    place = {"kl.place": said[0]} if said else {}
-    assert renamed(settings) == {**place, "kl.loss_estimator": "k2", **group}
-    assert renamed(renamed(settings)) == renamed(settings)
-    assert settings == old, "what was read stays as it was"
-    if place == {"kl.place": "loss"}:
-        assert load_config("tiny", renamed(settings)).kl.by_sequence
-    kept = {"kl.place": "loss", "kl.loss_estimator": "k3"}
-    assert renamed(kept) == kept
 
 
 @pytest.mark.parametrize("place", ["reward", "score"])
@@ -312,28 +277,3 @@ def test_a_second_pass_without_a_ratio_needs_the_square_at_all_times(beta: dict[
 def test_a_penalty_on_groups_in_the_reward_is_allowed_where_one_in_the_loss_is_not() -> None:
     assert load_config("tiny", {"algorithm": "trpo", "kl.group": "clause"}).kl.grouped_in("reward")
     assert load_config("tiny", {"algorithm": "a_star_po", "train.num_epochs": 2}).kl.by_sequence
-
-
-@pytest.mark.parametrize(
-    ("place", "group"), [("loss", "sequence"), ("score", "sequence"), ("margin", "sequence"), ("reward", "token")]
-)
-def test_the_records_of_the_former_sequence_k2_name_what_it_did(place: str, group: str) -> None:
-    """In the reward it did nothing."""
-    old = {"kl": {"place": place, "loss_estimator": "sequence_k2", "beta": 0.1}}
-    new = upgraded(old)
-    assert new == {"kl": {"place": place, "loss_estimator": "k2", "group": group, "beta": 0.1}}
-    assert upgraded(new) == new
-    assert old["kl"]["loss_estimator"] == "sequence_k2", "what was read stays as it was"
-
-
-def test_the_records_of_the_former_rloo_name_what_it_did() -> None:
-    old = {"algorithm": {"name": "rloo", "cliprange": 0.2}, "kl": {"place": "reward", "beta": 0.1}}
-    new = upgraded(old)
-    knobs = load_config("tiny", {"algorithm": "rloo"}).algorithm.model_dump()
-    assert {key: value for key, value in new["algorithm"].items() if knobs[key] != value} == {}
-    assert new["algorithm"].keys() >= {"advantage", "ratio", "aggregation"}
-    assert new["kl"] == {"place": "score", "beta": 0.1}
-    assert upgraded(new) == new
-    assert upgraded({**old, "kl": {"place": "loss"}})["kl"] == {"place": "loss"}
-    plain = {"algorithm": {"name": "ppo"}, "kl": {"place": "reward"}}
-    assert upgraded(plain) == plain

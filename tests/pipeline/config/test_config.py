@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.config import loading
 from pipeline.config.loading import dotted_keys, load_config, parse_set, profile_names
-from pipeline.config.names import RENAMED, SYMBOLS, WORDS
+from pipeline.config.names import SYMBOLS, WORDS
 from pipeline.config.trial import TrialConfig
 from pipeline.config.yaml_files import line_of, read_yaml
 from pipeline.errors import UserError
@@ -132,8 +132,7 @@ def test_dotted_keys_cover_every_section() -> None:
         ("klcoef", "did you mean 'kl.beta'?"),
         ("steps", "did you mean 'train.steps' or 'sft.steps'?"),
         ("train", "'train' is a section: name its keys with a dot, for example 'train."),
-        ("ppo", "its keys are now in train, algorithm, kl, optimiser, critic, adapter"),
-        ("ppo.lora_rank", "it is now 'adapter.rank'"),
+        ("lora_rank", "lora_rank is the key 'adapter.rank'"),
     ],
 )
 def test_a_key_by_another_name_is_answered_with_the_key_that_is_meant(key: str, says: str) -> None:
@@ -143,18 +142,10 @@ def test_a_key_by_another_name_is_answered_with_the_key_that_is_meant(key: str, 
     assert "\n" not in str(error.value)
 
 
-def test_words_and_old_names_lead_to_keys_that_exist() -> None:
+def test_words_lead_to_keys_that_exist() -> None:
     keys = set(dotted_keys())
-    assert keys.isdisjoint(RENAMED)
-    assert keys.issuperset(RENAMED.values())
     assert keys.issuperset(key for meant in WORDS.values() for key in meant)
     assert all(part.split(" = ")[1].partition(" ")[0] == WORDS[part.split(" = ")[0]][0] for part in SYMBOLS.split(", "))
-
-
-def test_a_renamed_key_is_answered_with_its_new_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(RENAMED, "ppo.kl_penalty", "kl.beta")
-    with pytest.raises(UserError, match=r"unknown key 'ppo\.kl_penalty'; it is now 'kl\.beta'$"):
-        load_config("tiny", {"ppo.kl_penalty": 0.1})
 
 
 def test_all_faults_of_several_settings_come_at_once() -> None:

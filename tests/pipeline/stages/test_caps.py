@@ -102,12 +102,6 @@ def test_caps_are_no_part_of_what_a_trial_is() -> None:
     assert smoke().digest() == smoke(caps__generated_tokens=7, caps__card="t4").digest()
 
 
-@pytest.mark.parametrize("name", ["wall_clock_h", "generated_tokens", "memory_gib"])
-def test_the_old_keys_are_answered_with_the_new_ones(name: str) -> None:
-    with pytest.raises(UserError, match=rf"unknown key 'ppo.max_{name}'; it is now 'caps.{name}'"):
-        load_config("tiny", {f"ppo.max_{name}": 1})
-
-
 # --- through the store ---------------------------------------------------------------------------------------
 
 

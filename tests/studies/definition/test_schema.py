@@ -337,8 +337,8 @@ def test_factors_are_taken_one_at_a_time_around_the_profile(write_study: Callabl
         ("factors: {algorithm.cliprange: [0.1, 0.1]}", "the arm 'cliprange=0.1' comes out more than once"),
         ("factors: {algorithm.cliprange: []}", "factors.algorithm.cliprange: has no values"),
         (
-            "factors: {ppo.cliprnge: [0.1]}",
-            r"factors.ppo.cliprnge=0.1: unknown key 'ppo.cliprnge'; did you mean 'algorithm.cliprange'\?",
+            "factors: {algorithm.cliprnge: [0.1]}",
+            r"factors.cliprnge=0.1: unknown key 'algorithm.cliprnge'; did you mean 'algorithm.cliprange'\?",
         ),
         ("factors: {}", "no arms"),
         ("factors: {algorithm.cliprange: [0.1]}\nbaseline: weak", "with factors it is the profile itself"),
@@ -426,7 +426,7 @@ def test_cells_pair_seeds_and_put_overrides_below_arms(write_study: Callable[...
     [
         ("kl.beta", "would have no effect: every arm"),
         ("train.seed", "comes from the study's seeds"),
-        ("ppo.lrr", "did you mean 'optimiser.lr'"),
+        ("optimiser.lrr", "did you mean 'optimiser.lr'"),
     ],
 )
 def test_overrides_that_cannot_be_meant_are_refused(write_study: Callable[..., Study], key: str, message: str) -> None:
