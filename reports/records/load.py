@@ -63,7 +63,7 @@ class StudyRecords:
     """arm, seed, step and one column per metric of pipeline/run/metrics.py that was recorded; non-finite values are
     NaN."""
     prompts: pd.DataFrame
-    """arm, seed, `ANSWER_COLUMNS`, as far as they were recorded `LATER_COLUMNS`, and the parts of the reward of every
+    """arm, seed, `ANSWER_COLUMNS`, as far as they were recorded `PROXY_COLUMNS`, and the parts of the reward of every
     prompt; `win` and `tie` are shares of the reference's draws."""
     samples: pd.DataFrame
     """The fixed sample table of every evaluated trial: arm, seed and `PROMPT_COLUMNS`."""
@@ -273,11 +273,6 @@ def load_records(folder: StudyFolder, study: Study, *, without_missing: bool = F
     """
     require_run(folder, study)
     started = folder.started()
-    if study.imported is not None and "notes" not in started:
-        raise UserError(
-            f"{folder.path}: these logs were imported by an older version of the program; import them again: ablate"
-            f" import FOLDER --name {study.argument}"
-        )
     profile, overrides = str(started.get("profile") or folder.path.name), started.get("overrides") or {}
     claims = standing(study, folder, profile, overrides)
     study = confirmation(study, folder)

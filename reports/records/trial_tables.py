@@ -37,15 +37,15 @@ _EXAMPLES = (
 ANSWER_COLUMNS = tuple(column for column in PROMPT_COLUMNS if column not in _EXAMPLES)
 """What is read of every prompt of every trial; texts and the scores of the one that is shown are read of the samples
 alone."""
-LATER_COLUMNS = ("win_proxy", "agree", "decided")
-"""Read as well, where they are: evaluations of older versions lack them."""
+PROXY_COLUMNS = ("win_proxy", "agree", "decided")
+"""How the proxy judges the same pairs, read as well; imported outcomes can lack them altogether."""
 OF_FAMILIES = tuple(BY_FAMILY.values())
 """Heads of the columns of what the parts of a composite reward and further judges say; they are read as well."""
 SHARES = ("win", "tie", "win_proxy")
 """Of a prompt: the share of the reference's draws that the policy beats, ties counting half, by the judge; the share of
 ties; and the first by the proxy."""
 _FLAGS = ("prompt_id", "policy_eos", "reference_eos")
-_NUMBERS = tuple(column for column in (*ANSWER_COLUMNS, *LATER_COLUMNS) if column not in _FLAGS)
+_NUMBERS = tuple(column for column in (*ANSWER_COLUMNS, *PROXY_COLUMNS) if column not in _FLAGS)
 _AGAIN = "run the study again to rebuild it"
 
 Series = Mapping[str, NDArray[np.float64]]
@@ -98,12 +98,12 @@ def read_curves(folder: StudyFolder, record: TrialRecord, notes: list[str]) -> S
 
 
 def read_answers(folder: StudyFolder, record: TrialRecord, notes: list[str]) -> pa.Table | None:
-    """`ANSWER_COLUMNS`, `LATER_COLUMNS`, the parts of the reward and the further judges, prompt by prompt;
+    """`ANSWER_COLUMNS`, `PROXY_COLUMNS`, the parts of the reward and the further judges, prompt by prompt;
     None where there is no table, or no row in it."""
     path = _path(folder, record, "evaluate", "prompts.parquet", notes)
     if path is None:
         return None
-    table = _read(path, lambda column: column in (*ANSWER_COLUMNS, *LATER_COLUMNS) or column.startswith(OF_FAMILIES))
+    table = _read(path, lambda column: column in (*ANSWER_COLUMNS, *PROXY_COLUMNS) or column.startswith(OF_FAMILIES))
     imported = record.profile == IMPORTED
     return _labelled(_decided(_checked(table, path, gaps=imported)), record) if table.num_rows else None
 
@@ -166,7 +166,7 @@ def _floats(table: pa.Table, key: str) -> NDArray[np.float64]:
 
 def _checked(table: pa.Table, path: Path, *, gaps: bool) -> pa.Table:
     """The table of an evaluation; what other programs published can lack columns and values (`gaps`)."""
-    absent = [column for column in ANSWER_COLUMNS if column not in table.column_names]
+    absent = [column for column in (*ANSWER_COLUMNS, *PROXY_COLUMNS) if column not in table.column_names]
     if absent and (not gaps or "prompt_id" in absent):
         raise Damaged(path, f"no column {', '.join(absent)}", _AGAIN)
     for column in [column for column in _NUMBERS if column in table.column_names and not gaps]:

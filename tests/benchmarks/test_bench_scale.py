@@ -153,5 +153,8 @@ def answers(rng: np.random.Generator) -> pd.DataFrame:
             "reference_nats": rng.uniform(1.5, 2.5, PROMPTS) * length,
             "win": (np.sign(gold - reference) + 1) / 2,
             "tie": (gold == reference).astype(float),
+            "win_proxy": rng.integers(0, 2, PROMPTS).astype(float),
+            "agree": (gold != reference).astype(float),
+            "decided": (gold != reference).astype(float),
         }
     )

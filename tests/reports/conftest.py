@@ -216,25 +216,6 @@ def summary_of(table: pd.DataFrame) -> dict[str, float]:
     }
 
 
-LATER = ("eval/win_rate_proxy", "eval/preference_accuracy", "eval/perplexity_texts", "eval/perplexity_texts_reference")
-
-
-def age(built: Built, *arms: str) -> None:
-    """Take from the evaluations of these arms, or all, what older versions of the program did not measure."""
-    for record in built.folder.records():
-        if not record.summary or (arms and record.arm not in arms):
-            continue
-        for name in ("prompts.parquet", "samples.parquet"):
-            path = built.folder.root / record.stages["evaluate"].path / name
-            table = pd.read_parquet(path).drop(columns=["win_proxy", "agree", "decided"])
-            table.to_parquet(path, index=False)
-        publish(path.parent)
-        config = {**record.config, "evaluate": {k: v for k, v in record.config["evaluate"].items() if k != "texts"}}
-        summary = {key: value for key, value in record.summary.items() if key not in LATER}
-        older = record.model_copy(update={"config": config, "summary": summary, "config_digest": "0" * 16})
-        write_json(built.folder.trial_file(record.arm, record.seed), older.model_dump(mode="json"))
-
-
 def scored_samples(path: Path) -> None:
     """What the reward stage leaves: gold is normal with mean 0.4 and std 1 under the reference, the proxy correlates
     with it at 0.8."""
@@ -387,11 +368,6 @@ def build_study(
 @pytest.fixture(scope="session")
 def build() -> Builder:
     return build_study
-
-
-@pytest.fixture(scope="session")
-def aged() -> Callable[..., None]:
-    return age
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ logged."""
 from __future__ import annotations
 
 import math
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 import trl_logs
 
 from pipeline.errors import UserError
-from pipeline.run.layout import Layout, StudyFolder, sealed
+from pipeline.run.layout import Layout, StudyFolder
 from reports.figures import style
 from reports.findings.findings import analyse
 from reports.pages.report import render_report
@@ -131,14 +130,3 @@ def test_a_study_that_was_never_imported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no records here .* import them: ablate import FOLDER --name trl"):
         find_study(Layout.at(tmp_path), str(file))
     assert load_study(file).profile == "imported"
-
-
-def test_logs_that_an_older_version_imported_are_to_be_imported_again(
-    imported: tuple[StudyFolder, Study], tmp_path: Path
-) -> None:
-    shutil.copytree(imported[0].root, tmp_path / "out")
-    folder = StudyFolder(tmp_path / "out", tmp_path / "out" / imported[0].path.relative_to(imported[0].root))
-    started = {key: value for key, value in folder.started().items() if key != "notes"}
-    folder.study_file.write_text(sealed(started))
-    with pytest.raises(UserError, match="import them again: ablate import FOLDER --name"):
-        load_records(folder, imported[1])

@@ -144,14 +144,6 @@ def test_all_stale_is_an_error_rather_than_an_empty_page(build: Builder, tmp_pat
         load_records(built.folder, built.study)
 
 
-def test_settings_of_a_start_under_a_former_name_are_read_as_those_of_today(build: Builder, tmp_path: Path) -> None:
-    built = build(tmp_path, seeds=(0,), prompts=4, steps=64, missing=())
-    started = json.loads(built.folder.study_file.read_text())
-    started["overrides"] = {"algorithm.ent_coef": 0.0}
-    built.folder.study_file.write_text(json.dumps(started))
-    assert load_records(built.folder, built.study).counts() == {"complete": 4}
-
-
 def test_records_of_arms_that_are_gone_are_mentioned(build: Builder, tmp_path: Path) -> None:
     built = build(tmp_path, seeds=(0,), prompts=4, steps=64)
     fewer = built.study.model_copy(update={"arms": {"beta_0.05": {"kl.beta": 0.05}}})

@@ -1,9 +1,7 @@
-"""Win rate by the proxy, preference accuracy and perplexity of texts: where reports show them, and that they do without
-them where evaluations are older."""
+"""Win rate by the proxy, preference accuracy and perplexity of texts, where reports show them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +14,9 @@ from helpers import publish
 from pipeline.run.layout import write_json
 from pipeline.run.metrics import METRICS
 from reports.findings.findings import Findings, analyse
-from reports.pages.compare import Compared, comparison_table
 from reports.records.load import StudyRecords, load_records
 from reports.statistics import two_level
-from reports.tables.results import all_tables, arm_table, decided_won
+from reports.tables.results import arm_table, decided_won
 from reports.tables.table import latex, markdown
 from reports.text.answer import answer
 from reports.text.methods import methods
@@ -28,7 +25,7 @@ from reports.text.proxy import unconfirmed
 if TYPE_CHECKING:
     from tests.reports.conftest import Builder, Built
 
-NEWER = {
+BY_PROXY = {
     "eval/win_rate_proxy": "win rate by the proxy",
     "eval/preference_accuracy": "preference accuracy",
     "eval/perplexity_texts": "perplexity of texts",
@@ -38,11 +35,7 @@ SHAPE: dict[str, Any] = {
     "arms": {"beta_0": 0.0, "beta_0.05": 0.05}, "seeds": (0, 1), "steps": 64, "prompts": 30,
     "diverged": (), "budget": (), "missing": (),
 }  # fmt: skip
-PREFERRED = """
-  - {name: preferred, claim: the training reward prefers it, metric: eval/win_rate_proxy, op: "<", threshold: 0.01}
-"""
-NEWER_OBJECTIVE = "eval/preference_accuracy"
-Age = Callable[..., None]
+ACCURACY = "eval/preference_accuracy"
 
 
 def read(built: Built) -> tuple[StudyRecords, Findings]:
@@ -69,10 +62,10 @@ def rewrite(built: Built, arm: str, seed: int, summary: dict[str, float], **colu
 def test_the_main_table_shows_them_with_intervals(records: StudyRecords, findings: Findings) -> None:
     table = arm_table(records, findings)
     heads = [head.text for head in table.heads]
-    assert [name for name in NEWER.values() if name not in heads] == []
+    assert [name for name in BY_PROXY.values() if name not in heads] == []
     assert heads[2:5] == ["win rate", "win rate by the proxy", "preference accuracy"]
     row = next(row for row in table.rows if row[0].text == "beta_0.05")
-    for text in NEWER.values():
+    for text in BY_PROXY.values():
         assert row[heads.index(text)].detail.startswith("[")
         assert text in markdown(table)
         assert text in latex(table)
@@ -86,12 +79,12 @@ def test_the_main_table_shows_them_with_intervals(records: StudyRecords, finding
         "student",
     )
     line = table.frame.set_index("arm").loc["beta_0.05"]
-    for key in NEWER:
+    for key in BY_PROXY:
         assert (line[key], line[f"{key}_low"]) == (found[key].value, found[key].low)
 
 
 def test_preference_accuracy_stands_beside_the_share_of_decided_pairs_that_the_policy_wins(
-    build: Builder, tmp_path: Path, aged: Age
+    build: Builder, tmp_path: Path
 ) -> None:
     """A proxy that prefers every answer of the policy scores that share, whatever it knows."""
     built = build(tmp_path, **SHAPE)
@@ -101,11 +94,11 @@ def test_preference_accuracy_stands_beside_the_share_of_decided_pairs_that_the_p
         assert record is not None
         wins = 4 * (answers["win"] - answers["tie"] / 2)
         won.append(float(wins.sum() / answers["decided"].sum()))
-        rewrite(built, "beta_0", seed, {**record.summary, NEWER_OBJECTIVE: won[-1]}, agree=wins, win_proxy=1.0)
+        rewrite(built, "beta_0", seed, {**record.summary, ACCURACY: won[-1]}, agree=wins, win_proxy=1.0)
     records, findings = read(built)
     share = decided_won(findings.arm("beta_0"))
     assert share == pytest.approx(np.mean(won))
-    assert share == pytest.approx(findings.arm("beta_0").estimates[NEWER_OBJECTIVE].value)
+    assert share == pytest.approx(findings.arm("beta_0").estimates[ACCURACY].value)
     assert share != pytest.approx(findings.arm("beta_0").estimates["eval/win_rate"].value, abs=1e-3), "ties are apart"
     table = arm_table(records, findings)
     place = [head.text for head in table.heads].index("preference accuracy")
@@ -114,10 +107,6 @@ def test_preference_accuracy_stands_beside_the_share_of_decided_pairs_that_the_p
     assert row[place].detail.endswith(f"]; won {share:.3f}")
     assert not any("won" in cell.detail for cell in row[place + 1 :])
     assert "compare it with the share of decided pairs that the policy wins (won)" in table.note
-    aged(built)
-    records, findings = read(built)
-    assert decided_won(findings.arm("beta_0")) is None
-    assert "decided pairs" not in arm_table(records, findings).note
 
 
 def test_the_methods_say_what_preference_accuracy_and_perplexity_are_of(
@@ -127,45 +116,9 @@ def test_the_methods_say_what_preference_accuracy_and_perplexity_are_of(
     assert "Compare it with the share of decided pairs that the policy wins: a proxy that always prefers" in said
     assert "held-out texts that none of the training here used, cut" in said
     assert "no network" not in said, "what a model from elsewhere was trained on is not known"
-    formula = METRICS[NEWER_OBJECTIVE].formula
+    formula = METRICS[ACCURACY].formula
     assert "not recorded if the judge decides no pair" in formula
     assert "compare with the share of decided pairs that the policy wins" in formula
-
-
-def test_older_evaluations_are_read_and_shown_without_them(build: Builder, tmp_path: Path, aged: Age) -> None:
-    built = build(tmp_path, **SHAPE, extra=PREFERRED)
-    before = read(built)
-    aged(built)
-    records, findings = read(built)
-    assert records.counts() == {"complete": 4}
-    shown = "\n".join(markdown(table) for table in all_tables(records, findings) if table.name != "verdicts")
-    said = "\n".join([part.text for part in methods(records, findings)] + list(answer(records, findings).caveats))
-    for key, text in NEWER.items():
-        assert text not in shown
-        assert text not in said.lower()
-        assert key not in findings.arm("beta_0").estimates
-    assert findings.arm("beta_0").estimates["eval/gold"] == before[1].arm("beta_0").estimates["eval/gold"]
-    outcomes = [{verdict.outcome for verdict in one.claims[-1].verdicts} for one in (before[1], findings)]
-    assert outcomes == [{"SURVIVED"}, {"NOT TESTED"}]
-    assert "win rate by the proxy" not in markdown(comparison_table([Compared(records, findings)]))
-    assert "win rate by the proxy" in markdown(comparison_table([Compared(*before)]))
-
-
-def test_an_older_arm_among_newer_ones_has_a_dash(build: Builder, tmp_path: Path, aged: Age) -> None:
-    objective = "objective: {metric: eval/preference_accuracy, direction: maximize}\n"
-    built = build(tmp_path, **SHAPE, extra=objective)
-    whole = read(built)[1].effects_on("eval/preference_accuracy")[0]
-    tables = [[pd.read_parquet(table_of(built, arm, seed)) for seed in (0, 1)] for arm in SHAPE["arms"]]
-    rates = [[t["agree"].sum() / t["decided"].sum() for t in own] for own in tables]
-    assert whole.estimate is not None
-    assert whole.estimate.value == pytest.approx(np.mean(np.subtract(*rates)))
-    assert whole.estimate.prompts == 30, "paired prompt by prompt"
-    aged(built, "beta_0")
-    records, findings = read(built)
-    table = arm_table(records, findings)
-    place = [head.text for head in table.heads].index("preference accuracy")
-    assert [row[place].text == "–" for row in table.rows] == [True, False]
-    assert findings.effects_on("eval/preference_accuracy")[0].estimate is None
 
 
 def test_a_trial_without_a_decided_pair_is_left_out_of_that_metric_alone(build: Builder, tmp_path: Path) -> None:
@@ -187,8 +140,8 @@ def test_a_proxy_that_always_agrees_has_an_interval_of_some_width(build: Builder
         table = pd.read_parquet(table_of(built, "beta_0", seed))
         record = built.folder.record("beta_0", seed)
         assert record is not None
-        rewrite(built, "beta_0", seed, {**record.summary, NEWER_OBJECTIVE: 1.0}, agree=table["decided"])
-    estimate = read(built)[1].arm("beta_0").estimates[NEWER_OBJECTIVE]
+        rewrite(built, "beta_0", seed, {**record.summary, ACCURACY: 1.0}, agree=table["decided"])
+    estimate = read(built)[1].arm("beta_0").estimates[ACCURACY]
     assert (estimate.value, estimate.method) == (1.0, "wilson")
     assert estimate.low == pytest.approx(two_level.wilson(30, 30).low)
 
@@ -201,13 +154,13 @@ def test_the_interval_counts_the_prompts_on_which_the_judge_decides(build: Build
             record = built.folder.record(arm, seed)
             assert record is not None
             decided = np.where(np.arange(30) < 3 + seed, 4.0, 0.0)
-            summary = {**record.summary, NEWER_OBJECTIVE: agreed}
+            summary = {**record.summary, ACCURACY: agreed}
             rewrite(built, arm, seed, summary, agree=agreed * decided, decided=decided)
     findings = read(built)[1]
-    always = findings.arm("beta_0").estimates[NEWER_OBJECTIVE]
+    always = findings.arm("beta_0").estimates[ACCURACY]
     assert (always.value, always.seeds, always.prompts, always.method) == (1.0, 2, 4, "wilson")
     assert always.low == pytest.approx(two_level.wilson(4, 4).low)
-    mostly = findings.arm("beta_0.05").estimates[NEWER_OBJECTIVE]
+    mostly = findings.arm("beta_0.05").estimates[ACCURACY]
     assert (mostly.value, mostly.prompts) == (0.75, 4)
     assert findings.arm("beta_0").estimates["eval/win_rate"].prompts == 30
 
@@ -255,10 +208,8 @@ def test_the_page_says_which_arms_the_proxy_alone_prefers(records: StudyRecords,
     assert unconfirmed([last], findings.alarms) in answer(records, changed).caveats
 
 
-def test_the_two_win_rates_are_compared_on_the_same_seeds_and_prompts(
-    build: Builder, tmp_path: Path, aged: Age
-) -> None:
-    """Hard prompts are hard by both; what is hard cancels. An arm that was not scored so has no difference."""
+def test_the_two_win_rates_are_compared_on_the_same_seeds_and_prompts(build: Builder, tmp_path: Path) -> None:
+    """Hard prompts are hard by both; what is hard cancels."""
     built = build(tmp_path, **SHAPE)
     rng, tables = np.random.default_rng(4), []
     for seed in (0, 1):
@@ -273,9 +224,6 @@ def test_the_two_win_rates_are_compared_on_the_same_seeds_and_prompts(
     assert found.excess.value == pytest.approx((proxy - gold).mean())
     assert found.excess.low is not None
     assert found.excess.low > 0.15
-    aged(built, "beta_0")
-    assert read(built)[1].arm("beta_0").excess is None
-    assert read(built)[1].arm("beta_0.05").excess is not None
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
