@@ -9,7 +9,8 @@ from typing import Any
 
 from pipeline.config.loading import load_config
 from pipeline.config.trial import TrialConfig
-from pipeline.run.store import write_manifest
+from pipeline.run.layout import StudyFolder, TrialRecord, record_text, sealed, write_atomic
+from pipeline.run.store import read_manifest, write_manifest
 
 
 def trial_config(**settings: Any) -> TrialConfig:
@@ -26,9 +27,32 @@ def smoke(**overrides: Any) -> TrialConfig:
     return load_config("smoke", {key.replace("__", ".", 1): value for key, value in overrides.items()})
 
 
-def publish(folder: Path) -> None:
-    """Give an artifact the manifest of what it holds now: what a test wrote there then counts as what a stage wrote."""
+def publish(folder: Path) -> str:
+    """Give an artifact the manifest of what it holds now, and return its digest: what a test wrote there then counts as
+    what a stage wrote."""
     write_manifest(folder, folder.parent.name, folder.name, {}, {})
+    return read_manifest(folder).digest
+
+
+def republish(study: StudyFolder, folder: Path) -> None:
+    """`publish` an artifact that a test has changed, and name it so in the records of the study."""
+    digest, path = publish(folder), folder.relative_to(study.root).as_posix()
+    for record in study.records():
+        stages = {
+            name: ref.model_copy(update={"digest": digest}) if ref.path == path else ref
+            for name, ref in record.stages.items()
+        }
+        write_record(study, record.model_copy(update={"stages": stages}))
+
+
+def write_record(study: StudyFolder, record: TrialRecord) -> None:
+    """Put a record where a driver puts it."""
+    write_atomic(study.trial_file(record.arm, record.seed), record_text(record))
+
+
+def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
+    """Write JSON with its digest, as study.json is."""
+    write_atomic(path, sealed(content))
 
 
 def mind_interrupts() -> None:

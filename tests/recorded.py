@@ -11,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from helpers import write_record
+
 from pipeline.run import dag
 from pipeline.run.layout import Layout, StageRef, TrialRecord, write_json
 from pipeline.run.store import Artifact, Store
@@ -40,7 +42,7 @@ def record_study(study: Study, layout: Layout, steps: int, prompts: int) -> list
             status="complete",
             steps=steps,
             stages={
-                name: StageRef(key=one.key, path=one.path.relative_to(layout.root).as_posix())
+                name: StageRef(key=one.key, path=one.path.relative_to(layout.root).as_posix(), digest=one.digest)
                 for name, one in artifacts.items()
             },
             summary=numbers.summary_of(table),
@@ -49,7 +51,7 @@ def record_study(study: Study, layout: Layout, steps: int, prompts: int) -> list
             finished="2025-01-01T00:00:00+00:00",
         )
         folder = layout.study(study.name, study.profile)
-        write_json(folder.trial_file(cell.arm, cell.seed), record.model_dump(mode="json"))
+        write_record(folder, record)
         made.append(record)
     return made
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from helpers import smoke
+from helpers import smoke, write_record, write_sealed
 
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.models.loading import prepared
 from pipeline.rewards.learned import RewardModel
-from pipeline.run.layout import Layout, StageRef, TrialRecord, write_json
-from pipeline.run.store import write_manifest
+from pipeline.run.layout import Layout, StageRef, TrialRecord
+from pipeline.run.store import read_manifest, write_manifest
 
 TEXTS = ["The acting was absolutely superb.", "The plot was dull and the cast not very good.", "It was bad."]
 VOCAB = 300
@@ -87,7 +87,9 @@ def recorded_reward(
         status="complete",
         steps=0,
         stages={
-            path.parent.name: StageRef(key=path.name, path=path.relative_to(layout.root).as_posix())
+            path.parent.name: StageRef(
+                key=path.name, path=path.relative_to(layout.root).as_posix(), digest=read_manifest(path).digest
+            )
             for path in (prompts, reward)
         },
         summary={},
@@ -96,6 +98,6 @@ def recorded_reward(
         finished="2026-01-01T00:00:00+00:00",
     )
     folder = layout.study(study, "smoke")
-    write_json(folder.trial_file("base", 0), record.model_dump(mode="json"))
-    write_json(folder.study_file, {})
+    write_record(folder, record)
+    write_sealed(folder.study_file, {})
     return record

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from helpers import Recorder, smoke
+from helpers import Recorder, smoke, write_record, write_sealed
 
-from pipeline.run.layout import Layout, StageRef, TrialRecord, write_json
+from pipeline.run.layout import Layout, StageRef, TrialRecord
 from pipeline.run.store import Artifact, read_manifest
 from pipeline.trial import environment, run_trial
 
@@ -26,7 +26,7 @@ def recorded(layout: Layout, study: str = "demo", profile: str = "smoke", **chan
         status="complete",
         steps=outcome.steps,
         stages={
-            stage: StageRef(key=one.key, path=one.path.relative_to(layout.root).as_posix())
+            stage: StageRef(key=one.key, path=one.path.relative_to(layout.root).as_posix(), digest=one.digest)
             for stage, one in outcome.artifacts.items()
         },
         summary=dict(outcome.summary),
@@ -35,8 +35,8 @@ def recorded(layout: Layout, study: str = "demo", profile: str = "smoke", **chan
         finished="2026-01-01T00:00:00+00:00",
     )
     folder = layout.study(study, profile)
-    write_json(folder.trial_file("base", 0), record.model_dump(mode="json"))
-    write_json(folder.study_file, {})
+    write_record(folder, record)
+    write_sealed(folder.study_file, {})
     return record
 
 

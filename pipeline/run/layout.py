@@ -49,8 +49,8 @@ class StageRef(BaseModel):
     key: str
     path: str
     """Relative to the output root."""
-    digest: str | None = None
-    """Of the artifact's outputs, as its manifest states it; None in records that are older than this field."""
+    digest: str
+    """Of the artifact's outputs, as its manifest states it."""
     finished: str | None = None
     """UTC, ISO 8601: when the stage first ended, as the artifact's manifest states it; None of imported results."""
 
@@ -198,10 +198,7 @@ class StudyFolder:
         if not self.study_file.exists() and not self.trial_files():
             return {}
         with self.naming_remedy():
-            content = read_sealed(self.study_file)
-            if "study" not in content:
-                raise Damaged(self.study_file, "it holds no study")
-            return content
+            return read_sealed(self.study_file)
 
     @contextmanager
     def naming_remedy(self) -> Iterator[None]:
@@ -245,12 +242,11 @@ def sealed(content: Mapping[str, Any]) -> str:
 def read_sealed(path: Path) -> dict[str, Any]:
     """The content of a file that `sealed` made, without its digest.
 
-    A file without a digest is older than digests and taken as it is. Raises `Damaged` for one that is not what was
-    written, `Gone` for one that is not there, and `Fault` for one that may not be read.
+    Raises `Damaged` for one that is not what was written, `Gone` for one that is not there, and `Fault` for one that
+    may not be read.
     """
     content = read_json(path)
-    digest = content.pop(SEAL, None)
-    if digest is not None and digest != _seal(content):
+    if content.pop(SEAL, None) != _seal(content):
         raise Damaged(path, "its content has changed since it was written (checksum differs)")
     return content
 

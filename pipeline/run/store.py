@@ -18,7 +18,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -63,10 +63,10 @@ class Manifest:
     """SHA-256 by path within the artifact."""
     digest: str
     meta: dict[str, Any]
-    finished: str | None
+    finished: str
     """UTC, ISO 8601: when the stage first ended under this key, even if the artifact was built again later."""
-    weights: Mapping[str, Any]
-    """Size and time of each file of weights as it was published; empty in artifacts that are older than this field."""
+    weights: Mapping[str, list[int]]
+    """Size [bytes] and time [ns] of each file of weights as it was published."""
 
 
 class Store:
@@ -160,8 +160,8 @@ class Store:
         paths = [path for path in (self.root / stage).glob(f"*/{MANIFEST}") if not path.parent.name.startswith(".")]
         for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True):
             with suppress(Fault):
-                identity = read_sealed(path).get("identity")
-                if isinstance(identity, dict) and isinstance(identity.get("config"), dict):
+                identity = read_sealed(path)["identity"]
+                if "config" in identity:  # imported artifacts have none
                     yield identity
 
     def gc(self, keep: Collection[tuple[str, str]]) -> list[Path]:
@@ -199,7 +199,7 @@ class Store:
         for path in (self.root / stage / key, *(self.root / stage / ".damaged").glob(f"{key}-*")):
             with suppress(Damaged):
                 times.append(read_manifest(path).finished)
-        return min(filter(None, times), default=None)
+        return min(times, default=None)
 
     def _replaced(self, stage: str, key: str) -> Path:
         return self.root / stage / ".replaced" / key
@@ -338,20 +338,7 @@ def _read(stage: str, key: str, path: Path, weights: bool) -> Artifact:
 @lru_cache(maxsize=4096)
 def _manifest(file: Path, modified_ns: int, size: int, inode: int) -> Manifest:
     content = read_sealed(file)
-    files, digest, meta, finished, weights = (
-        content.get(key) for key in ("files", "digest", "meta", "finished", "weights")
-    )
-    if not (isinstance(files, dict) and isinstance(meta, dict) and all(isinstance(sha, str) for sha in files.values())):
-        raise Damaged(file, "it lists no files")
-    if _digest(files, meta) != digest:
-        raise Damaged(file, "its digest is not that of its files")
-    return Manifest(
-        files,
-        str(digest),
-        meta,
-        None if finished is None else str(finished),
-        weights if isinstance(weights, dict) else {},
-    )
+    return Manifest(**{field.name: content[field.name] for field in fields(Manifest)})
 
 
 def _files(root: Path) -> Iterator[tuple[str, Path]]:

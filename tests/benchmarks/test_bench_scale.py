@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from benchmarks.cost import measured
+from helpers import write_record, write_sealed
 
-from pipeline.run.layout import Layout, StageRef, TrialRecord, write_json
+from pipeline.run.layout import Layout, StageRef, TrialRecord
 from pipeline.run.store import Store
 from studies.definition.design import Cell, cells
 from studies.definition.schema import Study, load_study
@@ -63,9 +64,9 @@ def write_study(root: Path) -> Path:
     folder = layout.study(study.name, study.profile)
     for cell in cells(study):
         record = write_trial(layout, study, cell)
-        write_json(folder.trial_file(cell.arm, cell.seed), record.model_dump(mode="json"))
+        write_record(folder, record)
     started = {"study": study.model_dump(mode="json"), "source": str(source), "profile": study.profile, "overrides": {}}
-    write_json(folder.study_file, {**started, "environment": {}, "upstream": {}})
+    write_sealed(folder.study_file, {**started, "environment": {}, "upstream": {}})
     return source
 
 
@@ -104,7 +105,10 @@ def write_trial(layout: Layout, study: Study, cell: Cell) -> TrialRecord:
         config_digest=cell.config.digest(),
         status="complete",
         steps=STEPS,
-        stages={one.stage: StageRef(key=key, path=one.path.relative_to(layout.root).as_posix()) for one in made},
+        stages={
+            one.stage: StageRef(key=key, path=one.path.relative_to(layout.root).as_posix(), digest=one.digest)
+            for one in made
+        },
         summary=summary,
         cost={"wall_s": 3600.0, "generated_tokens": 3e6, "peak_memory_gib": 9.0, "tflop": 900.0, "t4_s": 4000.0},
         environment={"python": "3.11.9"},

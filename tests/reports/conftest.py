@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from helpers import publish
+from helpers import publish, write_record, write_sealed
 
 from pipeline.run.layout import Layout, StageRef, StudyFolder, TrialRecord, write_json
 from reports.findings.findings import Findings, analyse
@@ -250,47 +250,47 @@ class _Writer:
     def __init__(self, built: Built, prompts: int, first_completion: str | None) -> None:
         self.built, self.prompts, self.first = built, prompts, first_completion
 
-    def stage(self, stage: str, key: str) -> tuple[Path, StageRef]:
+    def stage(self, stage: str, key: str, write: Callable[[Path], object] = lambda path: None) -> StageRef:
         relative = f"store/{stage}/{key}"
         path = self.built.layout.root / relative
         path.mkdir(parents=True, exist_ok=True)
-        return path, StageRef(key=key, path=relative)
+        write(path)
+        return StageRef(key=key, path=relative, digest=publish(path))
 
     def upstream(self) -> dict[str, StageRef]:
-        refs = {}
-        for stage in ("prompts", "sft", "reward", "reference"):
-            path, refs[stage] = self.stage(stage, f"{stage[:2]}00112233445566")
-            if stage == "sft":
+        def write(path: Path) -> None:
+            if path.parent.name == "sft":
                 write_json(
                     path / "summary.json",
                     {"perplexity": 8.31, "nats_per_token": 2.117, "entropy_floor_nats_per_token": 2.09},
                 )
-            if stage == "reward":
+            if path.parent.name == "reward":
                 write_json(path / "summary.json", {"accuracy": 0.79, "accuracy_gold": 0.88})
                 scored_samples(path)
-            if stage == "reference":
+            if path.parent.name == "reference":
                 draws(path)
-            publish(path)
-        return refs
+
+        stages = ("prompts", "sft", "reward", "reference")
+        return {stage: self.stage(stage, f"{stage[:2]}00112233445566", write) for stage in stages}
 
     def trial(self, cell: Cell, status: str, steps: int, *, evaluated: bool, digest: str | None) -> None:
         refs = self.upstream()
         key = f"{cell.config.digest()}"
-        path, refs["train"] = self.stage("train", key)
         table, cost = curves(cell.config.kl.beta, cell.seed, steps, cell.config.train.steps), COST
         if not cell.config.algorithm.learns:
             steps, table, cost = 0, table[["step"]].head(0), UNTRAINED_COST
         if status == "diverged":
             table.loc[table.index[-1], "policy/entropy"] = np.inf
-        table.to_parquet(path / "metrics.parquet", index=False)
-        publish(path)
+        refs["train"] = self.stage("train", key, lambda path: table.to_parquet(path / "metrics.parquet", index=False))
         summary: dict[str, float] = {}
         if evaluated:
-            path, refs["evaluate"] = self.stage("evaluate", key)
             prompts = prompt_table(cell.config.kl.beta, cell.seed, self.prompts, self.first)
-            prompts.to_parquet(path / "prompts.parquet", index=False)
-            prompts.head(16).to_parquet(path / "samples.parquet", index=False)
-            publish(path)
+
+            def write(path: Path) -> None:
+                prompts.to_parquet(path / "prompts.parquet", index=False)
+                prompts.head(16).to_parquet(path / "samples.parquet", index=False)
+
+            refs["evaluate"] = self.stage("evaluate", key, write)
             summary = summary_of(prompts) if self.prompts else {}
         reasons = {
             "budget": "wall clock: 2.5 h reached",
@@ -313,7 +313,7 @@ class _Writer:
             environment=ENVIRONMENT,
             finished="2025-01-01T00:00:00+00:00",
         )
-        write_json(self.built.folder.trial_file(cell.arm, cell.seed), record.model_dump(mode="json"))
+        write_record(self.built.folder, record)
 
 
 def build_study(
@@ -348,7 +348,7 @@ def build_study(
     writer = _Writer(built, prompts, first_completion)
     upstream: dict[str, Any] = {stage: ref.model_dump() for stage, ref in writer.upstream().items()}
     started = {"study": study.model_dump(mode="json"), "source": str(source), "profile": "tiny", "overrides": {}}
-    write_json(folder.study_file, {**started, "environment": ENVIRONMENT, "upstream": upstream})
+    write_sealed(folder.study_file, {**started, "environment": ENVIRONMENT, "upstream": upstream})
     for cell in cells(study):
         name = (cell.arm, cell.seed)
         if name in missing:

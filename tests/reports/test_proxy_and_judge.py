@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import pytest
-from helpers import publish
+from helpers import republish, write_record
 
-from pipeline.run.layout import write_json
 from pipeline.run.metrics import METRICS
 from reports.findings.findings import Findings, analyse
 from reports.records.load import StudyRecords, load_records
@@ -54,9 +53,8 @@ def rewrite(built: Built, arm: str, seed: int, summary: dict[str, float], **colu
     record, path = built.folder.record(arm, seed), table_of(built, arm, seed)
     assert record is not None
     pd.read_parquet(path).assign(**columns).to_parquet(path, index=False)
-    publish(path.parent)
-    changed = record.model_copy(update={"summary": summary})
-    write_json(built.folder.trial_file(arm, seed), changed.model_dump(mode="json"))
+    write_record(built.folder, record.model_copy(update={"summary": summary}))
+    republish(built.folder, path.parent)
 
 
 def test_the_main_table_shows_them_with_intervals(records: StudyRecords, findings: Findings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,12 @@ RECORD: dict[str, Any] = {
 def test_a_record_with_an_unknown_field_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(sealed({**RECORD, "mood": "good"}))
     with pytest.raises(Damaged, match="mood: Extra inputs are not permitted"):
+        read_record(tmp_path / "a.json")
+
+
+def test_a_record_without_its_digest_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(RECORD))
+    with pytest.raises(Damaged, match="checksum differs"):
         read_record(tmp_path / "a.json")
 
 

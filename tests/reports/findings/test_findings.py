@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 import pytest
-from helpers import publish
+from helpers import republish, write_record
 from scipy.stats import ttest_1samp
 
-from pipeline.run.layout import write_json
 from reports.figures.registry import figure
 from reports.figures.style import house_style
 from reports.findings.findings import SMALL_EFFECT, SMALLEST, Findings, analyse
@@ -114,7 +113,7 @@ def test_constant_rate_gets_a_wilson_interval(build: Builder, tmp_path: Path) ->
     assert record is not None
     path = built.folder.root / record.stages["evaluate"].path / "prompts.parquet"
     pd.read_parquet(path).assign(win=1.0, tie=0.0).to_parquet(path, index=False)
-    publish(path.parent)
+    republish(built.folder, path.parent)
     estimate = analyse(load_records(built.folder, built.study)).arm("beta_0.05").estimates["eval/win_rate"]
     assert (estimate.value, estimate.method) == (1.0, "wilson")
     assert estimate.low == pytest.approx(two_level.wilson(20, 20).low)
@@ -149,6 +148,10 @@ def test_the_smallest_difference_is_the_studys_else_a_default(build: Builder, tm
 def test_parts_of_a_composite_reward_are_estimated_prompt_by_prompt(build: Builder, tmp_path: Path) -> None:
     built = build(tmp_path, prompts=8, steps=64)
     for record in built.folder.records():
+        changed = record.model_copy(
+            update={"summary": record.summary | ({"eval/reward/kind": 0.5} if record.summary else {})}
+        )
+        write_record(built.folder, changed)
         for stage, name, column, value in (
             ("evaluate", "prompts.parquet", "policy_reward/kind", np.linspace(0, 1, 8)),
             ("train", "metrics.parquet", "reward/kind", 0.5),
@@ -156,11 +159,7 @@ def test_parts_of_a_composite_reward_are_estimated_prompt_by_prompt(build: Build
             if stage in record.stages:
                 path = built.folder.root / record.stages[stage].path / name
                 pd.read_parquet(path).assign(**{column: value}).to_parquet(path, index=False)
-                publish(path.parent)
-        changed = record.model_copy(
-            update={"summary": record.summary | ({"eval/reward/kind": 0.5} if record.summary else {})}
-        )
-        write_json(built.folder.trial_file(record.arm, record.seed), changed.model_dump(mode="json"))
+                republish(built.folder, path.parent)
     records = load_records(built.folder, built.study)
     found = analyse(records)
     estimate = found.arm("beta_0.05").estimates["eval/reward/kind"]

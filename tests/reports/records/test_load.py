@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 import pytest
-from helpers import publish
+from helpers import republish, write_record, write_sealed
 
 from pipeline.errors import Damaged, Lost, UserError
 from pipeline.run.layout import Layout
@@ -113,7 +112,7 @@ def test_impossible_values_are_refused(build: Builder, tmp_path: Path, column: s
     table = pd.read_parquet(path)
     table.loc[0, column] = value
     table.to_parquet(path, index=False)
-    publish(path.parent)
+    republish(built.folder, path.parent)
     with pytest.raises(Damaged, match=words):
         load_records(built.folder, built.study)
 
@@ -137,9 +136,7 @@ def test_stale_record_is_reported_and_left_out(build: Builder, tmp_path: Path) -
 
 def test_all_stale_is_an_error_rather_than_an_empty_page(build: Builder, tmp_path: Path) -> None:
     built = build(tmp_path, seeds=(0,), prompts=4, steps=64, missing=())
-    started = json.loads(built.folder.study_file.read_text())
-    started["overrides"] = {"optimiser.lr": 0.002}
-    built.folder.study_file.write_text(json.dumps(started))
+    write_sealed(built.folder.study_file, {**built.folder.started(), "overrides": {"optimiser.lr": 0.002}})
     with pytest.raises(UserError, match="all 4 records were run with another configuration"):
         load_records(built.folder, built.study)
 
@@ -154,10 +151,10 @@ def test_records_of_arms_that_are_gone_are_mentioned(build: Builder, tmp_path: P
 
 def test_record_that_points_outside_is_refused(build: Builder, tmp_path: Path) -> None:
     built = build(tmp_path, seeds=(0,), prompts=4, steps=64)
-    path = built.folder.trial_file("beta_0.05", 0)
-    record = json.loads(path.read_text())
-    record["stages"]["train"]["path"] = "../../../etc"
-    path.write_text(json.dumps(record))
+    record = built.folder.record("beta_0.05", 0)
+    assert record is not None
+    outside = record.stages["train"].model_copy(update={"path": "../../../etc"})
+    write_record(built.folder, record.model_copy(update={"stages": {**record.stages, "train": outside}}))
     with pytest.raises(Damaged, match="leaves the output folder"):
         load_records(built.folder, built.study)
 
@@ -176,7 +173,7 @@ def test_prompts_that_only_some_trials_answered_are_not_shared(build: Builder, t
     built = build(tmp_path, seeds=(0, 1), prompts=6, steps=64)
     path = first_artifact(built, "evaluate", "prompts.parquet")
     pd.read_parquet(path).iloc[[5, 1, 2]].to_parquet(path, index=False)
-    publish(path.parent)
+    republish(built.folder, path.parent)
     records = load_records(built.folder, built.study)
     assert records.shared_prompts([("beta_0.05", 0), ("beta_0.05", 1)]).tolist() == [1, 2, 5]
     assert np.isnan(records.answers("beta_0.05", "kl", [0], pd.Index([0, 1]))).tolist() == [[True, False]]
@@ -200,7 +197,7 @@ def test_tables_of_another_shape_are_one_line_with_their_file(
     built = build(tmp_path, seeds=(0,), prompts=4, steps=64)
     path = first_artifact(built, stage, name)
     change(pd.read_parquet(path)).to_parquet(path, index=False)
-    publish(path.parent)
+    republish(built.folder, path.parent)
     with pytest.raises(Damaged, match=words) as caught:
         load_records(built.folder, built.study)
     assert str(path) in str(caught.value)
@@ -211,7 +208,7 @@ def test_of_two_rows_at_one_step_the_last_counts(build: Builder, tmp_path: Path)
     path = first_artifact(built, "train", "metrics.parquet")
     table = pd.read_parquet(path)
     pd.concat([table, table.tail(1).assign(**{"policy/entropy": 9.0})]).iloc[::-1].to_parquet(path, index=False)
-    publish(path.parent)
+    republish(built.folder, path.parent)
     curve = load_records(built.folder, built.study).curves
     mine = curve[curve["arm"] == "beta_0.05"]
     assert mine["step"].tolist() == table["step"].tolist()

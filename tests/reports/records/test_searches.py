@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import write_sealed
 
 from pipeline.errors import Damaged
 from pipeline.run.layout import Layout, StudyFolder
@@ -63,7 +63,7 @@ def folder(tmp_path: Path) -> StudyFolder:
 
 def test_it_is_read(folder: StudyFolder, study: Study) -> None:
     assert load_search(folder, study) is None
-    (folder.path / "search.json").write_text(json.dumps(content(study)), encoding="utf-8")
+    write_sealed(folder.search_file, content(study))
     found = load_search(folder, study)
     assert found is not None
     assert [trial.number for trial in found.trials] == [0, 1]
@@ -76,7 +76,7 @@ def test_it_is_read(folder: StudyFolder, study: Study) -> None:
 def test_a_file_of_another_search_is_not_of_this_one(folder: StudyFolder, study: Study) -> None:
     assert study.search is not None
     wider = study.model_copy(update={"search": study.search.model_copy(update={"seed": 5})})
-    (folder.path / "search.json").write_text(json.dumps(content(study)), encoding="utf-8")
+    write_sealed(folder.search_file, content(study))
     assert load_search(folder, study) is not None
     assert load_search(folder, wider) is None
     assert load_search(folder, study.model_copy(update={"search": None})) is None
@@ -93,6 +93,6 @@ def test_a_damaged_file_is_named(folder: StudyFolder, study: Study, text: str) -
     "change", [{"trials": 3}, {"trials": [{}]}, {"pareto": ["x"]}, {"confirmed": [{"arm": "confirm-1"}]}]
 )
 def test_a_damaged_part_is_named(folder: StudyFolder, study: Study, change: dict[str, Any]) -> None:
-    (folder.path / "search.json").write_text(json.dumps({**content(study), **change}), encoding="utf-8")
+    write_sealed(folder.search_file, {**content(study), **change})
     with pytest.raises(Damaged, match=r"search\.json is damaged: "):
         load_search(folder, study)

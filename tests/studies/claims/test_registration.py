@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -338,10 +337,8 @@ def test_studies_that_ran_before_or_elsewhere_are_exploratory(write_study: Write
     study, folder = write_study(TEXT), folder_of(layout)
     go(study, layout)
     folder.registration_file.unlink()
-    content = json.loads(folder.study_file.read_text())
-    folder.study_file.write_text(
-        json.dumps({key: value for key, value in content.items() if key not in ("registration", "content_sha256")})
-    )
+    content = {key: value for key, value in folder.started().items() if key != "registration"}
+    folder.study_file.write_text(sealed(content))
     assert str(badges(study, layout).falsifiers["drift"]) == "exploratory (run before registration existed)"
     go(study, layout)
     wanted = "exploratory (run before registration existed; registered after 4 trials)"

@@ -16,10 +16,10 @@ def record(tmp_path: Path, table: pd.DataFrame, **config: object) -> tuple[Study
     path = tmp_path / "store/train/k"
     path.mkdir(parents=True)
     table.to_parquet(path / "metrics.parquet", index=False)
-    publish(path)
+    ref = StageRef(key="k", path="store/train/k", digest=publish(path))
     made = TrialRecord(
         study="s", profile="tiny", arm="a", seed=0, config=config, config_digest="0", status="complete", steps=40,
-        stages={"train": StageRef(key="k", path="store/train/k")}, summary={}, cost={}, environment={}, finished="",
+        stages={"train": ref}, summary={}, cost={}, environment={}, finished="",
     )  # fmt: skip
     return StudyFolder(tmp_path, tmp_path / "studies/s/tiny"), made
 

@@ -12,14 +12,14 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from helpers import Recorder, smoke
+from helpers import Recorder, smoke, write_record
 from reward_record import TEXTS, recorded_reward
 
 from pipeline.data.reviews import generate
 from pipeline.data.semantics import judge
 from pipeline.errors import UserError
 from pipeline.rewards.base import Completions
-from pipeline.run.layout import Layout, StageRef, write_json
+from pipeline.run.layout import Layout, StageRef
 from pipeline.run.store import read_manifest, write_manifest
 from pipeline.stages.opponent_table import save_opponents
 from pipeline.trial import run_trial
@@ -99,10 +99,10 @@ def test_a_trials_guarded_judge_scores_with_what_its_stage_made(tmp_path: Path) 
     config = smoke(**local, data__train_prompts=64, evaluate__prompts=32)
     made = run_trial(config, layout, Recorder(), until="judge").artifacts["judge"]
     record, folder = recorded_reward(layout), layout.study("made", "smoke")
-    ref = StageRef(key=made.key, path=made.path.relative_to(layout.root).as_posix())
+    ref = StageRef(key=made.key, path=made.path.relative_to(layout.root).as_posix(), digest=made.digest)
     changes = {"config": config.model_dump(mode="json"), "stages": {**record.stages, "judge": ref}}
     guarded = record.model_copy(update=changes)
-    write_json(folder.trial_file("base", 0), guarded.model_dump(mode="json"))
+    write_record(folder, guarded)
     rows = [{"prompt": "", "completion": text} for text in (texts[0], "superb superb superb superb superb superb")]
     found = read(score(write(tmp_path / "a.jsonl", rows), "lexicon", layout=layout, judge="made/base/0"))
     assert found[0]["gold"] == found[0]["reward"]
