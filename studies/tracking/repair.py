@@ -60,7 +60,7 @@ def repair_store(layout: Layout, tell: Callable[[str], None]) -> None:
     if not database.exists():
         for state in (layout.root / "studies").glob("*/*/mlflow/*.json"):
             with suppress(Fault):
-                if store_mark(str(read_json(state).get("uri")), state) == store_mark(layout.mlflow_uri, state):
+                if read_json(state).get("uri") == store_mark(layout.mlflow_uri, state):
                     state.unlink()
 
 

@@ -237,7 +237,6 @@ class MlflowSink:
             ValueError,
         ):  # none, one that `studies.tracking.repair` has yet to set aside, or that of another version
             return fresh
-        state.uri = store_mark(state.uri, self._state_file)  # older versions wrote the address of a database whole
         same = (state.uri, state.identity, state.experiment) == (fresh.uri, fresh.identity, fresh.experiment)
         return state if same and not _lost(self._uri) else fresh
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -243,15 +242,6 @@ def test_a_store_that_has_moved_with_its_state_files_is_told_nothing_again(
     assert first.finish(log, "complete", {}, {})
     shutil.copytree(layout.root, tmp_path / "elsewhere" / "out")
     assert sink(Layout(tmp_path / "elsewhere" / "out")).knows(log, "complete", {}, {})
-
-
-def test_a_state_file_that_names_its_database_by_a_whole_address_is_still_understood(layout: Layout, log: Path) -> None:
-    write(log, range(5))
-    first = sink(layout)
-    assert first.finish(log, "complete", {}, {})
-    state = layout.root / "state.json"
-    state.write_text(json.dumps(first.state.model_dump() | {"uri": layout.mlflow_uri}))
-    assert sink(layout).knows(log, "complete", {}, {})
 
 
 @pytest.mark.parametrize("harm", ["gone", "garbage"])
