@@ -344,15 +344,15 @@ def _why(identity: Mapping[str, Any], store: Store) -> str:
 
 
 def _difference(new: Mapping[str, Any], old: Mapping[str, Any]) -> str:
-    before, after = old.get("config", {}), new["config"]
+    before, after = old["config"], new["config"]
     parts = [
         f"{key} {before.get(key, 'absent')} -> {after.get(key, 'absent')}"
         for key in after
         if before.get(key) != after[key]
     ]
     parts += [f"{key} is gone" for key in before if key not in after]
-    parts += [f"{need} changed" for need, digest in new["inputs"].items() if old.get("inputs", {}).get(need) != digest]
-    parts += ["code changed"] if old.get("code") != new["code"] else []
+    parts += [f"{need} changed" for need, digest in new["inputs"].items() if old["inputs"].get(need) != digest]
+    parts += ["code changed"] if old["code"] != new["code"] else []
     return "; ".join(parts)
 
 

@@ -234,7 +234,7 @@ def _environments(records: StudyRecords) -> list[tuple[str, list[tuple[str, str]
     for (arm, seed), record in sorted(records.records.items()):
         groups.setdefault(tuple(sorted(record.environment.items())), []).append(f"{arm} seed {seed}")
     if not groups:
-        started = records.started.get("environment") or {}
+        started = records.started["environment"]
         groups = {tuple(sorted((str(k), str(v)) for k, v in started.items())): []}
     total = sum(map(len, groups.values()))
     return [

@@ -273,7 +273,7 @@ def load_records(folder: StudyFolder, study: Study, *, without_missing: bool = F
     """
     require_run(folder, study)
     started = folder.started()
-    profile, overrides = str(started.get("profile") or folder.path.name), started.get("overrides") or {}
+    profile, overrides = str(started["profile"]), started["overrides"]
     claims = standing(study, folder, profile, overrides)
     study = confirmation(study, folder)
     plan = planned(study, profile, overrides)
@@ -284,10 +284,10 @@ def load_records(folder: StudyFolder, study: Study, *, without_missing: bool = F
     refuse_lost(folder, current, without_missing=without_missing, kept=folder.report / "index.html")
     rows = [_trial(folder, cell, records.get((cell.arm, cell.seed)), gathered) for cell in _by_arm(study, plan)]
     _refuse_empty(folder, rows)
-    for stage, where in (started.get("upstream") or {}).items():
+    for stage, where in started["upstream"].items():
         gathered.stages.setdefault((str(stage), str(where["key"])), {"path": str(where["path"]), "trials": 0})
     prompts = together(gathered.prompts, ANSWER_COLUMNS)
-    gathered.notes += started.get("notes") or []
+    gathered.notes += started.get("notes", [])
     return StudyRecords(
         study=study,
         profile=profile,

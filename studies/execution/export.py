@@ -34,7 +34,7 @@ PER_PROMPT = {
 }
 """Means over prompts, and the column of the evaluation's table that they are the mean of."""
 WIN_RATES = ("eval/win_rate", "eval/win_rate_proxy")
-"""Figures whose interval is in the record; older records lack the second."""
+"""Figures whose interval is in the record."""
 WHOLE = ("eval/kl_per_token", "eval/entropy", "eval/eos_rate", "eval/distinct_2", "eval/ppl_reference")
 """Figures of all prompts together, which have no interval of their own."""
 
@@ -241,7 +241,7 @@ def _figures(record: TrialRecord, prompts: Path) -> Iterable[str]:
     import pandas as pd
 
     table, summary = pd.read_parquet(prompts, columns=list(PER_PROMPT.values())), record.summary
-    rows = {key: (summary[key], summary[f"{key}_low"], summary[f"{key}_high"]) for key in WIN_RATES if key in summary}
+    rows = {key: (summary[key], summary[f"{key}_low"], summary[f"{key}_high"]) for key in WIN_RATES}
     rows |= {key: student(table[column].to_numpy(dtype=float)) for key, column in PER_PROMPT.items()}
     for key, (value, low, high) in rows.items():
         yield (
