@@ -157,6 +157,7 @@ def _write_to_nowhere() -> None:
 
 for command in (
     cli.study,
+    cli.work,
     cli.run,
     cli.plan,
     cli.new_study,

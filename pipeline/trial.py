@@ -40,11 +40,16 @@ ADDED_UP = ("wall_s", "generated_tokens", "tflop", "t4_s")
 """What is charged."""
 
 
-def run_trial(config: TrialConfig, layout: Layout, reporter: Reporter, *, until: str | None = None) -> TrialOutcome:
-    """Run the stages up to `until` (all of them by default); what is in the store already is not built again."""
+def run_trial(
+    config: TrialConfig, layout: Layout, reporter: Reporter, *, until: str | None = None, wait: bool = True
+) -> TrialOutcome:
+    """Run the stages up to `until` (all of them by default); what is in the store already is not built again.
+
+    With ``wait=False``, raises `BuiltElsewhere` where another process builds a stage of the trial.
+    """
     prepare(config)
     plan_trial(config, layout)
-    store = Store(layout.store, reporter.warn)
+    store = Store(layout.store, reporter.warn, wait=wait)
     artifacts = dag.run(STAGES, config, store, reporter, until)
     if "train" not in artifacts:
         return TrialOutcome(artifacts, "incomplete", None, 0, {}, {}, {})

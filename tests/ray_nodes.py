@@ -17,8 +17,6 @@ from typing import Any
 
 import proc
 
-from studies.execution.ray_head import RAYS_PATIENCE
-
 OBJECTS = 80 * 2**20
 """Bytes of a node's object store: the least that Ray takes."""
 TRIES = 4
@@ -90,7 +88,7 @@ class RayNodes:
 @contextmanager
 def ray_nodes(nodes: int = 2) -> Iterator[RayNodes]:
     """Have a cluster while the context lasts."""
-    before = {name: os.environ.pop(name, None) for name in ("RAY_TMPDIR", "RAY_USAGE_STATS_ENABLED", RAYS_PATIENCE)}
+    before = {name: os.environ.pop(name, None) for name in ("RAY_TMPDIR", "RAY_USAGE_STATS_ENABLED")}
     cluster = RayNodes(nodes)
     try:
         cluster.start()

@@ -101,3 +101,13 @@ def recorded_reward(
     write_record(folder, record)
     write_sealed(folder.study_file, {})
     return record
+
+
+def note_reward(layout: Layout, record: TrialRecord, meta: dict[str, Any]) -> None:
+    """Change what the reward stage of a recorded trial noted."""
+    ref = record.stages["reward"]
+    path = layout.root / ref.path
+    write_manifest(path, "reward", path.name, {}, meta)
+    digest = read_manifest(path).digest
+    stages = {**record.stages, "reward": ref.model_copy(update={"digest": digest})}
+    write_record(layout.study(record.study, record.profile), record.model_copy(update={"stages": stages}))

@@ -23,9 +23,6 @@ class RuntimeConfig(Section):
     )
     micro_batch_size: Positive = Field(64, description="episodes in memory at once during training")
     rollout_batch_size: Positive = Field(512, description="episodes in memory at once during generation and scoring")
-    hang_minutes: StrictlyPositive = Field(
-        30.0, description="a trial in a process of its own that reports no progress for so long is killed"
-    )
     checkpoint_updates: Positive = Field(16, description="fewest updates between two checkpoints")
     checkpoint_share: Annotated[float, Field(gt=0.0, le=1.0)] | None = Field(
         0.02,

@@ -280,7 +280,6 @@ def _build(
         resumable=stage.resumable,
         final=lambda artifact: stage.unfinished(config, artifact) is None,
         kept=stage.kept,
-        waits=lambda: reporter.progress(stage.name, 0, 1, "another process builds it"),
     )
 
 

@@ -2,13 +2,13 @@
 
 <root>/store/<stage>/<key>/                     artifacts, shared by all studies
 <root>/studies/<study>/<profile>/study.json     the study as it was last started
-                                 optuna.db      the plan
+                                 optuna.db      a copy for Optuna's tools
                                  search.json    of a search: its trials, its front, what is confirmed
                                  registration.jsonl   claims as they were before the data, and every later change
-                                 begun/<arm>__seed<seed>         one empty file for each trial that has begun
                                  trials/<arm>__seed<seed>.json   one TrialRecord each
-                                 jobs/<arm>__seed<seed>/         of a trial that runs: what driver and worker exchange
-                                 mlflow/<arm>__seed<seed>.json   what MLflow has been told
+                                 status/<arm>__seed<seed>.json   how far each trial that has begun has come
+                                 locks/, hands/ which trials are being run, and by which processes
+                                 mlflow.json    what MLflow has
                                  report/        tables, figures, index.html
 <root>/mlflow.db, <root>/mlartifacts/           the MLflow store
 <root>/log/                                     tracebacks of faults that no command expected
@@ -152,23 +152,25 @@ class StudyFolder:
         return self.report / "claims.json"
 
     def trial_file(self, arm: str, seed: int) -> Path:
-        return self.path / "trials" / f"{safe(arm)}__seed{seed}.json"
+        return self.path / "trials" / f"{self.cell_name(arm, seed)}.json"
 
-    def begun_file(self, arm: str, seed: int) -> Path:
-        return self.path / "begun" / self.trial_file(arm, seed).stem
+    def cell_name(self, arm: str, seed: int) -> str:
+        """Under which a trial's files stand."""
+        return f"{safe(arm)}__seed{seed}"
+
+    def lock_file(self, name: str) -> Path:
+        return self.path / "locks" / name
+
+    def status_file(self, name: str) -> Path:
+        return self.path / "status" / f"{name}.json"
+
+    def log_file(self, name: str) -> Path:
+        return self.path / "log" / f"{name}.txt"
 
     @property
-    def jobs(self) -> Path:
-        """Folders of the jobs that run."""
-        return self.path / "jobs"
-
-    def job_folder(self, arm: str, seed: int, until: str | None = None) -> Path:
-        """Of a trial, or of the job that builds its shared stages up to `until`."""
-        name = self.trial_file(arm, seed).stem
-        return self.jobs / (name if until is None else f"{name}.shared")
-
-    def mlflow_file(self, arm: str, seed: int) -> Path:
-        return self.path / "mlflow" / f"{safe(arm)}__seed{seed}.json"
+    def mlflow_state(self) -> Path:
+        """What MLflow has."""
+        return self.path / "mlflow.json"
 
     @property
     def remedy(self) -> str:

@@ -1,28 +1,46 @@
 """A trial that has to leave its machine within minutes, such as at a scheduler's time limit: it finishes the update at
 hand, writes a checkpoint and stops.
 
-A file asks for it, so that all processes of the trial learn of it: `LEAVE` names the file in their environment. Who
-starts the trial deletes the file of an earlier start.
+A file asks for it, so that all processes of the trial learn of it: `LEAVE` names the file in their environment.
 """
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LEAVE = "ABLATE_LEAVE"
-"""Environment variable with the path of the file; set where a scheduler runs the trial."""
+"""Environment variable with the path of the file."""
 LEFT = 75
 """Exit code, EX_TEMPFAIL of sysexits.h: the trial left after it had come further, and wants to go on."""
+
+NO_FURTHER = 76
+"""Exit code: the process left, and no trial had come further."""
 
 
 class Leaving(KeyboardInterrupt):
     """The trial has written its checkpoint and stops."""
 
 
+@contextmanager
+def can_be_asked(folder: Path) -> Iterator[None]:
+    """Let this process and its children be asked to leave, by a file in a folder."""
+    file = folder / f"{socket.gethostname()}-{os.getpid()}"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
+    os.environ[LEAVE] = str(file)
+    try:
+        yield
+    finally:
+        del os.environ[LEAVE]
+        file.unlink(missing_ok=True)
+
+
 def can_leave() -> bool:
-    """Whether a scheduler runs this trial."""
+    """Whether this process can be asked to leave."""
     return bool(os.environ.get(LEAVE))
 
 

@@ -1,7 +1,8 @@
 """A content-addressed store of finished folders: key, lock, atomic publish, verify, collect.
 
     <root>/<stage>/<key>/            finished: files and, written last, manifest.json
-    <root>/<stage>/.partial/<key>/   being built; survives a kill, so that a resumable stage can go on
+    <root>/<stage>/.partial/<key>/   being built, with the token of its builder; survives a kill, so that a resumable
+                                     stage can go on
     <root>/<stage>/.damaged/         set aside, never deleted behind the user's back
     <root>/<stage>/.kept/<key>/      what a stage needs to take up an artifact again that a cap has ended
     <root>/<stage>/.replaced/<key>/  for a moment, the artifact that a new one takes the place of
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -29,6 +31,7 @@ from filelock import FileLock, Timeout
 from pipeline.config.trial import canonical_json
 from pipeline.errors import Damaged, Fault, Gone
 from pipeline.run.layout import StudyFolder, TrialRecord, read_sealed, sealed, set_aside, write_atomic
+from pipeline.run.locks import is_held
 
 MANIFEST = "manifest.json"
 VOLATILE = "log/"
@@ -36,8 +39,12 @@ VOLATILE = "log/"
 WEIGHTS = ".safetensors"
 """Files that only training, sampling and `export` read; those of a study can be tens of gigabytes."""
 
-WAIT_SECONDS = 30.0
-"""Between two words of who waits for an artifact that another process builds."""
+OWNER = ".owner"
+"""File of a partial folder: the token of the process that builds it."""
+
+
+class BuiltElsewhere(Exception):
+    """Another process builds the artifact at this moment."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +77,14 @@ class Manifest:
 
 
 class Store:
-    """Artifacts under one root. `warn` is told of damage."""
+    """Artifacts under one root.
 
-    def __init__(self, root: Path, warn: Callable[[str], None] = lambda message: None) -> None:
-        self.root = root
-        self.warn = warn
+    `warn` receives a line for each damaged artifact. With ``wait=False``, `build` raises `BuiltElsewhere` instead of
+    waiting for another process.
+    """
+
+    def __init__(self, root: Path, warn: Callable[[str], None] = lambda message: None, *, wait: bool = True) -> None:
+        self.root, self.warn, self.wait = root, warn, wait
 
     def find(self, stage: str, key: str, *, weights: bool = True) -> Artifact | None:
         """The verified artifact, or None. Raises `Damaged` when its files are not those of its manifest.
@@ -97,7 +107,6 @@ class Store:
         resumable: bool,
         final: Callable[[Artifact], bool] = lambda artifact: True,
         kept: str | None = None,
-        waits: Callable[[], None] = lambda: None,
     ) -> Artifact:
         """Build an artifact once, however many processes ask for it, and publish it in one step.
 
@@ -106,12 +115,13 @@ class Store:
         `make` fills the folder that it is given and returns what goes into the manifest as `meta`. With
         `resumable` it may find there what an earlier, killed call left. An artifact that is not `final` is built
         again and takes the place of the old one, which stays readable until then. If `make` leaves a folder `kept`, it
-        is put beside the artifact, and put back before the artifact is built again. `waits` is called now and then
-        while another process builds the artifact.
+        is put beside the artifact, and put back before the artifact is built again. Raises `BuiltElsewhere` in a
+        store that does not wait, and `Fault` where another process has begun the artifact meanwhile: a lock can be
+        lost with the connection to a file server.
         """
         locks = self.root / stage / ".locks"
         locks.mkdir(parents=True, exist_ok=True)
-        with _held(FileLock(locks / key), waits):
+        with self._held(locks / key):
             self._restore(stage, key)
             artifact = self._find_or_set_aside(stage, key)
             if artifact and final(artifact):
@@ -122,7 +132,10 @@ class Store:
             partial.mkdir(parents=True, exist_ok=True)
             if kept and aside.exists() and not (partial / kept).exists():
                 os.replace(aside, partial / kept)
+            token = secrets.token_hex(8)
+            (partial / OWNER).write_text(token, "ascii")
             meta = make(partial)
+            _give_up_token(partial, token)
             if kept and (partial / kept).exists():
                 aside.parent.mkdir(exist_ok=True)
                 os.replace(partial / kept, aside)
@@ -139,21 +152,7 @@ class Store:
 
     def is_building(self, stage: str, key: str) -> bool:
         """Whether a process, on any machine that shares the locks, is building an artifact at this moment."""
-        import fcntl
-
-        try:  # read-only, and shared: who looks needs no right to write, and is not taken for a builder by another
-            file = os.open(self.root / stage / ".locks" / key, os.O_RDONLY)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
-        except BlockingIOError:
-            return True
-        except OSError:  # a file system without locks builds nothing here
-            return False
-        finally:
-            os.close(file)
+        return is_held(self.root / stage / ".locks" / key)
 
     def identities(self, stage: str) -> Iterator[dict[str, Any]]:
         """What the finished artifacts of a stage were made from; newest first."""
@@ -176,6 +175,18 @@ class Store:
         for path in gone:
             shutil.rmtree(path)
         return gone
+
+    @contextmanager
+    def _held(self, path: Path) -> Iterator[None]:
+        lock = FileLock(path)
+        try:
+            lock.acquire(timeout=-1 if self.wait else 0)
+        except Timeout:
+            raise BuiltElsewhere(path.name) from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _publish(self, stage: str, key: str, partial: Path) -> None:
         """Put a complete folder into place. Where an older one is, a reader finds that one or this one at any
@@ -213,18 +224,12 @@ class Store:
             return None
 
 
-@contextmanager
-def _held(lock: FileLock, waits: Callable[[], None]) -> Iterator[None]:
-    """Hold a lock, however long another process has it."""
-    while not lock.is_locked:
-        try:
-            lock.acquire(timeout=WAIT_SECONDS)
-        except Timeout:
-            waits()
-    try:
-        yield
-    finally:
-        lock.release()
+def _give_up_token(partial: Path, token: str) -> None:
+    """Remove the builder's token. Raises `Fault` where it is another builder's."""
+    owner = partial / OWNER
+    if not owner.exists() or owner.read_text("ascii", "replace") != token:
+        raise Fault(f"{partial} was taken over by another process: the lock on it was lost")
+    owner.unlink()
 
 
 def write_manifest(

@@ -157,7 +157,7 @@ def ended(folder: StudyFolder, lines: list[Line]) -> int:
 
 def begun(folder: StudyFolder) -> int:
     """Trials that have begun, ended or not."""
-    return sum(1 for _ in (folder.path / "begun").glob("*__seed*"))
+    return sum(path.stem[-1].isdigit() for path in (folder.path / "status").glob("*__seed*.json"))
 
 
 def _noted(folder: StudyFolder) -> dict[str, Any]:

@@ -111,6 +111,51 @@ def study(
     _run(load_study(name), Layout.at(out), profile, parse_set(settings or []), jobs, executor, cluster)
 
 
+def work(
+    name: Annotated[str, typer.Argument(metavar="STUDY", help="Name of a started study.", show_default=False)],
+    profile: Annotated[
+        str | None, typer.Option("--profile", help="Profile of the study, if it was started on more than one.")
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Trials at once.")] = 1,
+    out: OutOption = None,
+) -> None:
+    """Take trials of a started study, until nothing is left.
+
+    Any number of these, on any machines that share --out, work on one study. SIGUSR1 or SIGTERM lets each trial write
+    its checkpoint first, a second one ends them at once. Exit code 75: trials are left; 76: and none came further.
+    """
+    import signal
+
+    from rich.text import Text
+
+    from pipeline.run.layout import Layout
+    from pipeline.run.leaving import LEFT, NO_FURTHER, ask_to_leave, asked_to_leave, can_be_asked
+    from studies.execution.recorded import study_folder
+    from studies.execution.study import work as take
+
+    layout, console = Layout.at(out), terminal()
+    folder = study_folder(layout, name, profile, started=True)
+
+    def leave(number: int, frame: object) -> None:
+        if asked_to_leave():
+            raise KeyboardInterrupt
+        ask_to_leave()
+
+    with can_be_asked(folder.path / "leave"):
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, leave)
+        left = take(
+            layout,
+            folder.path.parent.name,
+            folder.path.name,
+            jobs,
+            lambda text, style: console.print(Text(text, style), soft_wrap=True),
+            stop=asked_to_leave,
+        )
+        if left != "nothing" and asked_to_leave():
+            raise typer.Exit(LEFT if left == "some" else NO_FURTHER)
+
+
 def run(
     profile: Annotated[str, typer.Option("--profile", help="Profile of the trial.")] = "tiny",
     settings: SetOption = None,
@@ -419,7 +464,7 @@ def serve(
 
 
 def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = None) -> None:
-    """Send a study's missing records to MLflow."""
+    """Make MLflow and optuna.db what a study's records say."""
     from rich.text import Text
 
     from pipeline.errors import FAULT, UserError
@@ -428,8 +473,9 @@ def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = No
     from studies.definition.design import planned
     from studies.definition.schema import load_study
     from studies.definition.search import confirmation
-    from studies.execution.study_lock import only_driver
-    from studies.tracking.study_runs import StudySinks
+    from studies.execution.optuna_file import write_optuna
+    from studies.tracking.sync import View
+    from studies.tracking.sync import sync as send
 
     chosen, layout, console = load_study(name), Layout.at(out), terminal()
     folder = layout.study(chosen.name, profile or chosen.profile)
@@ -438,24 +484,21 @@ def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = No
         raise UserError(f"{folder.path} has no finished trial to send; start with: ablate study {name}")
     compared = confirmation(chosen, folder)
     plan = planned(compared, profile, started.get("overrides", {}))
-    with only_driver(folder, chosen.name):
-        environment = records[0].environment
-        sinks = StudySinks(
-            chosen,
-            profile or chosen.profile,
-            layout,
-            folder,
-            environment,
-            lambda message: console.print(Text(message, "yellow"), soft_wrap=True),
-        )
-        sinks.plan = plan
-        complete = sinks.sync(records)
-        sinks.close("complete", verdicts(compared, folder, plan))
-    if not complete:
+    sent = send(
+        View(chosen, profile or chosen.profile, layout, folder, plan, records[0].environment),
+        lambda message: console.print(Text(message, "yellow"), soft_wrap=True),
+        status="complete",
+        verdicts=verdicts(compared, folder, plan),
+    )
+    if sent is None:
+        raise UserError(f"another process is sending the records of {chosen.name} to MLflow; wait for it")
+    wanted = {(cell.arm, cell.seed) for cell in plan}
+    known = [record for record in records if (record.arm, record.seed) in wanted]
+    write_optuna(compared, folder, plan, known)
+    if not sent.complete:
         raise typer.Exit(FAULT)
-    known = sum((record.arm, record.seed) in {(cell.arm, cell.seed) for cell in plan} for record in records)
-    which = f"all {known}" if known == len(plan) else f"{known} of {len(plan)}"
-    console.print(Text(f"MLflow has {which} trials of {chosen.name}; {sinks.metrics_sent} metrics were sent now"))
+    which = f"all {len(known)}" if len(known) == len(plan) else f"{len(known)} of {len(plan)}"
+    console.print(Text(f"MLflow has {which} trials of {chosen.name}; {sent.metrics_sent} metrics were sent now"))
 
 
 def _run(
@@ -476,19 +519,18 @@ def _run(
     from studies.definition.design import cells
     from studies.definition.search import load
     from studies.execution import executors
-    from studies.execution.driver import run_study
+    from studies.execution.study import run_study
 
     console = terminal()
-    engine = executors.executor(executor, cluster, lambda line: console.print(Text(line, "yellow"), soft_wrap=True))
-    scheduled = executor in executors.SCHEDULERS
-    usual = executors.SCHEDULED_JOBS if scheduled else default_jobs(cells(chosen, profile, overrides)[0].config)
+    on_cluster = executor in executors.CLUSTERS
+    usual = executors.CLUSTER_JOBS if on_cluster else default_jobs(cells(chosen, profile, overrides)[0].config)
     try:
         result = run_study(
             chosen,
             layout,
             profile,
             overrides,
-            engine,
+            executors.executor(executor, jobs or usual, cluster),
             jobs or usual,
             console,
             after=lambda folder: _draw(chosen, folder, console),
@@ -496,10 +538,6 @@ def _run(
         )
     except KeyboardInterrupt:
         console.print(Text("interrupted; the same command continues"))
-        queued = layout.study(chosen.name, profile or chosen.profile).jobs
-        if scheduled and any(queued.glob("*/worker")):
-            how = f"to end them: for job in {queued}/*; do echo ended > $job/cancel; done"
-            console.print(Text(f"its trials go on, and the same command takes them over; {how}"), soft_wrap=True)
         raise typer.Exit(130) from None
     claims = standing(chosen, result.folder, profile or chosen.profile, overrides)
     search = load(chosen, result.folder) if chosen.search else None

@@ -26,8 +26,9 @@ from studies.definition.replicates import chain_of
 from studies.definition.schema import Study
 from studies.definition.search import confirmation, load
 from studies.definition.testable import horizons, untestable
-from studies.execution.driver import TRIALS, trial_count
 from studies.execution.history import StageSeconds, all_records, known_artifacts, measured
+from studies.execution.started import TRIALS
+from studies.execution.study import trial_count
 
 """Stages that every trial has for itself."""
 

@@ -85,6 +85,11 @@ def arm(number: int) -> str:
     return f"{SEARCH}{number:03d}"
 
 
+def number_of(name: str) -> int:
+    """The number in such a name."""
+    return int(name.removeprefix(SEARCH))
+
+
 def pareto(trials: Sequence[Tried], aims: Sequence[Objective]) -> list[int]:
     """Numbers of the feasible trials that no other beats in one objective without losing in another."""
     points = {trial.number: _signed(trial, aims) for trial in trials if trial.feasible}

@@ -1,399 +1,251 @@
-"""Workers as jobs of SLURM, one a trial. They outlive their driver.
-
-SLURM's own commands are enough: a job is a shell script that starts the worker, and files carry all else. The script
-asks for the requeue at the time limit itself, so a trial goes on without a driver too.
-"""
+"""Hands as jobs of SLURM: one job array, each job a hand that takes trials until none is left. They go on without the
+command that submitted them. SLURM requeues what it preempts; at its time limit a job leaves checkpoints and requeues
+itself."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import re
 import shlex
-import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
+import yaml
+
 from pipeline.config.trial import TrialConfig
-from pipeline.errors import INTERRUPTED, UserError
+from pipeline.config.yaml_files import line_of, read_yaml
+from pipeline.errors import Fault, UserError
 from pipeline.models.cpu import HUGE_PAGES
 from pipeline.resources.device import gpu_visible
-from pipeline.run.leaving import LEAVE, LEFT
-from studies.execution import slurm_commands
-from studies.execution.file_executor import Ended, WorkerState
-from studies.execution.job_folder import JobFolder
-from studies.execution.jobs import Job
+from pipeline.run.leaving import LEFT
+from studies.execution.agenda import Agenda
+from studies.execution.hand import Say
+from studies.execution.program import HOME
 from studies.execution.shared_store import check_here
-from studies.execution.slurm_commands import Away, Full, JobState, Refused
-from studies.execution.slurm_options import SlurmOptions, options_in, read_options
-from studies.execution.worker import DISK_FULL
+from studies.execution.started import Started
 
-FIRST_LOOK, LOOK_GROWTH, LAST_LOOK = 5.0, 1.3, 60.0
-"""Seconds between two looks at the queue; they grow while nothing changes there."""
-STALE_SECONDS = 150.0
-"""A queue that was seen so long ago says nothing of a job any more."""
-END_SECONDS = 90.0
-"""How long a job may take to end: SLURM gives it KillWait seconds, 30 by default, between SIGTERM and SIGKILL."""
-TRACEBACK_SECONDS = 5.0
-"""How long a job that hung may take to write where it stood."""
-NAMED_SECONDS = 300
-"""How long a job waits for the driver to note its number."""
-MARGIN_SECONDS = 15
-"""A trial that has not left so long before its time limit is stopped, so that it can still be requeued."""
-TOO_SHORT = 76
-"""Exit code of a job that came no further within its whole time limit."""
-LAUNCH_FAILED = "launch failed"
-"""How the reason of a job begins that SLURM holds, since a node could not start it."""
-NAME = "ablate "
-"""How the names of our jobs begin."""
-NAME_KEPT = 200
-"""Characters of a job's name that squeue is sure to print."""
-UNSENT = "not submitted yet"
-WAITS = frozenset(
-    ["PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT", "SUSPENDED"]
+LOOK_SECONDS = 10.0
+"""Between two looks at the queue."""
+LOOKS = 3
+"""So often in a row no job may be found before the study counts as stopped."""
+ANSWER_SECONDS = 30.0
+"""How long a command may take: a busy controller makes the commands wait and try again."""
+STARTUP_MINUTES = 30
+"""Of the default time limit, beyond the hours of training that the caps allow."""
+LEAD_SECONDS, MARGIN_SECONDS = 300, 15
+"""How long before its time limit a job is warned, and how long before it what still runs is ended."""
+HEADROOM, EXTRA_GIB = 1.25, 1.0
+"""Host memory beyond caps.memory_gib, so that the cap is reached before SLURM kills: a factor, and for each process."""
+ALIVE = {"PENDING", "CONFIGURING", "REQUEUED", "RUNNING", "COMPLETING", "SUSPENDED", "SIGNALING", "RESIZING", "STOPPED"}
+AWAY = re.compile(
+    r"slurm controller|connect failure|connection (refused|reset)|timed? ?out|zero bytes|temporarily|munge|"
+    r"authenticat|no route|communication",
+    re.IGNORECASE,
 )
-RUNS = frozenset(["RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "RESIZING", "STOPPED"])
-GOES_ON = {
-    "TIMEOUT": "ran into its time limit",
-    "PREEMPTED": "was preempted",
-    "NODE_FAIL": "lost its node",
-    "BOOT_FAIL": "got a node that did not start",
-}
-"""States in which a job has ended through no fault of the trial."""
-STUCK = ("PartitionTimeLimit", "BadConstraints", "JobHeld", "QOSMaxWall", "AssocMaxWall", "DependencyNeverSatisfied")
-"""How reasons begin for which a job waits until somebody changes something."""
+RESERVED = ("array", "job-name", "output", "error", "open-mode", "signal", "requeue", "no-requeue", "nodes", "ntasks")
+"""Options of sbatch that the program sets."""
 SCRIPT = """#!/bin/sh
-folder={folder}
-export {leave}="$folder/leave" PYTHONPATH={root}"${{PYTHONPATH:+:$PYTHONPATH}}"
 {exports}
-mine() {{ [ "$(cut -d " " -f 1 "$folder/worker" 2>/dev/null)" = "$SLURM_JOB_ID" ]; }}
-waited=0
-until mine; do  # the driver has not noted this job yet, or wants another one
-    [ $waited -ge {named} ] && exit 0
-    sleep 1
-    waited=$((waited + 1))
-done
-rm -f "${leave}"
-worker= limit=
-warned() {{  # SLURM says that the time limit is near
-    limit=near
-    : > "${leave}"
-    (sleep {patience}; kill -TERM "$worker") 2>/dev/null &
-}}
-trap warned USR1
-trap : TERM ABRT  # the worker has them from SLURM, and decides
-{python} -m studies.execution.worker "$folder" &
-worker=$!
+{command} &
+hand=$! limit=
+trap 'limit=near; kill -USR1 $hand; (sleep {patience}; kill -TERM $hand) 2>/dev/null &' USR1
+trap 'kill -TERM $hand' TERM
 while :; do
-    wait "$worker"
+    wait $hand
     code=$?
-    kill -0 "$worker" 2>/dev/null || break
+    kill -0 $hand 2>/dev/null || break
 done
-if [ "$limit" ] && [ $code = {left} ]; then
+if [ "$limit" ] && [ $code = {left} ]; then  # what is preempted SLURM requeues, and what is cancelled ends
     trap - TERM
     until scontrol requeue "$SLURM_JOB_ID"; do sleep 10; done
     sleep 60  # SLURM ends the script; if it ended by itself, its exit code would count
 fi
-[ "$limit" ] && [ $code = {interrupted} ] && [ ! -e "$folder/cancel" ] && exit {too_short}
 exit $code
 """
 
 
-@dataclass
-class _Known:
-    """What the driver knows of a job."""
-
-    number: str
-    title: str
-    """Empty for a job that an earlier version of the program submitted."""
-    folder: JobFolder | None = None
-    """Of a job that this driver has submitted."""
-    last: str = ""
-    """The state at the last look."""
-    reason: str = ""
-    accounted: bool = False
-    """The accounting was asked for it."""
-    end: Ended | None = None
-
-    @property
-    def label(self) -> str:
-        """Of the trial."""
-        return self.title.rpartition(" ")[0] or f"job {self.number}"
+class Away(Exception):
+    """The controller does not answer."""
 
 
 class Slurm:
-    """The launcher of a SLURM cluster. `tell` takes lines for the user.
+    """Has `jobs` jobs in the queue, and sees whether any is left."""
 
-    A worker's name is the number of its job and its title (`title`), such as ``17 weak seed 0 3fa2c1``: a controller
-    that is killed forgets its last seconds, and gives the numbers of these jobs to other ones.
-    """
+    def __init__(self, run: Started, agenda: Agenda, jobs: int, options: Mapping[str, str | None], say: Say) -> None:
+        """`options` are sbatch's, by their names; None leaves out one that a job would have. Raises `UserError` where
+        the output root lacks what several machines need, or sbatch refuses."""
+        check_here(run.layout.root)
+        self._run, self._agenda, self._say = run, agenda, say
+        self._wanted, self._options = min(jobs, len(agenda.open()) or jobs), options
+        self._name = f"ablate-{hashlib.sha256(str(run.folder.path).encode()).hexdigest()[:12]}"
+        self._submitted = self._complained = False
+        self._looked, self._missed = float("-inf"), 0
 
-    outlives = True
-    lag_seconds = 10.0
-
-    def __init__(
-        self, options: SlurmOptions, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._options, self._tell, self._clock = options, tell, clock
-        self._queue: dict[str, JobState] = {}
-        self._jobs: dict[str, _Known] = {}
-        self._unsent: dict[str, tuple[Job, JobFolder]] = {}
-        self._sent: dict[str, str] = {}
-        """Of jobs that could not be submitted at once: the name that the driver knows, and the true one."""
-        self._checked = False
-        self._seen = self._asked = float("-inf")
-        self._interval = FIRST_LOOK
-        self._complaint = ""
-
-    @classmethod
-    def of(cls, options: Path | None, tell: Callable[[str], None]) -> Slurm:
-        """With the options in a file. Raises `UserError`, also where SLURM's commands are missing."""
-        try:
-            known = options_in(slurm_commands.ask("sbatch", "--help"))
-        except (Away, Refused, Full) as error:
-            raise UserError(f"sbatch does not work here: {error}") from None
-        return cls(read_options(options, known) if options else SlurmOptions(), tell)
-
-    def start(self, job: Job, folder: JobFolder) -> str:
-        """Submit a job. While the controller does not answer, or takes no more, the job counts as one that waits.
-
-        Raises `UserError` where the output root lacks what several machines need (`studies.execution.shared_store`).
-        """
-        if not self._checked:
-            check_here(job.layout.root)
-            self._checked = True
-        folder.create(job, outlives=True, environment={} if gpus_of(job.config) else {"CUDA_VISIBLE_DEVICES": ""})
-        job.log.parent.mkdir(parents=True, exist_ok=True)
-        name = None if self._unsent else self._submit(job, folder)
-        if name is None:
-            name = f"{UNSENT}: {folder.path}"
-            self._unsent[name] = (job, folder)
-            return name
-        self._interval = FIRST_LOOK
-        return name
-
-    def state(self, name: str) -> WorkerState:
-        """Of the job of this name. What is not known while the controller is away counts as waiting."""
-        if name in self._unsent:
-            return "queued"
-        name = self._sent.get(name, name)
-        number, _, named = name.partition(" ")
-        if not number.isdigit():
-            return "unknown"
-        if name not in self._jobs:  # another driver's
-            self._jobs[name] = _Known(number, named)
-            if self._clock() - self._asked > FIRST_LOOK:
+    def step(self) -> bool:
+        """Submit what is missing, once, and look at the queue when it is time. Raises `Fault` when all jobs have ended
+        and trials are left, `KeyboardInterrupt` when somebody has cancelled them."""
+        left = bool(self._agenda.open()) or not self._agenda.plan
+        if left and time.monotonic() - self._looked > LOOK_SECONDS:
+            self._looked = time.monotonic()
+            try:
                 self._look()
-        known = self._jobs[name]
-        if known.end is None:
-            if self._clock() - self._seen > STALE_SECONDS:
-                return "queued"
-            state = self._state(known)
-            if not isinstance(state, Ended):
-                return state
-            known.end = state
-        return known.end
+            except Away as error:
+                self._complain(f"SLURM does not answer: {error}; trials that run go on, and it is asked again")
+        return left
 
-    def wait(self, names: Sequence[str], seconds: float) -> None:
-        """Look at the queue when it is time."""
-        if self._clock() - self._asked >= self._interval:
-            self._send()
-            self._look()
+    def wait(self, seconds: float) -> None:
+        """Jobs write records and statuses meanwhile."""
         time.sleep(seconds)
 
-    def end(self, names: Sequence[str], *, hung: bool = False) -> None:
-        """By scancel; before, SIGABRT has one that hung write the traceback of every thread."""
-        for name in names:
-            self._unsent.pop(name, None)
-        numbers = [number for name in names if (number := self._number(name)).isdigit()]
-        if not numbers:
-            return
-        with suppress(Away, Refused, Full):  # the folder goes, and the worker notices
-            if hung:
-                slurm_commands.cancel(numbers, "--full", f"--signal={signal.Signals.SIGABRT.name[3:]}")
-                time.sleep(TRACEBACK_SECONDS)
-            slurm_commands.cancel(numbers)
-            deadline = self._clock() + END_SECONDS
-            while self._clock() < deadline:
-                self._queue = slurm_commands.jobs_of_mine()
-                if not any(self._queue[number].state in RUNS for number in numbers if number in self._queue):
-                    return
-                time.sleep(1.0)
-
-    def forget(self, name: str) -> None:
-        """The job ends by itself."""
-        self._unsent.pop(name, None)
-        self._jobs.pop(self._sent.pop(name, name), None)
-
-    def _number(self, name: str) -> str:
-        """Of the job that a worker's name stands for; empty where another job has it."""
-        number, _, named = self._sent.get(name, name).partition(" ")
-        found = self._queue.get(number)
-        return number if found is None or _is(named, found) else ""
-
-    def _submit(self, job: Job, folder: JobFolder) -> str | None:
-        """The name of the worker; None while the controller does not answer, or takes no more."""
-        try:
-            number = slurm_commands.submit(arguments(job, self._options), script(job, folder, self._options))
-        except (Away, Full, Refused) as error:
-            if isinstance(error, Refused) or (isinstance(error, Full) and not self._has_jobs()):
-                raise UserError(
-                    f"sbatch refuses {job.label}: {error}; options of sbatch go into a file (--cluster)"
-                ) from None
-            self._complain(f"{job.label} is not submitted yet: {error}")
-            return None
-        self._jobs[name := f"{number} {title(job)}"] = _Known(number, title(job), folder)
-        self._queue[number] = JobState("PENDING", 0, "", NAME + title(job))
-        return name
-
-    def _send(self) -> None:
-        """Submit what could not be submitted before."""
-        for name, (job, folder) in list(self._unsent.items()):
-            sent = self._submit(job, folder)
-            if sent is None:
-                return
-            del self._unsent[name]
-            self._sent[name] = sent
-            folder.name_worker(sent)
+    def close(self) -> None:
+        """Jobs go on without this command."""
+        if self._submitted and self._agenda.open():
+            self._say(
+                f"its jobs go on, and the same command watches them again; to end them: scancel --name {self._name}", ""
+            )
 
     def _look(self) -> None:
-        """Ask once for all jobs."""
-        before, slower = self._queue, min(self._interval * LOOK_GROWTH, LAST_LOOK)
-        if not self._jobs:
-            self._asked, self._interval = self._clock(), slower
+        states = self._states()
+        alive = sum(state in ALIVE for state in states)
+        if not self._submitted:
+            if alive < self._wanted:
+                self._submit(self._wanted - alive)
+            self._submitted = True
             return
-        try:
-            queue = slurm_commands.jobs_of_mine()
-        except Away as error:
-            self._complain(f"SLURM does not answer: {error}; trials that run go on, and it is asked again")
-            self._asked, self._interval = self._clock(), slower
-            return
-        gone = [known for known in self._jobs.values() if known.number not in queue and not known.accounted]
-        for known in gone:
-            known.accounted = True
-        queue |= slurm_commands.accounted([known.number for known in gone]) if gone else {}
-        if self._complaint and not self._unsent:
-            self._tell("SLURM answers, and all jobs are submitted")
-            self._complaint = ""
-        self._queue, self._seen, self._asked = queue, self._clock(), self._clock()
-        changed = any(_of(before, known.number) != _of(queue, known.number) for known in self._jobs.values())
-        self._interval = FIRST_LOOK if changed else slower
+        if self._complained:
+            self._complained = False
+            self._say("SLURM answers", "")
+        self._missed = 0 if alive else self._missed + 1
+        if self._missed >= LOOKS and self._agenda.open():
+            if "CANCELLED" in states:
+                raise KeyboardInterrupt
+            ended = ", ".join(sorted(set(states))) or "unknown"
+            logs = self._run.folder.path / "log"
+            raise Fault(
+                f"all jobs of SLURM have ended ({ended}), and {len(self._agenda.open())} trials are left; see"
+                f" {logs}/hand-*.txt; if a job reached its time limit before a checkpoint, ask for more with time"
+                " (--cluster); the same command continues"
+            )
 
-    def _state(self, known: _Known) -> WorkerState:
-        number, found = known.number, self._queue.get(known.number)
-        if found is not None and found.name.startswith(NAME) and not _is(known.title, found):
-            return Ended(f"SLURM has lost job {number}, and given its number to another one", lost=True)
-        if found is None or not _is(known.title, found):
-            if known.folder is not None and not known.folder.alive_file.exists():
-                return Ended(f"SLURM has lost job {number}, which had not begun", lost=True)
-            return "unknown"
-        known.title = found.name.removeprefix(NAME)
-        if found.state in WAITS and found.reason.startswith(LAUNCH_FAILED):
-            with suppress(Away, Refused, Full):
-                slurm_commands.cancel([number])
-            return Ended(f"a node could not start job {number}", lost=True)
-        self._tell_change(known, found)
-        if found.state in WAITS:
-            return "queued"
-        return "running" if found.state in RUNS else _end_of(number, found)
+    def _states(self) -> list[str]:
+        user = f"--user={os.getuid()}"
+        return _ask("squeue", "--noheader", "--states=all", user, f"--name={self._name}", "--Format=State").split()
 
-    def _tell_change(self, known: _Known, found: JobState) -> None:
-        if found.state in WAITS and known.last in RUNS:
-            self._tell(f"{known.label}: job {known.number} waits in the queue again and goes on from its checkpoint")
-        stuck = found.state in WAITS and found.reason.startswith(STUCK)
-        if stuck and found.reason != known.reason:
-            self._tell(f"{known.label}: job {known.number} waits in the queue for {found.reason}")
-        known.last, known.reason = found.state, found.reason
+    def _submit(self, count: int) -> None:
+        plan = self._agenda.open()
+        log = str(self._run.folder.path / "log" / "hand-%A-%a.txt")
+        (self._run.folder.path / "log").mkdir(exist_ok=True)
+        asked = {**wanted([cell.config for cell in plan]), **self._options}
+        given = [f"--{name}={value}" if value else f"--{name}" for name, value in asked.items() if value is not None]
+        own = [
+            f"--job-name={self._name}", f"--array=1-{count}", f"--output={log}", "--open-mode=append", "--requeue",
+            "--nodes=1", "--ntasks=1", f"--signal=B:USR1@{_lead(asked.get('time'))}",
+        ]  # fmt: skip
+        _ask("sbatch", "--parsable", *own, *given, script=self._script(asked.get("time")))
 
-    def _has_jobs(self) -> bool:
-        """Whether any job of this user waits or runs, whose end could make room."""
-        with suppress(Away):
-            return any(one.state in WAITS | RUNS for one in slurm_commands.jobs_of_mine().values())
-        return True
+    def _script(self, limit: str | None) -> str:
+        folder, profile = self._run.folder, self._run.profile
+        command = [sys.executable, str(HOME / "ablate.py"), "work", self._run.study.name]
+        command += ["--profile", profile, "--out", str(folder.root)]
+        paths = [str(HOME), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        variables = {"PYTHONPATH": os.pathsep.join(paths)}
+        if all(cell.config.runtime.device == "cpu" for cell in self._agenda.open()):
+            variables |= HUGE_PAGES
+        return SCRIPT.format(
+            exports="\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items()),
+            command=shlex.join(command),
+            patience=_lead(limit) - MARGIN_SECONDS,
+            left=LEFT,
+        )
 
     def _complain(self, text: str) -> None:
-        if not self._complaint:
-            self._tell(text)
-        self._complaint = text
+        if not self._complained:
+            self._say(text, "yellow")
+        self._complained = True
 
 
-def title(job: Job) -> str:
-    """The label of a trial and a digest of its folder: studies can have trials of the same label."""
-    return f"{job.label} {hashlib.sha256(str(job.folder.absolute()).encode()).hexdigest()[:6]}"
+def wanted(configs: list[TrialConfig]) -> dict[str, str | None]:
+    """What the caps of the largest trial come to, in options of sbatch."""
+    processes = max(config.runtime.processes for config in configs)
+    threads = max(config.runtime.threads for config in configs)
+    memory = max(processes * (HEADROOM * config.caps.memory_gib + EXTRA_GIB) for config in configs)
+    hours = max(config.caps.wall_clock_h for config in configs)
+    on_card = gpu_visible() and any(config.runtime.device != "cpu" for config in configs)
+    return {
+        "cpus-per-task": str(processes * threads),
+        "mem": f"{math.ceil(memory * 1024)}M",
+        "time": str(math.ceil(60 * hours) + STARTUP_MINUTES),
+        **({"gres": f"gpu:{processes}"} if on_card else {}),
+    }
 
 
-def _is(named: str, found: JobState) -> bool:
-    """Whether what the queue says of a number is said of the job of this title, and not of another one that has got it
-    since. Any job of ours is meant where the title is not known."""
-    if not named:
-        return found.name.startswith(NAME.rstrip())
-    return found.name[:NAME_KEPT].rstrip() == (NAME + named)[:NAME_KEPT].rstrip()
+def read_options(path: Path | None) -> dict[str, str | None]:
+    """Options of sbatch from a YAML file: ``true`` is one without a value, ``false`` leaves one out, a list is joined
+    by commas. Raises `UserError` for those that the program sets; sbatch itself refuses others."""
+    if path is None:
+        return {}
+    content = read_yaml(path)
+    written = yaml.load(path.read_text("utf-8"), Loader=yaml.BaseLoader)  # as strings: YAML takes 1:30:00 for 5400
+    values = dict[str, str | None]()
+    for key, value in content.items():
+        if key in RESERVED:
+            line = line_of(path, (key,))
+            raise UserError(f"{path}{'' if line is None else f', line {line}'}: '{key}' is set by the program")
+        if isinstance(value, bool):
+            values[key] = "" if value else None
+        else:
+            values[key] = ",".join(written[key]) if isinstance(value, list) else written[key]
+    return values
 
 
-def _of(queue: dict[str, JobState], number: str) -> tuple[str, str] | None:
-    found = queue.get(number)
-    return None if found is None else (found.state, found.reason)
+def seconds_of(limit: str | None) -> float | None:
+    """Seconds of a time limit as sbatch reads it; None for one without end.
+
+    >>> [seconds_of(limit) for limit in ("90", "1:30", "1:30:00", "2-12", "1-0:30")]
+    [5400.0, 90.0, 5400.0, 216000.0, 88200.0]
+    """
+    match = re.fullmatch(r"(?:(?P<days>\d+)-)?(?P<clock>\d+(?::\d+){0,2})", limit or "")
+    if match is None:
+        return None
+    parts = [float(part) for part in match["clock"].split(":")]
+    scales = (3600, 60, 1) if match["days"] is not None or len(parts) == 3 else (60, 1)
+    days = 86400 * float(match["days"] or 0)
+    return days + sum(part * scale for part, scale in zip(parts, scales, strict=False))
 
 
-def _end_of(number: str, found: JobState) -> Ended:
-    """What the last state of a job says."""
-    code = found.exit_code
-    if found.state == "CANCELLED":
-        return Ended(f"job {number} was cancelled", interrupted=True)
-    if found.state in GOES_ON:
-        return Ended(f"job {number} {GOES_ON[found.state]}", lost=True)
-    if found.state == "FAILED" and code == LEFT:
-        return Ended(f"job {number} had to leave", lost=True)
-    if found.state == "FAILED" and code == TOO_SHORT:
-        return Ended(
-            f"the time limit of job {number} is too short: no stage and no update of the training came to an end within"
-            " it; ask for more with time (--cluster)"
+def _lead(limit: str | None) -> int:
+    """How long before its time limit a job is warned [s]: a tenth of it, within bounds."""
+    seconds = seconds_of(limit)
+    return LEAD_SECONDS if seconds is None else int(max(2 * MARGIN_SECONDS, min(LEAD_SECONDS, 0.1 * seconds)))
+
+
+def _ask(*command: str, script: str | None = None) -> str:
+    """The answer of a command of SLURM. Raises `Away`, and `UserError` for a refusal or where there is no such
+    command."""
+    given = {"input": script} if script is not None else {"stdin": subprocess.DEVNULL}
+    try:
+        done = subprocess.run(
+            command,
+            **given,
+            capture_output=True,
+            text=True,
+            timeout=ANSWER_SECONDS,
+            start_new_session=True,  # Ctrl-C is for this process
         )
-    if found.state == "OUT_OF_MEMORY":
-        return Ended(
-            f"job {number} was killed: out of memory; ask for more with caps.memory_gib, or with mem (--cluster)"
-        )
-    ended = f"exit code {code}" if code is not None else f"signal {found.status & 0x7F}"
-    hint = " (often: out of memory)" if signal.SIGKILL in (found.status & 0x7F, (code or 0) - 128) else ""
-    said = f"job {number} ended as {found.state}, reason {found.reason or 'none'}, {ended}{hint}, and left no result"
-    return Ended(said, interrupted=code == INTERRUPTED, disk_full=code == DISK_FULL)
-
-
-def gpus_of(config: TrialConfig) -> int:
-    """GPUs that a trial uses. Those of the nodes have to be like this machine's, which the keys of stages follow."""
-    return config.runtime.processes if config.runtime.device != "cpu" and gpu_visible() else 0
-
-
-def arguments(job: Job, options: SlurmOptions) -> list[str]:
-    """What sbatch is called with."""
-    log = str(job.log.absolute()).replace("%", "%%")
-    return [
-        f"--job-name={NAME}{title(job)}",
-        f"--output={log}",
-        "--open-mode=append",
-        "--requeue",
-        "--nodes=1",
-        "--ntasks=1",
-        f"--signal=B:USR1@{options.lead_seconds(job.config)}",
-        *options.asked(job.config, gpus_of(job.config)),
-    ]
-
-
-def script(job: Job, folder: JobFolder, options: SlurmOptions) -> str:
-    """What a job runs."""
-    pages = HUGE_PAGES if job.config.runtime.device == "cpu" else {}
-    return SCRIPT.format(
-        folder=shlex.quote(str(folder.path.absolute())),
-        leave=LEAVE,
-        root=shlex.quote(str(Path(__file__).parents[2])),
-        exports="\n".join(f"export {name}={shlex.quote(os.environ.get(name, value))}" for name, value in pages.items()),
-        named=NAMED_SECONDS,
-        patience=options.lead_seconds(job.config) - MARGIN_SECONDS,
-        python=shlex.quote(sys.executable),
-        left=LEFT,
-        interrupted=INTERRUPTED,
-        too_short=TOO_SHORT,
-    )
+    except FileNotFoundError:
+        raise UserError(
+            f"no '{command[0]}' on this machine: run --executor slurm where SLURM's commands are, such as a login node"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise Away(f"{command[0]} has not answered within {ANSWER_SECONDS:g} s") from None
+    if done.returncode == 0:
+        return str(done.stdout)
+    said = (done.stderr.strip().splitlines() or [f"{command[0]} ended with exit code {done.returncode}"])[-1]
+    if AWAY.search(done.stderr):
+        raise Away(said)
+    raise UserError(f"{command[0]} refuses: {said}; options of sbatch go into a file (--cluster)")

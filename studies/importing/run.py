@@ -16,7 +16,8 @@ from pipeline.errors import UserError
 from pipeline.run.layout import Layout, StudyFolder, TrialRecord, writable, write_atomic
 from pipeline.run.store import Store
 from studies.definition.schema import IMPORTED, Study, load_study
-from studies.execution.study_lock import only_driver
+from studies.execution.damage import set_damaged_aside as repair
+from studies.execution.started import alone as only_driver
 from studies.importing.account import Share, account
 from studies.importing.doubts import doubts
 from studies.importing.logs import Found, Log, Trial, find_logs
@@ -38,7 +39,6 @@ from studies.importing.records import (
 from studies.importing.starter import write_starter
 from studies.importing.trajectory import trajectory
 from studies.importing.written import check_covers, study_file, study_text, text_digest
-from studies.tracking.repair import repair
 
 WRITTEN = "written"
 """Key of study.json: the digest of the study file as an import wrote it."""

@@ -6,7 +6,6 @@ MLflow keeps a shared view as an experiment tag in plain JSON and opens it by th
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 KEY = "ablate"
@@ -32,23 +31,11 @@ CARD_HEIGHT = 290
 """Pixels of a chart: two rows fit on a laptop's screen."""
 
 
-def experiment_tags(imported: bool = False) -> dict[str, str]:
-    """The tag that holds the view of an experiment."""
-    return {TAG: json.dumps(_state(IMPORTED_CHARTS if imported else CHARTS), separators=(",", ":"))}
-
-
-def _state(charts: Sequence[str]) -> dict[str, Any]:
-    """The state of a page of charts in MLflow 3. The band around a curve reaches from the lowest to the highest
+def saved_view(imported: bool = False) -> str:
+    """The value of `TAG`: a page of charts in MLflow 3. The band around a curve reaches from the lowest to the highest
     seed."""
-    section = {
-        "uuid": SECTION,
-        "name": "Curves by arm",
-        "display": True,
-        "isReordered": True,
-        "columns": 2,
-        "cardHeight": CARD_HEIGHT,
-    }
-    return {
+    section = {"uuid": SECTION, "name": "Curves by arm", "display": True, "isReordered": True, "columns": 2}
+    state = {
         "searchFilter": "tags.arm != ''",  # hides the parent run, which belongs to no arm
         "orderByKey": "tags.`arm`",
         "orderByAsc": True,
@@ -62,9 +49,10 @@ def _state(charts: Sequence[str]) -> dict[str, Any]:
         "useGroupedValuesInCharts": True,
         "hideEmptyCharts": True,
         "globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
-        "compareRunSections": [section],
-        "compareRunCharts": [_line_chart(metric) for metric in charts],
+        "compareRunSections": [{**section, "cardHeight": CARD_HEIGHT}],
+        "compareRunCharts": [_line_chart(metric) for metric in (IMPORTED_CHARTS if imported else CHARTS)],
     }
+    return json.dumps(state, separators=(",", ":"))
 
 
 def _line_chart(metric: str) -> dict[str, Any]:

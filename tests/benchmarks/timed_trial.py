@@ -15,9 +15,11 @@ from pipeline.run.progress import Reporter
 __all__ = ["check_budget", "check_disk", "environment", "execution", "plan_trial", "run_trial"]
 
 
-def run_trial(config: TrialConfig, layout: Layout, reporter: Reporter, *, until: str | None = None) -> TrialOutcome:
+def run_trial(
+    config: TrialConfig, layout: Layout, reporter: Reporter, *, until: str | None = None, wait: bool = True
+) -> TrialOutcome:
     began = time.time()
-    outcome = fake_trial.run_trial(config, layout, reporter, until=until)
+    outcome = fake_trial.run_trial(config, layout, reporter, until=until, wait=wait)
     if until is None:
         with (layout.root / "times.txt").open("a") as file:
             file.write(f"{began} {time.time()}\n")

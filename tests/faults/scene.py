@@ -48,7 +48,7 @@ LONGEST = 300.0
 """Seconds after which a command counts as hanging."""
 LOOK = 0.02
 PAUSE = (1.0, 12.0)
-"""Seconds for which processes are stopped or daemons away; a worker's heart beats every 2 seconds."""
+"""Seconds for which processes are stopped or daemons away."""
 Identity = dict[str, str]
 
 

@@ -41,7 +41,7 @@ def test_nothing_is_lost(name: str, undisturbed: Whole) -> None:
 @pytest.mark.timeout(900)
 def test_a_loss_is_seen(undisturbed: Whole) -> None:
     other = replace(undisturbed, identity=undisturbed.identity | {"weak__seed0.json": "0"})
-    assert "weak__seed0.json" in run("driver killed", 0, 1, other).lost
+    assert "weak__seed0.json" in run("command killed", 0, 1, other).lost
 
 
 def test_what_is_compared_is_all_that_counts(undisturbed: Whole, tmp_path: Path) -> None:

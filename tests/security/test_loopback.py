@@ -84,8 +84,8 @@ def test_the_ui_listens_on_loopback_and_cannot_be_told_otherwise(
 
     monkeypatch.setattr(ui.subprocess, "Popen", popen)
     monkeypatch.setattr(ui.signal, "signal", lambda *args: None)
-    monkeypatch.setattr(ui, "prepare_store", lambda layout: None)
-    monkeypatch.setattr(ui, "_links", lambda layout, port: [])
+    monkeypatch.setattr(ui.store, "connect", lambda layout: None)
+    monkeypatch.setattr(ui, "links_at", lambda address, client: [])
     monkeypatch.setattr(ui, "check_free", lambda host, port: None)
     with pytest.raises(Started):
         ui.serve(layout, 5000)

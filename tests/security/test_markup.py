@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from reports.pages.inline import inline_svg
 from studies.serving.page import HEADERS, PAGE
-from studies.tracking.trial_run import MlflowSink
+from studies.tracking.runs import upload
 
 ROOT = Path(__file__).parents[2]
 NASTY = "<script>alert(1)</script><img src=x onerror=alert(1)>&]]>\"'"
@@ -75,10 +74,9 @@ def test_mlflow_is_sent_samples_as_a_table_and_hands_it_out_as_a_download(tmp_pa
     from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
     pd.DataFrame({"prompt": ["The"], "completion": [NASTY]}).to_parquet(tmp_path / "samples.parquet")
-    run: Any = MlflowSink.__new__(MlflowSink)
-    run._client, run.state = Client(), type("State", (), {"run_id": "run"})
-    run._upload("train", tmp_path / "samples.parquet")
-    ((name, text),) = run._client.sent.items()
+    client = Client()
+    upload(client, "run", "train", tmp_path / "samples.parquet")
+    ((name, text),) = client.sent.items()
     assert name == "train/samples.csv"
     assert "<script>" in text, "a table holds what was written; who shows it escapes it"
     (tmp_path / "samples.csv").write_text(text)

@@ -53,14 +53,15 @@ DANGEROUS_YAML = {"yaml.Loader", "yaml.FullLoader", "yaml.UnsafeLoader", "yaml.C
 OWN_PIPE = "objects between a process and the children that it started, over an anonymous pipe; no file, no port"
 OWN_NAME = "imports a module of this package by a name that stands in the code"
 ALLOWED = {
-    ("studies/execution/processes.py", "multiprocessing"): OWN_PIPE,
+    ("studies/execution/hand.py", "multiprocessing"): OWN_PIPE,
+    ("studies/execution/child.py", "multiprocessing"): OWN_PIPE,
     ("reports/figures/second_process.py", "multiprocessing"): OWN_PIPE,
     ("reports/statistics/coverage.py", "concurrent.futures.ProcessPoolExecutor"): OWN_PIPE,
     ("pipeline/run/dag.py", "importlib.import_module"): OWN_NAME,
     ("pipeline/stages/launch.py", "importlib.import_module"): OWN_NAME,
     ("studies/console/plan.py", "importlib.import_module"): OWN_NAME,
-    ("studies/execution/driver.py", "importlib.import_module"): OWN_NAME,
-    ("studies/execution/worker.py", "importlib.import_module"): "an installed module that the driver named in job.json",
+    ("studies/execution/started.py", "importlib.import_module"): OWN_NAME,
+    ("studies/execution/child.py", "importlib.import_module"): OWN_NAME,
     **{
         ("pipeline/resources/device.py", what): "torch/version.py of the torch that is installed, without the rest"
         for what in ("importlib.util.spec_from_file_location", "importlib.util.module_from_spec", "exec_module")

@@ -21,7 +21,7 @@ from pipeline.config.rewards import JudgeConfig
 from pipeline.config.yaml_files import read_value, read_yaml
 from pipeline.config.yaml_limits import PlainLoader
 from pipeline.data.tokenizer import train_tokenizer
-from pipeline.errors import Damaged, Fault, UserError
+from pipeline.errors import Fault, UserError
 from pipeline.forecast.policy_shape import _scorer
 from pipeline.models.loading import load_head, load_snapshot, pretrained_model
 from pipeline.models.pretrained_tokenizer import load_tokenizer, pretrained_tokenizer
@@ -244,16 +244,14 @@ def test_settings(tmp_path: Path, mark: Path) -> None:
 # --- databases ----------------------------------------------------------------------------------------------------
 
 
-def test_databases(bomb: bytes, layout: Layout, mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from studies.tracking import ui
+def test_the_database_of_mlflow(bomb: bytes, layout: Layout, mark: Path) -> None:
+    from studies.tracking import store
 
+    said: list[str] = []
     layout.root.mkdir(parents=True, exist_ok=True)
     layout.mlflow_file.write_bytes(bomb)
-    (layout.mlflow_artifacts / "1" / "model").mkdir(parents=True)
-    (layout.mlflow_artifacts / "1" / "model" / "model.pkl").write_bytes(bomb)
-    monkeypatch.setattr(ui, "check_free", lambda host, port: None)
-    with pytest.raises(Damaged, match="no SQLite database"):
-        ui.serve(layout, 5000)
+    assert not store.has_run(layout, "1", "run", said.append)
+    assert "mlflow.db is damaged: file is not a database; set aside" in said[0]
     assert not mark.exists()
 
 

@@ -9,18 +9,19 @@ import pytest
 
 from pipeline.run.layout import Layout
 from studies.definition.schema import Study, load_study
-from studies.execution import processes
-from studies.tracking import study_runs
+from studies.execution import hand
+from studies.execution import study as running
+from studies.tracking.sync import Synced
 
 HERE = str(Path(__file__).parent)
-if HERE not in sys.path:  # workers inherit the path and find `fake_trial` on it
+if HERE not in sys.path:  # children inherit the path and find `fake_trial` on it
     sys.path.insert(0, HERE)
 
 
 @pytest.fixture(autouse=True)
 def _light_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fake trial needs no torch, so neither does the server that workers are forked from."""
-    monkeypatch.setattr(processes, "PRELOAD", ["studies.execution.processes", "pipeline.run.metrics_log"])
+    """The fake trial needs no torch, so neither does the server that children are forked from."""
+    monkeypatch.setattr(hand, "PRELOAD", ["studies.execution.child", "pipeline.run.metrics_log"])
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -56,5 +57,4 @@ def write_study(tmp_path: Path) -> Callable[..., Study]:
 @pytest.fixture
 def no_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave MLflow out where a test is not about it: opening its store takes seconds."""
-    monkeypatch.setattr(study_runs.StudySinks, "_ready", lambda self: False)
-    monkeypatch.setattr(study_runs.StudySinks, "open", lambda self: None)
+    monkeypatch.setattr(running, "sync", lambda *arguments, **more: Synced(True, 0))

@@ -60,8 +60,10 @@ falsifiers:
 DRIFT = ("objective/kl_per_token", "objective/kl_exact_per_token")
 
 
-def run_trial(config: TrialConfig, layout: Layout, reporter: Reporter, *, until: str | None = None) -> TrialOutcome:
-    artifacts = dag.run(_stages(layout), config, Store(layout.store, reporter.warn), reporter, until)
+def run_trial(
+    config: TrialConfig, layout: Layout, reporter: Reporter, *, until: str | None = None, wait: bool = True
+) -> TrialOutcome:
+    artifacts = dag.run(_stages(layout), config, Store(layout.store, reporter.warn, wait=wait), reporter, until)
     if "train" not in artifacts:
         return TrialOutcome(artifacts, "incomplete", None, 0, {}, {}, {})
     meta = artifacts["train"].meta

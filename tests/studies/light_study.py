@@ -3,34 +3,79 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
 
+from helpers import mind_interrupts
 from rich.console import Console
 
 from pipeline.run.layout import Layout
 from studies.definition.schema import Study
-from studies.execution import executors
-from studies.execution.driver import StudyResult, run_study
-from studies.execution.job_folder import JobFolder
+from studies.execution.executors import executor
+from studies.execution.study import StudyResult, run_study
 
 SMALL = {"train.steps": 64}
+ROOT = Path(__file__).parents[2]
+PYTHONPATH = os.pathsep.join([str(ROOT), str(Path(__file__).parent), str(Path(__file__).parents[1])])
+COMMAND = """
+import sys
+from pathlib import Path
+from rich.console import Console
+from pipeline.run.layout import Layout
+from studies.definition.schema import load_study
+from studies.execution import hand
+from studies.execution import study as running
+from studies.execution.executors import executor
+from studies.execution.study import run_study, work
+from studies.tracking.sync import Synced
+hand.PRELOAD = ["studies.execution.child", "pipeline.run.metrics_log"]
+running.sync = lambda *arguments, **more: Synced(True, 0)
+if __name__ == "__main__":
+    what, study, root, name, jobs = sys.argv[1:]
+    try:
+        if what == "work":
+            say = lambda text, style: print(text)
+            print(work(Layout(Path(root)), study, "tiny", int(jobs), say, stop=lambda: False))
+        else:
+            hire = executor(name, int(jobs))
+            run_study(
+                load_study(study), Layout(Path(root)), None, {small!r}, hire, int(jobs), Console(), trials="fake_trial"
+            )
+    except KeyboardInterrupt:
+        sys.exit(130)
+"""
 
 
 def go(
-    study: Study, layout: Layout, executor: str = "inline", jobs: int = 2, **overrides: object
+    study: Study, layout: Layout, name: str = "inline", jobs: int = 2, **overrides: object
 ) -> tuple[StudyResult, str]:
+    """Run a study with the fake trial here; returns what came of it and what was printed."""
     text = io.StringIO()
     console = Console(file=text, width=200)
     layout.root.mkdir(parents=True, exist_ok=True)
-    result = run_study(
-        study, layout, None, {**SMALL, **overrides}, executors.executor(executor), jobs, console, trials="fake_trial"
-    )
+    given = {**SMALL, **overrides}
+    result = run_study(study, layout, None, given, executor(name, jobs), jobs, console, trials="fake_trial")
     return result, text.getvalue()
 
 
-def job_folders(layout: Layout) -> list[JobFolder]:
-    """Of the jobs of seed 0."""
-    study = layout.study("small", "tiny")
-    return [JobFolder(study.job_folder(arm, 0)) for arm in ("weak", "strong")]
+def command(
+    what: str, study: str, layout: Layout, folder: Path, jobs: int = 1, name: str = "processes"
+) -> subprocess.Popen[bytes]:
+    """The same as a process: ``study`` FILE or ``work`` NAME."""
+    script = folder / "light_command.py"
+    script.write_text(COMMAND.replace("{small!r}", repr(SMALL)))
+    return subprocess.Popen(
+        [sys.executable, str(script), what, study, str(layout.root), name, str(jobs)],
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=mind_interrupts,
+    )
 
 
 def results(result: StudyResult, layout: Layout) -> dict[str, bytes]:
@@ -45,3 +90,19 @@ def results(result: StudyResult, layout: Layout) -> dict[str, bytes]:
                 if path.is_file() and path.name != "manifest.json" and "log" not in local.parts:
                     found[f"{record.arm} {record.seed} {local}"] = path.read_bytes()
     return found
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Until a condition holds; fails after so long."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +20,10 @@ from pipeline.models.policy import Episodes
 from pipeline.models.sampling import inverse_cdf
 from pipeline.run.layout import Layout
 from pipeline.stages import common
-from studies.execution.job_folder import JobFolder
-from studies.execution.jobs import Job
-from studies.execution.processes import Processes
+from studies.definition.schema import single
+from studies.execution.agenda import Agenda
+from studies.execution.hand import Hand
+from studies.execution.started import Started
 
 
 def test_windows_has_no_handle_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,14 +82,10 @@ def test_only_trials_on_a_cpu_are_started_with_huge_pages(
 ) -> None:
     monkeypatch.setenv("GLIBC_TUNABLES", "")  # so that it is put back afterwards
     monkeypatch.delenv("GLIBC_TUNABLES")
-    seen: list[bool] = []
-
-    started = SimpleNamespace(start=lambda: seen.append("GLIBC_TUNABLES" in os.environ), pid=1)
-    one = Processes()
-    one._context = SimpleNamespace(Process=lambda **_: started)
-    job = Job(0, "x", smoke(runtime__device=device), Layout(tmp_path), "", tmp_path / "log", tmp_path / "job")
-    one.start(job, JobFolder(job.folder))
-    assert seen == [pages]
+    study, layout = single("smoke", {"runtime.device": device}, 0), Layout(tmp_path)
+    run = Started(study, "smoke", {}, layout, layout.study("single", "smoke"))
+    Hand(run, Agenda(run), 1, lambda text, style: None)
+    assert ("GLIBC_TUNABLES" in os.environ) == pages
 
 
 def test_reading_the_file_does_not_import_torch() -> None:

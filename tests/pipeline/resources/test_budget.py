@@ -22,7 +22,16 @@ from pipeline.resources.roofline import t4_seconds
 from pipeline.run.layout import Layout
 from pipeline.stages.common import settle
 from pipeline.trial import prepare, run_trial
-from studies.execution.processes import Processes
+from studies.definition.schema import single
+from studies.execution.agenda import Agenda
+from studies.execution.hand import Hand
+from studies.execution.started import Started
+
+
+def hand() -> None:
+    study, layout = single("smoke", {}, 0), Layout(Path("out"))
+    run = Started(study, "smoke", {}, layout, layout.study("single", "smoke"))
+    Hand(run, Agenda(run), 1, lambda text, style: None)
 
 
 def trial(profile: str = "t4", **changes: object) -> ForecastSubject:
@@ -132,7 +141,7 @@ def test_a_whole_trial_on_the_cpu_opens_no_context_of_a_card(layout: Layout, mon
     assert run_trial(smoke(sft__steps=4, train__steps=8, evaluate__prompts=16), layout, Recorder()).status == "complete"
 
 
-@pytest.mark.parametrize("starts", [lambda: settle(smoke().runtime), Processes])
+@pytest.mark.parametrize("starts", [lambda: settle(smoke().runtime), hand])
 def test_every_process_that_may_use_a_card_is_told_to_grow_segments(
     starts: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -242,28 +242,6 @@ def test_who_may_only_read_sees_what_is_being_built(tmp_path: Path, monkeypatch:
     assert seen == [True]
 
 
-def test_who_waits_for_another_builder_says_so_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(artifacts, "WAIT_SECONDS", 0.02)
-    begun, go_on, words = threading.Event(), threading.Event(), list[str]()
-
-    def slowly(out: Path) -> dict[str, Any]:
-        begun.set()
-        assert go_on.wait(60)
-        return {}
-
-    def wait() -> None:
-        words.append("waits")
-        if len(words) == 3:
-            go_on.set()
-
-    other = threading.Thread(target=lambda: Store(tmp_path).build("s", "key", {}, slowly, resumable=False))
-    other.start()
-    assert begun.wait(60)
-    built = Store(tmp_path).build("s", "key", {}, lambda out: pytest.fail("built twice"), resumable=False, waits=wait)
-    other.join()
-    assert (built.key, words[:3]) == ("key", ["waits"] * 3)
-
-
 def test_a_kill_while_building_publishes_nothing(tmp_path: Path) -> None:
     code = """
 import sys, time

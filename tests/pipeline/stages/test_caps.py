@@ -55,7 +55,7 @@ def test_a_trial_without_memory_for_a_single_row_goes_on_with_more_memory() -> N
     artifact = Artifact("train", "key", Path(), "digest", {"cap": cap, "steps": 13})
     assert raised_cap(load_config("smoke"), artifact) is None
     assert raised_cap(smoke(caps__memory_gib=20.0), artifact) == "caps.memory_gib is 20 now: continues from step 12"
-    assert raised_cap(smoke(runtime__threads=2, runtime__hang_minutes=5), artifact) is None
+    assert raised_cap(smoke(runtime__threads=2), artifact) is None
     said = raised_cap(smoke(runtime__gradient_checkpointing=True, runtime__micro_batch_size=4), artifact)
     assert (
         said

@@ -15,7 +15,7 @@ from pipeline.run.layout import Layout
 from studies.console import cli
 from studies.definition.schema import Study
 from studies.execution import executors
-from studies.execution.driver import run_study
+from studies.execution.study import run_study
 from studies.hints import command
 
 ROOT = Path(__file__).parents[3]
@@ -46,6 +46,7 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
         "study",
         "sync",
         "ui",
+        "work",
     ]
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "typer" in imported
@@ -125,7 +126,7 @@ def test_falsify_exits_with_the_verdict(write_study: Callable[..., Study], layou
     layout.root.mkdir(parents=True)
     with Path(os.devnull).open("w") as nowhere:
         run_study(
-            study, layout, None, {"train.steps": 64}, executors.Inline(), 1, Console(file=nowhere), trials="fake_trial"
+            study, layout, None, {"train.steps": 64}, executors.Inline, 1, Console(file=nowhere), trials="fake_trial"
         )
     survived = ablate("falsify", study.source, *out)
     assert survived.returncode == 0, survived.stdout

@@ -29,8 +29,8 @@ from studies.definition.design import cells
 from studies.definition.schema import Study
 from studies.definition.testable import needs, untestable
 from studies.execution import executors
-from studies.execution.driver import run_study
 from studies.execution.history import StageSeconds, all_records, known_artifacts, measured
+from studies.execution.study import run_study
 
 SMALL = {"train.steps": 64}
 
@@ -53,7 +53,7 @@ def shown(
 def record(study: Study, layout: Layout) -> None:
     with Path(os.devnull).open("w") as nowhere:
         layout.root.mkdir(parents=True, exist_ok=True)
-        run_study(study, layout, None, SMALL, executors.Inline(), 1, Console(file=nowhere), trials="fake_trial")
+        run_study(study, layout, None, SMALL, executors.Inline, 1, Console(file=nowhere), trials="fake_trial")
 
 
 def test_plan_opens_with_what_will_run_and_says_why(write_study: Callable[..., Study], layout: Layout) -> None:

@@ -60,7 +60,6 @@ def test_the_kl_ablation_asks_what_the_project_is_about() -> None:
             "strong: {beta: 0.2}",
             r"line 9: arms.strong: unknown key 'beta'; did you mean 'kl.beta'\?",
         ),
-        ("strong: {kl.beta: 0.2}", "strong: {ppo: {kl_coef: 0.2}}", "its keys are now in train, algorithm, kl"),
         ("strong: {kl.beta: 0.2}", "strong:", "arms.strong = null: must be a mapping of keys to values"),
         ("baseline: weak", "baseline: weak\nfigures: [fronteir]", r"no figure 'fronteir'; did you mean 'frontier'\?"),
         (

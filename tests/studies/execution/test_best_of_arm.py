@@ -14,7 +14,7 @@ from studies.claims.verdicts import verdicts
 from studies.definition.design import cells
 from studies.definition.schema import load_study
 from studies.execution import executors
-from studies.execution.driver import run_study
+from studies.execution.study import run_study
 
 STUDY = """
 question: Does PPO win more often than the best of four samples?
@@ -42,7 +42,7 @@ def test_a_study_of_ppo_and_best_of_n(tmp_path: Path) -> None:
 
     def run() -> str:
         said = io.StringIO()
-        run_study(study, layout, None, {}, executors.Inline(), 1, Console(file=said, width=200))
+        run_study(study, layout, None, {}, executors.Inline, 1, Console(file=said, width=200))
         return said.getvalue()
 
     assert "best_of_4 seed 0: complete" in run()

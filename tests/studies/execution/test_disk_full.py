@@ -24,9 +24,10 @@ from pipeline.faults import DiskFull, chain, disk_full, explained, is_disk_full
 from pipeline.run.layout import Layout
 from pipeline.training import checkpoint
 from studies.definition.schema import Study
-from studies.execution import driver, executors
-from studies.execution.driver import StudyResult, run_study
-from studies.tracking import study_runs
+from studies.execution import child, executors
+from studies.execution import study as running
+from studies.execution.study import StudyResult, run_study
+from studies.tracking.sync import Synced
 
 STUDY = "question: q\nhypothesis: h\nrefuted_if: r\nprofile: smoke\nbaseline: base\nseeds: [0]\narms: {base: {}}\n"
 FAULT = 4
@@ -102,7 +103,7 @@ def go(study: Study, layout: Layout) -> StudyResult:
     layout.root.mkdir(parents=True, exist_ok=True)
     with Path(os.devnull).open("w") as nowhere:
         return run_study(
-            study, layout, None, {"train.steps": 64}, executors.Inline(), 1, Console(file=nowhere), trials="fake_trial"
+            study, layout, None, {"train.steps": 64}, executors.Inline, 1, Console(file=nowhere), trials="fake_trial"
         )
 
 
@@ -120,7 +121,7 @@ def nth(function: Callable[..., Any], n: int) -> Callable[..., Any]:
 
 @pytest.mark.usefixtures("no_mlflow")
 @pytest.mark.parametrize(
-    ("module", "name", "n"), [(fake_trial, "to_parquet", 2), (fake_trial, "write_json", 2), (driver, "write_atomic", 3)]
+    ("module", "name", "n"), [(fake_trial, "to_parquet", 2), (fake_trial, "write_json", 2), (child, "write_atomic", 2)]
 )
 def test_a_study_stops_at_once_and_the_same_command_ends_it(
     write_study: Callable[..., Study],
@@ -185,8 +186,7 @@ def test_a_disk_that_is_really_full(
 ) -> None:
     """With 40 KiB not even the plan can be written, with 160 the first checkpoints can, with 420 nearly all of the
     trial."""
-    monkeypatch.setattr(study_runs.StudySinks, "_ready", lambda self: False)
-    monkeypatch.setattr(study_runs.StudySinks, "open", lambda self: None)
+    monkeypatch.setattr(running, "sync", lambda *arguments, **more: Synced(True, 0))
     monkeypatch.setattr(
         "pipeline.trial.check_disk", lambda *_: None
     )  # which looks ahead, and cannot see who else fills the disk

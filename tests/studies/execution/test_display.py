@@ -1,29 +1,35 @@
 from __future__ import annotations
 
 import io
-from types import SimpleNamespace
+import time
 from typing import Any
 
 import pytest
 from rich.console import Console
-from scipy.stats import binomtest
 
-from pipeline.config.loading import load_config
-from pipeline.intervals import wilson
-from pipeline.run.layout import Layout
+from pipeline.run.layout import TrialRecord
 from pipeline.run.symptoms import Health, Symptom
 from studies.claims.falsifiers import Verdict
 from studies.execution.display import Display, _duration
-from studies.execution.jobs import Crashed, Finished, Job, Message
+from studies.execution.status import Status
+
+WEAK, STRONG = "weak__seed0", "strong__seed7"
 
 
-def job(layout: Layout, number: int = 0, label: str = "weak seed 0", until: str | None = None) -> Job:
-    log, folder = layout.root / "log.txt", layout.root / "job"
-    return Job(number, label, load_config("tiny"), layout, "fake_trial:run_trial", log, folder, until)
+def status(label: str = "weak seed 0", **values: Any) -> Status:
+    return Status(label, "host", 1, "owner", time.time(), **values)
 
 
-def done(status: str = "complete", reason: str | None = None) -> Any:
-    return SimpleNamespace(status=status, reason=reason, steps=64)
+def record(arm: str = "weak", seed: int = 0, outcome: str = "complete", reason: str | None = None) -> TrialRecord:
+    empty: dict[str, Any] = {"config": {}, "config_digest": "", "stages": {}, "summary": {}, "cost": {}}
+    named: dict[str, Any] = {"study": "s", "profile": "tiny", "arm": arm, "seed": seed, "environment": {}}
+    return TrialRecord.model_validate(
+        {**named, **empty, "status": outcome, "reason": reason, "steps": 64, "finished": ""}
+    )
+
+
+def names(verdict: Verdict) -> str:
+    return f"{verdict.arm}__seed{verdict.seed}"
 
 
 class Clock:
@@ -33,97 +39,101 @@ class Clock:
         return self.now
 
 
-def test_without_a_terminal_progress_is_rare_and_ends_are_told(layout: Layout) -> None:
+def shown(width: int = 200, **more: Any) -> tuple[Display, io.StringIO, Clock]:
     text, clock = io.StringIO(), Clock()
-    with Display(Console(file=text, width=200), 4, clock) as display:
+    return Display(Console(file=text, width=width, **more), 4, clock), text, clock
+
+
+def test_without_a_terminal_progress_is_rare_and_ends_are_told() -> None:
+    display, text, clock = shown()
+    with display:
         display.recorded(1, 4, "trials")
-        one = job(layout)
-        display.handle(Message(one, "metrics", (16, {"objective/kl_exact_per_token": 0.0123})))
         for step in range(0, 64, 2):
+            display.shown(
+                WEAK, status(stage="train", done=step, total=64, values={"objective/kl_exact_per_token": 0.0123})
+            )
             clock.now += 1
-            display.handle(Message(one, "progress", ("train", step, 64, "")))
-        display.handle(Finished(one, done("diverged", "entropy 0")))
+        display.ended(WEAK, record(outcome="diverged", reason="entropy 0"), 32.0)
     lines = text.getvalue().splitlines()
     assert len(lines) == 6
     assert lines[0] == "already recorded: 1 of 4 trials"
     assert lines[1].startswith("weak seed 0: train 0/64  KL/token 0.0123")
-    assert lines[-1].startswith("weak seed 0: diverged: entropy 0 in ")
-    assert lines[-1].endswith("(2 of 4 trials, about 1m04s left)")  # one took 32 s of the clock, two are left
+    assert lines[2].endswith("left 22s")  # 20 of 64 steps took 10 s
+    assert lines[-1] == "weak seed 0: diverged: entropy 0 in 32.0 s  (2 of 4 trials, about 1m04s left)"
 
 
-def test_a_resumed_trial_says_from_where_it_continues(layout: Layout) -> None:
-    text, clock = io.StringIO(), Clock()
-    display = Display(Console(file=text, width=200), 1, clock)
-    display.handle(Message(job(layout), "progress", ("train", 432, 2048, "resumed")))
-    display.handle(Message(job(layout, 1), "progress", ("train", 0, 2048, "resumed")))
+def test_lines_of_a_trial_are_printed_once_for_each_of_its_processes() -> None:
+    display, text, _ = shown()
+    for _ in range(2):
+        display.shown(WEAK, status(stage="train", resumed=432, done=432, total=2048, warnings=["odd"]))
+    display.shown(WEAK, Status("weak seed 0", "host", 2, "another", 0.0, resumed=512))
     lines = text.getvalue().splitlines()
-    assert lines[0] == "weak seed 0: continues from step 432"
-    assert sum("continues" in line for line in lines) == 1
-
-
-def test_what_users_name_is_never_markup(layout: Layout) -> None:
-    text = io.StringIO()
-    display = Display(Console(file=text, width=200), 1)
-    display.handle(Message(job(layout, label="[red]x[/red] seed 0"), "warn", ("[/nonsense] happened",)))
-    display.handle(Crashed(job(layout, label="[red]x[/red] seed 0"), "[bold]boom"))
-    assert text.getvalue().splitlines() == [
-        "[red]x[/red] seed 0: [/nonsense] happened",
-        "[red]x[/red] seed 0: [bold]boom",
+    assert [line for line in lines if "train" not in line] == [
+        "weak seed 0: continues from step 432",
+        "weak seed 0: odd",
+        "weak seed 0: continues from step 512",
     ]
 
 
-def test_shared_stages_are_lines_with_their_time(layout: Layout) -> None:
-    text, clock = io.StringIO(), Clock()
-    display = Display(Console(file=text, width=200), 1, clock)
-    shared = job(layout, -1, "shared stages", until="reward")
-    display.handle(Message(shared, "stage", ("prompts", "cached", "k1")))
-    display.handle(Message(shared, "stage", ("sft", "building", "k2")))
-    clock.now += 2.5
-    display.handle(Message(shared, "stage", ("sft", "built", "k2")))
-    display.handle(Finished(shared, done("incomplete")))
-    assert text.getvalue().splitlines() == ["prompts   cached (k1)", "sft       built in 2.5 s (k2)"]
+def test_what_users_name_is_never_markup() -> None:
+    display, text, _ = shown()
+    display.shown("x", status("[red]x[/red] seed 0", warnings=["[/nonsense] happened"]))
+    display.line("[bold]boom")
+    assert text.getvalue().splitlines() == ["[red]x[/red] seed 0: [/nonsense] happened", "[bold]boom"]
 
 
-def test_the_live_table_shows_running_and_ended_trials(layout: Layout) -> None:
-    text = io.StringIO()
-    console = Console(file=text, width=120, force_terminal=True)
-    display = Display(console, 20)
+def test_shared_stages_are_lines_with_their_time() -> None:
+    display, text, _ = shown()
+    stages: dict[str, list[Any]] = {"prompts": ["cached", "k1", 0.0]}
+    display.shown("s", status("shared stages of seed 3", shared=True, stages={**stages, "sft": ["building", "k2", 0]}))
+    display.shown("s", status("shared stages of seed 3", shared=True, stages={**stages, "sft": ["built", "k2", 2.5]}))
+    assert text.getvalue().splitlines() == [
+        "prompts   cached (k1) of seed 3",
+        "sft       built in 2.5 s (k2) of seed 3",
+    ]
+
+
+def test_the_live_table_shows_running_and_ended_trials_and_how_old_a_status_is() -> None:
+    display, text, _ = shown(140, force_terminal=True)
+    display.total = 20
     for number in range(12):
-        display.handle(Finished(job(layout, number, f"weak seed {number}"), done()))
-    display.handle(Message(job(layout, 99, "strong seed 7"), "progress", ("train", 32, 64, "")))
-    display.handle(Message(job(layout, 99, "strong seed 7"), "metrics", (32, {"policy/entropy": 1.25})))
-    console.print(display._render())
-    shown = text.getvalue()
-    assert "ended: 12 of 20 trials" in shown
-    assert "32/64" in shown
-    assert "64/64" in shown  # an ended trial shows the gradient steps that it took
-    assert "1.2500" in shown
-    assert shown.count("complete") == 8
+        display.ended(f"weak__seed{number}", record(seed=number), 1.0)
+    display.shown(STRONG, status("strong seed 7", stage="train", done=32, total=64, values={"policy/entropy": 1.25}))
+    old = Status("strong seed 8", "host", 1, "o", time.time() - 200, seconds=20.0, stage="train", done=1, total=64)
+    display.shown("strong__seed8", old)
+    Console(file=text, width=140).print(display._render())
+    table = text.getvalue()
+    assert "ended: 12 of 20 trials" in table
+    assert "32/64" in table
+    assert "64/64" in table  # an ended trial shows the gradient steps that it took
+    assert "1.2500" in table
+    assert table.count("complete") == 8
+    assert "running, silent for 3m00s" in table
 
 
-def test_a_claim_that_falls_is_a_line_and_a_column(layout: Layout) -> None:
-    text = io.StringIO()
-    console = Console(file=text, width=160, force_terminal=True)
-    display = Display(console, 2)
-    verdict = Verdict("drift", "weak", 0, "FALSIFIED", 48, 0.5, 3, "0.5 at step 48")
-    display.fallen(job(layout), [verdict])
-    display.handle(Message(job(layout), "progress", ("train", 64, 128, "")))
-    console.print(display._render())
+def test_a_claim_that_falls_is_a_line_and_a_column_of_the_trial_that_it_is_about() -> None:
+    display, text, _ = shown(160, force_terminal=True)
+    display.shown(WEAK, status(stage="train", done=64, total=128))
+    display.shown("base__seed0", status("base seed 0", stage="train", done=64, total=128))
+    display.fallen("base__seed0", [Verdict("drift", "weak", 0, "FALSIFIED", 48, 0.5, 3, "0.5 at step 48")], names)
+    Console(file=text, width=160).print(display._render())
     assert "weak seed 0: claim drift FALSIFIED, 0.5 at step 48" in text.getvalue()
-    assert "drift 48" in text.getvalue().splitlines()[-2]
+    rows = {line.split()[0]: line for line in text.getvalue().splitlines() if "64/128" in line}
+    assert "drift 48" in rows["weak"]
+    assert "drift" not in rows["base"]
 
 
 APPROXKL = Symptom("policy/approxkl", "above", 0.02, 30, 60, 7, "too far", "lower optimiser.lr")
 ENTROPY = Symptom("policy/entropy", "below", 0.1, 30, 60, 9, "it hardly chooses", "raise kl.beta")
 
 
-def test_a_series_that_leaves_its_band_is_one_line_and_a_word(layout: Layout) -> None:
-    text, clock = io.StringIO(), Clock()
-    display, one = Display(Console(file=text, width=200), 1, clock), job(layout)
+def test_a_series_that_leaves_its_band_is_one_line_and_a_word() -> None:
+    display, text, clock = shown()
     for symptoms in ((APPROXKL,), (APPROXKL, ENTROPY), ()):
-        display.health(one, Health(symptoms, ("policy/approxkl", "policy/entropy")))
+        display.shown(WEAK, status())
+        display.health(WEAK, "weak seed 0", Health(symptoms, ("policy/approxkl", "policy/entropy")))
         clock.now += 20
-        display.handle(Message(one, "progress", ("train", 32, 64, "")))
+        display.shown(WEAK, status(stage="train", done=32, total=64))
     lines = text.getvalue().splitlines()
     assert (
         lines[0]
@@ -137,32 +147,6 @@ def test_a_series_that_leaves_its_band_is_one_line_and_a_word(layout: Layout) ->
     assert len(lines) == 5
 
 
-def test_the_live_table_has_a_column_of_unhealthy_series(layout: Layout) -> None:
-    text = io.StringIO()
-    console = Console(file=text, width=160, force_terminal=True)
-    display = Display(console, 1)
-    display.health(job(layout), Health((APPROXKL,), ()))
-    display.handle(Message(job(layout), "progress", ("train", 64, 128, "")))
-    console.print(display._render())
-    assert "unhealthy" in text.getvalue().splitlines()[1]
-    assert "approxkl" in text.getvalue().splitlines()[-2]
-
-
-def test_a_claim_that_another_trials_end_decides_stands_in_its_own_row(layout: Layout) -> None:
-    display = Display(Console(file=io.StringIO(), width=160), 2)
-    display.handle(Message(job(layout), "progress", ("train", 64, 128, "")))
-    display.handle(Message(job(layout, 1, "base seed 0"), "progress", ("train", 64, 128, "")))
-    display.fallen(job(layout, 1, "base seed 0"), [Verdict("further", "weak", 0, "FALSIFIED", 48, 0.5, 3, "more")])
-    fallen = {row.job.label: row.fallen for row in display._rows.values()}
-    assert fallen == {"weak seed 0": ["further 48"], "base seed 0": []}
-
-
-@pytest.mark.parametrize(("seconds", "shown"), [(None, "-"), (5.9, "5s"), (125, "2m05s"), (3725, "1h02m")])
-def test_durations(seconds: float | None, shown: str) -> None:
-    assert _duration(seconds) == shown
-
-
-@pytest.mark.parametrize(("wins", "n"), [(0, 10), (5, 10), (10, 10), (333, 512)])
-def test_wilson_agrees_with_scipy(wins: int, n: int) -> None:
-    expected = binomtest(wins, n).proportion_ci(method="wilson")
-    assert wilson(wins / n, n) == pytest.approx((expected.low, expected.high), abs=1e-12)
+@pytest.mark.parametrize(("seconds", "text"), [(None, "-"), (5.9, "5s"), (125, "2m05s"), (3725, "1h02m")])
+def test_durations(seconds: float | None, text: str) -> None:
+    assert _duration(seconds) == text

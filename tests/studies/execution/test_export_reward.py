@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from reward_record import SCALES, TEXTS, recorded_reward
+from reward_record import SCALES, TEXTS, note_reward, recorded_reward
 
 from pipeline.config.loading import load_config
 from pipeline.config.rewards import PartConfig
@@ -19,7 +19,7 @@ from pipeline.rewards.base import Completions
 from pipeline.rewards.classifier import load
 from pipeline.rewards.learned import LearnedReward, RewardModel
 from pipeline.run.layout import Layout
-from pipeline.run.store import read_manifest, write_manifest
+from pipeline.run.store import read_manifest
 from pipeline.stages.sources import check_sources
 from studies.execution.export_reward import OFFSET, export_reward
 from studies.execution.score import scorer_of
@@ -112,16 +112,11 @@ def test_one_model_of_an_ensemble_is_exported_on_its_own_scale(tmp_path: Path) -
 
 def noted(layout: Layout, change: dict[str, Any], **spec: str) -> None:
     """Change what the reward stage of the recorded trial noted, and what it noted of its part."""
-    path = layout.root / recorded_reward(layout).stages["reward"].path
-    meta = read_manifest(path).meta
+    record = recorded_reward(layout)
+    meta = read_manifest(layout.root / record.stages["reward"].path).meta
     made = meta["parts"]["reward"]
-    write_manifest(
-        path,
-        "reward",
-        path.name,
-        {},
-        {**meta, **change, "parts": {"reward": {**made, "spec": {**made["spec"], **spec}}}},
-    )
+    parts = {"reward": {**made, "spec": {**made["spec"], **spec}}}
+    note_reward(layout, record, {**meta, **change, "parts": parts})
 
 
 def test_the_card_of_a_score_against_opponents_promises_differences_alone(tmp_path: Path) -> None:

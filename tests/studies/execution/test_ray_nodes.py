@@ -1,17 +1,13 @@
-"""A real Ray cluster of three nodes on this machine, whose nodes and drivers are killed."""
+"""A real Ray cluster of three nodes on this machine, whose nodes and commands are killed."""
 
 from __future__ import annotations
 
 import gc
 import os
 import signal
-import subprocess
-import sys
 import threading
-import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,159 +15,125 @@ import fake_trial
 import pytest
 import ray_nodes
 from fake_trial import STUDY
-from light_jobs import PYTHONPATH, light_job, run_jobs, wait_for
-from light_study import go, results
+from light_study import PYTHONPATH, SMALL, alive, command, go, results, wait_for
 from ray_nodes import RayNodes
+from rich.console import Console
 
+from pipeline.errors import UserError
 from pipeline.run.layout import Layout
-from studies.execution.job_folder import JobFolder
-from studies.execution.jobs import Crashed, Finished, Message
-from studies.execution.ray_cluster import RayCluster
-from studies.execution.ray_request import RayOptions
+from studies.definition.schema import Study
+from studies.execution.executors import executor
+from studies.execution.study import run_study
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.usefixtures("no_mlflow"),
+]
+SHORT = STUDY.replace("seeds: [0, 1]", "seeds: [0]")
+CELLS = ["0.01/0", "0.2/0"]
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayNodes]:
     """A head and two nodes of one CPU each."""
-    path = os.pathsep.join([PYTHONPATH, str(Path(__file__).parents[1])])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", path)
-        with busy_is_no_fault(), ray_nodes.ray_nodes() as started:
-            patch.setenv("RAY_ADDRESS", started.address)
-            yield started
-            ray.shutdown()
+        patch.setenv("PYTHONPATH", PYTHONPATH)
+        try:
+            with ray_nodes.ray_nodes() as started:
+                patch.setenv("RAY_ADDRESS", started.address)
+                yield started
+                ray.shutdown()
+        except ray_nodes.TooBusy as error:
+            pytest.skip(str(error))
         with warnings.catch_warnings(action="ignore"):  # Ray waits for no process that it has killed
-            del started
             gc.collect()
 
 
-@contextmanager
-def busy_is_no_fault() -> Iterator[None]:
-    try:
-        yield
-    except ray_nodes.TooBusy as error:
-        pytest.skip(str(error))
-
-
-def add(cluster: RayNodes, **more: Any) -> Any:
-    with busy_is_no_fault():
-        return cluster.add(**more)
-
-
 @pytest.fixture
-def layout(tmp_path: Path) -> Layout:
-    root = tmp_path / "out"
-    root.mkdir()
-    return Layout(root)
+def whole(write_study: Callable[..., Study], tmp_path: Path) -> dict[str, bytes]:
+    """The results of processes on this machine."""
+    layout = Layout(tmp_path / "whole")
+    return results(go(write_study(SHORT), layout, "processes")[0], layout)
 
 
-def ends(events: list[Any]) -> list[Any]:
-    return [event for event in events if not isinstance(event, Message)]
+def half_way(layout: Layout) -> bool:
+    return len(list(layout.root.glob("store/train/.partial/*/metrics.jsonl"))) == len(CELLS)
 
 
-def test_the_results_have_the_bytes_of_processes(cluster: RayNodes, write_study: Any, tmp_path: Path) -> None:
+def test_the_results_have_the_bytes_of_processes(
+    cluster: RayNodes, write_study: Callable[..., Study], layout: Layout, whole: dict[str, bytes]
+) -> None:
     """And what trials share is built once for the whole cluster."""
-    here, there = Layout(tmp_path / "here"), Layout(tmp_path / "there")
-    alone, _ = go(write_study(STUDY), here, "processes")
-    result, _ = go(write_study(STUDY), there, "ray", jobs=4)
-    assert len(result.records) == 4
-    assert results(result, there) == results(alone, here)
+    result, _ = go(write_study(SHORT), layout, "ray", jobs=2)
+    assert results(result, layout) == whole
     for shared in ("prompts", "reward", "reference"):
-        assert len(fake_trial.calls(there, shared)) == len(fake_trial.calls(here, shared)) == 1
-    assert len(set(fake_trial.pids(there))) > 3
-    assert not (there.study("small", "tiny").jobs).exists()
+        assert len(fake_trial.calls(layout, shared)) == 1
+    assert sorted(fake_trial.calls(layout)) == CELLS
 
 
-def test_a_trial_whose_node_is_killed_continues_on_another_one(cluster: RayNodes, layout: Layout) -> None:
-    job = light_job(layout)
-    fake_trial.control(layout, gated=[f"{job.config.kl.beta}/0"])
-    victim = add(cluster, resources={"place": 1})
-    launcher = RayCluster(RayOptions(resources={"place": 1.0}))
-    events = list[Any]()
-    driver = threading.Thread(target=lambda: events.extend(run_jobs(launcher, job)), daemon=True)
-    driver.start()  # Ray starts nodes in the main thread alone
+def test_a_trial_whose_node_is_killed_continues_on_another_one(
+    cluster: RayNodes, write_study: Callable[..., Study], layout: Layout, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    layout.root.mkdir(parents=True)
+    fake_trial.control(layout, gated=CELLS)
+    victim = cluster.add(resources={"place": 1})
+    options = tmp_path / "ray.yaml"
+    options.write_text("resources: {place: 1}\n")
+    ended = list[Any]()
+
+    def run() -> None:
+        hire = executor("ray", 1, options)
+        console = Console(quiet=True)
+        ended.append(run_study(write_study(SHORT), layout, None, SMALL, hire, 1, console, trials="fake_trial"))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()  # Ray starts nodes in the main thread alone
     wait_for(lambda: len(list(layout.root.glob("store/train/.partial/*/metrics.jsonl"))) == 1, 300)
-    (pid,) = fake_trial.pids(layout)
+    (pid,) = {int(line.split()[2]) for line in _calls(layout) if line.startswith("train")}
     cluster.lose(victim)
-    wait_for(lambda: not Path(f"/proc/{pid}").exists(), 120)
+    wait_for(lambda: not alive(pid), 120)
     (layout.root / "gate").touch()
-    add(cluster, resources={"place": 1})
-    driver.join(300)
-    assert not driver.is_alive()
-    (lost,) = [event.args[0] for event in events if isinstance(event, Message) and event.kind == "warn"]
-    assert lost.endswith("died or was taken back; it goes on in a new worker")
-    assert [type(event) for event in ends(events)] == [Finished]
-    assert len(fake_trial.calls(layout)) == 2
-    assert len(fake_trial.pids(layout)) == 2
-
-
-DRIVER = """
-import sys
-sys.path[:0] = {path!r}
-from pathlib import Path
-from light_jobs import light_job, run_jobs
-from pipeline.run.layout import Layout
-from studies.execution.ray_cluster import RayCluster
-run_jobs(RayCluster(), *[light_job(Layout(Path({root!r})), number) for number in range(2)])
-"""
-
-
-def test_trials_outlive_their_driver_and_the_next_one_takes_them_over(cluster: RayNodes, layout: Layout) -> None:
-    jobs = [light_job(layout, number) for number in range(2)]
-    fake_trial.control(layout, gated=[f"{job.config.kl.beta}/{job.config.train.seed}" for job in jobs])
-    source = DRIVER.format(path=os.environ["PYTHONPATH"].split(os.pathsep), root=str(layout.root))
-    driver = subprocess.Popen([sys.executable, "-c", source], start_new_session=True)
-    wait_for(lambda: len(fake_trial.calls(layout)) == 2, 180)
-    driver.send_signal(signal.SIGKILL)
-    driver.wait()
-    time.sleep(3)
-    before = fake_trial.pids(layout)
-    assert all(Path(f"/proc/{pid}").exists() for pid in before)
-    (layout.root / "gate").touch()
-    events = run_jobs(RayCluster(), *jobs)
-    assert all(isinstance(event, Finished) and event.adopted for event in ends(events))
-    assert len(ends(events)) == 2
-    assert fake_trial.pids(layout) == before
-
-
-def test_processes_that_are_killed_and_trials_that_crash(cluster: RayNodes, layout: Layout) -> None:
-    jobs = [light_job(layout, number) for number in range(3)]
-    cells = [f"{job.config.kl.beta}/{job.config.train.seed}" for job in jobs]
-    fake_trial.control(layout, kill={cells[0]: 1}, crash={cells[1]: 1}, user_error=[cells[2]])
-    found = {event.job.number: event for event in ends(run_jobs(RayCluster(), *jobs))}
-    assert isinstance(found[0], Crashed)
-    assert "was killed or crashed (often: out of memory)" in found[0].reason
-    assert found[1].reason == f"RuntimeError: boom in {cells[1]}"
-    assert (found[2].reason, found[2].user_error) == ("optimiser.lr is too large for this network", True)
-
-
-def test_a_full_cluster_lets_trials_wait_and_a_hung_one_says_where(cluster: RayNodes, layout: Layout) -> None:
-    told = list[str]()
-    first, second = light_job(layout, 0), light_job(layout, 1, **{"runtime.hang_minutes": 0.1})
-    fake_trial.control(layout, hang=[f"{second.config.kl.beta}/1"])
-    launcher = RayCluster(RayOptions(resources={"narrow": 1.0}), told.append)
-    node = add(cluster, resources={"narrow": 1})
-    events = ends(run_jobs(launcher, first, second))
-    assert isinstance(events[0], Finished)
-    assert events[1] == Crashed(second, "no progress for 0.1 min (runtime.hang_minutes): ended")
-    assert "_misbehave" in second.log.read_text()
-    assert len(told) == 1
-    assert "the Ray cluster is full: a trial asks for 1 CPU, 1 narrow, " in told[0]
+    node = cluster.add(resources={"place": 1})
+    thread.join(300)
+    assert not thread.is_alive()
+    assert results(ended[0], layout) == whole
+    assert len(fake_trial.calls(layout)) == 3
     cluster.lose(node)
 
 
-def test_a_node_that_comes_later(cluster: RayNodes, layout: Layout) -> None:
-    """As with an autoscaler: waiting for it is no silence of the trial."""
-    job = light_job(layout, 0, **{"runtime.hang_minutes": 0.05})
-    launcher = RayCluster(RayOptions(resources={"late": 1.0}, autoscaling=True))
-    folder = JobFolder(job.folder)
-    name = launcher.start(job, folder)
-    time.sleep(4)
-    assert launcher.state(name) == "queued"
-    node = add(cluster, resources={"late": 1})
-    events = run_jobs(launcher, job)
-    assert isinstance(ends(events)[-1], Finished)
-    cluster.lose(node)
+def _calls(layout: Layout) -> list[str]:
+    return (layout.root / "calls.txt").read_text().splitlines()
+
+
+def test_the_same_command_goes_on_after_it_was_killed(
+    cluster: RayNodes, write_study: Callable[..., Study], layout: Layout, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    layout.root.mkdir(parents=True)
+    fake_trial.control(layout, gated=CELLS)
+    study = write_study(SHORT)
+    driver = command("study", study.source, layout, tmp_path, 2, "ray")
+    wait_for(lambda: half_way(layout), 300)
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.communicate()
+    wait_for(lambda: not any(map(alive, fake_trial.pids(layout))), 120)  # tasks end with their command
+    (layout.root / "gate").touch()
+    assert results(go(study, layout, "ray")[0], layout) == whole
+
+
+def test_a_users_mistake_comes_back_in_words(
+    cluster: RayNodes, write_study: Callable[..., Study], layout: Layout, tmp_path: Path
+) -> None:
+    layout.root.mkdir(parents=True)
+    fake_trial.control(layout, user_error=[CELLS[0]])
+    with pytest.raises(UserError, match=r"optimiser\.lr is too large for this network"):
+        go(write_study(SHORT), layout, "ray")
+    options = tmp_path / "ray.yaml"
+    options.write_text("resources: {a100: 1}\n")
+    hire, console = executor("ray", 1, options), Console(quiet=True)
+    with pytest.raises(
+        UserError, match="no node of the Ray cluster has room for a trial, which asks for 1 CPU, 1 a100"
+    ):
+        run_study(write_study(SHORT), layout, None, SMALL, hire, 1, console, trials="fake_trial")

@@ -1,4 +1,4 @@
-"""A study with nothing to do: all is recorded, told and drawn, so nothing that trains, plans, sends or draws is even
+"""A study with nothing to do: all is recorded, sent and drawn, so nothing that trains, plans, sends or draws is even
 imported."""
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ HEAVY = ("torch", "transformers", "datasets", "mlflow", "optuna", "pandas", "mat
 SCRIPT = """
 import json, sys
 import ablate
-from studies.tracking import trial_run
-trial_run.MlflowSink.knows = lambda *_: True  # all has been sent
 sys.argv = {arguments!r}
 try:
     ablate.main()
@@ -64,7 +62,7 @@ def command(*arguments: str) -> tuple[int, list[str], str]:
 def test_a_rerun_with_nothing_to_do_imports_nothing_that_works(recorded: Path) -> None:
     out = ("--out", str(recorded.parent / "out"))
     code, modules, said = command("study", str(recorded), *out)
-    assert (code, "optuna" in modules) == (0, True), said  # the plan had not been told yet
+    assert (code, {"optuna", "mlflow"} <= {*modules}) == (0, True), said  # neither had the records yet
     report = recorded.parent / "out" / "studies" / "idle" / "smoke" / "report" / "index.html"
     made = report.stat().st_mtime_ns
 

@@ -13,14 +13,14 @@ import pandas as pd
 import pytest
 import torch
 from helpers import Recorder, smoke, write_record
-from reward_record import TEXTS, recorded_reward
+from reward_record import TEXTS, note_reward, recorded_reward
 
 from pipeline.data.reviews import generate
 from pipeline.data.semantics import judge
 from pipeline.errors import UserError
 from pipeline.rewards.base import Completions
 from pipeline.run.layout import Layout, StageRef
-from pipeline.run.store import read_manifest, write_manifest
+from pipeline.run.store import read_manifest
 from pipeline.stages.opponent_table import save_opponents
 from pipeline.trial import run_trial
 from studies.execution.export_reward import export_reward
@@ -176,7 +176,8 @@ def test_a_text_beyond_the_models_positions_is_told_by_its_line(tmp_path: Path) 
 
 def test_a_reward_against_opponents_scores_prompts_that_have_some(tmp_path: Path) -> None:
     layout = Layout(tmp_path / "out")
-    path = layout.root / recorded_reward(layout, kind="gpt2").stages["reward"].path
+    record = recorded_reward(layout, kind="gpt2")
+    path = layout.root / record.stages["reward"].path
     alone = read(score(write(tmp_path / "a.jsonl", ROWS_OF_TEXTS), "made/base/0", layout=layout))
     prompts = list(dict.fromkeys(row["prompt"] for row in ROWS_OF_TEXTS))
     save_opponents(
@@ -184,7 +185,7 @@ def test_a_reward_against_opponents_scores_prompts_that_have_some(tmp_path: Path
         [Completions(None, prompts, ["x"] * len(prompts)) for _ in range(2)],  # type: ignore[arg-type]
         {"reward": torch.tensor([[1.7, 3.4], [3.4, 5.1]])},
     )
-    write_manifest(path, "reward", path.name, {}, {**read_manifest(path).meta, "against": "reference"})
+    note_reward(layout, record, {**read_manifest(path).meta, "against": "reference"})
     rows = read(score(tmp_path / "a.jsonl", "made/base/0", to=tmp_path / "b.jsonl", layout=layout))
     less = [alone[0]["reward"] - 1.5, alone[1]["reward"] - 1.5, alone[2]["reward"] - 2.5]
     assert [row["reward"] for row in rows] == pytest.approx(less, abs=1e-5)

@@ -26,10 +26,9 @@ from studies.definition.schema import Study, load_study
 from studies.definition.search import Tried, arm, choose, confirmation, load, pareto, violations
 from studies.definition.space import Objective
 from studies.execution import executors
-from studies.execution.driver import StudyResult, run_study
-from studies.execution.executors import Executor
-from studies.execution.jobs import Event, NextJob
-from studies.tracking import study_runs
+from studies.execution import study as running
+from studies.execution.study import StudyResult, run_study
+from studies.tracking.sync import Synced
 
 SMALL = {"train.steps": 32}
 WIN, KL = Objective(metric="eval/win_rate"), Objective(metric="eval/kl_per_token", direction="minimize")
@@ -37,34 +36,12 @@ WIN, KL = Objective(metric="eval/win_rate"), Objective(metric="eval/kl_per_token
 pytestmark = pytest.mark.usefixtures("no_mlflow")
 
 
-class Shuffled:
-    """Runs all jobs that it is given, then lets the newest end first: the other order of ends."""
-
-    def __init__(self, stop_after: int = 10**9) -> None:
-        self.left = stop_after
-
-    def run(self, next_job: NextJob, slots: int, emit: Callable[[Event], None]) -> None:
-        while True:
-            jobs = []
-            while len(jobs) < slots and (job := next_job()) is not None:
-                jobs.append(job)
-            if not jobs:
-                return
-            for job in reversed(jobs):
-                if self.left == 0:
-                    raise KeyboardInterrupt
-                self.left -= 1
-                executors.Inline().run(iter([job, None]).__next__, 1, emit)
-
-
-def go(
-    study: Study, layout: Layout, executor: Executor | None = None, jobs: int = 1, **control: Any
-) -> tuple[StudyResult, str]:
+def go(study: Study, layout: Layout, name: str = "inline", jobs: int = 1, **control: Any) -> tuple[StudyResult, str]:
     layout.root.mkdir(parents=True, exist_ok=True)
     fake_trial.control(layout, landscape=True, **control)
     text = io.StringIO()
     console = Console(file=text, width=250)
-    result = run_study(study, layout, None, SMALL, executor or executors.Inline(), jobs, console, trials="fake_trial")
+    result = run_study(study, layout, None, SMALL, executors.executor(name, jobs), jobs, console, trials="fake_trial")
     return result, text.getvalue()
 
 
@@ -91,8 +68,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     (folder / "small.yaml").write_text(SEARCH)
     study, layout = load_study(folder / "small.yaml"), Layout(folder / "out")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(study_runs.StudySinks, "_ready", lambda self: False)
-        patch.setattr(study_runs.StudySinks, "open", lambda self: None)
+        patch.setattr(running, "sync", lambda *arguments, **more: Synced(True, 0))
         result, text = go(study, layout)
     return Whole(study, layout, result, text, found(study, layout))
 
@@ -128,15 +104,13 @@ def test_again_nothing_runs_and_everything_is_as_before(whole: Whole) -> None:
     assert "already recorded: 6 of 6 trials of the confirmation" in text
 
 
-def test_an_interrupted_search_goes_on_to_the_same_end(
+def test_hands_side_by_side_come_to_the_same_end(
     write_study: Callable[..., Study], tmp_path: Path, whole: Whole
 ) -> None:
     study, layout = write_study(SEARCH), Layout(tmp_path / "other")
-    with pytest.raises(KeyboardInterrupt):
-        go(study, layout, Shuffled(7), 3)
-    go(study, layout, Shuffled(), 2)
+    _, text = go(study, layout, "processes", 3, sleep=0.01)
     assert found(study, layout) == whole.content
-    assert len(fake_trial.calls(layout)) == 14 + 6, "nothing that had ended runs again"
+    assert "search-013: eval/win_rate" in text
 
 
 def test_a_lost_file_is_made_again_from_the_records(whole: Whole, tmp_path: Path) -> None:
@@ -367,7 +341,7 @@ def test_a_search_without_prompts_for_its_confirmation_does_not_start(
             layout,
             None,
             {**SMALL, "data.heldout_prompts": 1000},
-            executors.Inline(),
+            executors.Inline,
             1,
             Console(file=io.StringIO()),
         )

@@ -18,7 +18,7 @@ from reports.pages.report import render_report
 from studies.definition.schema import load_study
 from studies.definition.search import load
 from studies.execution import executors
-from studies.execution.driver import run_study
+from studies.execution.study import run_study
 
 ROOT = Path(__file__).parents[3]
 STUDY = """
@@ -84,7 +84,7 @@ def test_a_search_on_the_smoke_profile(tmp_path: Path) -> None:
     whole = load_study(tmp_path / "whole.yaml")
     console = Console(file=io.StringIO())
     run_study(
-        whole, layout, None, {}, executors.Inline(), 1, console
+        whole, layout, None, {}, executors.Inline, 1, console
     )  # its trials are in the store; the proposals are made anew
     killed = load_study(tmp_path / "killed.yaml")
     content = load(killed, folder)

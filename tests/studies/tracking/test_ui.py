@@ -11,68 +11,30 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_trial import STUDY
 from helpers import mind_interrupts
-from rich.console import Console
+from mlflow_servers import free_port
+from tracked_study import Tracked
 
 from pipeline.run.layout import Layout
-from studies.definition.schema import Study, load_study
-from studies.execution import executors
-from studies.execution.driver import run_study
-from studies.tracking.trial_run import experiments, tag_experiment
-from studies.tracking.ui import _links
-from studies.tracking.view import CHARTS, IMPORTED_CHARTS, TAG, experiment_tags
+from studies.definition.schema import load_study
+from studies.tracking.view import CHARTS, IMPORTED_CHARTS, saved_view
 
 ROOT = Path(__file__).parents[3]
 ARMS = ("weak", "strong")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-def record(study: Study, layout: Layout, profile: str | None = None) -> None:
-    with Path(os.devnull).open("w") as nowhere:
-        layout.root.mkdir(parents=True, exist_ok=True)
-        run_study(
-            study,
-            layout,
-            profile,
-            {"train.steps": 64},
-            executors.Inline(),
-            1,
-            Console(file=nowhere),
-            trials="fake_trial",
-        )
-
-
-def tags(layout: Layout, experiment: str) -> Any:
-    from mlflow.tracking import MlflowClient
-
-    return MlflowClient(layout.mlflow_uri).get_experiment_by_name(experiment).tags
-
-
-def test_a_study_has_a_saved_view_and_the_ui_puts_it_back(write_study: Callable[..., Study], layout: Layout) -> None:
-    record(write_study(), layout)
-    expected = experiment_tags()
-    assert expected.items() <= tags(layout, "small").items()
-    record(write_study(), layout, "smoke")
-    tag_experiment(layout.mlflow_uri, "small", {TAG: "of an older version"})
-    assert [one.name for one in experiments(layout.mlflow_uri)] == ["small (smoke)", "small"], "the latest first"
-    lines = _links(layout, 5000)
-    assert [line.partition(": ")[0] for line in lines] == ["Curves of small (smoke)", "Curves of small"]
-    assert tags(layout, "small")[TAG] == expected[TAG]
-
-
 def test_only_imported_studies_show_sums_over_a_sequence() -> None:
-    native, imported = experiment_tags()[TAG], experiment_tags(imported=True)[TAG]
     for metric in set(IMPORTED_CHARTS) - set(CHARTS):
-        assert f'"{metric}"' in imported
-        assert f'"{metric}"' not in native
+        assert f'"{metric}"' in saved_view(imported=True)
+        assert f'"{metric}"' not in saved_view()
 
 
 @dataclass
@@ -89,23 +51,17 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("ui")
+    folder, port = tmp_path_factory.mktemp("ui"), free_port()
     (folder / "small.yaml").write_text(STUDY)
-    layout = Layout(folder / "out")
-    record(load_study(folder / "small.yaml"), layout)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, str(ROOT / "ablate.py"), "ui", "--port", str(port), "--out", str(layout.root)]
+    tracked = Tracked(load_study(folder / "small.yaml"), Layout(folder / "out"))
+    tracked.record(0, 1, 2, 3)
+    tracked.sync(status="complete")
+    command = [sys.executable, str(ROOT / "ablate.py"), "ui", "--port", str(port), "--out", str(tracked.layout.root)]
     with (folder / "errors.txt").open("w") as errors:
         server = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            start_new_session=True,
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
             preexec_fn=mind_interrupts,
-        )
+        )  # fmt: skip
     try:
         assert server.stdout is not None
         address = server.stdout.readline()
@@ -144,14 +100,8 @@ def page(url: str, profile: Path) -> str:
     """The document that Chromium has made of a page."""
     quiet = ("gpu", "quic", "background-networking", "component-update", "sync")
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--no-first-run", *(f"--disable-{one}" for one in quiet)]
-    command += [
-        f"--user-data-dir={profile}",
-        "--window-size=1600,1400",
-        "--virtual-time-budget=30000",
-        "--dump-dom",
-        url,
-    ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=True).stdout
+    command += [f"--user-data-dir={profile}", "--window-size=1600,1400", "--virtual-time-budget=30000", "--dump-dom"]
+    return subprocess.run([*command, url], capture_output=True, text=True, timeout=240, check=True).stdout
 
 
 def curves(html: str) -> int:

@@ -1,0 +1,170 @@
+"""What is left of a study, and what a hand takes next. Every hand works this out for itself, from records and locks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock
+
+from pipeline.run.dag import StagePlan
+from pipeline.run.layout import TrialRecord, record_text, write_atomic
+from pipeline.run.locks import is_held, try_lock
+from pipeline.run.lost import own_stages
+from pipeline.run.store import Store
+from studies.definition.design import Cell, cells
+from studies.definition.schema import Study
+from studies.definition.search import confirmation
+from studies.execution.records import is_current, record_of, sound_record
+from studies.execution.search import Search
+from studies.execution.started import Started, shared_of
+
+AHEAD = 2
+"""Trials for each hand that are to be ready before the next seed's shared stages are put off."""
+DEATHS = 2
+"""After so many deaths in a row without a new stage or checkpoint a trial is given up."""
+
+Key = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A trial, or the stages up to `until` that it shares with others; this process holds its lock."""
+
+    cell: Cell
+    until: str | None
+    lock: FileLock
+
+    @property
+    def label(self) -> str:
+        """How the task is called wherever people read."""
+        return self.cell.label if self.until is None else f"shared stages of seed {self.cell.seed}"
+
+
+class Agenda:
+    """The trials of a study in their order, and which of them are settled: recorded as configured now, or given up."""
+
+    def __init__(self, run: Started) -> None:
+        self._run, self._store = run, Store(run.layout.store)
+        self.search = (
+            Search(run.study, run.profile, run.overrides, run.folder, self._record) if run.study.search else None
+        )
+        self.compared: Study = run.study
+        """The study whose arms are compared: of a search, its confirmation, once that is known."""
+        self.plan: list[Cell] = [] if self.search else run.cells()
+        """The trials that are compared."""
+        self.settled: dict[Key, TrialRecord] = {}
+        self._looked: dict[Key, int] = {}
+        """Time of each record when it was last looked at."""
+
+    def open(self) -> list[Cell]:
+        """Trials that are not settled and can run as far as is known now, in their order."""
+        if self.search is not None and not self.plan:
+            if proposed := self.search.advance():
+                return proposed
+            if not self.search.over:
+                return []
+            self.compared = confirmation(self._run.study, self._run.folder)
+            self.plan = cells(self.compared, self._run.profile, self._run.overrides)
+        for cell in self.plan:
+            if (cell.arm, cell.seed) not in self.settled and (record := self._record(cell)) is not None:
+                self.settled[cell.arm, cell.seed] = record
+        return [cell for cell in self.plan if (cell.arm, cell.seed) not in self.settled]
+
+    def next(self) -> Task | None:
+        """The task that a hand takes now, locked; None where other hands have what is left, or have to end first.
+
+        The order is seed by seed. While fewer than `AHEAD` trials a hand are ready, the shared stages of the next seed
+        come before a trial that is ready, so that no core waits for them later.
+        """
+        ready, waiting, others = list[Cell](), None, set[str]()
+        for cell in self.open():
+            stages = self._run.stages(cell)
+            first = next((stage for stage in stages if not stage.cached), stages[-1])
+            if self._is_taken(cell, first):
+                others.add(first.key or cell.label)
+            elif first.stage not in own_stages(stage.stage for stage in stages):
+                waiting = waiting or (cell, stages, first)
+            else:
+                ready.append(cell)
+                if len(ready) >= AHEAD * (len(others) + 1):
+                    break
+        if waiting is not None and len(ready) < AHEAD * (len(others) + 1):
+            cell, stages, first = waiting
+            if (lock := try_lock(self._run.folder.lock_file(str(first.key)))) is not None:
+                return Task(cell, shared_of(stages)[-1].stage, lock)
+        for cell in ready:
+            if (lock := try_lock(self._lock(cell))) is not None:
+                if self._record(cell) is None:  # else another hand has just finished it
+                    return Task(cell, None, lock)
+                lock.release()
+        return None
+
+    def is_elsewhere(self) -> bool:
+        """Whether other processes run all trials that are left."""
+        return all(is_held(self._lock(cell)) for cell in self.open()) and (self.search is None or bool(self.plan))
+
+    def note_death(self, task: Task, reason: str) -> bool:
+        """Note that a task's process died, and give its trial up where it came no further than at the death before.
+
+        Returns whether it was given up: a trial has a record that says so, and shared stages have none.
+        """
+        file = self._deaths(task)
+        before = _deaths_in(file)
+        reached = self._reached(task.cell)
+        deaths = [one for one in before if one["reached"] == reached] + [{"reached": reached, "reason": reason}]
+        if len(deaths) < DEATHS:
+            write_atomic(file, json.dumps(deaths))
+            return False
+        file.unlink(missing_ok=True)
+        if task.until is None:
+            run, environment = self._run, dict(self._run.module.environment())
+            record = record_of(run.study.name, run.profile, task.cell, run.layout, environment, None, reason)
+            write_atomic(run.folder.trial_file(task.cell.arm, task.cell.seed), record_text(record))
+        return True
+
+    def _record(self, cell: Cell) -> TrialRecord | None:
+        """The record of a settled trial."""
+        with suppress(FileNotFoundError):
+            written = self._run.folder.trial_file(cell.arm, cell.seed).stat().st_mtime_ns
+            if self._looked.get((cell.arm, cell.seed)) == written:
+                return None
+            record = sound_record(self._run.folder, cell)
+            if record is not None and (record.status == "failed" or is_current(record, self._run.stages(cell))):
+                return record
+            self._looked[cell.arm, cell.seed] = written
+        return None
+
+    def _is_taken(self, cell: Cell, first: StagePlan) -> bool:
+        """Whether a process works on a trial, or on the first stage that it lacks, be it for another study."""
+        key = str(first.key)
+        return (
+            is_held(self._lock(cell))
+            or (not first.cached and self._store.is_building(first.stage, key))
+            or is_held(self._run.folder.lock_file(key))
+        )
+
+    def _lock(self, cell: Cell) -> Path:
+        return self._run.folder.lock_file(self._run.folder.cell_name(cell.arm, cell.seed))
+
+    def _deaths(self, task: Task) -> Path:
+        name = self._run.folder.cell_name(task.cell.arm, task.cell.seed)
+        return self._run.folder.path / "deaths" / f"{name}{'' if task.until is None else '.shared'}.json"
+
+    def _reached(self, cell: Cell) -> list[str]:
+        """The finished stages of a trial, and the checkpoints of the one that it is in."""
+        stages = self._run.stages(cell)
+        done = [str(stage.key) for stage in stages if stage.cached]
+        first = next((stage for stage in stages if not stage.cached and stage.key), None)
+        partial = self._store.partial(first.stage, str(first.key)) if first else None
+        return done + (sorted(path.name for path in partial.rglob("update_*.pt")) if partial else [])
+
+
+def _deaths_in(file: Path) -> Sequence[dict[str, object]]:
+    with suppress(OSError, ValueError):
+        found: list[dict[str, object]] = json.loads(file.read_text("utf-8"))
+        return found
+    return []

@@ -1,0 +1,232 @@
+"""A hand: takes tasks of a study as long as there are any, each in a child process, so that a crash, a full memory or a
+hang takes one task with it and no more. Any number of hands work on a study, on any machines that share its folder."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import connection, get_all_start_methods, get_context
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import INTERRUPTED, USER_ERROR, Fault, UserError
+from pipeline.faults import DiskFull, disk_full
+from pipeline.models.cpu import HUGE_PAGES
+from pipeline.resources.machine import grow_segments, visible_gpus
+from pipeline.run.leaving import LEFT
+from studies.execution.agenda import DEATHS, Agenda, Task
+from studies.execution.child import DISK_FULL, Job, run_job, work
+from studies.execution.gpus import Gpus
+from studies.execution.started import Started
+from studies.execution.status import read_status
+
+PRELOAD = [
+    "studies.execution.child",
+    "pipeline.trial",
+    "pipeline.training.trainer",
+    "accelerate",
+    "transformers.models.qwen2.modeling_qwen2",
+]
+"""Imported once by the server that children are forked from, so that a child starts in milliseconds."""
+LOOK_SECONDS = 0.3
+"""Between two looks for a task while other hands have all that is ready."""
+GRACE_SECONDS = 5.0
+"""How long a child may take to end when it is told to."""
+STARTS = 3
+"""Times that a child is tried to be started: the server that forks it can be killed."""
+Say = Callable[[str, str], None]
+"""Takes a line for the user, and its style."""
+
+
+@dataclass(frozen=True)
+class _Child:
+    process: BaseProcess
+    task: Task
+    job: Job
+    gpus: list[str]
+    deadline: float
+    """When it is killed, since it is far beyond its wall-clock cap (`time.monotonic`)."""
+
+
+class Hand:
+    """Has at most `slots` children at once."""
+
+    def __init__(self, run: Started, agenda: Agenda, slots: int, say: Say, *, share_gpus: bool = True) -> None:
+        """With `share_gpus`, cards are held against other commands on this machine; a scheduler does that itself."""
+        grow_segments()  # before any process of ours imports torch
+        if all(cell.config.runtime.device == "cpu" for cell in run.cells()):
+            for name, value in HUGE_PAGES.items():  # read when a process begins, and inherited from this one
+                os.environ.setdefault(name, value)
+        method = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
+        self._context: Any = get_context(method)
+        if method == "forkserver":
+            self._context.set_forkserver_preload(PRELOAD)
+        self._run, self._agenda, self._slots, self._say = run, agenda, slots, say
+        self._gpus = Gpus() if share_gpus else None
+        self._children: list[_Child] = []
+        self._looked = float("-inf")
+        self.leaving = False
+        """Takes no further task."""
+        self.advanced = False
+        """A task has ended, or has left a checkpoint."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a child runs."""
+        return bool(self._children)
+
+    def step(self) -> bool:
+        """See to children that have ended, and start what can start. False when no trial of the study is left.
+
+        Raises `UserError` and `Fault` for what would stop every other trial as well.
+        """
+        ended = [child for child in self._children if not child.process.is_alive()]
+        for child in ended:
+            self._children.remove(child)
+            self._end_of(child)
+        for child in self._children:
+            if time.monotonic() > child.deadline:
+                _kill(child.process)
+        if ended or time.monotonic() - self._looked > LOOK_SECONDS:
+            while not self.leaving and len(self._children) < self._slots and (task := self._agenda.next()) is not None:
+                if not self._begin(task):
+                    break
+            self._looked = time.monotonic()
+        return self.busy or bool(self._agenda.open()) or not self._agenda.plan
+
+    def wait(self, seconds: float) -> None:
+        """Until a child ends, at most so long."""
+        if self._children:
+            connection.wait([child.process.sentinel for child in self._children], timeout=seconds)
+        else:
+            time.sleep(seconds)
+
+    def close(self) -> None:
+        """End all children: by SIGTERM, at last by SIGKILL."""
+        for child in self._children:
+            child.process.terminate()
+        deadline = time.monotonic() + GRACE_SECONDS
+        for child in self._children:
+            child.process.join(max(0.0, deadline - time.monotonic()))
+            if child.process.is_alive():
+                child.process.kill()
+                child.process.join()
+            child.task.lock.release()
+        self._children.clear()
+
+    def _begin(self, task: Task) -> bool:
+        """Start a child; False where its cards are held by others."""
+        runtime, gpus = task.cell.config.runtime, list[str]()
+        if self._gpus is not None and runtime.device != "cpu" and visible_gpus():
+            if not self._gpus.hold(self._slots * runtime.processes, runtime.processes):
+                task.lock.release()
+                return False
+            gpus = self._gpus.take(runtime.processes)
+        job = job_of(self._run, task, ",".join(gpus))
+        for left in reversed(range(STARTS)):
+            process: BaseProcess = self._context.Process(target=work, args=(job,), name=job.label, daemon=True)
+            try:
+                process.start()
+                break
+            except (EOFError, ConnectionError):
+                if not left:
+                    raise
+        self._children.append(_Child(process, task, job, gpus, time.monotonic() + _longest(task)))
+        return True
+
+    def _end_of(self, child: _Child) -> None:
+        if self._gpus is not None:
+            self._gpus.give_back(child.gpus)
+        self.advanced |= child.process.exitcode == 0 or (child.process.exitcode == LEFT and self.leaving)
+        try:
+            settle(self._run, self._agenda, child.task, child.job, child.process.exitcode, self._say)
+        finally:
+            child.task.lock.release()
+
+
+class Inline:
+    """A hand that runs each task in this process: for debuggers, and where processes cannot be started."""
+
+    busy = False
+
+    def __init__(self, run: Started, agenda: Agenda, say: Say, tell: Callable[[], None]) -> None:
+        """`tell` is called whenever a trial has written its status."""
+        self._run, self._agenda, self._say, self._tell = run, agenda, say, tell
+
+    def step(self) -> bool:
+        """Run one task. False when no trial is left."""
+        if (task := self._agenda.next()) is not None:
+            job = job_of(self._run, task)
+            try:
+                settle(self._run, self._agenda, task, job, run_job(job, self._tell), self._say)
+            finally:
+                task.lock.release()
+        return bool(self._agenda.open()) or not self._agenda.plan
+
+    def wait(self, seconds: float) -> None:
+        """Other hands have what is left."""
+        if self._agenda.is_elsewhere():
+            time.sleep(seconds)
+
+    def close(self) -> None:
+        """Nothing runs between two tasks."""
+
+
+def job_of(run: Started, task: Task, gpus: str = "") -> Job:
+    """What a process needs to know of a task."""
+    named = run.study.name, run.profile, run.layout, run.folder, run.trials
+    return Job(*named, task.cell, task.until, task.label, Path(task.lock.lock_file).name, gpus)
+
+
+def settle(run: Started, agenda: Agenda, task: Task, job: Job, code: int | None, say: Say) -> None:
+    """What follows from the exit code of a task's process.
+
+    Raises `UserError` for what the user has to put right, `DiskFull`, and `Fault` for shared stages that were given up.
+    """
+    if code in (0, LEFT, INTERRUPTED):
+        return
+    status = read_status(run.folder.status_file(job.name))
+    reason = status.reason if status is not None and code is not None and code > 0 else ""
+    if code == USER_ERROR:
+        raise UserError(f"{job.label}: {reason}")
+    if code == DISK_FULL:
+        full = str(disk_full(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), run.layout.root))
+        raise DiskFull(reason or full)
+    reason = reason or _in_words(code)
+    log = run.folder.log_file(job.name)
+    details = f"; details: {log}" if log.exists() else ""
+    say(f"{job.label}: {reason}", "red")
+    if not agenda.note_death(task, reason):
+        say(f"{job.label}: tried again{details}", "yellow")
+    elif task.until is None:
+        say(f"{job.label}: given up after {DEATHS} attempts{details}", "red")
+    else:
+        raise Fault(f"{job.label} failed: {reason}{details}")
+
+
+def _longest(task: Task) -> float:
+    """Seconds after which a child is killed: twice the training's wall-clock cap, and an hour for what the cap leaves
+    out."""
+    return 2 * 3600 * task.cell.config.caps.wall_clock_h + 3600
+
+
+def _kill(process: BaseProcess) -> None:
+    """SIGABRT has the process write the traceback of every thread into its log."""
+    with suppress(ProcessLookupError):
+        os.kill(int(process.pid or 0), signal.SIGABRT)
+    process.join(GRACE_SECONDS)
+    process.kill()
+
+
+def _in_words(code: int | None) -> str:
+    if code is not None and code < 0:
+        with suppress(ValueError):
+            hint = " (often: out of memory)" if -code == signal.SIGKILL else ""
+            return f"killed by {signal.Signals(-code).name}{hint}"
+    return f"the process ended with exit code {code} and no result"

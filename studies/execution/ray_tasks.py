@@ -1,0 +1,191 @@
+"""Hands as tasks of Ray, on the cluster of ``RAY_ADDRESS`` or one on this machine. Ray repeats a task whose node died;
+tasks end with the command that started them, and the same command goes on from checkpoints."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pipeline.config.names import nearest
+from pipeline.config.trial import TrialConfig
+from pipeline.config.yaml_files import line_of, read_yaml
+from pipeline.errors import Fault, UserError
+from pipeline.resources.device import PRECISION, gpu_visible
+from pipeline.resources.machine import GIB
+from pipeline.run.layout import Layout
+from studies.execution.agenda import Agenda
+from studies.execution.hand import Say
+from studies.execution.program import HOME
+from studies.execution.shared_store import check_here
+from studies.execution.started import Started
+
+ADDRESS = "RAY_ADDRESS"
+RETRIES = 20
+"""So often Ray repeats a task whose node or process it has lost."""
+OBJECT_STORE = 80 * 2**20
+"""Bytes, of a cluster on this machine: nothing travels through it."""
+PASSED_ON = (PRECISION, "HF_HUB_OFFLINE")
+"""Variables that a task gets from this process."""
+
+
+class RayOptions(BaseModel):
+    """What each hand asks of the cluster; read from a file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    cpus: float | None = Field(None, ge=1e-4, le=4096, description="default: runtime.threads x runtime.processes")
+    gpus: float | None = Field(None, ge=0, le=64, description="default: 1 a process; 0.5: two trials on one card")
+    memory_gib: float = Field(0.0, ge=0, le=65536, description="reserved for a hand; 0: Ray is not told")
+    resources: dict[str, float] = Field({}, description="custom resources of nodes, such as {a100: 1}")
+    autoscaling: bool = Field(False, description="wait for a node that is large enough, where there is none")
+
+
+class Ray:
+    """Has at most `jobs` tasks on the cluster."""
+
+    def __init__(self, run: Started, agenda: Agenda, jobs: int, options: RayOptions, say: Say) -> None:
+        """Raises `UserError` where Ray is missing, the cluster does not answer, or no node is large enough."""
+        self._run, self._agenda, self._say = run, agenda, say
+        address = os.environ.get(ADDRESS)
+        if address:
+            check_here(run.layout.root)
+        else:  # others on this machine can reach its ports; Ray reads both when it is imported
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        self._ray = _connected(address)
+        self._request = request_of([cell.config for cell in agenda.open()], options)
+        self._check_room(options)
+        paths = [str(HOME), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        passed = {key: value for key in PASSED_ON if (value := os.environ.get(key)) is not None}
+        self._task = self._ray.remote(max_calls=1)(_take).options(
+            max_retries=RETRIES,
+            retry_exceptions=False,
+            runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), **passed}},
+            num_cpus=self._request.get("CPU", 1),
+            num_gpus=self._request.get("GPU", 0),
+            memory=self._request.get("memory"),
+            resources=options.resources or None,
+        )
+        self._tasks = [self._begin() for _ in range(min(jobs, len(agenda.open()) or jobs))]
+
+    def step(self) -> bool:
+        """See to tasks that have ended. False when no trial is left.
+
+        Raises `UserError` and `Fault` as the hands do, and `Fault` where Ray has given all of them up.
+        """
+        if self._tasks:
+            ended, self._tasks = self._ray.wait(self._tasks, num_returns=len(self._tasks), timeout=0)
+            for task in ended:
+                self._see_to(task)
+        left = bool(self._agenda.open()) or not self._agenda.plan
+        if left and not self._tasks:
+            if self._agenda.is_elsewhere():  # another command's hands have the rest
+                return True
+            self._tasks = [self._begin()]
+        return left
+
+    def wait(self, seconds: float) -> None:
+        """Tasks write records and statuses meanwhile."""
+        time.sleep(seconds)
+
+    def close(self) -> None:
+        """End the tasks."""
+        for task in self._tasks:
+            self._ray.cancel(task, force=True)
+
+    def _begin(self) -> Any:
+        run = self._run
+        return self._task.remote(str(run.layout.root), run.study.name, run.profile)
+
+    def _see_to(self, task: Any) -> None:
+        try:
+            self._ray.get(task)
+        except self._ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            raise (cause if isinstance(cause, UserError | Fault) else Fault(_last_line(error))) from None
+        except self._ray.exceptions.RayError as error:
+            self._say(f"Ray has given up a task: {_last_line(error)}", "yellow")
+
+    def _check_room(self, options: RayOptions) -> None:
+        """Raises `UserError` where no node could ever hold a hand."""
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        asked = {**self._request, **options.resources}
+        if options.autoscaling or any(all(node.get(key, 0) >= n for key, n in asked.items()) for node in nodes):
+            return
+        there = "; ".join(", ".join(f"{node.get(key, 0):g} {key}" for key in asked) for node in nodes)
+        raise UserError(
+            f"no node of the Ray cluster has room for a trial, which asks for"
+            f" {', '.join(f'{n:g} {key}' for key, n in asked.items())}; its nodes have {there}. Ask for less, add a"
+            " node, or set autoscaling: true where nodes come when they are needed"
+        )
+
+
+def request_of(configs: list[TrialConfig], options: RayOptions) -> dict[str, float]:
+    """What a hand asks for, by Ray's names: enough for the largest trial.
+
+    Raises `UserError` for GPUs that no trial could use.
+    """
+    processes = max((config.runtime.processes for config in configs), default=1)
+    threads = max((config.runtime.threads for config in configs), default=1)
+    on_card = gpu_visible() and any(config.runtime.device != "cpu" for config in configs)
+    if options.gpus and not on_card:
+        raise UserError(f"gpus = {options.gpus:g}: the trials compute on the CPU of this machine; use gpus: 0")
+    gpus = float(processes if on_card else 0) if options.gpus is None else options.gpus
+    cpus = float(processes * threads) if options.cpus is None else options.cpus
+    memory = {"memory": options.memory_gib * GIB} if options.memory_gib else {}
+    return {"CPU": cpus, **({"GPU": gpus} if gpus else {}), **memory}
+
+
+def read_options(path: Path | None) -> RayOptions:
+    """The options in a YAML file. Raises `UserError`, with a line for every fault."""
+    content = read_yaml(path) if path is not None else {}
+    try:
+        return RayOptions.model_validate(content)
+    except ValidationError as error:
+        faults = [(tuple(map(str, fault["loc"])), fault["msg"]) for fault in error.errors()]
+    assert path is not None
+    known, lines = list(RayOptions.model_fields), list[str]()
+    for where, why in faults:
+        line, key = line_of(path, where), ".".join(where)
+        place = f"{path}, line {line}" if line else str(path)
+        listed = f"no such option{nearest(where[0], known)}; there are: {', '.join(known)}"
+        lines.append(f"{place}: {key}: {why.lower() if where[0] in known else listed}")
+    raise UserError("\n".join(lines)) from None
+
+
+def _take(root: str, study: str, profile: str) -> str:
+    """Body of a task: a hand with one trial at a time."""
+    from studies.execution.study import work
+
+    return work(Layout(Path(root)), study, profile, 1, lambda text, style: print(text), stop=lambda: False)
+
+
+def _connected(address: str | None) -> Any:
+    """Ray, connected to a cluster. Raises `UserError`."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError:
+        raise UserError("--executor ray needs Ray, which is not installed: pip install -e '.[ray]'") from None
+    if ray.is_initialized():  # by an earlier study of this process
+        return ray
+    quiet: Mapping[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    local = {"address": "local", "include_dashboard": False, "object_store_memory": OBJECT_STORE}
+    try:
+        ray.init(**quiet, **({"address": address} if address else {**local, "_node_ip_address": "127.0.0.1"}))
+    except (ConnectionError, ValueError) as error:
+        raise UserError(
+            f"{ADDRESS} = {address}: no Ray cluster answers there ({_last_line(error)}); start one with `ray start"
+            f" --head`, or unset {ADDRESS} for one on this machine"
+        ) from None
+    return ray
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,169 @@
+"""A search: TPE proposes, trials answer, and every hand computes the same proposals from the records.
+
+Nothing of the sampler is kept between calls. It is seeded afresh from (search seed, trial number) before each proposal,
+trials are told in the order of their numbers, and trial n is proposed when those up to n - parallel have been told,
+neither earlier nor later; the ones between count as running (constant liar). So a proposal depends on the design and on
+results alone: not on how many trials run at once, nor on which of two ended first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock
+
+from pipeline.config.loading import load_config
+from pipeline.run.layout import StudyFolder, TrialRecord
+from studies.definition.design import Cell
+from studies.definition.replicates import seeded
+from studies.definition.schema import STOP_KEY, Study
+from studies.definition.search import Tried, arm, choose, load, objectives, pareto, save, tried, violations
+from studies.definition.space import Dimension
+from studies.execution.optuna_file import objective_value
+
+if TYPE_CHECKING:
+    from optuna import Study as OptunaStudy
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import Trial
+
+STARTUP = 8
+"""Trials proposed at random before the sampler models anything."""
+
+
+class Search:
+    """The trials of a search that have been proposed, and those that have ended."""
+
+    def __init__(
+        self,
+        study: Study,
+        profile: str,
+        overrides: Mapping[str, Any],
+        folder: StudyFolder,
+        recorded: Callable[[Cell], TrialRecord | None],
+    ) -> None:
+        """`recorded` gives the record of a trial that is settled."""
+        import optuna
+
+        assert study.search is not None
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._study, self._search, self._profile, self._overrides = study, study.search, profile, dict(overrides)
+        self._folder, self._recorded = folder, recorded
+        self._space = {key: distribution(dimension) for key, dimension in self._search.space.items()}
+        self.optuna: OptunaStudy = optuna.create_study(directions=[aim.direction for aim in objectives(study)])
+        self._asked: list[tuple[Trial, Cell]] = []
+        self.ended: dict[int, TrialRecord] = {}
+        """Records of the trials that have ended, by number."""
+        self._told = 0
+        self.over = False
+        """All trials have ended, and what is to be confirmed is on file."""
+
+    def advance(self) -> list[Cell]:
+        """Take in what has ended and propose what can be; returns the proposed trials that have not ended.
+
+        Writes `search.json` where that lacks a trial that has ended.
+        """
+        known = len(self.ended)
+        self._take_in()
+        while len(self._asked) < self._search.trials and self._tell_until(len(self._asked) - self._search.parallel):
+            self._propose(len(self._asked))
+            self._take_in()
+        left = [cell for number, (_, cell) in enumerate(self._asked) if number not in self.ended]
+        if not left and len(self._asked) == self._search.trials and not self.over:
+            self._tell_until(len(self._asked) - 1)
+            self._save(self._chosen())
+            self.over = True
+        elif len(self.ended) > known:
+            self._save(())
+        return left
+
+    @property
+    def trials(self) -> list[Tried]:
+        """Those that have ended, by number."""
+        return [
+            tried(self._study, number, dict(self._asked[number][0].params), self.ended[number])
+            for number in sorted(self.ended)
+        ]
+
+    def describe(self, number: int) -> str:
+        """A trial that has ended, in one line."""
+        trial = next(trial for trial in self.trials if trial.number == number)
+        knobs = "  ".join(f"{key.rpartition('.')[2]} {_short(value)}" for key, value in trial.overrides.items())
+        values = "  ".join(f"{key} {value:.4g}" for key, value in trial.values.items()) or "nothing measured"
+        aims = objectives(self._study)
+        front = ", ".join(map(arm, pareto(self.trials, aims))) or "none feasible"
+        word = "best" if len(aims) == 1 else "front"
+        state = "feasible" if trial.feasible else "infeasible"
+        return f"{trial.arm}: {values}  {state}  ({knobs})  {word} so far: {front}"
+
+    def _take_in(self) -> None:
+        for number, (_, cell) in enumerate(self._asked):
+            if number not in self.ended and (record := self._recorded(cell)) is not None:
+                self.ended[number] = record
+
+    def _propose(self, number: int) -> None:
+        import optuna
+
+        seed = seed_of(self._search.seed, number)
+        self.optuna.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP)
+        trial = self.optuna.ask(self._space)
+        (row,) = self._study.replicates
+        stop = [self._search.prune.rule.model_dump(mode="json")] if self._search.prune else []
+        origin = f"{self._study.source or self._study.name}: search, trial {number}"
+        config = load_config(self._profile, {**trial.params, STOP_KEY: stop}, origin, below=self._overrides)
+        self._asked.append((trial, Cell(arm(number), row.number, seeded(config, row, self._study.vary))))
+
+    def _tell_until(self, last: int) -> bool:
+        """Tell Optuna all trials up to and with `last`, in order. False while one of them is still running."""
+        from optuna.trial import TrialState
+
+        if any(number not in self.ended for number in range(self._told, last + 1)):
+            return False
+        for number in range(self._told, last + 1):
+            trial, record = self._asked[number][0], self.ended[number]
+            if record.status == "failed":
+                self.optuna.tell(trial, state=TrialState.FAIL)
+                continue
+            for name, value in violations(self._study, record.status, record.summary).items():
+                trial.set_constraint(name, value)
+            self.optuna.tell(
+                trial, [objective_value(aim, record.status, record.summary) for aim in objectives(self._study)]
+            )
+        self._told = max(self._told, last + 1)
+        return True
+
+    def _chosen(self) -> list[Tried]:
+        base = load_config(self._profile, below=self._overrides).model_dump(mode="json")
+        own = {key: base[key.partition(".")[0]][key.partition(".")[2]] for key in self._search.space}
+        return choose(self.trials, objectives(self._study), self._search.confirm.top, own)
+
+    def _save(self, chosen: Sequence[Tried]) -> None:
+        """Write `search.json`, unless another hand has written as much or more."""
+        with FileLock(self._folder.lock_file("search")):
+            before = load(self._study, self._folder)
+            if before is None or len(before["trials"]) < len(self.ended) or chosen:
+                save(self._study, self._folder, self.trials, chosen)
+
+
+def seed_of(seed: int, number: int) -> int:
+    """Seed of the sampler that proposes a trial."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{number}".encode()).digest()[:4], "big")
+
+
+def distribution(dimension: Dimension) -> BaseDistribution:
+    """Optuna's word for a dimension."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if dimension.values is not None:
+        return CategoricalDistribution(dimension.values)
+    low, high = dimension.ends
+    return (
+        IntDistribution(low, high, log=dimension.log)
+        if dimension.integer
+        else FloatDistribution(low, high, log=dimension.log)
+    )
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

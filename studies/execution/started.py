@@ -1,0 +1,239 @@
+"""What a study was started as: its claims registered, and all that its hands must agree on pinned in `study.json`.
+
+`ablate study` pins; every hand works from what is pinned. While a hand is at work, a start with other settings, another
+program or another precision is refused: hands that disagree would call each other's records stale for ever.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from pipeline.config.trial import canonical_json
+from pipeline.errors import UserError
+from pipeline.run.dag import StagePlan
+from pipeline.run.layout import Layout, StudyFolder, sealed, write_atomic
+from pipeline.run.locks import is_held, try_lock
+from pipeline.run.lost import OWN, own_stages
+from pipeline.run.store import Store
+from pipeline.stages.sources import precision
+from studies.claims.registration import content_of, is_registered, note, register
+from studies.definition.design import Cell, cells
+from studies.definition.schema import Study
+from studies.definition.search import SEARCH, number_of
+from studies.execution.damage import set_damaged_aside
+from studies.execution.history import recorded_trainings, training_of
+from studies.execution.program import code_digest
+
+TRIALS = "pipeline.trial"
+"""The module with `run_trial`, `plan_trial` and `environment`."""
+PINNED = {
+    "study": "another study file",
+    "overrides": "other --set values",
+    "program": "another version of the program",
+    "precision": "another device or precision",
+    "trials": "another kind of trial",
+}
+"""Keys of `study.json` that all hands of a study share, and what differs where one does."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A study that has been started; the same for all its hands."""
+
+    study: Study
+    profile: str
+    overrides: Mapping[str, Any]
+    layout: Layout
+    folder: StudyFolder
+    trials: str = TRIALS
+
+    @property
+    def module(self) -> Any:
+        """The module of the trials."""
+        return importlib.import_module(self.trials)
+
+    def cells(self) -> list[Cell]:
+        """All trials whose configuration is known before anything has run."""
+        return cells(self.study, self.profile, self.overrides)
+
+    def stages(self, cell: Cell) -> list[StagePlan]:
+        """What a trial consists of, and which of it is in the store."""
+        planned: list[StagePlan] = self.module.plan_trial(cell.config, self.layout)
+        return planned
+
+    def execution(self, plan: Sequence[Cell]) -> list[dict[str, str]]:
+        """With what the trials would compute on this machine. Raises `UserError` for GPUs that are not there."""
+        found = [self.module.execution(cell.config) for cell in plan]
+        return [dict(items) for items in dict.fromkeys(tuple(one.items()) for one in found)]
+
+
+@contextmanager
+def start(run: Started, say: Callable[[str], None]) -> Iterator[None]:
+    """Pin a study, or join the hands that are at work on it; afterwards, count as one of them.
+
+    Claims are registered before a trial begins. Trials that were given up are tried again, unless other hands are at
+    work. Raises `UserError` where hands work with other settings.
+    """
+    wanted, folder = _pinned(run, run.cells()), run.folder
+    folder.path.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.path / ".start.lock"):
+        if at_work(folder):
+            _refuse(run, wanted)
+        else:
+            _pin(run, wanted, say)
+        presence = _present(folder)
+    try:
+        yield
+    finally:
+        presence.release()
+
+
+@contextmanager
+def join(layout: Layout, name: str, profile: str) -> Iterator[Started]:
+    """Work on a study that was started, as one of its hands. Raises `UserError` where this machine would work with
+    other settings."""
+    folder = layout.study(name, profile)
+    content = folder.started()
+    if "program" not in content:
+        raise UserError(
+            f"study '{name}' has not been started on profile '{profile}' in {layout.root}; start it with: ablate study"
+            f" {name}"
+        )
+    study = Study.model_validate({**content["study"], "source": content["source"]})
+    run = Started(study, profile, content["overrides"], layout, folder, content["trials"])
+    with FileLock(folder.path / ".start.lock"):
+        _refuse(run, _pinned(run, run.cells()))
+        presence = _present(folder)
+    try:
+        yield run
+    finally:
+        presence.release()
+
+
+def at_work(folder: StudyFolder) -> bool:
+    """Whether any process works on a study."""
+    return any(is_held(path) for path in (folder.path / "hands").glob("*"))
+
+
+@contextmanager
+def alone(folder: StudyFolder, name: str) -> Iterator[None]:
+    """Keep hands from a study meanwhile. Raises `UserError` where one is at work."""
+    folder.path.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.path / ".start.lock"):
+        if at_work(folder):
+            raise UserError(f"study '{name}' is being run in {folder.path}; wait for it, or use another --out")
+        yield
+
+
+def note_ended(run: Started) -> None:
+    """Bring `study.json` up to date when all trials have ended: how many are known, and what they share."""
+    with FileLock(run.folder.path / ".start.lock"):
+        content = run.folder.started()
+        head = (content.get("registration") or {}).get("head")
+        changed = {**content, **_noted(run, head)}
+        if changed != content:
+            write_atomic(run.folder.study_file, sealed(changed))
+
+
+def shared_of(stages: Sequence[StagePlan]) -> list[StagePlan]:
+    """The stages that a trial has in common with others; they come first."""
+    own = own_stages(stage.stage for stage in stages)
+    first = next((place for place, stage in enumerate(stages) if stage.stage in own), len(stages))
+    return list(stages[:first])
+
+
+def _pin(run: Started, wanted: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    set_damaged_aside(run.folder, say)
+    for left in (*given_up(run), *(run.folder.path / "deaths").glob("*"), *(run.folder.path / "hands").glob("*")):
+        left.unlink()
+    environment: dict[str, str] = run.module.environment()
+    head = _register(run, environment, say)
+    content = {**wanted, "source": run.study.source, "profile": run.profile, "environment": environment}
+    write_atomic(run.folder.study_file, sealed({**content, **_noted(run, head)}))
+
+
+def _noted(run: Started, head: str | None) -> dict[str, Any]:
+    """What `study.json` holds of the registration, and of the artifacts that the baseline shares with other arms."""
+    baseline = next(cell for cell in run.cells() if cell.arm == run.study.baseline)
+    shared = [stage for stage in shared_of(run.stages(baseline)) if stage.cached]
+    upstream = {stage.stage: {"key": stage.key, "path": f"store/{stage.stage}/{stage.key}"} for stage in shared}
+    return {"registration": note(run.folder, head) if head else {}, "upstream": upstream}
+
+
+def given_up(run: Started) -> list[Path]:
+    """Records of failed trials that can be tried again.
+
+    Not those of a search's trials on whose failure later proposals were built: another result would change all that
+    came after it.
+    """
+    searched = {record.arm: record for record in run.folder.records() if record.arm.startswith(SEARCH)}
+    ended = [number_of(arm) for arm, record in searched.items() if record.status != "failed"]
+    built_on = max(ended, default=-1) - (run.study.search.parallel if run.study.search else 0)
+    return [
+        run.folder.trial_file(record.arm, record.seed)
+        for record in run.folder.records()
+        if record.status == "failed" and not (record.arm in searched and number_of(record.arm) <= built_on)
+    ]
+
+
+def _pinned(run: Started, plan: Sequence[Cell]) -> dict[str, Any]:
+    return {
+        "study": run.study.model_dump(mode="json"),
+        "overrides": dict(run.overrides),
+        "program": code_digest(),
+        "precision": sorted({str(precision(cell.config)) for cell in plan}),
+        "trials": run.trials,
+    }
+
+
+def _refuse(run: Started, wanted: Mapping[str, Any]) -> None:
+    """Raise `UserError` where what is pinned differs from what this process would work with."""
+    pinned = run.folder.started()
+    for key, words in PINNED.items():
+        if canonical_json(pinned.get(key)) != canonical_json(wanted[key]):
+            shown = f": {pinned.get(key)} there, {wanted[key]} here" if key in ("overrides", "precision") else ""
+            raise UserError(
+                f"study '{run.study.name}' is being run in {run.folder.path} with {words}{shown}; wait for it, or use"
+                " another --out"
+            )
+
+
+def _present(folder: StudyFolder) -> FileLock:
+    """A lock that shows that this process works on the study."""
+    for number in range(1_000):
+        path = folder.path / "hands" / f"{socket.gethostname()}-{os.getpid()}-{number}"
+        if (lock := try_lock(path)) is not None:
+            return lock
+    raise UserError(f"{folder.path}/hands: no lock can be taken there; the file system has none that work")
+
+
+def _register(run: Started, environment: Mapping[str, str], say: Callable[[str], None]) -> str:
+    """Write down the claims of a study that has a file; returns the digest of the last line."""
+    if not is_registered(run.study):
+        return ""
+    content = content_of(run.study, run.profile, run.overrides)
+    return register(content, run.folder, environment.get("git_commit", "unknown"), lambda: _known(run), say)
+
+
+def _known(run: Started) -> tuple[list[str], int]:
+    """The planned trials, as ``arm/seed``, of which results exist, in whatever study and of whatever code; and how many
+    others have an interrupted training."""
+    found, interrupted, recorded = [], 0, recorded_trainings(run.layout)
+    store = Store(run.layout.store)
+    for cell in run.cells():
+        names = OWN if cell.config.algorithm.learns else {"evaluate"}
+        own = [stage for stage in run.stages(cell) if stage.stage in names and stage.key]
+        if training_of(cell.config) in recorded or any(stage.cached for stage in own):
+            found.append(f"{cell.arm}/{cell.seed}")
+        elif any(store.partial(stage.stage, str(stage.key)).exists() for stage in own):
+            interrupted += 1
+    return found, interrupted

@@ -1,0 +1,216 @@
+"""Runs a study from its start to its report: pins it, has hands work on it, watches them, and sums up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from filelock import FileLock
+from rich.console import Console
+
+from pipeline.data.files import check_source
+from pipeline.run.layout import Layout, StudyFolder, TrialRecord, writable
+from studies.claims.falsifiers import Verdict
+from studies.claims.verdicts import verdicts
+from studies.definition.design import Cell, cautions
+from studies.definition.replicates import LINKS, Replicate, seeded
+from studies.definition.schema import Study
+from studies.definition.testable import untestable
+from studies.execution.agenda import Agenda
+from studies.execution.display import Display
+from studies.execution.hand import Hand, Say
+from studies.execution.interim import Interim
+from studies.execution.optuna_file import write_optuna
+from studies.execution.records import current_records
+from studies.execution.started import TRIALS, Started, join, note_ended, shared_of, start
+from studies.execution.watch import Watch
+from studies.tracking.background import Background
+from studies.tracking.sync import Synced, View, sync
+
+WAIT_SECONDS = 0.2
+"""Between two looks at children and statuses."""
+
+
+class Hands(Protocol):
+    """Those who work on a study for this command: in this process, its children, or jobs of a cluster."""
+
+    def step(self) -> bool:
+        """See to what has ended and start what can start. False when no trial of the study is left."""
+
+    def wait(self, seconds: float) -> None:
+        """Until there may be something to do, at most so long."""
+
+    def close(self) -> None:
+        """End what cannot go on without this process."""
+
+
+Left = Literal["nothing", "some", "all"]
+"""Of a hand's work, when it ends: trials are left after it got further with some, or with none."""
+Hire = Callable[[Started, Agenda, Say, Callable[[], None]], Hands]
+"""Makes the hands of a study; the last argument is to be called when there may be news."""
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """What a study came to."""
+
+    study: Study
+    """As compared: of a search, its confirmation."""
+    folder: StudyFolder
+    plan: list[Cell]
+    records: list[TrialRecord]
+    """Of these cells, as configured now."""
+    verdicts: list[Verdict]
+    report: Path | None
+
+
+def run_study(
+    study: Study,
+    layout: Layout,
+    profile: str | None,
+    overrides: Mapping[str, Any],
+    hire: Hire,
+    jobs: int,
+    console: Console,
+    *,
+    trials: str = TRIALS,
+    after: Callable[[StudyFolder], Path | None] | None = None,
+    interim: str | None = None,
+) -> StudyResult:
+    """Run what is missing of a study, `jobs` trials at once, and return all of it; other hands may be at work on it.
+
+    `after` may draw a report from the finished folder and return its path; `interim` is the module that is run on the
+    folder whenever one more seed is complete (`studies.execution.interim`). Raises `UserError` for what the user can
+    put right, and lets `KeyboardInterrupt` through once every trial has been stopped.
+    """
+    chosen = profile or study.profile
+    run = Started(study, chosen, overrides, layout, layout.study(study.name, chosen), trials)
+    plan = run.cells()
+    for source in {cell.config.data for cell in plan}:
+        check_source(source)  # before anything is written
+    writable(layout.root)
+    _check_budget(run, plan)
+    display = Display(console, trial_count(study))
+
+    def say(text: str, style: str = "") -> None:
+        display.line(text, style)
+
+    for caution in [*cautions(plan), *untestable(study, plan)]:
+        say(caution, "yellow")
+    with start(run, lambda line: say(line, "yellow")):
+        agenda = Agenda(run)
+        looks = Interim(interim, [str(run.folder.path)], lambda text: say(text, "bold"))
+        watch = Watch(run, agenda, display, looks)
+        tracking = Background(_sender(run, agenda), watch.running, lambda line: say(line, "yellow"))
+        try:
+            watch.begin()
+            if agenda.open() or not agenda.plan:
+                if caution := run.module.check_disk([cell.config for cell in agenda.open()], jobs, layout.root):
+                    say(caution, "yellow")
+                _work(run, agenda, watch, display, tracking, hire, say)
+            note_ended(run)
+            _tell_search(agenda, say)
+            records = current_records(run.folder, agenda.plan)
+            judged = verdicts(agenda.compared, run.folder, agenda.plan)
+            write_optuna(
+                agenda.compared, run.folder, agenda.plan, records, agenda.search.optuna if agenda.search else None
+            )
+            looks.close()
+            with FileLock(run.folder.lock_file("report")):
+                report = after(run.folder) if after else None
+            tracking.end("complete", verdicts=judged)
+        except BaseException:
+            tracking.end("interrupted")
+            raise
+        finally:
+            looks.close()
+    return StudyResult(agenda.compared, run.folder, agenda.plan, records, judged, report)
+
+
+def work(layout: Layout, name: str, profile: str, jobs: int, say: Say, *, stop: Callable[[], bool]) -> Left:
+    """Work on a study that was started elsewhere, until nothing is left or others run all that is left.
+
+    Once `stop` says so, takes no further task, and ends when those that it has do.
+    """
+    with join(layout, name, profile) as run:
+        agenda = Agenda(run)
+        hand = Hand(run, agenda, jobs, say, share_gpus=False)
+        try:
+            while hand.step():
+                hand.leaving = hand.leaving or stop()
+                if not hand.busy and (hand.leaving or agenda.is_elsewhere()):
+                    return "some" if hand.advanced else "all"
+                hand.wait(WAIT_SECONDS)
+        except KeyboardInterrupt:
+            return "some" if hand.advanced else "all"
+        finally:
+            hand.close()
+    return "nothing"
+
+
+def _work(
+    run: Started, agenda: Agenda, watch: Watch, display: Display, tracking: Background, hire: Hire, say: Say
+) -> None:
+    missing = agenda.open()
+    for execution in run.execution(missing):
+        named = [value if key in ("device", "precision") else f"{key} {value}" for key, value in execution.items()]
+        say(", ".join(named), "dim")
+    stages = {stage.key: stage for cell in missing for stage in shared_of(run.stages(cell)) if stage.cached}
+    for key, stage in stages.items():
+        display.cached(stage.stage, str(key))
+    hands = hire(run, agenda, say, watch.poll)
+    tracking.begin()
+    with display:
+        try:
+            while hands.step():
+                watch.poll()
+                display.total = _trials_now(run.study, agenda)
+                hands.wait(WAIT_SECONDS)
+            watch.look()
+        finally:
+            hands.close()
+
+
+def _sender(run: Started, agenda: Agenda) -> Callable[..., Synced | None]:
+    """What sends the study to MLflow as it is at each call."""
+
+    def send(**how: Any) -> Synced | None:
+        environment: dict[str, str] = run.module.environment()
+        return sync(View(run.study, run.profile, run.layout, run.folder, agenda.plan, environment), **how)
+
+    return send
+
+
+def _check_budget(run: Started, plan: Sequence[Cell]) -> None:
+    """Refuse the first trial that has to run and cannot fit. Raises `UserError`."""
+    done = {(record.arm, record.seed) for record in current_records(run.folder, plan)}
+    missing = [cell for cell in plan if (cell.arm, cell.seed) not in done]
+    alike = {seeded(cell.config, Replicate(0, 0, 0), tuple(LINKS)).model_dump_json(): cell for cell in missing[::-1]}
+    for cell in list(alike.values())[::-1]:
+        run.module.check_budget(cell.config, cell.label)
+
+
+def trial_count(study: Study) -> int:
+    """Trials in all; of a search, with as many confirmed as it asks for."""
+    if study.search is None:
+        return len(study.arm_overrides()) * len(study.replicates)
+    return study.search.trials + (1 + study.search.confirm.top) * len(study.search.confirm.seeds)
+
+
+def _trials_now(study: Study, agenda: Agenda) -> int:
+    searched = study.search.trials if study.search is not None else 0
+    return searched + len(agenda.plan) if agenda.plan else trial_count(study)
+
+
+def _tell_search(agenda: Agenda, say: Say) -> None:
+    if agenda.search is None:
+        return
+    trials = agenda.search.trials
+    arms = list(dict.fromkeys(cell.arm for cell in agenda.plan if cell.arm.startswith("confirm-")))
+    said = f"search: {len(trials)} trials, {sum(trial.feasible for trial in trials)} feasible; "
+    if arms:
+        say(f"{said}confirmed on fresh seeds and prompts: {', '.join(arms)}", "bold")
+    else:
+        say(f"{said}nothing to confirm but the baseline: widen search.space, or relax search.constraints", "yellow")

@@ -1,0 +1,214 @@
+"""A study in MLflow: a view of its records, which one function makes and keeps up to date.
+
+The experiment has one parent run for each study folder, and below it one run for each trial that runs or has a record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from filelock import FileLock, Timeout
+
+from pipeline.config.trial import TrialConfig, flatten
+from pipeline.errors import Fault, Gone
+from pipeline.run.layout import Layout, StudyFolder, TrialRecord
+from pipeline.run.store import file_of
+from studies.claims.falsifiers import Verdict
+from studies.claims.symptoms import health_of
+from studies.claims.verdicts import of_record
+from studies.definition.design import Planned
+from studies.definition.schema import IMPORTED, Study
+from studies.tracking import store
+from studies.tracking.describe import (
+    key_of,
+    tags_of_environment,
+    tags_of_record,
+    tags_of_study,
+    tags_of_trial,
+    tags_of_verdicts,
+)
+from studies.tracking.runs import INTERRUPTED, RUNNING, STUDY, Runs, digest_of
+from studies.tracking.view import TAG, saved_view
+
+ARTIFACTS = (
+    ("train", "samples.parquet"),
+    ("train", "status.json"),
+    ("evaluate", "summary.json"),
+    ("evaluate", "samples.parquet"),
+)
+Status = Literal["running", "interrupted", "complete"]
+
+
+@dataclass(frozen=True)
+class Running:
+    """A trial that runs now."""
+
+    arm: str
+    seed: int
+    config: TrialConfig
+    metrics: Path
+    """``STAGE/.partial/KEY/metrics.jsonl``, which grows. Of a trial in rounds the last one is shown, whose stage is
+    ``train`` and whose file begins with the rows of the others."""
+
+
+@dataclass(frozen=True)
+class Synced:
+    """The result of `sync`."""
+
+    complete: bool
+    """MLflow has everything."""
+    metrics_sent: int
+
+
+@dataclass(frozen=True)
+class View:
+    """A study as MLflow is to show it."""
+
+    study: Study
+    profile: str
+    layout: Layout
+    folder: StudyFolder
+    plan: Sequence[Planned]
+    """The trials as configured now. Claims relative to the baseline are judged by its trials among these."""
+    environment: Mapping[str, str]
+    """Of the trials that run."""
+
+
+def sync(
+    view: View,
+    warn: Callable[[str], None],
+    *,
+    running: Sequence[Running] = (),
+    status: Status = "running",
+    verdicts: Sequence[Verdict] = (),
+) -> Synced | None:
+    """Send MLflow what it lacks of a study's records and running trials; None while another process is doing so.
+
+    With the status ``complete`` the parent run ends and shows `verdicts`. When MLflow fails, `warn` receives one line,
+    and the next call sends the rest. Raises `Damaged`, or `Gone`, for a record or an artifact that is not what was
+    written.
+    """
+    sent = 0
+    try:
+        with FileLock(view.folder.path / ".mlflow.lock", timeout=0):
+            runs = Runs(view.layout, view.folder, warn)
+            try:
+                _send(view, runs, running, status, verdicts)
+            finally:
+                sent = runs.metrics_sent
+                runs.save()
+    except Timeout:
+        return None
+    except Fault:
+        raise
+    except Exception as error:  # MLflow raises whatever its store, its server or its network raise
+        warn(f"MLflow did not take study {view.study.name} ({store.in_line(error)}); `ablate sync` sends it later")
+        return Synced(False, sent)
+    return Synced(True, sent)
+
+
+def _send(view: View, runs: Runs, running: Sequence[Running], status: Status, verdicts: Sequence[Verdict]) -> None:
+    """Send everything that MLflow lacks. If that is nothing, not even MLflow is imported."""
+    folder, live, busy = view.folder, {STUDY}, set[Path]()
+    for one in running:
+        busy.add(file := folder.trial_file(one.arm, one.seed))
+        if one.metrics.parts[-4] == "train":
+            live.add(key := f"{file.stem}__{one.metrics.parent.name}")
+            runs.attempt(key, partial(_follow, view, runs, key, one))
+    prints, shown = _fingerprints(view), {run.shown for run in runs.states.values()}
+    for fingerprint, file in prints.items():
+        if fingerprint not in shown and file not in busy:
+            record = folder.read(file)
+            key = f"{file.stem}__{record.stages['train'].key if 'train' in record.stages else 'none'}"
+            runs.attempt(key, partial(_finish, view, runs, key, record, fingerprint))
+    for key in [key for key, run in runs.states.items() if run.shown == RUNNING and key not in live]:
+        runs.attempt(key, partial(runs.mark, key, INTERRUPTED))
+    parent = runs.states.get(STUDY)
+    if status == "complete":
+        _end(view, runs, prints, verdicts)
+    elif parent and (running or parent.shown == RUNNING):
+        runs.mark(STUDY, RUNNING if status == "running" else INTERRUPTED)
+
+
+def _fingerprints(view: View) -> dict[str, Path]:
+    """The record files, by a digest of all that the end of a trial's run is made from."""
+    study, folder = view.study, view.folder
+    settings = digest_of(study.model_dump(mode="json", exclude={"source"}))
+    compared = any(claim.relative_to for claim in study.falsifiers)
+    bases = [cell for cell in view.plan if compared and cell.arm == study.baseline]
+    partners = {str(cell.seed): [cell.digest, _hash(folder.trial_file(cell.arm, cell.seed))] for cell in bases}
+    return {
+        digest_of([settings, path.name, _hash(path), partners.get(path.stem.rpartition("__seed")[2])]): path
+        for path in folder.trial_files()
+    }
+
+
+def _hash(path: Path) -> str:
+    """SHA-256 of a file; empty where there is none."""
+    with suppress(OSError):
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    return ""
+
+
+def _follow(view: View, runs: Runs, key: str, one: Running) -> None:
+    config = one.config.model_dump(mode="json")
+    _open_trial(view, runs, key, tags_of_trial(view.study, one.arm, one.seed, config, view.environment), config)
+    runs.mark(key, RUNNING)
+    runs.send_rows(key, one.metrics)
+
+
+def _finish(view: View, runs: Runs, key: str, record: TrialRecord, fingerprint: str) -> None:
+    study, folder = view.study, view.folder
+    verdicts = of_record(study, folder, record, view.plan)
+    tags = tags_of_record(study, folder, record, verdicts, health_of(folder, record))
+    metrics = file_of(folder, record, "train", "metrics.jsonl") if "train" in record.stages else None
+    files = [("", folder.trial_file(record.arm, record.seed))]
+    for stage, name in ARTIFACTS:
+        if stage in record.stages:
+            with suppress(Gone):  # an imported trial has no samples
+                files.append((stage, file_of(folder, record, stage, name)))
+    tested = [one for one in verdicts if one.outcome != "NOT TESTED"]
+    fallen = {key_of("falsifier/", one.name): float(one.outcome == "FALSIFIED") for one in tested}
+    _open_trial(view, runs, key, tags, record.config)
+    if metrics:
+        runs.send_rows(key, metrics)
+    runs.finish(key, fingerprint, record.status, {**record.summary, **fallen}, record.steps, tags, files)
+
+
+def _open_trial(view: View, runs: Runs, key: str, tags: Mapping[str, str], config: Mapping[str, Any]) -> None:
+    _open_study(view, runs)
+    if key not in runs.states:
+        tags = {**tags, "profile": view.profile, "status": RUNNING}
+        runs.open(key, f"{tags['arm']} seed {tags['seed']}", tags, dict(flatten(config)))
+
+
+def _open_study(view: View, runs: Runs) -> None:
+    if STUDY in runs.states:
+        return
+    study = view.study
+    name = study.name if view.profile == study.profile else f"{study.name} ({view.profile})"
+    runs.experiment, used = store.experiment_of(runs.client, name, view.layout)
+    if used != name:
+        runs.warn(f"experiment '{name}' holds runs of another program; these runs go to '{used}'")
+    runs.client.set_experiment_tag(runs.experiment, TAG, saved_view(study.kind == IMPORTED))
+    tags = tags_of_study(study, view.folder, view.profile) | tags_of_environment(view.environment)
+    runs.open(STUDY, f"study {study.name}", tags, {})
+
+
+def _end(view: View, runs: Runs, prints: Mapping[str, Path], verdicts: Sequence[Verdict]) -> None:
+    """End the parent run, with the page of the report."""
+    folder, page = view.folder, view.folder.report / "index.html"
+    tags, counts = tags_of_verdicts(view.study, verdicts)
+    hashes = [_hash(path) for path in (folder.registration_file, folder.claims_file, page)]
+    shown = digest_of([sorted(prints), hashes, tags, counts])
+    if STUDY in runs.states and runs.states[STUDY].shown == shown:
+        return
+    _open_study(view, runs)
+    tags |= tags_of_study(view.study, folder, view.profile)
+    runs.finish(STUDY, shown, "complete", counts, 0, tags, [("report", page)] if page.exists() else [])

@@ -1,0 +1,230 @@
+"""Damaged files: whoever reads one names it, no verdict changes, and `study` makes all of it again."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+from typer.testing import CliRunner
+
+import reports.pages.report
+from ablate import app
+from pipeline.run.layout import Layout
+from studies.tracking import runs, store, sync
+
+STUDY = """
+question: Does it move?
+hypothesis: It does.
+refuted_if: It does not.
+profile: smoke
+baseline: base
+seeds: [0]
+arms: {base: {}}
+falsifiers:
+  - {name: drift, claim: it stays, metric: objective/kl_per_token, op: ">", threshold: 1.0e-9, before_step: 32}
+"""
+FALSIFIED, FAULT = 1, 4
+READERS = ("falsify", "report", "export", "sync", "plan")
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def to_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGE: dict[str, Callable[[Path], Any]] = {
+    "flipped bit": flip,
+    "cut": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "folder": to_folder,
+    "not UTF-8": lambda path: path.write_bytes(b"\xff\xfe\xfa" * 40),
+    "empty": lambda path: path.write_bytes(b""),
+    "empty mapping": lambda path: path.write_text("{}"),
+    "brace": lambda path: path.write_text("{"),
+    "list": lambda path: path.write_text("[]"),
+    "deep": lambda path: path.write_text("[" * 100_000),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+}
+FILES = {
+    "record": ("studies/moves/smoke/trials/*.json", {"falsify", "report", "export", "sync", "plan"}),
+    "study.json": ("studies/moves/smoke/study.json", {"falsify", "report", "sync", "plan"}),
+    "series": ("store/train/KEY/metrics.parquet", {"falsify", "report", "sync"}),
+    "rows": ("store/train/KEY/metrics.jsonl", {"sync"}),
+    "weights": ("store/train/KEY/policy/model.safetensors", {"export"}),
+    "train manifest": ("store/train/KEY/manifest.json", {"falsify", "report", "export", "sync"}),
+    "evaluation": ("store/evaluate/KEY/prompts.parquet", {"report", "export"}),
+    "samples": ("store/evaluate/KEY/samples.parquet", {"report", "sync"}),
+    "evaluate manifest": ("store/evaluate/KEY/manifest.json", {"report", "export", "sync"}),
+    "tokenizer": ("store/prompts/KEY/tokenizer/tokenizer.json", {"export"}),
+    "reference samples": ("store/reward/KEY/reference_samples.parquet", {"report"}),
+    "sft summary": ("store/sft/KEY/summary.json", {"report"}),
+}
+"""What is damaged, and who reads it."""
+SAMPLE = [
+    ("record", "flipped bit"), ("record", "not UTF-8"), ("record", "folder"), ("study.json", "brace"),
+    ("study.json", "flipped bit"),
+    ("series", "zeros"), ("series", "cut"), ("evaluation", "flipped bit"), ("weights", "flipped bit"),
+    ("train manifest", "empty mapping"),
+    ("evaluate manifest", "deep"), ("tokenizer", "cut"),
+]  # fmt: skip
+REST = [(file, how) for file in FILES for how in DAMAGE if (file, how) not in SAMPLE]
+
+
+class Finished:
+    """A finished study in a folder of its own, and the command line on it."""
+
+    def __init__(self, root: Path, file: Path) -> None:
+        self.root, self.out, self.study_file = root, root / "out", file
+
+    def run(self, command: str, *more: str) -> Any:
+        named = ["moves/base/0", str(self.root / "exported")] if command == "export" else [str(self.study_file)]
+        return CliRunner().invoke(app, [command, *named, "--out", str(self.out), *more])
+
+    def study(self) -> Any:
+        return self.run("study", "--executor", "inline")
+
+    def file(self, name: str) -> Path:
+        """The one that the study's trial refers to; the store of the session may hold artifacts of other tests."""
+        pattern = FILES[name][0]
+        if pattern.startswith("store/"):
+            pattern = pattern.replace("KEY", self.keys[pattern.split("/")[1]])
+        (found,) = self.out.glob(pattern)
+        return found
+
+    @cached_property
+    def keys(self) -> dict[str, str]:
+        """The artifacts of the trial by stage."""
+        record = Layout(self.out).study("moves", "smoke").record("base", 0)
+        assert record is not None
+        return {stage: ref.key for stage, ref in record.stages.items()}
+
+    def contents(self) -> dict[str, bytes]:
+        """Everything that has to come back as it was: not what tells times, and not Optuna's file, which keeps them
+        too."""
+        times = {"manifest.json", "optuna.db"}
+        files = (path for path in self.out.rglob("*") if path.is_file() and path.name not in times)
+        apart = {"log", ".damaged", ".locks", "locks", "hands", "status"}
+        own = (path for path in files if not apart & set(path.relative_to(self.out).parts))
+        return {
+            path.relative_to(self.out).as_posix(): path.read_bytes() for path in own if not path.name.startswith(".")
+        }
+
+
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No figures, whose drawing takes seconds, and an MLflow that takes everything."""
+    monkeypatch.setattr(reports.pages.report, "draw", lambda *_: iter(()))
+    monkeypatch.setattr(store, "connect", lambda layout: MagicMock())
+    monkeypatch.setattr(store, "experiment_of", lambda client, study, layout: ("1", study))
+    monkeypatch.setattr(runs.Runs, "open", lambda self, key, *_: self.states.update({key: runs.Run("1", 0)}))
+    monkeypatch.setattr(runs.Runs, "save", lambda self: None)
+
+
+@pytest.fixture(scope="module")
+def pristine(smoke_layout: Layout, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    root = tmp_path_factory.mktemp("pristine")
+    finished = Finished(root, root / "moves.yaml")
+    shutil.copytree(smoke_layout.store, finished.out / "store")
+    finished.study_file.write_text(STUDY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sync, "_send", lambda *_: None)
+        done = finished.study()
+    assert done.exit_code == 0, done.output
+    return finished
+
+
+@pytest.fixture
+def finished(pristine: Finished, tmp_path: Path) -> Finished:
+    return copy(pristine, tmp_path / "copy")
+
+
+def copy(finished: Finished, root: Path) -> Finished:
+    shutil.copytree(finished.out, root / "out")
+    return Finished(root, finished.study_file)
+
+
+def test_every_command_is_content_with_an_undamaged_study(finished: Finished) -> None:
+    assert {command: finished.run(command).exit_code for command in READERS} == dict.fromkeys(READERS, 0) | {
+        "falsify": FALSIFIED
+    }
+
+
+def check_readers(finished: Finished, name: str, how: str) -> None:
+    file = finished.file(name)
+    DAMAGE[how](file)
+    before = None if file.is_dir() else file.read_bytes()
+    for command in READERS:
+        done = finished.run(command)
+        if command in FILES[name][1]:
+            assert done.exit_code == FAULT, (command, done.output, done.exception)
+            said = done.output.strip().splitlines()
+            assert len(said) == 1, said
+            assert str(file) in said[0]
+            assert "again" in said[0], "it says what repairs the file"
+        else:
+            assert done.exit_code == (FALSIFIED if command == "falsify" else 0), (command, done.output)
+        assert "Traceback" not in done.output
+        shutil.rmtree(finished.root / "exported", ignore_errors=True)
+    assert before == (None if file.is_dir() else file.read_bytes()), "a reader changes nothing"
+
+
+@pytest.mark.parametrize(("name", "how"), SAMPLE)
+def test_readers_name_a_damaged_file_and_change_no_verdict(finished: Finished, name: str, how: str) -> None:
+    check_readers(finished, name, how)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FILES)
+def test_readers_name_every_damage(pristine: Finished, tmp_path: Path, name: str) -> None:
+    for number, how in enumerate(how for file, how in REST if file == name):
+        check_readers(copy(pristine, tmp_path / str(number)), name, how)
+
+
+def check_repair(finished: Finished, name: str, how: str) -> None:
+    before, file = finished.contents(), finished.file(name)
+    DAMAGE[how](file)
+    done = finished.study()
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "Traceback" not in done.output
+    (said,) = [line for line in done.output.splitlines() if "set aside" in line]
+    assert file.name in said
+    assert any(path.parent.name == ".damaged" for path in finished.out.rglob("*")), "nothing damaged is deleted"
+    after = finished.contents()
+    assert before.keys() == after.keys()
+    trained = name in ("series", "rows", "weights", "train manifest", "evaluation", "samples", "evaluate manifest")
+    changed = {path for path, content in before.items() if after[path] != content}
+    assert changed <= {path for path in before if "/trials/" in path and trained}, (
+        "only times may differ, where a stage ran again"
+    )
+    assert finished.run("falsify").exit_code == FALSIFIED
+    assert "set aside" not in finished.study().output
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("record", "flipped bit"),
+        ("record", "folder"),
+        ("study.json", "folder"),
+        ("samples", "cut"),
+    ],
+)
+def test_a_study_makes_again_what_was_damaged(finished: Finished, name: str, how: str) -> None:
+    check_repair(finished, name, how)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FILES)
+def test_a_study_makes_everything_again(pristine: Finished, tmp_path: Path, name: str) -> None:
+    for how in ("flipped bit", "not UTF-8", "folder"):
+        check_repair(copy(pristine, tmp_path / how), name, how)

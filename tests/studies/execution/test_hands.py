@@ -1,0 +1,242 @@
+"""Several hands on one study: nothing is run twice or lost, whichever process is killed, and bytes stay the same."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import fake_trial
+import pytest
+from fake_trial import STUDY
+from light_study import PYTHONPATH, SMALL, command, go, results, wait_for
+
+from pipeline.config.loading import load_config
+from pipeline.errors import UserError
+from pipeline.run.layout import Layout
+from pipeline.run.locks import try_lock
+from pipeline.run.store import BuiltElsewhere, Store
+from studies.definition.schema import Study
+from studies.execution.agenda import Agenda
+from studies.execution.started import Started, alone, join, start
+
+pytestmark = pytest.mark.usefixtures("no_mlflow")
+MANY = STUDY.replace("seeds: [0, 1]", "seeds: [0, 1, 2]\nvary: [labels, reward]")
+
+
+def run_of(study: Study, layout: Layout, **overrides: object) -> Started:
+    given = {**SMALL, **overrides}
+    return Started(study, study.profile, given, layout, layout.study(study.name, study.profile), "fake_trial")
+
+
+def agenda_of(study: Study, layout: Layout) -> Agenda:
+    return Agenda(run_of(study, layout))
+
+
+def test_hands_share_a_study(write_study: Callable[..., Study], layout: Layout, tmp_path: Path) -> None:
+    study, here = write_study(MANY), Layout(tmp_path / "here")
+    whole = results(go(study, here)[0], here)
+    layout.root.mkdir(parents=True)
+    fake_trial.control(layout, sleep=0.05)
+    watcher = command("study", study.source, layout, tmp_path)
+    wait_for(layout.study("small", "tiny").study_file.exists)
+    others = [command("work", "small", layout, tmp_path) for _ in range(2)]
+    for process in (watcher, *others):
+        out, errors = process.communicate(timeout=120)
+        assert (process.returncode, errors) == (0, b""), out
+    result, _ = go(study, layout)
+    assert results(result, layout) == whole
+    assert sorted(fake_trial.calls(layout)) == sorted(f"{beta}/{seed}" for beta in (0.01, 0.2) for seed in (0, 1, 2))
+    assert len(fake_trial.calls(layout, "reward")) == 3
+
+
+def test_two_commands_on_one_study_share_the_work(
+    write_study: Callable[..., Study], layout: Layout, tmp_path: Path
+) -> None:
+    layout.root.mkdir(parents=True)
+    fake_trial.control(layout, sleep=0.05)
+    both = [command("study", write_study(MANY).source, layout, tmp_path) for _ in range(2)]
+    for process in both:
+        out, errors = process.communicate(timeout=120)
+        assert (process.returncode, errors) == (0, b""), out
+        assert b"6 of 6 trials" in out
+    assert len(fake_trial.calls(layout)) == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"text": STUDY.replace("0.01", "0.02")}, "with another study file"),
+        ({"optimiser.lr": 0.1}, r"with other --set values: .* there, .*'optimiser\.lr': 0\.1"),
+        ({"precision": "bf16 on a slide rule"}, "with another device or precision"),
+        ({"program": "0" * 64}, "with another version of the program"),
+    ],
+)
+def test_hands_that_would_disagree_are_refused(
+    write_study: Callable[..., Study],
+    layout: Layout,
+    monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, object],
+    words: str,
+) -> None:
+    run = run_of(write_study(), layout)
+    with start(run, print):
+        before = run.folder.study_file.read_bytes()
+        if "precision" in change:
+            monkeypatch.setattr("studies.execution.started.precision", lambda config: change["precision"])
+        if "program" in change:
+            monkeypatch.setattr("studies.execution.started.code_digest", lambda: change["program"])
+        if change.keys() & {"precision", "program"}:
+            with pytest.raises(UserError, match=words), join(layout, "small", "tiny"):
+                pass
+        text = str(change.pop("text", STUDY))
+        overrides = {key: value for key, value in change.items() if "." in key}
+        other = run_of(write_study(text), layout, **overrides)
+        with pytest.raises(UserError, match=words), start(other, print):
+            pass
+        with pytest.raises(UserError, match="is being run in"), alone(run.folder, "small"):
+            pass
+        assert run.folder.study_file.read_bytes() == before
+    with start(run_of(write_study(text), layout, **overrides), print):
+        pass  # nobody is at work any more
+
+
+def test_a_study_that_was_not_started_has_no_work(layout: Layout) -> None:
+    never = pytest.raises(UserError, match=r"has not been started .* start it with: ablate study small")
+    with never, join(layout, "small", "tiny"):
+        pass
+
+
+def test_the_next_seed_is_prepared_while_trials_are_few(write_study: Callable[..., Study], layout: Layout) -> None:
+    """Its shared stages come before a trial that is ready, while fewer than two trials a hand are."""
+    layout.root.mkdir(parents=True)
+    first, second = agenda_of(write_study(MANY), layout), agenda_of(write_study(MANY), layout)
+    one = first.next()
+    assert one is not None
+    assert (one.cell.seed, one.until) == (0, "reference")
+    fake_trial.run_trial(one.cell.config, layout, _silent(), until=one.until)
+    one.lock.release()
+    two = second.next()  # two trials of seed 0 are ready for one hand
+    assert two is not None
+    assert (two.cell.label, two.until) == ("weak seed 0", None)
+    three = first.next()  # one for two hands
+    assert three is not None
+    assert (three.cell.seed, three.until) == (1, "reference")
+    four = second.next()
+    assert four is not None
+    assert (four.cell.label, four.until) == ("strong seed 0", None) or (four.cell.seed, four.until) == (2, "reference")
+    assert len({str(task.lock.lock_file) for task in (two, three, four)}) == 3
+
+
+def test_a_hand_waits_for_no_stage_that_another_builds(write_study: Callable[..., Study], layout: Layout) -> None:
+    """Be it for another study: the store's own lock tells."""
+    layout.root.mkdir(parents=True)
+    agenda = agenda_of(write_study(), layout)
+    (cell, *_) = agenda.open()
+    first = fake_trial.plan_trial(cell.config, layout)[0]
+    held = try_lock(layout.store / first.stage / ".locks" / str(first.key))
+    assert held is not None
+    assert agenda.next() is None
+    assert not agenda.is_elsewhere()
+    with pytest.raises(BuiltElsewhere):
+        fake_trial.run_trial(cell.config, layout, _silent(), wait=False)
+    held.release()
+    assert agenda.next() is not None
+
+
+def test_a_builder_whose_lock_was_lost_publishes_nothing(layout: Layout) -> None:
+    store = Store(layout.store)
+
+    def taken_over(partial: Path) -> dict[str, object]:
+        (partial / ".owner").write_text("another")
+        return {}
+
+    with pytest.raises(Exception, match="was taken over by another process: the lock on it was lost"):
+        store.build("train", "key", {}, taken_over, resumable=True)
+    assert store.find("train", "key") is None
+
+
+def _silent() -> object:
+    from pipeline.run.progress import Silent
+
+    return Silent()
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills without warning")
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))])
+def test_killing_any_process_at_any_moment_loses_nothing(
+    write_study: Callable[..., Study], layout: Layout, tmp_path: Path, seed: int
+) -> None:
+    """Three hands, of which one or its child is killed again and again."""
+    rng, study, here = random.Random(seed), write_study(MANY), Layout(tmp_path / "here")
+    whole = results(go(study, here)[0], here)
+    layout.root.mkdir(parents=True)
+    fake_trial.control(layout, sleep=0.1)
+    hands = [command("study", study.source, layout, tmp_path)]
+    wait_for(layout.study("small", "tiny").study_file.exists)
+    hands += [command("work", "small", layout, tmp_path) for _ in range(2)]
+    for _ in range(4):
+        time.sleep(rng.uniform(0.1, 2.0))
+        victim = rng.choice(hands)
+        pids = [victim.pid, *_children(victim.pid)]
+        os.kill(rng.choice(pids), signal.SIGKILL)
+    for process in hands:
+        process.communicate(timeout=120)
+    result, _ = go(study, layout, "processes")
+    assert results(result, layout) == whole
+
+
+def _children(pid: int) -> list[int]:
+    """Processes below one, which may end meanwhile."""
+    listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    pairs = [tuple(map(int, line.split())) for line in listed.splitlines()]
+    below, found = {pid}, list[int]()
+    for _ in range(4):
+        more = [child for child, parent in pairs if parent in below and child not in found]
+        found += more
+        below |= set(more)
+    return [one for one in found if Path(f"/proc/{one}").exists()]
+
+
+def test_a_hand_that_is_asked_to_leave_lets_its_trial_write_a_checkpoint(
+    write_study: Callable[..., Study], layout: Layout, tmp_path: Path, smoke_layout: Layout
+) -> None:
+    """A real trial: SIGUSR1, exit code 75, and the next hand goes on to the same bytes."""
+    import shutil
+    import sys
+
+    source = tmp_path / "leaving.yaml"
+    source.write_text(
+        "question: q\nhypothesis: h\nrefuted_if: r\nprofile: smoke\nbaseline: base\nseeds: [0]\narms: {base: {}}\n"
+    )
+    study = source.stem
+    steps = {"train.steps": 640, "runtime.checkpoint_updates": 1000}
+    for stage in ("prompts", "sft", "reward"):
+        shutil.copytree(smoke_layout.store / stage, layout.store / stage)
+    from studies.definition.schema import load_study
+
+    run = Started(load_study(source), "smoke", steps, layout, layout.study(study, "smoke"))
+    with start(run, print):
+        pass
+    work = [sys.executable, "ablate.py", "work", study, "--profile", "smoke", "--out", str(layout.root)]
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
+    hand = subprocess.Popen(work, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    wait_for(lambda: any(layout.root.glob("store/train/.partial/*/metrics.jsonl")), 240)
+    hand.send_signal(signal.SIGUSR1)
+    out, _ = hand.communicate(timeout=120)
+    assert hand.returncode == 75, out
+    assert not run.folder.trial_files()
+    assert list(layout.root.glob("store/train/.partial/*/checkpoints/update_*.pt"))
+    again = subprocess.run(work, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert again.returncode == 0, again.stdout + again.stderr
+    (record,) = run.folder.records()
+    alone_layout = Layout(tmp_path / "alone")
+    from pipeline.run.progress import Silent
+    from pipeline.trial import run_trial
+
+    outcome = run_trial(load_config("smoke", steps), alone_layout, Silent())
+    assert record.stages["train"].digest == outcome.artifacts["train"].digest

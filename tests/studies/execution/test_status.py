@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import INTERRUPTED
+from studies.execution import status as module
+from studies.execution.status import StatusFile, read_status
+
+SUPERSEDED = """
+import sys
+from pathlib import Path
+from studies.execution.status import StatusFile
+file = StatusFile(Path(sys.argv[1]), "weak seed 0", False)
+StatusFile(Path(sys.argv[1]), "weak seed 0", False)  # as another process does that found no lock
+file.stage("train", "building")
+print("still here")
+"""
+
+
+def test_a_status_tells_how_far_a_trial_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, written = tmp_path / "status" / "a.json", list[int]()
+    file = StatusFile(path, "weak seed 0", False, lambda: written.append(1))
+    file.stage("sft", "building", "key")
+    file.stage("sft", "built", "key")
+    file.follow(tmp_path / "metrics.jsonl")
+    file.progress("train", 32, 64, "resumed")
+    for step in range(1000):
+        file.progress("train", step, 1000)
+        file.metrics(step, {"policy/entropy": float(step)})
+    assert len(written) < 10
+    file.warn("odd")
+    found = read_status(path)
+    assert found is not None
+    assert (found.stages["sft"][0], found.stage, found.done, found.total) == ("built", "train", 999, 1000)
+    assert (found.resumed, found.values, found.warnings) == (32, {"policy/entropy": 999.0}, ["odd"])
+    file.end("complete")
+    assert json.loads(path.read_text())["outcome"] == "complete"
+
+    def full(path: Path, text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "write_atomic", full)
+    file.end("failed", "a full disk keeps it from nothing")
+
+
+def test_no_status_is_none(tmp_path: Path) -> None:
+    assert read_status(tmp_path / "none.json") is None
+    (tmp_path / "half.json").write_text("{")
+    assert read_status(tmp_path / "half.json") is None
+
+
+def test_a_process_whose_trial_another_has_taken_over_ends(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SUPERSEDED, str(tmp_path / "a.json")], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (INTERRUPTED, ""), done.stderr

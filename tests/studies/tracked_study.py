@@ -1,0 +1,89 @@
+"""A study whose records no driver made, sent to MLflow pass by pass."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fake_trial
+
+from pipeline.run.layout import Layout, StudyFolder, TrialRecord, record_text, sealed, write_atomic
+from pipeline.run.progress import Silent
+from studies.claims.registration import content_of, register
+from studies.claims.verdicts import verdicts
+from studies.definition.design import Cell, cells
+from studies.definition.schema import Study
+from studies.tracking.sync import Running, Synced, View, sync
+
+SETTINGS = {"train.steps": 64}
+
+
+@dataclass
+class Tracked:
+    """A study in an output root."""
+
+    study: Study
+    layout: Layout
+    said: list[str] = field(default_factory=list)
+    """Warnings."""
+
+    def __post_init__(self) -> None:
+        self.folder.path.mkdir(parents=True)
+        self.start()
+
+    @property
+    def folder(self) -> StudyFolder:
+        return self.layout.study(self.study.name, "tiny")
+
+    @property
+    def plan(self) -> list[Cell]:
+        return cells(self.study, "tiny", SETTINGS)
+
+    def start(self) -> None:
+        """Register the claims, and write study.json."""
+        head = register(content_of(self.study, "tiny", SETTINGS), self.folder, "unknown", lambda: ([], 0), print)
+        content = {"study": {}, "overrides": SETTINGS, "registration": {"head": head}}
+        write_atomic(self.folder.study_file, sealed(content))
+
+    def record(self, *numbers: int, **changes: Any) -> None:
+        """Run trials of the plan, and write their records."""
+        for cell in [self.plan[number] for number in numbers]:
+            outcome = fake_trial.run_trial(cell.config, self.layout, Silent())
+            stages = {
+                name: {"key": one.key, "path": f"store/{name}/{one.key}", "digest": one.digest, "finished": ended}
+                for name, one in outcome.artifacts.items()
+                if (ended := one.finished)
+            }
+            values: dict[str, Any] = {
+                "study": self.study.name, "profile": "tiny", "arm": cell.arm, "seed": cell.seed,
+                "config": cell.config.model_dump(mode="json"), "config_digest": cell.digest,
+                "status": outcome.status, "steps": outcome.steps, "stages": stages, "summary": outcome.summary,
+                "cost": {}, "environment": {"python": "3", "device": "abacus"}, "finished": "2025-01-01T00:00:00+00:00",
+            }  # fmt: skip
+            record = TrialRecord(**{**values, **changes})
+            write_atomic(self.folder.trial_file(cell.arm, cell.seed), record_text(record))
+
+    def running(self, number: int, rows: int, half: bytes = b"") -> Running:
+        """A trial that has written so many of its eight rows, and the begin of another."""
+        cell = self.plan[number]
+        done = fake_trial.run_trial(cell.config, self.layout, Silent()).artifacts["train"]
+        lines = (done.path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+        metrics = self.layout.store / "train" / ".partial" / done.key / "metrics.jsonl"
+        metrics.parent.mkdir(parents=True, exist_ok=True)
+        metrics.write_bytes(b"".join(lines[:rows]) + half)
+        return Running(cell.arm, cell.seed, cell.config, metrics)
+
+    def sync(self, *running: Running, status: Any = "running") -> Synced | None:
+        """One pass; with the verdicts where the study is complete."""
+        judged = verdicts(self.study, self.folder, self.plan) if status == "complete" else ()
+        view = View(self.study, "tiny", self.layout, self.folder, self.plan, {"python": "3"})
+        return sync(view, self.said.append, running=running, status=status, verdicts=judged)
+
+    def moved(self, place: Path) -> Tracked:
+        """A copy elsewhere. MLflow keeps databases open within a process, so one that is lost is lost in a copy."""
+        shutil.copytree(self.layout.root, place)
+        copy = object.__new__(Tracked)
+        copy.study, copy.layout, copy.said = self.study, Layout(place), []
+        return copy

@@ -1,0 +1,389 @@
+"""A study in MLflow's own database: everything arrives once, and comes back when it is lost."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_mlflow import FakeMlflow, Killed, content
+from fake_trial import STUDY
+from filelock import FileLock
+from tracked_study import Tracked
+
+from pipeline.errors import Damaged
+from pipeline.run.layout import Layout
+from pipeline.run.metrics_log import MetricsLog
+from studies.claims.registration import read_chain
+from studies.definition.schema import load_study
+from studies.tracking import store, sync
+from studies.tracking.runs import Runs
+from studies.tracking.sync import Synced
+from studies.tracking.view import TAG, saved_view
+
+WHOLE = 4 * (20 + 4 + 1) + 1
+"""Points of the study: series, evaluations and a claim of each trial, and the count of verdicts."""
+SMALL = STUDY.replace("seeds: [0, 1]", "seeds: [0]")
+
+
+def client(tracked: Tracked) -> Any:
+    return store.client_of(tracked.layout.mlflow_uri)
+
+
+def whole(tracked: Tracked) -> dict[str, Any]:
+    """The study complete in MLflow."""
+    tracked.record(*range(len(tracked.plan)))
+    assert tracked.sync(status="complete") is not None
+    return content(client(tracked))
+
+
+def test_a_study_in_mlflow(sqlite: Tracked) -> None:
+    (sqlite.folder.path / "report").mkdir()
+    (sqlite.folder.path / "report" / "index.html").write_text("the page")
+    sqlite.record(0, 1, 2, 3)
+    assert sqlite.sync(status="complete") == Synced(True, WHOLE)
+    found = {name.rpartition(" ")[0]: run for name, run in content(client(sqlite)).items()}
+    assert sorted(found) == ["strong seed 0", "strong seed 1", "study small", "weak seed 0", "weak seed 1"]
+    assert {status for status, *_ in found.values()} == {"FINISHED"}
+    _, tags, params, points = found["strong seed 1"]
+    record = sqlite.folder.record("strong", 1)
+    assert record is not None
+    expected = {
+        "arm": "strong", "seed": "1", "status": "complete", "profile": "tiny", "study": "small",
+        "identity": record.stages["train"].key, "stage.train": record.stages["train"].key, "health": "not judged",
+        "verdict": "SURVIVED", "versions": "python 3", "device": "abacus", "mlflow.parentRunId": "study small",
+        "mlflow.source.name": "ablate",
+    }  # fmt: skip
+    assert expected.items() <= tags.items()
+    assert tags["falsifier.drift"].startswith("SURVIVED: ")
+    note = tags["mlflow.note.content"]
+    assert "It differs from the baseline `weak` in `kl.beta` = 0.2 (baseline: 0.01).\n\n**End.** complete after" in note
+    assert "- **drift**: SURVIVED; " in note
+    assert "`evaluate/samples.csv` and `train/samples.csv` under Artifacts" in note
+    assert "`studies/small/tiny/report/index.html` under the output root" in note
+    assert params["kl.beta"] == "0.2"
+    assert points["policy/entropy", 49, 2.0 - 0.48] == points["eval/win_rate", 64, 0.6] == 1
+    assert set(points.values()) == {1}
+    _, tags, params, points = found["study small"]
+    assert (params, dict(points)) == ({}, {("falsifier/survived", 0, 4.0): 1})
+    assert "**Question.** Does it work?" in tags["mlflow.note.content"]
+    assert "> 0.5 before step 32`. *registered before the data*" in tags["mlflow.note.content"]
+    assert tags["badge.drift"] == tags["badge"] == "registered before the data"
+    assert tags["registration"] == read_chain(sqlite.folder)[-1].digest
+    assert (tags["verdict"], tags["falsifier.drift"], tags["status"]) == (
+        "SURVIVED",
+        "SURVIVED: 4 SURVIVED",
+        "complete",
+    )
+    at = client(sqlite)
+    runs = {run.info.run_name: run.info.run_id for run in at.search_runs(["1"])}
+    assert [one.path for one in at.list_artifacts(runs["study small"], "report")] == ["report/index.html"]
+    assert {one.path for one in at.list_artifacts(runs["weak seed 0"])} == {"evaluate", "weak__seed0.json"}
+    assert at.get_experiment("1").tags[TAG] == saved_view()
+
+
+def test_what_mlflow_has_is_not_sent_again(sqlite: Tracked, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = whole(sqlite)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "connect", lambda layout: pytest.fail("there is nothing to send"))
+        assert sqlite.sync(status="complete") == sqlite.sync() == Synced(True, 0)
+        assert sqlite.moved(sqlite.layout.root.with_name("moved")).sync(status="complete") == Synced(True, 0)
+    text = Path(sqlite.study.source).read_text().replace("threshold: 0.5", "threshold: 0.1")
+    Path(sqlite.study.source).write_text(text.replace("name: drift", "name: 'drift: 10 %'"))
+    sqlite.study = load_study(sqlite.study.source)
+    assert sqlite.sync(status="complete") == Synced(True, 4 + 2)
+    after = content(client(sqlite))
+    assert after.keys() == before.keys()
+    tags = {name.rpartition(" ")[0]: run[1] for name, run in after.items()}
+    assert tags["weak seed 1"]["falsifier.drift_ 10 _"] == "FALSIFIED: 0.1455 at step 16"
+    assert tags["study small"]["verdict"] == "FALSIFIED"
+
+
+def test_a_trial_that_runs_stops_and_ends(sqlite: Tracked, empty_store: Path) -> None:
+    def shown() -> dict[str, tuple[str, str]]:
+        found = content(client(sqlite))
+        return {name.rpartition(" ")[0]: (run[0], run[1].get("status", "")) for name, run in found.items()}
+
+    assert sqlite.sync(sqlite.running(0, 3, half=b'{"step": 17, "pol')) == Synced(True, 9)
+    assert shown() == {"study small": ("RUNNING", ""), "weak seed 0": ("RUNNING", "running")}
+    assert sqlite.sync(sqlite.running(0, 2)) == Synced(True, 0), "a resumed trial writes again what was sent"
+    assert sqlite.sync(status="interrupted") == Synced(True, 0)
+    assert shown() == dict.fromkeys(shown(), ("KILLED", "interrupted"))
+    assert sqlite.sync(sqlite.running(0, 5)) == Synced(True, 5)
+    assert shown() == dict.fromkeys(shown(), ("RUNNING", "running"))
+    sqlite.record(0)
+    assert sqlite.sync(sqlite.running(1, 1)) == Synced(True, 6 + 4 + 1 + 4)
+    assert shown()["weak seed 0"] == ("FINISHED", "complete")
+    assert whole(sqlite) == sent_at_once(sqlite, empty_store)
+
+
+def sent_at_once(tracked: Tracked, empty_store: Path) -> dict[str, Any]:
+    """The same records in a store that knew nothing."""
+    copy = tracked.moved(tracked.layout.root.with_name("copy"))
+    shutil.copy(empty_store, copy.layout.mlflow_file)
+    assert copy.sync(status="complete") is not None
+    return content(client(copy))
+
+
+def delete_state(tracked: Tracked) -> None:
+    tracked.folder.mlflow_state.unlink()
+
+
+def garble_state(tracked: Tracked) -> None:
+    state = tracked.folder.mlflow_state
+    state.write_text(state.read_text().replace('"sent_bytes"', '"sent_bite"'))
+
+
+def delete_database(tracked: Tracked) -> None:
+    tracked.layout.mlflow_file.unlink()
+
+
+def garble_database(tracked: Tracked) -> None:
+    tracked.layout.mlflow_file.write_bytes(b"no database" * 100)
+
+
+def empty_database(tracked: Tracked) -> None:
+    tracked.layout.mlflow_file.write_bytes(b"")
+
+
+def delete_experiment(tracked: Tracked) -> None:
+    client(tracked).delete_experiment("1")
+
+
+def delete_parent(tracked: Tracked) -> None:
+    at = client(tracked)
+    (run,) = at.search_runs(["1"], "attributes.run_name = 'study small'")
+    at.delete_run(run.info.run_id)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        delete_state,
+        garble_state,
+        delete_experiment,
+        delete_parent,
+        pytest.param(delete_database, marks=pytest.mark.slow),
+        pytest.param(garble_database, marks=pytest.mark.slow),
+        pytest.param(empty_database, marks=pytest.mark.slow),
+    ],
+)
+def test_everything_comes_back(
+    make: Callable[..., Tracked], empty_store: Path, tmp_path: Path, harm: Callable[[Tracked], None]
+) -> None:
+    tracked = make(SMALL)
+    shutil.copy(empty_store, tracked.layout.mlflow_file)
+    before = whole(tracked)
+    copy = tracked.moved(tmp_path / "copy")
+    harm(copy)
+    done = copy.sync(status="complete")
+    assert done is not None
+    assert done.complete
+    assert content(client(copy)) == before
+    assert [line.partition(": ")[0] for line in copy.said] == [
+        f"{copy.layout.mlflow_file} is damaged" for _ in range(harm is garble_database)
+    ]
+    if harm is garble_database:
+        assert (copy.layout.root / ".damaged" / "mlflow.db-1").exists()
+    assert copy.sync(status="complete") == Synced(True, 0)
+
+
+def test_a_run_that_was_deleted_is_made_again(sqlite: Tracked, empty_store: Path) -> None:
+    sqlite.sync(sqlite.running(0, 3))
+    at = client(sqlite)
+    (run,) = at.search_runs(["1"], "tags.arm = 'weak'")
+    at.delete_run(run.info.run_id)
+    assert sqlite.sync(sqlite.running(0, 5)) == Synced(False, 0)
+    assert sqlite.sync(sqlite.running(0, 5)) == Synced(True, 14)
+    assert whole(sqlite) == sent_at_once(sqlite, empty_store)
+
+
+@pytest.mark.parametrize("taken", ["small", "deleted", "both", "empty"])
+def test_experiments_of_another_program_are_left_alone(
+    fake: FakeMlflow, make: Callable[..., Tracked], taken: str
+) -> None:
+    for name in ("small", "small (ablate)")[: 1 + (taken == "both")]:
+        number = fake.create_experiment(name)
+        if taken != "empty":
+            fake.create_run(number, "theirs", {})
+    fake.experiments["0"].lifecycle_stage = "deleted" if taken == "deleted" else "active"
+    tracked = make(SMALL)
+    tracked.record(0)
+    done = tracked.sync()
+    assert done == Synced(taken != "both", 0 if taken == "both" else 25)
+    assert bool(tracked.said) == (taken != "empty")
+    if taken == "empty":
+        assert len(content(fake, "small")) == 2
+    elif taken == "both":
+        assert "the experiments 'small' and 'small (ablate)' belong to another program" in tracked.said[0]
+    else:
+        assert tracked.said == ["experiment 'small' holds runs of another program; these runs go to 'small (ablate)'"]
+        assert len(content(fake, "small (ablate)")) == 2
+        assert fake.experiments["0"].tags == {}
+        assert fake.experiments["0"].lifecycle_stage == ("deleted" if taken == "deleted" else "active")
+
+
+def test_a_process_that_dies_after_any_call_loses_no_point_and_doubles_none(
+    fake: FakeMlflow, make: Callable[..., Tracked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does a lost answer: the next process knows only what the file said when the pass began."""
+    tracked, saved = make(SMALL, "study"), Runs.save
+    monkeypatch.setattr(Runs, "save", lambda self: None if fake.calls == fake.dies_after else saved(self))
+    trials = [tracked.running(0, 3), tracked.running(1, 2)]
+    passes: list[Callable[[], Any]] = [
+        lambda: tracked.sync(*trials),
+        lambda: (tracked.running(0, 6), tracked.sync(*trials)),
+        lambda: (tracked.record(0), tracked.sync(trials[1])),
+        lambda: (tracked.record(1), tracked.sync(status="complete")),
+    ]
+
+    def run(dies_after: int) -> dict[str, Any]:
+        shutil.rmtree(tracked.folder.path / "trials", ignore_errors=True)
+        tracked.folder.mlflow_state.unlink(missing_ok=True)
+        tracked.running(0, 3)
+        fake.runs.clear()
+        fake.experiments.clear()
+        fake.calls, fake.dies_after = 0, dies_after
+        for one in passes:
+            try:
+                one()
+            except Killed:
+                one()
+        return content(fake)
+
+    undisturbed = run(0)
+    calls = fake.calls
+    assert calls > 40
+    for call in range(1, calls + 1):
+        assert run(call) == undisturbed, call
+    assert tracked.said == []
+
+
+def test_the_limits_of_a_batch(fake: FakeMlflow, make: Callable[..., Tracked]) -> None:
+    tracked = make(SMALL)
+    one = tracked.running(0, 0)
+    with MetricsLog(one.metrics) as log:
+        for step in range(1200):
+            log.append(step, {"objective/kl": step / 7, "policy/entropy": 1.0})
+    assert tracked.sync(one) == Synced(True, 2400)
+    (run,) = (run for run in fake.runs.values() if run.info.run_name == "weak seed 0")
+    assert len(run.points) == 2400
+    assert len(run.data.params) > 100
+
+
+def test_what_mlflow_cannot_hold_is_left_out_or_cut(fake: FakeMlflow, make: Callable[..., Tracked]) -> None:
+    tracked = make(SMALL)
+    tracked.record(0, reason="x" * 7000, summary={"eval/gold": 1.0})
+    assert tracked.sync() == Synced(True, 20 + 1 + 1)
+    (run,) = (run for run in fake.runs.values() if run.info.run_name == "weak seed 0")
+    assert len(run.data.tags["reason"]) == 6000
+
+
+@pytest.mark.parametrize(
+    ("status", "shown"), [("budget", "FINISHED"), ("diverged", "FINISHED"), ("failed", "FAILED"), ("pruned", "KILLED")]
+)
+def test_how_a_trial_ended(fake: FakeMlflow, make: Callable[..., Tracked], status: str, shown: str) -> None:
+    tracked = make(SMALL)
+    tracked.record(0, status=status, reason="why", **({"stages": {}, "summary": {}} if status == "failed" else {}))
+    tracked.sync()
+    (run,) = (run for run in fake.runs.values() if run.info.run_name == "weak seed 0")
+    assert (run.info.status, run.data.tags["status"], run.data.tags["reason"]) == (shown, status, "why")
+    assert (run.data.tags["identity"] == "none") == (status == "failed")
+
+
+def test_a_trial_in_rounds_is_shown_in_its_last_one(fake: FakeMlflow, make: Callable[..., Tracked]) -> None:
+    tracked = make(SMALL)
+    one = tracked.running(0, 3)
+    earlier = one.metrics.parents[3] / "train_round" / Path(*one.metrics.parts[-3:])
+    shutil.copytree(one.metrics.parent, earlier.parent)
+    assert tracked.sync(sync.Running(one.arm, one.seed, one.config, earlier)) == Synced(True, 0)
+    assert fake.runs == {}
+
+
+def test_another_configuration_is_another_run(fake: FakeMlflow, make: Callable[..., Tracked]) -> None:
+    tracked = make(SMALL)
+    tracked.record(0, 1)
+    tracked.sync()
+    file = Path(tracked.study.source)
+    file.write_text(file.read_text().replace("kl.beta: 0.2", "kl.beta: 0.3"))
+    tracked.study = load_study(file)
+    tracked.record(1)
+    tracked.sync()
+    names = sorted(run.info.run_name for run in fake.runs.values())
+    assert names == ["strong seed 0", "strong seed 0", "study small", "weak seed 0"]
+
+
+def test_the_end_of_the_baseline_decides_claims_on_trials_that_ended_before(
+    fake: FakeMlflow, make: Callable[..., Tracked]
+) -> None:
+    claim = 'op: ">", threshold: 0.1, before_step: 60, relative_to: baseline}'
+    tracked = make(SMALL.replace("baseline: weak", "baseline: strong").partition("op:")[0] + claim + "\n")
+    tracked.record(0)
+    tracked.sync()
+    (weak,) = (run for run in fake.runs.values() if run.info.run_name == "weak seed 0")
+    assert weak.data.tags["verdict"] == "NOT TESTED"
+    tracked.record(1)
+    assert tracked.sync(status="complete") == Synced(True, 1 + 20 + 4 + 1)
+    assert weak.data.tags["falsifier.drift"].startswith("FALSIFIED: ")
+    (strong,) = (run for run in fake.runs.values() if run.info.run_name == "strong seed 0")
+    assert "falsifier.drift" not in strong.data.tags, "the baseline is not compared with itself"
+    assert tracked.sync(status="complete") == Synced(True, 0)
+
+
+def test_folders_that_share_a_server_have_runs_of_their_own(fake: FakeMlflow, make: Callable[..., Tracked]) -> None:
+    folders = [make(SMALL, out) for out in ("ann", "bob")]
+    for one in folders:
+        one.record(0, 1)
+        assert one.sync(status="complete") == Synced(True, 2 * 25 + 1)
+    folders[0].folder.mlflow_state.unlink()
+    folders[0].sync(status="complete")
+    assert len(fake.runs) == 2 * 3
+    assert len({run.data.tags["origin"] for run in fake.runs.values()}) == 2
+    assert len({len(run.points) for run in fake.runs.values()}) == 2, "25 points of each trial, and a count"
+
+
+def test_a_server_that_is_away_is_one_warning_without_the_password(
+    make: Callable[..., Tracked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@127.0.0.1:9")
+    tracked = make(SMALL)
+    tracked.record(0)
+    assert tracked.sync(status="complete") == Synced(False, 0)
+    assert len(tracked.said) == 1
+    assert tracked.said[0].startswith("MLflow did not take study small (MlflowException: API request")
+    assert "`ablate sync` sends it later" in tracked.said[0]
+    files = [path for path in tracked.layout.root.rglob("*") if path.is_file()]
+    assert not [path for path in files if b"secret" in path.read_bytes()]
+    assert "secret" not in tracked.said[0]
+
+
+def test_one_process_at_a_time(fake: FakeMlflow, make: Callable[..., Tracked]) -> None:
+    tracked = make(SMALL)
+    with FileLock(tracked.folder.path / ".mlflow.lock"):
+        assert tracked.sync() is None
+
+
+def test_a_damaged_record_is_named(fake: FakeMlflow, make: Callable[..., Tracked]) -> None:
+    tracked = make(SMALL)
+    tracked.record(0)
+    tracked.folder.trial_file("weak", 0).write_text("{}")
+    with pytest.raises(Damaged, match=r"weak__seed0\.json is damaged"):
+        tracked.sync()
+
+
+def test_what_a_killed_process_left_of_a_new_database_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / ".mlflow-new"
+    left.mkdir()
+    for name in ("mlflow.db", "mlflow.db-journal"):
+        (left / name).write_bytes(b"half a database")
+    at = store.connect(Layout(tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} - {".mlflow.lock"} == {"mlflow.db"}
+    assert [one.name for one in at.search_experiments()] == ["Default"]
+
+
+def test_addresses_lose_names_and_passwords() -> None:
+    assert store.public("API request to https://me:a@b@host:1/x failed") == "API request to https://host:1/x failed"
+    assert store.public("http://host:5000/a?x=me@there") == "http://host:5000/a?x=me@there"
