@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers import write_record
 
 from pipeline.errors import UserError
 from reports.console import compare
@@ -29,10 +30,12 @@ def other(build: Builder, tmp_path_factory: pytest.TempPathFactory) -> Compared:
         prompts=20,
         budget=(),
     )
-    for path in (built.folder.path / "trials").iterdir():
-        path.write_text(path.read_text().replace("sf00112233445566", "sf99999999999999"))
+    other = "sf99999999999999"
+    for record in built.folder.records():
+        sft = record.stages["sft"].model_copy(update={"key": other, "path": f"store/sft/{other}"})
+        write_record(built.folder, record.model_copy(update={"stages": {**record.stages, "sft": sft}}))
     reference = built.layout.store / "sft" / "sf00112233445566"
-    reference.rename(reference.with_name("sf99999999999999"))
+    reference.rename(reference.with_name(other))
     records = load_records(built.folder, built.study)
     return Compared(records, analyse(records))
 
