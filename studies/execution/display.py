@@ -115,6 +115,14 @@ class Display:
         row.look(status, now)
         if self._first is None and not status.shared:
             self._first = now
+        self.notes(name, status)
+        if self._live is None and status.total and now - row.spoken >= PLAIN_SECONDS:
+            row.spoken = now
+            self._speak(row, now)
+
+    def notes(self, name: str, status: Status) -> None:
+        """Print what a status has to tell beside its progress, each line once."""
+        row = self._rows.setdefault(name, Row(status))
         for stage, (state, detail, seconds) in status.stages.items():
             if state == "damaged" or (status.shared and state in ("built", "cached")):
                 took = f" in {seconds:.1f} s" if state == "built" else ""
@@ -124,9 +132,6 @@ class Display:
             self._once(row, f"{status.label}: continues from step {status.resumed:,}", "dim")
         for warning in status.warnings:
             self._once(row, f"{status.label}: {warning}", "yellow")
-        if self._live is None and status.total and now - row.spoken >= PLAIN_SECONDS:
-            row.spoken = now
-            self._speak(row, now)
 
     def forget(self, name: str) -> None:
         """Shared stages have ended, or their process has."""

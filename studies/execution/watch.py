@@ -41,6 +41,8 @@ class Watch:
         self._cells: dict[str, Cell] = {}
         self._written: dict[str, int] = {}
         """Time of each status file when it was last read."""
+        self._older: dict[str, int] = {}
+        """Time of each status file that was there before."""
         self._running: dict[str, Status] = {}
         self._followed: dict[str, str] = {}
         self._ended: set[str] = set()
@@ -60,7 +62,7 @@ class Watch:
         self._display.recorded(len(done), len(compared), what)
         for path in (self._run.folder.path / "status").glob("*.json"):
             with suppress(FileNotFoundError):
-                self._written[path.stem] = path.stat().st_mtime_ns
+                self._older[path.stem] = self._written[path.stem] = path.stat().st_mtime_ns
 
     def poll(self) -> None:
         """Look at what has changed, unless the last look was just now."""
@@ -132,7 +134,7 @@ class Watch:
             return
         self._ended.add(name)
         self._running.pop(name, None)
-        status = read_status(self._run.folder.status_file(name))
+        status = self._last_status(name)
         self._display.ended(name, record, status.seconds if status is not None else None)
         self._tell_fallen(name, self._live.news(self._fallen_by(record)))
         self._health.leave(cell.arm, cell.seed)
@@ -142,6 +144,14 @@ class Watch:
         if self._agenda.search is not None and record.arm in numbers:
             self._display.line(self._agenda.search.describe(numbers[record.arm]))
         self._look_at_seed(cell)
+
+    def _last_status(self, name: str) -> Status | None:
+        """The last status of a trial; what it tells is printed, also where the process ended between two looks."""
+        path = self._run.folder.status_file(name)
+        status = read_status(path)
+        if status is not None and path.stat().st_mtime_ns != self._older.get(name):
+            self._display.notes(name, status)
+        return status
 
     def _is_settled(self, cell: Cell) -> bool:
         """Whether the agenda counts the record of a trial: one of older code or settings is being replaced."""
