@@ -177,7 +177,7 @@ class StudyFolder:
         """What makes a damaged file of this study anew, in words."""
         name, profile = self.path.parent.name, self.path.name
         if profile == "imported":
-            return f"import the logs of '{name}' again (ablate import) to rebuild it"
+            return f"import the logs of '{name}' again (ablate import --replace) to rebuild it"
         return f"run study '{name}' on profile {profile} again to rebuild it"
 
     def records(self) -> list[TrialRecord]:

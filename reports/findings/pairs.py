@@ -15,7 +15,7 @@ from reports.records.load import StudyRecords
 from reports.statistics import two_level
 from reports.statistics.hierarchical import Moments
 from reports.statistics.two_level import Array, Estimate
-from studies.importing.notes import ends
+from studies.importing.trials import ends
 
 
 def parts(records: StudyRecords) -> list[str]:

@@ -27,7 +27,7 @@ def require_run(folder: StudyFolder, study: Study) -> None:
     if study.imported is not None:
         raise UserError(
             f"study '{study.name}' has no records here (no {folder.study_file}); import them: ablate import FOLDER"
-            f" --name {study.name}"
+            f" --name {study.name} --map MAP"
         )
     profile = folder.path.name
     others = sorted(path.parent.name for path in folder.path.parent.glob("*/study.json"))

@@ -1,213 +1,172 @@
-"""From files to trials: the rows of each, whether its file's name or two columns of a table tell arm and seed."""
+"""Reading logs: the tables in the files below a folder, and the arm and seed of each row. Nothing is ever unpickled."""
 
 from __future__ import annotations
 
-import hashlib
+import csv
+import io
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
+from pipeline.config.names import nearest
+from pipeline.data.files import check_rows
 from pipeline.errors import UserError
+from pipeline.named_files import UNREADABLE, below, first_line, is_file, leaves, require_file, state
 from pipeline.run.layout import safe
-from pipeline.run.store import file_digest
-from studies.importing.files import LogFile, find_files, natural, refuse_same_case, stray, trial_of
-from studies.importing.mapping import Columns, MappingFile, Misfit
-from studies.importing.naming import AXES
-from studies.importing.programs import bare
-from studies.importing.prompts import id_column
-from studies.importing.rows import LogRow, number, read_log
+from studies.importing.maps import PROMPT_ID, Map, first, present
 
-Trial = tuple[str, int]
-_BETWEEN = " - "
-"""Stands between run and metric in the columns of a panel of W&B."""
-
-
-@dataclass(frozen=True)
-class Log:
-    """The rows of one trial."""
-
-    arm: str
-    seed: int
-    path: Path
-    name: str
-    """How messages call it: its file, and of a table also which of its trials."""
-    rows: list[LogRow]
-    cut: int | None
-    """The line of an unfinished last row."""
-    digest: str
-    """Of what the rows were read from."""
-    panel: str = ""
-    """The x-axis of a panel, whose run can have other metrics in other files."""
-
-    @property
-    def keys(self) -> list[str]:
-        return list(dict.fromkeys(key for row in self.rows for key in row.values))
+MOST_BYTES, MOST_ROWS = 2**30, 2_000_000
+"""Of one file: a trial writes a record for each step."""
+SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+RULE = f"name logs ARM/seed_N, ARM-seedN, seed_N/ARM or ARM/N, with {', '.join(SUFFIXES)}"
+_FORMS = (
+    r"(?:(?P<arm>.+)[-_./])?seed[-_=]?(?P<seed>\d{1,18})",
+    r"seed[-_=]?(?P<seed>\d{1,18})[-_/](?P<arm>.+)",
+    r"(?P<arm>.+)/(?P<seed>\d{1,18})",
+)
+CUT = "(unfinished line)"
+"""The column of an unfinished last line, which a killed program leaves in JSON lines."""
+Cell = tuple[str, int]
+"""Arm and seed."""
 
 
-@dataclass
-class Found:
-    """Everything below a folder."""
-
-    series: dict[Trial, Log] = field(default_factory=dict)
-    prompts: dict[Trial, Log] = field(default_factory=dict)
-    """Outcomes by prompt instead of by step."""
-    ignored: dict[str, str] = field(default_factory=dict)
-    """File -> why it is not read."""
-
-    @property
-    def trials(self) -> list[Trial]:
-        """Arms and seeds, in the order of people."""
-        return sorted({*self.series, *self.prompts}, key=lambda trial: (natural(trial[0]), trial[1]))
-
-    @property
-    def keys(self) -> list[str]:
-        return list(dict.fromkeys(key for log in self.series.values() for key in log.keys))
-
-
-def find_logs(folder: Path, mapping: MappingFile) -> Found:
-    """Read the logs below `folder`.
-
-    A file of which neither the name nor two columns tell arm and seed, or that has no x-axis, is ignored, unless there
-    is no other. Raises `UserError` for a file that cannot be read, and for two logs of one trial.
-    """
-    files, left = find_files(folder, mapping.files, mapping.include, mapping.exclude)
-    found, strays, unplaced = Found(ignored=left), list[LogFile](), list[Log]()
-    for file in files:
-        logs, why = _logs(file, mapping)
-        if why is not None:
-            strays.append(file)
-            found.ignored[file.name] = why
-        for log in logs:
-            if _has_axis(mapping.of_arm(log.arm), log.keys):
-                _add(found.series, log, folder)
-            elif id_column(mapping, log.keys) is not None:
-                _add(found.prompts, log, folder)
+def find_logs(folder: Path, own: Map) -> tuple[dict[Cell, pd.DataFrame], dict[str, str]]:
+    """The rows below a folder, or in one file, by arm and seed, indexed by file and place in it: ``line 4``, of JSON
+    lists and parquet ``row 4``. And why other files are not read. Raises `UserError`, also where no log is found."""
+    if state(folder) is None:
+        raise UserError(f"{folder}: no such folder or file; {RULE}")
+    root = folder if folder.is_dir() else folder.parent
+    found, unread = dict[Cell, dict[str, pd.DataFrame]](), dict[str, str]()
+    for label, path in _files(folder) if folder.is_dir() else [(folder.with_suffix(""), folder)]:
+        name, trial = path.relative_to(root).as_posix(), label.relative_to(root).as_posix()
+        if leaves(path, root):
+            raise UserError(f"{folder}: '{name}' is a link that leaves the folder; put the file itself there")
+        try:
+            table = read_table(path)
+        except UserError as error:
+            if _cell(trial, path):
+                raise
+            unread[name] = str(error)
+            continue
+        for one, rows in _trials(table, trial, own):
+            part = f"{name} ({one.replace('/seed_', ' seed ')})" if one != trial else name
+            columns = [str(name) for name in rows.dropna(axis=1, how="all")]
+            if (cell := _cell(one, path)) is None:
+                unread[part] = "neither its name nor columns hold an arm and a seed"
+            elif first(own.step, columns) is None and PROMPT_ID not in present(own.prompts, columns):
+                hint = nearest(own.step[0], columns)
+                unread[part] = f"no column '{own.step[0]}'{hint}, and no prompt_id; columns: {', '.join(columns[:12])}"
             else:
-                unplaced.append(log)
-    if found.trials:
-        found.ignored |= {log.name: "no column of it is an x-axis, such as step or global_step" for log in unplaced}
+                found.setdefault(cell, {})[part] = rows[columns]
+    if not found:
+        why = "; ".join(f"{name}: {why}" for name, why in list(unread.items())[:3]) or "it holds none"
+        raise UserError(f"{folder}: no log ({why}); {RULE}, or state `arm`, `seed` or `step` in a map")
+    return {cell: pd.concat(found[cell]) for cell in sorted(found)}, unread
+
+
+def number(value: Any) -> float:
+    """A logged number, also one in quotes; NaN where nothing was recorded, infinity for what is not finite, and minus
+    infinity for what is no number."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return math.nan
+    try:
+        return found if math.isfinite(found := float(value)) else math.inf
+    except (TypeError, ValueError, OverflowError):
+        return -math.inf
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """The rows of a file as logged, by their places; a recorded NaN is a text, and a NaN was not recorded. Raises
+    `UserError` with file and place for what cannot be read."""
+    require_file(path, str(path), MOST_BYTES)
+    rows, word, text, at = dict[str, Any](), "line" if path.suffix in (".csv", ".jsonl") else "row", "", 0
+    try:
+        text = "" if path.suffix == ".parquet" else path.read_text("utf-8-sig")
+        for at, row in _rows(path, text):
+            row = json.loads(row, parse_constant=str) if isinstance(row, str) else row
+            if not isinstance(row, dict) or None in row:
+                raise ValueError("no mapping of names to values, or more cells than there are columns")
+            row |= row["data"] if isinstance(row.get("data"), dict) else {}  # verl's, where only `step` stands outside
+            rows[f"{word} {at}"] = {name: "NaN" if one != one else one for name, one in row.items() if one != ""}
+    except UNREADABLE as error:
+        if path.suffix != ".jsonl" or not rows or at <= text.count("\n"):
+            place = f"{path}, {word} {at}" if at else str(path)
+            raise UserError(f"{place}: cannot be read as {path.suffix[1:]}: {first_line(error)}") from None
+        rows[f"line {at}"] = {CUT: text.rpartition("\n")[2]}
+    frame = pd.DataFrame([*rows.values()], index=[*rows], dtype=object).dropna(how="all").dropna(axis=1, how="all")
+    if frame.empty:
+        raise UserError(f"{path}: it holds no row")
+    bare = {name: str(name).removeprefix("train/") for name in frame}  # what trackers put before names
+    return frame.rename(columns={name: short for name, short in bare.items() if short not in frame})
+
+
+def _rows(path: Path, text: str) -> Iterator[tuple[int, Any]]:
+    """The rows of a file and their numbers; of JSON lines as texts."""
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        check_rows(path, MOST_ROWS)
+        with pq.ParquetFile(path) as file:
+            yield from enumerate(file.read(use_threads=False).to_pylist(), 1)
+    elif path.suffix == ".csv":
+        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True, skipinitialspace=True)
+        if len({*(names := reader.fieldnames or ())}) < len(names):
+            raise ValueError(f"two columns have one name: {', '.join(names)}")
+        yield from ((reader.line_num, cells) for cells in reader)
+    elif path.suffix == ".jsonl":
+        yield from ((at, line) for at, line in enumerate(text.split("\n"), 1) if line.strip())
     else:
-        for log in unplaced:
-            _add(found.series, log, folder)
-    if not found.trials:
-        why = found.ignored[strays[0].name]
-        raise Misfit(f"{folder}: {stray(folder, strays[0], mapping.files)} ({why})")
-    refuse_same_case([arm for arm, _ in found.trials], folder)
-    return found
+        content = json.loads(text, parse_constant=str)
+        listed = content.get("log_history") if isinstance(content, dict) else content
+        if not isinstance(listed, list):
+            raise ValueError("a list of mappings, or a trainer's state with 'log_history', is expected")
+        yield from enumerate(listed, 1)
 
 
-def _logs(file: LogFile, mapping: MappingFile) -> tuple[list[Log], str | None]:
-    """The trials of a file, or why there are none."""
-    columns = mapping.columns or Columns()
+def _files(folder: Path) -> list[tuple[Path, Path]]:
+    """Files below a folder, each after its path without suffix; a trainer's output folder is one: its newest state."""
+    paths = [path for path in below(folder, str(folder)) if path.suffix in SUFFIXES and is_file(path)]
+    paths = [path for path in paths if "/." not in f"/{path.relative_to(folder).as_posix()}"]
+    runs = dict[Path, tuple[float, Path]]()
+    for path in (path for path in paths if path.name == "trainer_state.json"):
+        checkpoint = re.fullmatch(r"checkpoint-(\d+)", path.parent.name) if path.parent != folder else None
+        run, age = (path.parents[1], float(checkpoint[1])) if checkpoint else (path.parent, math.inf)
+        runs[run] = max(runs.get(run, (age, path)), (age, path))
+    others = [path for path in paths if not any(run in path.parents for run in runs)]
+    return [(run, path) for run, (_, path) in runs.items()] + [(path.with_suffix(""), path) for path in others]
+
+
+def _cell(trial: str, path: Path) -> Cell | None:
+    """Arm and seed in the name of a trial; None where it does not hold them. Raises `UserError`."""
+    fit = next((fit for form in _FORMS if (fit := re.fullmatch(form, trial, re.IGNORECASE))), None)
     try:
-        rows, cut = read_log(file.path)
+        return (safe((fit["arm"] or path.resolve().parent.name).replace("/", "-")), int(fit["seed"])) if fit else None
     except UserError as error:
-        if file.trial is not None:
-            raise
-        return [], f"its name tells no arm and seed, and it is no table: {str(error).partition(': ')[2]}"
-    keys = {key for row in rows for key in row.values}
-    runs, unnamed = _panel(file, rows, mapping)
-    if runs:
-        return runs, f"tells no arm and seed of {', '.join(unnamed)}" if unnamed else None
-    has = {columns.arm, *([columns.seed] if isinstance(columns.seed, str) else [])} <= keys
-    if has and (mapping.columns or file.trial is None):
-        return _table(file, rows, columns), None
-    if file.trial is None:
-        wanted = f"'{columns.arm}'" + (f" and '{columns.seed}'" if isinstance(columns.seed, str) else "")
-        return [], f"neither its name nor columns {wanted} tell arm and seed"
-    arm, seed = file.trial
-    return [Log(arm, seed, file.path, file.name, rows, cut, file_digest(file.path))], None
+        raise UserError(f"{path}: arm: {error}") from None
 
 
-def _panel(file: LogFile, rows: Sequence[LogRow], mapping: MappingFile) -> tuple[list[Log], list[str]]:
-    """The runs of a panel that W&B exported, and the names of runs that tell no arm and seed.
-
-    Beside the x-axis its columns are ``run - metric`` and, with ``__MIN`` and ``__MAX`` behind it, the range that the
-    value was averaged over, which is left. Of another file: nothing.
-    """
-    runs: dict[str, list[LogRow]] = {}
-    for row in rows:
-        axis = {"_step" if key == "Step" else key: value for key, value in row.values.items() if _BETWEEN not in key}
-        own: dict[str, dict[str, Any]] = {}
-        for key, value in row.values.items():
-            run, between, metric = key.rpartition(_BETWEEN)
-            if between and len(axis) == 1 and not metric.endswith(("__MIN", "__MAX")):
-                own.setdefault(run, {})[metric] = value
-        for run, values in own.items():
-            runs.setdefault(run, []).append(LogRow(row.line, {**axis, **values, **axis}))
-    trials = {run: trial_of(run, mapping.files, file.name, file.path.parent) for run in runs}
-    return [
-        Log(*trial, file.path, f"{file.name} ({run})", runs[run], None, _digest(runs[run]), _axis(runs[run]))
-        for run, trial in trials.items()
-        if trial
-    ], [run for run, trial in trials.items() if not trial]
-
-
-def _axis(rows: Sequence[LogRow]) -> str:
-    return next(iter(rows[0].values))
-
-
-def _joined(one: Log, two: Log) -> Log:
-    """Two panels of one run over the same x-axis, the values of a step in one row."""
-    rows: dict[float, LogRow] = {}
-    for row in (*one.rows, *two.rows):
-        x = number(row.values[one.panel])
-        at = math.inf if x is None else x
-        rows[at] = LogRow(row.line, {**rows[at].values, **row.values} if at in rows else row.values)
-    joined = [rows[x] for x in sorted(rows)]
-    return replace(one, name=f"{one.name}, {two.name}", rows=joined, digest=_digest(joined))
-
-
-def _table(file: LogFile, rows: Sequence[LogRow], columns: Columns) -> list[Log]:
-    """The rows of a table by trial, without the columns that tell them apart."""
-    by_trial: dict[Trial, list[LogRow]] = {}
-    for row in rows:
-        arm = _arm(file, row, columns.arm)
-        seed = columns.seed if isinstance(columns.seed, int) else _seed(file, row, columns.seed)
-        rest = {key: value for key, value in row.values.items() if key not in (columns.arm, columns.seed)}
-        by_trial.setdefault((arm, seed), []).append(LogRow(row.line, rest))
-    return [
-        Log(arm, seed, file.path, f"{file.name} ({arm} seed {seed})", own, None, _digest(own))
-        for (arm, seed), own in by_trial.items()
-    ]
-
-
-def _arm(file: LogFile, row: LogRow, column: str) -> str:
-    try:
-        return safe(str(row.values.get(column, "")))
-    except UserError as error:
-        raise UserError(f"{file.name}, line {row.line}: {column}: {error}") from None
-
-
-def _seed(file: LogFile, row: LogRow, column: str) -> int:
-    value = number(row.values.get(column))
-    if value is None or not 0 <= value < 2**53 or value != int(value):
-        said = row.values.get(column)
-        raise UserError(f"{file.name}, line {row.line}: {column} = {said!r}: a seed is a whole number, 0 or more")
-    return int(value)
-
-
-def _digest(rows: Sequence[LogRow]) -> str:
-    content: list[dict[str, Any]] = [row.values for row in rows]
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _has_axis(mapping: MappingFile, keys: Sequence[str]) -> bool:
-    return any(key == mapping.step.key or bare(key) in AXES for key in keys)
-
-
-def _add(logs: dict[Trial, Log], log: Log, folder: Path) -> None:
-    twin = next((one for (arm, seed), one in logs.items() if (arm.lower(), seed) == (log.arm.lower(), log.seed)), log)
-    if twin is not log and twin.arm == log.arm and log.panel and log.panel == twin.panel:
-        log = _joined(twin, log)
-    elif twin is not log:
-        if twin.arm != log.arm:
-            refuse_same_case([twin.arm, log.arm], folder)
-        raise UserError(
-            f"{folder}: '{twin.name}' and '{log.name}' are both arm '{log.arm}' seed {log.seed}; keep one of them, or"
-            " leave one out with --exclude"
-        )
-    logs[log.arm, log.seed] = log
+def _trials(rows: pd.DataFrame, label: str, own: Map) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The rows of each trial in a file: a panel of W&B with columns ``run - metric``, a table of many trials, or one
+    trial with the label of the file."""
+    heads, arm, seed = [str(name) for name in rows if " - " not in str(name)], own.arm, own.seed
+    if len(heads) == 1 < len(rows.columns):
+        runs = dict[str, dict[str, str]]()
+        for name in rows.columns.drop(heads):
+            run, _, metric = name.rpartition(" - ")
+            if metric not in heads and not metric.endswith(("__MIN", "__MAX")):  # the range that a value is the mean of
+                runs.setdefault(run, {}).setdefault(metric.removeprefix("train/"), name)
+        for run, names in runs.items():
+            part = rows[[*heads, *names.values()]].set_axis([*heads, *names], axis=1)
+            yield run, part.dropna(subset=[*names], how="all")
+    elif arm in rows and (isinstance(seed, int) or seed in rows):
+        seeds = str(seed) if isinstance(seed, int) else rows[seed].map(str, na_action="ignore")
+        trials = rows[arm].map(str, na_action="ignore") + "/seed_" + seeds
+        rows = rows.drop(columns=[arm, str(seed)], errors="ignore")
+        yield from ((str(trial), part) for trial, part in rows.groupby(trials, sort=False, dropna=False))
+    else:
+        yield label, rows

@@ -1,244 +1,203 @@
-"""What `ablate import` does: read and check everything, then publish, then put the records in place. Or nothing at
-all."""
+"""What `ablate import` does: read and check everything, then write the records and the study's file; or nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import yaml
 
-from pipeline.config.yaml_limits import PlainLoader
+from pipeline.config.trial import canonical_json
+from pipeline.config.yaml_limits import PlainDumper
 from pipeline.errors import UserError
-from pipeline.run.layout import Layout, StudyFolder, TrialRecord, writable, write_atomic
+from pipeline.named_files import place
+from pipeline.run.layout import Layout, StageRef, TrialRecord, record_text, safe, sealed, writable, write_atomic
+from pipeline.run.metrics import METRICS
+from pipeline.run.metrics_log import MetricsLog, to_parquet
 from pipeline.run.store import Store
-from studies.definition.schema import IMPORTED, Study, load_study
-from studies.execution.damage import set_damaged_aside as repair
-from studies.execution.started import alone as only_driver
-from studies.importing.account import Share, account
-from studies.importing.doubts import doubts
-from studies.importing.logs import Found, Log, Trial, find_logs
-from studies.importing.mapping import MappingFile, Misfit, check_arms, check_keys_exist, load_mapping
-from studies.importing.notes import caveats
-from studies.importing.problems import Problem
-from studies.importing.prompts import outcomes
-from studies.importing.records import (
-    ImportedTrial,
-    ImportSummary,
-    commit,
-    publish,
-    record_of,
-    recorded_problems,
-    recovered,
-    refuse_changes,
-    shortened,
-)
-from studies.importing.starter import write_starter
-from studies.importing.trajectory import trajectory
-from studies.importing.written import check_covers, study_file, study_text, text_digest
+from studies.definition.design import Foreign
+from studies.definition.schema import IMPORTED, Study, load_study, study_names
+from studies.execution.started import alone
+from studies.importing.logs import Cell, find_logs
+from studies.importing.maps import check_columns, load_map
+from studies.importing.trials import FIELDS, Problem, Trial, doubts, ends, read_trial
 
-WRITTEN = "written"
-"""Key of study.json: the digest of the study file as an import wrote it."""
-
-
-@dataclass(frozen=True)
-class Imported:
-    """What came of an import."""
-
-    study: Study
-    written: bool
-    """Whether the study's file was written."""
-    folder: StudyFolder
-    records: list[TrialRecord]
-    """All that the study holds now."""
-    change: ImportSummary
-    problems: tuple[Problem, ...]
-    account: tuple[str, ...]
-    """What was taken, and what was left."""
-    starter: Path | None
-    """A mapping to start from, where some column could be read otherwise."""
-
-    @property
-    def lines(self) -> list[str]:
-        """What was done, for people."""
-        change, arms = self.change, len({record.arm for record in self.records})
-        told = [
-            f"{what}: {shortened(which)}"
-            for what in ("added", "changed", "removed")
-            if (which := getattr(change, what))
-        ]
-        told += [f"unchanged: {change.unchanged} trials"] if change.unchanged else []
-        steps = sorted(record.steps for record in self.records)
-        reach = f"{steps[0]:,}" if steps[0] == steps[-1] else f"{steps[0]:,} to {steps[-1]:,}"
-        trained = f", {reach} gradient steps" if steps[-1] else ""
-        size = f"{len(self.records)} trial{'s' * (len(self.records) > 1)} of {arms} arm{'s' * (arms > 1)}"
-        compares = f"compares with {self.study.baseline} on {self.study.objective.metric}"
-        return [
-            f"{self.study.name}: {size}{trained}",
-            *told,
-            *(
-                [f"Mapping: {self.starter} (to read a column otherwise, edit it and import again)"]
-                if self.starter
-                else []
-            ),
-            f"Study:   {self.study.source}"
-            + (f" (written; it {compares}; say there what was asked, and add falsifiers)" if self.written else ""),
-            f"Next:    ablate report {self.study.argument}   or   ablate falsify {self.study.argument}",
-        ]
+STAGE, FORMAT = "imported", "studies.importing/3"
+"""Of every key: `FORMAT` is to be raised when the same log would give other series."""
+PREFERRED = ("eval/win_rate", "eval/gold", "objective/gold", "eval/proxy", "objective/scores")
+"""What a study that is written here compares arms on: the first that every trial has."""
 
 
 def import_folder(
-    folder: Path,
-    name: str,
-    layout: Layout,
-    map_file: Path | None = None,
-    tell: Callable[[str], None] = lambda message: None,
-    *,
-    over: bool = False,
-    **stated: Any,
-) -> Imported:
-    """Bring the logs below `folder` into the store as the study `name`, a YAML file here or at that path.
+    folder: Path, name: str, layout: Layout, map_: str, steps_per_update: int | None = None, *, replace: bool = False
+) -> tuple[Study, list[str]]:
+    """Bring the logs below `folder` into the store as trials of the study `name`. Also returns what was done, in lines.
 
-    Trials that the study does not hold are added; one that it holds from other files or with another mapping is an
-    error, unless `over`: then the study holds this import's trials alone. Where there is no study file, one is
-    written that lists the arms and seeds; as long as nobody edits it, it grows with them. `stated` is what the command
-    line says in place of the mapping. Raises `UserError` and changes nothing of the study when a file cannot be
-    understood; a mapping to start from is then written beside it. `tell` hears of damaged files that are set aside.
+    One that it holds from other rows or by another map is an error, unless `replace`: then it holds the trials of this
+    import alone. Raises `UserError`, and changes nothing, where a log cannot be understood.
     """
-    mapping = load_mapping(map_file, **stated)
-    file = study_file(name)
-    starter = file.with_name(f"{file.stem}.map.yaml")
-    try:
-        found = find_logs(folder, mapping)
-        check_arms(mapping, (arm for arm, _ in found.trials))
-        trials = [_read(found, trial, mapping) for trial in found.trials]
-        _check_keys(found, mapping)
-    except Misfit as error:
-        new = write_starter(starter, folder, name, mapping)
-        what = "Edit the mapping that was written to" if new else "Edit the mapping in"
-        raise UserError(f"{error}. {what} {starter}, then import again with --map {starter.name}") from None
-    guessed = map_file is None and any(_unsure(trial) for trial in trials)
+    own, stated = load_map(map_, steps_per_update)
+    logs, unread = find_logs(folder, own)
+    check_columns(own, stated, sorted({str(column) for rows in logs.values() for column in rows}))
+    trials = {cell: read_trial(cell, rows, own) for cell, rows in logs.items()}
+    file = place(name) if name.endswith((".yaml", ".yml")) else Path(f"{safe(name)}.yaml").absolute()
+    if safe(file.stem) in study_names():
+        raise UserError(f"--name: '{file.stem}' is a study that comes with the project; choose another name")
     writable(layout.root)
     target = layout.study(file.stem, IMPORTED)
-    with only_driver(target, file.stem):
-        repair(target, tell)
-        before = recovered(target)
-        started = target.started()
-        if not over:
-            _refuse_namesake(started, file)
-            refuse_changes(before, trials, name)
-        kept = {} if over else {cell: record for cell, record in before.items() if cell not in found.trials}
-        study, text = _study(file, trials, kept, started, folder)
-        trials = [_doubted(trial, study) for trial in trials]
-        store = Store(layout.store, tell)
-        records = [*kept.values(), *(_record(study, trial, layout, store) for trial in trials)]
-        problems = tuple(problem for trial in trials for problem in trial.problems)
-        earlier = [problem for record in kept.values() for problem in recorded_problems(layout.root, record)]
-        notes = caveats(records, (*earlier, *problems))
-        content = _started(study, notes, text_digest(text) if text else started.get(WRITTEN))
-        change = commit(target, before, records, content, (*earlier, *problems))
-        if text:
-            write_atomic(file, text)
-        if guessed:
-            write_starter(starter, folder, name, mapping)
-    shown = account([share for trial in trials for share in _shares(trial)], found.ignored)
-    return Imported(
-        study, text is not None, target, records, change, problems, tuple(shown), starter if guessed else None
-    )
+    with alone(target, file.stem):
+        started = {} if replace else target.started()
+        before = {} if replace else {(record.arm, record.seed): record for record in target.records()}
+        known = {cell: (one.config["imported"], one.config["mapping"]) for cell, one in before.items()}
+        if changed := [cell for cell in known if cell in trials and known[cell] != (trials[cell].origin, stated)]:
+            raise UserError(
+                f"--name {name}: {_labels(changed)}: recorded from other logs or by another map; nothing was changed."
+                f" Give --replace to put this import in the place of all of '{name}', or choose another name"
+            )
+        new = {cell: trial for cell, trial in trials.items() if cell not in before}
+        metrics = [{*record.ends, *record.summary} for record in before.values()]
+        metrics += [{*trial.series, *trial.summary} for trial in new.values()]
+        study = _study(file, [*before, *new], set.intersection(*metrics), folder)
+        problems, records, store = [*started.get("problems", ())], [*before.values()], Store(layout.store)
+        for trial in new.values():
+            problems += [*trial.problems, *doubts(trial, study.arm_overrides()[trial.arm])]
+            records.append(_record(study, trial, stated, store))
+        for path in target.trial_files() if replace else ():
+            path.unlink()
+        for record in records:
+            write_atomic(target.trial_file(record.arm, record.seed), record_text(record))
+        content = {"study": study.model_dump(mode="json"), "source": study.source, "profile": IMPORTED, "overrides": {}}
+        content |= {"environment": {}, "upstream": {}, "notes": caveats(records, problems), "problems": problems}
+        write_atomic(target.study_file, sealed(content))
+        table = pd.DataFrame(problems, columns=FIELDS).to_csv(index=False, lineterminator="\n")
+        write_atomic(target.path / "problems.csv", table)
+    return study, [
+        *lines(problems),
+        *([f"All faults, by file: {target.path / 'problems.csv'}"] if problems else []),
+        f"Taken: {', '.join(dict.fromkeys(one for trial in trials.values() for one in trial.taken))}",
+        f"Not taken: {', '.join(dict.fromkeys(one for trial in trials.values() for one in trial.left)) or 'nothing'}",
+        *(f"Not read: {name}: {why}" for name, why in unread.items()),
+        f"{study.name}: {len(records)} trials of {len(study.arm_overrides())} arms, up to"
+        f" {max(record.steps for record in records):,} gradient steps; new: {_labels(new)}",
+        f"Study: {study.source}; it compares with {study.baseline} on {study.objective.metric}",
+        f"Next:  ablate report {study.argument}   or   ablate falsify {study.argument}   or, for MLflow, ablate sync",
+    ]
 
 
-def _read(found: Found, cell: Trial, mapping: MappingFile) -> ImportedTrial:
-    arm, seed = cell
-    own = mapping.of_arm(arm)
-    log, prompts = found.series.get(cell), found.prompts.get(cell)
-    series = trajectory(log.rows, own, log.name) if log else None
-    outcome = outcomes(prompts.rows, own, prompts.name) if prompts else None
-    problems = [*(series.problems if series else ()), *(outcome.problems if outcome else ())]
-    problems += [_cut(one) for one in (log, prompts) if one is not None and one.cut is not None]
-    return ImportedTrial(arm, seed, own, log, series, prompts, outcome, tuple(problems))
+def lines(problems: Iterable[Problem]) -> list[str]:
+    """One line per kind and column: the first problem, and how many other logs have the same."""
+    groups: dict[tuple[str, str], list[Problem]] = {}
+    for problem in problems:
+        groups.setdefault((problem["kind"], problem["column"]), []).append(problem)
+    told = []
+    for one, *others in groups.values():
+        more = len({other["file"] for other in others} - {one["file"]})
+        where = f"{one['file']}, {one['place']}" if one["place"] else one["file"]
+        ours = f" ({one['metric']})" if one["metric"] not in ("", one["column"]) else ""
+        same = f" (and the same in {more:,} other log{'s' * (more > 1)})" if more else ""
+        often = f"{one['count']:,} of {one['of']:,} values{same}"
+        told.append(f"{where}: {one['column']}{ours} = {one['value']}: {one['why']}; {often}")
+    return told
 
 
-def _cut(log: Log) -> Problem:
-    return Problem("cut", log.name, log.cut or 0, "(line)", "", "", "it ends before its line feed", 1, 0, "left out")
-
-
-def _check_keys(found: Found, mapping: MappingFile) -> None:
-    """Whether some log has the keys that the mapping speaks of; of arms with a mapping of their own, one of theirs."""
-    if found.series:
-        check_keys_exist(mapping, found.keys)
-    for pattern in mapping.arms:
-        logs = [log for log in found.series.values() if fnmatchcase(log.arm, pattern)]
-        keys = [key for log in logs for key in log.keys]
-        for arm in {log.arm: None for log in logs}:
-            check_keys_exist(mapping.of_arm(arm), keys, mapping.arms[pattern], f"arms.{pattern}.")
-
-
-def _unsure(trial: ImportedTrial) -> bool:
-    """Whether another reading of a trial's columns is possible."""
-    return (
-        trial.found is not None
-        and trial.found.read.program is None
-        and bool(trial.found.read.ignored or trial.found.read.assumed)
-    )
-
-
-def _doubted(trial: ImportedTrial, study: Study) -> ImportedTrial:
-    """With what its series say against each other, given what the study says of its arm."""
-    if trial.found is None or trial.log is None:
-        return trial
-    found = doubts(trial.found, trial.log.name, study.arm_overrides()[trial.arm])
-    return replace(trial, problems=(*trial.problems, *found))
-
-
-def _record(study: Study, trial: ImportedTrial, layout: Layout, store: Store) -> TrialRecord:
-    settings = study.arm_overrides()[trial.arm]
-    return record_of(study.name, trial, publish(store, trial), settings, layout.root)
-
-
-def _study(
-    file: Path,
-    trials: Sequence[ImportedTrial],
-    kept: Mapping[Trial, TrialRecord],
-    started: Mapping[str, Any],
-    folder: Path,
-) -> tuple[Study, str | None]:
-    """The study of these trials, and the text of its file where that is to be written."""
-    cells = {(trial.arm, trial.seed): str(trial.origin.get("file") or trial.origin["prompts"]) for trial in trials}
-    study = load_study(file) if file.exists() else None
-    if study is not None and text_digest(file.read_text("utf-8")) != started.get(WRITTEN):
-        check_covers(study, cells, folder)
-        return study, None
-    metrics = [trial.metrics for trial in trials] + [{*record.ends, *record.summary} for record in kept.values()]
-    text = study_text(file.stem, [*kept, *cells], metrics, folder.resolve().name, study)
-    if study is not None and text == file.read_text("utf-8"):
-        return study, None
-    return Study.model_validate({"name": file.stem, "source": str(file), **yaml.load(text, Loader=PlainLoader)}), text
-
-
-def _refuse_namesake(started: Mapping[str, Any], file: Path) -> None:
-    """Refuse the name of another study file, whose results would be mixed with these. Raises `UserError`."""
-    source = started.get("source")
-    if isinstance(source, str) and Path(source) != file and Path(source).exists():
-        raise UserError(
-            f"--name: the results of '{file.stem}' are those of {source}; choose another name, or give --replace to"
-            " let this import take their place"
+def caveats(records: Sequence[TrialRecord], problems: Iterable[Problem]) -> list[str]:
+    """What stands at the head of the page."""
+    recorded = {key for record in records for key in (*record.ends, *record.summary)}
+    notes = [
+        "These trials were run by another program and imported: how they were configured and sampled is not known here."
+    ]
+    if any("evaluate" in record.stages for record in records):
+        notes.append(
+            "Outcomes by prompt are as the other program published them: by which judge, and how their KL was"
+            " estimated, is not known here. A number that it did not publish is absent."
         )
+    elif "eval/win_rate" not in recorded:
+        judge = "" if recorded & {"eval/gold", "objective/gold"} else " no judge but the reward that was trained on,"
+        notes.append(
+            f"The import holds no win rate against the reference,{judge} and no exact KL. Where a metric was not"
+            " evaluated, the mean of the last tenth of each trial's training records stands in its place."
+        )
+    stated = [record.config["mapping"].get("metrics", {}).get("objective/scores") for record in records]
+    calibrated = all(isinstance(one, dict) and {"factor", "subtract"} & {*one} for one in stated)
+    if not calibrated and recorded & {"objective/scores", "objective/rlhf_reward", "objective/non_score_reward"}:
+        notes.append("Rewards are in the units of the logs, whatever unit an axis or a table names.")
+    return notes + [f"The import found: {line}." for line in lines(problems)]
 
 
-def _shares(trial: ImportedTrial) -> Iterable[Share]:
-    if trial.found is not None:
-        read, dropped = trial.found.read, trial.found.dropped
-        lost = {read.named[ours].key: f"as {ours}: {why}" for ours, why in dropped.items() if ours in read.named}
-        taken = {ours: named for ours, named in read.named.items() if ours not in dropped}
-        yield Share(trial.arm, trial.seed, taken, {**read.ignored, **lost}, read)
-    if trial.outcomes is not None:
-        yield Share(trial.arm, trial.seed, trial.outcomes.named, trial.outcomes.ignored, None)
+def _labels(cells: Iterable[Cell]) -> str:
+    labels = [f"{arm} seed {seed}" for arm, seed in cells]
+    return ", ".join(labels[:6]) + (f" and {len(labels) - 6} more" if len(labels) > 6 else "") or "none"
 
 
-def _started(study: Study, notes: list[str], written: str | None) -> dict[str, Any]:
-    content = {"study": study.model_dump(mode="json"), "source": study.source, "profile": IMPORTED, "overrides": {}}
-    told = {WRITTEN: written} if written else {}
-    return {**content, "environment": {}, "upstream": {}, "notes": notes, **told}
+def _study(file: Path, cells: Sequence[Cell], metrics: set[str], folder: Path) -> Study:
+    """The study of these trials, which all have some metrics; its file is written where nobody has edited it. Raises
+    `UserError` for an edited file that does not list the trials."""
+    head, _, body = (file.read_text("utf-8") if file.exists() else "").partition("\n")
+    study, arms = load_study(file) if file.exists() else None, list(dict.fromkeys(arm for arm, _ in cells))
+    if study is not None and head != _head(body):
+        lost = [cell for cell in cells if cell[0] not in study.arm_overrides() or cell[1] not in study.seeds]
+        if study.kind != IMPORTED or lost:
+            raise UserError(f"{file}: it does not list {_labels(lost or cells)}; add arms under `imported`, and seeds")
+        return study
+    directed = sorted(key for key in metrics if METRICS[key].direction)
+    metric = next((key for key in (*PREFERRED, *directed) if key in metrics), PREFERRED[0])
+    content = {
+        "question": study.question if study else f"What do the trials imported from {folder.resolve().name} show?",
+        "baseline": study.baseline if study and study.baseline in arms else arms[0],
+        "seeds": sorted({seed for _, seed in cells}),
+        "objective": {"metric": metric, "direction": METRICS[metric].direction},
+        "imported": {arm: {} for arm in arms},
+    }
+    body = yaml.dump(content, Dumper=PlainDumper, sort_keys=False, width=140, allow_unicode=True)
+    body += "# Say what each arm was, such as {kl.beta: 0.05}: a known kl.beta checks the unit of KL.\n"
+    write_atomic(file, f"{_head(body)}\n{body}")
+    return load_study(file)
+
+
+def _head(body: str) -> str:
+    """The first line of a study's file that nobody has edited."""
+    digest = hashlib.sha256(body.encode()).hexdigest()[:16]
+    return f"# Written by ablate import ({digest}); it grows with further imports until it is edited"
+
+
+def _record(study: Study, trial: Trial, stated: Mapping[str, Any], store: Store) -> TrialRecord:
+    """The record of a trial, whose series and outcomes are put into the store."""
+    identity = {"format": FORMAT, **trial.origin, "mapping": stated}
+    key = hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:16]
+    artifact = store.build(STAGE, key, identity, partial(_write, trial), resumable=False)
+    where = StageRef(key=key, path=artifact.path.relative_to(store.root.parent).as_posix(), digest=artifact.digest)
+    return TrialRecord(
+        study=study.name,
+        profile=IMPORTED,
+        arm=trial.arm,
+        seed=trial.seed,
+        config={"settings": study.arm_overrides()[trial.arm], "imported": trial.origin, "mapping": stated},
+        config_digest=Foreign(trial.arm, trial.seed).digest,
+        status="diverged" if trial.diverged else "complete",
+        reason=trial.diverged,
+        steps=trial.steps,
+        stages=dict.fromkeys(trial.stages, where),
+        summary=trial.summary,
+        ends=ends({ours: np.asarray(series, dtype=np.float64) for ours, series in trial.series.items()}),
+        cost={},
+        environment={"environment": "not stated by the imported records"},
+        finished=artifact.finished or "",
+    )
+
+
+def _write(trial: Trial, out: Path) -> dict[str, Any]:
+    """Write the artifact of a trial."""
+    if "train" in trial.stages:
+        with MetricsLog(out / "metrics.jsonl") as log:
+            table = pd.DataFrame(trial.series).sort_index()
+            for step, row in zip(table.index, table.to_dict("records"), strict=True):
+                log.append(int(step), {str(ours): value for ours, value in row.items() if not np.isnan(value)})
+        to_parquet(out / "metrics.jsonl", out / "metrics.parquet")
+    if trial.prompts is not None:
+        trial.prompts.to_parquet(out / "prompts.parquet", index=False)
+    return {"steps": trial.steps}

@@ -105,10 +105,9 @@ def name(rng: random.Random, folder: Path) -> Case:
         command("export", "small/none/0", bad), command("score", bad, "--reward", "lexicon"),
         command("score", "a.csv", "--reward", bad), command("score", "a.csv", "--reward", "lexicon", "--to", bad),
         command("score", "a.csv", "--reward", f"{bad}/{other}/0"),
-        command("score", "a.csv", "--reward", "lexicon", "--label", bad), command("import", bad, "--name", "mine"),
-        command("import", ".", "--name", bad), command("import", ".", "--name", "mine", "--map", bad), (bad,),
-        command("plan", bad, other), command("import", ".", "--name", "mine", "--include", bad),
-        command("import", ".", "--name", "mine", "--program", bad), ("new-study", bad, "--folder", "new"),
+        command("score", "a.csv", "--reward", "lexicon", "--label", bad), (bad,), command("plan", bad, other),
+        command("import", bad, "--name", "mine", "--map", "plain"), ("new-study", bad, "--folder", "new"),
+        command("import", ".", "--name", bad, "--map", "plain"), command("import", ".", "--name", "mine", "--map", bad),
         ("new-study", "mine", "--design", bad, "--folder", "new"),
         command("score", "a.csv", "--reward", "lexicon", "--judge", bad), command("plan", "small.yaml", bad),
         command("plan", "small.yaml", f"--{bad}"),
@@ -185,28 +184,28 @@ def log(rng: random.Random, folder: Path) -> Case:
         files.write_table(rng, path, files.log(rng))
     if rng.random() < 0.25:
         no_file(rng, logs / rng.choice(("c-seed0.csv", "c-seed1.jsonl", "c/seed_2.json", "c-seed4.parquet")))
-    mapped: tuple[str, ...] = ()
+    mapped = ("--map", rng.choice(("plain", "trl-ppo", "verl")))
     if rng.random() < 0.4:
         (folder / "map.yaml").write_bytes(mutated_yaml(rng, MAPPING))
         mapped = ("--map", "map.yaml")
     where = "logs" if rng.random() < 0.95 else rng.choice(("logs/a", "logs/a-seed1.csv", "/dev/zero", "/dev/null"))
-    return Case(command("import", where, "--name", "mine", *mapped), ("mine.yaml", "mine.map.yaml"))
+    return Case(command("import", where, "--name", "mine", *mapped), ("mine.yaml",))
 
 
 MAPPING = """\
 program: trl-ppo
 steps_per_update: 16
-step: {key: step, counts: updates, first: 1}
+step: step
+counts: updates
+first_update: 1
 length: 53
-include: ["*"]
-exclude: [old/*]
+arm: arm
+seed: seed
 metrics:
   objective/kl: {key: objective/kl, unit: nats per sequence}
   objective/scores: {key: objective/scores, subtract: 1.2, factor: 0.5}
+  policy/ratio: null
 prompts: {policy_gold: policy_gold}
-arms:
-  a*: {steps_per_update: 8}
-environment: {trl: 1.12.0}
 """
 
 
@@ -229,23 +228,21 @@ KINDS = {kind: _beside_shipped_profiles(maker) for kind, maker in _MAKERS.items(
 SOUND = (
     ("plan", "small.yaml"),
     ("score", "a.csv", "--reward", "scorer", "--label", "yes"),
-    ("import", "logs", "--name", "mine"),
+    ("import", "logs", "--name", "mine", "--map", "plain"),
     ("plan", "absent"),
     ("read-texts", "a.csv"),
 )
 
 
 def prepare() -> None:
-    """Load what the commands load, add commands that read a file as a trial does, and send nothing to MLflow."""
+    """Load what the commands load, and add commands that read a file as a trial does."""
     import torch
 
     import studies.execution.score  # noqa: F401
-    from studies.importing import sync
 
     torch.set_num_threads(1)
     os.environ.pop("ABLATE_HOME", None)
     templates.write_schema = lambda: None  # it lies beside the studies, for editors
-    sync.send = lambda *arguments: None
     added = {"read-texts": _read_texts, "read-preferences": _read_preferences, "ask-server": ask_server}
     for command_name, function in added.items():
         if command_name not in [one.name for one in ablate.app.registered_commands]:

@@ -26,7 +26,6 @@ Act = Callable[[], None]
 def _prepared() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipeline.config.loading.PROFILES", Path(str(ablate.__file__)).parent / "pipeline" / "profiles")
-        patch.setattr("studies.importing.sync.send", lambda *arguments: None)
         patch.setattr("studies.definition.template.write_schema", lambda: None)
         commands = list(ablate.app.registered_commands)
         prepare()

@@ -200,11 +200,11 @@ def test_folders_of_networks(kind: str, sound: Path, tmp_path: Path, mark: Path)
 def test_tables_and_logs(suffix: str, bomb: bytes, tmp_path: Path, mark: Path) -> None:
     from pipeline.data.files import read_splits
     from studies.execution.scoring_sheet import read_sheet
-    from studies.importing.rows import read_log
+    from studies.importing.logs import read_table
 
     path = tmp_path / f"train{suffix}"
     path.write_bytes(bomb)
-    for read in (lambda: read_splits(path, "data.path", ("text",)), lambda: read_sheet(path), lambda: read_log(path)):
+    for read in (lambda: read_splits(path, "data.path", ("text",)), lambda: read_sheet(path), lambda: read_table(path)):
         with pytest.raises(UserError):
             read()
     assert not mark.exists()
@@ -215,7 +215,7 @@ def test_types_that_a_parquet_file_brings_along(bomb: bytes, tmp_path: Path, mar
     import pyarrow.parquet as pq
 
     from pipeline.data.files import read_splits
-    from studies.importing.rows import read_log
+    from studies.importing.logs import read_table
 
     theirs = {b"ARROW:extension:name": b"arrow.py_extension_type", b"ARROW:extension:metadata": bomb}
     schema = pa.schema(
@@ -223,7 +223,7 @@ def test_types_that_a_parquet_file_brings_along(bomb: bytes, tmp_path: Path, mar
     )
     path = tmp_path / "train.parquet"
     pq.write_table(pa.table({"text": ["fine"], "loss": [1.0]}, schema=schema), path)
-    for read in (lambda: read_splits(path, "data.path", ("text",)), lambda: read_log(path)):
+    for read in (lambda: read_splits(path, "data.path", ("text",)), lambda: read_table(path)):
         with suppress(Exception):
             read()
     assert not mark.exists()

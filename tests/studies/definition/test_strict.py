@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pipeline.config.base import Section
 from pipeline.config.trial import TrialConfig
 from studies.definition.schema import Study
-from studies.importing.mapping import MappingFile
+from studies.importing.maps import Map
 
 SHAPES: tuple[Callable[[Any], Any], ...] = (
     lambda value: value,
@@ -21,7 +21,7 @@ SHAPES: tuple[Callable[[Any], Any], ...] = (
     lambda value: {"a": value},
 )
 """A value alone, in lists of one and two, in a list of pairs, and under a name."""
-OPEN = ("Dimension.values", "Columns.seed", "MappingFile.length", "MappingFile.environment")
+OPEN = ("Dimension.values", "Map.seed")
 """Fields that take the value of any knob, or a number or a name."""
 
 
@@ -56,9 +56,9 @@ NUMERIC, SWITCHES = taken(NUMBERS), taken((True,))
 
 
 def test_all_fields_are_found() -> None:
-    assert {TrialConfig, Study, MappingFile} <= {*sections(Section)}
+    assert {TrialConfig, Study, Map} <= {*sections(Section)}
     assert len(NUMERIC) > 120
-    assert {"KlConfig.beta", "KlConfig.beta_stages", "Falsifier.threshold", "Study.seeds", "Axis.first"} <= {*NUMERIC}
+    assert {"KlConfig.beta", "KlConfig.beta_stages", "Falsifier.threshold", "Study.seeds", "Map.length"} <= {*NUMERIC}
     assert {"AlgorithmConfig.whiten_rewards", "Falsifier.stop"} <= {*SWITCHES}
 
 

@@ -1,4 +1,4 @@
-"""The command, in a folder of its own."""
+"""The reading of one log, and the command, in a folder of their own."""
 
 from __future__ import annotations
 
@@ -7,52 +7,45 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trl_logs
+import yaml
 from typer.testing import CliRunner
 
 from ablate import app
 from pipeline.run.layout import Layout
+from studies.importing.logs import find_logs
+from studies.importing.maps import check_columns, load_map
+from studies.importing.trials import Trial, read_trial
 
 
-@pytest.fixture
-def ablate(layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """``ablate(arguments)`` with an output root of its own; MLflow only where a test asks for it."""
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    return lambda *arguments: CliRunner().invoke(app, [*map(str, arguments), "--out", str(layout.root)])
 
 
 @pytest.fixture
-def succeeds(ablate: Callable[..., Any]) -> Callable[..., str]:
-    """The same for commands that must succeed: gives what they print."""
+def read(tmp_path: Path) -> Callable[..., Trial]:
+    """``read(rows, key=value, ...)``: the trial that a log of these rows is by a map with these entries."""
 
-    def run(*arguments: Any) -> str:
-        done = ablate(*arguments)
-        assert done.exit_code == 0, done.output
-        return str(done.output)
+    def of(rows: trl_logs.Rows, **entries: Any) -> Trial:
+        (tmp_path / "map.yaml").write_text(yaml.safe_dump({"program": "trl-ppo", "steps_per_update": 16, **entries}))
+        trl_logs.write(tmp_path / "logs" / "a-seed0.jsonl", rows)
+        own, stated = load_map("map.yaml")
+        logs, _ = find_logs(tmp_path / "logs", own)
+        check_columns(own, stated, [*logs["a", 0]])
+        return read_trial(("a", 0), logs["a", 0], own)
 
-    return run
+    return of
 
 
 @pytest.fixture
-def refused(ablate: Callable[..., Any]) -> Callable[..., str]:
-    """The same for commands that must be refused with one clear error."""
+def run(layout: Layout) -> Callable[..., str]:
+    """``run(code, arguments)``: what a command prints, on one line, that must end with this exit code."""
 
-    def run(*arguments: Any) -> str:
-        done = ablate(*arguments)
-        assert done.exit_code == 2, done.output
+    def call(code: int, *arguments: Any) -> str:
+        done = CliRunner().invoke(app, [*map(str, arguments), "--out", str(layout.root)])
+        assert done.exit_code == code, done.output
         assert "Traceback" not in done.output
-        return str(done.output)
+        return " ".join(str(done.output).split())
 
-    return run
-
-
-@pytest.fixture
-def drawn(succeeds: Callable[..., str], layout: Layout) -> Callable[..., str]:
-    """``drawn(study, figures)``: the text of the page that ``ablate report`` draws, with these figures alone."""
-
-    def run(name: str, *figures: str) -> str:
-        file = Path(f"{name}.yaml")
-        file.write_text(f"{file.read_text()}figures: [{', '.join(figures)}]\n")
-        succeeds("report", name)
-        return (layout.study(name, "imported").path / "report" / "report.md").read_text()
-
-    return run
+    return call
