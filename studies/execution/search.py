@@ -86,6 +86,10 @@ class Search:
             for number in sorted(self.ended)
         ]
 
+    def proposed(self) -> list[Cell]:
+        """The trials proposed so far, also those that have ended."""
+        return [cell for _, cell in self._asked]
+
     def describe(self, number: int) -> str:
         """A trial that has ended, in one line."""
         trial = next(trial for trial in self.trials if trial.number == number)
