@@ -98,7 +98,7 @@ def register(
     """Append `content` where it differs from the last line; returns the digest of the last line.
 
     `known` finds the trials of which results exist (`Line.in_store`), and how many others have begun, in whatever
-    study. The caller is the study's only driver, and calls this before a trial begins. A damaged chain is set aside and
+    study. The caller holds the start of the study, and no trial has begun. A damaged chain is set aside and
     told of; a new one begins, which knows how many trials had ended.
     """
     try:

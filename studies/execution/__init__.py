@@ -1,1 +1,1 @@
-"""How a study is carried out: the driver, the plan, the search, the executors, and what is left of it."""
+"""How a study is carried out: its start, its hands, the search, executors of clusters, and what is exported."""

@@ -74,6 +74,11 @@ class Agenda:
                 self.settled[cell.arm, cell.seed] = record
         return [cell for cell in self.plan if (cell.arm, cell.seed) not in self.settled]
 
+    def known(self) -> list[Cell]:
+        """Trials whose configuration is known by now, also those that are settled."""
+        self.open()
+        return [*(self.search.proposed() if self.search is not None else ()), *self.plan]
+
     def next(self) -> Task | None:
         """The task that a hand takes now, locked; None where other hands have what is left, or have to end first.
 

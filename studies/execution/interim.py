@@ -1,6 +1,6 @@
 """Looks at a study while it runs: draws its page and prints its answer whenever one more seed is complete.
 
-A look is a process of its own, so that it neither delays the driver nor can end it; there is one at a time.
+A look is a process of its own, so that it neither delays the study nor can end it; there is one at a time.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Interim:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,  # a few lines, which a pipe holds until they are read
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the driver, which ends the look
+            start_new_session=True,  # Ctrl-C is for the command, which ends the look
         )
 
     def _pass_on(self, process: subprocess.Popen[bytes]) -> None:

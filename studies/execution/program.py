@@ -1,8 +1,9 @@
-"""Which program this is: driver and workers must run the same one."""
+"""Which program this is: all hands of a study must run the same one."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,3 +21,9 @@ def code_digest() -> str:
     for path in files:
         digest.update(path.relative_to(HOME).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
+
+
+def python_path() -> str:
+    """``PYTHONPATH`` for a hand on another machine: this program first, then what the variable holds here."""
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join(dict.fromkeys([str(HOME), *filter(None, given)]))

@@ -21,7 +21,7 @@ from pipeline.resources.machine import GIB
 from pipeline.run.layout import Layout
 from studies.execution.agenda import Agenda
 from studies.execution.hand import Say
-from studies.execution.program import HOME
+from studies.execution.program import python_path
 from studies.execution.shared_store import check_here
 from studies.execution.started import Started
 
@@ -60,12 +60,11 @@ class Ray:
         self._ray = _connected(address)
         self._request = request_of([cell.config for cell in agenda.open()], options)
         self._check_room(options)
-        paths = [str(HOME), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         passed = {key: value for key in PASSED_ON if (value := os.environ.get(key)) is not None}
         self._task = self._ray.remote(max_calls=1)(_take).options(
             max_retries=RETRIES,
             retry_exceptions=False,
-            runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), **passed}},
+            runtime_env={"env_vars": {"PYTHONPATH": python_path(), **passed}},
             num_cpus=self._request.get("CPU", 1),
             num_gpus=self._request.get("GPU", 0),
             memory=self._request.get("memory"),

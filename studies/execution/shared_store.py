@@ -4,7 +4,7 @@
     rename       `os.replace` puts a file over a file, and moves a folder, in one step
     close, open  who opens a file or folder finds what was written before its writer closed it, on any machine
     append       what one process appends is found by those who read, whole lines in order
-    SQLite       the driver's databases can be locked (`fcntl`); no other machine writes to them
+    SQLite       databases can be locked (`fcntl`); one machine writes to each
 
 Local file systems, NFS version 4, and version 3 with its lock daemon, offer all of it, unless they are mounted with
 locks that end at the machine. `check_here` tests what one machine can see. For what takes two, a `Question` is open

@@ -25,7 +25,7 @@ from pipeline.resources.device import gpu_visible
 from pipeline.run.leaving import LEFT
 from studies.execution.agenda import Agenda
 from studies.execution.hand import Say
-from studies.execution.program import HOME
+from studies.execution.program import HOME, python_path
 from studies.execution.shared_store import check_here
 from studies.execution.started import Started
 
@@ -152,8 +152,7 @@ class Slurm:
         folder, profile = self._run.folder, self._run.profile
         command = [sys.executable, str(HOME / "ablate.py"), "work", self._run.study.name]
         command += ["--profile", profile, "--out", str(folder.root)]
-        paths = [str(HOME), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-        variables = {"PYTHONPATH": os.pathsep.join(paths)}
+        variables = {"PYTHONPATH": python_path()}
         if all(cell.config.runtime.device == "cpu" for cell in self._agenda.open()):
             variables |= HUGE_PAGES
         return SCRIPT.format(

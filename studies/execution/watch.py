@@ -69,9 +69,8 @@ class Watch:
         if time.monotonic() < self._next:
             return
         began = time.monotonic()
-        search = self._agenda.search
-        for cell in [*self._agenda.open(), *self._agenda.plan, *(search.proposed() if search is not None else ())]:
-            self._cells.setdefault(self._name(cell), cell)  # a trial can begin and end between two looks
+        for cell in self._agenda.known():  # also one that began and ended since the last look
+            self._cells.setdefault(self._name(cell), cell)
         self._read_statuses()
         for name, cell in list(self._cells.items()):
             if name not in self._ended and (record := sound_record(self._run.folder, cell)) is not None:

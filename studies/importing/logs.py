@@ -100,7 +100,7 @@ def read_table(path: Path) -> pd.DataFrame:
         rows[f"line {at}"] = {CUT: text.rpartition("\n")[2]}
     frame = pd.DataFrame([*rows.values()], index=[*rows], dtype=object).dropna(how="all").dropna(axis=1, how="all")
     if frame.empty:
-        raise UserError(f"{path}: it holds no row")
+        raise UserError(f"{path}: it holds no rows")
     bare = {name: str(name).removeprefix("train/") for name in frame}  # what trackers put before names
     return frame.rename(columns={name: short for name, short in bare.items() if short not in frame})
 

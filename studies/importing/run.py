@@ -142,7 +142,9 @@ def _study(file: Path, cells: Sequence[Cell], metrics: set[str], folder: Path) -
     if study is not None and head != _head(body):
         lost = [cell for cell in cells if cell[0] not in study.arm_overrides() or cell[1] not in study.seeds]
         if study.kind != IMPORTED or lost:
-            raise UserError(f"{file}: it does not list {_labels(lost or cells)}; add arms under `imported`, and seeds")
+            raise UserError(
+                f"{file}: {_labels(lost or cells)}: not listed; add the arm under `imported` and the seed under `seeds`"
+            )
         return study
     directed = sorted(key for key in metrics if METRICS[key].direction)
     metric = next((key for key in (*PREFERRED, *directed) if key in metrics), PREFERRED[0])

@@ -136,7 +136,7 @@ def test_an_edited_study_file_is_kept_and_held_to(logs: Path, layout: Layout) ->
     (problem,) = pd.read_csv(layout.study("trl", "imported").path / "problems.csv").to_dict("records")
     assert "KL is in bits" in problem["why"], "a stated kl_coef checks the unit"
     trl_logs.write(logs / "beta_0.1-seed9.csv", trl_logs.rows(0.1, 0))
-    with pytest.raises(UserError, match=r"trl\.yaml: it does not list beta_0.1 seed 9; add arms under `imported`"):
+    with pytest.raises(UserError, match=r"trl\.yaml: beta_0.1 seed 9: not listed; add the arm under `imported`"):
         bring(logs, layout)
 
 

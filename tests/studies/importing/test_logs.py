@@ -94,7 +94,7 @@ def test_places_in_the_presence_of_blanks(tmp_path: Path) -> None:
         ("a.json", '[{"a":' * 20_000, "recursion"),
         ("a.csv", "step,step\n1,2\n", "two columns have one name: step, step"),
         ("a.csv", "step,x\n1,2,3\n", "line 2: .* more cells than there are columns"),
-        ("a.csv", "step,x\n", "it holds no row"),
+        ("a.csv", "step,x\n", "it holds no rows"),
         ("a.parquet", "PAR1", "cannot be read as parquet"),
     ],
 )
