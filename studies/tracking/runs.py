@@ -106,11 +106,13 @@ class Runs:
         self.states[key] = Run(first.run_id, first.start_time, RUNNING if first.status == "RUNNING" else "")
 
     def attempt(self, key: str, send: Callable[[], None]) -> None:
-        """Send something of a trial's run. After a failure the run is looked up again: it may have been deleted."""
+        """Send something of a trial's run. A run that MLflow refuses is looked up again: it may have been deleted. One
+        that a failure of the server or the network stopped goes on where it was."""
         try:
             send()
-        except Exception:
-            self.states.pop(key, None)
+        except Exception as error:
+            if getattr(error, "error_code", "") != "INTERNAL_ERROR":
+                self.states.pop(key, None)
             raise
 
     def mark(self, key: str, status: str) -> None:
