@@ -8,32 +8,11 @@ from pathlib import Path
 
 import fake_trial
 import pytest
-from fake_mlflow import FakeMlflow
 from tracked_study import Tracked
 
 from pipeline.run.layout import Layout
 from studies.definition.schema import load_study
 from studies.tracking import store
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Callable[..., Tracked]:
-    """``make()``: the study of `fake_trial`; another text, output root and name can be given."""
-
-    def made(text: str = fake_trial.STUDY, out: str = "out", name: str = "small") -> Tracked:
-        (tmp_path / f"{name}.yaml").write_text(text)
-        return Tracked(load_study(tmp_path / f"{name}.yaml"), Layout(tmp_path / out))
-
-    return made
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeMlflow:
-    """A server in memory."""
-    client = FakeMlflow()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://fake")
-    monkeypatch.setattr(store, "client_of", lambda uri: client)
-    return client
 
 
 @pytest.fixture(scope="session")
@@ -44,8 +23,14 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def sqlite(make: Callable[..., Tracked], empty_store: Path) -> Tracked:
-    """The study with MLflow's database in its output root; to migrate a new one takes seconds."""
-    tracked = make()
-    shutil.copy(empty_store, tracked.layout.mlflow_file)
-    return tracked
+def make(tmp_path: Path, empty_store: Path) -> Callable[..., Tracked]:
+    """``make()``: the study of `fake_trial`, with MLflow's database in its output root; to migrate a new one takes
+    seconds. Another text, output root and name can be given."""
+
+    def made(text: str = fake_trial.STUDY, out: str = "out", name: str = "small") -> Tracked:
+        (tmp_path / f"{name}.yaml").write_text(text)
+        tracked = Tracked(load_study(tmp_path / f"{name}.yaml"), Layout(tmp_path / out))
+        shutil.copy(empty_store, tracked.layout.mlflow_file)
+        return tracked
+
+    return made
