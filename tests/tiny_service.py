@@ -1,36 +1,30 @@
-"""A service around two random networks of a few hundred weights, no process and no thread."""
+"""A server around random networks of a few hundred weights; no process and no files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from pipeline.config.model import ModelConfig
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.models.loading import CausalLM, freeze, scratch_model
-from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Calibrated, Completions
 from pipeline.rewards.composite import Proxy
-from studies.serving.app import Service
-from studies.serving.asking import read_request
-from studies.serving.decoding import noise_of
-from studies.serving.limits import Limits
-from studies.serving.measuring import Measurer
-from studies.serving.refusal import Refusal
-from studies.serving.revision import Revision
-from studies.serving.rows import Delta, Job, Row
-from studies.serving.server import UNMEASURED, assemble
-from studies.serving.sources import Found
+from studies.serving import batching
+from studies.serving.batching import Completion, Server
+from studies.serving.weights import Revision, Trial
 
 SIZES = ModelConfig(hidden_size=16, layers=2, heads=2, intermediate_size=32)
 POSITIONS = 96
 TEXTS = ["The acting was good, and the film moves. It charms."] * 4
 CPU = torch.device("cpu")
+NAME = "study/arm/0"
 
 
 @lru_cache
@@ -46,23 +40,23 @@ def network(seed: int) -> CausalLM:
     return freeze(lm)
 
 
-@dataclass
-class States:
-    """A source whose newest weights are those of `step`."""
+class States(Trial):
+    """A trial whose newest weights are those of `step`, and whose reference is network 0."""
 
-    step: int = 1
-    name: str = "study/arm/0"
-    tokenizer: Path = Path()
-    device: torch.device = CPU
-    fault: Exception | None = None
-    loads: int = 0
-    training: bool = False
+    def __init__(self) -> None:
+        self.name, self.device, self.config, self.made = NAME, CPU, SimpleNamespace(gold=None), {"reward": None}  # type: ignore[assignment, dict-item]
+        self.step, self.training, self.fault, self.loads = 1, False, None, 0
 
-    def newest(self) -> Found:
-        return Found(f"at {self.step}", self._load)
+    tokenizer = None  # type: ignore[assignment]
+
+    def newest(self) -> Any:
+        return f"at {self.step}", self._load
 
     def trains(self) -> bool:
         return self.training
+
+    def reference(self) -> CausalLM:
+        return network(0)
 
     def _load(self) -> tuple[Revision, CausalLM]:
         self.loads += 1
@@ -81,73 +75,25 @@ def by_text(score: Callable[[str], float]) -> Any:
 
 @dataclass
 class Tiny:
-    """The service, and what it was heard to say."""
+    """The server; its proxy is (length - 1) / 2, its judge counts vowels."""
 
+    share: float = 0.2
     source: States = field(default_factory=States)
-    limits: Limits = field(default_factory=Limits)
-    with_reference: bool = True
-    said: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        length, vowels = by_text(lambda text: len(text)), by_text(lambda text: sum(c in "aeiou" for c in text))
-        room, proxy = Room("rows", 64), Proxy({"length": Calibrated(length, 1.0, 2.0)}, {"length": 1.0})
-        measurer = Measurer(tokenizer(), CPU, proxy, vowels, room) if self.with_reference else None
-        reference = network(0) if self.with_reference else None
-        self.service: Service = assemble(
-            self.source, (tokenizer(), tokenizer()), self.said.append, reference, measurer, self.limits,
-            hosts=frozenset({"testserver", "127.0.0.1"}),
-        )  # fmt: skip
+        proxy = Proxy({"length": Calibrated(by_text(len), 1.0, 2.0)}, {"length": 1.0})
+        gold = by_text(lambda text: sum(letter in "aeiou" for letter in text))
+        made = {"reward_of": proxy, "judge_of": gold, "load_tokenizer": tokenizer()}
+        with patch.multiple(batching, **{name: lambda *given, one=one: one for name, one in made.items()}):
+            self.server = Server(self.source, self.share)
 
-    def job(self, emit: Callable[[Any], None] = lambda event: None, **body: Any) -> Job:
-        """A request as the app makes it, without a queue."""
-        import json
+    def asked(self, prompt: str | list[str] = "The acting", **body: Any) -> Completion:
+        prompts = [prompt] if isinstance(prompt, str) else prompt
+        return Completion.model_validate({"prompt": prompts, "model": NAME, "max_tokens": 12, "seed": 5, **body})
 
-        content = {"prompt": "The acting", "max_tokens": 12, "seed": 5, **body}
-        unmeasured = None if self.with_reference else UNMEASURED
-        asked = read_request(json.dumps(content).encode(), self.limits, self.service.models, unmeasured)
-        asked = asked.model_copy(update={"model": None if asked.model == self.service.name else asked.model})
-        rows = [
-            Row(i, prompt, tokenizer()(prompt)["input_ids"], noise_of(asked.seed or 0, i, asked.max_tokens))
-            for i, prompt in enumerate(prompt for prompt in asked.prompt for _ in range(asked.n))
-        ]
-        return Job(asked, rows, asked.seed or 0, emit)
+    def answer(self, prompt: str | list[str] = "The acting", **body: Any) -> list[dict[str, Any]]:
+        choices: list[dict[str, Any]] = self.server.answers([self.asked(prompt, **body)])[0]["choices"]
+        return choices
 
-    def answers(self, *jobs: Job) -> list[list[dict[str, Any]]]:
-        """What each job of one batch is answered."""
-        self.service.worker.answer(jobs)
-        return [job.choices for job in jobs]
-
-    def answer(self, **body: Any) -> list[dict[str, Any]]:
-        return self.answers(self.job(**body))[0]
-
-    def texts(self, **body: Any) -> list[str]:
-        return [choice["text"] for choice in self.answer(**body)]
-
-    def streamed(self, **body: Any) -> list[list[dict[str, Any]]]:
-        """The chunks of a streamed answer, by completion."""
-        heard: list[Any] = []
-        job = self.job(heard.append, stream=True, **body)
-        self.service.worker.answer([job])
-        assert heard[-1] is job
-        chunks: list[list[dict[str, Any]]] = [[] for _ in job.rows]
-        for event in heard[:-1]:
-            assert isinstance(event, Delta), event
-            chunks[event.choice["index"]].append(event.choice)
-        return chunks
-
-
-def together(chunks: list[dict[str, Any]]) -> Mapping[str, Any]:
-    """Chunks of one completion as the choice that they make."""
-    logprobs = None
-    if chunks[0]["logprobs"] is not None:
-        names = [name for name, value in chunks[0]["logprobs"].items() if value is not None]
-        logprobs = {name: [one for chunk in chunks for one in chunk["logprobs"][name] or []] for name in names}
-    return {
-        "index": chunks[0]["index"],
-        "text": "".join(chunk["text"] for chunk in chunks),
-        "logprobs": logprobs,
-        "finish_reason": chunks[-1]["finish_reason"],
-    }
-
-
-__all__ = ["CPU", "POSITIONS", "Refusal", "States", "Tiny", "network", "together", "tokenizer"]
+    def texts(self, prompt: str | list[str] = "The acting", **body: Any) -> list[str]:
+        return [choice["text"] for choice in self.answer(prompt, **body)]

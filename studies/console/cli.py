@@ -458,7 +458,7 @@ def serve(
     os.environ["OMP_NUM_THREADS"] = str(threads)  # read when torch is imported, and by every thread of its own
 
     from pipeline.run.layout import Layout
-    from studies.serving.server import serve as answer
+    from studies.serving.app import serve as answer
 
     answer(what, Layout.at(out), port, host, threads, profile, share)
 

@@ -1,258 +1,207 @@
-"""Requests that come within a few milliseconds are answered together, by one thread that owns the networks."""
+"""Requests that arrive within a few milliseconds are answered together, by the one thread that owns the networks."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import threading
+import secrets
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
 
-from pipeline.resources.out_of_memory import MemoryFull, is_out_of_memory
-from studies.serving.decoding import decode_rows
-from studies.serving.limits import Limits
-from studies.serving.measuring import Answer, Measurer, NotFinite
-from studies.serving.metrics import Metrics
-from studies.serving.networks import LOOK_SECONDS, Holder, Networks
-from studies.serving.refusal import Refusal, failure
-from studies.serving.rows import Delta, Job, Row
-from studies.serving.transcript import cut_at, texts_of
+from pipeline.errors import Fault, UserError
+from pipeline.faults import in_words
+from pipeline.models.lm_head import head_logprobs
+from pipeline.models.loading import CausalLM, freeze
+from pipeline.models.policy import response_hidden
+from pipeline.models.precision import Precision
+from pipeline.models.pretrained_tokenizer import load_tokenizer
+from pipeline.models.sampling import sample, tokenize_prompts
+from pipeline.models.seeding import uniforms
+from pipeline.resources.out_of_memory import Room
+from pipeline.rewards.base import Completions
+from pipeline.stages.common import judge_of, reward_of
+from pipeline.stages.evaluate import drift
+from studies.serving.weights import Folder, Trial
 
+COMPLETIONS, WAITING = 64, 256
+"""Completions of a batch, and of all requests that wait for one."""
+COLLECT_SECONDS, LOOK_SECONDS = 0.004, 1.0
+"""For further requests of a batch, and between two looks for newer weights while idle."""
 log = logging.getLogger("uvicorn.error")
 
 
-class Waiting:
-    """The queue. First come, first served; requests for the same network go together."""
+class Refused(HTTPException):
+    """A request without an answer: one sentence, and the field at fault."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits, self._jobs, self._closed = limits, deque[Job](), False
-        self._change = threading.Condition()
+    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(status, message, {"Retry-After": "1"} if status == 429 else None)
+        self.param, self.code = param, code
 
-    @property
-    def completions(self) -> int:
-        """How many wait."""
-        with self._change:
-            return self._count()
 
-    def put(self, job: Job) -> None:
-        """Wait for an answer. Raises `Refusal`: 429 where too many do, 503 where the server ends."""
-        with self._change:
-            if self._closed:
-                raise Refusal(503, "the server is shutting down")
-            if self._count() + len(job.rows) > self._limits.waiting:
-                raise Refusal(429, f"{self._count()} completions wait already, of at most {self._limits.waiting}")
-            self._jobs.append(job)
-            self._change.notify()
+class Completion(BaseModel):
+    """The body of ``POST /v1/completions``; null counts as left out."""
 
-    def drop(self, job: Job) -> None:
-        """Wait no longer: its place is free at once."""
-        with self._change:
-            job.cancelled = True
-            if job in self._jobs:
-                self._jobs.remove(job)
-
-    def take(self) -> list[Job]:
-        """The next batch, after `Limits.collect_seconds` from the arrival of its first request; nothing at the end."""
-        with self._change:
-            self._change.wait_for(lambda: self._jobs or self._closed)
-            while self._jobs and not self._closed:
-                left = self._jobs[0].arrived + self._limits.collect_seconds - time.monotonic()
-                if left <= 0 or self._count() >= self._limits.completions:
-                    break
-                self._change.wait(left)
-            return self._first()
-
-    def rest(self, seconds: float, needed: Callable[[], bool]) -> None:
-        """Take nothing for a while, as long as that is needed and the server does not end."""
-        end = time.monotonic() + seconds
-        with self._change:
-            while not self._closed and needed() and (left := end - time.monotonic()) > 0:
-                self._change.wait(min(left, LOOK_SECONDS))
-
-    def close(self) -> None:
-        """Take nothing more; what waits is still answered."""
-        with self._change:
-            self._closed = True
-            self._change.notify_all()
+    model_config = ConfigDict(extra="forbid", strict=True)
+    prompt: list[str] = Field(min_length=1)
+    model: str
+    max_tokens: int = Field(16, ge=1, le=1024)
+    temperature: float = Field(1.0, ge=0.0, le=2.0, allow_inf_nan=False)
+    """At 0 the likeliest token."""
+    n: int = Field(1, ge=1)
+    seed: int = Field(default_factory=lambda: secrets.randbits(53), ge=-(2**63), lt=2**63)
+    logprobs: int | None = Field(None, ge=0, le=0)
+    """0: of the tokens that were drawn; no others are told."""
+    stop: list[str] = Field([], max_length=4)
+    stream: bool = False
+    measure: bool = False
+    """Ours: also log-probs under policy and reference, exact KL, proxy and gold."""
+    user: str = ""
+    # Clients send these too; only at these values do they leave the distribution as it is.
+    top_p: float = Field(1.0, ge=1.0, le=1.0)
+    presence_penalty: float = Field(0.0, ge=0.0, le=0.0)
+    frequency_penalty: float = Field(0.0, ge=0.0, le=0.0)
 
     @property
-    def closed(self) -> bool:
-        return self._closed
+    def size(self) -> int:
+        return len(self.prompt) * self.n
 
-    def _first(self) -> list[Job]:
-        batch, rows = list[Job](), 0
-        for job in list(self._jobs):
-            same = not batch or job.request.model == batch[0].request.model
-            if same and rows + len(job.rows) <= self._limits.completions:
-                batch.append(job)
-                rows += len(job.rows)
-                self._jobs.remove(job)
-        return batch
-
-    def _count(self) -> int:
-        return sum(len(job.rows) for job in self._jobs)
+    @property
+    def kind(self) -> tuple[object, ...]:
+        return self.model, self.temperature, self.max_tokens
 
 
-class Worker:
-    """The thread that answers."""
+Job = tuple[Completion, asyncio.Future[dict[str, Any]]]
 
-    def __init__(
-        self,
-        waiting: Waiting,
-        holder: Holder,
-        tokenizer: Any,
-        measurer: Measurer | None,
-        metrics: Metrics,
-        share: float,
-    ) -> None:
-        """`share` as in `Limits`."""
-        self._waiting, self._holder, self._tokenizer = waiting, holder, tokenizer
-        self._measurer, self._metrics, self._share = measurer, metrics, share
-        self.thread = threading.Thread(target=self._run, name="answer", daemon=True)
 
-    def _run(self) -> None:
-        while (batch := self._waiting.take()) or not self._waiting.closed:
-            if batch:
-                self.answer_and_rest(batch)
+class Server:
+    """The networks, and the requests that wait for them: first come, first served."""
 
-    def answer_and_rest(self, jobs: Sequence[Job]) -> None:
-        """Answer a batch; beside training, compute no more than the server's share of the time."""
-        began = time.thread_time()  # what others computed meanwhile is no reason to rest longer
-        self.answer(jobs)
-        worked = time.thread_time() - began
-        self._waiting.rest(worked * (1 / self._share - 1), lambda: self._holder.beside_training)
+    def __init__(self, source: Folder | Trial, share: float) -> None:
+        """`share`: the part of the time in which it may compute while a trial trains."""
+        self.source, self._share, self.models = source, share, {source.name: "policy"}
+        self.counts, self._mark, self._room = Counter[str](), "", Room("completions at once", COMPLETIONS)
+        self._jobs, self._arrived = list[Job](), asyncio.Event()
+        if isinstance(source, Trial):
+            self.models["reference"] = "reference"
+            self._reference = source.reference()
+            self._proxy = reward_of(source.made["reward"], source.device, self._room)
+            self._gold = judge_of(source.config.gold, source.device, self._room, source.made.get("judge"))
+        self.tokenizer = load_tokenizer(source.tokenizer)
+        self.look()
 
-    def answer(self, jobs: Sequence[Job]) -> None:
-        """Answer a batch with the networks of this moment. A fault ends its requests and not the server."""
-        networks = self._holder.now
+    def look(self) -> None:
+        """Take newer weights where there are any. Those that cannot be loaded are not tried again. Raises `Fault`."""
+        self._beside_training, newest = self.source.trains(), self.source.newest()
+        if newest is not None and newest[0] != self._mark:
+            self._mark = newest[0]
+            revision, policy = newest[1]()
+            if not all(bool(weight.isfinite().all()) for weight in policy.parameters()):
+                raise Fault(f"{revision} is broken: its weights are not finite")
+            self.revision, self._policy = revision, freeze(policy)
+            self.positions: int | None = getattr(policy.config, "max_position_embeddings", None)
+            log.warning(f"answering with {revision} ({revision.state})")
+
+    @property
+    def waiting(self) -> int:
+        return sum(asked.size for asked, _ in self._jobs)
+
+    async def answer(self, asked: Completion) -> dict[str, Any]:
+        """Wait for the answer. Raises `Refused` where too many do."""
+        if self.waiting + asked.size > WAITING:
+            raise Refused(429, f"{self.waiting} completions wait already, of at most {WAITING}")
+        self._jobs.append((asked, answer := asyncio.Future[dict[str, Any]]()))
+        self._arrived.set()
+        return await answer
+
+    async def run(self) -> None:
+        """Answer batch after batch; between two of them, and while idle, take newer weights."""
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._arrived.wait(), LOOK_SECONDS)
+                await asyncio.sleep(COLLECT_SECONDS)
+            batch = list[Job]()
+            for job in self._jobs:
+                fits = sum(asked.size for asked, _ in [*batch, job]) <= COMPLETIONS
+                batch += [job] if fits and job[0].kind == self._jobs[0][0].kind else []
+            self._jobs = [job for job in self._jobs if job not in batch]
+            if not self._jobs:
+                self._arrived.clear()
+            answers, rest = await asyncio.to_thread(self._work, [asked for asked, _ in batch])
+            for (_, answer), found in zip(batch, answers, strict=True):
+                answer.set_exception(found) if isinstance(found, Exception) else answer.set_result(found)
+            await asyncio.sleep(rest)
+
+    def _work(self, batch: Sequence[Completion]) -> tuple[Sequence[Any], float]:
+        """The answers of a batch, or the fault for each, and for how many seconds to rest."""
+        began = time.thread_time()  # what others compute meanwhile is no reason to rest longer
         try:
-            _Batch(jobs, networks, self._tokenizer, self._measurer, self._metrics).answer()
-        except (MemoryFull, RuntimeError) as error:
-            if not isinstance(error, MemoryFull) and not is_out_of_memory(error):
-                return self._failed(jobs)
-            rows = sum(len(job.rows) for job in jobs)
-            self._refuse(jobs, Refusal(503, f"out of memory with {rows} completions at once"))
-        except NotFinite:
-            self._refuse(jobs, Refusal(503, f"the logits of {networks.revision} are not finite: the policy is broken"))
-        except Exception:
-            self._failed(jobs)
+            self.look()
+        except Exception as error:  # whatever is wrong with newer weights, those that answer are sound
+            self.counts["load_failures_total"] += 1
+            log.warning(f"newer weights cannot be loaded, those of {self.revision} go on: {in_words(error)}")
+        try:
+            answers: Sequence[Any] = self.answers(batch) if batch else []
+        except Exception as error:
+            answers = [error] * len(batch)
+        return answers, (time.thread_time() - began) * (1 / self._share - 1) if self._beside_training else 0.0
 
-    def _refuse(self, jobs: Sequence[Job], refusal: Refusal) -> None:
-        for job in jobs:
-            job.refuse(refusal)
+    @torch.inference_mode()
+    def answers(self, batch: Sequence[Completion]) -> list[dict[str, Any]]:
+        """The answers to requests of one kind, with the weights of this moment."""
+        first, device = batch[0], self.source.device
+        model = self._reference if first.model == "reference" else self._policy
+        prompts = [prompt for asked in batch for prompt in asked.prompt for _ in range(asked.n)]
+        queries, mask = (tensor.to(device) for tensor in tokenize_prompts(self.tokenizer, prompts))
+        # The noise of a completion depends on seed and index alone, and that of a longer one begins alike.
+        noise = [uniforms(1, first.max_tokens, "serve", one.seed, i) for one in batch for i in range(one.size)]
+        how: dict[str, Any] = {"eos_id": self.tokenizer.eos_token_id, "pad_id": self.tokenizer.pad_token_id}
+        how["temperature"] = first.temperature if first.temperature > 1e-6 else 0.0  # or logits / temperature overflow
+        self.counts.update(batches_total=1, completions_total=len(prompts))
+        with Precision.of(device).autocast():
+            episodes = sample(model, queries, mask, torch.cat(noise), room=self._room, **how)
+            drawn = Completions.of(self.tokenizer, episodes, prompts)
+            pairs = zip(batch, accumulate(one.size for one in batch), strict=True)
+            return [self._answer(one, model, drawn.take(slice(end - one.size, end))) for one, end in pairs]
 
-    def _failed(self, jobs: Sequence[Job]) -> None:
-        log.exception("a batch failed")
-        self._refuse(jobs, failure())
+    def _answer(self, asked: Completion, model: CausalLM, drawn: Completions) -> dict[str, Any]:
+        choices, episodes = list[dict[str, Any]](), drawn.episodes
+        for i, text in enumerate(drawn.texts):
+            cut = min((at for stop in asked.stop if (at := text.find(stop)) >= 0), default=None)
+            finish = "stop" if cut is not None or episodes.ended[i] else "length"
+            logprobs = None if asked.logprobs is None else self._explained(model, drawn.take(slice(i, i + 1)), cut)
+            choices.append({"index": i, "text": text[:cut], "logprobs": logprobs, "finish_reason": finish})
+        for choice, measured in zip(choices, self._measured(drawn) if asked.measure else (), strict=False):
+            choice["measured"] = measured
+        read, new = int(episodes.query_mask[:: asked.n].sum()), int(episodes.lengths.sum())
+        about = {"model": asked.model, "system_fingerprint": str(self.revision), "seed": asked.seed}
+        usage = {"prompt_tokens": read, "completion_tokens": new, "total_tokens": read + new}
+        return {**about, "revision": self.revision._asdict(), "choices": choices, "usage": usage}
 
+    def _explained(self, model: CausalLM, one: Completions, cut: int | None) -> dict[str, Any]:
+        """OpenAI's ``logprobs`` of one completion: nats, at temperature 1, by the forward of training."""
+        hidden, labels = response_hidden(model, one.episodes), one.episodes.labels
+        texts = [self.tokenizer.decode([token], skip_special_tokens=True) for token in labels.tolist()]
+        starts = list(accumulate(map(len, texts[:-1]), initial=0))
+        n = len(texts) if cut is None else sum(start < cut for start in starts)
+        logprobs = head_logprobs(model, hidden, labels, 1.0).tolist()
+        return {"tokens": texts[:n], "token_logprobs": logprobs[:n], "text_offset": starts[:n], "top_logprobs": None}
 
-class _Batch:
-    """Requests that are answered together, by the same networks from the first token to the last score."""
-
-    def __init__(
-        self, jobs: Sequence[Job], networks: Networks, tokenizer: Any, measurer: Measurer | None, metrics: Metrics
-    ) -> None:
-        self.jobs, self.networks, self.tokenizer = jobs, networks, tokenizer
-        self.measurer, self.metrics = measurer, metrics
-        self.rows: list[tuple[Job, Row]] = [(job, row) for job in jobs for row in job.rows]
-        self.eos, self.pad = int(tokenizer.eos_token_id), int(tokenizer.pad_token_id)
-
-    def answer(self) -> None:
-        model = self.jobs[0].request.model
-        self.metrics.add("batches_total")
-        self.metrics.add("batch_completions_total", len(self.rows))
-        for job in self.jobs:
-            job.revision = self.networks.revision
-        rows = [row for _, row in self.rows]
-        decode_rows(
-            self.networks.named(model),
-            [row.query for row in rows],
-            [row.noise for row in rows],
-            [job.request.temperature for job, _ in self.rows],
-            self.pad,
-            self._step,
-        )
-        for job in self.jobs:
-            if job.request.measure and not job.cancelled:
-                assert self.measurer is not None
-                answers = [Answer(row.prompt, row.query, row.tokens, self._by_eos(row)) for row in job.rows]
-                job.measured = self.measurer.measure(self.networks, answers)
-                self._done(job)
-
-    def _step(self, live: list[int], tokens: list[int], logits: Tensor) -> list[bool]:
-        here = [self.rows[number] for number in live]
-        if not bool(logits.amax(1).isfinite().all()):  # a token that can never come has -inf; the likeliest cannot
-            raise NotFinite
-        self.metrics.add("tokens_total", len(here), model=self.jobs[0].request.model or "policy")
-        for (_, row), token in zip(here, tokens, strict=True):
-            row.tokens.append(token)
-        self._note_logprobs(here, tokens, logits)
-        self._note_texts(here)
-        for job, row in here:
-            self._note_end(job, row)
-        for job, row in here:
-            if job.request.stream:
-                text, new = row.fresh(job.request.stop)
-                if text or new or row.finish:
-                    job.emit(Delta(self._choice(job, row, text, new)))
-        for job in {id(job): job for job, _ in here}.values():
-            if job.ended and not job.request.measure:
-                self._done(job)
-        return [row.finish is None for _, row in here]
-
-    def _note_logprobs(self, here: Sequence[tuple[Job, Row]], tokens: Sequence[int], logits: Tensor) -> None:
-        asked = [place for place, (job, _) in enumerate(here) if job.request.logprobs is not None]
-        if not asked:
-            return
-        said = torch.log_softmax(logits[asked].float(), dim=-1)
-        most = max(here[place][0].request.logprobs or 0 for place in asked)
-        best = said.topk(most, dim=-1) if most else None
-        for i, place in enumerate(asked):
-            job, row = here[place]
-            row.logprobs.append(float(said[i, tokens[place]]))
-            found = [] if best is None else zip(best.indices[i].tolist(), best.values[i].tolist(), strict=True)
-            row.tops.append(list(found)[: job.request.logprobs])
-
-    def _note_texts(self, here: Sequence[tuple[Job, Row]]) -> None:
-        read = [row for job, row in here if job.watched]
-        if read:
-            for row, text in zip(read, self._texts(read), strict=True):
-                row.texts.append(text)
-
-    def _note_end(self, job: Job, row: Row) -> None:
-        if job.request.stop and (cut := cut_at(row.texts[-1], job.request.stop)) is not None:
-            row.cut, row.finish = cut, "stop"
-        elif row.tokens[-1] == self.eos:
-            row.finish = "stop"
-        elif len(row.tokens) >= len(row.noise):
-            row.finish = "length"
-        elif job.cancelled:
-            row.finish = "cancelled"
-
-    def _done(self, job: Job) -> None:
-        if job.answered or job.cancelled:
-            return
-        if not job.watched:
-            for row, text in zip(job.rows, self._texts(job.rows), strict=True):
-                row.texts = [text]
-        if not job.request.stream:
-            job.choices = [self._choice(job, row, *row.fresh(job.request.stop)) for row in job.rows]
-        job.answered = True
-        job.emit(job)
-
-    def _choice(self, job: Job, row: Row, text: str, tokens: range) -> dict[str, Any]:
-        logprobs = None if job.request.logprobs is None else row.explained(tokens, self._token_text)
-        return {"index": row.index, "text": text, "logprobs": logprobs, "finish_reason": row.finish}
-
-    def _texts(self, rows: Sequence[Row]) -> list[str]:
-        return texts_of(self.tokenizer, [row.query for row in rows], [row.tokens for row in rows], self.pad)
-
-    def _token_text(self, token: int) -> str:
-        return str(self.tokenizer.decode([token]))
-
-    def _by_eos(self, row: Row) -> bool:
-        return row.tokens[-1] == self.eos
+    def _measured(self, drawn: Completions) -> list[dict[str, Any]]:
+        """Of each completion the log-probs under both networks and the exact KL, token by token, proxy and gold."""
+        kl, _, nats, ratios = drift(self._policy, self._reference, drawn.episodes, 1.0, self._room)
+        proxy, gold = [None] * len(drawn.texts), self._gold(drawn).tolist()
+        with suppress(UserError):  # a reward with opponents knows the prompts of its trial alone
+            proxy = self._proxy(drawn).tolist()
+        columns = (ratios - nats).tolist(), (-nats).tolist(), kl.tolist(), drawn.episodes.lengths.tolist(), proxy, gold
+        return [
+            {"policy_logprobs": a[:n], "reference_logprobs": b[:n], "kl": kls[:n], "proxy": score, "gold": judged}
+            for a, b, kls, n, score, judged in zip(*columns, strict=True)
+        ]

@@ -94,9 +94,6 @@ def _client() -> Any:
 
     from studies.serving.app import create_app
 
-    tiny = Tiny()
-    tiny.service.worker.thread.daemon = True
-    tiny.service.worker.thread.start()
-    client = TestClient(create_app(tiny.service), raise_server_exceptions=False)
+    client = TestClient(create_app(Tiny().server, ["testserver"]), raise_server_exceptions=False)
     client.__enter__()  # one event loop for all requests
     return client

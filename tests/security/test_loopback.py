@@ -6,11 +6,10 @@ import inspect
 from typing import Any
 
 import pytest
-import uvicorn
 
 from pipeline.run.layout import Layout
 from studies.console import cli
-from studies.serving import server
+from studies.serving import app
 from studies.tracking import ui
 
 
@@ -18,57 +17,36 @@ class Started(Exception):
     """Raised where a server would begin."""
 
 
-class Service:
-    """As little of a policy as the command looks at."""
-
-    name = "policy"
-
-    def __init__(self, hosts: frozenset[str] | None) -> None:
-        self.hosts = hosts
-        self.holder = self.now = self
-        self.revision = self
-        self.state = "ended"
-
-
 @pytest.fixture
 def listening(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The names that the server answers to, and where it listens."""
     found: list[Any] = []
-
-    def build(source: Any, say: Any, limits: Any, hosts: frozenset[str] | None) -> Service:
-        found.append(hosts)
-        return Service(hosts)
-
-    def run(self: uvicorn.Server, sockets: Any = None) -> None:
-        found.append(self.config.host)
-        raise KeyboardInterrupt
-
-    for name in ("check_free", "quiet_libraries", "find_source", "start", "stop"):
-        monkeypatch.setattr(server, name, lambda *args: None)
-    monkeypatch.setattr(server, "build", build)
-    monkeypatch.setattr(server, "create_app", lambda service: None)
-    monkeypatch.setattr(server.signal, "signal", lambda *args: None)
-    monkeypatch.setattr(uvicorn.Server, "run", run)
+    for name in ("check_free", "quiet_libraries", "find", "Server"):
+        monkeypatch.setattr(app, name, lambda *args: None)
+    monkeypatch.setattr(app, "create_app", lambda server, hosts: found.append(set(hosts)))
+    monkeypatch.setattr(app.uvicorn, "run", lambda made, **options: found.append(options["host"]))
     return found
 
 
 def test_serve_listens_on_loopback_and_knows_its_names(
     listening: list[Any], layout: Layout, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert inspect.signature(server.serve).parameters["host"].default == "127.0.0.1"
     assert inspect.signature(cli.serve).parameters["host"].default == "127.0.0.1"
-    server.serve("a/b/0", layout, 8000)
-    assert listening == [server.HERE, "127.0.0.1"]
-    assert {"127.0.0.1", "localhost", "[::1]"} == server.HERE
-    assert "warning" not in capsys.readouterr().err
+    for host in ("127.0.0.1", "localhost", "::1"):
+        listening.clear()
+        app.serve("a/b/0", layout, 8000, host, 1, None, 0.2)
+        assert listening == [{"127.0.0.1", "localhost", "[::1]"}, host]
+    said = capsys.readouterr()
+    assert "warning" not in said.err
+    assert "Serving a/b/0 at http://[::1]:8000 (" in said.out
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7"])
 def test_serve_warns_where_others_can_reach_it(
     host: str, listening: list[Any], layout: Layout, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server.serve("a/b/0", layout, 8000, host)
-    assert listening == [None, host]
+    app.serve("a/b/0", layout, 8000, host, 1, None, 0.2)
+    assert listening == [{"*"}, host]
     assert f"warning: {host} can be reached from other machines, and there is no password" in capsys.readouterr().err
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import base64
+import hashlib
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -10,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from reports.pages.inline import inline_svg
-from studies.serving.page import HEADERS, PAGE
+from studies.serving import app
 from studies.tracking.runs import upload
 
 ROOT = Path(__file__).parents[2]
@@ -89,22 +91,30 @@ def test_mlflow_is_sent_samples_as_a_table_and_hands_it_out_as_a_download(tmp_pa
             answer.close()
 
 
-def test_the_page_of_the_server_makes_no_markup_of_texts() -> None:
+def test_the_page_of_the_server_makes_no_markup_of_texts_and_runs_its_own_script_alone() -> None:
     """A real browser tries it in tests/studies/serving/test_page.py."""
-    assert not RAW_HTML.search(PAGE)
-    assert not re.search(r"\son[a-z]+\s*=\s*[\"']", PAGE), "no handlers in attributes, which the policy would refuse"
-    policy = HEADERS["Content-Security-Policy"]
-    assert policy.startswith("default-src 'none'")
+    from starlette.testclient import TestClient
+    from tiny_service import Tiny
+
+    answer = TestClient(app.create_app(Tiny().server, ["testserver"])).get("/")
+    page = answer.text
+    assert not RAW_HTML.search(page)
+    assert not re.search(r"\son[a-z]+\s*=\s*[\"']", page), "no handlers in attributes, which the policy would refuse"
+    (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', page)
+    assert policy.startswith("default-src 'none'; connect-src 'self'; ")
     assert "unsafe" not in policy
-    assert HEADERS["X-Content-Type-Options"] == "nosniff"
+    for tag in ("script", "style"):
+        (text,) = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy, "after a change, this belongs into the page's policy"
+    assert re.findall(r'(?:href|src)="([^"]*)"|https?://', page) == ["data:,"], "it takes nothing from elsewhere"
+    assert (answer.headers["x-content-type-options"], answer.headers["x-frame-options"]) == ("nosniff", "DENY")
 
 
 @pytest.mark.parametrize("path", [f"/{NASTY}", f"/v1/models/{NASTY}", f"/?{NASTY}"])
 def test_no_answer_of_the_server_repeats_a_request_as_html(path: str) -> None:
-    from fastapi.testclient import TestClient
+    from starlette.testclient import TestClient
     from tiny_service import Tiny
 
-    from studies.serving.app import create_app
-
-    answer = TestClient(create_app(Tiny().service), raise_server_exceptions=False).get(path)
+    answer = TestClient(app.create_app(Tiny().server, ["testserver"]), raise_server_exceptions=False).get(path)
     assert "alert(1)" not in answer.text or answer.headers["content-type"] == "application/json"

@@ -94,8 +94,9 @@ def as_a_script(folder: Path, mark: Path) -> bytes:
 )
 def test_checkpoints(made: Callable[[Path, Path], bytes], tmp_path: Path, mark: Path) -> None:
     import hashlib
+    from unittest.mock import Mock
 
-    from studies.serving.sources import read_checkpoint
+    from studies.serving.weights import Trial
 
     content = made(tmp_path, mark)
     digest = hashlib.sha256(content).hexdigest()[: checkpoint.DIGITS]
@@ -103,7 +104,7 @@ def test_checkpoints(made: Callable[[Path, Path], bytes], tmp_path: Path, mark: 
     folder.mkdir()
     path = folder / f"update_00000001.{digest}.pt"
     path.write_bytes(content)
-    for read in (lambda: checkpoint.load_latest(folder, print), lambda: read_checkpoint(path)):
+    for read in (lambda: checkpoint.load_latest(folder, print), lambda: Trial._checkpoint(Mock(), "k", path)):
         with pytest.raises(Exception, match=r"[Ww]eights.only|magic number|[Uu]npickl|[Tt]orch[Ss]cript|archive"):
             read()
     assert not mark.exists()
