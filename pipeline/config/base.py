@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema
@@ -22,14 +22,18 @@ NonNegative = Annotated[Finite, Field(ge=0.0)]
 StrictlyPositive = Annotated[Finite, Field(gt=0.0)]
 
 
-def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
+T = TypeVar("T")
+
+
+def distinct(values: tuple[T, ...]) -> tuple[T, ...]:
+    """Refuse a list with a value that it has already. Raises `ValueError`."""
     for place, value in enumerate(values):
         if value in values[:place]:
             raise ValueError(f"'{value}' is given more than once")
     return values
 
 
-Distinct = Annotated[tuple[str, ...], AfterValidator(_distinct)]
+Distinct = Annotated[tuple[str, ...], AfterValidator(distinct)]
 
 
 def _make_strict(schema: Any) -> None:

@@ -72,7 +72,9 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
 
 
 def _explain(model: type[BaseModel], fault: Any) -> str:
-    key, context = ".".join(shown(part) for part in fault["loc"]), fault.get("ctx", {})
+    of_key = fault["loc"][-1:] == ("[key]",) and fault["type"] == "value_error"
+    loc = fault["loc"][:-2] if of_key else fault["loc"]  # the text names the key itself
+    key, context = ".".join(shown(part) for part in loc), fault.get("ctx", {})
     if fault["type"] == "extra_forbidden":
         outer = key.rpartition(".")[0]
         return unknown_key(key, [f"{outer}.{name}" if outer else name for name in _fields_at(model, fault["loc"][:-1])])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.config.presets import NAME, SHORT
-from pipeline.errors import UserError
 
+MOST_ARMS = 1_000
+"""Of a study: to check a thousand takes seconds."""
 SPEAK = ("train", "algorithm", "kl.beta", "critic.vf_coef", "optimiser.lr")
 """Sections and keys whose last part says enough as a label."""
 
@@ -24,7 +25,7 @@ def of_grid(grid: Mapping[str, Sequence[Any]]) -> dict[str, Overrides]:
     >>> list(of_grid({"kl.beta": [0, 0.05], "algorithm.cliprange": [0.2]}))
     ['beta=0+cliprange=0.2', 'beta=0.05+cliprange=0.2']
     """
-    return _named("grid", _product(list(grid), grid), grid)
+    return _named(_product(list(grid), grid), grid)
 
 
 def of_factors(
@@ -37,9 +38,9 @@ def of_factors(
     >>> list(of_factors({"kl.beta": [0], "algorithm.cliprange": [0.1, 0.4]}, [("kl.beta", "algorithm.cliprange")]))
     ['baseline', 'beta=0', 'cliprange=0.1', 'cliprange=0.4', 'beta=0+cliprange=0.1', 'beta=0+cliprange=0.4']
     """
-    alone = [{key: value} for key, values in factors.items() for value in values]
-    together = [both for pair in interactions for both in _product(list(pair), factors)]
-    return {BASELINE: {}, **_named("factors", [*alone, *together], factors)}
+    alone = ({key: value} for key, values in factors.items() for value in values)
+    together = (both for pair in interactions for both in _product(pair, factors))
+    return {BASELINE: {}, **_named(itertools.chain(alone, together), factors)}
 
 
 def arm_name(overrides: Mapping[str, Any], labels: Mapping[str, str]) -> str:
@@ -71,16 +72,19 @@ def word(value: Any) -> str:
     return "-".join(word(item) for item in value) if isinstance(value, list | tuple) else str(value)
 
 
-def _product(keys: Sequence[str], values: Mapping[str, Sequence[Any]]) -> list[Overrides]:
-    return [dict(zip(keys, chosen, strict=True)) for chosen in itertools.product(*(values[key] for key in keys))]
+def _product(keys: Sequence[str], values: Mapping[str, Sequence[Any]]) -> Iterator[Overrides]:
+    return (dict(zip(keys, chosen, strict=True)) for chosen in itertools.product(*(values[key] for key in keys)))
 
 
-def _named(design: str, arms: Iterable[Overrides], keys: Iterable[str]) -> dict[str, Overrides]:
+def _named(arms: Iterable[Overrides], keys: Iterable[str]) -> dict[str, Overrides]:
+    """The arms under their names. Raises `ValueError` where two have one name, or there are too many."""
     labels = short_names(keys)
     named: dict[str, Overrides] = {}
     for overrides in arms:
         name = arm_name(overrides, labels)
         if name in named:
-            raise UserError(f"{design}: the arm '{name}' comes out more than once; give each value once")
+            raise ValueError(f"the arm '{name}' comes out more than once; give each value once")
+        if len(named) == MOST_ARMS:
+            raise ValueError(f"more than {MOST_ARMS:,} arms; at most {MOST_ARMS:,} are planned")
         named[name] = overrides
     return named

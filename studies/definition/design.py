@@ -11,7 +11,7 @@ from pipeline.config.trial import TrialConfig, canonical_json
 from pipeline.errors import UserError
 from studies.definition.checks import built, check_overrides, told
 from studies.definition.replicates import chain_of, seeded
-from studies.definition.schema import IMPORTED, STOP_KEY, Study
+from studies.definition.schema import IMPORTED, Study
 
 
 @dataclass(frozen=True)
@@ -80,20 +80,19 @@ def cells(study: Study, profile: str | None = None, overrides: Mapping[str, Any]
         raise UserError(
             f"{study.source or study.name}: its trials were run elsewhere, so nothing runs here; see ablate import"
         )
-    chosen = profile or study.profile
-    stops = {arm: {STOP_KEY: study.stop_rules(arm)} for arm in study.arm_overrides()}
-    configs, faults = built(study, chosen, overrides or {}, stops)
+    configs, faults = built(study, profile or study.profile, overrides or {})
     if faults:
         raise UserError(told(study.source or study.name, faults))
-    if study.kind == "search":
-        configs = {arm: _fresh(config, study) for arm, config in configs.items()}
-    result = [
+    for arm, config in configs.items():
+        stopping = config.train.model_copy(update={"stop": study.stop_rules(arm)})
+        configs[arm] = config.model_copy(update={"train": stopping})
+        if study.kind == "search":
+            configs[arm] = _fresh(configs[arm], study)
+    return [
         Cell(arm, row.number, seeded(config, row, study.vary))
         for row in study.replicates
         for arm, config in configs.items()
     ]
-    _refuse_twins(study, result, chosen)
-    return result
 
 
 def _fresh(config: TrialConfig, study: Study) -> TrialConfig:
@@ -108,19 +107,6 @@ def _fresh(config: TrialConfig, study: Study) -> TrialConfig:
             f" evaluate.prompts; it is {config.data.heldout_prompts}), or lower evaluate.prompts"
         )
     return config.model_copy(update={"evaluate": cfg.model_copy(update={"first_prompt": first, "seed": cfg.seed + 1})})
-
-
-def _refuse_twins(study: Study, plan: Sequence[Cell], profile: str) -> None:
-    """Two arms may differ on the study's own profile and be one on another: their effect of exactly 0 would look like a
-    finding."""
-    seen: dict[tuple[int, str], str] = {}
-    for cell in plan:
-        twin = seen.setdefault((cell.seed, cell.config.digest()), cell.arm)
-        if twin != cell.arm:
-            raise UserError(
-                f"{study.source or study.name}: arms '{twin}' and '{cell.arm}' are the same trial on profile"
-                f" '{profile}'; keep one"
-            )
 
 
 def cautions(plan: Sequence[Cell]) -> list[str]:

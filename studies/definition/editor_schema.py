@@ -2,14 +2,13 @@
 
 Made from the pydantic models, the trial's configuration and the list of metrics. Setting up and `new-study` write it
 to ``studies/study.schema.json``, where the first line of the shipped studies looks for it; so does
-``python -m studies.definition.editor_schema``.
+``python -m studies.definition.editor_schema``. It refuses no valid file; what it lets through, reading the file finds.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,15 @@ from pipeline.config.base import Section
 from pipeline.config.effects import needs
 from pipeline.config.loading import MAPPINGS, load_config, profile_names
 from pipeline.config.presets import NAME, SHORT
-from pipeline.config.rewards import JudgeConfig, RewardConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.run.layout import SAFE_NAME
 from pipeline.run.metrics import FAMILIES, METRICS
-from studies.definition.replicates import SEED_KEY
-from studies.definition.schema import DERIVED, KINDS, STOP_KEY, STUDIES, Study
+from studies.definition.fields import FIXED
+from studies.definition.schema import DERIVED, KINDS, STUDIES, Study
 
 SCHEMA = STUDIES / "study.schema.json"
 PROFILES_SHOWN = ("tiny", "t4")
+_OVERRIDES = "#/$defs/Overrides"
 
 
 def header(path: Path) -> str:
@@ -43,140 +42,78 @@ def write_schema() -> None:
 
 def study_schema() -> dict[str, Any]:
     """JSON schema (draft 2020-12) of a study file."""
-    schema: dict[str, Any] = _plain(Study.model_json_schema(by_alias=True))
-    parts, knobs = schema["$defs"], dict(_knobs())
+    schema: dict[str, Any] = Study.model_json_schema(by_alias=True)
+    parts, fields = schema["$defs"], schema["properties"]
     for name in DERIVED:
-        del schema["properties"][name]
+        del fields[name]
     schema["required"].remove("name")
-    overrides = {"type": "object", "description": "what this arm changes", "properties": knobs, **_inside({})}
-    schema["properties"]["arms"] |= {
-        "propertyNames": {"pattern": f"^{SAFE_NAME.pattern}$"},
-        "additionalProperties": {"$ref": "#/$defs/Overrides"},
-    }
-    for kind in ("grid", "factors"):
-        listed = {
-            key: {"type": "array", "minItems": 1, "items": {"$ref": _where(key)}, **_words(knob)}
-            for key, knob in knobs.items()
-        }
-        schema["properties"][kind] |= {"properties": listed, **_inside({"type": "array", "minItems": 1})}
-    schema["properties"]["profile"]["enum"] = profile_names()
     schema["oneOf"] = [{"required": [kind]} for kind in KINDS]
-    parts["Overrides"] = overrides
-    parts["Search"]["properties"]["space"] |= {
-        "properties": {key: {"$ref": "#/$defs/Dimension", **_words(knob)} for key, knob in knobs.items()},
-        **_inside({"$ref": "#/$defs/Dimension"}),
-    }
-    parts |= _plain({**RewardConfig.model_json_schema()["$defs"], **JudgeConfig.model_json_schema()["$defs"]})
-    parts["Dimension"]["oneOf"] = [{"required": ["low", "high"]}, {"required": ["values"]}]
-    parts["Constraint"]["oneOf"] = [{"required": ["max"]}, {"required": ["min"]}]
-    parts["Evaluation"], parts["Series"] = _metrics(evaluated=True), _metrics(evaluated=False)
-    for part in ("Objective", "Constraint"):
-        parts[part]["properties"]["metric"] |= {"$ref": "#/$defs/Evaluation"}
-    for part in ("Hypothesis", "Falsifier"):
-        parts[part]["properties"]["metric"]["anyOf"] = [{"$ref": "#/$defs/Evaluation"}, {"$ref": "#/$defs/Series"}]
-    _forms(parts["Falsifier"])
-    hypothesis = parts["Hypothesis"]
-    weights = hypothesis["properties"]["contrast"]
-    words = {"description": weights.pop("description")}
-    hypothesis["properties"]["contrast"] = {**words, "anyOf": [{"type": "string"}, weights]}
-    hypothesis["oneOf"] = [{"required": [key]} for key in ("contrast", "order")]
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **schema,
-        "title": "Study",
-        "description": _line(Study.__doc__),
-    }
-
-
-def _forms(falsifier: dict[str, Any]) -> None:
-    """A falsifier speaks of a series before a step, or of an evaluation, which has none."""
-    words = falsifier["properties"]["relative_to"]["description"]
-    falsifier["properties"]["relative_to"] = {"type": "string", "enum": ["baseline"], "description": words}
-    series = {"metric": {"$ref": "#/$defs/Series"}, "bound": {"type": "null"}}
-    once = {
-        "metric": {"$ref": "#/$defs/Evaluation"},
-        "before_step": {"type": "null"},
-        "aggregation": {"enum": ["any"]},
-        "stop": {"enum": [False]},
-    }
-    falsifier["oneOf"] = [
-        {"required": ["before_step"], "properties": series},
-        {"required": ["metric"], "properties": once},
-    ]
-
-
-def _knobs() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every dotted key that an arm can name, with its type, bounds, and values by profile."""
-    profiles = {name: load_config(name).model_dump(mode="json") for name in PROFILES_SHOWN}
+    fields["profile"]["enum"] = profile_names()
+    knobs: dict[str, Any] = {}
     for section, info in TrialConfig.model_fields.items():
-        if not (isinstance(info.annotation, type) and issubclass(info.annotation, Section)):
-            continue
-        for name, field in info.annotation.model_json_schema()["properties"].items():
-            key = f"{section}.{name}"
-            if key in (SEED_KEY, STOP_KEY):
-                continue
-            values = ", ".join(
-                f"{profile} {json.dumps(content[section][name])}" for profile, content in profiles.items()
-            )
-            only = f"; acts only with {needs(key)}" if needs(key) else ""
-            knob = {**_plain(field), "description": f"{field['description']}{only} ({values})"}
-            yield key, knob
-            if key == NAME:
-                yield SHORT, knob
+        if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
+            own = info.annotation.model_json_schema()
+            parts |= own.pop("$defs", {})
+            knobs |= {f"{section}.{name}": knob for name, knob in own["properties"].items()}
+    knobs = {key: _with_values(key, knob) for key, knob in knobs.items() if key not in FIXED}
+    knobs |= {SHORT: knobs[NAME]}
+    parts["Overrides"] = _of_knobs(knobs, {})
+    arms = _object_of(fields["arms"])
+    arms |= {"propertyNames": {"pattern": f"^{SAFE_NAME.pattern}$"}, "additionalProperties": {"$ref": _OVERRIDES}}
+    some: dict[str, Any] = {"type": "array", "minItems": 1}
+    items = {key: {**some, "items": {"$ref": f"{_OVERRIDES}/properties/{key}"}} for key in knobs}
+    for kind in ("grid", "factors"):
+        _object_of(fields[kind]).update(_of_knobs(items, some))
+    dimension = {"$ref": "#/$defs/Dimension"}
+    parts["Search"]["properties"]["space"].update(_of_knobs(dict.fromkeys(knobs, dimension), dimension))
+    parts["Metric"] = _metric()
+    for part in ("Objective", "Constraint", "Hypothesis", "Falsifier"):
+        parts[part]["properties"]["metric"]["$ref"] = "#/$defs/Metric"
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_plain(schema), "title": "Study"}
 
 
-def _inside(value: dict[str, Any]) -> dict[str, Any]:
-    """No other keys but single entries of mappings, whose names are the user's."""
-    return {"patternProperties": {f"^{re.escape(name)}\\.": value for name in MAPPINGS}, "additionalProperties": False}
+def _with_values(key: str, knob: dict[str, Any]) -> dict[str, Any]:
+    """A knob whose description also says what it needs to act, and its values in some profiles."""
+    section, _, name = key.partition(".")
+    values = ", ".join(
+        f"{profile} {json.dumps(load_config(profile).model_dump(mode='json')[section][name])}"
+        for profile in PROFILES_SHOWN
+    )
+    only = f"; acts only with {needs(key)}" if needs(key) else ""
+    return {**knob, "description": f"{knob['description']}{only} ({values})"}
 
 
-def _where(key: str) -> str:
-    return f"#/$defs/Overrides/properties/{key}"
+def _of_knobs(properties: dict[str, Any], value: dict[str, Any]) -> dict[str, Any]:
+    """A mapping of these keys and no others but single entries of mappings, whose names are the user's."""
+    inside = {f"^{re.escape(name)}\\.": value for name in MAPPINGS}
+    return {"type": "object", "properties": properties, "patternProperties": inside, "additionalProperties": False}
 
 
-def _words(knob: dict[str, Any]) -> dict[str, Any]:
-    return {"description": knob["description"]}
+def _object_of(field: dict[str, Any]) -> dict[str, Any]:
+    """The mapping in a field that may be left out."""
+    found: dict[str, Any] = next(one for one in field["anyOf"] if one.get("type") == "object")
+    return found
 
 
-def _metrics(evaluated: bool) -> dict[str, Any]:
-    chosen = [metric for metric in METRICS.values() if metric.key.startswith("eval/") == evaluated]
-    listed = {
-        "enum": [metric.key for metric in chosen],
-        "enumDescriptions": [f"{metric.unit}: {metric.formula}" for metric in chosen],
-    }
-    families = [family for family in FAMILIES if family.key.startswith("eval/") == evaluated]
-    named = [
-        {"pattern": f"^{family.key.partition('<')[0]}", "description": f"{family.unit}: {family.formula}"}
-        for family in families
+def _metric() -> dict[str, Any]:
+    words = {metric.key: f"{metric.unit}: {metric.formula}" for metric in METRICS.values()}
+    listed = {"enum": [*words], "enumDescriptions": [*words.values()]}
+    families = [
+        {"pattern": f"^{one.key.partition('<')[0]}", "description": f"{one.unit}: {one.formula}"} for one in FAMILIES
     ]
-    return {"type": "string", "anyOf": [listed, *named]}
+    return {"type": "string", "anyOf": [listed, *families]}
 
 
 def _plain(node: Any) -> Any:
-    """Without titles, without defaults that are null or repeat a whole section, and with docstrings cut to their first
-    line."""
+    """Without titles, and with docstrings cut to their first line."""
     if isinstance(node, list):
         return [_plain(item) for item in node]
     if not isinstance(node, dict):
         return node
     kept = {key: _plain(value) for key, value in node.items() if not (key == "title" and isinstance(value, str))}
-    if "default" in kept and (kept["default"] is None or isinstance(kept["default"], dict | list)):
-        del kept["default"]
     if isinstance(kept.get("description"), str):
-        kept["description"] = _line(kept["description"])
-    choices = [choice for choice in kept.get("anyOf", []) if choice != {"type": "null"}]
-    if (
-        len(choices) == 1
-        and len(kept["anyOf"]) > 1
-        and ("$ref" in choices[0] or choices[0]["type"] in ("object", "array"))
-    ):
-        kept |= choices[0]
-        del kept["anyOf"]
+        kept["description"] = kept["description"].strip().splitlines()[0]
     return kept
-
-
-def _line(text: str | None) -> str:
-    return (text or "").strip().splitlines()[0]
 
 
 if __name__ == "__main__":

@@ -6,25 +6,20 @@ compares either the trial's own value or, with `relative_to`, its difference or 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from pipeline.config.base import Distinct, Finite, Positive, Section
 from pipeline.config.names import nearest
 from pipeline.config.train import StopRule
-from pipeline.run.metrics import METRICS, PER_PROMPT, known, per_prompt
+from pipeline.run.metrics import METRICS, PER_PROMPT, per_prompt
+from studies.definition.fields import COST, EVALUATION, MetricName, Name, Text, check_comparable
 
 EXACT_KL = "objective/kl_exact_per_token"
 """What falsifiers speak of by default: the k1 estimate of a small KL is mostly noise, and a single record of it can
 refute a claim that the policy keeps."""
-EVALUATION, COST = "eval/", "cost/"
-"""Heads of the metrics that exist once per trial, after training: of its evaluation, and of what it cost."""
-Text = Annotated[str, Field(min_length=1)]
-Name = Annotated[str, Field(min_length=1, max_length=100)]
-"""Of a claim; it becomes a column of tables and part of keys in MLflow."""
 
 
 class Consecutive(Section):
@@ -38,7 +33,7 @@ class Falsifier(Section):
 
     name: Name
     claim: Text
-    metric: str = Field(
+    metric: MetricName = Field(
         EXACT_KL,
         description=(
             "a series, or a metric of the evaluation (eval/...); default: the exact KL per token to the reference"
@@ -87,6 +82,38 @@ class Falsifier(Section):
         if isinstance(content, dict) and content.get("relative_to") and content.get("relative") is None:
             return {**content, "relative": "difference"}
         return content
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        """Refuse keys that do not go together, all at once."""
+        metric, once, cost = f"'{self.metric}'", self.evaluated, self.metric.startswith(COST)
+        measured = f"{metric} is measured once, after training"
+        wrong = {
+            f"relative: '{self.relative}' needs `relative_to: baseline`": self.relative and not self.relative_to,
+            "stop: a running trial does not know the baseline's values; remove stop or relative_to": (
+                self.stop and self.relative_to
+            ),
+            f"metric: {metric} is recorded once, and not while a trial runs; name it in a hypothesis": cost,
+            f"before_step: is missing; {metric} is a series, of which records before a step count": (
+                not (once or cost) and self.before_step is None
+            ),
+            "stop: a mean is known only when all its records are; use any or {consecutive: N}, or remove stop": (
+                not once and self.stop and self.aggregation == "mean"
+            ),
+            f"before_step: {measured}; remove before_step, or name a series": once and self.before_step is not None,
+            f"aggregation: {measured}; remove aggregation, or name a series": once and self.aggregation != "any",
+            f"stop: {measured}, so it cannot end the training; remove stop, or name a series": once and self.stop,
+            f"bound: {metric} has no interval{nearest(self.metric, PER_PROMPT)}; these have one:"
+            f" {', '.join(PER_PROMPT)}": self.bound and per_prompt(self.metric) is None,
+            "bound: a ratio to the baseline has no interval; use `relative: difference`, or remove bound": (
+                self.bound and self.relative == "ratio"
+            ),
+        }
+        if faults := [text for text, holds in wrong.items() if holds]:
+            raise ValueError("; ".join(faults))
+        if self.relative_to:
+            check_comparable(self.metric)
+        return self
 
     @property
     def evaluated(self) -> bool:
@@ -150,49 +177,3 @@ class Falsifier(Section):
         often = f" {self.consecutive} times in a row" if isinstance(self.aggregation, Consecutive) else ""
         before = "" if self.before_step is None else f" before step {self.before_step}"
         return f"{how}{what} {self.op} {self.threshold:g}{often}{before}"
-
-
-def mismatches(falsifier: Falsifier) -> Iterator[tuple[str, str]]:
-    """Keys that do not go together, as (key, what is wrong); what is wrong with an unknown metric is its name alone."""
-    if falsifier.relative and not falsifier.relative_to:
-        yield "relative", f"'{falsifier.relative}' needs `relative_to: baseline`; add it, or remove relative"
-    if falsifier.stop and falsifier.relative_to:
-        yield "stop", "a running trial does not know the baseline's values; remove stop or relative_to"
-    if falsifier.metric.startswith(COST):
-        yield "metric", f"'{falsifier.metric}' is recorded once, and not while a trial runs; name it in a hypothesis"
-    elif known(falsifier.metric):
-        yield from _of_evaluation(falsifier) if falsifier.evaluated else _of_series(falsifier)
-
-
-def has_interval(metric: str) -> bool:
-    """Whether a metric of the evaluation is known prompt by prompt, and so has an interval within a trial."""
-    return per_prompt(metric) is not None
-
-
-def _of_series(falsifier: Falsifier) -> Iterator[tuple[str, str]]:
-    if falsifier.before_step is None:
-        yield "before_step", f"is missing; '{falsifier.metric}' is a series, of which records before a step count"
-    if falsifier.stop and falsifier.aggregation == "mean":
-        yield "stop", "a mean is known only when all its records are; use any or {consecutive: N}, or remove stop"
-    if falsifier.bound:
-        yield (
-            "bound",
-            f"'{falsifier.metric}' is a series and has no interval; remove bound, or name a metric of the"
-            f" evaluation: {', '.join(PER_PROMPT)}",
-        )
-
-
-def _of_evaluation(falsifier: Falsifier) -> Iterator[tuple[str, str]]:
-    once = f"'{falsifier.metric}' is measured once, after training"
-    if falsifier.before_step is not None:
-        yield "before_step", f"{falsifier.before_step}: {once}; remove before_step, or name a series"
-    if falsifier.aggregation != "any":
-        given = "mean" if falsifier.aggregation == "mean" else f"{{consecutive: {falsifier.consecutive}}}"
-        yield "aggregation", f"{given}: {once}; remove aggregation, or name a series"
-    if falsifier.stop and not falsifier.relative_to:
-        yield "stop", f"{once}, so it cannot end the training; remove stop, or name a series"
-    if falsifier.bound and not has_interval(falsifier.metric):
-        hint = nearest(falsifier.metric, PER_PROMPT)
-        yield "bound", f"'{falsifier.metric}' has no interval{hint}; these have one: {', '.join(PER_PROMPT)}"
-    elif falsifier.bound and falsifier.relative == "ratio":
-        yield "bound", "a ratio to the baseline has no interval; use `relative: difference`, or remove bound"

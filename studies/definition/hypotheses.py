@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from pipeline.config.base import Finite, Section
+from studies.definition.fields import Comparable, Name, Text
 
 Expected = Literal["higher", "lower", "equal"]
 Weights = dict[str, float]
@@ -20,9 +21,9 @@ ROUNDING = 1e-9
 class Hypothesis(Section):
     """A claim about differences between arms, judged by an interval over seeds and prompts."""
 
-    name: Annotated[str, Field(min_length=1, max_length=100)]
-    claim: Annotated[str, Field(min_length=1)]
-    metric: str = Field(description="of the evaluation, or a series, of which the mean of the last tenth counts")
+    name: Name
+    claim: Text
+    metric: Comparable = Field(description="of the evaluation, or a series, of which the mean of the last tenth counts")
     contrast: dict[str, Finite] | None = Field(
         None, description="ARM - OTHER, or {arm: weight} with weights that sum to 0"
     )
@@ -34,7 +35,7 @@ class Hypothesis(Section):
         0.0, description="by more than this much it is higher or lower; within this much it is equal"
     )
 
-    @field_validator("contrast", mode="before")
+    @field_validator("contrast", mode="before", json_schema_input_type=str | dict[str, Finite] | None)
     @classmethod
     def _read(cls, value: Any) -> Any:
         return weights_of(value) if isinstance(value, str) else value

@@ -8,12 +8,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from pipeline.config.base import Section, Seed
+from pipeline.config.base import Section
 from pipeline.config.effects import inert
 from pipeline.config.trial import TrialConfig
-from studies.definition.space import MOST_SEEDS
+from studies.definition.fields import Seeds
 
-SEED_KEY = "train.seed"
 Link = Literal["labels", "reward", "sft"]
 LINKS: Mapping[Link, str] = {"labels": "reward.pairs_seed", "reward": "reward.seed", "sft": "sft.seed"}
 """Parts of the chain before training, and the key of their seed."""
@@ -25,9 +24,7 @@ PER_CHAIN = 1_000
 class Trainings(Section):
     """Several trainings on each chain, so that the two sources of variation can be told apart."""
 
-    seeds: tuple[Seed, ...] = Field(
-        min_length=2, max_length=MOST_SEEDS, description="trainings on each chain, below 1000"
-    )
+    seeds: Seeds = Field(description="at least two trainings on each chain, below 1000")
     design: Literal["nested", "crossed"] = Field(
         "nested",
         description="nested: every training has a seed of its own; crossed: all chains use these training seeds",

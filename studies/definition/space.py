@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from pipeline.config.base import Finite, Positive, Section, Seed, StrictlyPositive
 from pipeline.config.train import StopRule
 from pipeline.run.metrics import METRICS, known
-
-MOST_SEEDS = 1_000
-
-
-def several(seeds: Any) -> Any:
-    """Seeds as they are; a single number is answered with the list that is meant."""
-    if isinstance(seeds, int) and not isinstance(seeds, bool):
-        listed = list(range(min(max(seeds, 1), 9)))
-        raise ValueError(f"{seeds} is a single number; give a list of seeds, for example seeds: {listed}")
-    return seeds
+from studies.definition.fields import Knob, MetricName, Seeds, in_full
 
 
 class Objective(Section):
     """What a trial is told to the planner as; a metric of the final evaluation."""
 
-    metric: str = Field("eval/win_rate", description="a metric of the evaluation, eval/...")
+    metric: MetricName = Field("eval/win_rate", description="a metric of the evaluation, eval/...")
     direction: Literal["maximize", "minimize"] = "maximize"
     smallest: StrictlyPositive | None = Field(
         None,
@@ -87,7 +78,7 @@ class Dimension(Section):
 class Constraint(Section):
     """A bound on a metric of the evaluation; a trial beyond it is infeasible."""
 
-    metric: str
+    metric: MetricName
     max: Finite | None = Field(None, description="largest allowed value")
     min: Finite | None = Field(None, description="smallest allowed value")
 
@@ -130,20 +121,13 @@ class Confirm(Section):
     never used."""
 
     top: Positive = Field(2, description="configurations to confirm")
-    seeds: tuple[Seed, ...] = Field(
-        min_length=1, max_length=MOST_SEEDS, description="disjoint from the seed of the search"
-    )
-
-    @field_validator("seeds", mode="before")
-    @classmethod
-    def _several_seeds(cls, value: Any) -> Any:
-        return several(value)
+    seeds: Seeds = Field(description="disjoint from the seed of the search")
 
 
 class Search(Section):
     """TPE over a space, and the confirmation of what it found."""
 
-    space: dict[str, Dimension] = Field(
+    space: Annotated[dict[Knob, Dimension], BeforeValidator(in_full)] = Field(
         min_length=1, description="dotted key: {low, high, log, int} or {values: [...]}"
     )
     trials: Annotated[Positive, Field(le=10_000)] = Field(

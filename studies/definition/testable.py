@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
+from pipeline.config import effects
+from pipeline.config.effects import Condition, setting
 from pipeline.config.presets import ADVANTAGES
-from pipeline.config.replay import has_replay, teaches
+from pipeline.config.replay import teaches
 from pipeline.config.rewards import DISAGREEMENT
 from pipeline.config.trial import TrialConfig
 from pipeline.run.metrics import each_step
 from studies.definition.design import Cell
-from studies.definition.falsifier import EVALUATION, Falsifier
+from studies.definition.falsifier import Falsifier
+from studies.definition.fields import EVALUATION
 from studies.definition.hypotheses import Hypothesis
 from studies.definition.schema import Study
 
@@ -22,87 +25,56 @@ JUDGED = ("objective/gold/", "eval/gold/", "eval/gold_reference/")
 """Heads of the metrics of further judges, before the judge's name."""
 PARTS = ("reward/", "eval/reward/")
 """Heads of the metrics of parts of a reward, before the part's name."""
-ONLY_WITH: dict[str, tuple[str, Callable[[TrialConfig], bool]]] = {
-    "objective/greedy_reward": (
-        "algorithm.advantage: remax",
-        lambda config: ADVANTAGES[config.algorithm.advantage].greedy,
-    ),
-    **dict.fromkeys(
-        ("objective/sampler_gap", "objective/sampler_ratio"),
-        (
+ONLY_WITH: tuple[tuple[Condition, tuple[str, ...]], ...] = (
+    (setting("algorithm.advantage", "remax"), ("objective/greedy_reward",)),
+    (
+        Condition(
             "runtime.sampler: static, or auto on a GPU",
             lambda config: config.runtime.static_sampler(config.runtime.device != "cpu"),
+            "runtime.sampler",
         ),
+        ("objective/sampler_gap", "objective/sampler_ratio"),
     ),
-    "objective/equal_groups": (
-        "an advantage among the responses to a prompt",
-        lambda config: ADVANTAGES[config.algorithm.advantage].least_responses > 1,
+    (
+        Condition(
+            "an advantage among the responses to a prompt",
+            lambda config: ADVANTAGES[config.algorithm.advantage].least_responses > 1,
+            "algorithm.advantage",
+        ),
+        ("objective/equal_groups",),
     ),
-    "objective/ent_coef": (
-        "an entropy bonus (entropy.coef above 0, or a schedule that goes above 0)",
-        lambda config: config.entropy.acts,
-    ),
-    "policy/pg_clipfrac": (
-        "algorithm.trust_region: clip or cispo",
-        lambda config: config.algorithm.trust_region in ("clip", "cispo"),
-    ),
-    "policy/dual_clipfrac": ("algorithm.dual_clip", lambda config: config.algorithm.dual_clip is not None),
-    "policy/kl_loss": ("kl.place: loss", lambda config: config.kl.place == "loss"),
-    "policy/kl_hinge": ("kl.hinge", lambda config: config.kl.hinge is not None),
-    **dict.fromkeys(
-        ("value/vf_loss", "value/vf_clipfrac", "value/explained_variance"),
-        ("a critic (critic.kind: shared or separate)", lambda config: config.critic.kind != "none"),
-    ),
-    "value/grad_norm": (
-        "critic.kind: separate and optimiser.clip_norms: apart",
-        lambda config: config.critic.kind == "separate" and config.optimiser.clip_norms == "apart",
-    ),
-    **dict.fromkeys(
-        ("replay/states", "replay/tokens", "replay/explained_variance"),
-        ("algorithm.advantage: replay or critic.target: replay", has_replay),
-    ),
-    "replay/standard_error": (
-        "replay.continuations above 1",
-        lambda config: has_replay(config) and config.replay.continuations > 1,
-    ),
-    **dict.fromkeys(
+    (effects.BONUS, ("objective/ent_coef",)),
+    (setting("algorithm.trust_region", "clip", "cispo"), ("policy/pg_clipfrac",)),
+    (effects.given("algorithm.dual_clip"), ("policy/dual_clipfrac",)),
+    (setting("kl.place", "loss"), ("policy/kl_loss",)),
+    (effects.given("kl.hinge"), ("policy/kl_hinge",)),
+    (effects.CRITIC, ("value/vf_loss", "value/vf_clipfrac", "value/explained_variance", "value/grad_norm")),
+    (effects.SEPARATE, ("value/grad_norm",)),
+    (setting("optimiser.clip_norms", "apart"), ("value/grad_norm",)),
+    (effects.REPLAY, ("replay/states", "replay/tokens", "replay/explained_variance", "replay/standard_error")),
+    (Condition("critic.target: replay", teaches, "critic.target"), ("replay/critic_bias", "replay/critic_error")),
+    (effects.above_one("replay.continuations"), ("replay/standard_error", "replay/critic_error")),
+    (
+        setting("algorithm.trust_region", "dpo", "ipo"),
         (
-            "pairs/chosen_logprobs",
-            "pairs/rejected_logprobs",
-            "pairs/chosen_log_ratio",
-            "pairs/rejected_log_ratio",
+            "pairs/chosen_logprobs", "pairs/rejected_logprobs", "pairs/chosen_log_ratio", "pairs/rejected_log_ratio",
             "pairs/accuracy",
         ),
-        ("algorithm.trust_region: dpo or ipo", lambda config: config.algorithm.by_pairs),
     ),
-    "replay/critic_bias": ("critic.target: replay", teaches),
-    "replay/critic_error": (
-        "critic.target: replay and replay.continuations above 1",
-        lambda config: teaches(config) and config.replay.continuations > 1,
-    ),
-    **dict.fromkeys(
-        ("policy/old_kl_coef", "policy/old_kl"),
-        ("algorithm.trust_region: kl_penalty", lambda config: config.algorithm.trust_region == "kl_penalty"),
-    ),
-    **dict.fromkeys(
+    (setting("algorithm.trust_region", "kl_penalty"), ("policy/old_kl_coef", "policy/old_kl")),
+    (
+        setting("algorithm.trust_region", "trpo"),
         (
-            "policy/step_accepted",
-            "policy/line_search",
-            "policy/old_kl_exact",
-            "policy/surrogate_gain",
+            "policy/step_accepted", "policy/line_search", "policy/old_kl_exact", "policy/surrogate_gain",
             "policy/expected_gain",
         ),
-        ("algorithm.trust_region: trpo", lambda config: config.algorithm.trust_region == "trpo"),
     ),
-    **dict.fromkeys(
-        ("policy/lr", "policy/lr_factor"),
-        ("algorithm.trust_region other than trpo", lambda config: config.algorithm.trust_region != "trpo"),
-    ),
-    "objective/floor_weight": ("floor.part", lambda config: config.floor.part is not None),
-    "objective/round_kl_per_token": ("reward.rounds above 1", lambda config: config.rounds > 1),
-    "policy/update_steps": ("algorithm.target_kl", lambda config: config.algorithm.target_kl is not None),
-}
-"""Series that only some configurations record: the key that they need, and whether a configuration has it."""
+    (effects.ADAM_MOVES_THE_POLICY, ("policy/lr", "policy/lr_factor")),
+    (effects.given("floor.part"), ("objective/floor_weight",)),
+    (effects.ROUNDS, ("objective/round_kl_per_token",)),
+    (effects.given("algorithm.target_kl"), ("policy/update_steps",)),
+)  # fmt: skip
+"""Series that only some configurations record, and what they need; all conditions of a series must hold."""
 
 
 def untestable(study: Study, plan: Sequence[Cell]) -> list[str]:
@@ -141,8 +113,8 @@ def needs(metric: str, config: TrialConfig) -> str | None:
     if metric.startswith(JUDGED):
         judge = metric.rpartition("/")[2]
         return None if judge in config.judge.also else f"judge.also.{judge}"
-    key, has = ONLY_WITH.get(metric, ("", lambda config: True))
-    return None if has(config) else key
+    missing = [condition.words for condition, series in ONLY_WITH if metric in series and not condition.holds(config)]
+    return " and ".join(missing) or None
 
 
 def _part_lacks(part: str, config: TrialConfig) -> str | None:

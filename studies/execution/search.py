@@ -17,8 +17,9 @@ from filelock import FileLock
 from pipeline.config.loading import load_config
 from pipeline.run.layout import StudyFolder, TrialRecord
 from studies.definition.design import Cell
+from studies.definition.fields import STOP_KEY
 from studies.definition.replicates import seeded
-from studies.definition.schema import STOP_KEY, Study
+from studies.definition.schema import Study
 from studies.definition.search import Tried, arm, choose, load, objectives, pareto, save, tried, violations
 from studies.definition.space import Dimension
 from studies.execution.optuna_file import objective_value

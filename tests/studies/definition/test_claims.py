@@ -1,0 +1,168 @@
+"""Falsifiers and hypotheses as a study file states them, and the claims that the planned trials cannot decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fake_trial import SEARCH, STUDY
+from helpers import smoke
+
+from pipeline.run.layout import Layout
+from pipeline.run.metrics import METRICS
+from pipeline.trial import plan_trial
+from studies.definition.design import cells
+from studies.definition.falsifier import Falsifier
+from studies.definition.hypotheses import weights_of
+from studies.definition.schema import Study
+from studies.definition.testable import horizons, needs, untestable
+
+BASE = {"name": "n", "claim": "c", "op": ">", "threshold": 0.5}
+SERIES = "metric: objective/kl, before_step: 32"
+HEAD = STUDY.partition("falsifiers:")[0].replace("seeds: [0, 1]", "seeds: [0, 1]\nprofile: tiny")
+PART = "  - {name: wins, claim: it wins, metric: eval/win_rate, contrast: strong - weak, expect: higher}\n"
+SHORT = {"train.steps": 64}
+Write = Callable[..., Study]
+
+
+@pytest.mark.parametrize(
+    ("keys", "condition", "unit"),
+    [
+        ({"before_step": 9}, "objective/kl_exact_per_token > 0.5 before step 9", "nats per token"),
+        (
+            {"before_step": 9, "aggregation": {"consecutive": 3}, "relative_to": "baseline"},
+            "objective/kl_exact_per_token minus the baseline's > 0.5 3 times in a row before step 9",
+            "nats per token",
+        ),
+        (
+            {"before_step": 9, "aggregation": "mean", "relative_to": "baseline", "relative": "ratio"},
+            "mean of (objective/kl_exact_per_token divided by the baseline's) > 0.5 before step 9",
+            "1",
+        ),
+        ({"metric": "eval/gold", "bound": "high"}, "high end of the 95 % interval of eval/gold > 0.5", "judge points"),
+        (
+            {"metric": "eval/gold", "bound": "low", "relative_to": "baseline"},
+            "low end of the 95 % interval of (eval/gold minus the baseline's) > 0.5",
+            "judge points",
+        ),
+    ],
+)
+def test_the_condition_in_words(keys: dict[str, Any], condition: str, unit: str) -> None:
+    one = Falsifier.model_validate({**BASE, **keys})
+    assert (one.condition, one.unit) == (condition, unit)
+    assert Falsifier.model_validate(one.model_dump(mode="json")) == one
+
+
+def test_the_arms_that_a_claim_speaks_of() -> None:
+    one = Falsifier.model_validate({**BASE, "before_step": 9, "arms": ["beta_*", "fixed"]})
+    arms = ("beta_0", "fixed", "Beta_0", "fixed_2")
+    assert [one.applies_to(arm, "fixed") for arm in arms] == [True, True, False, False]
+    relative = one.model_copy(update={"relative_to": "baseline"})
+    assert [relative.applies_to(arm, "fixed") for arm in arms[:2]] == [True, False], "not of the baseline"
+
+
+def test_contrasts_and_orders(write_study: Write) -> None:
+    study = write_study(f"{STUDY}hypotheses:\n{PART}")
+    same = write_study(f"{STUDY}hypotheses:\n{PART.replace('strong - weak', '{strong: 1, weak: -1}')}")
+    assert study.hypotheses == same.hypotheses
+    (one,) = study.hypotheses
+    assert (one.contrasts, one.condition) == (({"strong": 1.0, "weak": -1.0},), "eval/win_rate: strong - weak > 0")
+    order = PART.replace("contrast: strong - weak, expect: higher", "order: [weak, strong], expect: lower, margin: 0.1")
+    (one,) = write_study(f"{STUDY}hypotheses:\n{order}").hypotheses
+    assert one.contrasts == ({"strong": 1.0, "weak": -1.0},), "each arm minus the one before it"
+    assert one.condition == "eval/win_rate: weak > strong, each by more than 0.1"
+    write_study(f"{SEARCH}hypotheses:\n{PART.replace('strong - weak', 'confirm-1 - baseline')}")
+    assert weights_of("- a + b") == {"a": -1.0, "b": 1.0}
+    silent = write_study(STUDY.replace("hypothesis: It does.\nrefuted_if: It does not.\n", ""))
+    assert (silent.hypothesis, silent.refuted_if) == (None, None)
+
+
+def plan_of(write_study: Write, line: str, weak: str = "kl.beta: 0.01", strong: str = "kl.beta: 0.2") -> Study:
+    head = HEAD.replace("kl.beta: 0.01", weak).replace("kl.beta: 0.2", strong)
+    return write_study(f"{head}falsifiers:\n  - {{name: n, claim: c, op: '>', threshold: 0.5, {line}}}\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "arms", "says"),
+    [
+        ("metric: eval/gold, bound: low", {}, ""),
+        ("metric: objective/kl, before_step: 64", {}, ""),
+        ("metric: objective/kl, before_step: 65", {}, "cannot survive: it covers the first 65 ... 64"),
+        ("metric: objective/kl, before_step: 65, aggregation: mean", {}, "cannot be tested: it covers the first 65"),
+        ("metric: objective/kl, before_step: 64, aggregation: {consecutive: 4}", {}, ""),
+        ("metric: objective/kl, before_step: 64, aggregation: {consecutive: 5}", {}, "5 records ... at most 4"),
+        ("metric: policy/ratio, before_step: 64, aggregation: {consecutive: 64}", {}, ""),
+        ("metric: policy/kl_loss, before_step: 64", {}, "policy/kl_loss is recorded only with kl.place: loss"),
+        ("metric: reward/helpful, before_step: 64", {}, "only with reward.parts.helpful"),
+        ("metric: objective/gold/other, before_step: 64", {}, "only with judge.also.other"),
+        ("metric: policy/kl_hinge, before_step: 64", {"strong": "kl.hinge: 0.2"}, "tested on weak: ... kl.hinge"),
+        (SERIES, {"strong": "algorithm: best_of_n"}, "on strong: ... an algorithm that takes gradient steps"),
+        (f"{SERIES}, relative_to: baseline", {"weak": "algorithm: best_of_n"}, "baseline weak records ... only with"),
+        (f"{SERIES}, relative_to: baseline, arms: [weak, strong]", {}, "does not speak of weak"),
+        ("metric: value/vf_loss, before_step: 32, relative_to: baseline", {"weak": "algorithm: rloo"}, (
+            "the baseline weak records value/vf_loss only with critic.kind"
+        )),
+        (f"{SERIES}, relative_to: baseline", {"weak": "train.steps: 16"}, "cannot survive: ... train.steps is 16"),
+        (
+            "metric: objective/kl, before_step: 64, relative_to: baseline, aggregation: {consecutive: 3}",
+            {"strong": "train.num_epochs: 3, train.steps: 2052"},
+            "3 records in a row ... at most 2 come before step 64",
+        ),
+    ],
+)  # fmt: skip
+def test_claims_that_the_planned_trials_cannot_decide(
+    write_study: Write, line: str, arms: dict[str, str], says: str
+) -> None:
+    study = plan_of(write_study, line, **arms)
+    found = untestable(study, cells(study, None, {} if "train.steps" in str(arms) else SHORT))
+    if not says:
+        assert found == []
+        return
+    (told,) = found
+    assert told.startswith("claim n ")
+    position = 0
+    for part in says.split(" ... "):
+        assert part in told[position:], told
+        position = told.index(part)
+
+
+def test_a_hypothesis_that_the_planned_trials_cannot_decide(write_study: Write) -> None:
+    one = write_study(f"{STUDY}hypotheses:\n{PART}")
+    assert untestable(one, cells(one)) == []
+    lonely = write_study(f"{STUDY.replace('[0, 1]', '[0]')}hypotheses:\n{PART}")
+    assert "it needs at least 2 seeds" in untestable(lonely, cells(lonely))[0]
+    silent = write_study(f"{STUDY}hypotheses:\n{PART.replace('eval/win_rate', 'policy/kl_loss')}")
+    assert "records policy/kl_loss only with kl.place: loss" in untestable(silent, cells(silent))[0]
+
+
+def test_steps_are_counted_as_planned_where_a_target_kl_ends_updates(write_study: Write) -> None:
+    def lines(metric: str, **arms: str) -> list[str]:
+        study = plan_of(write_study, f"metric: {metric}, before_step: 64", **arms)
+        return horizons(study, cells(study))
+
+    assert lines("objective/kl") == []
+    (line,) = lines("objective/kl", strong="algorithm.target_kl: 0.02")
+    assert line.startswith("strong: before_step of n counts planned gradient steps")
+    _, line = lines("policy/approxkl", strong="algorithm.target_kl: 0.02")
+    assert line.startswith("strong: n cannot survive")
+
+
+def test_a_part_of_the_reward_that_is_absent_or_alone_has_no_series() -> None:
+    learned = {"kind": "learned"}
+    one = smoke(reward__kind="composite", reward__parts={"helpful": learned})
+    two = smoke(reward__kind="composite", reward__parts={"helpful": learned, "harmless": learned})
+    for head in ("reward/", "eval/reward/"):
+        assert needs(f"{head}helpful", two) is None
+        assert needs(f"{head}helpfull", two) == "reward.parts.helpfull"
+        assert needs(f"{head}helpful", one) == "a second part in reward.parts"
+        assert needs(f"{head}disagreement", two) == "reward.ensemble above 1"
+
+
+def test_series_are_recorded_as_the_warnings_say(smoke_layout: Layout) -> None:
+    import pyarrow.parquet as pq
+
+    keys = {one.stage: one.key for one in plan_trial(smoke(), smoke_layout)}
+    table = smoke_layout.store / "train" / str(keys["train"]) / "metrics.parquet"
+    series = {key for key in METRICS if not key.startswith(("eval/", "cost/"))}
+    assert {key for key in series if needs(key, smoke()) is None} == series & set(pq.read_schema(table).names)
