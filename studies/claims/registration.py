@@ -13,7 +13,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from pipeline.config.trial import canonical_json
@@ -22,20 +21,10 @@ from pipeline.run.layout import StudyFolder, set_aside, write_atomic
 from studies.definition.checks import arm_names
 from studies.definition.schema import IMPORTED, Study
 
-KINDS = ("registered", "amended")
 REMEDY = "the next start of the study sets it aside and registers the claims again, as exploratory"
 _APART = {
-    "name",
-    "figures",
-    "arms",
-    "grid",
-    "factors",
-    "interactions",
-    "imported",
-    "hypotheses",
-    "falsifiers",
-    "confirm",
-}
+    "name", "figures", "arms", "grid", "factors", "interactions", "imported", "hypotheses", "falsifiers", "confirm",
+}  # fmt: skip
 """Fields of a study that change no claim, or that `content_of` writes in another form."""
 
 
@@ -43,7 +32,6 @@ _APART = {
 class Line:
     """The study's claims and design at one start."""
 
-    kind: str
     time: str
     """UTC, ISO 8601, to the microsecond."""
     commit: str
@@ -64,10 +52,9 @@ def content_of(study: Study, profile: str, overrides: Mapping[str, Any]) -> dict
 
     Of a search these are the arms that are known beforehand; what it confirms is no change of the study.
     """
-    dumped = study.model_dump(mode="json", exclude=_APART, exclude_defaults=True)
     arms = arm_names(study)
     content = {
-        **dumped,
+        **study.model_dump(mode="json", exclude=_APART, exclude_defaults=True),
         "study": study.name,
         "profile": profile,
         "overrides": dict(overrides),
@@ -101,55 +88,54 @@ def register(
     study. The caller holds the start of the study, and no trial has begun. A damaged chain is set aside and
     told of; a new one begins, which knows how many trials had ended.
     """
+    path = folder.registration_file
     try:
         lines = read_chain(folder)
     except Damaged as error:
-        lines, path = [], folder.registration_file
-        aside = f"set aside as {set_aside(path)}; " if path.exists() else ""
+        lines, aside = [], f"set aside as {set_aside(path)}; " if path.exists() else ""
         tell(f"{path} is damaged: {error.why}; {aside}claims are registered again, after the data that there are")
     if lines and lines[-1].content == content:
         return lines[-1].digest
     in_store, interrupted = known()
     line = {
-        "kind": KINDS[bool(lines)],
         "time": datetime.now(UTC).isoformat(timespec="microseconds"),
         "commit": commit,
         "ended": ended(folder, lines),
         "begun": max(begun(folder), ended(folder, lines), interrupted),
         "in_store": list(in_store),
         "content": dict(content),
-        "content_sha256": _digest(content),
         "previous": lines[-1].digest if lines else "",
     }
-    line["sha256"] = _digest(line)
-    before = folder.registration_file.read_text("utf-8") if lines else ""
-    write_atomic(folder.registration_file, f"{before}{canonical_json(line)}\n")
-    return str(line["sha256"])
+    digest = _digest(line)
+    before = path.read_text("utf-8") if lines else ""
+    write_atomic(path, f"{before}{canonical_json({**line, 'sha256': digest})}\n")
+    return digest
 
 
 def read_chain(folder: StudyFolder) -> list[Line]:
     """All lines, the first first; none where the study was not registered. Raises `Damaged` for a chain that is not
     what was written."""
-    path, lines, head = folder.registration_file, _linked(folder), _noted(folder).get("head")
-    if head and not lines:
-        raise Gone(path, "no such file", REMEDY)
+    path, lines, head = folder.registration_file, list[Line](), _noted(folder).get("head")
+    try:
+        texts = path.read_text("utf-8").splitlines()
+    except FileNotFoundError:
+        if head:
+            raise Gone(path, "no such file", REMEDY) from None
+        texts = []
+    except (OSError, UnicodeDecodeError) as error:
+        raise Damaged(path, str(error), REMEDY) from None
+    for number, text in enumerate(texts, 1):
+        try:
+            lines.append(_line(text, lines[-1].digest if lines else ""))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            why = f"line {number}: it has changed since it was written, or does not follow the line before it"
+            raise Damaged(path, why, REMEDY) from None
     if head and head not in {line.digest for line in lines}:
         raise Damaged(path, "its last lines, which study.json knows of, are missing", REMEDY)
     return lines
 
 
-def _linked(folder: StudyFolder) -> list[Line]:
-    """Lines that follow from each other, whatever study.json knows of them."""
-    path = folder.registration_file
-    lines: list[Line] = []
-    for number, text in enumerate(_texts(path), 1):
-        lines.append(_line(path, number, text, lines[-1].digest if lines else ""))
-        if len(lines) > 1 and lines[-1].ended < lines[-2].ended:
-            raise Damaged(path, f"line {number}: fewer trials had ended than at the line before", REMEDY)
-    return lines
-
-
-def ended(folder: StudyFolder, lines: list[Line]) -> int:
+def ended(folder: StudyFolder, lines: Sequence[Line] = ()) -> int:
     """Trials that have left a record, also where records were removed since: the most that anything remembers."""
     noted = int(_noted(folder).get("ended") or 0)
     return max(len(folder.trial_files()), noted, lines[-1].ended if lines else 0)
@@ -160,15 +146,9 @@ def begun(folder: StudyFolder) -> int:
     return sum(path.stem[-1].isdigit() for path in (folder.path / "status").glob("*__seed*.json"))
 
 
-def _noted(folder: StudyFolder) -> dict[str, Any]:
-    """What study.json holds of the registration; nothing of a study that ran before there was one."""
-    noted: dict[str, Any] = folder.started().get("registration") or {} if folder.study_file.exists() else {}
-    return noted
-
-
 def note(folder: StudyFolder, head: str) -> dict[str, Any]:
     """What study.json is to hold of the registration: the last line, and how many trials have ended."""
-    return {"head": head, "ended": ended(folder, _linked(folder))}
+    return {"head": head, "ended": ended(folder)}
 
 
 def is_registered(study: Study) -> bool:
@@ -176,32 +156,20 @@ def is_registered(study: Study) -> bool:
     return study.kind != IMPORTED and bool(study.source)
 
 
-def _texts(path: Path) -> list[str]:
-    try:
-        return path.read_text("utf-8").splitlines()
-    except FileNotFoundError:
-        return []
-    except (OSError, UnicodeDecodeError) as error:
-        raise Damaged(path, str(error), REMEDY) from None
+def _noted(folder: StudyFolder) -> dict[str, Any]:
+    """What study.json holds of the registration; nothing of a study that ran before there was one."""
+    noted: dict[str, Any] = folder.started().get("registration") or {} if folder.study_file.exists() else {}
+    return noted
 
 
-def _line(path: Path, number: int, text: str, previous: str) -> Line:
-    def damaged(why: str) -> Damaged:
-        return Damaged(path, f"line {number}: {why}", REMEDY)
-
-    try:
-        row = json.loads(text)
-        digest, content = row.pop("sha256"), row["content"]
-        counts = row["ended"], row["begun"], tuple(row["in_store"])
-        line = Line(row["kind"], row["time"], row["commit"], *counts, content, digest)
-        sealed = (_digest(row), _digest(content)) == (digest, row["content_sha256"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise damaged("it is not a line of a registration") from None
-    if not sealed:
-        raise damaged("it has changed since it was written (checksum differs)")
-    if row["previous"] != previous or line.kind != KINDS[number > 1]:
-        raise damaged("it does not follow the line before it")
-    return line
+def _line(text: str, previous: str) -> Line:
+    """A line that follows another. Raises `ValueError`, or what a line of another form raises."""
+    row = json.loads(text)
+    digest = row.pop("sha256")
+    if _digest(row) != digest or row["previous"] != previous:
+        raise ValueError("checksum differs")
+    counts = row["ended"], row["begun"], tuple(row["in_store"])
+    return Line(row["time"], row["commit"], *counts, row["content"], digest)
 
 
 def _digest(content: Any) -> str:
