@@ -94,18 +94,10 @@ def difference(own: Outcomes, base: Outcomes) -> tuple[Interval, int]:
     return student(own.at(told).linear - base.at(told).linear), observed
 
 
-def judge(
-    falsifier: Falsifier,
-    own: Evaluation,
-    base: Evaluation | None = None,
-    *,
-    arm: str = "",
-    seed: int = 0,
-    run: str | None = None,
-) -> Verdict:
+def judge(falsifier: Falsifier, own: Evaluation, base: Evaluation | None = None) -> Verdict:
     """Judge the evaluation of one trial; `base`: that of the baseline with the same seed, where the claim is relative
     to it. NOT TESTED without an interval where the claim has a `bound`, and without a ratio."""
-    none = replace(untested(falsifier, arm, seed, ""), run=run)
+    none = untested(falsifier, "")
     if base is not None:
         none = replace(none, arm_value=own.value, baseline_value=base.value)
     value, ends, prompts = _compared(falsifier, own, base)
@@ -113,11 +105,15 @@ def judge(
         which = "evaluated prompts" + " shared with the baseline" * (base is not None)
         which += " with a decided pair" * (falsifier.metric == ACCURACY)
         return replace(none, reason=f"no interval: {prompts} {which}, and {FEWEST} are needed")
+    both = [against(own.value, base.value)] if base is not None else []
     if value is None or not math.isfinite(value):
-        why = f"no {falsifier.noun} of {falsifier.metric} is defined"
-        return replace(none, reason=f"{why}: {against(own.value, base.value)}" if base is not None else why)
+        return replace(none, reason=": ".join([f"no {falsifier.noun} of {falsifier.metric} is defined", *both]))
     decides = value if ends is None else ends[falsifier.bound == "high"]
     refuted = OPERATORS[falsifier.op](decides, falsifier.threshold)
+    said = f"{falsifier.relative} {value:.4g}" if falsifier.relative else f"{value:.4g}"
+    if ends is not None:
+        said += f", 95 % interval {ends[0]:.4g} to {ends[1]:.4g} over {prompts} prompts"
+    early = [own.ended, f"baseline: {base.ended}" if base is not None and base.ended else ""]
     return replace(
         none,
         outcome="FALSIFIED" if refuted else "SURVIVED",
@@ -125,7 +121,7 @@ def judge(
         n=1,
         broken=int(refuted),
         interval=ends,
-        reason="; ".join(_words(falsifier, own, base, value, ends, prompts)),
+        reason="; ".join([said, *both, *filter(None, early)]),
     )
 
 
@@ -144,23 +140,4 @@ def _compared(
     prompts = own.outcomes.observed
     if prompts < FEWEST:
         return own.value, None, prompts
-    _, low, high = interval(falsifier.metric, own.outcomes)
-    return own.value, own.stated or (low, high), prompts
-
-
-def _words(
-    falsifier: Falsifier,
-    own: Evaluation,
-    base: Evaluation | None,
-    value: float,
-    ends: tuple[float, float] | None,
-    prompts: int,
-) -> list[str]:
-    said = [f"{falsifier.relative} {value:.4g}" if falsifier.relative else f"{value:.4g}"]
-    if ends is not None:
-        said[0] += f", 95 % interval {ends[0]:.4g} to {ends[1]:.4g} over {prompts} prompts"
-    if base is not None:
-        said.append(against(own.value, base.value))
-    said += [own.ended] if own.ended else []
-    said += [f"baseline: {base.ended}"] if base is not None and base.ended else []
-    return said
+    return own.value, own.stated or interval(falsifier.metric, own.outcomes)[1:], prompts

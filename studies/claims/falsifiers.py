@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
@@ -28,6 +28,7 @@ class Verdict:
     name: str
     arm: str
     seed: int
+    """Of the trial; `studies.claims.verdicts` and `studies.claims.live` fill both in."""
     outcome: Outcome
     step: int | None
     """Gradient step at which the claim fell; none for a mean or an evaluation, or when it did not fall."""
@@ -55,15 +56,7 @@ class Verdict:
 
 
 def evaluate(
-    falsifier: Falsifier,
-    series: Iterable[Record],
-    steps: int,
-    *,
-    arm: str = "",
-    seed: int = 0,
-    run: str | None = None,
-    whose: str = "the run",
-    gap: int | None = None,
+    falsifier: Falsifier, series: Iterable[Record], steps: int, *, whose: str = "the run", gap: int | None = None
 ) -> Verdict:
     """Judge one trial's series of ``(gradient step, value)``, the values as they are compared with the threshold.
 
@@ -73,46 +66,42 @@ def evaluate(
     a mean above all, since the missing rest could still have moved it. `whose` names the run that came to `steps`;
     `gap` is the first planned step without a record because the target KL had ended its update.
     """
-    records = counted(series, falsifier.horizon)
-    beyond = sum(OPERATORS[falsifier.op](value, falsifier.threshold) for _, value in records)
-    last = records[-1][0] if records else None
-
-    def verdict(outcome: Outcome, value: float | None, reason: str, evidence: tuple[Record, ...] = ()) -> Verdict:
-        step = evidence[-1][0] if evidence else None
-        return Verdict(
-            falsifier.name, arm, seed, outcome, step, value, len(records), reason, evidence, beyond, last, run
-        )
-
+    records, before, mean = counted(series, falsifier.horizon), falsifier.horizon, falsifier.aggregation == "mean"
+    noun, breaks = (f"{falsifier.relative} " if falsifier.relative else ""), OPERATORS[falsifier.op]
     if not records:
-        return verdict("NOT TESTED", None, f"no record of {falsifier.metric} before step {falsifier.horizon}")
-    if evidence := _refutation(falsifier, records):
-        step, value = evidence[-1]
-        return verdict("FALSIFIED", value, f"{_of_noun(falsifier)}{value:.4g} at step {step}", evidence)
+        return untested(falsifier, f"no record of {falsifier.metric} before step {before}")
+    evidence = () if mean else first_break(falsifier.op, falsifier.threshold, falsifier.consecutive, records)
     closest = _closest(falsifier, records)
-    if steps < falsifier.horizon:
-        return verdict("NOT TESTED", closest, f"{whose} came to {steps} of {falsifier.horizon} gradient steps")
-    if gap is not None and gap < falsifier.horizon:
-        why = f"algorithm.target_kl left out step {gap}, so {falsifier.metric} has no record of it"
-        return verdict("NOT TESTED", closest, why)
-    if len(records) < falsifier.consecutive:
-        few = f"{len(records)} records before step {falsifier.horizon}, fewer than the {falsifier.consecutive} in a row"
-        return verdict("NOT TESTED", None, f"{few} that would refute the claim")
-    if closest is not None and math.isnan(closest):
-        return verdict("NOT TESTED", None, f"the mean of {falsifier.metric} is not a number")
-    if (
-        falsifier.aggregation == "mean"
-        and closest is not None
-        and OPERATORS[falsifier.op](closest, falsifier.threshold)
-    ):
-        return verdict("FALSIFIED", closest, f"mean {_of_noun(falsifier)}of {len(records)} records is {closest:.4g}")
-    return verdict(
-        "SURVIVED", closest, f"{len(records)} records to step {last}; {_margin(falsifier, records, closest)}"
+    verdict = replace(
+        untested(falsifier, ""),
+        value=closest,
+        n=len(records),
+        broken=sum(breaks(value, falsifier.threshold) for _, value in records),
+        last_step=records[-1][0],
     )
+    if evidence:
+        step, value = evidence[-1]
+        reason = f"{noun}{value:.4g} at step {step}"
+        return replace(verdict, outcome="FALSIFIED", step=step, value=value, reason=reason, evidence=evidence)
+    if steps < before:
+        return replace(verdict, reason=f"{whose} came to {steps} of {before} gradient steps")
+    if gap is not None and gap < before:
+        why = f"algorithm.target_kl left out step {gap}, so {falsifier.metric} has no record of it"
+        return replace(verdict, reason=why)
+    if closest is None:
+        few = f"{len(records)} records before step {before}, fewer than the {falsifier.consecutive} in a row"
+        none = f"the mean of {falsifier.metric} is not a number"
+        return replace(verdict, reason=none if mean else f"{few} that would refute the claim")
+    if mean and breaks(closest, falsifier.threshold):
+        reason = f"mean {noun}of {len(records)} records is {closest:.4g}"
+        return replace(verdict, outcome="FALSIFIED", reason=reason)
+    margin = _margin(falsifier, records, closest)
+    return replace(verdict, outcome="SURVIVED", reason=f"{len(records)} records to step {records[-1][0]}; {margin}")
 
 
-def untested(falsifier: Falsifier, arm: str, seed: int, reason: str) -> Verdict:
+def untested(falsifier: Falsifier, reason: str) -> Verdict:
     """The verdict on a trial that left nothing to judge."""
-    return Verdict(falsifier.name, arm, seed, "NOT TESTED", None, None, 0, reason)
+    return Verdict(falsifier.name, "", 0, "NOT TESTED", None, None, 0, reason)
 
 
 def overall(verdicts: Sequence[Verdict]) -> Outcome:
@@ -138,34 +127,22 @@ def tally(verdicts: Sequence[Verdict]) -> dict[Outcome, int]:
     return {outcome: n for outcome in OUTCOMES if (n := sum(verdict.outcome == outcome for verdict in verdicts))}
 
 
-def _refutation(falsifier: Falsifier, records: Sequence[Record]) -> tuple[Record, ...]:
-    """Where `any` or `consecutive` is decided. A mean is not decided by records, but by all of them."""
-    if falsifier.aggregation == "mean":
-        return ()
-    return first_break(falsifier.op, falsifier.threshold, falsifier.consecutive, records)
-
-
 def _closest(falsifier: Falsifier, records: Sequence[Record]) -> float | None:
-    """The mean; else the most extreme value that N records in a row all reached, or None where there are not N."""
+    """The mean; else the most extreme value that N records in a row all reached. None where there is no such number."""
     values = [value for _, value in records]
     if falsifier.aggregation == "mean":
         try:
             return math.fsum(values) / len(values)
         except (OverflowError, ValueError):  # infinities of both signs, or a sum beyond floats
-            return math.nan
+            return None
     n = falsifier.consecutive
-    runs = [values[start : start + n] for start in range(len(values) - n + 1)]
+    rows = [values[start : start + n] for start in range(len(values) - n + 1)]
     if falsifier.op.startswith(">"):
-        return max(map(min, runs), default=None)
-    return min(map(max, runs), default=None)
+        return max(map(min, rows), default=None)
+    return min(map(max, rows), default=None)
 
 
-def _of_noun(falsifier: Falsifier) -> str:
-    """``difference`` or ``ratio`` before a number, where it is no plain value."""
-    return f"{falsifier.relative} " if falsifier.relative else ""
-
-
-def _margin(falsifier: Falsifier, records: Sequence[Record], closest: float | None) -> str:
+def _margin(falsifier: Falsifier, records: Sequence[Record], closest: float) -> str:
     """How far a claim that survived was from falling."""
     if falsifier.consecutive > 1:
         beyond = [OPERATORS[falsifier.op](value, falsifier.threshold) for _, value in records]

@@ -9,6 +9,7 @@ trial has ended.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,10 +58,12 @@ class LiveVerdicts:
 
     def _judge(self, falsifier: Falsifier, tail: Tail, arm: str, seed: int) -> Verdict:
         series = list(tail.series.get(falsifier.metric, {}).items())
-        if not falsifier.relative_to:
-            return evaluate(falsifier, series, 0, arm=arm, seed=seed)
-        base = self._of_baseline(falsifier.metric, seed)
-        return compare(falsifier, Trajectory(series, 0), Trajectory(base, 0), arm=arm, seed=seed)
+        if falsifier.relative_to:
+            base = self._of_baseline(falsifier.metric, seed)
+            found = compare(falsifier, Trajectory(series, 0), Trajectory(base, 0))
+        else:
+            found = evaluate(falsifier, series, 0)
+        return replace(found, arm=arm, seed=seed)
 
     def _of_baseline(self, metric: str, seed: int) -> list[Record]:
         """What is known of the baseline's series: all of it, or what its running trial has written."""

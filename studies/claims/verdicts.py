@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from pipeline.errors import Damaged, Gone
 from pipeline.run.layout import StudyFolder, TrialRecord
@@ -26,14 +27,18 @@ def verdicts(study: Study, folder: StudyFolder, plan: Sequence[Planned], *, miss
     Raises `Damaged` for a record or a series that is not what was written, and `Gone` for a series or an evaluation
     that is no longer in the store; with `missing_ok` the latter is NOT TESTED.
     """
-    return [
-        _verdict(study, falsifier, folder, plan, cell, missing_ok)
-        for falsifier in study.falsifiers
-        for arm in study.arm_overrides()
-        if falsifier.applies_to(arm, study.baseline)
-        for cell in plan
-        if cell.arm == arm
-    ]
+    found = []
+    for falsifier in study.falsifiers:
+        arms = [arm for arm in study.arm_overrides() if falsifier.applies_to(arm, study.baseline)]
+        for cell in (cell for arm in arms for cell in plan if cell.arm == arm):
+            record = folder.record(cell.arm, cell.seed)
+            if record is None or record.config_digest != cell.digest:
+                stale = "the record is of another configuration; run the study again"
+                one = untested(falsifier, stale if record else "no record; the trial has not run")
+            else:
+                one = _judge(study, falsifier, folder, plan, record, Gone if missing_ok else ())
+            found.append(replace(one, arm=cell.arm, seed=cell.seed))
+    return found
 
 
 def read_series(folder: StudyFolder, record: TrialRecord, metric: str) -> Trajectory:
@@ -72,10 +77,8 @@ def of_record(study: Study, folder: StudyFolder, record: TrialRecord, plan: Sequ
     claims, raises `Damaged`, and `Gone` for a series that is no longer in the store.
     """
     return [
-        _against_baseline(study, falsifier, folder, record, plan)
-        if falsifier.relative_to
-        else _judge_record(falsifier, folder, record, missing_ok=falsifier.evaluated)
-        for falsifier in claims_on(study, record.arm)
+        _judge(study, claim, folder, plan, record, Damaged if claim.relative_to else Gone if claim.evaluated else ())
+        for claim in claims_on(study, record.arm)
     ]
 
 
@@ -112,72 +115,41 @@ def partner(study: Study, folder: StudyFolder, plan: Sequence[Planned], seed: in
     return f"the baseline's trial failed: {record.reason}" if record.status == "failed" else record
 
 
-def _judge_record(
-    falsifier: Falsifier,
-    folder: StudyFolder,
-    record: TrialRecord,
-    base: TrialRecord | str | None = None,
-    *,
-    missing_ok: bool = False,
-) -> Verdict:
-    """What a falsifier says about one record; `base`: the baseline's with the same seed, or why there is none, of a
-    claim that is relative to it. Raises `Damaged`, and `Gone` unless `missing_ok`."""
-    if isinstance(base, str):
-        return untested(falsifier, record.arm, record.seed, base)
-    try:
-        of_metric = _of_evaluation if falsifier.evaluated else _of_series
-        return of_metric(falsifier, folder, record, base)
-    except Gone as error:
-        if not missing_ok:
-            raise
-        return untested(falsifier, record.arm, record.seed, str(error))
-
-
-def _against_baseline(
-    study: Study, falsifier: Falsifier, folder: StudyFolder, record: TrialRecord, plan: Sequence[Planned]
-) -> Verdict:
-    try:
-        return _judge_record(falsifier, folder, record, partner(study, folder, plan, record.seed))
-    except Damaged as error:
-        return untested(falsifier, record.arm, record.seed, str(error))
-
-
-def _verdict(
+def _judge(
     study: Study,
     falsifier: Falsifier,
     folder: StudyFolder,
     plan: Sequence[Planned],
-    cell: Planned,
-    missing_ok: bool,
+    record: TrialRecord,
+    tolerated: type[Damaged] | tuple[()],
 ) -> Verdict:
-    record = folder.record(cell.arm, cell.seed)
-    if record is None:
-        return untested(falsifier, cell.arm, cell.seed, "no record; the trial has not run")
-    if record.config_digest != cell.digest:
-        return untested(falsifier, cell.arm, cell.seed, "the record is of another configuration; run the study again")
-    base = partner(study, folder, plan, cell.seed) if falsifier.relative_to else None
-    return _judge_record(falsifier, folder, record, base, missing_ok=missing_ok)
+    """What a falsifier says about one record; the claim is NOT TESTED where `tolerated` is raised."""
+    try:
+        judge_it = _of_evaluation if falsifier.evaluated else _of_series
+        base = partner(study, folder, plan, record.seed) if falsifier.relative_to else None
+        found = untested(falsifier, base) if isinstance(base, str) else judge_it(falsifier, folder, record, base)
+    except tolerated as error:
+        found = untested(falsifier, str(error))
+    return replace(found, arm=record.arm, seed=record.seed)
 
 
 def _of_series(falsifier: Falsifier, folder: StudyFolder, record: TrialRecord, base: TrialRecord | None) -> Verdict:
     series = read_series(folder, record, falsifier.metric)
     if not series.records and record.status == "failed":
-        return untested(falsifier, record.arm, record.seed, f"the trial failed: {record.reason}")
-    run = record.stages["train"].key if "train" in record.stages else None
+        return untested(falsifier, f"the trial failed: {record.reason}")
     if base is None:
-        return evaluate(
-            falsifier, series.records, series.steps, arm=record.arm, seed=record.seed, run=run, gap=series.gap
-        )
-    theirs = read_series(folder, base, falsifier.metric)
-    return compare(falsifier, series, theirs, arm=record.arm, seed=record.seed, run=run)
+        found = evaluate(falsifier, series.records, series.steps, gap=series.gap)
+    else:
+        found = compare(falsifier, series, read_series(folder, base, falsifier.metric))
+    return replace(found, run=record.stages["train"].key if "train" in record.stages else None)
 
 
 def _of_evaluation(falsifier: Falsifier, folder: StudyFolder, record: TrialRecord, base: TrialRecord | None) -> Verdict:
     own = evaluation(falsifier, folder, record)
     if isinstance(own, str):
-        return untested(falsifier, record.arm, record.seed, own)
+        return untested(falsifier, own)
     theirs = evaluation(falsifier, folder, base) if base is not None else None
     if isinstance(theirs, str):
-        return untested(falsifier, record.arm, record.seed, f"of the baseline, {theirs}")
-    run = record.stages["evaluate"].key if "evaluate" in record.stages else None
-    return judge(falsifier, own, theirs, arm=record.arm, seed=record.seed, run=run)
+        return untested(falsifier, f"of the baseline, {theirs}")
+    found = judge(falsifier, own, theirs)
+    return replace(found, run=record.stages["evaluate"].key if "evaluate" in record.stages else None)

@@ -25,9 +25,9 @@ def outcomes(top: Any, bottom: Any = None, prompts: Any = None) -> Outcomes:
 
 
 def test_the_estimate_is_compared_and_none_of_it_has_a_step() -> None:
-    found = judge(claim(), Evaluation(0.65), arm="a", seed=3, run="key")
+    found = judge(claim(), Evaluation(0.65))
     assert (found.outcome, found.value, found.step, found.n, found.broken) == ("FALSIFIED", 0.65, None, 1, 1)
-    assert (found.arm, found.seed, found.run, found.reason) == ("a", 3, "key", "0.65")
+    assert found.reason == "0.65"
     assert judge(claim(), Evaluation(0.7)).outcome == "SURVIVED"
     early = judge(claim(), Evaluation(0.8, ended="a cap ended the trial after 40 gradient steps"))
     assert early.reason == "0.8; a cap ended the trial after 40 gradient steps"

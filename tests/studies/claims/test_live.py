@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import fake_trial
@@ -68,7 +69,7 @@ def test_a_fall_is_told_once_and_as_soon_as_it_is_written(
     for chunk in chunks:
         write(path, chunk, start=len(written))
         written += chunk
-        before, fallen = bool(told), evaluate(one, list(enumerate(written)), 0, arm="a")
+        before, fallen = bool(told), replace(evaluate(one, list(enumerate(written)), 0), arm="a")
         told += live.poll("a", 0)
         assert bool(told) == (fallen.outcome == "FALSIFIED")
         if told and not before:

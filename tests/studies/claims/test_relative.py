@@ -37,20 +37,17 @@ def claim(op: Any = ">", threshold: float = 0.1, aggregation: Any = "any", relat
 def judged(
     one: Falsifier, own: dict[int, float], base: dict[int, float], steps: int = BEFORE, base_steps: int = BEFORE
 ) -> Verdict:
-    return compare(one, Trajectory([*own.items()], steps), Trajectory([*base.items()], base_steps), arm="a", seed=3)
+    return compare(one, Trajectory([*own.items()], steps), Trajectory([*base.items()], base_steps))
 
 
 def test_the_baseline_is_subtracted_at_the_same_step() -> None:
     own = {0: 0.0, 8: 0.9, 16: 0.30, 32: 0.45, 48: 0.9}
     base = {0: 0.0, 16: 0.25, 32: 0.30, 64: 0.0}
     found = judged(claim(), own, base)
-    assert (found.outcome, found.step, found.arm, found.seed) == ("FALSIFIED", 32, "a", 3)
+    assert (found.outcome, found.step) == ("FALSIFIED", 32)
     assert found.value == pytest.approx(0.15)
     assert (found.arm_value, found.baseline_value, found.n) == (0.45, 0.30, 3)
-    assert found.reason == (
-        "difference 0.15 at step 32; 0.45 against the baseline's 0.3; left out: 1 record at steps that the baseline"
-        " lacks"
-    )
+    assert found.reason.startswith("difference 0.15 at step 32; 0.45 against the baseline's 0.3; left out: 1 record ")
     assert judged(claim("<", -0.1), own, base).outcome == "SURVIVED", "the arm lies above the baseline, not below"
     assert judged(claim("<", -0.1), base, own).outcome == "FALSIFIED"
 
@@ -59,10 +56,7 @@ def test_a_ratio_divides_by_the_baseline_where_that_is_above_0() -> None:
     own, base = {0: 0.0, 16: 0.3, 32: 0.3, 48: 0.8}, {0: 0.0, 16: 0.2, 32: -0.1, 48: 0.2}
     found = judged(claim(threshold=2.0, relative="ratio"), own, base)
     assert (found.outcome, found.step, found.value, found.n) == ("FALSIFIED", 48, 4.0, 2)
-    assert found.reason == (
-        "ratio 4 at step 48; 0.8 against the baseline's 0.2; left out: 2 records where the baseline's value is not"
-        " above 0"
-    )
+    assert found.reason.startswith("ratio 4 at step 48; 0.8 against the baseline's 0.2; left out: 2 records ")
     assert judged(claim(threshold=5.0, relative="ratio"), own, base).outcome == "SURVIVED"
     assert judged(claim("<", 0.5, relative="ratio"), base, dict.fromkeys(base, 1.0)).step == 0
 
@@ -73,7 +67,7 @@ def test_a_claim_does_not_survive_on_fewer_than_half_of_the_records() -> None:
     found = judged(claim(), own, {0: 0.2, 32: 0.2})
     assert found.outcome == "NOT TESTED"
     assert found.reason.startswith("only 2 of 5 records before step 100 could be compared")
-    assert found.reason.endswith("left out: 3 records at steps that the baseline lacks")
+    assert "left out: 3 records " in found.reason
     assert judged(claim(), dict.fromkeys(own, 0.9), {32: 0.2}).outcome == "FALSIFIED", "one record is enough for that"
     assert judged(claim(threshold=2.0, relative="ratio"), own, {**base, 0: 0.0, 16: 0.0}).outcome == "NOT TESTED"
 
@@ -114,31 +108,22 @@ def test_consecutive_counts_records_that_both_have() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "base", "relative", "reason"),
+    ("own", "base", "relative", "counts"),
     [
-        ({}, {0: 1.0}, None, "no record of objective/kl before step 100"),
-        ({120: 1.0}, {120: 1.0}, None, "no record of objective/kl before step 100"),
-        ({0: 1.0}, {0: math.nan}, None, "the baseline has no record of objective/kl before step 100"),
-        (
-            {0: 1.0, 16: 1.0},
-            {8: 1.0, 24: 1.0},
-            None,
-            "no step at which both this trial and the baseline have a record of objective/kl before step 100",
-        ),
-        (
-            {0: 1.0, 16: 1.0},
-            {0: 0.0, 16: -2.0},
-            "ratio",
-            "no ratio: the baseline's objective/kl is not above 0 at any of 2 shared steps",
-        ),
-        ({0: math.inf}, {0: math.inf}, None, "no difference of objective/kl before step 100 is a number"),
+        ({}, {0: 1.0}, None, (0, 1)),
+        ({120: 1.0}, {120: 1.0}, None, (0, 0)),
+        ({0: 1.0}, {0: math.nan}, None, (1, 0)),
+        ({0: 1.0, 16: 1.0}, {8: 1.0, 24: 1.0}, None, (2, 2)),
+        ({0: 1.0, 16: 1.0}, {0: 0.0, 16: -2.0}, "ratio", (2, 2)),
+        ({0: math.inf}, {0: math.inf}, None, (1, 1)),
     ],
 )
 def test_without_a_shared_record_nothing_is_tested(
-    own: dict[int, float], base: dict[int, float], relative: Any, reason: str
+    own: dict[int, float], base: dict[int, float], relative: Any, counts: tuple[int, int]
 ) -> None:
     found = judged(claim(relative=relative), own, base)
-    assert (found.outcome, found.value, found.n, found.reason) == ("NOT TESTED", None, 0, reason)
+    assert (found.outcome, found.value, found.n) == ("NOT TESTED", None, 0)
+    assert f"{counts[0]} records of this trial before step 100, {counts[1]} of the baseline" in found.reason
 
 
 def test_both_runs_have_to_come_to_the_step() -> None:
