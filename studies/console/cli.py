@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,6 +36,9 @@ ProfileOption = Annotated[
         "--profile",
         help="Profile to use instead of the study's own: tiny, smoke, tiny-ocr, t4, t4-256 or t4-rehearsal.",
     ),
+]
+RunProfileOption = Annotated[
+    str | None, typer.Option("--profile", help="Profile of the study, if it was run on more than one.")
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -113,9 +117,7 @@ def study(
 
 def work(
     name: Annotated[str, typer.Argument(metavar="STUDY", help="Name of a started study.", show_default=False)],
-    profile: Annotated[
-        str | None, typer.Option("--profile", help="Profile of the study, if it was started on more than one.")
-    ] = None,
+    profile: RunProfileOption = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Trials at once.")] = 1,
     out: OutOption = None,
 ) -> None:
@@ -125,8 +127,6 @@ def work(
     its checkpoint first, a second one ends them at once. Exit code 75: trials are left; 76: and none came further.
     """
     import signal
-
-    from rich.text import Text
 
     from pipeline.run.layout import Layout
     from pipeline.run.leaving import LEFT, NO_FURTHER, ask_to_leave, asked_to_leave, can_be_asked
@@ -144,14 +144,8 @@ def work(
     with can_be_asked(folder.path / "leave"):
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, leave)
-        left = take(
-            layout,
-            folder.path.parent.name,
-            folder.path.name,
-            jobs,
-            lambda text, style: console.print(Text(text, style), soft_wrap=True),
-            stop=asked_to_leave,
-        )
+        study, on = folder.path.parent.name, folder.path.name
+        left = take(layout, study, on, jobs, partial(say, console), stop=asked_to_leave)
         if left != "nothing" and asked_to_leave():
             raise typer.Exit(LEFT if left == "some" else NO_FURTHER)
 
@@ -272,8 +266,6 @@ def falsify(
     import json
     from dataclasses import asdict
 
-    from rich.text import Text
-
     from pipeline.config.loading import parse_set
     from pipeline.run.layout import Layout
     from pipeline.run.lost import refuse_lost
@@ -298,28 +290,21 @@ def falsify(
     found = _judge(folder, raw) if _judge and raw.hypotheses and started else {}
     outcome = overall(judged)
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "study": chosen.name,
-                    "outcome": outcome,
-                    "verdicts": [asdict(verdict) for verdict in judged],
-                    "badges": {kind: str(badge) for kind, badge in claims.badges().items()},
-                    "withdrawn": claims.withdrawn,
-                    **found,
-                },
-                indent=2,
-            )
-        )
+        said = {
+            "study": chosen.name,
+            "outcome": outcome,
+            "verdicts": [asdict(verdict) for verdict in judged],
+            "badges": {kind: str(badge) for kind, badge in claims.badges().items()},
+            "withdrawn": claims.withdrawn,
+            **found,
+        }
+        print(json.dumps(said, indent=2))
     else:
         console = terminal()
         print_hypotheses(console, claims, found)
         print_verdicts(console, chosen, judged, claims, rows=rows)
         if not started:
-            console.print(
-                Text(f"{chosen.name} has never been run here ({folder.path}); start with: ablate study {name}"),
-                soft_wrap=True,
-            )
+            say(console, f"{chosen.name} has never been run here ({folder.path}); start with: ablate study {name}")
     parts = [one["outcome"] for one in found.get("hypotheses", [])]
     raise typer.Exit(exit_code([*parts, *([outcome] if judged or not parts else [])]))
 
@@ -330,9 +315,7 @@ def export(
         typer.Argument(metavar="RUN", help="STUDY/ARM/SEED, for example kl_ablation/beta_0.05/10.", show_default=False),
     ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.", show_default=False)],
-    profile: Annotated[
-        str | None, typer.Option("--profile", help="Profile of the run, if the study was run on more than one.")
-    ] = None,
+    profile: RunProfileOption = None,
     reward: Annotated[
         bool, typer.Option("--reward", help="The reward model instead, as a sequence classifier with one output.")
     ] = False,
@@ -344,7 +327,6 @@ def export(
 
     The folder holds safetensors, tokenizer and a model card; of a policy also generation settings.
     """
-    from pipeline.errors import UserError
     from pipeline.run.layout import Layout
 
     layout = Layout.at(out)
@@ -382,9 +364,7 @@ def score(
         str | None, typer.Option("--judge", help="Adds the column gold: the judge of STUDY/ARM/SEED, or as --reward.")
     ] = None,
     label: Annotated[str | None, typer.Option("--label", help="Output of a classifier that has several.")] = None,
-    profile: Annotated[
-        str | None, typer.Option("--profile", help="Profile of the run, if the study was run on more than one.")
-    ] = None,
+    profile: RunProfileOption = None,
     out: OutOption = None,
 ) -> None:
     """Score a file of prompts and completions.
@@ -396,17 +376,8 @@ def score(
     from studies.execution.score import score_file
 
     quiet_libraries()
-    console = terminal()
-    written = score_file(
-        file,
-        reward,
-        to,
-        Layout.at(out),
-        judge,
-        profile,
-        label,
-        lambda line: console.print(line, soft_wrap=True, highlight=False, markup=False),
-    )
+    tell = partial(say, terminal())
+    written = score_file(file, reward, to, Layout.at(out), judge, profile, label, tell)
     print(printable(f"Scored: {written}"))
 
 
@@ -444,9 +415,7 @@ def serve(
             help="Share of its time for which the server may compute while a trial trains in the same --out.",
         ),
     ] = 0.2,
-    profile: Annotated[
-        str | None, typer.Option("--profile", help="Profile of the trial, if the study was run on more than one.")
-    ] = None,
+    profile: RunProfileOption = None,
     out: OutOption = None,
 ) -> None:
     """Serve a policy over HTTP, also while it trains, until Ctrl-C.
@@ -465,9 +434,7 @@ def serve(
 
 def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = None) -> None:
     """Make MLflow and optuna.db what a study's records say."""
-    from rich.text import Text
-
-    from pipeline.errors import FAULT, UserError
+    from pipeline.errors import FAULT
     from pipeline.run.layout import Layout
     from studies.claims.verdicts import verdicts
     from studies.definition.design import planned
@@ -486,7 +453,7 @@ def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = No
     plan = planned(compared, profile, started.get("overrides", {}))
     sent = send(
         View(chosen, profile or chosen.profile, layout, folder, plan, records[0].environment),
-        lambda message: console.print(Text(message, "yellow"), soft_wrap=True),
+        partial(say, console, style="yellow"),
         status="complete",
         verdicts=verdicts(compared, folder, plan),
     )
@@ -498,7 +465,7 @@ def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = No
     if not sent.complete:
         raise typer.Exit(FAULT)
     which = f"all {len(known)}" if len(known) == len(plan) else f"{len(known)} of {len(plan)}"
-    console.print(Text(f"MLflow has {which} trials of {chosen.name}; {sent.metrics_sent} metrics were sent now"))
+    say(console, f"MLflow has {which} trials of {chosen.name}; {sent.metrics_sent} metrics were sent now")
 
 
 def _run(
@@ -510,8 +477,6 @@ def _run(
     executor: str,
     cluster: Path | None,
 ) -> None:
-    from rich.text import Text
-
     from pipeline.errors import FAULT
     from studies.claims.badges import standing
     from studies.claims.symptoms import by_arm, health_of
@@ -537,7 +502,7 @@ def _run(
             interim=_interim if chosen.source else None,
         )
     except KeyboardInterrupt:
-        console.print(Text("interrupted; the same command continues"))
+        say(console, "interrupted; the same command continues")
         raise typer.Exit(130) from None
     claims = standing(chosen, result.folder, profile or chosen.profile, overrides)
     search = load(chosen, result.folder) if chosen.search else None
@@ -547,8 +512,9 @@ def _run(
         print_hypotheses(console, claims, _reported(result.folder) if result.report else {})
         print_verdicts(console, result.study, result.verdicts, claims)
         console.print()
-    for line in _where_next(chosen, result.report, result.folder):
-        console.print(Text(line), soft_wrap=True)
+    change = f"Change the study: edit {chosen.source}" if chosen.source else "Change the trial: other --set values"
+    say(console, f"Report:  {result.report}" if result.report else f"Records: {result.folder.path}")
+    say(console, f"MLflow:  {command('ui')}\n{change}, and run the same command: only what changed runs again")
     failed = len(result.records) < len(result.plan) or any(record.status == "failed" for record in result.records)
     if failed or (_report and chosen.source and result.report is None):
         raise typer.Exit(FAULT)
@@ -570,8 +536,6 @@ def _draw(chosen: Study, folder: StudyFolder, console: Console) -> Path | None:
     """Draw the report; a fault in it must not hide the study's end, so it goes to a file whose path is shown."""
     import traceback
 
-    from rich.text import Text
-
     from pipeline.faults import is_disk_full
 
     if _report is None or not chosen.source:
@@ -584,11 +548,15 @@ def _draw(chosen: Study, folder: StudyFolder, console: Console) -> Path | None:
         log = folder.path / "log" / "report.txt"
         log.parent.mkdir(exist_ok=True)
         log.write_text(traceback.format_exc(), encoding="utf-8")
-        console.print(
-            Text(f"the report could not be drawn ({type(error).__name__}: {error}); details: {log}", "red"),
-            soft_wrap=True,
-        )
+        say(console, f"the report could not be drawn ({type(error).__name__}: {error}); details: {log}", "red")
         return None
+
+
+def say(console: Console, text: str, style: str = "") -> None:
+    """Print a text that is not folded, and in which nothing is markup."""
+    from rich.text import Text
+
+    console.print(Text(text, style), soft_wrap=True)
 
 
 def terminal() -> Console:
@@ -610,15 +578,6 @@ def terminal() -> Console:
 
     console = Terminal()
     return console if console.is_terminal or "COLUMNS" in os.environ else Terminal(width=180)
-
-
-def _where_next(chosen: Study, report: Path | None, folder: StudyFolder) -> list[str]:
-    change = f"Change the study: edit {chosen.source}" if chosen.source else "Change the trial: other --set values"
-    return [
-        f"Report:  {report}" if report else f"Records: {folder.path}",
-        f"MLflow:  {command('ui')}",
-        f"{change}, and run the same command: only what changed runs again",
-    ]
 
 
 def default_jobs(config: TrialConfig) -> int:

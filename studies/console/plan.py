@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -18,9 +17,10 @@ from pipeline.config.presets import KNOBS, PRESETS
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
 from pipeline.resources.device import gpu_visible
-from pipeline.run.dag import Known, StagePlan
+from pipeline.run.dag import StagePlan, likeness
 from pipeline.run.layout import Layout
 from pipeline.run.lost import OWN, own_stages
+from studies.console.summary import table
 from studies.definition.design import Cell, cautions, cells
 from studies.definition.replicates import chain_of
 from studies.definition.schema import Study
@@ -30,7 +30,9 @@ from studies.execution.history import StageSeconds, all_records, known_artifacts
 from studies.execution.started import TRIALS
 from studies.execution.study import trial_count
 
-"""Stages that every trial has for itself."""
+Planned = Sequence[tuple[Cell, Sequence[StagePlan]]]
+Runs = list[tuple[str, Cell]]
+"""Stages that will run, each with a trial that has it."""
 
 
 def print_plan(
@@ -54,15 +56,24 @@ def print_plan(
     folder.records()  # a damaged file is named before anything else is said
     compared = confirmation(study, folder)
     plan = cells(compared, profile, overrides)
-    module, work = importlib.import_module(trials), None
+    module, idle = importlib.import_module(trials), False
     try:
         records = all_records(layout)
-        planned = _stages(plan, module, layout, known_artifacts(layout, records))
+        known = known_artifacts(layout, records)
+        planned = [(cell, module.plan_trial(cell.config, layout, known)) for cell in plan]
         ended = len((load(study, folder) or {}).get("trials", [])) if study.search else 0
         total = trial_count(study)
-        work = Work(planned, total, total - len(plan) - ended)
-        time = "" if work.idle else _time(work, measured(layout, records, chosen, _machine(module, plan)), chosen)
-        console.print(Text(f"{work.headline}{time}", "bold"))
+        own, shared = runs(planned)
+        unknown = total - len(plan) - ended
+        idle = not (own or shared or unknown)
+        time = (
+            ""
+            if idle
+            else _time(
+                own, shared, unknown, plan[0].config, measured(layout, records, chosen, _machine(module, plan)), chosen
+            )
+        )
+        console.print(Text(f"{headline(own, shared, unknown, total)}{time}", "bold"))
         if study.search is not None:
             console.print(Text(search_line(study, ended)), soft_wrap=True)
         for caution in [*cautions(plan), *untestable(compared, plan)]:
@@ -72,12 +83,8 @@ def print_plan(
         console.print()
         console.print(stage_table(planned))
     finally:
-        if work is None or not work.idle or any(_on_gpu(cell.config, chosen) for cell in plan):
+        if not idle or any(_on_gpu(cell.config, chosen) for cell in plan):
             _print_budget(console, study, compared, plan, chosen)
-
-
-def _stages(plan: Sequence[Cell], module: Any, layout: Layout, known: Known) -> list[tuple[Cell, list[StagePlan]]]:
-    return [(cell, module.plan_trial(cell.config, layout, known)) for cell in plan]
 
 
 def _machine(module: Any, plan: Sequence[Cell]) -> dict[str, str]:
@@ -87,143 +94,68 @@ def _machine(module: Any, plan: Sequence[Cell]) -> dict[str, str]:
     return dict(module.environment())
 
 
-def _own(stages: Sequence[StagePlan]) -> frozenset[str]:
-    return own_stages(stage.stage for stage in stages)
+def runs(planned: Planned) -> tuple[Runs, Runs]:
+    """The stages that will run: those that each trial has for itself, and those that trials share, each once."""
+    own, shared = Runs(), dict[tuple[str, object, str], tuple[str, Cell]]()
+    for cell, stages in planned:
+        mine = own_stages(stage.stage for stage in stages)
+        for one in stages:
+            if not one.cached and one.stage in mine:
+                own.append((one.stage, cell))
+            elif not one.cached:
+                shared.setdefault((one.stage, one.key or chain_of(cell.config), one.why), (one.stage, cell))
+    return own, [*shared.values()]
 
 
-@dataclass(frozen=True)
-class Work:
-    """What a study has still to do."""
-
-    planned: Sequence[tuple[Cell, Sequence[StagePlan]]]
-    total: int
-    """Trials of the whole study."""
-    unknown: int
-    """Trials that a search has yet to propose."""
-
-    @property
-    def cells(self) -> list[Cell]:
-        """Trials whose training or evaluation will run."""
-        return [
-            cell
-            for cell, stages in self.planned
-            if any(not stage.cached for stage in stages if stage.stage in _own(stages))
-        ]
-
-    @property
-    def waiting(self) -> list[tuple[Cell, StagePlan]]:
-        """Stages that will run and are no trial's own, for each trial."""
-        return [
-            (cell, stage_plan)
-            for cell, stages in self.planned
-            for stage_plan in stages
-            if not stage_plan.cached and stage_plan.stage not in _own(stages)
-        ]
-
-    @property
-    def shared(self) -> list[tuple[str, Cell]]:
-        """Stages that will run once for several trials, each with one of those."""
-        shared: dict[tuple[str, object, str], Cell] = {}
-        for cell, stage_plan in self.waiting:
-            key = stage_plan.key or chain_of(cell.config)
-            shared.setdefault((stage_plan.stage, key, stage_plan.why), cell)
-        return [(stage, cell) for (stage, _, _), cell in shared.items()]
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing will run."""
-        return not (self.cells or self.shared or self.unknown)
-
-    @property
-    def headline(self) -> str:
-        """How many trials will run."""
-        n = len(self.cells) + self.unknown
-        again = " and ".join(dict.fromkeys(stage for stage, _ in self.shared))
-        if self.idle:
-            return f"Nothing will run: all {self.total} trials are cached"
-        line = f"{n} of {self.total} trials will run"
-        return line if n else f"{line}, but {again} will be built again"
+def headline(own: Runs, shared: Runs, unknown: int, total: int) -> str:
+    """How many of all trials will run; `unknown`: those that a search has yet to propose."""
+    n = len({cell.label for _, cell in own}) + unknown
+    again = " and ".join(dict.fromkeys(stage for stage, _ in shared))
+    if not n and not shared:
+        return f"Nothing will run: all {total} trials are cached"
+    return f"{n} of {total} trials will run" + ("" if n else f", but {again} will be built again")
 
 
-def _time(work: Work, timed: StageSeconds | None, profile: str) -> str:
-    """How long that takes: by earlier trials of the profile on this machine, else by the forecast for a T4."""
+def _time(own: Runs, shared: Runs, unknown: int, config: TrialConfig, timed: StageSeconds | None, profile: str) -> str:
+    """How long that takes, by earlier trials of the profile on this machine."""
     from studies.console.cli import default_jobs
 
-    plan = [cell for cell, _ in work.planned]
     if timed is None:
         missing = f"no trial of profile {profile} has been measured on this machine"
-        waiting = [(stage.stage, cell) for cell, stage in work.waiting]
-        expected = _t4_hours(work.cells, work.unknown, _once(waiting)) if _matters(plan[0].config, profile) else None
-        if expected is None:
-            return f"; how long that takes is not known yet: {missing}"
-        return f", about {duration(expected * 3600)} on a T4 (forecast; {missing})"
-    jobs = min(default_jobs(plan[0].config), max(len(work.cells) + work.unknown, 1))
-    own = {
-        cell.label: [stage.stage for stage in stages if not stage.cached and stage.stage in _own(stages)]
-        for cell, stages in work.planned
-    }
-    seconds = math.fsum(timed.of(stage, cell.config) for cell in work.cells for stage in own[cell.label])
-    seconds += work.unknown * math.fsum(timed.of(stage, plan[0].config) for stage in sorted(OWN))
-    chains = len({chain_of(cell.config) for _, cell in work.shared})
-    shared = math.fsum(timed.of(stage, cell.config) for stage, cell in work.shared)
-    seconds = seconds / jobs + shared / max(1, min(jobs, chains))
-    return (
-        f", about {duration(seconds)} (measured on {timed.trials} earlier trial{'s' * (timed.trials > 1)}; {jobs} at"
-        " once)"
-    )
+        return f"; how long that takes is not known yet: {missing}"
+    jobs = min(default_jobs(config), max(len({cell.label for _, cell in own}) + unknown, 1))
+    seconds = math.fsum(timed.of(stage, cell.config) for stage, cell in own)
+    seconds += unknown * math.fsum(timed.of(stage, config) for stage in sorted(OWN))
+    chains = len({chain_of(cell.config) for _, cell in shared})
+    once = math.fsum(timed.of(stage, cell.config) for stage, cell in shared)
+    took = duration(seconds / jobs + once / max(1, min(jobs, chains)))
+    return f", about {took} (measured on {timed.trials} earlier trial{'s' * (timed.trials > 1)}; {jobs} at once)"
 
 
-def _t4_hours(plan: Sequence[Cell], unknown: int, shared: Sequence[tuple[str, Cell]]) -> float | None:
-    """Hours of these trials on a T4, one after another, with `shared` stages; None where the sizes of the base are not
-    known. An unknown trial of a search counts as the first."""
-    from pipeline.forecast.advice import predict
-
-    forecasts = [predict(cell.config) for cell in plan]
-    known = [forecast.t4_hours + math.fsum(forecast.own_hours.values()) for forecast in forecasts if forecast]
-    if not known or len(known) < len(plan):
-        return None
-    once = [(stage, predict(cell.config)) for stage, cell in shared]
-    together = [forecast.shared_hours.get(stage, 0.0) for stage, forecast in once if forecast]
-    return math.fsum([*known, unknown * known[0], *together])
-
-
-def _once(stages: Iterable[tuple[str, Cell]]) -> list[tuple[str, Cell]]:
-    """Each stage once for all trials that share it, under the name that a forecast has for it."""
-    from pipeline.run.dag import likeness
-    from pipeline.stages import STAGES
-
-    found: dict[tuple[str, str], tuple[str, Cell]] = {}
-    for stage, cell in stages:
-        found.setdefault((stage, likeness(STAGES, cell.config)[stage]), (stage.partition("-")[0], cell))
-    return [*found.values()]
-
-
-def stage_table(planned: Sequence[tuple[Cell, Sequence[StagePlan]]]) -> Table:
+def stage_table(planned: Planned) -> Table:
     """What will run, and below it what is cached: one row per stage and reason."""
     rows: dict[tuple[bool, str, str], tuple[list[str], dict[object, None]]] = {}
     for cell, stages in planned:
-        own = _own(stages)
-        for stage_plan in stages:
-            labels, keys = rows.setdefault((stage_plan.cached, stage_plan.stage, stage_plan.why), ([], {}))
+        own = own_stages(stage.stage for stage in stages)
+        for one in stages:
+            labels, keys = rows.setdefault((one.cached, one.stage, one.why), ([], {}))
             labels.append(cell.label)
             # A key that is not known yet is a trial's own, or that of its chain.
-            keys[stage_plan.key or (cell.label if stage_plan.stage in own else chain_of(cell.config))] = None
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("stage", "artifact", "of", "", "because"):
-        table.add_column(title)
+            keys[one.key or (cell.label if one.stage in own else chain_of(cell.config))] = None
     # Some trials have stages that others do not have.
     by_length = sorted((stages for _, stages in planned), key=len, reverse=True)
-    order = list(dict.fromkeys(stage_plan.stage for stages in by_length for stage_plan in stages))
+    order = list(dict.fromkeys(one.stage for stages in by_length for one in stages))
+    shown = table("stage", "artifact", "of", "", "because", left=range(5))
     for (cached, stage, why), (labels, keys) in sorted(
         rows.items(), key=lambda row: (row[0][0], order.index(row[0][1]))
     ):
-        state = Text("cached", style="dim") if cached else Text("will run", style="bold")
         first = next(iter(keys))
         only = first if isinstance(first, str) and first not in labels else "-"
         artifact = f"{len(keys)} artifacts" if len(keys) > 1 else only
         owner = labels[0] if len(labels) == 1 else f"{len(labels)} trials"
-        table.add_row(Text(stage), Text(artifact), Text(owner), state, Text(why))
-    return table
+        state = Text("cached", style="dim") if cached else Text("will run", style="bold")
+        shown.add_row(Text(stage), Text(artifact), Text(owner), state, Text(why))
+    return shown
 
 
 def _print_budget(console: Console, study: Study, compared: Study, plan: Sequence[Cell], profile: str) -> None:
@@ -304,26 +236,30 @@ def search_line(study: Study, ended: int) -> str:
     )
 
 
-def _shared_by(cell: Cell) -> list[str]:
-    """Stages of a trial that are not its own."""
-    from pipeline.run.dag import stages_of
-    from pipeline.stages import STAGES
-
-    names = [stage.name for stage in stages_of(STAGES, cell.config)]
-    return [name for name in names if name not in own_stages(names)]
-
-
 def total_line(study: Study, plan: Sequence[Cell]) -> str:
     """T4-hours of the whole study if nothing of it were cached; a trial that a search has yet to propose counts as its
     baseline does."""
-    from pipeline.forecast.advice import hours
+    from pipeline.forecast.advice import hours, predict
+    from pipeline.stages import STAGES
 
-    n = trial_count(study)
-    once = _once((stage, cell) for cell in plan for stage in _shared_by(cell))
-    if n > len(plan) and study.vary:  # the trials of a search have a seed of their own
-        once += [(stage.partition("-")[0], plan[0]) for stage in _shared_by(plan[0])]
-    expected = _t4_hours(plan, n - len(plan), once)
-    return f"{n} trials in all" + (f": {hours(expected)} on a T4 by the roofline" if expected is not None else "")
+    n, once = trial_count(study), dict[tuple[str, object], TrialConfig]()
+    for cell in plan:
+        alike = likeness(STAGES, cell.config)
+        shared = alike.keys() - own_stages(alike)
+        once |= {(stage, alike[stage]): cell.config for stage in shared if (stage, alike[stage]) not in once}
+        if n > len(plan) and study.vary:  # the trials of a search have a seed of their own
+            once |= {(stage, "search"): plan[0].config for stage in shared if cell is plan[0]}
+    forecasts = [predict(cell.config) for cell in plan]
+    known = [forecast.t4_hours + math.fsum(forecast.own_hours.values()) for forecast in forecasts if forecast]
+    if not known or len(known) < len(plan):
+        return f"{n} trials in all"
+    together = [
+        forecast.shared_hours.get(stage.partition("-")[0], 0.0)
+        for (stage, _), config in once.items()
+        if (forecast := predict(config))
+    ]
+    expected = math.fsum([*known, (n - len(plan)) * known[0], *together])
+    return f"{n} trials in all: {hours(expected)} on a T4 by the roofline"
 
 
 def budget_lines(config: TrialConfig) -> Iterator[str]:
@@ -332,44 +268,38 @@ def budget_lines(config: TrialConfig) -> Iterator[str]:
     from pipeline.forecast.advice import device_of, hours, predict, remedy, too_much
     from pipeline.forecast.policy_shape import assumed_scorers
 
+    def times(spent: Mapping[str, float]) -> str:
+        return ", ".join(f"{phase} {hours(one)}" for phase, one in spent.items())
+
     budget = predict(config)
     if budget is None:
         yield f"no prediction: the sizes of {config.model.base} are not known before it is loaded"
         return
     fits = "fits" if budget.fits else f"does not fit, {too_much(budget)}"
     where = "on a card" if device_of(config) == "cuda" else "resident on a CPU"
+    peaks = ", ".join(f"{stage} {budget.stage_gib(stage):.2f}" for stage in budget.stages)
+    parts = ", ".join(f"{name} {size:.2f}" for name, size in budget.memory_gib.items() if size >= 0.005)
     yield (
         f"{fits}: {hours(budget.t4_hours)} of {budget.cap_hours:g} h on a T4,"
         f" {budget.total_gib:.2f} of {budget.cap_gib:g} GiB {where}, {_millions(budget.trained)} of"
         f" {_millions(budget.parameters)} M parameters trained (predicted)"
     )
-    yield "  GiB at the peak of each stage: " + ", ".join(
-        f"{stage} {budget.stage_gib(stage):.2f}" for stage in budget.stages
-    )
-    yield f"  GiB in stage {budget.stage}: " + ", ".join(
-        f"{name} {size:.2f}" for name, size in budget.memory_gib.items() if size >= 0.005
-    )
-    own = budget.hours | budget.own_hours
-    yield (
-        "  T4: "
-        + ", ".join(f"{phase} {hours(spent)}" for phase, spent in own.items())
-        + (
-            "; plus, once for all trials that share them: "
-            + ", ".join(f"{stage} {hours(spent)}" for stage, spent in budget.shared_hours.items())
-        )
-    )
+    yield f"  GiB at the peak of each stage: {peaks}"
+    yield f"  GiB in stage {budget.stage}: {parts}"
+    once = times(budget.shared_hours)
+    yield f"  T4: {times(budget.hours | budget.own_hours)}; plus, once for all trials that share them: {once}"
     if budget.static_hours is not None:
         yield (
             f"  with the static sampler, as on a card, generate is {hours(budget.static_hours)}: predicted, and not in"
             " the sum, since it has not run on a card yet"
         )
-    kept = budget.disk.get("checkpoints", 0.0)
     yield (
-        f"  disk: {budget.disk_gib:.2f} GiB while it trains, of which checkpoints {kept:.2f};"
-        f" {budget.left_gib:.2f} GiB stay, and {budget.shared_disk_gib:.2f} GiB for stages that trials share"
+        f"  disk: {budget.disk_gib:.2f} GiB while it trains, of which checkpoints"
+        f" {budget.disk.get('checkpoints', 0.0):.2f}; {budget.left_gib:.2f} GiB stay, and"
+        f" {budget.shared_disk_gib:.2f} GiB for stages that trials share"
     )
     if assumed := assumed_scorers(config):
-        yield (f"  not on this machine: {', '.join(assumed)}; assumed: the size of a base classifier, 125 M parameters")
+        yield f"  not on this machine: {', '.join(assumed)}; assumed: the size of a base classifier, 125 M parameters"
     if not budget.fits:
         yield f"  {remedy(config)}"
 
@@ -378,23 +308,13 @@ def variant_table(config: TrialConfig) -> Table:
     """What each way to train would take of this trial's budget."""
     from pipeline.forecast.advice import hours, too_much, variants
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("way of training", "training", "all stages", "time on a T4", "trained", ""):
-        table.add_column(title, justify="left" if title in ("way of training", "") else "right")
+    shown = table("way of training", "training", "all stages", "time on a T4", "trained", "")
     for name, budget in variants(config).items():
         if budget is not None:
-            figures = (
-                f"{budget.stage_gib('train'):.2f} GiB",
-                f"{budget.total_gib:.2f} GiB",
-                hours(budget.t4_hours),
-                f"{_millions(budget.trained)} M",
-            )
-            table.add_row(
-                Text(name),
-                *figures,
-                Text("fits" if budget.fits else too_much(budget), style="" if budget.fits else "yellow"),
-            )
-    return table
+            fits = Text("fits") if budget.fits else Text(too_much(budget), "yellow")
+            sizes = f"{budget.stage_gib('train'):.2f} GiB", f"{budget.total_gib:.2f} GiB"
+            shown.add_row(Text(name), *sizes, hours(budget.t4_hours), f"{_millions(budget.trained)} M", fits)
+    return shown
 
 
 def _millions(count: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -24,9 +24,17 @@ OUTCOME_STYLES = {
 }  # fmt: skip
 
 
+def table(*titles: str, left: Collection[int] = (0,)) -> Table:
+    """An empty table; columns that are not `left`, nor the last, hold numbers."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for index, title in enumerate(titles):
+        made.add_column(Text(title), justify="left" if index in left or index == len(titles) - 1 else "right")
+    return made
+
+
 def study_table(study: Study, plan: Sequence[Cell], records: Sequence[TrialRecord]) -> Table:
     """One row per arm: means over its evaluated seeds, and how its trials ended."""
-    table = _table("arm", "seeds", "win rate", "gold [points]", "proxy [std]", "KL [nats/token]", "trials")
+    shown = table("arm", "seeds", "win rate", "gold [points]", "proxy [std]", "KL [nats/token]", "trials")
     for arm in study.arm_overrides():
         own = [record for record in records if record.arm == arm]
         judged = [record for record in own if "eval/win_rate" in record.summary]
@@ -38,14 +46,14 @@ def study_table(study: Study, plan: Sequence[Cell], records: Sequence[TrialRecor
         name = f"{arm} (baseline)" if arm == study.baseline else arm
         ended = ", ".join(f"{count} {status}" for status, count in counts.items())
         rate = "-" if means[0] is None else f"{means[0]:.1%}"
-        table.add_row(*map(Text, (name, str(len(judged)), rate, *map(_number, means[1:]), ended)))
-    return table
+        shown.add_row(*map(Text, (name, str(len(judged)), rate, *map(_number, means[1:]), ended)))
+    return shown
 
 
 def claim_table(verdicts: Sequence[Verdict]) -> Table:
     """One row per falsifier: its verdict, its trials by outcome, and for FALSIFIED and NOT TESTED the arms and the
     reason of one trial."""
-    table = _table("falsifier", "verdict", "trials", "arms", left=(0, 1, 2))
+    shown = table("falsifier", "verdict", "trials", "arms", left=(0, 1, 2))
     for name in dict.fromkeys(verdict.name for verdict in verdicts):
         judged = [verdict for verdict in verdicts if verdict.name == name]
         by_arm = Counter(verdict.arm for verdict in judged)
@@ -58,15 +66,15 @@ def claim_table(verdicts: Sequence[Verdict]) -> Table:
         ]
         trials = ", ".join(f"{len(those)} {outcome}" for outcome, those in outcomes.items() if those)
         outcome = overall(judged)
-        table.add_row(Text(name), Text(outcome, OUTCOME_STYLES[outcome]), Text(trials), Text("; ".join(told)))
-    return table
+        shown.add_row(Text(name), Text(outcome, OUTCOME_STYLES[outcome]), Text(trials), Text("; ".join(told)))
+    return shown
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> Table:
     """One row per falsifier, arm and seed."""
-    table = _table("falsifier", "arm", "seed", "verdict", "step", "value", "n", "because", left=(0, 1, 3, 7))
+    shown = table("falsifier", "arm", "seed", "verdict", "step", "value", "n", "because", left=(0, 1, 3, 7))
     for verdict in verdicts:
-        table.add_row(
+        shown.add_row(
             Text(verdict.name),
             Text(verdict.arm),
             Text(str(verdict.seed)),
@@ -76,7 +84,7 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
             Text(str(verdict.n)),
             Text(verdict.reason),
         )
-    return table
+    return shown
 
 
 def print_hypotheses(console: Console, claims: Standing, found: Mapping[str, Any]) -> None:
@@ -143,11 +151,11 @@ def print_search(console: Console, study: Study, search: Mapping[str, Any]) -> N
     """The knobs of what was confirmed."""
     assert study.search is not None
     space = study.search.space
-    table = _table("confirmed", "trial of the search", *space, left=(0,))
+    shown = table("confirmed", "trial of the search", *space, left=(0,))
     for entry in search["confirmed"]:
-        table.add_row(*map(Text, (entry["arm"], str(entry["number"]), *(_knob(entry["overrides"][k]) for k in space))))
+        shown.add_row(*map(Text, (entry["arm"], str(entry["number"]), *(_knob(entry["overrides"][k]) for k in space))))
     if search["confirmed"]:
-        console.print(table)
+        console.print(shown)
         console.print()
 
 
@@ -166,13 +174,6 @@ def print_study(
         print_search(console, study, search)
     console.print(Text("Means over seeds; the report has their intervals.", style="dim"))
     console.print()
-
-
-def _table(*titles: str, left: tuple[int, ...] = (0,)) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for index, title in enumerate(titles):
-        table.add_column(Text(title), justify="left" if index in left or index == len(titles) - 1 else "right")
-    return table
 
 
 def _mean(records: Sequence[TrialRecord], key: str) -> float | None:

@@ -14,20 +14,17 @@ from typing import Any
 
 import fake_trial
 import pytest
-from helpers import smoke
 from rich.console import Console
 
 from pipeline.config.loading import load_config
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout
-from pipeline.run.metrics import METRICS
 from pipeline.run.progress import Silent
-from pipeline.trial import plan_trial
 from studies.console import cli
 from studies.console.plan import duration, print_plan
 from studies.definition.design import cells
 from studies.definition.schema import Study
-from studies.definition.testable import needs, untestable
+from studies.definition.testable import needs
 from studies.execution import executors
 from studies.execution.history import StageSeconds, all_records, known_artifacts, measured
 from studies.execution.study import run_study
@@ -59,12 +56,10 @@ def record(study: Study, layout: Layout) -> None:
 def test_plan_opens_with_what_will_run_and_says_why(write_study: Callable[..., Study], layout: Layout) -> None:
     study = write_study()
     layout.root.mkdir(parents=True)
+    warned = write_study(fake_trial.STUDY.replace("before_step: 32", "before_step: 65"))
+    assert sum(line.startswith("claim drift cannot survive") for line in shown(warned, layout)) == 1
     first, _, prompts, sft, *_ = shown(study, layout)
-    assert (
-        first
-        == "4 of 4 trials will run; how long that takes is not known yet: no trial of profile tiny has been measured on"
-        " this machine"
-    )
+    assert first.startswith("4 of 4 trials will run; how long that takes is not known yet: no trial of profile tiny ")
     assert prompts.endswith("4 trials will run never built")
     assert sft == "sft - 4 trials will run waits for prompts"
     fake_trial.run_trial(cells(study, None, SMALL)[0].config, layout, Silent())
@@ -179,90 +174,6 @@ def test_an_artifact_is_known_by_its_digest_while_one_made_from_it_is_there(
     assert known["evaluate", one.stages["evaluate"].key] is None
 
 
-def claims(write_study: Callable[..., Study], line: str) -> Study:
-    text = fake_trial.STUDY.partition("falsifiers:")[0]
-    return write_study(f"{text}falsifiers:\n  - {{name: claim, claim: c, op: '>', threshold: 0.5, {line}}}\n")
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("metric: objective/kl, before_step: 64", None),
-        (
-            "metric: objective/kl, before_step: 65",
-            "claim claim cannot survive: it covers the first 65 gradient steps, but train.steps is 64",
-        ),
-        (
-            "metric: objective/kl, before_step: 2000, aggregation: mean",
-            "claim claim cannot be tested: it covers the first 2,000 gradient steps, but train.steps is 64",
-        ),
-        (
-            "metric: objective/kl, before_step: 64, aggregation: {consecutive: 5}",
-            "claim claim cannot be tested: 5 records in a row would refute it, and at most 4 come before step 64",
-        ),
-        ("metric: policy/ratio, before_step: 64, aggregation: {consecutive: 64}", None),
-        (
-            "metric: policy/kl_loss, before_step: 64",
-            "claim claim cannot be tested: policy/kl_loss is recorded only with kl.place: loss",
-        ),
-        (
-            "metric: reward/helpful, before_step: 64",
-            "claim claim cannot be tested: reward/helpful is recorded only with reward.parts.helpful",
-        ),
-    ],
-)
-def test_a_claim_that_cannot_be_decided_is_warned_of(
-    write_study: Callable[..., Study], layout: Layout, line: str, says: str | None
-) -> None:
-    study = claims(write_study, line)
-    layout.root.mkdir(parents=True)
-    found = [one for one in shown(study, layout) if one.startswith("claim ")]
-    assert found == ([says] if says else [])
-
-
-def test_a_part_of_the_reward_that_is_absent_or_alone_has_no_series() -> None:
-    learned = {"kind": "learned"}
-    one = smoke(reward__kind="composite", reward__parts={"helpful": learned})
-    two = smoke(reward__kind="composite", reward__parts={"helpful": learned, "harmless": learned})
-    for head in ("reward/", "eval/reward/"):
-        assert needs(f"{head}helpful", two) is None
-        assert needs(f"{head}helpfull", two) == "reward.parts.helpfull"
-        assert needs(f"{head}helpful", one) == "a second part in reward.parts"
-        assert needs(f"{head}disagreement", two) == "reward.ensemble above 1"
-
-
-def test_a_warning_names_the_arms_that_it_is_about(write_study: Callable[..., Study]) -> None:
-    study = claims(write_study, "metric: policy/kl_hinge, before_step: 64")
-    text = Path(study.source).read_text().replace("strong: {kl.beta: 0.2}", "strong: {kl.hinge: 0.2}")
-    study = write_study(text)
-    assert untestable(study, cells(study, None, SMALL)) == [
-        "claim claim cannot be tested on weak: policy/kl_hinge is recorded only with kl.hinge"
-    ]
-
-
-def test_the_plan_says_how_steps_are_counted_where_a_target_kl_ends_updates(
-    write_study: Callable[..., Study], layout: Layout
-) -> None:
-    layout.root.mkdir(parents=True)
-    study = claims(write_study, "metric: objective/kl, before_step: 64")
-    assert not any("before_step" in line for line in shown(study, layout))
-    text = Path(study.source).read_text().replace("strong: {kl.beta: 0.2}", "strong: {algorithm.target_kl: 0.02}")
-    lines = shown(write_study(text), layout)
-    assert sum(line.startswith("strong: before_step of claim counts planned gradient steps") for line in lines) == 1
-    assert not any("leaves out" in line for line in lines), "a series of rollouts is complete"
-    lines = shown(write_study(text.replace("metric: objective/kl", "metric: policy/approxkl")), layout)
-    assert sum(line.startswith("strong: claim cannot survive") for line in lines) == 1
-
-
-def test_series_are_recorded_as_the_warnings_say(smoke_layout: Layout) -> None:
-    import pyarrow.parquet as pq
-
-    keys = {one.stage: one.key for one in plan_trial(smoke(), smoke_layout)}
-    table = smoke_layout.store / "train" / str(keys["train"]) / "metrics.parquet"
-    series = {key for key in METRICS if not key.startswith(("eval/", "cost/"))}
-    assert {key for key in series if needs(key, smoke()) is None} == series & set(pq.read_schema(table).names)
-
-
 def test_the_budget_of_a_t4_stands_last_and_only_where_it_matters(
     write_study: Callable[..., Study], layout: Layout
 ) -> None:
@@ -272,10 +183,8 @@ def test_the_budget_of_a_t4_stands_last_and_only_where_it_matters(
     assert any("of 2.5 h on a T4" in line for line in shown(study, layout, **{"caps.card": "t4"}))
     lines = shown(study, layout, "t4")
     budget = next(index for index, line in enumerate(lines) if line.startswith("each trial of weak, strong: fits"))
-    assert lines[0].startswith("4 of 4 trials will run, about ")
-    assert lines[0].endswith("on a T4 (forecast; no trial of profile t4 has been measured on this machine)")
     assert max(index for index, line in enumerate(lines) if " will run " in line and index) < budget
-    assert lines[-1].startswith("4 trials in all: ")
+    assert re.fullmatch(r"4 trials in all: [\d.]+ h on a T4 by the roofline", lines[-1])
     large = shown(
         study, layout, **{"train.response_length": 20_000, "train.batch_size": 4096, "runtime.micro_batch_size": 1024}
     )
@@ -332,24 +241,9 @@ def test_an_arm_that_trains_nothing_is_planned_as_such(write_study: Callable[...
     study = write_study().model_copy(update={"arms": {"weak": {}, "strong": {"algorithm.name": "best_of_n"}}})
     lines = shown(study, layout)
     assert "strong: not trained; best of n: advantage none, evaluate.best_of 8" in lines
-    assert "strong: all seeds give the same result, since nothing is trained and the study has no `vary`" in lines
+    assert sum(line.startswith("strong: all seeds give the same result") for line in lines) == 1
     plan = {cell.arm: cell for cell in cells(study, None, SMALL)}
     assert (plan["weak"].steps, plan["strong"].steps) == (64, 0)
-    series, evaluated = (needs(key, plan["strong"].config) for key in ("objective/kl", "eval/gold"))
-    assert (series, evaluated) == ("an algorithm that takes gradient steps", None)
-    assert needs("objective/kl", plan["weak"].config) is None
+    assert needs("eval/gold", plan["strong"].config) is None
     timed = StageSeconds(1, {"evaluate": 2.0}, 0.5)
     assert [timed.of(stage, plan["strong"].config) for stage in ("train", "evaluate")] == [0.0, 5.5], "1.5 + 8 x 0.5"
-
-
-def test_a_claim_about_its_series_is_warned_of(write_study: Callable[..., Study]) -> None:
-    study = write_study().model_copy(update={"arms": {"weak": {}, "strong": {"algorithm.name": "best_of_n"}}})
-    (claim,) = study.falsifiers
-    (line,) = untestable(study, cells(study))
-    only = f"{claim.metric} is recorded only with an algorithm that takes gradient steps"
-    assert line == f"claim {claim.name} cannot be tested on strong: {only}"
-    other = study.model_copy(
-        update={"falsifiers": (claim.model_copy(update={"relative_to": "baseline"}),), "baseline": "strong"}
-    )
-    needs_it = f"the baseline strong records {claim.metric} only with an algorithm that takes gradient steps"
-    assert untestable(other, cells(other)) == [f"claim {claim.name} cannot be tested: {needs_it}"]
