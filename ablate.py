@@ -192,8 +192,7 @@ def _judge(folder: StudyFolder, study: Study) -> dict[str, Any]:
 def main() -> None:
     """Run a command and exit with its code."""
     atexit.register(gc.freeze)  # to look for cycles among all that ends with the process takes half a second
-    cli.draw_reports_with(_draw, "reports.interim")
-    cli.judge_hypotheses_with(_judge)
+    cli.report_with(_draw, _judge, "reports.interim")
     try:
         app()
     except KeyboardInterrupt:

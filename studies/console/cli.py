@@ -76,26 +76,18 @@ WithoutMissingOption = Annotated[
     typer.Option(WITHOUT_MISSING, help="Leave out results that are no longer on disk; without it, they are an error."),
 ]
 
-Reporting = Callable[["Study", "StudyFolder"], Path | None]
-_report: Reporting | None = None
+Report = Callable[["Study", "StudyFolder"], Path | None]
+Judge = Callable[["StudyFolder", "Study"], dict[str, Any]]
+_report: Report | None = None
+_judge: Judge | None = None
 _interim: str | None = None
 
 
-def draw_reports_with(function: Reporting, interim: str | None = None) -> None:
-    """Let the layer above supply what draws the report of a finished study, and the module that looks at a running
-    one."""
-    global _report, _interim
-    _report, _interim = function, interim
-
-
-Judging = Callable[["StudyFolder", "Study"], dict[str, Any]]
-_judge: Judging | None = None
-
-
-def judge_hypotheses_with(function: Judging) -> None:
-    """Let the layer above supply what judges the hypotheses of a study that has run."""
-    global _judge
-    _judge = function
+def report_with(report: Report, judge: Judge | None = None, interim: str | None = None) -> None:
+    """Let the layer above supply what draws the report of a finished study, what judges its hypotheses, and the module
+    that looks at a running one."""
+    global _report, _judge, _interim
+    _report, _judge, _interim = report, judge, interim
 
 
 def study(
@@ -477,7 +469,10 @@ def _run(
     executor: str,
     cluster: Path | None,
 ) -> None:
-    from pipeline.errors import FAULT
+    from contextlib import suppress
+
+    from pipeline.errors import FAULT, Fault
+    from pipeline.run.layout import read_json
     from studies.claims.badges import standing
     from studies.claims.symptoms import by_arm, health_of
     from studies.console.summary import print_health, print_hypotheses, print_study, print_verdicts
@@ -509,7 +504,10 @@ def _run(
     print_study(console, result.study, result.plan, result.records, search)
     print_health(console, by_arm({(one.arm, one.seed): health_of(result.folder, one) for one in result.records}))
     if chosen.source:
-        print_hypotheses(console, claims, _reported(result.folder) if result.report else {})
+        found = {}
+        with suppress(Fault):
+            found = read_json(result.folder.claims_file) if result.report else {}
+        print_hypotheses(console, claims, found)
         print_verdicts(console, result.study, result.verdicts, claims)
         console.print()
     change = f"Change the study: edit {chosen.source}" if chosen.source else "Change the trial: other --set values"
@@ -518,18 +516,6 @@ def _run(
     failed = len(result.records) < len(result.plan) or any(record.status == "failed" for record in result.records)
     if failed or (_report and chosen.source and result.report is None):
         raise typer.Exit(FAULT)
-
-
-def _reported(folder: StudyFolder) -> dict[str, Any]:
-    """What the report says of the hypotheses; nothing where it cannot be read."""
-    from contextlib import suppress
-
-    from pipeline.errors import Fault
-    from pipeline.run.layout import read_json
-
-    with suppress(Fault):
-        return read_json(folder.claims_file)
-    return {}
 
 
 def _draw(chosen: Study, folder: StudyFolder, console: Console) -> Path | None:

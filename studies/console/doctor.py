@@ -19,9 +19,7 @@ from pipeline.resources import diagnosis
 from pipeline.resources.device import gpu_visible
 from pipeline.resources.diagnosis import Finding
 from pipeline.run.hub import available, cause_of_absence, in_words
-from pipeline.run.layout import Layout, TrialRecord
-from studies.console.plan import duration
-from studies.execution.history import all_records, measured
+from pipeline.run.layout import Layout
 
 SIGNS = {"ok": ("ok", "green"), "note": ("-", "yellow"), "missing": ("MISSING", "bold red")}
 ASKED = "t4"
@@ -41,8 +39,7 @@ def examine(layout: Layout) -> list[Finding]:
         if found[-1].state == "missing":
             return found
         found += [diagnosis.memory(), diagnosis.disk(layout.root), hub(answer)]
-        records = all_records(layout)
-        return [*found, *(profile_finding(name, layout, records) for name in profile_names())]
+        return [*found, *map(profile_finding, profile_names())]
 
 
 def _torch() -> Iterator[Finding]:
@@ -75,24 +72,18 @@ def hub(answer: Future[str]) -> Finding:
     )
 
 
-def profile_finding(name: str, layout: Layout, records: Sequence[TrialRecord]) -> Finding:
-    """What a trial of a profile takes and what keeps it from running here; `records` of all trials of this root."""
+def profile_finding(name: str) -> Finding:
+    """What a trial of a profile takes and what keeps it from running here."""
     from pipeline.forecast.advice import hours, predict
 
     config = load_config(name, {})
     budget = predict(config)
-    size = "" if budget is None else f"{budget.total_gib:.2f} GiB of memory, {budget.disk_gib:.2g} GiB of disk"
-    on_card = config.runtime.device == "cuda"
-    time = (
-        f"{hours(budget.t4_hours)} on a T4 (predicted)"
-        if on_card and budget
-        else _seconds(name, config, layout, records)
-    )
-    lacking, found = list(lacks(config)), ", ".join(part for part in (size, time) if part)
-    takes = f"a trial takes {found}"
-    if not lacking:
-        return Finding(f"profile {name}", "ok", takes)
-    return Finding(f"profile {name}", "note", "; ".join([*lacking, takes]))
+    found = lacking = list(lacks(config))
+    if budget is not None:
+        time = f", {hours(budget.t4_hours)} on a T4 (predicted)" * (config.runtime.device == "cuda")
+        takes = f"{budget.total_gib:.2f} GiB of memory, {budget.disk_gib:.2g} GiB of disk{time}"
+        found = [*lacking, f"a trial takes {takes}"]
+    return Finding(f"profile {name}", "note" if lacking else "ok", "; ".join(found))
 
 
 def lacks(config: TrialConfig) -> Iterator[str]:
@@ -112,18 +103,6 @@ def lacks(config: TrialConfig) -> Iterator[str]:
         check_reachable(config.data)
     except UserError:
         yield f"{config.data.name} is not in the cache and the hub does not give it"
-
-
-def _seconds(profile: str, config: TrialConfig, layout: Layout, records: Sequence[TrialRecord]) -> str:
-    """How long trials of a profile took on this machine, where some have run."""
-    from pipeline import trial
-
-    machine = {**trial.environment(), **trial.execution(config)}
-    timed = measured(layout, records, profile, machine)
-    if timed is None:
-        return "a time that is not known before the first one has run here"
-    seconds = sum(timed.of(stage, config) for stage in ("train", "evaluate"))
-    return f"about {duration(seconds)} (measured on {timed.trials} trials here)"
 
 
 def show(console: Console, found: Sequence[Finding]) -> None:

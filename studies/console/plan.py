@@ -74,8 +74,6 @@ def print_plan(
             )
         )
         console.print(Text(f"{headline(own, shared, unknown, total)}{time}", "bold"))
-        if study.search is not None:
-            console.print(Text(search_line(study, ended)), soft_wrap=True)
         for caution in [*cautions(plan), *untestable(compared, plan)]:
             console.print(Text(caution, "yellow"), soft_wrap=True)
         for line in [*algorithm_lines(plan), *horizons(compared, plan), *dict.fromkeys(reading_lines(plan))]:
@@ -222,18 +220,6 @@ def reading_lines(plan: Sequence[Cell]) -> Iterator[str]:
 
     for cell in plan:
         yield from (f"{cell.arm}: {line}" for line in image_lines(cell.config))
-
-
-def search_line(study: Study, ended: int) -> str:
-    """What a search and its confirmation consist of; `ended` trials of it are recorded."""
-    assert study.search is not None
-    search, seeds = study.search, ", ".join(map(str, study.search.confirm.seeds))
-    runs = (search.confirm.top + 1) * len(search.confirm.seeds)
-    return (
-        f"search: {search.trials} trials over {', '.join(search.space)} on seed {study.seeds[0]}, {search.parallel}"
-        f" proposed at a time ({ended} recorded); confirmation: the best {search.confirm.top} and the baseline on seeds"
-        f" {seeds} and fresh held-out prompts, {runs} trials"
-    )
 
 
 def total_line(study: Study, plan: Sequence[Cell]) -> str:

@@ -69,7 +69,7 @@ def study_schema() -> dict[str, Any]:
     parts["Metric"] = _metric()
     for part in ("Objective", "Constraint", "Hypothesis", "Falsifier"):
         parts[part]["properties"]["metric"]["$ref"] = "#/$defs/Metric"
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_plain(schema), "title": "Study"}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def _with_values(key: str, knob: dict[str, Any]) -> dict[str, Any]:
@@ -102,18 +102,6 @@ def _metric() -> dict[str, Any]:
         {"pattern": f"^{one.key.partition('<')[0]}", "description": f"{one.unit}: {one.formula}"} for one in FAMILIES
     ]
     return {"type": "string", "anyOf": [listed, *families]}
-
-
-def _plain(node: Any) -> Any:
-    """Without titles, and with docstrings cut to their first line."""
-    if isinstance(node, list):
-        return [_plain(item) for item in node]
-    if not isinstance(node, dict):
-        return node
-    kept = {key: _plain(value) for key, value in node.items() if not (key == "title" and isinstance(value, str))}
-    if isinstance(kept.get("description"), str):
-        kept["description"] = kept["description"].strip().splitlines()[0]
-    return kept
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from pipeline.run.layout import StudyFolder, TrialRecord, read_sealed, sealed, write_atomic
 from studies.definition.arms import BASELINE
 from studies.definition.checks import CONFIRM
@@ -73,11 +75,8 @@ def tried(study: Study, number: int, overrides: Mapping[str, Any], record: Trial
 
 
 def trial_of(entry: Mapping[str, Any]) -> Tried:
-    """A trial as ``search.json`` holds it. Raises `KeyError`, `TypeError` or `ValueError` where it is not of that
-    form."""
-    values = {str(key): float(value) for key, value in entry["values"].items() if value is not None}
-    head = int(entry["number"]), str(entry["arm"]), dict(entry["overrides"]), str(entry["status"])
-    return Tried(*head, values, bool(entry["feasible"]), int(entry["steps"]))
+    """A trial as ``search.json`` holds it. Raises `ValueError` where it is not of that form."""
+    return TypeAdapter(Tried).validate_python(entry)
 
 
 def arm(number: int) -> str:

@@ -90,13 +90,11 @@ def horizons(study: Study, plan: Sequence[Cell]) -> list[str]:
     claims = [one for one in study.falsifiers if one.before_step and _reads(one, arms, study.baseline)]
     if not claims:
         return []
-    lines = [
-        f"{', '.join(arms)}: before_step of {', '.join(one.name for one in claims)} counts planned gradient steps;"
-        " updates that algorithm.target_kl ends early count in full"
-    ]
-    each = [one.name for one in claims if each_step(one.metric)]
+    names, each = ", ".join(one.name for one in claims), ", ".join(one.name for one in claims if each_step(one.metric))
+    counts = "counts planned gradient steps; updates that algorithm.target_kl ends early count in full"
     fate = "cannot survive, and a mean is NOT TESTED, if algorithm.target_kl leaves out a step before before_step"
-    return lines + [f"{', '.join(arms)}: {', '.join(each)} {fate}"] * bool(each)
+    lines = [f"{', '.join(arms)}: before_step of {names} {counts}"]
+    return lines + [f"{', '.join(arms)}: {each} {fate}"] * bool(each)
 
 
 def _reads(claim: Falsifier, arms: Iterable[str], baseline: str) -> bool:
@@ -141,10 +139,6 @@ def _of_claim(claim: Falsifier, baseline: str, plan: Sequence[Cell]) -> list[str
     cells = [cell for cell in plan if claim.applies_to(cell.arm, baseline)]
     base = next((cell for cell in plan if cell.arm == baseline), None) if claim.relative_to else None
     lines = []
-    if claim.relative_to and baseline in claim.arms:
-        lines.append(
-            f"claim {claim.name} does not speak of {baseline}: it is the baseline that others are compared with"
-        )
     if base is not None and (key := needs(claim.metric, base.config)):
         lines.append(
             f"claim {claim.name} cannot be tested: the baseline {baseline} records {claim.metric} only with {key}"

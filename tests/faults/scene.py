@@ -36,7 +36,7 @@ COMMAND = """
 import sys
 import ablate
 from studies.console import cli
-cli.draw_reports_with(lambda study, folder: folder.study_file)
+cli.report_with(lambda study, folder: folder.study_file)
 try:
     ablate.app()
 except KeyboardInterrupt:

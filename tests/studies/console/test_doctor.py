@@ -19,7 +19,6 @@ from pipeline.resources import diagnosis
 from pipeline.resources.diagnosis import Finding, without_card
 from pipeline.run.layout import Layout
 from studies.console import doctor
-from studies.execution.history import StageSeconds
 
 
 @pytest.mark.parametrize(
@@ -161,7 +160,7 @@ def test_an_output_root_that_is_a_file_is_told(tmp_path: Path) -> None:
     assert (found.state, found.found) == ("missing", f"{tmp_path / 'out'} is no folder")
 
 
-def test_profiles_say_what_they_lack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_profiles_say_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "available", lambda *_: False)
     monkeypatch.setattr(doctor, "gpu_visible", lambda: False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -172,18 +171,10 @@ def test_profiles_say_what_they_lack(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert data.startswith("stanfordnlp/imdb is not in the cache")
     (yours,) = doctor.lacks(load_config("t4-rehearsal", {}))
     assert yours.startswith("data.path and model.base are yours to give")
-    found = doctor.profile_finding("t4", Layout(tmp_path), [])
+    found = doctor.profile_finding("t4")
     assert found.state == "note"
     assert "13.34 GiB of memory" in found.found
     assert "on a T4 (predicted)" in found.found
-
-
-def test_what_a_trial_took_here_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert "not known before the first one has run here" in doctor.profile_finding("smoke", Layout(tmp_path), []).found
-    monkeypatch.setattr(doctor, "measured", lambda *_: StageSeconds(3, {"evaluate": 10.0, "sft": 99.0}, 0.5))
-    found = doctor.profile_finding("smoke", Layout(tmp_path), [])
-    assert found.state == "ok"
-    assert found.found.endswith("about 26 s (measured on 3 trials here)"), "32 steps and an evaluation"
 
 
 def test_what_is_shown() -> None:

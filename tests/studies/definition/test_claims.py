@@ -99,7 +99,6 @@ def plan_of(write_study: Write, line: str, weak: str = "kl.beta: 0.01", strong: 
         ("metric: policy/kl_hinge, before_step: 64", {"strong": "kl.hinge: 0.2"}, "tested on weak: ... kl.hinge"),
         (SERIES, {"strong": "algorithm: best_of_n"}, "on strong: ... an algorithm that takes gradient steps"),
         (f"{SERIES}, relative_to: baseline", {"weak": "algorithm: best_of_n"}, "baseline weak records ... only with"),
-        (f"{SERIES}, relative_to: baseline, arms: [weak, strong]", {}, "does not speak of weak"),
         ("metric: value/vf_loss, before_step: 32, relative_to: baseline", {"weak": "algorithm: rloo"}, (
             "the baseline weak records value/vf_loss only with critic.kind"
         )),
