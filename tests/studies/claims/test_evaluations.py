@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -127,44 +128,28 @@ def test_an_arm_against_itself_survives(metric: str, op: str, keys: dict[str, An
     assert (found.outcome, found.value) == ("SURVIVED", threshold)
 
 
-@pytest.mark.parametrize("rows", [0, 1])
-def test_an_interval_needs_two_prompts(rows: int) -> None:
-    few, many = Evaluation(0.9, outcomes([0.9] * rows)), Evaluation(0.9, outcomes([0.9] * 9))
-    alone = judge(claim(bound="low"), few)
-    assert (alone.outcome, alone.reason) == (
-        "NOT TESTED",
-        f"no interval: {rows} evaluated prompts, and 2 are needed",
-    )
-    pair = judge(claim(bound="low", relative_to="baseline"), many, few)
-    assert (pair.outcome, pair.reason) == (
-        "NOT TESTED",
-        f"no interval: {rows} evaluated prompts shared with the baseline, and 2 are needed",
-    )
-
-
 ACCURACY = "eval/preference_accuracy"
 
 
-def decided_on(decided: int, rows: int = 40, first: int = 0) -> Outcomes:
+def decided_on(decided: int, rows: int = 40) -> Outcomes:
     """Of so many prompts, on all of which there are other numbers; the judge decides 4 pairs of each."""
-    bottom = np.zeros(rows)
-    bottom[first : first + decided] = 4
+    bottom = np.where(np.arange(rows) < decided, 4, 0)
     return outcomes(np.where(bottom > 0, RNG.integers(0, 5, rows), 0.0), bottom)
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("decided", [0, 1])
-def test_prompts_without_a_decided_pair_make_no_interval(decided: int) -> None:
-    few, many = Evaluation(1.0, decided_on(decided)), Evaluation(0.5, decided_on(30))
-    alone = judge(claim(ACCURACY, bound="low"), few)
-    assert (alone.outcome, alone.interval) == ("NOT TESTED", None)
-    assert alone.reason == f"no interval: {decided} evaluated prompts with a decided pair, and 2 are needed"
-    for own, base in ((few, many), (many, few)):
-        pair = judge(claim(ACCURACY, bound="low", relative_to="baseline"), own, base)
-        assert (pair.outcome, pair.interval) == ("NOT TESTED", None)
-        assert pair.reason == (
-            f"no interval: {decided} evaluated prompts shared with the baseline with a decided pair, and 2 are needed"
-        )
+@pytest.mark.parametrize("few", [0, 1])
+@pytest.mark.parametrize(
+    ("metric", "make", "pairs"),
+    [("eval/win_rate", lambda n: outcomes([0.9] * n), ""), (ACCURACY, decided_on, " with a decided pair")],
+)
+def test_an_interval_needs_two_prompts(few: int, metric: str, make: Callable[[int], Outcomes], pairs: str) -> None:
+    scant, many = Evaluation(0.9, make(few)), Evaluation(0.9, make(30))
+    for own, base in ((scant, None), (scant, many), (many, scant)):
+        found = judge(claim(metric, bound="low", relative_to="baseline" if base else None), own, base)
+        shared = " shared with the baseline" if base else ""
+        assert (found.outcome, found.interval) == ("NOT TESTED", None)
+        assert found.reason == f"no interval: {few} evaluated prompts{shared}{pairs}, and 2 are needed"
 
 
 @pytest.mark.filterwarnings("error")

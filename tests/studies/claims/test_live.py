@@ -1,3 +1,5 @@
+"""What is announced while trials run, and trials that end as soon as they refute a claim."""
+
 from __future__ import annotations
 
 import json
@@ -18,33 +20,20 @@ from studies.definition.falsifier import Falsifier
 from studies.definition.schema import Study
 
 KL = "objective/kl_per_token"
-STOP = """
-question: Does it stop?
-hypothesis: It does.
-refuted_if: It does not.
-baseline: weak
-seeds: [0, 1]
-arms:
-  weak: {kl.beta: 0.01}
-  strong: {kl.beta: 0.2}
-falsifiers:
+STOP = (
+    fake_trial.STUDY.partition("falsifiers:")[0]
+    + """falsifiers:
   - {name: drift, claim: it stays, metric: objective/kl_per_token, op: ">", threshold: 0.2, before_step: 60,
      stop: true, arms: [weak]}
   - {name: calm, claim: it rests, metric: policy/entropy, op: "<", threshold: 0.0, before_step: 60}
 """
+)
+Write = Callable[..., Study]
 
 
 def claim(aggregation: object = "any") -> Falsifier:
-    content = {
-        "name": "drift",
-        "claim": "stays",
-        "metric": KL,
-        "op": ">",
-        "threshold": 0.25,
-        "before_step": 100,
-        "aggregation": aggregation,
-    }
-    return Falsifier.model_validate(content)
+    keys = {"name": "drift", "claim": "stays", "metric": KL, "op": ">", "threshold": 0.25, "before_step": 100}
+    return Falsifier.model_validate({**keys, "aggregation": aggregation})
 
 
 def write(path: Path, values: list[float], mode: str = "a", start: int = 0) -> None:
@@ -72,8 +61,7 @@ def test_a_fall_is_told_once_and_as_soon_as_it_is_written(
         before, fallen = bool(told), replace(evaluate(one, list(enumerate(written)), 0), arm="a")
         told += live.poll("a", 0)
         assert bool(told) == (fallen.outcome == "FALSIFIED")
-        if told and not before:
-            assert told == [fallen]
+        assert before or not told or told == [fallen]
     assert len(told) <= 1
 
 
@@ -91,56 +79,41 @@ def test_a_line_that_is_half_written_waits_and_a_resumed_file_is_read_again(tmp_
     assert live.poll("a", 0) == [], "what was cut off is forgotten"
     write(path, [0.4], start=3)
     assert [one.step for one in live.poll("a", 0)] == [3]
-    assert live.poll("b", 0) == []
 
 
 @pytest.mark.usefixtures("no_mlflow")
+@pytest.mark.parametrize(
+    ("executor", "trouble"), [("inline", {}), ("inline", {"crash": 1}), ("processes", {"kill": 1})]
+)
 def test_a_trial_that_breaks_a_claim_ends_at_once_is_evaluated_and_counts(
-    write_study: Callable[..., Study], layout: Layout
+    write_study: Write, layout: Layout, executor: str, trouble: dict[str, int]
 ) -> None:
-    study = write_study(STOP)
-    result, text = go(study, layout)
-    by_arm = {record.arm: record for record in result.records}
+    layout.root.mkdir(parents=True)
+    fake_trial.control(layout, **{what: {"0.01/0": n} for what, n in trouble.items()})
+    result, text = go(write_study(STOP), layout, executor)
+    by_arm = {record.arm: record for record in result.records if record.seed == 0}
     weak, strong = by_arm["weak"], by_arm["strong"]
     assert (weak.status, weak.steps) == ("pruned", 48)
     assert weak.reason == f"stopped by rule: {KL} = 0.2909 > 0.2 at step 32"
     assert weak.summary["eval/win_rate"] == 0.6, "it is evaluated as it was when it stopped"
     assert (strong.status, strong.steps) == ("complete", 64)
-    told = {(one.arm, one.name): one for one in result.verdicts}
-    assert (told["weak", "drift"].outcome, told["weak", "drift"].evidence) == (
-        "FALSIFIED",
-        ((32, pytest.approx(0.2909, abs=1e-4)),),
-    )
-    assert told["weak", "drift"].run == weak.stages["train"].key
+    told = {(one.arm, one.name): one for one in result.verdicts if one.seed == 0}
+    drift = told["weak", "drift"]
+    assert (drift.outcome, drift.evidence) == ("FALSIFIED", ((32, pytest.approx(0.2909, abs=1e-4)),))
+    assert drift.run == weak.stages["train"].key
     assert told["weak", "calm"].reason == "the run came to 48 of 60 gradient steps"
     assert ("strong", "drift") not in told
     assert told["strong", "calm"].outcome == "SURVIVED"
     assert text.count("weak seed 0: claim drift FALSIFIED, 0.2909 at step 32") == 1
-    assert "weak seed 0: pruned: stopped by rule" in text
 
 
 @pytest.mark.usefixtures("no_mlflow")
-def test_stopping_is_part_of_what_a_trial_is(write_study: Callable[..., Study], layout: Layout) -> None:
-    """A trial that may be stopped is another artifact than one that may not; only the arms that the rule speaks of run
-    again."""
+def test_stopping_is_part_of_what_a_trial_is(write_study: Write, layout: Layout) -> None:
+    """Only the arms that the rule speaks of run again without it; a claim in other words is the same rule."""
     go(write_study(STOP), layout)
     assert len(fake_trial.calls(layout)) == 4
     result, _ = go(write_study(STOP.replace("stop: true", "stop: false")), layout)
     assert sorted(fake_trial.calls(layout)[4:]) == ["0.01/0", "0.01/1"]
     assert {record.status for record in result.records} == {"complete"}
     go(write_study(STOP.replace("claim: it stays", "claim: it is calm").replace("name: drift", "name: other")), layout)
-    assert len(fake_trial.calls(layout)) == 6, "a claim in other words is the same rule"
-
-
-@pytest.mark.usefixtures("no_mlflow")
-@pytest.mark.parametrize("executor", ["inline", "processes"])
-def test_a_stopped_trial_that_was_killed_ends_alike(
-    write_study: Callable[..., Study], layout: Layout, tmp_path: Path, executor: str
-) -> None:
-    whole, _ = go(write_study(STOP), Layout(tmp_path / "whole"))
-    layout.root.mkdir(parents=True)
-    fake_trial.control(layout, **({"crash": {"0.01/0": 1}} if executor == "inline" else {"kill": {"0.01/0": 1}}))
-    again, _ = go(write_study(STOP), layout, executor)
-    key = [(one.arm, one.seed, one.status, one.reason, one.steps) for one in again.records]
-    assert key == [(one.arm, one.seed, one.status, one.reason, one.steps) for one in whole.records]
-    assert again.verdicts == whole.verdicts
+    assert len(fake_trial.calls(layout)) == 6

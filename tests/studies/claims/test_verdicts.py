@@ -183,82 +183,73 @@ def test_no_claim_survives_on_the_steps_that_the_target_kl_let_pass(
 def test_the_bound_of_an_evaluation_and_of_its_difference(recorded: Callable[[str], Study], layout: Layout) -> None:
     found = judged(layout, recorded(LOW))
     assert [found[arm, 0].outcome for arm in ("base", "other")] == ["FALSIFIED", "SURVIVED"]
-    assert "0.6, 95 % interval 0.4" in found["base", 0].reason
     assert found["base", 0].run == "base0"
     value, low, high = student(np.subtract(wins(0.8), wins(0.6)))
     better = judged(layout, recorded(SURELY))["other", 0]
-    assert (better.outcome, better.interval) == ("SURVIVED", pytest.approx((low, high)))
-    assert (better.value, value) == (pytest.approx(low), pytest.approx(0.2))
+    assert (better.outcome, better.interval, value) == ("SURVIVED", pytest.approx((low, high)), pytest.approx(0.2))
+    assert better.value == pytest.approx(low)
 
 
-def test_a_claim_that_the_reward_evaluator_prefers_the_policy(write_study: Write, layout: Layout) -> None:
-    """`bound: low` finds the interval in the record; an imported record without it does not test the claim."""
-    preferred = WINS.replace("eval/win_rate", "eval/win_rate_proxy").replace("0.55", "0.7, bound: low")
-    study = write_study(HEAD + preferred, "small")
-    rows = pd.DataFrame({"prompt_id": range(40), "win_proxy": wins(0.8)})
+@pytest.mark.parametrize(("metric", "column"), [("eval/win_rate", "win"), ("eval/win_rate_proxy", "win_proxy")])
+def test_the_interval_of_a_win_rate_is_that_of_the_record(
+    write_study: Write, layout: Layout, metric: str, column: str
+) -> None:
+    study = write_study(HEAD + WINS.replace("eval/win_rate", metric).replace("0.55", "0.7, bound: low"))
     for arm, low in (("base", 0.69), ("same", 0.71)):
-        key = "eval/win_rate_proxy"
         record = leave(layout, study, arm, 0, series(0.1), wins(0.2))
         folder = layout.root / record.stages["evaluate"].path
-        rows.to_parquet(folder / "prompts.parquet", index=False)
-        summary = {**record.summary, key: 0.8, f"{key}_low": low, f"{key}_high": 0.9}
+        pd.DataFrame({"prompt_id": range(40), column: wins(0.8)}).to_parquet(folder / "prompts.parquet", index=False)
+        summary = {metric: 0.8, f"{metric}_low": low, f"{metric}_high": 0.9}
         write_record(folder_of(layout), record.model_copy(update={"summary": summary}))
         republish(folder_of(layout), folder)
-    leave(layout, study, "other", 0, series(0.1), wins(0.9))
     found = judged(layout, study)
-    outcomes = {arm: found[arm, 0].outcome for arm in ("base", "same", "other")}
-    assert outcomes == {"base": "FALSIFIED", "same": "SURVIVED", "other": "NOT TESTED"}
-    assert found["other", 0].reason == "the evaluation has no eval/win_rate_proxy"
-    assert found["base", 0].interval == (0.69, 0.9)
-
-
-def test_the_win_rates_interval_is_that_of_the_record(write_study: Write, layout: Layout) -> None:
-    study = write_study(HEAD + LOW)
-    ends = {"eval/win_rate": 0.6, "eval/win_rate_low": 0.51, "eval/win_rate_high": 0.68}
-    leave(layout, study, "base", 0, series(0.1), wins(0.6), summary=ends)
-    found = judged(layout, study)["base", 0]
-    assert (found.outcome, found.interval, found.value) == ("SURVIVED", (0.51, 0.68), 0.51)
+    assert [found[arm, 0].outcome for arm in ("base", "same")] == ["FALSIFIED", "SURVIVED"]
+    assert (found["base", 0].interval, found["base", 0].value) == ((0.69, 0.9), 0.69)
 
 
 def test_what_is_missing_is_not_tested(write_study: Write, layout: Layout) -> None:
     study = write_study(HEAD + RELATIVE + BETTER)
     folder, plan = folder_of(layout), cells(study)
 
-    def reasons(arm: str, seed: int) -> list[str]:
-        found = [one for one in verdicts(study, folder, plan) if (one.arm, one.seed) == (arm, seed)]
+    def why() -> str:
+        found = [one for one in verdicts(study, folder, plan) if (one.arm, one.seed) == ("other", 0)]
         assert {one.outcome for one in found} == {"NOT TESTED"}
-        return [one.reason for one in found]
+        (reason,) = {one.reason for one in found}
+        return reason
 
-    assert reasons("other", 0) == ["no record; the trial has not run"] * 2
+    assert why() == "no record; the trial has not run"
     leave(layout, study, "other", 0, series(0.1), wins(0.6))
-    assert reasons("other", 0) == ["the baseline has no record with seed 0"] * 2
+    assert why() == "the baseline has no record with seed 0"
     leave(layout, study, "base", 1, series(0.1), wins(0.6))
-    assert reasons("other", 0) == ["the baseline has no record with seed 0"] * 2, "another seed is no counterpart"
+    assert why() == "the baseline has no record with seed 0", "another seed is no counterpart"
     leave(layout, study, "base", 0, series(0.0), wins(0.1), config_digest="0123")
     stale = "the baseline's record with seed 0 is of another configuration; run the study again"
-    assert reasons("other", 0) == [stale] * 2
+    assert why() == stale
     assert [one.reason for one in of_record(study, folder, folder.record("other", 0), plan)] == [stale] * 2  # type: ignore[arg-type]
     leave(layout, study, "base", 0, {}, None, status="failed", reason="killed")
-    assert reasons("other", 0) == ["the baseline's trial failed: killed"] * 2
+    assert why() == "the baseline's trial failed: killed"
     leave(layout, study, "base", 0, series(0.1), None, status="diverged")
     assert judged(layout, study)["other", 0].reason == "of the baseline, the trial was not evaluated (diverged)"
 
 
-def test_an_evaluation_that_is_not_there_is_not_tested(write_study: Write, layout: Layout) -> None:
-    study = write_study(HEAD + WINS + LOW.replace("name: wins", "name: low"))
-    leave(layout, study, "base", 0, series(0.1), None, status="diverged")
-    leave(layout, study, "same", 0, series(0.1), None, summary={"eval/gold": 1.0})
-    leave(layout, study, "other", 0, series(0.1), None, summary={"eval/win_rate": 0.6})
-    leave(layout, study, "base", 1, series(0.1), wins(0.9), status="budget", steps=32)
-    leave(layout, study, "same", 1, {}, None, status="failed", reason="killed")
-    found = [one for one in verdicts(study, folder_of(layout), cells(study)) if one.name == "wins"]
-    said = {(one.arm, one.seed): (one.outcome, one.reason) for one in found}
-    assert said["base", 0] == ("NOT TESTED", "the trial was not evaluated (diverged)")
-    assert said["same", 0] == ("NOT TESTED", "the evaluation has no eval/win_rate")
-    assert said["base", 1] == ("SURVIVED", "0.9; a cap ended the trial after 32 gradient steps")
-    assert said["same", 1] == ("NOT TESTED", "the trial failed: killed")
-    low = judged(layout, study)["other", 0]
-    assert low.reason == "no interval: the trial left no outcomes by prompt of eval/win_rate"
+@pytest.mark.parametrize(
+    ("left", "outcome", "reason"),
+    [
+        ({"status": "diverged"}, "NOT TESTED", "the trial was not evaluated (diverged)"),
+        ({"summary": {"eval/gold": 1.0}}, "NOT TESTED", "the evaluation has no eval/win_rate"),
+        ({"status": "failed", "reason": "killed"}, "NOT TESTED", "the trial failed: killed"),
+        ({"summary": {"eval/win_rate": 0.6}}, "NOT TESTED", "no interval: the trial left no outcomes by prompt of"),
+        ({"status": "budget", "steps": 32, "won": wins(0.9)}, "SURVIVED", "; a cap ended the trial after 32 gradient"),
+    ],
+)
+def test_an_evaluation_that_is_not_there_is_not_tested(
+    write_study: Write, layout: Layout, left: dict[str, Any], outcome: str, reason: str
+) -> None:
+    study = write_study(HEAD + LOW)
+    leave(layout, study, "base", 0, series(0.1), **left)
+    found = judged(layout, study)["base", 0]
+    assert found.outcome == outcome
+    assert reason in found.reason
 
 
 def test_lost_results_are_told_apart_by_what_a_claim_reads(recorded: Callable[[str], Study], layout: Layout) -> None:
@@ -283,7 +274,6 @@ def test_lost_results_are_told_apart_by_what_a_claim_reads(recorded: Callable[[s
         (RELATIVE.replace("threshold: 0.0", "threshold: 0.5"), 0, "SURVIVED"),
         (RELATIVE, 1, "FALSIFIED"),
         (RELATIVE.replace("before_step: 48", "before_step: 64, arms: [same]"), 3, "NOT TESTED"),
-        (LOW.replace("threshold: 0.5", "threshold: 0.1"), 0, "SURVIVED"),
         (SURELY.replace("threshold: 0.0", "threshold: 0.9"), 1, "FALSIFIED"),
     ],
 )
@@ -293,10 +283,7 @@ def test_falsify(recorded: Callable[[str], Study], layout: Layout, claims: str, 
     done = CliRunner().invoke(app, ["falsify", study.source, "--json", "--out", str(layout.root)])
     found = json.loads(done.output)
     assert (done.exit_code, found["outcome"]) == (code, outcome), done.output
-    one = found["verdicts"][-1]
-    if study.falsifiers[0].relative_to and outcome != "NOT TESTED":
-        assert one["arm_value"] is not None
-        assert one["baseline_value"] is not None
+    assert (found["verdicts"][-1]["baseline_value"] is not None) or outcome == "NOT TESTED"
     shown = CliRunner().invoke(app, ["falsify", study.source, "--out", str(layout.root)])
     assert shown.exit_code == code
     assert f"refuted by {study.falsifiers[0].condition}" in shown.output
@@ -338,29 +325,23 @@ def test_live_verdicts_are_those_of_the_end_whoever_is_ahead(write_study: Write,
 
 
 def test_a_baseline_that_has_ended_is_known_whole(write_study: Write, tmp_path: Path) -> None:
-    claim = write_study(HEAD + RELATIVE).falsifiers[0]
     live, path = LiveVerdicts("base"), tmp_path / "other.jsonl"
-    live.follow("other", 0, path, [claim])
+    live.follow("other", 0, path, write_study(HEAD + RELATIVE).falsifiers)
     write(path, series(0.15))
-    assert live.poll("other", 0) == []
     live.baseline_ended(1, {KL: series(0.0).items()})
     assert live.poll("other", 0) == [], "another seed"
     live.baseline_ended(0, {KL: series(0.1).items()})
     assert [(one.step, one.baseline_value) for one in live.poll("other", 0)] == [(16, 0.1)]
 
 
-STUDY = """
-question: Does it compare?
-baseline: %s
-seeds: [0, 1]
-arms:
-  weak: {kl.beta: 0.01}
-  strong: {kl.beta: 0.2}
-falsifiers:
+STUDY = (
+    fake_trial.STUDY.partition("falsifiers:")[0].replace("baseline: weak", "baseline: %s")
+    + """falsifiers:
   - {name: further, claim: no further, metric: objective/kl_per_token, op: ">", threshold: 0.1, before_step: 60,
      relative_to: baseline}
   - {name: wins, claim: it wins, metric: eval/win_rate, op: "<", threshold: 0.7}
 """
+)
 
 
 @pytest.mark.usefixtures("no_mlflow")

@@ -44,35 +44,30 @@ def test_why_there_is_no_card(
     assert bool(todo) == bool(advice)
 
 
-def test_requirements_that_are_not_met_are_named() -> None:
+def test_requirements_are_the_projects_and_those_that_are_not_met_are_named() -> None:
     wanted = [Requirement(line) for line in ("pytest>=1", "pytest>=999", "no-such-package-here>=2")]
     first, second = diagnosis.unmet(wanted)
     assert first.startswith("pytest is ")
     assert first.endswith("must be >=999")
     assert second == "no-such-package-here is not installed"
-
-
-def test_the_requirements_are_those_of_the_project() -> None:
     needed, extras = diagnosis.requirements()
     assert {"torch", "transformers", "mlflow", "optuna"} <= {one.name for one in needed}
     assert set(diagnosis.EXTRAS) <= set(extras)
-    assert "rapidocr" in {one.name for one in extras["ocr"]}
-    assert "rapidocr" not in {one.name for one in needed}
+    assert "rapidocr" in {one.name for one in extras["ocr"]} - {one.name for one in needed}
 
 
-def test_a_package_that_lacks_stops_the_look(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(diagnosis, "requirements", lambda: ([Requirement("no-such-package-here")], {}))
+def test_a_package_that_lacks_stops_the_look_and_an_extra_is_a_note(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    absent = [Requirement("no-such-package-here")]
     monkeypatch.setattr(doctor, "cause_of_absence", lambda *_: "")
+    monkeypatch.setattr(diagnosis, "requirements", lambda: (absent, {}))
     found = doctor.examine(Layout(tmp_path))
     assert [finding.what for finding in found if finding.state == "missing"] == ["packages"]
     assert not [finding for finding in found if finding.what.startswith("profile")]
-
-
-def test_an_extra_that_lacks_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosis, "requirements", lambda: ([], {"ocr": [Requirement("no-such-package-here")]}))
+    monkeypatch.setattr(diagnosis, "requirements", lambda: ([], {"ocr": absent}))
     by_name = {finding.what: finding for finding in diagnosis.packages()}
-    assert by_name["extra ocr"].state == "note"
-    assert by_name["extra ocr"].advice == "pip install '.[ocr]'"
+    assert (by_name["extra ocr"].state, by_name["extra ocr"].advice) == ("note", "pip install '.[ocr]'")
     assert by_name["extra quantize"].state == "ok"
 
 
@@ -91,34 +86,34 @@ def test_a_containers_limit_counts_and_the_machines_own_word_for_none_does_not(
 def test_disk_is_that_of_the_output_root_which_need_not_be_there(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    root = tmp_path / "not" / "yet"
+    root, file = tmp_path / "not" / "yet", tmp_path / "file"
     assert diagnosis.disk(root).state == "ok"
     assert not root.exists()
+    file.write_text("")
+    assert (diagnosis.disk(file).state, diagnosis.disk(file).found) == ("missing", f"{file} is no folder")
     monkeypatch.setattr(diagnosis, "LEAST_FREE_GIB", 2.0**40)
     assert diagnosis.disk(root).state == "missing"
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert "cannot be written" in diagnosis.disk(root).found
 
 
-def _answer(cause: str) -> Future[str]:
-    answer: Future[str] = Future()
-    answer.set_result(cause)
-    return answer
+def test_the_hub_is_wanted_but_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(cause: str) -> Finding:
+        answer: Future[str] = Future()
+        answer.set_result(cause)
+        return doctor.hub(answer)
 
-
-def test_the_hub_is_wanted_but_not_needed() -> None:
-    assert doctor.hub(_answer("")).state == "ok"
-    silent = doctor.hub(_answer("ConnectError"))
-    assert silent.state == "note"
-    assert "not reachable (ConnectError)" in silent.found
-
-
-def test_a_cache_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found("").state == "ok"
+    assert (found("ConnectError").state, "not reachable (ConnectError)" in found("ConnectError").found) == (
+        "note",
+        True,
+    )
     monkeypatch.setattr(os, "access", lambda *_: False)
-    found = doctor.hub(_answer(""))
-    assert found.state == "note"
-    assert "where downloads go, cannot be written" in found.found
-    assert "HF_HOME" in found.advice
+    assert (found("").state, "cannot be written" in found("").found, "HF_HOME" in found("").advice) == (
+        "note",
+        True,
+        True,
+    )
 
 
 def test_a_card_that_does_not_answer_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,12 +147,6 @@ def test_a_torch_that_does_not_load_stops_the_look(monkeypatch: pytest.MonkeyPat
         "OSError: libcudnn.so.9: cannot open shared object file",
         "delete .venv and run make setup",
     )
-
-
-def test_an_output_root_that_is_a_file_is_told(tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("")
-    found = diagnosis.disk(tmp_path / "out")
-    assert (found.state, found.found) == ("missing", f"{tmp_path / 'out'} is no folder")
 
 
 def test_profiles_say_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
