@@ -111,7 +111,7 @@ class _Claims:
             return Badge("exploratory", f"exploratory (run before registration existed; registered {since})")
         own = _own(self.first.content, kind, name)
         arms = dict.fromkeys([*_arms(self.first.content, kind, name), *_arms(self.now, kind, name)])
-        was = {**(own or {}), "settings": _some(self._registered_arms(), arms)}
+        was = {**own, "settings": _some({**self._registered_arms(), **self.first.content["arms"]}, arms)}
         differences = tuple(
             _differences(was, {**_own(self.now, kind, name), "settings": _some(self.now["arms"], arms)})
         )
@@ -141,9 +141,8 @@ class _Claims:
     def _same(self, line: Line, kind: str, name: str) -> bool:
         """Whether a claim was then what it is now on the arms that the study had; arms that came later change no
         claim."""
-        arms = [
-            arm for arm in line.content["arms"] if arm in _arms(line.content, kind, name) or arm in self.now["arms"]
-        ]
+        concerned = {*_arms(line.content, kind, name), *_arms(self.now, kind, name)}
+        arms = [arm for arm in line.content["arms"] if arm in concerned]
         then = _own(line.content, kind, name), _some(line.content["arms"], arms)
         return then == (_own(self.now, kind, name), _some(self.now["arms"], arms))
 
@@ -160,7 +159,11 @@ class _Claims:
         """Of a claim that is what it was before a trial of the study ended: the trials whose results were known, here
         or to another study, before the line that registered the claim on their arm. Results that the line lists were,
         whatever their times say; the times decide on results that were copied into the store later."""
-        held = [line for line in self.lines if self._same(line, kind, name)]
+        same = [self._same(line, kind, name) for line in self.lines]
+        start = self.lines.index(first)
+        while start and same[start - 1]:  # what was changed meanwhile is registered from when it was changed back
+            start -= 1
+        held = [line for line, kept in zip(self.lines[start:], same[start:], strict=True) if kept]
         arms = _arms(self.now, kind, name)
         own = [one for one in self.trials if one.arm in arms or (kind == SENTENCE and one.arm.startswith(CONFIRM))]
         late = set[str]()

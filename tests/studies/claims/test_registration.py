@@ -118,6 +118,17 @@ def test_what_counts_as_a_change(
     assert difference in str(badge)
 
 
+def test_an_arm_that_a_claim_does_not_speak_of_changes_without_it(write_study: Write, layout: Layout) -> None:
+    text = TEXT.replace("before_step: 32", "before_step: 32, arms: [weak]")
+    go(write_study(text), layout)
+    for run in (False, True):
+        changed = write_study(text.replace("kl.beta: 0.2", "kl.beta: 0.3"))
+        if run:
+            go(changed, layout)
+        assert said(changed, layout)[2] == EARLY
+        assert badges(changed, layout).hypotheses["wins"].state == "amended"
+
+
 def test_a_claim_is_registered_with_every_key_that_it_has_and_no_other(write_study: Write) -> None:
     """Claims of series keep the content, and so the digest, that they had before falsifiers knew other forms."""
     old = content_of(write_study(TEXT), "tiny", {})["falsifiers"]["drift"]
@@ -224,10 +235,22 @@ def test_an_interrupted_trial_of_another_study_has_begun(write_study: Write, lay
 
 def test_a_change_before_any_trial_has_ended_counts_as_registered(write_study: Write, layout: Layout) -> None:
     stop_at_once(write_study(TEXT), layout)
-    assert said(write_study(HIGHER), layout)[2] == "registered with the next start"
+    for changed in (HIGHER, TEXT.replace("kl.beta: 0.2", "kl.beta: 0.3")):
+        assert said(write_study(changed), layout)[2] == "registered with the next start"
     go(write_study(HIGHER), layout)
     assert [line.ended for line in read_chain(folder_of(layout))] == [0, 0]
     assert said(write_study(HIGHER), layout)[2] == f"{EARLY}: 1 trial had begun"
+
+
+def test_what_is_changed_and_changed_back_counts_from_then(write_study: Write, layout: Layout) -> None:
+    """Between the two changes another study has run the trials."""
+    for text in (TEXT, HIGHER):
+        stop_at_once(write_study(text, "other"), layout)
+    go(write_study(TEXT), layout)
+    go(write_study(TEXT, "other"), layout)
+    sentence, _, drift = said(write_study(TEXT, "other"), layout)
+    assert sentence == EARLY
+    assert drift == "registered after the data (4 of 4 trials had finished)"
 
 
 # --- arms and claims that come later -----------------------------------------------------------------------
