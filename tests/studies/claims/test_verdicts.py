@@ -13,11 +13,9 @@ import fake_trial
 import numpy as np
 import pandas as pd
 import pytest
-from helpers import publish, republish, write_record, write_sealed
+from helpers import publish, republish, write_record
 from light_study import go
-from typer.testing import CliRunner
 
-from ablate import app
 from pipeline.errors import Gone
 from pipeline.intervals import student
 from pipeline.run.layout import Layout, StageRef, StudyFolder, TrialRecord
@@ -266,27 +264,6 @@ def test_lost_results_are_told_apart_by_what_a_claim_reads(recorded: Callable[[s
     assert [one.outcome for one in of_record(study, folder_of(layout), record, cells(study))] == ["NOT TESTED"]
     assert stages_read(recorded(WINS).falsifiers) == [], "an estimate is in the record"
     assert stages_read(recorded(WINS + SURELY.replace("name: wins", "name: b")).falsifiers) == ["evaluate"]
-
-
-@pytest.mark.parametrize(
-    ("claims", "code", "outcome"),
-    [
-        (RELATIVE.replace("threshold: 0.0", "threshold: 0.5"), 0, "SURVIVED"),
-        (RELATIVE, 1, "FALSIFIED"),
-        (RELATIVE.replace("before_step: 48", "before_step: 64, arms: [same]"), 3, "NOT TESTED"),
-        (SURELY.replace("threshold: 0.0", "threshold: 0.9"), 1, "FALSIFIED"),
-    ],
-)
-def test_falsify(recorded: Callable[[str], Study], layout: Layout, claims: str, code: int, outcome: str) -> None:
-    study = recorded(claims)
-    write_sealed(folder_of(layout).study_file, {"study": study.model_dump(mode="json"), "overrides": {}})
-    done = CliRunner().invoke(app, ["falsify", study.source, "--json", "--out", str(layout.root)])
-    found = json.loads(done.output)
-    assert (done.exit_code, found["outcome"]) == (code, outcome), done.output
-    assert (found["verdicts"][-1]["baseline_value"] is not None) or outcome == "NOT TESTED"
-    shown = CliRunner().invoke(app, ["falsify", study.source, "--out", str(layout.root)])
-    assert shown.exit_code == code
-    assert f"refuted by {study.falsifiers[0].condition}" in shown.output
 
 
 # --- while trials run --------------------------------------------------------------------------------------

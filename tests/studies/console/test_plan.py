@@ -30,6 +30,7 @@ from studies.execution.history import StageSeconds, all_records, known_artifacts
 from studies.execution.study import run_study
 
 SMALL = {"train.steps": 64}
+Write = Callable[..., Study]
 
 pytestmark = pytest.mark.usefixtures("no_mlflow")
 
@@ -53,7 +54,7 @@ def record(study: Study, layout: Layout) -> None:
         run_study(study, layout, None, SMALL, executors.Inline, 1, Console(file=nowhere), trials="fake_trial")
 
 
-def test_plan_opens_with_what_will_run_and_says_why(write_study: Callable[..., Study], layout: Layout) -> None:
+def test_plan_opens_with_what_will_run_and_says_why(write_study: Write, layout: Layout) -> None:
     study = write_study()
     layout.root.mkdir(parents=True)
     warned = write_study(fake_trial.STUDY.replace("before_step: 32", "before_step: 65"))
@@ -74,26 +75,26 @@ def test_plan_opens_with_what_will_run_and_says_why(write_study: Callable[..., S
     assert states == sorted(states, reverse=True), "what will run stands first"
 
 
-def test_plan_tells_the_time_that_earlier_trials_took(write_study: Callable[..., Study], layout: Layout) -> None:
+def test_plan_tells_the_time_that_earlier_trials_took(write_study: Write, layout: Layout) -> None:
     study = write_study()
     record(study, layout)
     assert shown(study, layout)[0] == "Nothing will run: all 4 trials are cached"
     more = write_study(Path(study.source).read_text().replace("seeds: [0, 1]", "seeds: [0, 1, 2]"))
     assert shown(more, layout)[0] == "2 of 6 trials will run, about 1 s (measured on 4 earlier trials; 2 at once)"
-    longer = shown(more, layout, **{"train.steps": 64_000})[0]
-    assert (
-        longer == "6 of 6 trials will run, about 5 min (measured on 4 earlier trials; 2 at once)"
-    )  # 0.1 s for 64 steps
+    longer = shown(more, layout, **{"train.steps": 64_000})[0]  # 0.1 s for 64 steps
+    assert longer == "6 of 6 trials will run, about 5 min (measured on 4 earlier trials; 2 at once)"
     other = shown(more, layout, "smoke")[0]
     assert other.endswith("no trial of profile smoke has been measured on this machine")
 
 
-def test_times_are_those_of_this_machine_alone(write_study: Callable[..., Study], layout: Layout) -> None:
+def test_times_are_those_of_this_machine_and_of_training_alone(write_study: Write, layout: Layout) -> None:
     record(write_study(), layout)
-    records = all_records(layout)
-    here = {"device": "abacus"}
-    found = measured(layout, records, "tiny", here)
-    assert found == StageSeconds(4, {}, pytest.approx(0.1 / 64))
+    records, here = all_records(layout), {"device": "abacus"}
+    charged = [
+        one.model_copy(update={"cost": {"wall_s": 5.1, "values_wall_s": 5.0}}) if one.arm == "weak" else one
+        for one in records
+    ]
+    assert measured(layout, charged, "tiny", here) == StageSeconds(4, {}, pytest.approx(0.1 / 64))
     assert measured(layout, records, "tiny", {"device": "a card"}) is None
     for one in records:
         folder = layout.root / one.stages["evaluate"].path / "log"
@@ -105,20 +106,7 @@ def test_times_are_those_of_this_machine_alone(write_study: Callable[..., Study]
     assert again.of("train", load_config("tiny", {"train.steps": 128})) == pytest.approx(0.2)
 
 
-def test_training_is_timed_without_what_a_trial_is_charged_for_its_samples(
-    write_study: Callable[..., Study], layout: Layout
-) -> None:
-    record(write_study(), layout)
-    charged = [
-        one.model_copy(update={"cost": {"wall_s": 5.1, "values_wall_s": 5.0}}) if one.arm == "weak" else one
-        for one in all_records(layout)
-    ]
-    found = measured(layout, charged, "tiny", {"device": "abacus"})
-    assert found is not None
-    assert found.seconds_per_step == pytest.approx(0.1 / 64)
-
-
-def test_a_stage_of_some_arms_has_its_place_in_the_plan(write_study: Callable[..., Study], layout: Layout) -> None:
+def test_a_stage_of_some_arms_has_its_place_in_the_plan(write_study: Write, layout: Layout) -> None:
     """Also where the first trial does not have it."""
     layout.root.mkdir(parents=True)
     text = fake_trial.STUDY.replace("strong: {kl.beta: 0.2}", "strong: {algorithm: a_star_po}")
@@ -134,18 +122,14 @@ def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_a_removed_artifact_does_not_hide_what_is_still_there(
-    write_study: Callable[..., Study], layout: Layout
-) -> None:
+def test_a_removed_artifact_does_not_hide_what_is_still_there(write_study: Write, layout: Layout) -> None:
     study = write_study()
     record(study, layout)
     for stage in ("prompts", "sft"):
         shutil.rmtree(layout.store / stage)
     first, _, *rows = shown(study, layout)
-    assert (
-        first
-        == "0 of 4 trials will run, but prompts and sft will be built again, about 1 s (measured on 4 earlier trials; 1"
-        " at once)"
+    assert first.startswith(
+        "0 of 4 trials will run, but prompts and sft will be built again, about 1 s (measured on 4 "
     )
     assert [row.partition(" will run ")[2] for row in rows[:2]] == ["was removed", "was removed"]
     assert {"reward", "train", "evaluate"} <= {row.split()[0] for row in rows[2:]}
@@ -163,9 +147,7 @@ def test_a_removed_artifact_does_not_hide_what_is_still_there(
     assert [row.split(" will run ")[-1] for row in shown(study, layout)[2:4]] == ["was removed", "waits for prompts"]
 
 
-def test_an_artifact_is_known_by_its_digest_while_one_made_from_it_is_there(
-    write_study: Callable[..., Study], layout: Layout
-) -> None:
+def test_an_artifact_is_known_by_its_digest_while_one_made_from_it_is_there(write_study: Write, layout: Layout) -> None:
     record(write_study(), layout)
     one = all_records(layout)[0]
     known = known_artifacts(layout, [one])
@@ -174,9 +156,7 @@ def test_an_artifact_is_known_by_its_digest_while_one_made_from_it_is_there(
     assert known["evaluate", one.stages["evaluate"].key] is None
 
 
-def test_the_budget_of_a_t4_stands_last_and_only_where_it_matters(
-    write_study: Callable[..., Study], layout: Layout
-) -> None:
+def test_the_budget_of_a_t4_stands_last_and_only_where_it_matters(write_study: Write, layout: Layout) -> None:
     study = write_study()
     layout.root.mkdir(parents=True)
     assert not any("T4" in line for line in shown(study, layout))
@@ -196,32 +176,21 @@ def test_the_budget_of_a_t4_stands_last_and_only_where_it_matters(
     assert float(spent[1]) - float(spent[2]) == pytest.approx(float(late[1]), abs=0.011)
 
 
-def test_the_budget_is_told_even_where_the_data_are_missing(
-    write_study: Callable[..., Study], layout: Layout, capsys: Any
-) -> None:
+def test_the_budget_is_told_even_where_the_data_are_missing(write_study: Write, layout: Layout, capsys: Any) -> None:
     text = io.StringIO()
     with pytest.raises(UserError, match="stanfordnlp/imdb"):
         print_plan(Console(file=text, width=200), write_study(), "t4", {}, layout)
     assert "each trial of weak, strong: fits" in text.getvalue()
 
 
-def test_a_table_without_the_columns_is_refused(
-    write_study: Callable[..., Study], layout: Layout, tmp_path: Path
-) -> None:
+def test_a_table_without_the_columns_is_refused(write_study: Write, layout: Layout, tmp_path: Path) -> None:
     path = tmp_path / "reviews.csv"
     path.write_text("review,label\ngood,1\n")
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=r"reviews\.csv: no column 'text'; its columns are review, label; needed are"):
         shown(write_study(), layout, trials="pipeline.trial", **{"data.source": "local", "data.path": str(path)})
-    assert str(error.value) == f"{path}: no column 'text'; its columns are review, label; needed are text, label"
-    pairs = tmp_path / "pairs.jsonl"
-    pairs.write_text('{"prompt": "a", "chosen": "b"}\n')
-    with pytest.raises(
-        UserError, match=r"pairs\.jsonl: no column 'rejected'; its columns are prompt, chosen; needed are"
-    ):
-        shown(write_study(), layout, trials="pipeline.trial", **{"reward.preferences": str(pairs)})
 
 
-def test_plan_says_what_the_name_of_an_algorithm_came_to(write_study: Callable[..., Study], layout: Layout) -> None:
+def test_plan_says_what_the_name_of_an_algorithm_came_to(write_study: Write, layout: Layout) -> None:
     layout.root.mkdir(parents=True)
     text = write_study().model_copy(
         update={"arms": {"weak": {}, "strong": {"algorithm.name": "gspo", "algorithm.cliprange": 0.001}}}
@@ -236,7 +205,7 @@ def test_plan_says_what_the_name_of_an_algorithm_came_to(write_study: Callable[.
     assert not any("trained by" in line for line in shown(write_study(), layout))
 
 
-def test_an_arm_that_trains_nothing_is_planned_as_such(write_study: Callable[..., Study], layout: Layout) -> None:
+def test_an_arm_that_trains_nothing_is_planned_as_such(write_study: Write, layout: Layout) -> None:
     layout.root.mkdir(parents=True)
     study = write_study().model_copy(update={"arms": {"weak": {}, "strong": {"algorithm.name": "best_of_n"}}})
     lines = shown(study, layout)
