@@ -31,29 +31,19 @@ def evaluation(falsifier: Falsifier, folder: StudyFolder, record: TrialRecord) -
     the table of prompts that an interval needs.
     """
     value = record.summary.get(falsifier.metric)
+    if value is None and record.status == "failed":
+        return f"the trial failed: {record.reason}"
     if value is None:
-        return _why_none(falsifier, record)
+        none = f"the trial was not evaluated ({record.status})"
+        return f"the evaluation has no {falsifier.metric}" if record.summary else none
     ended = f"{_STOPPED[record.status]} after {record.steps} gradient steps" if record.status in _STOPPED else ""
     if not reads_prompts(falsifier):
         return Evaluation(value, ended=ended)
     outcomes = _outcomes(falsifier.metric, folder, record)
     if isinstance(outcomes, str):
         return outcomes
-    return Evaluation(value, outcomes, _stated(falsifier.metric, record), ended)
-
-
-def _why_none(falsifier: Falsifier, record: TrialRecord) -> str:
-    if record.status == "failed":
-        return f"the trial failed: {record.reason}"
-    if not record.summary:
-        return f"the trial was not evaluated ({record.status})"
-    return f"the evaluation has no {falsifier.metric}"
-
-
-def _stated(metric: str, record: TrialRecord) -> tuple[float, float] | None:
-    """The interval that the record itself holds, as `<metric>_low` and `<metric>_high`: of win rates."""
-    low, high = (record.summary.get(f"{metric}_{end}") for end in ("low", "high"))
-    return None if low is None or high is None else (low, high)
+    low, high = (record.summary.get(f"{falsifier.metric}_{end}") for end in ("low", "high"))  # of win rates
+    return Evaluation(value, outcomes, None if low is None or high is None else (low, high), ended)
 
 
 def _outcomes(metric: str, folder: StudyFolder, record: TrialRecord) -> Outcomes | str:
