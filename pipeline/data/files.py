@@ -92,7 +92,7 @@ def check_columns(path: Path, key: str, columns: Sequence[str]) -> None:
     """Refuse a source one of whose files lacks a column, from the heads of the files alone. Raises `UserError`."""
     for files in split_files(path, key).values():
         for file in files:
-            with _readable(file):
+            with readable(file):
                 header = _header(file, columns)
             require(columns, header, str(file))
 
@@ -123,7 +123,7 @@ def require(columns: Sequence[str], header: Sequence[object], origin: str) -> No
 def _read(path: Path, columns: Sequence[str]) -> Any:
     import pandas as pd
 
-    with _readable(path):
+    with readable(path):
         if path.suffix == ".parquet":
             frame = _parquet(path, columns)
         elif path.suffix == ".csv":
@@ -165,8 +165,8 @@ def numbered_rows(path: Path, columns: Sequence[str]) -> list[tuple[str, dict[st
         raise UserError(f"{path}: CSV holds no lists; use parquet or JSONL")
     if path.suffix == ".parquet":
         return [(f"row {number}", row) for number, row in enumerate(_read(path, columns).to_dict("records"), 1)]
-    with _readable(path):
-        rows = [(f"line {number}", row) for number, row in _numbered_lines(path)]
+    with readable(path):
+        rows = [(f"line {number}", row) for number, row in numbered_lines(path)]
     for place, row in rows:
         require(columns, list(row), f"{path}, {place}")
     return rows
@@ -192,7 +192,7 @@ def _header(path: Path, columns: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def readable(path: Path) -> Iterator[None]:
     """Turn what reading a table raises into a `UserError` with the file."""
     try:
         yield
@@ -206,10 +206,11 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    return (row for _, row in _numbered_lines(path))
+    return (row for _, row in numbered_lines(path))
 
 
-def _numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a JSONL file and their lines, from 1 on. Raises `ValueError`."""
     with path.open(encoding=_encoding(path)) as file:
         for number, line in enumerate(file, 1):
             if line.strip():

@@ -11,17 +11,10 @@ from pipeline.named_files import place as in_full
 from pipeline.rewards.classifier import OFFSET
 from pipeline.run.layout import Layout, TrialRecord
 from pipeline.stages.common import member_folders, part_folder
-from studies.execution.export import copy_files, new_folder, recipe_rows
+from studies.execution.export import card, copy_files, new_folder, recipe_of
 from studies.execution.recorded import artifact, find_trial, folder_of
 
 PADDING = "<|padding|>"
-SCALE = "The score is in standard deviations of samples of the trial's reference policy, whose mean is 0."
-AGAINST = (
-    "Training used the score less the mean score of the reference's answers to the same prompt, which this model does"
-    " not know, in standard deviations of that difference over samples of the reference policy. So differences between"
-    " answers to one prompt are those of training; a score by itself is not."
-)
-"""The scale of a reward with `reward.against`."""
 
 
 def export_reward(
@@ -142,62 +135,20 @@ def _card(record: TrialRecord, meta: Mapping[str, Any], part: str, mean: float, 
     """What the model scores, on which scale, how it was made and measured; Markdown."""
     spec = {key: meta["parts"][part]["spec"][key] for key in ("kind", "preferences")}
     prefix = f"{part}/" if meta["kind"] == "composite" else ""
-    measured = [
-        f"| {title} | {100 * meta[prefix + key]:.1f} % [{100 * meta[f'{prefix}{key}_low']:.1f},"
-        f" {100 * meta[f'{prefix}{key}_high']:.1f}] |"
-        for key, title in (("accuracy", "agrees with the labels"), ("accuracy_gold", "agrees with the judge"))
+    shares = {"accuracy": "agrees with the labels", "accuracy_gold": "agrees with the judge"}
+    measured = {
+        title: [100 * meta[f"{prefix}{key}{end}"] for end in ("", "_low", "_high")]
+        for key, title in shares.items()
         if f"{prefix}{key}_low" in meta
-    ]
-    lines = [
-        "---",
-        "library_name: transformers",
-        "pipeline_tag: text-classification",
-        "tags: [reward-model, rlhf, ablation]",
-        "---",
-        "",
-        f"# {record.study}: reward model of {record.arm}, seed {record.seed}",
-        "",
-        "A Bradley-Terry reward model of one trial of an ablation study. It has one output for a prompt and its answer,"
-        " written as one text; higher is better.",
-        "",
-        "## Use",
-        "",
-        "```python",
-        "from transformers import AutoModelForSequenceClassification, AutoTokenizer",
-        "",
-        'model = AutoModelForSequenceClassification.from_pretrained("path/to/this/folder")',
-        'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")',
-        'text = tokenizer(["The first words of a review, and the rest."], return_tensors="pt", padding=True)',
-        f"reward = model(**text).logits[:, 0] + model.config.{OFFSET}",
-        "```",
-        "",
-        "## Scale",
-        "",
-        (SCALE if meta.get("against", "none") == "none" else AGAINST)
-        + f" The standard deviation, {std:.6g}, is folded into the head. The head has no bias, so the mean, {mean:.6g},"
-        f" and the bias of the trained head are left to `{OFFSET}` in `config.json`, the same for every text. The"
-        " tokenizer adds"
-        " EOS, which the model reads at the end of a finished answer; of an answer that was cut off, drop it. Pad on"
-        " the right, as the tokenizer does.",
-        "",
-        "## Measured",
-        "",
-        "On held-out pairs, with 95 % intervals over prompts"
-        + (", by the whole ensemble that the model is part of." if "members" in meta["parts"][part] else "."),
-        "",
-        "| | share of pairs |",
-        "| --- | --- |",
-        *measured,
-        "",
-        "## Recipe",
-        "",
-        "| key | value |",
-        "| --- | --- |",
-        *recipe_rows({"reward": {**record.config["reward"], **spec, "parts": {}}}),
-        "",
-        "## Limits",
-        "",
-        "- It was trained on the reference's answers. Text that a policy was trained to find for it can score high and"
-        " be bad.",
-    ]
-    return "\n".join(lines) + "\n"
+    }
+    return card(
+        "reward",
+        record=record,
+        offset=OFFSET,
+        against=meta.get("against", "none") != "none",
+        mean=f"{mean:.6g}",
+        std=f"{std:.6g}",
+        ensemble="members" in meta["parts"][part],
+        measured=[(title, f"{rate:.1f} % [{low:.1f}, {high:.1f}]") for title, (rate, low, high) in measured.items()],
+        recipe=recipe_of({"reward": {**record.config["reward"], **spec, "parts": {}}}),
+    )

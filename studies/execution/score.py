@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
+from pipeline.config.messages import validate
 from pipeline.config.names import nearest
 from pipeline.config.rewards import READY, PartConfig
 from pipeline.config.trial import TrialConfig
@@ -32,7 +32,7 @@ from pipeline.run.layout import Layout
 from pipeline.stages.common import judge_of, reward_of
 from pipeline.stages.opponent_table import read_opponents
 from studies.execution.recorded import artifact, find_trial, folder_of
-from studies.execution.scoring_sheet import Sheet, check_sheet, read_sheet
+from studies.execution.scoring_sheet import Sheet, read_sheet
 
 ROWS = 256
 """Scored between two reports of progress."""
@@ -69,14 +69,12 @@ def score_file(
     Raises `UserError` for a row that cannot be scored, and for a target that is there.
     """
     path = place(path)
-    check_sheet(path)
     target = place(target or path.with_name(f"{path.stem}.scored{path.suffix}"))
     if target.suffix != path.suffix:
         raise UserError(f"{target}: the result has the format of {path.name}; name a {path.suffix} file")
     if target.exists():
         raise UserError(f"{target}: is there already and is not overwritten; name another file with --to")
-    sheet = read_sheet(path)
-    device = device_of("auto")
+    sheet, device = read_sheet(path), device_of("auto")
     named = {"reward": reward} | ({} if judge is None else {"gold": judge})
     if label is not None and not any(_is_folder(name) for name in named.values()):
         raise UserError(f"--label '{label}': it chooses an output of a classifier, and no folder of one is named")
@@ -85,7 +83,10 @@ def score_file(
     taken = [name for name in sheet.names if name.partition("/")[0] in scorers]
     if taken:
         raise UserError(f"{path}: it has a column '{taken[0]}' already, which is not overwritten; rename or drop it")
-    _check_rows(path, sheet, scorers.values())
+    for scorer in scorers.values():
+        for row, prompt, text in zip(sheet.places, sheet.prompts, sheet.completions, strict=True):
+            if why := scorer.fits(prompt, text):
+                raise UserError(f"{row}: {why}")
     columns: dict[str, list[float]] = {}
     for name, scorer in scorers.items():
         columns |= _scored(path, name, scorer, sheet, say)
@@ -118,11 +119,7 @@ def _is_folder(name: str) -> bool:
 
 def _ready(key: str, settings: dict[str, Any], device: torch.device) -> Scorer:
     """A scorer that reads texts alone."""
-    try:
-        spec = PartConfig.model_validate(settings)
-    except ValidationError as error:
-        why = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise UserError(f"{key} '{settings['kind']}': {why}") from None
+    spec = validate(PartConfig, settings, f"{key} '{settings['kind']}'")
     scorer = ready(key, spec.kind, spec, device, Room(f"{key} (texts at once)", AT_ONCE))
 
     def score(prompts: Sequence[str], texts: Sequence[str]) -> Scores:
@@ -167,14 +164,6 @@ def _of_trial(key: str, run: str, layout: Layout, profile: str | None, device: t
     return Scorer(score, fits)
 
 
-def _check_rows(path: Path, sheet: Sheet, scorers: Any) -> None:
-    """Refuse the first row that some scorer cannot read as a whole."""
-    for scorer in scorers:
-        for line, prompt, text in zip(sheet.lines, sheet.prompts, sheet.completions, strict=True):
-            if why := scorer.fits(prompt, text):
-                raise UserError(f"{path}, {_place(path)} {line}: {why}")
-
-
 def _scored(path: Path, name: str, scorer: Scorer, sheet: Sheet, say: Callable[[str], None]) -> dict[str, list[float]]:
     """The columns that a scorer adds. Raises `UserError` for a score that is not finite, or for too little memory."""
     began, n, columns = time.monotonic(), len(sheet.prompts), dict[str, list[float]]()
@@ -186,9 +175,9 @@ def _scored(path: Path, name: str, scorer: Scorer, sheet: Sheet, say: Callable[[
             raise UserError(f"{path}: {error}") from None
         for part, values in found.items():
             column = columns.setdefault(f"{name}/{part}" if part else name, [])
-            for line, value in zip(sheet.lines[rows], values.double().tolist(), strict=True):
+            for row, value in zip(sheet.places[rows], values.double().tolist(), strict=True):
                 if not math.isfinite(value):
-                    raise UserError(f"{path}, {_place(path)} {line}: its {name} is {value}")
+                    raise UserError(f"{row}: its {name} is {value}")
                 column.append(value)
         done = min(start + ROWS, n)
         left = (time.monotonic() - began) / done * (n - done)
@@ -209,10 +198,6 @@ def _write(sheet: Sheet, target: Path, columns: dict[str, list[float]]) -> None:
         raise UserError(f"{target}: cannot be written: {error.strerror}") from None
     finally:
         beside.unlink(missing_ok=True)
-
-
-def _place(path: Path) -> str:
-    return "row" if path.suffix == ".parquet" else "line"
 
 
 def _no_tokens(n: int) -> Episodes:

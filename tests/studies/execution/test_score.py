@@ -121,10 +121,14 @@ def test_an_ensemble_adds_how_far_its_models_are_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", '{"prompt": "A", "completion": "b"}\n\n{"prompt": "A"\n', "line 3: it is no JSON"),
-        ("a.jsonl", '{"prompt": "A", "completion": "b"}\n["A", "b"]\n', "line 2: it is no object with prompt"),
+        (
+            "a.jsonl",
+            '{"prompt": "A", "completion": "b"}\n\n{"prompt": "A"\n',
+            "jsonl: line 3, column 15",
+        ),
+        ("a.jsonl", '{"prompt": "A", "completion": "b"}\n["A", "b"]\n', "line 2 is list and no object"),
         ("a.jsonl", '{"prompt": "A", "completion": null}\n', "line 1: completion is null, not a text"),
-        ("a.jsonl", '{"prompt": "A", "answer": "b"}\n', "line 1: no 'completion'; it has prompt, answer"),
+        ("a.jsonl", '{"prompt": "A", "answer": "b"}\n', "line 1: no column 'completion'"),
         ("a.jsonl", '{"prompt": "", "completion": " "}\n', "line 1: prompt and completion are empty"),
         (
             "a.jsonl",
@@ -132,14 +136,14 @@ def test_an_ensemble_adds_how_far_its_models_are_apart(tmp_path: Path) -> None:
             "line 1: \\ud83d alone is no character but half of one",
         ),
         ("a.jsonl", '{"prompt": "A", "completion": "b", "x": ["\\ude00"]}\n', "line 1: \\ude00 alone is no character"),
-        ("a.jsonl", "[" * 100_000 + "\n", "line 1: it is no JSON (maximum recursion depth"),
+        ("a.jsonl", "[" * 100_000 + "\n", "line 1: nested too deeply"),
         ("a.jsonl", "\n", "it has no rows"),
         ("a.csv", 'prompt,completion\nA,b\n"C\nD",e\nF\n', "line 5: 1 fields, and the header has 2"),
         ("a.csv", 'prompt,completion\nA,b\nC,"d\n', "line 3: it is no CSV"),
         ("a.csv", "prompt,completions\nA,b\n", "no column 'completion'; did you mean 'completions'"),
         ("a.csv", "prompt,completion,reward\nA,b,1\n", "it has a column 'reward' already"),
         ("a.csv", "prompt,completion,prompt\nA,b,C\n", "2 columns are called 'prompt'; rename or drop all but one"),
-        ("a.parquet", "no parquet", "it is no parquet file"),
+        ("a.parquet", "no parquet", "cannot be read as parquet"),
         ("a.txt", "A b", "the format must be one of parquet, csv, jsonl"),
     ],
 )
