@@ -1,18 +1,17 @@
-"""Hands as tasks of Ray, on the cluster of ``RAY_ADDRESS`` or one on this machine. Ray repeats a task whose node died;
-tasks end with the command that started them, and the same command goes on from checkpoints."""
+"""Hands as tasks of Ray, on the cluster of ``RAY_ADDRESS``. Ray repeats a task whose node died; tasks end with the
+command that started them, and the same command goes on from checkpoints."""
 
 from __future__ import annotations
 
 import os
-import secrets
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from pipeline.config.names import nearest
+from pipeline.config.base import NonNegative, Section, StrictlyPositive
+from pipeline.config.messages import validated
 from pipeline.config.trial import TrialConfig
 from pipeline.config.yaml_files import line_of, read_yaml
 from pipeline.errors import Fault, UserError
@@ -22,26 +21,22 @@ from pipeline.run.layout import Layout
 from studies.execution.agenda import Agenda
 from studies.execution.hand import Say
 from studies.execution.program import python_path
-from studies.execution.shared_store import check_here
 from studies.execution.started import Started
 
 ADDRESS = "RAY_ADDRESS"
 RETRIES = 20
 """So often Ray repeats a task whose node or process it has lost."""
-OBJECT_STORE = 80 * 2**20
-"""Bytes, of a cluster on this machine: nothing travels through it."""
 PASSED_ON = (PRECISION, "HF_HUB_OFFLINE")
 """Variables that a task gets from this process."""
 
 
-class RayOptions(BaseModel):
+class RayOptions(Section):
     """What each hand asks of the cluster; read from a file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-    cpus: float | None = Field(None, ge=1e-4, le=4096, description="default: runtime.threads x runtime.processes")
-    gpus: float | None = Field(None, ge=0, le=64, description="default: 1 a process; 0.5: two trials on one card")
-    memory_gib: float = Field(0.0, ge=0, le=65536, description="reserved for a hand; 0: Ray is not told")
-    resources: dict[str, float] = Field({}, description="custom resources of nodes, such as {a100: 1}")
+    cpus: StrictlyPositive | None = Field(None, description="default: runtime.threads x runtime.processes")
+    gpus: NonNegative | None = Field(None, description="default: 1 a process; 0.5: two trials on one card")
+    memory_gib: NonNegative = Field(0.0, description="reserved for a hand; 0: Ray is not told")
+    resources: dict[str, NonNegative] = Field({}, description="custom resources of nodes, such as {a100: 1}")
     autoscaling: bool = Field(False, description="wait for a node that is large enough, where there is none")
 
 
@@ -51,23 +46,17 @@ class Ray:
     def __init__(self, run: Started, agenda: Agenda, jobs: int, options: RayOptions, say: Say) -> None:
         """Raises `UserError` where Ray is missing, the cluster does not answer, or no node is large enough."""
         self._run, self._agenda, self._say = run, agenda, say
-        address = os.environ.get(ADDRESS)
-        if address:
-            check_here(run.layout.root)
-        else:  # others on this machine can reach its ports; Ray reads both when it is imported
-            os.environ.setdefault("RAY_AUTH_MODE", "token")
-            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        self._ray = _connected(address)
-        self._request = request_of([cell.config for cell in agenda.open()], options)
-        self._check_room(options)
+        self._ray = _connected()
+        request = request_of([cell.config for cell in agenda.open()], options)
+        self._check_room({**request, **options.resources}, options)
         passed = {key: value for key in PASSED_ON if (value := os.environ.get(key)) is not None}
         self._task = self._ray.remote(max_calls=1)(_take).options(
             max_retries=RETRIES,
             retry_exceptions=False,
             runtime_env={"env_vars": {"PYTHONPATH": python_path(), **passed}},
-            num_cpus=self._request.get("CPU", 1),
-            num_gpus=self._request.get("GPU", 0),
-            memory=self._request.get("memory"),
+            num_cpus=request["CPU"],
+            num_gpus=request.get("GPU", 0),
+            memory=request.get("memory"),
             resources=options.resources or None,
         )
         self._tasks = [self._begin() for _ in range(min(jobs, len(agenda.open()) or jobs))]
@@ -110,18 +99,18 @@ class Ray:
         except self._ray.exceptions.RayError as error:
             self._say(f"Ray has given up a task: {_last_line(error)}", "yellow")
 
-    def _check_room(self, options: RayOptions) -> None:
+    def _check_room(self, asked: dict[str, float], options: RayOptions) -> None:
         """Raises `UserError` where no node could ever hold a hand."""
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        asked = {**self._request, **options.resources}
-        if options.autoscaling or any(all(node.get(key, 0) >= n for key, n in asked.items()) for node in nodes):
-            return
-        there = "; ".join(", ".join(f"{node.get(key, 0):g} {key}" for key in asked) for node in nodes)
-        raise UserError(
-            f"no node of the Ray cluster has room for a trial, which asks for"
-            f" {', '.join(f'{n:g} {key}' for key, n in asked.items())}; its nodes have {there}. Ask for less, add a"
-            " node, or set autoscaling: true where nodes come when they are needed"
-        )
+        if not options.autoscaling and not any(
+            all(node.get(key, 0) >= n for key, n in asked.items()) for node in nodes
+        ):
+            there = "; ".join(", ".join(f"{node.get(key, 0):g} {key}" for key in asked) for node in nodes)
+            raise UserError(
+                "no node of the Ray cluster has room for a trial, which asks for"
+                f" {', '.join(f'{n:g} {key}' for key, n in asked.items())}; its nodes have {there}. Ask for less, add a"
+                " node, or set autoscaling: true where nodes come when they are needed"
+            )
 
 
 def request_of(configs: list[TrialConfig], options: RayOptions) -> dict[str, float]:
@@ -142,19 +131,12 @@ def request_of(configs: list[TrialConfig], options: RayOptions) -> dict[str, flo
 
 def read_options(path: Path | None) -> RayOptions:
     """The options in a YAML file. Raises `UserError`, with a line for every fault."""
-    content = read_yaml(path) if path is not None else {}
-    try:
-        return RayOptions.model_validate(content)
-    except ValidationError as error:
-        faults = [(tuple(map(str, fault["loc"])), fault["msg"]) for fault in error.errors()]
-    assert path is not None
-    known, lines = list(RayOptions.model_fields), list[str]()
-    for where, why in faults:
-        line, key = line_of(path, where), ".".join(where)
-        place = f"{path}, line {line}" if line else str(path)
-        listed = f"no such option{nearest(where[0], known)}; there are: {', '.join(known)}"
-        lines.append(f"{place}: {key}: {why.lower() if where[0] in known else listed}")
-    raise UserError("\n".join(lines)) from None
+    if path is None:
+        return RayOptions()
+    options, faults = validated(RayOptions, read_yaml(path))
+    if options is None:
+        raise UserError("\n".join(f"{path}, line {line_of(path, fault.where)}: {fault.text}" for fault in faults))
+    return options
 
 
 def _take(root: str, study: str, profile: str) -> str:
@@ -164,23 +146,24 @@ def _take(root: str, study: str, profile: str) -> str:
     return work(Layout(Path(root)), study, profile, 1, lambda text, style: print(text), stop=lambda: False)
 
 
-def _connected(address: str | None) -> Any:
-    """Ray, connected to a cluster. Raises `UserError`."""
+def _connected() -> Any:
+    """Ray, connected to the cluster of `ADDRESS`. Raises `UserError`."""
+    if not (address := os.environ.get(ADDRESS)):
+        raise UserError(
+            f"--executor ray needs the address of a cluster in {ADDRESS}, such as 127.0.0.1:6379; start one with `ray"
+            " start --head`"
+        )
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
     except ImportError:
         raise UserError("--executor ray needs Ray, which is not installed: pip install -e '.[ray]'") from None
-    if ray.is_initialized():  # by an earlier study of this process
-        return ray
-    quiet: Mapping[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    local = {"address": "local", "include_dashboard": False, "object_store_memory": OBJECT_STORE}
     try:
-        ray.init(**quiet, **({"address": address} if address else {**local, "_node_ip_address": "127.0.0.1"}))
+        ray.init(address=address, ignore_reinit_error=True, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError) as error:
         raise UserError(
             f"{ADDRESS} = {address}: no Ray cluster answers there ({_last_line(error)}); start one with `ray start"
-            f" --head`, or unset {ADDRESS} for one on this machine"
+            " --head`"
         ) from None
     return ray
 

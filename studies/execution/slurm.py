@@ -7,12 +7,12 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import re
 import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import yaml
@@ -26,7 +26,6 @@ from pipeline.run.leaving import LEFT
 from studies.execution.agenda import Agenda
 from studies.execution.hand import Say
 from studies.execution.program import HOME, python_path
-from studies.execution.shared_store import check_here
 from studies.execution.started import Started
 
 LOOK_SECONDS = 10.0
@@ -42,11 +41,6 @@ LEAD_SECONDS, MARGIN_SECONDS = 300, 15
 HEADROOM, EXTRA_GIB = 1.25, 1.0
 """Host memory beyond caps.memory_gib, so that the cap is reached before SLURM kills: a factor, and for each process."""
 ALIVE = {"PENDING", "CONFIGURING", "REQUEUED", "RUNNING", "COMPLETING", "SUSPENDED", "SIGNALING", "RESIZING", "STOPPED"}
-AWAY = re.compile(
-    r"slurm controller|connect failure|connection (refused|reset)|timed? ?out|zero bytes|temporarily|munge|"
-    r"authenticat|no route|communication",
-    re.IGNORECASE,
-)
 RESERVED = ("array", "job-name", "output", "error", "open-mode", "signal", "requeue", "no-requeue", "nodes", "ntasks")
 """Options of sbatch that the program sets."""
 SCRIPT = """#!/bin/sh
@@ -69,17 +63,11 @@ exit $code
 """
 
 
-class Away(Exception):
-    """The controller does not answer."""
-
-
 class Slurm:
     """Has `jobs` jobs in the queue, and sees whether any is left."""
 
     def __init__(self, run: Started, agenda: Agenda, jobs: int, options: Mapping[str, str | None], say: Say) -> None:
-        """`options` are sbatch's, by their names; None leaves out one that a job would have. Raises `UserError` where
-        the output root lacks what several machines need, or sbatch refuses."""
-        check_here(run.layout.root)
+        """`options` are sbatch's, by their names; None leaves out one that a job would have."""
         self._run, self._agenda, self._say = run, agenda, say
         self._wanted, self._options = min(jobs, len(agenda.open()) or jobs), options
         self._name = f"ablate-{hashlib.sha256(str(run.folder.path).encode()).hexdigest()[:12]}"
@@ -87,15 +75,18 @@ class Slurm:
         self._looked, self._missed = float("-inf"), 0
 
     def step(self) -> bool:
-        """Submit what is missing, once, and look at the queue when it is time. Raises `Fault` when all jobs have ended
-        and trials are left, `KeyboardInterrupt` when somebody has cancelled them."""
+        """Submit what is missing, once, and look at the queue when it is time. Raises `UserError` where sbatch refuses,
+        `Fault` when all jobs have ended and trials are left, `KeyboardInterrupt` when somebody has cancelled them."""
         left = bool(self._agenda.open()) or not self._agenda.plan
         if left and time.monotonic() - self._looked > LOOK_SECONDS:
             self._looked = time.monotonic()
-            try:
-                self._look()
-            except Away as error:
-                self._complain(f"SLURM does not answer: {error}; trials that run go on, and it is asked again")
+            user = f"--user={os.getuid()}"
+            code, said = _ask("squeue", "--noheader", "--states=all", user, f"--name={self._name}", "--Format=State")
+            if code == 0:
+                self._see(said.split())
+            elif not self._complained:
+                self._say(f"SLURM does not answer: {said}; trials that run go on, and it is asked again", "yellow")
+            self._complained = code != 0
         return left
 
     def wait(self, seconds: float) -> None:
@@ -109,63 +100,50 @@ class Slurm:
                 f"its jobs go on, and the same command watches them again; to end them: scancel --name {self._name}", ""
             )
 
-    def _look(self) -> None:
-        states = self._states()
+    def _see(self, states: list[str]) -> None:
+        """Act on the states of all jobs of the study."""
         alive = sum(state in ALIVE for state in states)
         if not self._submitted:
             if alive < self._wanted:
                 self._submit(self._wanted - alive)
             self._submitted = True
             return
-        if self._complained:
-            self._complained = False
-            self._say("SLURM answers", "")
         self._missed = 0 if alive else self._missed + 1
         if self._missed >= LOOKS and self._agenda.open():
             if "CANCELLED" in states:
                 raise KeyboardInterrupt
-            ended = ", ".join(sorted(set(states))) or "unknown"
             logs = self._run.folder.path / "log"
             raise Fault(
-                f"all jobs of SLURM have ended ({ended}), and {len(self._agenda.open())} trials are left; see"
-                f" {logs}/hand-*.txt; if a job reached its time limit before a checkpoint, ask for more with time"
-                " (--cluster); the same command continues"
+                f"all jobs of SLURM have ended ({', '.join(sorted(set(states))) or 'unknown'}), and"
+                f" {len(self._agenda.open())} trials are left; see {logs}/hand-*.txt; if a job reached its time limit"
+                " before a checkpoint, ask for more with time (--cluster); the same command continues"
             )
 
-    def _states(self) -> list[str]:
-        user = f"--user={os.getuid()}"
-        return _ask("squeue", "--noheader", "--states=all", user, f"--name={self._name}", "--Format=State").split()
-
     def _submit(self, count: int) -> None:
-        plan = self._agenda.open()
-        log = str(self._run.folder.path / "log" / "hand-%A-%a.txt")
-        (self._run.folder.path / "log").mkdir(exist_ok=True)
-        asked = {**wanted([cell.config for cell in plan]), **self._options}
+        log = self._run.folder.path / "log"
+        log.mkdir(exist_ok=True)
+        configs = [cell.config for cell in self._agenda.open()]
+        asked = {**wanted(configs), **self._options}
         given = [f"--{name}={value}" if value else f"--{name}" for name, value in asked.items() if value is not None]
+        lead = lead_of(asked.get("time"))
         own = [
-            f"--job-name={self._name}", f"--array=1-{count}", f"--output={log}", "--open-mode=append", "--requeue",
-            "--nodes=1", "--ntasks=1", f"--signal=B:USR1@{_lead(asked.get('time'))}",
+            f"--job-name={self._name}", f"--array=1-{count}", f"--output={log / 'hand-%A-%a.txt'}", "--requeue",
+            "--open-mode=append", "--nodes=1", "--ntasks=1", f"--signal=B:USR1@{lead}",
         ]  # fmt: skip
-        _ask("sbatch", "--parsable", *own, *given, script=self._script(asked.get("time")))
-
-    def _script(self, limit: str | None) -> str:
-        folder, profile = self._run.folder, self._run.profile
         command = [sys.executable, str(HOME / "ablate.py"), "work", self._run.study.name]
-        command += ["--profile", profile, "--out", str(folder.root)]
+        command += ["--profile", self._run.profile, "--out", str(self._run.folder.root)]
         variables = {"PYTHONPATH": python_path()}
-        if all(cell.config.runtime.device == "cpu" for cell in self._agenda.open()):
+        if all(config.runtime.device == "cpu" for config in configs):
             variables |= HUGE_PAGES
-        return SCRIPT.format(
+        script = SCRIPT.format(
             exports="\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items()),
             command=shlex.join(command),
-            patience=_lead(limit) - MARGIN_SECONDS,
+            patience=lead - MARGIN_SECONDS,
             left=LEFT,
         )
-
-    def _complain(self, text: str) -> None:
-        if not self._complained:
-            self._say(text, "yellow")
-        self._complained = True
+        code, said = _ask("sbatch", "--parsable", *own, *given, script=script)
+        if code != 0:
+            raise UserError(f"sbatch refuses: {said}; options of sbatch go into a file (--cluster)")
 
 
 def wanted(configs: list[TrialConfig]) -> dict[str, str | None]:
@@ -189,48 +167,38 @@ def read_options(path: Path | None) -> dict[str, str | None]:
     if path is None:
         return {}
     content = read_yaml(path)
+    for key in RESERVED:
+        if key in content:
+            raise UserError(f"{path}, line {line_of(path, (key,))}: '{key}' is set by the program")
     written = yaml.load(path.read_text("utf-8"), Loader=yaml.BaseLoader)  # as strings: YAML takes 1:30:00 for 5400
-    values = dict[str, str | None]()
-    for key, value in content.items():
-        if key in RESERVED:
-            line = line_of(path, (key,))
-            raise UserError(f"{path}{'' if line is None else f', line {line}'}: '{key}' is set by the program")
-        if isinstance(value, bool):
-            values[key] = "" if value else None
-        else:
-            values[key] = ",".join(written[key]) if isinstance(value, list) else written[key]
-    return values
+    values = {key: ",".join(value) if isinstance(value, list) else str(value) for key, value in written.items()}
+    return values | {key: "" if value else None for key, value in content.items() if isinstance(value, bool)}
 
 
-def seconds_of(limit: str | None) -> float | None:
-    """Seconds of a time limit as sbatch reads it; None for one without end.
+def lead_of(limit: str | None) -> int:
+    """How long before its time limit a job is warned [s]: a tenth of it, within bounds; `limit` as sbatch reads it.
 
-    >>> [seconds_of(limit) for limit in ("90", "1:30", "1:30:00", "2-12", "1-0:30")]
-    [5400.0, 90.0, 5400.0, 216000.0, 88200.0]
+    >>> [lead_of(limit) for limit in ("10", "20:30", "0:20:00", "2-12", "infinite", None)]
+    [60, 123, 120, 300, 300, 300]
     """
-    match = re.fullmatch(r"(?:(?P<days>\d+)-)?(?P<clock>\d+(?::\d+){0,2})", limit or "")
-    if match is None:
-        return None
-    parts = [float(part) for part in match["clock"].split(":")]
-    scales = (3600, 60, 1) if match["days"] is not None or len(parts) == 3 else (60, 1)
-    days = 86400 * float(match["days"] or 0)
-    return days + sum(part * scale for part, scale in zip(parts, scales, strict=False))
+    with suppress(ValueError):
+        days, _, clock = (limit or "").rpartition("-")
+        parts = [int(part) for part in clock.split(":")]
+        scales = (3600, 60, 1) if days or len(parts) == 3 else (60, 1)
+        seconds = 86400 * int(days or 0) + sum(part * scale for part, scale in zip(parts, scales, strict=False))
+        return int(max(2 * MARGIN_SECONDS, min(LEAD_SECONDS, 0.1 * seconds)))
+    return LEAD_SECONDS
 
 
-def _lead(limit: str | None) -> int:
-    """How long before its time limit a job is warned [s]: a tenth of it, within bounds."""
-    seconds = seconds_of(limit)
-    return LEAD_SECONDS if seconds is None else int(max(2 * MARGIN_SECONDS, min(LEAD_SECONDS, 0.1 * seconds)))
+def _ask(*command: str, script: str | None = None) -> tuple[int, str]:
+    """Exit code and answer of a command of SLURM; for a code other than 0, the last line of what it complains of.
 
-
-def _ask(*command: str, script: str | None = None) -> str:
-    """The answer of a command of SLURM. Raises `Away`, and `UserError` for a refusal or where there is no such
-    command."""
-    given = {"input": script} if script is not None else {"stdin": subprocess.DEVNULL}
+    Raises `UserError` where there is no such command.
+    """
     try:
         done = subprocess.run(
             command,
-            **given,
+            input=script or "",
             capture_output=True,
             text=True,
             timeout=ANSWER_SECONDS,
@@ -241,10 +209,6 @@ def _ask(*command: str, script: str | None = None) -> str:
             f"no '{command[0]}' on this machine: run --executor slurm where SLURM's commands are, such as a login node"
         ) from None
     except subprocess.TimeoutExpired:
-        raise Away(f"{command[0]} has not answered within {ANSWER_SECONDS:g} s") from None
-    if done.returncode == 0:
-        return str(done.stdout)
-    said = (done.stderr.strip().splitlines() or [f"{command[0]} ended with exit code {done.returncode}"])[-1]
-    if AWAY.search(done.stderr):
-        raise Away(said)
-    raise UserError(f"{command[0]} refuses: {said}; options of sbatch go into a file (--cluster)")
+        return 1, f"no answer within {ANSWER_SECONDS:g} s"
+    lines = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()
+    return done.returncode, done.stdout if done.returncode == 0 else lines[-1]

@@ -7,21 +7,20 @@ program or another precision is refused: hands that disagree would call each oth
 from __future__ import annotations
 
 import importlib
-import os
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
 from pipeline.config.trial import canonical_json
-from pipeline.errors import UserError
+from pipeline.errors import Damaged, UserError
 from pipeline.run.dag import StagePlan
-from pipeline.run.layout import Layout, StudyFolder, sealed, write_atomic
-from pipeline.run.locks import is_held, try_lock
+from pipeline.run.layout import Layout, StudyFolder, read_sealed, sealed, set_aside, write_atomic
+from pipeline.run.locks import is_held
 from pipeline.run.lost import OWN, own_stages
 from pipeline.run.store import Store
 from pipeline.stages.sources import precision
@@ -29,9 +28,9 @@ from studies.claims.registration import content_of, is_registered, note, registe
 from studies.definition.design import Cell, cells
 from studies.definition.schema import Study
 from studies.definition.search import SEARCH, number_of
-from studies.execution.damage import set_damaged_aside
 from studies.execution.history import recorded_trainings, training_of
 from studies.execution.program import code_digest
+from studies.execution.shared_store import check_locks, present
 
 TRIALS = "pipeline.trial"
 """The module with `run_trial`, `plan_trial` and `environment`."""
@@ -81,26 +80,25 @@ def start(run: Started, say: Callable[[str], None]) -> Iterator[None]:
     """Pin a study, or join the hands that are at work on it; afterwards, count as one of them.
 
     Claims are registered before a trial begins. Trials that were given up are tried again, unless other hands are at
-    work. Raises `UserError` where hands work with other settings.
+    work. Raises `UserError` where hands work with other settings, or where their locks are not seen here.
     """
-    wanted, folder = _pinned(run, run.cells()), run.folder
+    wanted, folder = _pinned(run), run.folder
     folder.path.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.path / ".start.lock"):
-        if at_work(folder):
-            _refuse(run, wanted)
-        else:
-            _pin(run, wanted, say)
-        presence = _present(folder)
-    try:
+    check_locks(folder)
+    with ExitStack() as presence:
+        with FileLock(folder.path / ".start.lock"):
+            if at_work(folder):
+                _refuse(run, wanted)
+            else:
+                _pin(run, wanted, say)
+            presence.enter_context(present(folder))
         yield
-    finally:
-        presence.release()
 
 
 @contextmanager
 def join(layout: Layout, name: str, profile: str) -> Iterator[Started]:
     """Work on a study that was started, as one of its hands. Raises `UserError` where this machine would work with
-    other settings."""
+    other settings, or does not see the locks of the others."""
     folder = layout.study(name, profile)
     content = folder.started()
     if "program" not in content:
@@ -110,13 +108,12 @@ def join(layout: Layout, name: str, profile: str) -> Iterator[Started]:
         )
     study = Study.model_validate({**content["study"], "source": content["source"]})
     run = Started(study, profile, content["overrides"], layout, folder, content["trials"])
-    with FileLock(folder.path / ".start.lock"):
-        _refuse(run, _pinned(run, run.cells()))
-        presence = _present(folder)
-    try:
+    check_locks(folder)
+    with ExitStack() as presence:
+        with FileLock(folder.path / ".start.lock"):
+            _refuse(run, _pinned(run))
+            presence.enter_context(present(folder))
         yield run
-    finally:
-        presence.release()
 
 
 def at_work(folder: StudyFolder) -> bool:
@@ -138,8 +135,7 @@ def note_ended(run: Started) -> None:
     """Bring `study.json` up to date when all trials have ended: how many are known, and what they share."""
     with FileLock(run.folder.path / ".start.lock"):
         content = run.folder.started()
-        head = (content.get("registration") or {}).get("head")
-        changed = {**content, **_noted(run, head)}
+        changed = {**content, **_noted(run, content["registration"].get("head"))}
         if changed != content:
             write_atomic(run.folder.study_file, sealed(changed))
 
@@ -147,17 +143,18 @@ def note_ended(run: Started) -> None:
 def shared_of(stages: Sequence[StagePlan]) -> list[StagePlan]:
     """The stages that a trial has in common with others; they come first."""
     own = own_stages(stage.stage for stage in stages)
-    first = next((place for place, stage in enumerate(stages) if stage.stage in own), len(stages))
-    return list(stages[:first])
+    return list(takewhile(lambda stage: stage.stage not in own, stages))
 
 
 def _pin(run: Started, wanted: Mapping[str, Any], say: Callable[[str], None]) -> None:
-    set_damaged_aside(run.folder, say)
+    _set_damaged_aside(run.folder, say)
     for left in (*given_up(run), *(run.folder.path / "deaths").glob("*"), *(run.folder.path / "hands").glob("*")):
         left.unlink()
     environment: dict[str, str] = run.module.environment()
-    head = _register(run, environment, say)
-    content = {**wanted, "source": run.study.source, "profile": run.profile, "environment": environment}
+    content, head = {**wanted, "source": run.study.source, "profile": run.profile, "environment": environment}, None
+    if is_registered(run.study):
+        claims, commit = content_of(run.study, run.profile, run.overrides), environment.get("git_commit", "unknown")
+        head = register(claims, run.folder, commit, lambda: _known(run), say)
     write_atomic(run.folder.study_file, sealed({**content, **_noted(run, head)}))
 
 
@@ -167,6 +164,18 @@ def _noted(run: Started, head: str | None) -> dict[str, Any]:
     shared = [stage for stage in shared_of(run.stages(baseline)) if stage.cached]
     upstream = {stage.stage: {"key": stage.key, "path": f"store/{stage.stage}/{stage.key}"} for stage in shared}
     return {"registration": note(run.folder, head) if head else {}, "upstream": upstream}
+
+
+def _set_damaged_aside(folder: StudyFolder, say: Callable[[str], None]) -> None:
+    """Move every damaged file of a study to ``.damaged/``, one line for each; the start makes it again."""
+    then = dict.fromkeys(folder.trial_files(), "the trial is recorded again from the store, or runs again")
+    written = {folder.study_file: "written again", folder.search_file: "made again from the records"}
+    then |= {path: words for path, words in written.items() if path.exists()}
+    for path in then:
+        try:
+            read_sealed(path) if path in written else folder.read(path)
+        except Damaged as error:
+            say(f"{path} is damaged: {error.why}; set aside as {set_aside(path)}; {then[path]}")
 
 
 def given_up(run: Started) -> list[Path]:
@@ -185,12 +194,12 @@ def given_up(run: Started) -> list[Path]:
     ]
 
 
-def _pinned(run: Started, plan: Sequence[Cell]) -> dict[str, Any]:
+def _pinned(run: Started) -> dict[str, Any]:
     return {
         "study": run.study.model_dump(mode="json"),
         "overrides": dict(run.overrides),
         "program": code_digest(),
-        "precision": sorted({str(precision(cell.config)) for cell in plan}),
+        "precision": sorted({str(precision(cell.config)) for cell in run.cells()}),
         "trials": run.trials,
     }
 
@@ -205,23 +214,6 @@ def _refuse(run: Started, wanted: Mapping[str, Any]) -> None:
                 f"study '{run.study.name}' is being run in {run.folder.path} with {words}{shown}; wait for it, or use"
                 " another --out"
             )
-
-
-def _present(folder: StudyFolder) -> FileLock:
-    """A lock that shows that this process works on the study."""
-    for number in range(1_000):
-        path = folder.path / "hands" / f"{socket.gethostname()}-{os.getpid()}-{number}"
-        if (lock := try_lock(path)) is not None:
-            return lock
-    raise UserError(f"{folder.path}/hands: no lock can be taken there; the file system has none that work")
-
-
-def _register(run: Started, environment: Mapping[str, str], say: Callable[[str], None]) -> str:
-    """Write down the claims of a study that has a file; returns the digest of the last line."""
-    if not is_registered(run.study):
-        return ""
-    content = content_of(run.study, run.profile, run.overrides)
-    return register(content, run.folder, environment.get("git_commit", "unknown"), lambda: _known(run), say)
 
 
 def _known(run: Started) -> tuple[list[str], int]:

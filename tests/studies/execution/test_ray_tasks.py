@@ -27,6 +27,12 @@ def test_faults_of_options_have_their_lines(tmp_path: Path) -> None:
     file.write_text("cpus: 2\ngpu: 1\nmemory_gib: -1\n")
     with pytest.raises(UserError) as raised:
         read_options(file)
-    assert "ray.yaml, line 2: gpu: no such option; did you mean 'gpus'?; there are: cpus, gpus" in str(raised.value)
-    assert "ray.yaml, line 3: memory_gib: input should be greater than or equal to 0" in str(raised.value)
+    assert "ray.yaml, line 2: unknown key 'gpu'; did you mean 'gpus'?" in str(raised.value)
+    assert "ray.yaml, line 3: memory_gib = -1: must be greater than or equal to 0" in str(raised.value)
     assert read_options(None) == RayOptions()
+
+
+def test_a_cluster_has_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(UserError, match="needs the address of a cluster in RAY_ADDRESS"):
+        ray_tasks._connected()
