@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,16 +31,24 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True)
 class Task:
-    """A trial, or the stages up to `until` that it shares with others; this process holds its lock."""
+    """A trial, or the stages up to `until` that it shares with others."""
 
+    run: Started
     cell: Cell
     until: str | None
-    lock: FileLock
+    lock: str
+    """Name of the lock that a hand holds while it has the task."""
 
     @property
     def label(self) -> str:
         """How the task is called wherever people read."""
         return self.cell.label if self.until is None else f"shared stages of seed {self.cell.seed}"
+
+    @property
+    def name(self) -> str:
+        """Under which its files stand."""
+        name = self.run.folder.cell_name(self.cell.arm, self.cell.seed)
+        return name if self.until is None else f"{name}.shared"
 
 
 class Agenda:
@@ -79,8 +86,9 @@ class Agenda:
         self.open()
         return [*(self.search.proposed() if self.search is not None else ()), *self.plan]
 
-    def next(self) -> Task | None:
-        """The task that a hand takes now, locked; None where other hands have what is left, or have to end first.
+    def next(self) -> tuple[Task, FileLock] | None:
+        """The task that a hand takes now, and its lock, which this process then holds; None where other hands have what
+        is left, or have to end first.
 
         The order is seed by seed. While fewer than `AHEAD` trials a hand are ready, the shared stages of the next seed
         come before a trial that is ready, so that no core waits for them later.
@@ -100,11 +108,11 @@ class Agenda:
         if waiting is not None and len(ready) < AHEAD * (len(others) + 1):
             cell, stages, first = waiting
             if (lock := try_lock(self._run.folder.lock_file(str(first.key)))) is not None:
-                return Task(cell, shared_of(stages)[-1].stage, lock)
+                return Task(self._run, cell, shared_of(stages)[-1].stage, str(first.key)), lock
         for cell in ready:
             if (lock := try_lock(self._lock(cell))) is not None:
                 if self._record(cell) is None:  # else another hand has just finished it
-                    return Task(cell, None, lock)
+                    return Task(self._run, cell, None, self._lock(cell).name), lock
                 lock.release()
         return None
 
@@ -117,16 +125,16 @@ class Agenda:
 
         Returns whether it was given up: a trial has a record that says so, and shared stages have none.
         """
-        file = self._deaths(task)
-        before = _deaths_in(file)
-        reached = self._reached(task.cell)
-        deaths = [one for one in before if one["reached"] == reached] + [{"reached": reached, "reason": reason}]
+        run, file = self._run, self._run.folder.path / "deaths" / f"{task.name}.json"
+        deaths = [self._reached(task.cell)]
+        with suppress(OSError, ValueError):
+            deaths += [reached for reached in json.loads(file.read_text("utf-8")) if reached == deaths[0]]
         if len(deaths) < DEATHS:
             write_atomic(file, json.dumps(deaths))
             return False
         file.unlink(missing_ok=True)
         if task.until is None:
-            run, environment = self._run, dict(self._run.module.environment())
+            environment = dict(run.module.environment())
             record = record_of(run.study.name, run.profile, task.cell, run.layout, environment, None, reason)
             write_atomic(run.folder.trial_file(task.cell.arm, task.cell.seed), record_text(record))
         return True
@@ -155,10 +163,6 @@ class Agenda:
     def _lock(self, cell: Cell) -> Path:
         return self._run.folder.lock_file(self._run.folder.cell_name(cell.arm, cell.seed))
 
-    def _deaths(self, task: Task) -> Path:
-        name = self._run.folder.cell_name(task.cell.arm, task.cell.seed)
-        return self._run.folder.path / "deaths" / f"{name}{'' if task.until is None else '.shared'}.json"
-
     def _reached(self, cell: Cell) -> list[str]:
         """The finished stages of a trial, and the checkpoints of the one that it is in."""
         stages = self._run.stages(cell)
@@ -166,10 +170,3 @@ class Agenda:
         first = next((stage for stage in stages if not stage.cached and stage.key), None)
         partial = self._store.partial(first.stage, str(first.key)) if first else None
         return done + (sorted(path.name for path in partial.rglob("update_*.pt")) if partial else [])
-
-
-def _deaths_in(file: Path) -> Sequence[dict[str, object]]:
-    with suppress(OSError, ValueError):
-        found: list[dict[str, object]] = json.loads(file.read_text("utf-8"))
-        return found
-    return []

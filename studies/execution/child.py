@@ -3,64 +3,42 @@
 from __future__ import annotations
 
 import faulthandler
-import importlib
 import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from multiprocessing import parent_process
 from pathlib import Path
 
 from pipeline.errors import FAULT, INTERRUPTED, USER_ERROR, UserError
 from pipeline.faults import disk_full, in_words, is_disk_full
-from pipeline.run.layout import Layout, StudyFolder, record_text, write_atomic
+from pipeline.run.layout import record_text, write_atomic
 from pipeline.run.leaving import LEFT, asked_to_leave
 from pipeline.run.outcome import TrialOutcome
 from pipeline.run.store import BuiltElsewhere
-from studies.definition.design import Cell
-from studies.execution.priority import give_way
+from studies.execution.agenda import Task
 from studies.execution.records import record_of
 from studies.execution.status import StatusFile
 
 DISK_FULL = 74
 """Exit code, EX_IOERR of sysexits.h: no other trial would fare better."""
+GROUP = Path("/proc/self/autogroup")
+"""Where Linux shares the CPU among sessions before it looks at the priority of a process: the priority of this one."""
+TRIES, WAIT_SECONDS = 20, 0.11
+"""The kernel takes one change in a tenth of a second from those who are not root."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """All that a process needs to know of its task."""
-
-    study: str
-    profile: str
-    layout: Layout
-    folder: StudyFolder
-    trials: str
-    """Module with `run_trial` and `environment`."""
-    cell: Cell
-    until: str | None
-    label: str
-    lock: str
-    """Name of the task's lock, which the hand holds."""
-    gpus: str = ""
-    """For ``CUDA_VISIBLE_DEVICES``; empty where there is nothing to choose."""
-
-    @property
-    def name(self) -> str:
-        """Under which its files stand."""
-        name = self.folder.cell_name(self.cell.arm, self.cell.seed)
-        return name if self.until is None else f"{name}.shared"
-
-
-def run_job(job: Job, tell: Callable[[], None] = lambda: None) -> int:
+def run_task(task: Task, tell: Callable[[], None] = lambda: None) -> int:
     """Run a task in this process. Returns 0 when it has ended; `LEFT` where it is to be tried again, since it left or
     another process has a part of it; else an exit code that names the kind of fault, whose words are in the status."""
-    status = StatusFile(job.folder.status_file(job.name), job.label, job.until is not None, tell, job.lock)
+    run = task.run
+    status = StatusFile(run.folder.status_file(task.name), task.label, task.until is not None, tell, task.lock)
     try:
-        outcome = _run(job, status)
+        outcome = _run(task, status)
     except BuiltElsewhere:
         status.end("elsewhere")
         return LEFT
@@ -76,7 +54,7 @@ def run_job(job: Job, tell: Callable[[], None] = lambda: None) -> int:
         if asked_to_leave():  # whatever ended it then is no fault of its own
             return LEFT
         if is_disk_full(error):
-            status.end("failed", str(disk_full(error, job.layout.root)))
+            status.end("failed", str(disk_full(error, run.layout.root)))
             return DISK_FULL
         with suppress(OSError):
             traceback.print_exc()
@@ -86,30 +64,46 @@ def run_job(job: Job, tell: Callable[[], None] = lambda: None) -> int:
     return 0
 
 
-def _run(job: Job, status: StatusFile) -> TrialOutcome:
-    threads = job.cell.config.runtime.threads
+def _run(task: Task, status: StatusFile) -> TrialOutcome:
+    run, cell, threads = task.run, task.cell, task.cell.config.runtime.threads
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for libraries that are imported from here on
-    module = importlib.import_module(job.trials)
+    module = run.module
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads)
-    outcome: TrialOutcome = module.run_trial(job.cell.config, job.layout, status, until=job.until, wait=False)
-    if job.until is None:
-        record = record_of(job.study, job.profile, job.cell, job.layout, module.environment(), outcome)
-        write_atomic(job.folder.trial_file(job.cell.arm, job.cell.seed), record_text(record))
+    outcome: TrialOutcome = module.run_trial(cell.config, run.layout, status, until=task.until, wait=False)
+    if task.until is None:
+        record = record_of(run.study.name, run.profile, cell, run.layout, module.environment(), outcome)
+        write_atomic(run.folder.trial_file(cell.arm, cell.seed), record_text(record))
     return outcome
 
 
-def work(job: Job) -> None:
-    """Body of a process that a hand has started, with which it ends."""
+def work(task: Task, gpus: str) -> None:
+    """Body of a process that a hand has started, with which it ends. `gpus` is for ``CUDA_VISIBLE_DEVICES``; empty
+    where there is nothing to choose."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the hand decides what it means
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if job.gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = job.gpus
+    if gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus
     give_way()
     threading.Thread(target=_end_with_hand, daemon=True).start()
-    with output_to(job.folder.log_file(job.name)):
-        code = run_job(job)
+    with output_to(task.run.folder.log_file(task.name)):
+        code = run_task(task)
     raise SystemExit(code)
+
+
+def give_way() -> None:
+    """Have other sessions go first too, where this process was started with a lower priority (``nice``).
+
+    It gets a session of its own, so that the terminal that it was started from keeps its priority.
+    """
+    if (priority := os.nice(0)) > 0 and GROUP.exists():
+        with suppress(OSError):
+            os.setsid()
+            for _ in range(TRIES):
+                with suppress(BlockingIOError):
+                    GROUP.write_text(str(priority))
+                    break
+                time.sleep(WAIT_SECONDS)
 
 
 def _end_with_hand() -> None:

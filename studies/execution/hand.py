@@ -12,8 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import connection, get_all_start_methods, get_context
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from pipeline.errors import INTERRUPTED, USER_ERROR, Fault, UserError
 from pipeline.faults import DiskFull, disk_full
@@ -21,7 +22,7 @@ from pipeline.models.cpu import HUGE_PAGES
 from pipeline.resources.machine import grow_segments, visible_gpus
 from pipeline.run.leaving import LEFT
 from studies.execution.agenda import DEATHS, Agenda, Task
-from studies.execution.child import DISK_FULL, Job, run_job, work
+from studies.execution.child import DISK_FULL, run_task, work
 from studies.execution.gpus import Gpus
 from studies.execution.started import Started
 from studies.execution.status import read_status
@@ -48,7 +49,7 @@ Say = Callable[[str, str], None]
 class _Child:
     process: BaseProcess
     task: Task
-    job: Job
+    lock: FileLock
     gpus: list[str]
     deadline: float
     """When it is killed, since it is far beyond its wall-clock cap (`time.monotonic`)."""
@@ -94,8 +95,8 @@ class Hand:
             if time.monotonic() > child.deadline:
                 _kill(child.process)
         if ended or time.monotonic() - self._looked > LOOK_SECONDS:
-            while not self.leaving and len(self._children) < self._slots and (task := self._agenda.next()) is not None:
-                if not self._begin(task):
+            while not self.leaving and len(self._children) < self._slots and (taken := self._agenda.next()) is not None:
+                if not self._begin(*taken):
                     break
             self._looked = time.monotonic()
         return self.busy or bool(self._agenda.open()) or not self._agenda.plan
@@ -117,27 +118,28 @@ class Hand:
             if child.process.is_alive():
                 child.process.kill()
                 child.process.join()
-            child.task.lock.release()
+            child.lock.release()
         self._children.clear()
 
-    def _begin(self, task: Task) -> bool:
+    def _begin(self, task: Task, lock: FileLock) -> bool:
         """Start a child; False where its cards are held by others."""
         runtime, gpus = task.cell.config.runtime, list[str]()
         if self._gpus is not None and runtime.device != "cpu" and visible_gpus():
             if not self._gpus.hold(self._slots * runtime.processes, runtime.processes):
-                task.lock.release()
+                lock.release()
                 return False
             gpus = self._gpus.take(runtime.processes)
-        job = job_of(self._run, task, ",".join(gpus))
         for left in reversed(range(STARTS)):
-            process: BaseProcess = self._context.Process(target=work, args=(job,), name=job.label, daemon=True)
+            process: BaseProcess = self._context.Process(
+                target=work, args=(task, ",".join(gpus)), name=task.label, daemon=True
+            )
             try:
                 process.start()
                 break
             except (EOFError, ConnectionError):
                 if not left:
                     raise
-        self._children.append(_Child(process, task, job, gpus, time.monotonic() + _longest(task)))
+        self._children.append(_Child(process, task, lock, gpus, time.monotonic() + _longest(task)))
         return True
 
     def _end_of(self, child: _Child) -> None:
@@ -145,9 +147,9 @@ class Hand:
             self._gpus.give_back(child.gpus)
         self.advanced |= child.process.exitcode == 0 or (child.process.exitcode == LEFT and self.leaving)
         try:
-            settle(self._run, self._agenda, child.task, child.job, child.process.exitcode, self._say)
+            settle(self._agenda, child.task, child.process.exitcode, self._say)
         finally:
-            child.task.lock.release()
+            child.lock.release()
 
 
 class Inline:
@@ -157,16 +159,16 @@ class Inline:
 
     def __init__(self, run: Started, agenda: Agenda, say: Say, tell: Callable[[], None]) -> None:
         """`tell` is called whenever a trial has written its status."""
-        self._run, self._agenda, self._say, self._tell = run, agenda, say, tell
+        self._agenda, self._say, self._tell = agenda, say, tell
 
     def step(self) -> bool:
         """Run one task. False when no trial is left."""
-        if (task := self._agenda.next()) is not None:
-            job = job_of(self._run, task)
+        if (taken := self._agenda.next()) is not None:
+            task, lock = taken
             try:
-                settle(self._run, self._agenda, task, job, run_job(job, self._tell), self._say)
+                settle(self._agenda, task, run_task(task, self._tell), self._say)
             finally:
-                task.lock.release()
+                lock.release()
         return bool(self._agenda.open()) or not self._agenda.plan
 
     def wait(self, seconds: float) -> None:
@@ -178,36 +180,30 @@ class Inline:
         """Nothing runs between two tasks."""
 
 
-def job_of(run: Started, task: Task, gpus: str = "") -> Job:
-    """What a process needs to know of a task."""
-    named = run.study.name, run.profile, run.layout, run.folder, run.trials
-    return Job(*named, task.cell, task.until, task.label, Path(task.lock.lock_file).name, gpus)
-
-
-def settle(run: Started, agenda: Agenda, task: Task, job: Job, code: int | None, say: Say) -> None:
+def settle(agenda: Agenda, task: Task, code: int | None, say: Say) -> None:
     """What follows from the exit code of a task's process.
 
     Raises `UserError` for what the user has to put right, `DiskFull`, and `Fault` for shared stages that were given up.
     """
     if code in (0, LEFT, INTERRUPTED):
         return
-    status = read_status(run.folder.status_file(job.name))
+    run = task.run
+    status = read_status(run.folder.status_file(task.name))
     reason = status.reason if status is not None and code is not None and code > 0 else ""
     if code == USER_ERROR:
-        raise UserError(f"{job.label}: {reason}")
+        raise UserError(f"{task.label}: {reason}")
     if code == DISK_FULL:
-        full = str(disk_full(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), run.layout.root))
-        raise DiskFull(reason or full)
+        raise DiskFull(reason or str(disk_full(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), run.layout.root)))
     reason = reason or _in_words(code)
-    log = run.folder.log_file(job.name)
+    log = run.folder.log_file(task.name)
     details = f"; details: {log}" if log.exists() else ""
-    say(f"{job.label}: {reason}", "red")
+    say(f"{task.label}: {reason}", "red")
     if not agenda.note_death(task, reason):
-        say(f"{job.label}: tried again{details}", "yellow")
+        say(f"{task.label}: tried again{details}", "yellow")
     elif task.until is None:
-        say(f"{job.label}: given up after {DEATHS} attempts{details}", "red")
+        say(f"{task.label}: given up after {DEATHS} attempts{details}", "red")
     else:
-        raise Fault(f"{job.label} failed: {reason}{details}")
+        raise Fault(f"{task.label} failed: {reason}{details}")
 
 
 def _longest(task: Task) -> float:

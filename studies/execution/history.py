@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pydantic import ValidationError
@@ -20,6 +21,10 @@ from pipeline.run.lost import OWN, own_stages
 from pipeline.run.store import MANIFEST
 from pipeline.stages import STAGES
 from pipeline.trial import CHARGED
+
+ANSWER = 0.25
+"""Share of sampling and scoring an answer in the time of an evaluation with one answer; measured on `tiny` and `smoke`.
+The rest is loading, judging and the drift."""
 
 
 def all_records(layout: Layout) -> list[TrialRecord]:
@@ -58,22 +63,11 @@ def known_artifacts(layout: Layout, records: Sequence[TrialRecord]) -> Known:
         for stage, ref in record.stages.items():
             known.setdefault((stage, ref.key), None)
             if ref.path not in inputs:
-                inputs[ref.path] = _inputs(layout.root / ref.path / MANIFEST)
+                inputs[ref.path] = _json(layout.root / ref.path / MANIFEST).get("identity", {}).get("inputs", {})
             for need, digest in inputs[ref.path].items():
                 if need in record.stages:
                     known[need, record.stages[need].key] = digest
     return known
-
-
-def _inputs(manifest: Path) -> Mapping[str, str]:
-    content = _json(manifest).get("identity", {})
-    inputs: Mapping[str, str] = content.get("inputs", {}) if isinstance(content, dict) else {}
-    return inputs
-
-
-ANSWER = 0.25
-"""Share of sampling and scoring an answer in the time of an evaluation with one answer; measured on `tiny` and `smoke`.
-The rest is loading, judging and the drift."""
 
 
 @dataclass(frozen=True)
@@ -99,26 +93,29 @@ def measured(
     """Times of the trials of a profile that ran as `environment` says (platform and device); None where there are
     none."""
     alike = [
-        earlier
-        for earlier in records
-        if earlier.profile == profile and earlier.steps and "wall_s" in earlier.cost and _ran_on(earlier, environment)
+        one
+        for one in records
+        if one.profile == profile
+        and one.steps
+        and "wall_s" in one.cost
+        and all(one.environment.get(key) == environment.get(key) for key in ("platform", "device"))
     ]
     if not alike:
         return None
     times: defaultdict[str, dict[str, float]] = defaultdict(dict)
     for record in alike:
+        answers = int(record.config.get("evaluate", {}).get("best_of", 1))
         charged = own_stages(record.stages) - {"reference", "evaluate"}
         for stage, ref in record.stages.items():
-            if (
-                stage not in charged
-                and (took := _json(layout.root / ref.path / "log" / "cost.json").get("wall_s")) is not None
-            ):
-                times[stage][ref.key] = float(took) / (_answering(_answers(record)) if stage == "evaluate" else 1.0)
-    return StageSeconds(
-        len(alike),
-        {stage: _mean(seconds.values()) for stage, seconds in times.items()},
-        math.fsum(_training_s(record) for record in alike) / sum(record.steps for record in alike),
-    )
+            took = _json(layout.root / ref.path / "log" / "cost.json").get("wall_s")
+            if stage not in charged and took is not None:
+                times[stage][ref.key] = took / (_answering(answers) if stage == "evaluate" else 1.0)
+    # A trial is also charged for stages that only its algorithm needs.
+    training = [
+        one.cost["wall_s"] - math.fsum(one.cost.get(f"{stage}_wall_s", 0.0) for stage in CHARGED) for one in alike
+    ]
+    means = {stage: fmean(seconds.values()) for stage, seconds in times.items()}
+    return StageSeconds(len(alike), means, math.fsum(training) / sum(one.steps for one in alike))
 
 
 def _answering(answers: int) -> float:
@@ -126,27 +123,8 @@ def _answering(answers: int) -> float:
     return 1 - ANSWER + ANSWER * answers
 
 
-def _answers(record: TrialRecord) -> int:
-    """Samples for each held-out prompt."""
-    return int(record.config.get("evaluate", {}).get("best_of", 1))
-
-
-def _training_s(record: TrialRecord) -> float:
-    """Seconds of training alone: a trial is also charged for stages that only its algorithm needs."""
-    return record.cost["wall_s"] - math.fsum(record.cost.get(f"{stage}_wall_s", 0.0) for stage in CHARGED)
-
-
-def _ran_on(record: TrialRecord, environment: Mapping[str, str]) -> bool:
-    return all(record.environment.get(key) == environment.get(key) for key in ("platform", "device"))
-
-
 def _json(path: Path) -> dict[str, Any]:
     """The object in a file; an empty one where there is none, or none that can be read."""
     with suppress(Fault):
         return read_json(path)
     return {}
-
-
-def _mean(values: Iterator[float] | Any) -> float:
-    numbers = list(values)
-    return math.fsum(numbers) / len(numbers)

@@ -102,6 +102,14 @@ class Search:
         state = "feasible" if trial.feasible else "infeasible"
         return f"{trial.arm}: {values}  {state}  ({knobs})  {word} so far: {front}"
 
+    def summary(self, plan: Sequence[Cell]) -> tuple[str, str]:
+        """The whole search in one line, and its style; `plan` holds the trials of the confirmation."""
+        arms = list(dict.fromkeys(cell.arm for cell in plan if cell.arm.startswith("confirm-")))
+        head = f"search: {len(self.trials)} trials, {sum(trial.feasible for trial in self.trials)} feasible; "
+        if arms:
+            return f"{head}confirmed on fresh seeds and prompts: {', '.join(arms)}", "bold"
+        return f"{head}nothing to confirm but the baseline: widen search.space, or relax search.constraints", "yellow"
+
     def _take_in(self) -> None:
         for number, (_, cell) in enumerate(self._asked):
             if number not in self.ended and (record := self._recorded(cell)) is not None:

@@ -94,29 +94,29 @@ def run_study(
     _check_budget(run, plan)
     display = Display(console, trial_count(study))
 
-    def say(text: str, style: str = "") -> None:
-        display.line(text, style)
+    def warn(text: str) -> None:
+        display.line(text, "yellow")
 
     for caution in [*cautions(plan), *untestable(study, plan)]:
-        say(caution, "yellow")
-    with start(run, lambda line: say(line, "yellow")):
+        warn(caution)
+    with start(run, warn):
         agenda = Agenda(run)
-        looks = Interim(interim, [str(run.folder.path)], lambda text: say(text, "bold"))
+        looks = Interim(interim, run.folder.path, lambda text: display.line(text, "bold"))
         watch = Watch(run, agenda, display, looks)
-        tracking = Background(_sender(run, agenda), watch.running, lambda line: say(line, "yellow"))
+        tracking = Background(_sender(run, agenda), watch.running, warn)
         try:
             watch.begin()
             if agenda.open() or not agenda.plan:
                 if caution := run.module.check_disk([cell.config for cell in agenda.open()], jobs, layout.root):
-                    say(caution, "yellow")
-                _work(run, agenda, watch, display, tracking, hire, say)
+                    warn(caution)
+                _work(run, agenda, watch, display, tracking, hire)
             note_ended(run)
-            _tell_search(agenda, say)
+            if agenda.search is not None:
+                display.line(*agenda.search.summary(agenda.plan))
             records = current_records(run.folder, agenda.plan)
             judged = verdicts(agenda.compared, run.folder, agenda.plan)
-            write_optuna(
-                agenda.compared, run.folder, agenda.plan, records, agenda.search.optuna if agenda.search else None
-            )
+            searched = agenda.search.optuna if agenda.search else None
+            write_optuna(agenda.compared, run.folder, agenda.plan, records, searched)
             looks.close()
             with FileLock(run.folder.lock_file("report")):
                 report = after(run.folder) if after else None
@@ -150,23 +150,23 @@ def work(layout: Layout, name: str, profile: str, jobs: int, say: Say, *, stop: 
     return "nothing"
 
 
-def _work(
-    run: Started, agenda: Agenda, watch: Watch, display: Display, tracking: Background, hire: Hire, say: Say
-) -> None:
+def _work(run: Started, agenda: Agenda, watch: Watch, display: Display, tracking: Background, hire: Hire) -> None:
+    """Have hands run what is missing, and watch them."""
     missing = agenda.open()
     for execution in run.execution(missing):
         named = [value if key in ("device", "precision") else f"{key} {value}" for key, value in execution.items()]
-        say(", ".join(named), "dim")
+        display.line(", ".join(named), "dim")
     stages = {stage.key: stage for cell in missing for stage in shared_of(run.stages(cell)) if stage.cached}
     for key, stage in stages.items():
         display.cached(stage.stage, str(key))
-    hands = hire(run, agenda, say, watch.poll)
+    hands = hire(run, agenda, display.line, watch.poll)
     tracking.begin()
     with display:
         try:
             while hands.step():
                 watch.poll()
-                display.total = _trials_now(run.study, agenda)
+                if agenda.plan:  # of a search, how many it confirms is known now
+                    display.total = (run.study.search.trials if run.study.search else 0) + len(agenda.plan)
                 hands.wait(WAIT_SECONDS)
             watch.look()
         finally:
@@ -197,20 +197,3 @@ def trial_count(study: Study) -> int:
     if study.search is None:
         return len(study.arm_overrides()) * len(study.replicates)
     return study.search.trials + (1 + study.search.confirm.top) * len(study.search.confirm.seeds)
-
-
-def _trials_now(study: Study, agenda: Agenda) -> int:
-    searched = study.search.trials if study.search is not None else 0
-    return searched + len(agenda.plan) if agenda.plan else trial_count(study)
-
-
-def _tell_search(agenda: Agenda, say: Say) -> None:
-    if agenda.search is None:
-        return
-    trials = agenda.search.trials
-    arms = list(dict.fromkeys(cell.arm for cell in agenda.plan if cell.arm.startswith("confirm-")))
-    said = f"search: {len(trials)} trials, {sum(trial.feasible for trial in trials)} feasible; "
-    if arms:
-        say(f"{said}confirmed on fresh seeds and prompts: {', '.join(arms)}", "bold")
-    else:
-        say(f"{said}nothing to confirm but the baseline: widen search.space, or relax search.constraints", "yellow")
