@@ -10,14 +10,14 @@ from pathlib import Path
 from filelock import FileLock
 
 from pipeline.run.dag import StagePlan
-from pipeline.run.layout import TrialRecord, record_text, write_atomic
+from pipeline.run.layout import TrialRecord, write_atomic
 from pipeline.run.locks import is_held, try_lock
 from pipeline.run.lost import own_stages
 from pipeline.run.store import Store
 from studies.definition.design import Cell, cells
 from studies.definition.schema import Study
 from studies.definition.search import confirmation
-from studies.execution.records import is_current, record_of, sound_record
+from studies.execution.records import is_current, sound_record, write_record
 from studies.execution.search import Search
 from studies.execution.started import Started, shared_of
 
@@ -134,9 +134,7 @@ class Agenda:
             return False
         file.unlink(missing_ok=True)
         if task.until is None:
-            environment = dict(run.module.environment())
-            record = record_of(run.study.name, run.profile, task.cell, run.layout, environment, None, reason)
-            write_atomic(run.folder.trial_file(task.cell.arm, task.cell.seed), record_text(record))
+            write_record(run, task.cell, None, reason)
         return True
 
     def _record(self, cell: Cell) -> TrialRecord | None:

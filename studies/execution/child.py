@@ -16,12 +16,11 @@ from pathlib import Path
 
 from pipeline.errors import FAULT, INTERRUPTED, USER_ERROR, UserError
 from pipeline.faults import disk_full, in_words, is_disk_full
-from pipeline.run.layout import record_text, write_atomic
 from pipeline.run.leaving import LEFT, asked_to_leave
 from pipeline.run.outcome import TrialOutcome
 from pipeline.run.store import BuiltElsewhere
 from studies.execution.agenda import Task
-from studies.execution.records import record_of
+from studies.execution.records import write_record
 from studies.execution.status import StatusFile
 
 DISK_FULL = 74
@@ -67,13 +66,11 @@ def run_task(task: Task, tell: Callable[[], None] = lambda: None) -> int:
 def _run(task: Task, status: StatusFile) -> TrialOutcome:
     run, cell, threads = task.run, task.cell, task.cell.config.runtime.threads
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for libraries that are imported from here on
-    module = run.module
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads)
-    outcome: TrialOutcome = module.run_trial(cell.config, run.layout, status, until=task.until, wait=False)
+    outcome: TrialOutcome = run.module.run_trial(cell.config, run.layout, status, until=task.until, wait=False)
     if task.until is None:
-        record = record_of(run.study.name, run.profile, cell, run.layout, module.environment(), outcome)
-        write_atomic(run.folder.trial_file(cell.arm, cell.seed), record_text(record))
+        write_record(run, cell, outcome)
     return outcome
 
 

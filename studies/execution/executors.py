@@ -9,14 +9,10 @@ from pipeline.errors import UserError
 from studies.execution.hand import Hand, Inline
 from studies.execution.study import Hire
 
-LOCAL: dict[str, str] = {
-    "processes": "each trial in a child of this process",
-    "inline": "one trial after the other in this process, for debuggers",
-}
-CLUSTERS: dict[str, str] = {
-    "slurm": "jobs of SLURM that each take trials",
-    "ray": "tasks on a Ray cluster that each take trials",
-}
+LOCAL = ("processes", "inline")
+"""Each trial in a child of this process; one trial after the other in this process, for debuggers."""
+CLUSTERS = ("slurm", "ray")
+"""Jobs of SLURM, or tasks on a Ray cluster, that each take trials."""
 CLUSTER_JOBS = 32
 """Hands on a cluster, unless ``--jobs`` says how many."""
 

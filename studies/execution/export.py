@@ -15,13 +15,13 @@ from pipeline.config.names import TRAINING
 from pipeline.config.presets import PRESETS
 from pipeline.config.rewards import JUDGES
 from pipeline.config.trial import TrialConfig, flatten
-from pipeline.errors import Damaged, UserError
+from pipeline.errors import UserError
 from pipeline.faults import disk_full, is_disk_full
 from pipeline.intervals import student
 from pipeline.named_files import place
 from pipeline.run.layout import Layout, StudyFolder, TrialRecord
 from pipeline.run.metrics import METRICS
-from pipeline.run.store import artifact_of, checked, file_digest, file_of
+from pipeline.run.store import artifact_of, checked, file_of
 from studies.execution.recorded import find_trial, folder_of
 
 PER_PROMPT = {
@@ -51,12 +51,12 @@ def export(run: str, target: Path, layout: Layout, profile: str | None = None) -
             f"run '{run}' ended as {record.status} and was never evaluated ({record.reason}); nothing to export"
         )
     folder = folder_of(layout, record)
-    with new_folder(target) as beside:
+    with new_folder(target) as new:
         prompts = file_of(folder, record, "evaluate", "prompts.parquet")
-        copy_files(folder, record, "train", "policy/", beside)
-        copy_files(folder, record, "prompts", "tokenizer/", beside)
-        (beside / "generation_config.json").write_text(_generation(record, beside), "utf-8")
-        (beside / "README.md").write_text(model_card(record, prompts), "utf-8")
+        copy_files(folder, record, "train", "policy/", new)
+        copy_files(folder, record, "prompts", "tokenizer/", new)
+        (new / "generation_config.json").write_text(_generation(record, new), "utf-8")
+        (new / "README.md").write_text(model_card(record, prompts), "utf-8")
     return place(target)
 
 
@@ -69,46 +69,49 @@ def new_folder(target: Path) -> Iterator[Path]:
     target = place(target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{target}: is there already and not empty; name a new folder")
-    beside = target.with_name(f".{target.name}.writing")
-    shutil.rmtree(beside, ignore_errors=True)
+    with beside(target) as folder:
+        folder.mkdir()
+        yield folder
+
+
+@contextmanager
+def beside(target: Path) -> Iterator[Path]:
+    """A path for a file or folder that takes the place of `target` at the end, and is removed where that is not
+    reached. Raises `UserError` for a target that cannot be written, `DiskFull`."""
+    path = target.with_name(f".{target.name}.writing")
+    shutil.rmtree(path, ignore_errors=True)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        beside.mkdir()
-        yield beside
-        if target.exists():
-            target.rmdir()
-        os.replace(beside, target)
+        yield path
+        os.replace(path, target)
     except OSError as error:
         if is_disk_full(error):
             raise disk_full(error, target) from error
         raise UserError(f"{target}: cannot be written: {error.strerror}") from None
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def copy_files(folder: StudyFolder, record: TrialRecord, stage: str, part: str, target: Path) -> None:
-    """Copy the files below `part` of a stage, and compare the copies with the manifest. Raises `Damaged`."""
+    """Copy the files below `part` of a stage, each as its manifest states it. Raises `Damaged`."""
     with folder.naming_remedy():
         path, manifest = artifact_of(folder, record.stages[stage].path, record.stages[stage].digest)
-        for name, digest in manifest.files.items():
+        for name in manifest.files:
             if name.startswith(part):
                 copy = target / name.removeprefix(part)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(checked(path, name, manifest), copy)
-                if file_digest(copy) != digest:
-                    raise Damaged(path / name, "its copy is not what the manifest states")
 
 
 def _generation(record: TrialRecord, policy: Path) -> str:
     """Sampling as in training and evaluation: the whole distribution, nothing truncated."""
     config = json.loads((policy / "config.json").read_text("utf-8"))
-    train = record.config["train"]
     settings = {
         "do_sample": True,
         "temperature": record.config["evaluate"]["temperature"],
         "top_k": 0,
         "top_p": 1.0,
-        "max_new_tokens": train["response_length"],
+        "max_new_tokens": record.config["train"]["response_length"],
         "eos_token_id": config.get("eos_token_id"),
         "pad_token_id": config.get("pad_token_id"),
     }

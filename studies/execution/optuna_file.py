@@ -6,7 +6,7 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.trial import canonical_json
@@ -74,30 +74,23 @@ def _trials(study: Study, plan: Sequence[Planned], records: Sequence[TrialRecord
         "arm": CategoricalDistribution(list(dict.fromkeys(cell.arm for cell in plan))),
         "seed": CategoricalDistribution(list(dict.fromkeys(cell.seed for cell in plan))),
     }
-    trials = []
-    for record in records:
-        failed = record.status == "failed"
-        trials.append(
-            create_trial(
-                state=TrialState.FAIL if failed else TrialState.COMPLETE,
-                value=None if failed else objective_value(study.objective, record.status, record.summary),
-                params={"arm": record.arm, "seed": record.seed},
-                distributions=space,
-                user_attrs={"arm": record.arm, "seed": record.seed, "config": record.config_digest},
-            )
+    return [
+        create_trial(
+            state=TrialState.FAIL if one.status == "failed" else TrialState.COMPLETE,
+            value=None if one.status == "failed" else objective_value(study.objective, one.status, one.summary),
+            params={"arm": one.arm, "seed": one.seed},
+            distributions=space,
+            user_attrs={"arm": one.arm, "seed": one.seed, "config": one.config_digest},
         )
-    return trials
+        for one in records
+    ]
 
 
 def _written(folder: StudyFolder) -> str | None:
     """The digest of the records that the file was written from; None where there is no file that can be read."""
-    if not folder.optuna_file.exists():
-        return None
-    try:
-        with closing(sqlite3.connect(f"{folder.optuna_file.as_uri()}?mode=ro", uri=True)) as database:
-            (text,) = database.execute(
-                "SELECT value_json FROM study_user_attributes WHERE key = ?", (WRITTEN,)
-            ).fetchone()
-            return str(json.loads(text))
-    except (sqlite3.Error, TypeError, ValueError):
-        return None
+    query = "SELECT value_json FROM study_user_attributes WHERE key = ?"
+    with suppress(sqlite3.Error, TypeError, ValueError):
+        uri = f"{folder.optuna_file.as_uri()}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True)) as database:
+            return str(json.loads(database.execute(query, (WRITTEN,)).fetchone()[0]))
+    return None

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import cast
 
 from pipeline.errors import Damaged
 from pipeline.run.dag import StagePlan
-from pipeline.run.layout import Layout, StageRef, Status, StudyFolder, TrialRecord
+from pipeline.run.layout import StageRef, Status, StudyFolder, TrialRecord, record_text, write_atomic
 from pipeline.run.outcome import TrialOutcome
 from studies.definition.design import Cell
+from studies.execution.started import Started
+
+NO_OUTCOME = TrialOutcome({}, "failed", None, 0, {}, {}, {})
 
 
 def sound_record(folder: StudyFolder, cell: Cell) -> TrialRecord | None:
@@ -35,48 +38,35 @@ def is_current(record: TrialRecord, stages: Sequence[StagePlan]) -> bool:
     }
 
 
-def record_of(
-    study: str,
-    profile: str,
-    cell: Cell,
-    layout: Layout,
-    environment: dict[str, str],
-    outcome: TrialOutcome | None,
-    reason: str | None = None,
-) -> TrialRecord:
-    """The record of a trial that has ended; without an outcome, of one that was given up for a `reason`.
+def write_record(run: Started, cell: Cell, outcome: TrialOutcome | None, reason: str | None = None) -> None:
+    """Write the record of a trial that has ended; without an outcome, of one that was given up for a `reason`.
 
     Its time is that of the last stage's end, so that a record that is written again has the same bytes.
     """
-    artifacts = list(outcome.artifacts.values()) if outcome else []
-    common: dict[str, Any] = {
-        "study": study,
-        "profile": profile,
-        "arm": cell.arm,
-        "seed": cell.seed,
-        "config": cell.config.model_dump(mode="json"),
-        "config_digest": cell.config.digest(),
-    }
-    if outcome is None:
-        now = datetime.now(UTC).isoformat(timespec="microseconds")
-        empty: dict[str, Any] = {"steps": 0, "stages": {}, "summary": {}, "cost": {}, "finished": now}
-        return TrialRecord(**common, **empty, status="failed", reason=reason, environment=environment)
-    return TrialRecord(
-        **common,
-        status=cast(Status, outcome.status),
-        reason=outcome.reason,
-        steps=outcome.steps,
+    ended = outcome or NO_OUTCOME
+    times = [one.finished for one in ended.artifacts.values()] or [datetime.now(UTC).isoformat(timespec="microseconds")]
+    record = TrialRecord(
+        study=run.study.name,
+        profile=run.profile,
+        arm=cell.arm,
+        seed=cell.seed,
+        config=cell.config.model_dump(mode="json"),
+        config_digest=cell.config.digest(),
+        status=cast(Status, ended.status),
+        reason=reason or ended.reason,
+        steps=ended.steps,
         stages={
             one.stage: StageRef(
                 key=one.key,
-                path=one.path.relative_to(layout.root).as_posix(),
+                path=one.path.relative_to(run.layout.root).as_posix(),
                 digest=one.digest,
                 finished=one.finished,
             )
-            for one in artifacts
+            for one in ended.artifacts.values()
         },
-        summary=dict(outcome.summary),
-        cost=dict(outcome.cost),
-        environment={**environment, **outcome.execution},
-        finished=artifacts[-1].finished or "",
+        summary=dict(ended.summary),
+        cost=dict(ended.cost),
+        environment={**run.module.environment(), **ended.execution},
+        finished=times[-1] or "",
     )
+    write_atomic(run.folder.trial_file(cell.arm, cell.seed), record_text(record))

@@ -18,7 +18,6 @@ from pipeline.config.rewards import READY, PartConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.data.text_episodes import text_episodes
 from pipeline.errors import UserError
-from pipeline.faults import disk_full, is_disk_full
 from pipeline.models.loading import device_of
 from pipeline.models.policy import Episodes
 from pipeline.models.pretrained_tokenizer import load_tokenizer
@@ -31,6 +30,7 @@ from pipeline.rewards.registry import ready
 from pipeline.run.layout import Layout
 from pipeline.stages.common import judge_of, reward_of
 from pipeline.stages.opponent_table import read_opponents
+from studies.execution.export import beside
 from studies.execution.recorded import artifact, find_trial, folder_of
 from studies.execution.scoring_sheet import Sheet, read_sheet
 
@@ -90,7 +90,8 @@ def score_file(
     columns: dict[str, list[float]] = {}
     for name, scorer in scorers.items():
         columns |= _scored(path, name, scorer, sheet, say)
-    _write(sheet, target, columns)
+    with beside(target) as file:
+        sheet.write(file, columns)
     return target
 
 
@@ -183,21 +184,6 @@ def _scored(path: Path, name: str, scorer: Scorer, sheet: Sheet, say: Callable[[
         left = (time.monotonic() - began) / done * (n - done)
         say(f"{name}: {done:,} of {n:,} rows" + (f", about {left:.0f} s left" if done < n else ""))
     return columns
-
-
-def _write(sheet: Sheet, target: Path, columns: dict[str, list[float]]) -> None:
-    """The file with its new columns, which appears in one step."""
-    beside = target.with_name(f".{target.name}.writing")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        sheet.write(beside, columns)
-        beside.rename(target)
-    except OSError as error:
-        if is_disk_full(error):
-            raise disk_full(error, target) from error
-        raise UserError(f"{target}: cannot be written: {error.strerror}") from None
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _no_tokens(n: int) -> Episodes:

@@ -70,8 +70,8 @@ class StatusFile:
         self, path: Path, label: str, shared: bool, tell: Callable[[], None] = lambda: None, lock: str = ""
     ) -> None:
         """`tell` is called after each write."""
-        self._path, self._tell = path, tell
-        self._written, self._stage_began = float("-inf"), time.monotonic()
+        self._path, self._tell, self._written = path, tell, 0.0
+        self._stage_began = time.monotonic()
         token = secrets.token_hex(8)
         self.status = Status(label, socket.gethostname(), os.getpid(), token, time.time(), lock, shared)
         self._write(takes_over=True)

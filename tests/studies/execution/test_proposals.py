@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from pipeline.run.layout import Layout, StudyFolder, TrialRecord, record_text, w
 from studies.definition.design import Cell
 from studies.definition.schema import Study
 from studies.definition.search import arm, load
-from studies.execution.search import Search, seed_of
+from studies.execution.search import Search
 from studies.execution.started import Started, given_up
 
 FAST = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -107,13 +108,15 @@ def alone(world: Callable[..., World]) -> list[dict[str, Any]]:
 
 
 @FAST
-@given(seed=st.integers(0, 2**32), hands=st.integers(1, 5))
-def test_who_ends_first_changes_nothing(
-    world: Callable[..., World], alone: list[dict[str, Any]], seed: int, hands: int
+@given(seed=st.integers(0, 2**32), hands=st.integers(1, 5), stops=st.lists(st.integers(0, 6), max_size=3))
+def test_who_ends_first_and_interruptions_change_nothing_and_lose_nothing(
+    world: Callable[..., World], alone: list[dict[str, Any]], seed: int, hands: int, stops: list[int]
 ) -> None:
-    other = world(f"w{seed}-{hands}")
-    other.run(random.Random(seed), hands=hands)
+    other, rng = world(f"w{seed}-{hands}-{'-'.join(map(str, stops))}"), random.Random(seed)
+    for stop in [*stops, 10**9]:
+        other.run(rng, stop, hands)
     assert other.trials() == alone
+    assert sorted(other.ran) == [arm(number) for number in range(14)], "each trial runs once"
 
 
 def test_every_hand_computes_the_same_proposals(world: Callable[..., World]) -> None:
@@ -127,19 +130,6 @@ def test_every_hand_computes_the_same_proposals(world: Callable[..., World]) -> 
     assert second.over
 
 
-@FAST
-@given(seed=st.integers(0, 2**32), stops=st.lists(st.integers(0, 6), max_size=3))
-def test_interruptions_change_nothing_and_lose_nothing(
-    world: Callable[..., World], alone: list[dict[str, Any]], seed: int, stops: list[int]
-) -> None:
-    other, rng = world(f"i{seed}-{'-'.join(map(str, stops))}"), random.Random(seed)
-    for stop in stops:
-        other.run(rng, stop)
-    other.run(rng)
-    assert other.trials() == alone
-    assert sorted(other.ran) == [arm(number) for number in range(14)], "each trial runs once"
-
-
 def test_a_proposal_waits_for_what_it_is_made_from(world: Callable[..., World]) -> None:
     one = world()
     search = one.search()
@@ -151,46 +141,33 @@ def test_a_proposal_waits_for_what_it_is_made_from(world: Callable[..., World]) 
     assert [cell.arm for cell in search.advance()] == ["search-002", "search-003", "search-004"]
 
 
-def test_more_trials_go_on_from_where_it_was(world: Callable[..., World], alone: list[dict[str, Any]]) -> None:
-    more = world(text=SEARCH.replace("trials: 14", "trials: 18"))
-    more.run()
-    assert more.trials()[:14] == alone
-    assert len(more.trials()) == 18
-
-
-def test_another_seed_is_another_search(world: Callable[..., World], alone: list[dict[str, Any]]) -> None:
-    other = world(text=SEARCH.replace("trials: 14", "trials: 14\n  seed: 1"))
-    other.run()
-    assert [one["overrides"] for one in other.trials()] != [one["overrides"] for one in alone]
-    assert len({seed_of(seed, number) for seed in range(10) for number in range(100)}) == 1000
-
-
-def test_the_sampler_learns(world: Callable[..., World]) -> None:
+def test_more_trials_go_on_from_where_it_was_and_the_sampler_learns(
+    world: Callable[..., World], alone: list[dict[str, Any]]
+) -> None:
     """After its random start it proposes what is feasible and good more often than chance does."""
     long = world(text=SEARCH.replace("trials: 14", "trials: 40"))
     long.run()
+    assert long.trials()[:14] == alone
     first, last = long.trials()[:8], long.trials()[-16:]
-    assert _mean(one["feasible"] for one in last) > _mean(one["feasible"] for one in first)
-    assert _mean(one["values"]["eval/win_rate"] for one in last) > _mean(
-        one["values"]["eval/win_rate"] for one in first
-    )
+    assert fmean(one["feasible"] for one in last) > fmean(one["feasible"] for one in first)
+    wins = [[one["values"]["eval/win_rate"] for one in part] for part in (first, last)]
+    assert fmean(wins[1]) > fmean(wins[0])
+    other = world("seed", text=SEARCH.replace("trials: 14", "trials: 14\n  seed: 1"))
+    other.run()
+    assert [one["overrides"] for one in other.trials()] != [one["overrides"] for one in alone]
 
 
+@pytest.mark.parametrize("status", ["diverged", "pruned"])
 def test_a_diverged_or_pruned_trial_stays_is_infeasible_and_steers_the_search(
-    world: Callable[..., World], alone: list[dict[str, Any]]
+    world: Callable[..., World], alone: list[dict[str, Any]], status: str
 ) -> None:
     best = max((one for one in alone[:6] if one["feasible"]), key=lambda one: one["values"]["eval/win_rate"])["number"]
-    for status in ("diverged", "pruned"):
-        other = world(status, text=SEARCH.replace("trials: 14", "trials: 30"), **{f"n{best}": status})
-        other.run()
-        one = other.trials()[best]
-        assert one == {**alone[best], "status": status, "feasible": False}
-        assert len(other.trials()) == 30
-        plain = world(f"plain {status}", text=SEARCH.replace("trials: 14", "trials: 30"))
-        plain.run()
-        changed = [a["overrides"] != b["overrides"] for a, b in zip(other.trials(), plain.trials(), strict=True)]
-        assert not any(changed[: best + 1])
-        assert any(changed)
+    other = world(status, **{f"n{best}": status})
+    other.run()
+    assert other.trials()[best] == {**alone[best], "status": status, "feasible": False}
+    changed = [a["overrides"] != b["overrides"] for a, b in zip(other.trials(), alone, strict=True)]
+    assert not any(changed[: best + 1])
+    assert any(changed)
 
 
 def test_a_failure_that_the_search_went_on_from_is_not_tried_again(world: Callable[..., World]) -> None:
@@ -219,8 +196,3 @@ def test_a_failure_on_which_nothing_was_built_is_tried_again(
     full_disk.broken = {}
     full_disk.run()
     assert full_disk.trials() == alone
-
-
-def _mean(values: Any) -> float:
-    listed = [float(value) for value in values]
-    return sum(listed) / len(listed)

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,19 +88,12 @@ def test_a_search_runs_its_trials_and_confirms_the_best_on_fresh_seeds(whole: Wh
     }
     assert result.study.arm_overrides()["confirm-1"] == best[0]["overrides"]
     assert {verdict.arm for verdict in result.verdicts} == {"baseline", "confirm-1", "confirm-2"}
+    records = layout.study("small", "tiny").records()
+    judged = {record.arm for record in records if of_record(whole.study, result.folder, record)}
+    assert judged == {"baseline", "confirm-1", "confirm-2"}, "no claim speaks of the search"
     assert "search: 14 trials, " in text
     assert "search-013: eval/win_rate" in text
     assert len(fake_trial.calls(layout)) == 14 + 6
-
-
-def test_again_nothing_runs_and_everything_is_as_before(whole: Whole) -> None:
-    study, layout = whole.study, whole.layout
-    before = layout.study(study.name, "tiny").search_file.read_text()
-    _, text = go(study, layout)
-    assert len(fake_trial.calls(layout)) == 14 + 6
-    assert layout.study(study.name, "tiny").search_file.read_text() == before
-    assert "already recorded: 14 of 14 trials of the search" in text
-    assert "already recorded: 6 of 6 trials of the confirmation" in text
 
 
 def test_hands_side_by_side_come_to_the_same_end(
@@ -113,37 +105,33 @@ def test_hands_side_by_side_come_to_the_same_end(
     assert "search-013: eval/win_rate" in text
 
 
-def test_a_lost_file_is_made_again_from_the_records(whole: Whole, tmp_path: Path) -> None:
+def test_again_nothing_runs_and_a_lost_file_is_made_again_from_the_records(whole: Whole, tmp_path: Path) -> None:
     study, layout = whole.study, Layout(tmp_path / "copy")
     shutil.copytree(whole.layout.root, layout.root)
     file = layout.study(study.name, "tiny").search_file
     before = file.read_text()
+    _, text = go(study, layout)
+    assert "already recorded: 14 of 14 trials of the search" in text
+    assert "already recorded: 6 of 6 trials of the confirmation" in text
+    assert file.read_text() == before
     file.unlink()
     go(study, layout)
     assert file.read_text() == before
-    assert len(fake_trial.calls(layout)) == 14 + 6
     file.write_text("{")
     with pytest.raises(Damaged, match=r"search\.json is damaged: it is not valid JSON"):
         load(study, layout.study(study.name, "tiny"))
     _, text = go(study, layout)
     assert "search.json is damaged" in text
     assert file.read_text() == before
+    assert len(fake_trial.calls(layout)) == 14 + 6
 
 
 def test_the_terminal_shows_the_knobs_of_what_was_confirmed(whole: Whole) -> None:
-    out = io.StringIO()
-    print_study(
-        Console(file=out, width=200), whole.result.study, whole.result.plan, whole.result.records, whole.content
-    )
-    (row,) = (line for line in out.getvalue().splitlines() if line.startswith("confirm-1") and "complete" not in line)
-    chosen = whole.content["confirmed"][0]
-    assert row.split() == [
-        "confirm-1",
-        str(chosen["number"]),
-        f"{chosen['overrides']['kl.beta']:.4g}",
-        f"{chosen['overrides']['algorithm.cliprange']:.4g}",
-    ]
-    assert "% [" not in out.getvalue(), "the page has the intervals"
+    out, (chosen, *_) = Console(file=io.StringIO(), width=200), whole.content["confirmed"]
+    print_study(out, whole.result.study, whole.result.plan, whole.result.records, whole.content)
+    shown = [line.split() for line in out.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    knobs = [f"{chosen['overrides'][key]:.4g}" for key in ("kl.beta", "algorithm.cliprange")]
+    assert ["confirm-1", str(chosen["number"]), *knobs] in shown
 
 
 def test_a_crash_is_tried_once_more_and_then_the_search_goes_on(
@@ -153,9 +141,8 @@ def test_a_crash_is_tried_once_more_and_then_the_search_goes_on(
     _, text = go(write_study(SEARCH), layout, crash={f"{betas[2]}/0": 9, f"{betas[1]}/0": 1})
     content = found(write_study(SEARCH), layout)
     assert [one["number"] for one in content["trials"] if one["status"] == "failed"] == [2]
-    assert [one["overrides"] for one in content["trials"]][:5] == [one["overrides"] for one in whole.content["trials"]][
-        :5
-    ]
+    proposed, undisturbed = ([one["overrides"] for one in every["trials"]][:5] for every in (content, whole.content))
+    assert proposed == undisturbed
     assert "search-001 seed 0: tried again" in text
     assert "search-002 seed 0: given up after 2 attempts" in text
 
@@ -222,89 +209,70 @@ def trials_of(points: list[tuple[int, int, bool]]) -> list[Tried]:
     ]
 
 
-@given(POINTS)
-def test_the_front_is_what_nothing_beats(points: list[tuple[int, int, bool]]) -> None:
-    front = set(pareto(trials_of(points), (WIN, KL)))
-    for n, (a, b, good) in enumerate(points):
-        beaten = any(c >= a and d <= b and (c, d) != (a, b) for c, d, other in points if other)
-        assert (n in front) == (good and not beaten)
-
-
 @given(POINTS, st.integers(1, 5))
-def test_what_is_confirmed_is_feasible_distinct_and_as_many_as_there_are(
+def test_the_front_is_what_nothing_beats_and_the_best_feasible_trials_are_confirmed(
     points: list[tuple[int, int, bool]], top: int
 ) -> None:
     trials = trials_of(points)
-    base = trials[0].overrides if trials else {}
+    front = set(pareto(trials, (WIN, KL)))
+    for n, (a, b, good) in enumerate(points):
+        beaten = any(c >= a and d <= b and (c, d) != (a, b) for c, d, other in points if other)
+        assert (n in front) == (good and not beaten)
+    able = [one for one in trials[1:] if one.feasible]  # trial 0 has the baseline's settings
     for aims in ((WIN,), (WIN, KL)):
-        chosen = choose(trials, aims, top, base)
-        able = [one for one in trials[1:] if one.feasible]
-        assert len(chosen) == min(top, len(able))
+        chosen = choose(trials, aims, top, trials[0].overrides if trials else {})
+        assert len({one.number for one in chosen}) == len(chosen) == min(top, len(able))
         assert all(one in able for one in chosen)
-        assert len({one.number for one in chosen}) == len(chosen)
-    best = choose(trials, (WIN,), top, base)
-    assert [one.values[WIN.metric] for one in best] == sorted((one.values[WIN.metric] for one in able), reverse=True)[
-        :top
-    ]
+        if aims == (WIN,):
+            best = sorted((one.values[WIN.metric] for one in able), reverse=True)[:top]
+            assert [one.values[WIN.metric] for one in chosen] == best
 
 
 @pytest.mark.parametrize(
-    ("status", "summary", "broken"),
+    ("status", "kl", "broken"),
     [
-        ("complete", {"eval/win_rate": 0.5, "eval/kl_per_token": 0.3}, 0.0),
-        ("budget", {"eval/win_rate": 0.5, "eval/kl_per_token": 0.3}, 0.0),
-        ("complete", {"eval/win_rate": 0.5, "eval/kl_per_token": 0.4}, pytest.approx(0.1)),
-        ("complete", {"eval/win_rate": 0.5}, math.inf),
-        ("complete", {"eval/win_rate": math.nan, "eval/kl_per_token": 0.1}, math.inf),
-        ("pruned", {"eval/win_rate": 0.5, "eval/kl_per_token": 0.1}, 1e3),
-        ("diverged", {"eval/win_rate": 0.5, "eval/kl_per_token": 0.1}, math.inf),
+        ("complete", 0.3, 0.0),
+        ("budget", 0.3, 0.0),
+        ("complete", 0.4, pytest.approx(0.1)),
+        ("complete", None, math.inf),
+        ("complete", math.nan, math.inf),
+        ("pruned", 0.1, 1e3),
+        ("diverged", 0.1, math.inf),
     ],
 )
 def test_what_makes_a_trial_infeasible(
-    write_study: Callable[..., Study], status: str, summary: Mapping[str, float], broken: float
+    write_study: Callable[..., Study], status: str, kl: float | None, broken: float
 ) -> None:
-    found = violations(write_study(SEARCH), status, summary)
-    assert max(0.0, *found.values()) == broken
+    summary = {"eval/win_rate": 0.5} | ({} if kl is None else {"eval/kl_per_token": kl})
+    assert max(0.0, *violations(write_study(SEARCH), status, summary).values()) == broken
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("seeds: [0]", "seeds: [0, 1]", "a search trains on one seed, 2 are given"),
-        ("seeds: [10, 11]", "seeds: [10, 0]", "search.confirm.seeds: 0 is the seed of the search"),
-        ("seeds: [10, 11]", "seeds: [10, 10]", "given more than once"),
-        ("kl.beta: {", "ppo.klcoef: {", r"search.space: unknown key 'ppo.klcoef'; did you mean 'kl.beta'\?"),
-        ("low: 0.005", "low: -1", "a logarithmic range begins above 0"),
-        ("low: 0.005", "low: 2", r"the range \[2, 1\] is empty"),
-        ("low: 0.005, ", "", "give low and high, or values"),
-        ("low: 0.005, high: 1.0, log: true", "low: 0.5, high: 1, int: true", "must be whole numbers"),
-        ("low: 0.005, high: 1.0, log: true", "low: 0.5, high: 1, values: [1, 2]", "not both"),
-        ("values: [0.1, 0.2, 0.3]", "values: [0.1]", "give at least two, each once"),
-        ("values: [0.1, 0.2, 0.3]", "values: [0.1, -1]", "algorithm.cliprange = -1"),
-        ("values: [0.1, 0.2, 0.3]", "values: [0.1, [2]]", "is no single value"),
-        ("max: 0.3", "max: 0.3, min: 0.1", "give max or min, one of them"),
-        (
-            "metric: eval/kl_per_token",
-            "metric: objective/kl",
-            r"search.constraints.0.metric 'objective/kl' is a series",
-        ),
-        ("metric: eval/kl_per_token", "metric: eval/kl_token", "did you mean 'eval/kl_per_token'"),
-        (
-            "trials: 14",
-            "trials: 14\n  objectives: [{metric: eval/gold}, {metric: eval/gold}]",
-            "a metric is named twice",
-        ),
-        ("trials: 14", "trials: 1", "confirm.top"),
-        ("seeds: [0]", "seeds: [0]\nbaseline: confirm-1", "with search it is the profile itself"),
-        ("seeds: [0]", "seeds: [0]\narms: {a: {}}", "both arms and search are given"),
-        (
-            "before_step: 32",
-            "before_step: 32, arms: [confirm-3]",
-            r"no arm is named 'confirm-3'; did you mean 'confirm-2'\?",
-        ),
-        ("kl.beta: {", "train.seed: {", "'train.seed' is set by the study's seeds"),
-    ],
-)
+FAULTS = [
+    ("seeds: [0]", "seeds: [0, 1]", "a search trains on one seed, 2 are given"),
+    ("seeds: [10, 11]", "seeds: [10, 0]", "search.confirm.seeds: 0 is the seed of the search"),
+    ("kl.beta: {", "ppo.klcoef: {", r"search.space: unknown key 'ppo.klcoef'; did you mean 'kl.beta'\?"),
+    ("low: 0.005", "low: -1", "a logarithmic range begins above 0"),
+    ("low: 0.005", "low: 2", r"the range \[2, 1\] is empty"),
+    ("low: 0.005, ", "", "give low and high, or values"),
+    ("low: 0.005, high: 1.0, log: true", "low: 0.5, high: 1, int: true", "must be whole numbers"),
+    ("values: [0.1, 0.2, 0.3]", "values: [0.1]", "give at least two, each once"),
+    ("values: [0.1, 0.2, 0.3]", "values: [0.1, -1]", "algorithm.cliprange = -1"),
+    ("max: 0.3", "max: 0.3, min: 0.1", "give max or min, one of them"),
+    ("metric: eval/kl_per_token", "metric: objective/kl", r"search.constraints.0.metric 'objective/kl' is a series"),
+    ("metric: eval/kl_per_token", "metric: eval/kl_token", "did you mean 'eval/kl_per_token'"),
+    ("trials: 14", "trials: 14\n  objectives: [{metric: eval/gold}, {metric: eval/gold}]", "a metric is named twice"),
+    ("trials: 14", "trials: 1", "confirm.top"),
+    ("seeds: [0]", "seeds: [0]\narms: {a: {}}", "both arms and search are given"),
+    (
+        "before_step: 32",
+        "before_step: 32, arms: [confirm-3]",
+        r"no arm is named 'confirm-3'; did you mean 'confirm-2'\?",
+    ),
+    ("kl.beta: {", "train.seed: {", "'train.seed' is set by the study's seeds"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), FAULTS)
 def test_faults_are_told(write_study: Callable[..., Study], old: str, new: str, message: str) -> None:
     assert old in SEARCH
     with pytest.raises(UserError, match=message):
@@ -314,53 +282,23 @@ def test_faults_are_told(write_study: Callable[..., Study], old: str, new: str, 
 def test_the_confirmation_sees_other_prompts_and_other_noise_than_the_search(whole: Whole) -> None:
     """Fresh training seeds alone would judge what was chosen by its luck on some prompts on these prompts again."""
     records = whole.layout.study("small", "tiny").records()
-    used = {bool(one.arm.startswith("search-")): one.config for one in records}
-    searched, confirmed = (TrialConfig.model_validate(used[kind]).evaluate for kind in (True, False))
-    assert confirmed.first_prompt == searched.first_prompt + searched.prompts
-    assert confirmed.seed != searched.seed
-    assert confirmed.prompts == searched.prompts
-    keys = {
-        kind: {one.stages["reference"].key for one in records if one.arm.startswith("search-") == kind}
-        for kind in (True, False)
-    }
-    assert [len(found) for found in keys.values()] == [1, 1], (
-        "one set of reference answers each, so that comparisons are paired"
-    )
-    assert keys[True] != keys[False]
+    searched, confirmed = ([one for one in records if one.arm.startswith("search-") == kind] for kind in (True, False))
+    first, second = (TrialConfig.model_validate(part[0].config).evaluate for part in (searched, confirmed))
+    assert (second.first_prompt, second.prompts) == (first.first_prompt + first.prompts, first.prompts)
+    assert second.seed != first.seed
+    keys = [{one.stages["reference"].key for one in part} for part in (searched, confirmed)]
+    assert [len(found) for found in keys] == [1, 1], "one set of reference answers each: comparisons are paired"
+    assert keys[0] != keys[1]
 
 
 def test_a_search_without_prompts_for_its_confirmation_does_not_start(
     write_study: Callable[..., Study], layout: Layout
 ) -> None:
-    study = write_study(SEARCH)
-    with pytest.raises(
-        UserError, match=r"search\.confirm: .* set data\.heldout_prompts to at least 1024 .* it is 1000\), or lower"
-    ):
-        run_study(
-            study,
-            layout,
-            None,
-            {**SMALL, "data.heldout_prompts": 1000},
-            executors.Inline,
-            1,
-            Console(file=io.StringIO()),
-        )
+    study, few = write_study(SEARCH), {**SMALL, "data.heldout_prompts": 1000}
+    hire, console = executors.Inline, Console(quiet=True)
+    with pytest.raises(UserError, match=r"search\.confirm: .* set data\.heldout_prompts to at least 1024"):
+        run_study(study, layout, None, few, hire, 1, console)
     assert not layout.root.exists()
-    assert cells(study, None, {**SMALL, "data.heldout_prompts": 1000, "evaluate.prompts": 500})
-
-
-def test_claims_speak_of_the_confirmation_and_not_of_the_search(whole: Whole) -> None:
-    folder = whole.layout.study("small", "tiny")
-    said = {record.arm: len(of_record(whole.study, folder, record)) for record in folder.records()}
-    assert {arm for arm, n in said.items() if n} == {"baseline", "confirm-1", "confirm-2"}
-    assert len(said) == 14 + 3
-
-
-def test_a_key_that_is_searched_cannot_be_set(write_study: Callable[..., Study]) -> None:
+    assert cells(study, None, {**few, "evaluate.prompts": 500})
     with pytest.raises(UserError, match=r"'kl\.beta' is what small varies"):
-        cells(write_study(SEARCH), None, {"kl.beta": 1})
-
-
-def test_search_json_is_plain_json(whole: Whole) -> None:
-    text = whole.layout.study("small", "tiny").search_file.read_text()
-    json.loads(text, parse_constant=lambda name: pytest.fail(name))
+        cells(study, None, {"kl.beta": 1})

@@ -24,6 +24,7 @@ print("still here")
 
 def test_a_status_tells_how_far_a_trial_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, written = tmp_path / "status" / "a.json", list[int]()
+    assert read_status(path) is None
     file = StatusFile(path, "weak seed 0", False, lambda: written.append(1))
     file.stage("sft", "building", "key")
     file.stage("sft", "built", "key")
@@ -46,12 +47,6 @@ def test_a_status_tells_how_far_a_trial_has_come(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(module, "write_atomic", full)
     file.end("failed", "a full disk keeps it from nothing")
-
-
-def test_no_status_is_none(tmp_path: Path) -> None:
-    assert read_status(tmp_path / "none.json") is None
-    (tmp_path / "half.json").write_text("{")
-    assert read_status(tmp_path / "half.json") is None
 
 
 def test_a_process_whose_trial_another_has_taken_over_ends(tmp_path: Path) -> None:
