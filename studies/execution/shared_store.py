@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock
+
 from pipeline.errors import UserError
 from pipeline.run.layout import StudyFolder
 from pipeline.run.locks import is_held, try_lock
@@ -32,8 +34,9 @@ def present(folder: StudyFolder) -> Iterator[None]:
     """Hold a lock in ``hands/`` that shows that this process is at work, and renew the time of its file meanwhile."""
     name, ended = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}", threading.Event()
     path = folder.path / "hands" / name
-    lock = try_lock(path)
-    assert lock is not None, "the name is new"
+    path.parent.mkdir(exist_ok=True)
+    lock = FileLock(path)
+    lock.acquire()
 
     def renew() -> None:
         while not ended.wait(RENEW_SECONDS):

@@ -81,13 +81,6 @@ def test_the_exported_tokenizer_is_the_one_of_training(smoke_layout: Layout, tmp
     torch.testing.assert_close(batch, torch.cat(alone), atol=1e-4, rtol=0)
 
 
-def test_an_exported_policy_is_a_base_that_is_trained_on(smoke_layout: Layout, tmp_path: Path) -> None:
-    recorded(smoke_layout)
-    target = export("demo/base/0", tmp_path / "policy", smoke_layout)
-    config = smoke(model__base=str(target), train__steps=4, sft__steps=2)
-    assert run_trial(config, Layout(tmp_path / "out"), Recorder()).steps == 4
-
-
 def test_the_card_has_the_figures_with_their_intervals_and_the_recipe(smoke_layout: Layout, tmp_path: Path) -> None:
     record = recorded(smoke_layout)
     card = (export("demo/base/0", tmp_path / "policy", smoke_layout) / "README.md").read_text()
@@ -101,26 +94,31 @@ def test_the_card_has_the_figures_with_their_intervals_and_the_recipe(smoke_layo
     assert str(smoke_layout.root) not in card
 
 
+def test_an_exported_policy_is_a_base_that_is_trained_on(smoke_layout: Layout, tmp_path: Path) -> None:
+    recorded(smoke_layout)
+    target = export("demo/base/0", tmp_path / "policy", smoke_layout)
+    config = smoke(model__base=str(target), train__steps=4, sft__steps=2)
+    assert run_trial(config, Layout(tmp_path / "out"), Recorder()).steps == 4
+
+
+CLASSIFIER = {"kind": "classifier", "label": "POSITIVE"}
+
+
 @pytest.mark.parametrize(
     ("judge", "name"),
     [
         ({"kind": "lexicon"}, "lexicon judge (VADER)"),
-        ({"kind": "fluent_lexicon"}, "lexicon judge (VADER) with a guard against text that no writer would write"),
         (
-            {"kind": "classifier", "model": "org/sst", "revision": "a" * 40, "label": "POSITIVE"},
+            {**CLASSIFIER, "model": "org/sst", "revision": "a" * 40},
             f"classifier judge (`org/sst` at revision {'a' * 40}, label POSITIVE)",
         ),
-        (
-            {"kind": "classifier", "model": "/home/me/sst", "label": "POSITIVE"},
-            "classifier judge (a local classifier, label POSITIVE)",
-        ),
+        ({**CLASSIFIER, "model": "/home/me/sst"}, "classifier judge (a local classifier, label POSITIVE)"),
     ],
 )
-def test_the_card_names_the_judge(judge: dict[str, Any], name: str) -> None:
+def test_the_card_names_the_judge_and_no_local_path(judge: dict[str, Any], name: str) -> None:
     from studies.execution.export import _judge
 
-    config = smoke()
-    assert _judge(config.model_copy(update={"judge": JudgeConfig.model_validate(judge)})) == name
+    assert _judge(smoke().model_copy(update={"judge": JudgeConfig.model_validate(judge)})) == name
 
 
 @pytest.mark.slow
@@ -133,21 +131,23 @@ def test_an_adapter_is_merged(smoke_layout: Layout, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("run", "words"),
     [
-        ("demo", "write it as STUDY/ARM/SEED"),
         ("demo/base/one", "write it as STUDY/ARM/SEED"),
         ("demos/base/0", "did you mean 'demo'"),
         ("demo/bose/0", r"did you mean 'base/0'\?; there are: base/0"),
-        ("demo/base/7", "there are: base/0"),
         ("demo/..%2f/0", "cannot be used"),
+        ("twice/base/0", "smoke, tiny; choose one with --profile"),
     ],
 )
 def test_a_run_that_is_not_there_is_told_with_what_is(
     smoke_layout: Layout, tmp_path: Path, run: str, words: str
 ) -> None:
     recorded(smoke_layout)
+    for profile in ("smoke", "tiny"):
+        recorded(smoke_layout, study="twice", profile=profile)
     with pytest.raises(UserError, match=words):
         export(run, tmp_path / "policy", smoke_layout)
     assert not list(tmp_path.iterdir())
+    assert export("twice/base/0", tmp_path / "policy", smoke_layout, "tiny").exists()
 
 
 def test_nothing_is_written_over(smoke_layout: Layout, tmp_path: Path) -> None:
@@ -158,11 +158,3 @@ def test_nothing_is_written_over(smoke_layout: Layout, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
     (tmp_path / "empty").mkdir()
     assert (export("demo/base/0", tmp_path / "empty", smoke_layout) / "model.safetensors").exists()
-
-
-def test_a_study_on_two_profiles_asks_which(smoke_layout: Layout, tmp_path: Path) -> None:
-    recorded(smoke_layout, study="twice")
-    recorded(smoke_layout, study="twice", profile="tiny")
-    with pytest.raises(UserError, match="smoke, tiny; choose one with --profile"):
-        export("twice/base/0", tmp_path / "policy", smoke_layout)
-    assert export("twice/base/0", tmp_path / "policy", smoke_layout, "tiny").exists()

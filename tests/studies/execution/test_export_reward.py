@@ -43,8 +43,7 @@ def by_transformers(folder: Path, texts: list[str], side: str = "right") -> torc
 
 @pytest.mark.parametrize("pad_is_end", [False, True])
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2", "llama"])
-def test_transformers_gives_the_scores_of_training(tmp_path: Path, kind: str, pad_is_end: bool) -> None:
-    layout = Layout(tmp_path / "out")
+def test_transformers_gives_the_scores_of_training(layout: Layout, tmp_path: Path, kind: str, pad_is_end: bool) -> None:
     recorded_reward(layout, kind=kind, pad_is_end=pad_is_end)
     folder = export_reward("made/base/0", tmp_path / "model", layout)
     ours = scorer_of("--reward", "made/base/0", layout, None, None, CPU).score(PROMPTS, REST)[""]
@@ -59,8 +58,7 @@ def test_transformers_gives_the_scores_of_training(tmp_path: Path, kind: str, pa
     assert load_tokenizer(folder).pad_token_id != 1
 
 
-def test_the_head_holds_the_scale_and_the_config_what_the_head_cannot(tmp_path: Path) -> None:
-    layout = Layout(tmp_path / "out")
+def test_the_head_holds_the_scale_and_the_config_what_the_head_cannot(layout: Layout, tmp_path: Path) -> None:
     recorded_reward(layout)
     folder = export_reward("made/base/0", tmp_path / "model", layout)
     config = json.loads((folder / "config.json").read_text())
@@ -75,8 +73,7 @@ def test_the_head_holds_the_scale_and_the_config_what_the_head_cannot(tmp_path: 
     assert not list(tmp_path.glob(".*"))
 
 
-def test_the_folder_is_a_reward_of_another_configuration(tmp_path: Path) -> None:
-    layout = Layout(tmp_path / "out")
+def test_the_folder_is_a_reward_of_another_configuration(layout: Layout, tmp_path: Path) -> None:
     recorded_reward(layout)
     folder = str(export_reward("made/base/0", tmp_path / "model", layout))
     config = load_config("smoke", {"reward.kind": "classifier", "reward.model": folder})
@@ -90,8 +87,7 @@ def test_the_folder_is_a_reward_of_another_configuration(tmp_path: Path) -> None
     assert torch.allclose(by_command, ours, atol=1e-5)
 
 
-def test_one_model_of_an_ensemble_is_exported_on_its_own_scale(tmp_path: Path) -> None:
-    layout = Layout(tmp_path / "out")
+def test_one_model_of_an_ensemble_is_exported_on_its_own_scale(layout: Layout, tmp_path: Path) -> None:
     record = recorded_reward(layout, members=3)
     with pytest.raises(UserError, match=r"--member \(not given\): its reward is an ensemble of 3 models.*use 1 to 3"):
         export_reward("made/base/0", tmp_path / "model", layout)
@@ -119,24 +115,18 @@ def noted(layout: Layout, change: dict[str, Any], **spec: str) -> None:
     note_reward(layout, record, {**meta, **change, "parts": parts})
 
 
-def test_the_card_of_a_score_against_opponents_promises_differences_alone(tmp_path: Path) -> None:
-    layout = Layout(tmp_path / "out")
-    noted(layout, {"against": "reference"})
+def test_the_card_tells_of_opponents_and_of_the_pairs_that_a_part_was_trained_on(
+    layout: Layout, tmp_path: Path
+) -> None:
+    noted(layout, {"against": "reference"}, preferences="judge:harmless")
     card = (export_reward("made/base/0", tmp_path / "model", layout) / "README.md").read_text()
     assert "differences between answers to one prompt are those of training" in card
     assert "whose mean is 0" not in card
-
-
-def test_the_card_names_the_pairs_that_the_part_was_trained_on(tmp_path: Path) -> None:
-    layout = Layout(tmp_path / "out")
-    noted(layout, {}, preferences="judge:harmless")
-    card = (export_reward("made/base/0", tmp_path / "model", layout) / "README.md").read_text()
     assert "| reward.preferences | judge:harmless |" in card
     assert "| reward.kind | learned |" in card
 
 
-def test_what_is_no_learned_reward_is_told(tmp_path: Path) -> None:
-    layout = Layout(tmp_path / "out")
+def test_what_is_no_learned_reward_is_told(layout: Layout, tmp_path: Path) -> None:
     recorded_reward(layout)
     with pytest.raises(UserError, match="--member 1: its reward is one model"):
         export_reward("made/base/0", tmp_path / "model", layout, member=1)
@@ -145,8 +135,3 @@ def test_what_is_no_learned_reward_is_told(tmp_path: Path) -> None:
     noted(layout, {}, kind="pairwise")
     with pytest.raises(UserError, match="it has no reward of kind learned but pairwise; only a model"):
         export_reward("made/base/0", tmp_path / "model", layout)
-    recorded_reward(layout)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "mine.txt").write_text("keep")
-    with pytest.raises(UserError, match="not empty"):
-        export_reward("made/base/0", tmp_path / "full", layout)

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import fake_trial
+import psutil
 import pytest
 from fake_trial import STUDY
 from filelock import FileLock
 from light_study import PYTHONPATH, SMALL, command, go, results, wait_for
 
-from pipeline.config.loading import load_config
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout
 from pipeline.run.locks import try_lock
 from pipeline.run.progress import Silent
 from pipeline.run.store import BuiltElsewhere, Store
-from studies.definition.schema import Study
+from pipeline.trial import run_trial
+from studies.definition.schema import Study, load_study
 from studies.execution.agenda import Agenda, Task
 from studies.execution.started import Started, alone, join, start
 
@@ -86,6 +90,8 @@ def test_hands_that_would_disagree_are_refused(
     words: str,
 ) -> None:
     run = run_of(write_study(), layout)
+    with pytest.raises(UserError, match=r"has not been started .* start it with: ablate study small"):
+        join(layout, "small", "tiny").__enter__()
     with start(run, print):
         before = run.folder.study_file.read_bytes()
         if "precision" in change:
@@ -105,12 +111,6 @@ def test_hands_that_would_disagree_are_refused(
         assert run.folder.study_file.read_bytes() == before
     with start(run_of(write_study(text), layout, **overrides), print):
         pass  # nobody is at work any more
-
-
-def test_a_study_that_was_not_started_has_no_work(layout: Layout) -> None:
-    never = pytest.raises(UserError, match=r"has not been started .* start it with: ablate study small")
-    with never, join(layout, "small", "tiny"):
-        pass
 
 
 def test_the_next_seed_is_prepared_while_trials_are_few(write_study: Callable[..., Study], layout: Layout) -> None:
@@ -180,47 +180,28 @@ def test_killing_any_process_at_any_moment_loses_nothing(
     for _ in range(4):
         time.sleep(rng.uniform(0.1, 2.0))
         victim = rng.choice(hands)
-        pids = [victim.pid, *_children(victim.pid)]
-        os.kill(rng.choice(pids), signal.SIGKILL)
+        with suppress(psutil.NoSuchProcess):
+            pids = [victim.pid, *(one.pid for one in psutil.Process(victim.pid).children(recursive=True))]
+            os.kill(rng.choice(pids), signal.SIGKILL)
     for process in hands:
         process.communicate(timeout=120)
     result, _ = go(study, layout, "processes")
     assert results(result, layout) == whole
 
 
-def _children(pid: int) -> list[int]:
-    """Processes below one, which may end meanwhile."""
-    listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    pairs = [tuple(map(int, line.split())) for line in listed.splitlines()]
-    below, found = {pid}, list[int]()
-    for _ in range(4):
-        more = [child for child, parent in pairs if parent in below and child not in found]
-        found += more
-        below |= set(more)
-    return [one for one in found if Path(f"/proc/{one}").exists()]
-
-
 def test_a_hand_that_is_asked_to_leave_lets_its_trial_write_a_checkpoint(
     write_study: Callable[..., Study], layout: Layout, tmp_path: Path, smoke_layout: Layout
 ) -> None:
     """A real trial: SIGUSR1, exit code 75, and the next hand goes on to the same bytes."""
-    import shutil
-    import sys
-
     source = tmp_path / "leaving.yaml"
-    source.write_text(
-        "question: q\nhypothesis: h\nrefuted_if: r\nprofile: smoke\nbaseline: base\nseeds: [0]\narms: {base: {}}\n"
-    )
-    study = source.stem
-    steps = {"train.steps": 640, "runtime.checkpoint_updates": 1000}
+    source.write_text(STUDY.replace("  strong: {kl.beta: 0.2}\n", "").replace("seeds: [0, 1]", "seeds: [0]"))
+    study, steps = load_study(source), {"train.steps": 640, "runtime.checkpoint_updates": 1000}
     for stage in ("prompts", "sft", "reward"):
         shutil.copytree(smoke_layout.store / stage, layout.store / stage)
-    from studies.definition.schema import load_study
-
-    run = Started(load_study(source), "smoke", steps, layout, layout.study(study, "smoke"))
+    run = Started(study, "smoke", steps, layout, layout.study(study.name, "smoke"))
     with start(run, print):
         pass
-    work = [sys.executable, "ablate.py", "work", study, "--profile", "smoke", "--out", str(layout.root)]
+    work = [sys.executable, "ablate.py", "work", study.name, "--profile", "smoke", "--out", str(layout.root)]
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
     hand = subprocess.Popen(work, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     wait_for(lambda: any(layout.root.glob("store/train/.partial/*/metrics.jsonl")), 240)
@@ -232,8 +213,5 @@ def test_a_hand_that_is_asked_to_leave_lets_its_trial_write_a_checkpoint(
     again = subprocess.run(work, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert again.returncode == 0, again.stdout + again.stderr
     (record,) = run.folder.records()
-    alone_layout = Layout(tmp_path / "alone")
-    from pipeline.trial import run_trial
-
-    outcome = run_trial(load_config("smoke", steps), alone_layout, Silent())
+    outcome = run_trial(run.cells()[0].config, Layout(tmp_path / "alone"), Silent())
     assert record.stages["train"].digest == outcome.artifacts["train"].digest

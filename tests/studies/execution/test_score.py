@@ -76,8 +76,7 @@ def test_every_format_comes_back_with_its_own_columns_and_the_scores(tmp_path: P
     assert sorted(file.name for file in tmp_path.iterdir()) == [path.name, target.name]
 
 
-def test_a_trained_reward_scores_a_text_whatever_is_beside_it(tmp_path: Path) -> None:
-    layout = Layout(tmp_path / "out")
+def test_a_trained_reward_scores_a_text_whatever_is_beside_it(layout: Layout, tmp_path: Path) -> None:
     recorded_reward(layout)
     many = [ROWS_OF_TEXTS[index % 3] for index in range(ROWS + 5)]
     told: list[str] = []
@@ -109,8 +108,7 @@ def test_a_trials_guarded_judge_scores_with_what_its_stage_made(tmp_path: Path) 
     assert found[1]["gold"] <= -2 < found[1]["reward"]
 
 
-def test_an_ensemble_adds_how_far_its_models_are_apart(tmp_path: Path) -> None:
-    layout = Layout(tmp_path / "out")
+def test_an_ensemble_adds_how_far_its_models_are_apart(layout: Layout, tmp_path: Path) -> None:
     recorded_reward(layout, members=3)
     rows = read(score(write(tmp_path / "a.jsonl", ROWS_OF_TEXTS), "made/base/0", layout=layout, judge="made/base/0"))
     assert list(rows[0]) == ["prompt", "completion", "id", "note", "reward", "reward/disagreement", "gold"]
@@ -135,7 +133,6 @@ def test_an_ensemble_adds_how_far_its_models_are_apart(tmp_path: Path) -> None:
             '{"prompt": "A", "completion": "b \\ud83d"}\n',
             "line 1: \\ud83d alone is no character but half of one",
         ),
-        ("a.jsonl", '{"prompt": "A", "completion": "b", "x": ["\\ude00"]}\n', "line 1: \\ude00 alone is no character"),
         ("a.jsonl", "[" * 100_000 + "\n", "line 1: nested too deeply"),
         ("a.jsonl", "\n", "it has no rows"),
         ("a.csv", 'prompt,completion\nA,b\n"C\nD",e\nF\n', "line 5: 1 fields, and the header has 2"),
@@ -159,27 +156,7 @@ def test_a_bad_file_is_told_by_its_line_and_nothing_is_written(
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
-def test_a_parquet_file_with_a_column_twice_is_told(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    columns = [pa.array([text]) for text in ("A", "b", "c")]
-    pq.write_table(pa.table(columns, names=["prompt", "completion", "completion"]), tmp_path / "a.parquet")
-    with pytest.raises(UserError, match=r"a\.parquet: 2 columns are called 'completion'"):
-        score(tmp_path / "a.parquet")
-
-
-def test_a_text_beyond_the_models_positions_is_told_by_its_line(tmp_path: Path) -> None:
-    layout = Layout(tmp_path / "out")
-    recorded_reward(layout)
-    path = write(tmp_path / "a.jsonl", [*ROWS_OF_TEXTS, {"prompt": "The", "completion": " plot" * 200}])
-    with pytest.raises(UserError, match=r"a\.jsonl, line 4: \d+ tokens, and the reward model reads 64"):
-        score(path, "made/base/0", layout=layout)
-    assert not (tmp_path / "a.scored.jsonl").exists()
-
-
-def test_a_reward_against_opponents_scores_prompts_that_have_some(tmp_path: Path) -> None:
-    layout = Layout(tmp_path / "out")
+def test_a_reward_against_opponents_scores_prompts_that_have_some(layout: Layout, tmp_path: Path) -> None:
     record = recorded_reward(layout, kind="gpt2")
     path = layout.root / record.stages["reward"].path
     alone = read(score(write(tmp_path / "a.jsonl", ROWS_OF_TEXTS), "made/base/0", layout=layout))
@@ -202,6 +179,15 @@ def test_a_reward_against_opponents_scores_prompts_that_have_some(tmp_path: Path
             score(path, "made/base/0", layout=layout)
 
 
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", ROWS_OF_TEXTS)
+    (tmp_path / "b.jsonl").write_text("mine")
+    with pytest.raises(UserError, match="is there already and is not overwritten; name another file with --to"):
+        score(path, to=tmp_path / "b.jsonl")
+    with pytest.raises(UserError, match=r"has the format of a\.jsonl; name a \.jsonl file"):
+        score(path, to=tmp_path / "b.csv")
+
+
 def test_a_score_that_is_not_finite_is_told_by_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pipeline.rewards.grammar import GrammarJudge
 
@@ -210,16 +196,6 @@ def test_a_score_that_is_not_finite_is_told_by_its_line(tmp_path: Path, monkeypa
     with pytest.raises(UserError, match=r"a\.jsonl, line 2: its reward is nan"):
         score(write(tmp_path / "a.jsonl", ROWS_OF_TEXTS))
     assert not (tmp_path / "a.scored.jsonl").exists()
-
-
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", ROWS_OF_TEXTS)
-    (tmp_path / "b.jsonl").write_text("mine")
-    with pytest.raises(UserError, match="is there already and is not overwritten; name another file with --to"):
-        score(path, to=tmp_path / "b.jsonl")
-    assert (tmp_path / "b.jsonl").read_text() == "mine"
-    with pytest.raises(UserError, match=r"has the format of a\.jsonl; name a \.jsonl file"):
-        score(path, to=tmp_path / "b.csv")
 
 
 @pytest.mark.parametrize(
@@ -231,16 +207,14 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         ("classifier", "or a folder with a sequence classifier"),
     ],
 )
-def test_a_reward_that_is_not_there_is_told_with_what_is(tmp_path: Path, name: str, message: str) -> None:
-    layout = Layout(tmp_path / "out")
+def test_a_reward_that_is_not_there_is_told_with_what_is(layout: Layout, name: str, message: str) -> None:
     recorded_reward(layout)
     with pytest.raises(UserError) as error:
         scorer_of("--reward", name, layout, None, None, torch.device("cpu"))
     assert message in str(error.value)
 
 
-def test_a_folder_with_a_classifier_scores_too_and_a_label_is_for_it_alone(tmp_path: Path) -> None:
-    layout = Layout(tmp_path / "out")
+def test_a_folder_with_a_classifier_scores_too_and_a_label_is_for_it_alone(layout: Layout, tmp_path: Path) -> None:
     recorded_reward(layout)
     folder = export_reward("made/base/0", tmp_path / "model", layout)
     path = write(tmp_path / "a.jsonl", ROWS_OF_TEXTS)
@@ -264,6 +238,3 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     done = ablate("score", str(path), "--reward", "grammar", "--to", str(tmp_path / "new" / "b.csv"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["reward: 3 of 3 rows", f"Scored: {tmp_path / 'new' / 'b.csv'}"]
-    again = ablate("score", str(path), "--reward", "grammar", "--to", str(tmp_path / "new" / "b.csv"))
-    assert (again.returncode, again.stdout) == (2, "")
-    assert again.stderr.count("\n") == 1
