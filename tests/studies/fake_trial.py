@@ -102,6 +102,7 @@ def pids(layout: Layout) -> set[int]:
 
 
 def control(layout: Layout, **values: Any) -> None:
+    layout.root.mkdir(parents=True, exist_ok=True)
     write_json(layout.root / "control.json", values)
 
 

@@ -46,7 +46,6 @@ def agenda_of(study: Study, layout: Layout) -> Agenda:
 def test_hands_share_a_study(write_study: Callable[..., Study], layout: Layout, tmp_path: Path) -> None:
     study, here = write_study(MANY), Layout(tmp_path / "here")
     whole = results(go(study, here)[0], here)
-    layout.root.mkdir(parents=True)
     fake_trial.control(layout, sleep=0.05)
     watcher = command("study", study.source, layout, tmp_path)
     wait_for(layout.study("small", "tiny").study_file.exists)
@@ -63,7 +62,6 @@ def test_hands_share_a_study(write_study: Callable[..., Study], layout: Layout, 
 def test_two_commands_on_one_study_share_the_work(
     write_study: Callable[..., Study], layout: Layout, tmp_path: Path
 ) -> None:
-    layout.root.mkdir(parents=True)
     fake_trial.control(layout, sleep=0.05)
     both = [command("study", write_study(MANY).source, layout, tmp_path) for _ in range(2)]
     for process in both:
@@ -172,7 +170,6 @@ def test_killing_any_process_at_any_moment_loses_nothing(
     """Three hands, of which one or its child is killed again and again."""
     rng, study, here = random.Random(seed), write_study(MANY), Layout(tmp_path / "here")
     whole = results(go(study, here)[0], here)
-    layout.root.mkdir(parents=True)
     fake_trial.control(layout, sleep=0.1)
     hands = [command("study", study.source, layout, tmp_path)]
     wait_for(layout.study("small", "tiny").study_file.exists)

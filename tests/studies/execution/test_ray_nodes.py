@@ -77,7 +77,6 @@ def test_the_results_have_the_bytes_of_processes(
 def test_a_trial_whose_node_is_killed_continues_on_another_one(
     cluster: RayNodes, write_study: Callable[..., Study], layout: Layout, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
-    layout.root.mkdir(parents=True)
     fake_trial.control(layout, gated=CELLS)
     victim = cluster.add(resources={"place": 1})
     options = tmp_path / "ray.yaml"
@@ -111,7 +110,6 @@ def _calls(layout: Layout) -> list[str]:
 def test_the_same_command_goes_on_after_it_was_killed(
     cluster: RayNodes, write_study: Callable[..., Study], layout: Layout, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
-    layout.root.mkdir(parents=True)
     fake_trial.control(layout, gated=CELLS)
     study = write_study(SHORT)
     driver = command("study", study.source, layout, tmp_path, 2, "ray")
@@ -126,7 +124,6 @@ def test_the_same_command_goes_on_after_it_was_killed(
 def test_a_users_mistake_comes_back_in_words(
     cluster: RayNodes, write_study: Callable[..., Study], layout: Layout, tmp_path: Path
 ) -> None:
-    layout.root.mkdir(parents=True)
     fake_trial.control(layout, user_error=[CELLS[0]])
     with pytest.raises(UserError, match=r"optimiser\.lr is too large for this network"):
         go(write_study(SHORT), layout, "ray")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,9 @@ import pytest
 import torch
 from helpers import Recorder, smoke, write_record
 from reward_record import TEXTS, note_reward, recorded_reward
+from typer.testing import CliRunner
 
+from ablate import app
 from pipeline.data.reviews import generate
 from pipeline.data.semantics import judge
 from pipeline.errors import UserError
@@ -26,7 +26,6 @@ from pipeline.trial import run_trial
 from studies.execution.export_reward import export_reward
 from studies.execution.score import ROWS, score_file, scorer_of
 
-ROOT = Path(__file__).parents[3]
 ROWS_OF_TEXTS: list[dict[str, Any]] = [
     {"prompt": text.split(" ")[0], "completion": text.removeprefix(text.split(" ")[0]), "id": index, "note": 'x, "y"'}
     for index, text in enumerate(TEXTS)
@@ -119,20 +118,12 @@ def test_an_ensemble_adds_how_far_its_models_are_apart(layout: Layout, tmp_path:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (
-            "a.jsonl",
-            '{"prompt": "A", "completion": "b"}\n\n{"prompt": "A"\n',
-            "jsonl: line 3, column 15",
-        ),
+        ("a.jsonl", '{"prompt": "A", "completion": "b"}\n\n{"prompt": "A"\n', "jsonl: line 3, column 15"),
         ("a.jsonl", '{"prompt": "A", "completion": "b"}\n["A", "b"]\n', "line 2 is list and no object"),
         ("a.jsonl", '{"prompt": "A", "completion": null}\n', "line 1: completion is null, not a text"),
         ("a.jsonl", '{"prompt": "A", "answer": "b"}\n', "line 1: no column 'completion'"),
         ("a.jsonl", '{"prompt": "", "completion": " "}\n', "line 1: prompt and completion are empty"),
-        (
-            "a.jsonl",
-            '{"prompt": "A", "completion": "b \\ud83d"}\n',
-            "line 1: \\ud83d alone is no character but half of one",
-        ),
+        ("a.jsonl", '{"prompt": "A", "completion": "b \\ud83d"}\n', "line 1: \\ud83d alone is no character"),
         ("a.jsonl", "[" * 100_000 + "\n", "line 1: nested too deeply"),
         ("a.jsonl", "\n", "it has no rows"),
         ("a.csv", 'prompt,completion\nA,b\n"C\nD",e\nF\n', "line 5: 1 fields, and the header has 2"),
@@ -227,14 +218,9 @@ def test_a_folder_with_a_classifier_scores_too_and_a_label_is_for_it_alone(layou
         score(path, to=tmp_path / "d.jsonl", label="GOOD")
 
 
-@pytest.mark.slow
 def test_from_the_command_line(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", ROWS_OF_TEXTS)
-
-    def ablate(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(ROOT / "ablate.py"), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
-
-    done = ablate("score", str(path), "--reward", "grammar", "--to", str(tmp_path / "new" / "b.csv"))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["reward: 3 of 3 rows", f"Scored: {tmp_path / 'new' / 'b.csv'}"]
+    target = tmp_path / "new" / "b.csv"
+    command = ["score", str(write(tmp_path / "a.csv", ROWS_OF_TEXTS)), "--reward", "grammar", "--to", str(target)]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert done.output.splitlines() == ["reward: 3 of 3 rows", f"Scored: {target}"]

@@ -65,7 +65,6 @@ def whole(write_study: Callable[..., Study], tmp_path: Path) -> dict[str, bytes]
 @pytest.fixture
 def meanwhile(layout: Layout, nodes: SlurmNodes) -> Iterator[Callable[[Callable[[], object]], None]]:
     """Does something as soon as both trials stand half-way, then lets them go on."""
-    layout.root.mkdir(parents=True)
     fake_trial.control(layout, gated=CELLS)
     faults, threads = list[BaseException](), list[threading.Thread]()
 
@@ -128,7 +127,6 @@ def test_jobs_go_on_without_the_command_and_the_next_one_watches_them(
     tmp_path: Path,
     how: signal.Signals,
 ) -> None:
-    layout.root.mkdir(parents=True)
     fake_trial.control(layout, gated=CELLS)
     study = write_study(STUDY)
     driver = command("study", study.source, layout, tmp_path, 2, "slurm")
@@ -142,62 +140,42 @@ def test_jobs_go_on_without_the_command_and_the_next_one_watches_them(
     assert sorted(fake_trial.calls(layout)) == CELLS
 
 
-def test_trials_go_on_while_the_controller_is_away(
+def controller_away(nodes: SlurmNodes, layout: Layout) -> None:
+    time.sleep(8)  # it writes down every few seconds what it knows
+    nodes.kill("slurmctld")
+    time.sleep(15)
+    (layout.root / "gate").touch()
+    time.sleep(5)
+    nodes.begin("slurmctld")
+
+
+def preemption(nodes: SlurmNodes, layout: Layout) -> None:
+    jobs = running(nodes)
+    wrap = ["--wrap=sleep 8", "--output=/dev/null", "--nodes=2", "--exclusive", "--partition=urgent"]
+    nodes.ask("sbatch", *wrap)
+    wait_for(lambda: {nodes.jobs()[number] for number in jobs} == {"PENDING"}, 180)
+
+
+def lost_node(nodes: SlurmNodes, layout: Layout) -> None:
+    nodes.lose("n1")
+    wait_for(lambda: len(fake_trial.calls(layout)) > len(CELLS), 180)
+
+
+@pytest.mark.parametrize("disturb", [controller_away, preemption, lost_node])
+def test_trials_go_on_whatever_happens_to_the_cluster(
     write_study: Callable[..., Study],
     layout: Layout,
     nodes: SlurmNodes,
     whole: dict[str, bytes],
     meanwhile: Callable[[Callable[[], object]], None],
+    disturb: Callable[[SlurmNodes, Layout], None],
 ) -> None:
-    def be_away() -> None:
-        time.sleep(8)  # it writes down every few seconds what it knows
-        nodes.kill("slurmctld")
-        time.sleep(15)
-        (layout.root / "gate").touch()
-        time.sleep(5)
-        nodes.begin("slurmctld")
-
-    meanwhile(be_away)
-    result, text = go(write_study(STUDY), layout, "slurm")
-    assert results(result, layout) == whole
-    assert "tried again" not in text
-
-
-def test_preempted_jobs_go_on(
-    write_study: Callable[..., Study],
-    layout: Layout,
-    nodes: SlurmNodes,
-    whole: dict[str, bytes],
-    meanwhile: Callable[[Callable[[], object]], None],
-) -> None:
-    def preempt() -> None:
-        jobs = running(nodes)
-        wrap = ["--wrap=sleep 8", "--output=/dev/null", "--nodes=2", "--exclusive", "--partition=urgent"]
-        nodes.ask("sbatch", *wrap)
-        wait_for(lambda: {nodes.jobs()[number] for number in jobs} == {"PENDING"}, 180)
-
-    meanwhile(preempt)
-    result, text = go(write_study(STUDY), layout, "slurm")
-    assert results(result, layout) == whole
-    assert "tried again" not in text
-
-
-def test_jobs_of_a_node_that_dies_go_on_elsewhere(
-    write_study: Callable[..., Study],
-    layout: Layout,
-    nodes: SlurmNodes,
-    whole: dict[str, bytes],
-    meanwhile: Callable[[Callable[[], object]], None],
-) -> None:
-    def lose_one() -> None:
-        nodes.lose("n1")
-        wait_for(lambda: len(fake_trial.calls(layout)) > len(CELLS), 180)
-
-    meanwhile(lose_one)
+    meanwhile(lambda: disturb(nodes, layout))
     try:
         result, text = go(write_study(STUDY), layout, "slurm")
     finally:
-        nodes.begin("n1")
+        if disturb is lost_node:
+            nodes.begin("n1")
     assert results(result, layout) == whole
     assert "tried again" not in text
 
@@ -229,8 +207,6 @@ def test_what_sbatch_refuses_is_an_error_of_the_user(
     asked = tmp_path / "cluster.yaml"
     asked.write_text("partition: mian\n")
     layout.root.mkdir(parents=True)
-    hire = executor("slurm", 1, asked)
+    hire, small = executor("slurm", 1, asked), {"train.steps": 64}
     with pytest.raises(UserError, match=r"sbatch refuses.*[iI]nvalid partition .*\(--cluster\)"):
-        run_study(
-            write_study(STUDY), layout, None, {"train.steps": 64}, hire, 1, Console(quiet=True), trials="fake_trial"
-        )
+        run_study(write_study(STUDY), layout, None, small, hire, 1, Console(quiet=True), trials="fake_trial")

@@ -52,8 +52,11 @@ def test_a_study_runs_once_and_is_then_all_cached(write_study: Callable[..., Stu
     built = [line.split()[0] for line in text.splitlines() if " built in " in line]
     assert built == ["prompts", "sft", "reward", "reference"]
     assert not list((layout.study("small", "tiny").path / "log").glob("*"))
-    if name == "processes":
-        assert len(fake_trial.pids(layout)) > 4  # each task has a process of its own
+    assert (len(fake_trial.pids(layout)) > 4) == (name == "processes")  # each task has a process of its own
+    content = json.loads(layout.study("small", "tiny").study_file.read_text())
+    assert Study.model_validate(content["study"]).arm_overrides() == write_study().arm_overrides()
+    assert (list(content["study"]["arms"]), content["overrides"]) == (["weak", "strong"], SMALL)
+    assert set(content["upstream"]) == {"prompts", "sft", "reward", "reference"}
     again, text = go(write_study(), layout, name)
     assert again.records == result.records
     assert len(fake_trial.calls(layout)) == 4
@@ -84,16 +87,6 @@ def test_a_stage_that_some_arms_need_is_built_once_for_them_and_never_for_others
     assert "(10 of 10 trials)" in shown
 
 
-def test_study_json_holds_what_was_run(write_study: Callable[..., Study], layout: Layout) -> None:
-    go(write_study(), layout)
-    content = json.loads(layout.study("small", "tiny").study_file.read_text())
-    assert Study.model_validate(content["study"]).arm_overrides() == write_study().arm_overrides()
-    assert list(content["study"]["arms"]) == ["weak", "strong"]
-    assert content["overrides"] == SMALL
-    assert set(content["upstream"]) == {"prompts", "sft", "reward", "reference"}
-    assert all((layout.root / stage["path"] / "manifest.json").exists() for stage in content["upstream"].values())
-
-
 def test_only_what_changed_or_was_lost_runs_again(write_study: Callable[..., Study], layout: Layout) -> None:
     go(write_study(), layout)
     text = Path(write_study().source).read_text().replace("weak: {kl.beta: 0.01}", "weak: {kl.beta: 0.02}")
@@ -111,32 +104,22 @@ def test_only_what_changed_or_was_lost_runs_again(write_study: Callable[..., Stu
     assert in_optuna(layout) == before
 
 
-@pytest.mark.parametrize("fault", ["kill", "crash"])
-def test_a_trial_whose_process_dies_is_tried_once_more(
-    write_study: Callable[..., Study], layout: Layout, fault: str
-) -> None:
-    layout.root.mkdir(parents=True)
-    fake_trial.control(layout, **{fault: {"0.2/0": 1}})
-    result, text = go(write_study(), layout, "processes")
-    assert [record.status for record in result.records] == ["complete"] * 4
-    assert fake_trial.calls(layout).count("0.2/0") == 2
-    assert ("killed by SIGKILL (often: out of memory)" if fault == "kill" else "RuntimeError: boom in 0.2/0") in text
-    assert "strong seed 0: tried again" in text
-
-
 @BOTH
-def test_a_trial_that_dies_twice_is_given_up_until_the_next_start(
+def test_a_trial_that_dies_is_tried_once_more_and_then_given_up_until_the_next_start(
     write_study: Callable[..., Study], layout: Layout, name: str
 ) -> None:
-    layout.root.mkdir(parents=True)
-    fake_trial.control(layout, crash={"0.2/0": 9})
+    killed = {"kill": {"0.2/1": 1}} if name == "processes" else {}
+    fake_trial.control(layout, crash={"0.01/1": 1, "0.2/0": 9}, **killed)
     result, text = go(write_study(), layout, name)
     failed = [record for record in result.records if record.status == "failed"]
     assert [(record.arm, record.seed) for record in failed] == [("strong", 0)]
     assert len(result.records) == 4
     assert failed[0].reason == "RuntimeError: boom in 0.2/0"
+    assert "weak seed 1: RuntimeError: boom in 0.01/1\nweak seed 1: tried again" in text
     assert "strong seed 0: given up after 2 attempts" in text
+    assert [fake_trial.calls(layout).count(cell) for cell in ("0.01/0", "0.01/1", "0.2/0")] == [1, 2, 2]
     if name == "processes":
+        assert "strong seed 1: killed by SIGKILL (often: out of memory)\nstrong seed 1: tried again" in text
         log = layout.study("small", "tiny").log_file("strong__seed0")
         assert str(log) in text
         assert log.read_text().count('raise RuntimeError(f"boom in {cell}")') == 2
@@ -149,14 +132,12 @@ def test_a_trial_that_dies_twice_is_given_up_until_the_next_start(
 
 @BOTH
 def test_a_users_mistake_stops_the_study(write_study: Callable[..., Study], layout: Layout, name: str) -> None:
-    layout.root.mkdir(parents=True)
     fake_trial.control(layout, user_error=["0.01/0"])
     with pytest.raises(UserError, match=r"weak seed 0: optimiser\.lr is too large"):
         go(write_study(), layout, name)
 
 
 def test_shared_stages_that_fail_twice_stop_the_study(write_study: Callable[..., Study], layout: Layout) -> None:
-    layout.root.mkdir(parents=True)
     fake_trial.control(layout, upstream_crash=True)
     with pytest.raises(Fault, match=r"shared stages of seed 0 failed: .*the reward model exploded; details: .*\.txt"):
         go(write_study(), layout, "processes")
@@ -167,7 +148,6 @@ def test_shared_stages_that_fail_twice_stop_the_study(write_study: Callable[...,
 def test_a_diverged_trial_counts_as_the_worst_and_verdicts_come_from_what_was_recorded(
     write_study: Callable[..., Study], layout: Layout
 ) -> None:
-    layout.root.mkdir(parents=True)
     fake_trial.control(layout, diverge=["0.01/1"])
     text = Path(write_study().source).read_text().replace("before_step: 32", "before_step: 60").replace("0.5", "0.4")
     result, shown = go(write_study(text), layout)
@@ -195,7 +175,6 @@ def test_a_record_of_other_artifacts_does_not_count(write_study: Callable[..., S
 def test_a_killed_command_takes_its_children_along_and_the_same_command_continues(
     write_study: Callable[..., Study], layout: Layout, tmp_path: Path, how: signal.Signals
 ) -> None:
-    layout.root.mkdir(parents=True)
     fake_trial.control(layout, hang=["0.01/1", "0.2/1"])
     process = command("study", write_study().source, layout, tmp_path, 2)
     folder = layout.study("small", "tiny")
@@ -238,7 +217,6 @@ def test_a_study_that_cannot_fit_is_refused_before_anything_is_written(
 def test_a_child_far_beyond_its_cap_is_killed_and_its_log_tells_where_it_stood(
     write_study: Callable[..., Study], layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layout.root.mkdir(parents=True)
     fake_trial.control(layout, hang=["0.01/0"])
     hanging = "weak seed 0"
     monkeypatch.setattr(hand, "_longest", lambda task: 2.0 if task.label == hanging else 1e3)
