@@ -81,6 +81,10 @@ class Agenda:
                 self.settled[cell.arm, cell.seed] = record
         return [cell for cell in self.plan if (cell.arm, cell.seed) not in self.settled]
 
+    def is_left(self) -> bool:
+        """Whether any trial of the study has not ended, or is not known yet."""
+        return bool(self.open()) or not self.plan
+
     def known(self) -> list[Cell]:
         """Trials whose configuration is known by now, also those that are settled."""
         self.open()

@@ -167,10 +167,6 @@ class Display:
                 row.told.add(one.key)
                 self.line(f"{label}: {one.sentence}", "yellow")
 
-    def cached(self, stage: str, key: str) -> None:
-        """A stage before the training that is there already."""
-        self.line(f"{stage:<9} cached ({key})", "dim")
-
     def table(self) -> RenderableType:
         """What the live display shows."""
         rows = list(self._rows.values())

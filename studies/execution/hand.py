@@ -55,7 +55,25 @@ class _Child:
     """When it is killed, since it is far beyond its wall-clock cap (`time.monotonic`)."""
 
 
-class Hand:
+class Hands:
+    """Those who work on a study for this command: in this process, its children, or jobs of a cluster."""
+
+    def step(self) -> bool:
+        """See to what has ended and start what can start. False when no trial of the study is left.
+
+        Raises `UserError` and `Fault` for what would stop every other trial as well.
+        """
+        raise NotImplementedError
+
+    def wait(self, seconds: float) -> None:
+        """Until there may be something to do, at most so long."""
+        time.sleep(seconds)
+
+    def close(self) -> None:
+        """End what cannot go on without this process."""
+
+
+class Hand(Hands):
     """Has at most `slots` children at once."""
 
     def __init__(self, run: Started, agenda: Agenda, slots: int, say: Say, *, share_gpus: bool = True) -> None:
@@ -83,10 +101,6 @@ class Hand:
         return bool(self._children)
 
     def step(self) -> bool:
-        """See to children that have ended, and start what can start. False when no trial of the study is left.
-
-        Raises `UserError` and `Fault` for what would stop every other trial as well.
-        """
         ended = [child for child in self._children if not child.process.is_alive()]
         for child in ended:
             self._children.remove(child)
@@ -99,14 +113,13 @@ class Hand:
                 if not self._begin(*taken):
                     break
             self._looked = time.monotonic()
-        return self.busy or bool(self._agenda.open()) or not self._agenda.plan
+        return self.busy or self._agenda.is_left()
 
     def wait(self, seconds: float) -> None:
-        """Until a child ends, at most so long."""
         if self._children:
             connection.wait([child.process.sentinel for child in self._children], timeout=seconds)
         else:
-            time.sleep(seconds)
+            super().wait(seconds)
 
     def close(self) -> None:
         """End all children: by SIGTERM, at last by SIGKILL."""
@@ -152,32 +165,20 @@ class Hand:
             child.lock.release()
 
 
-class Inline:
-    """A hand that runs each task in this process: for debuggers, and where processes cannot be started."""
-
-    busy = False
+class Inline(Hand):
+    """Runs each task in this process: for debuggers, and where processes cannot be started."""
 
     def __init__(self, run: Started, agenda: Agenda, say: Say, tell: Callable[[], None]) -> None:
         """`tell` is called whenever a trial has written its status."""
-        self._agenda, self._say, self._tell = agenda, say, tell
+        super().__init__(run, agenda, 1, say)
+        self._tell = tell
 
-    def step(self) -> bool:
-        """Run one task. False when no trial is left."""
-        if (taken := self._agenda.next()) is not None:
-            task, lock = taken
-            try:
-                settle(self._agenda, task, run_task(task, self._tell), self._say)
-            finally:
-                lock.release()
-        return bool(self._agenda.open()) or not self._agenda.plan
-
-    def wait(self, seconds: float) -> None:
-        """Other hands have what is left."""
-        if self._agenda.is_elsewhere():
-            time.sleep(seconds)
-
-    def close(self) -> None:
-        """Nothing runs between two tasks."""
+    def _begin(self, task: Task, lock: FileLock) -> bool:
+        try:
+            settle(self._agenda, task, run_task(task, self._tell), self._say)
+        finally:
+            lock.release()
+        return True
 
 
 def settle(agenda: Agenda, task: Task, code: int | None, say: Say) -> None:

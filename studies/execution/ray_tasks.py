@@ -4,7 +4,6 @@ command that started them, and the same command goes on from checkpoints."""
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from pipeline.resources.device import PRECISION, gpu_visible
 from pipeline.resources.machine import GIB
 from pipeline.run.layout import Layout
 from studies.execution.agenda import Agenda
-from studies.execution.hand import Say
+from studies.execution.hand import Hands, Say
 from studies.execution.program import python_path
 from studies.execution.started import Started
 
@@ -40,7 +39,7 @@ class RayOptions(Section):
     autoscaling: bool = Field(False, description="wait for a node that is large enough, where there is none")
 
 
-class Ray:
+class Ray(Hands):
     """Has at most `jobs` tasks on the cluster."""
 
     def __init__(self, run: Started, agenda: Agenda, jobs: int, options: RayOptions, say: Say) -> None:
@@ -70,16 +69,12 @@ class Ray:
             ended, self._tasks = self._ray.wait(self._tasks, num_returns=len(self._tasks), timeout=0)
             for task in ended:
                 self._see_to(task)
-        left = bool(self._agenda.open()) or not self._agenda.plan
+        left = self._agenda.is_left()
         if left and not self._tasks:
             if self._agenda.is_elsewhere():  # another command's hands have the rest
                 return True
             self._tasks = [self._begin()]
         return left
-
-    def wait(self, seconds: float) -> None:
-        """Tasks write records and statuses meanwhile."""
-        time.sleep(seconds)
 
     def close(self) -> None:
         """End the tasks."""

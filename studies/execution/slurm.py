@@ -24,7 +24,7 @@ from pipeline.models.cpu import HUGE_PAGES
 from pipeline.resources.device import gpu_visible
 from pipeline.run.leaving import LEFT
 from studies.execution.agenda import Agenda
-from studies.execution.hand import Say
+from studies.execution.hand import Hands, Say
 from studies.execution.program import HOME, python_path
 from studies.execution.started import Started
 
@@ -63,7 +63,7 @@ exit $code
 """
 
 
-class Slurm:
+class Slurm(Hands):
     """Has `jobs` jobs in the queue, and sees whether any is left."""
 
     def __init__(self, run: Started, agenda: Agenda, jobs: int, options: Mapping[str, str | None], say: Say) -> None:
@@ -77,7 +77,7 @@ class Slurm:
     def step(self) -> bool:
         """Submit what is missing, once, and look at the queue when it is time. Raises `UserError` where sbatch refuses,
         `Fault` when all jobs have ended and trials are left, `KeyboardInterrupt` when somebody has cancelled them."""
-        left = bool(self._agenda.open()) or not self._agenda.plan
+        left = self._agenda.is_left()
         if left and time.monotonic() - self._looked > LOOK_SECONDS:
             self._looked = time.monotonic()
             user = f"--user={os.getuid()}"
@@ -88,10 +88,6 @@ class Slurm:
                 self._say(f"SLURM does not answer: {said}; trials that run go on, and it is asked again", "yellow")
             self._complained = code != 0
         return left
-
-    def wait(self, seconds: float) -> None:
-        """Jobs write records and statuses meanwhile."""
-        time.sleep(seconds)
 
     def close(self) -> None:
         """Jobs go on without this command."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from filelock import FileLock
 from rich.console import Console
@@ -20,7 +20,7 @@ from studies.definition.schema import Study
 from studies.definition.testable import untestable
 from studies.execution.agenda import Agenda
 from studies.execution.display import Display
-from studies.execution.hand import Hand, Say
+from studies.execution.hand import Hand, Hands, Say
 from studies.execution.interim import Interim
 from studies.execution.optuna_file import write_optuna
 from studies.execution.records import current_records
@@ -31,19 +31,6 @@ from studies.tracking.sync import Synced, View, sync
 
 WAIT_SECONDS = 0.2
 """Between two looks at children and statuses."""
-
-
-class Hands(Protocol):
-    """Those who work on a study for this command: in this process, its children, or jobs of a cluster."""
-
-    def step(self) -> bool:
-        """See to what has ended and start what can start. False when no trial of the study is left."""
-
-    def wait(self, seconds: float) -> None:
-        """Until there may be something to do, at most so long."""
-
-    def close(self) -> None:
-        """End what cannot go on without this process."""
 
 
 Left = Literal["nothing", "some", "all"]
@@ -106,7 +93,7 @@ def run_study(
         tracking = Background(_sender(run, agenda), watch.running, warn)
         try:
             watch.begin()
-            if agenda.open() or not agenda.plan:
+            if agenda.is_left():
                 if caution := run.module.check_disk([cell.config for cell in agenda.open()], jobs, layout.root):
                     warn(caution)
                 _work(run, agenda, watch, display, tracking, hire)
@@ -156,9 +143,9 @@ def _work(run: Started, agenda: Agenda, watch: Watch, display: Display, tracking
     for execution in run.execution(missing):
         named = [value if key in ("device", "precision") else f"{key} {value}" for key, value in execution.items()]
         display.line(", ".join(named), "dim")
-    stages = {stage.key: stage for cell in missing for stage in shared_of(run.stages(cell)) if stage.cached}
-    for key, stage in stages.items():
-        display.cached(stage.stage, str(key))
+    cached = {stage.key: stage for cell in missing for stage in shared_of(run.stages(cell)) if stage.cached}
+    for key, stage in cached.items():
+        display.line(f"{stage.stage:<9} cached ({key})", "dim")
     hands = hire(run, agenda, display.line, watch.poll)
     tracking.begin()
     with display:
