@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
 
-from pipeline.run.dag import StagePlan
+from pipeline.run.dag import StagePlan, likeness
 from pipeline.run.layout import TrialRecord, write_atomic
 from pipeline.run.locks import is_held, try_lock
-from pipeline.run.lost import own_stages
 from pipeline.run.store import Store
+from pipeline.stages import STAGES
 from studies.definition.design import Cell, cells
 from studies.definition.schema import Study
 from studies.definition.search import confirmation
@@ -64,6 +65,7 @@ class Agenda:
         self.plan: list[Cell] = [] if self.search else run.cells()
         """The trials that are compared."""
         self.settled: dict[Key, TrialRecord] = {}
+        self._shared: dict[Key, str] = {}
         self._looked: dict[Key, int] = {}
         """Time of each record when it was last looked at."""
 
@@ -101,18 +103,19 @@ class Agenda:
         for cell in self.open():
             stages = self._run.stages(cell)
             first = next((stage for stage in stages if not stage.cached), stages[-1])
-            if self._is_taken(cell, first):
-                others.add(first.key or cell.label)
-            elif first.stage not in own_stages(stage.stage for stage in stages):
-                waiting = waiting or (cell, stages, first)
+            shared = self._shared_lock(cell, stages) if first in shared_of(stages) else ""
+            if self._is_taken(cell, first, shared):
+                others.add(shared or first.key or cell.label)
+            elif shared:
+                waiting = waiting or (cell, stages, shared)
             else:
                 ready.append(cell)
                 if len(ready) >= AHEAD * (len(others) + 1):
                     break
         if waiting is not None and len(ready) < AHEAD * (len(others) + 1):
-            cell, stages, first = waiting
-            if (lock := try_lock(self._run.folder.lock_file(str(first.key)))) is not None:
-                return Task(self._run, cell, shared_of(stages)[-1].stage, str(first.key)), lock
+            cell, stages, shared = waiting
+            if (lock := try_lock(self._run.folder.lock_file(shared))) is not None:
+                return Task(self._run, cell, shared_of(stages)[-1].stage, shared), lock
         for cell in ready:
             if (lock := try_lock(self._lock(cell))) is not None:
                 if self._record(cell) is None:  # else another hand has just finished it
@@ -153,14 +156,20 @@ class Agenda:
             self._looked[cell.arm, cell.seed] = written
         return None
 
-    def _is_taken(self, cell: Cell, first: StagePlan) -> bool:
+    def _is_taken(self, cell: Cell, first: StagePlan, shared: str) -> bool:
         """Whether a process works on a trial, or on the first stage that it lacks, be it for another study."""
-        key = str(first.key)
         return (
             is_held(self._lock(cell))
-            or (not first.cached and self._store.is_building(first.stage, key))
-            or is_held(self._run.folder.lock_file(key))
+            or (not first.cached and self._store.is_building(first.stage, str(first.key)))
+            or (bool(shared) and is_held(self._run.folder.lock_file(shared)))
         )
+
+    def _shared_lock(self, cell: Cell, stages: Sequence[StagePlan]) -> str:
+        """Name of the lock on all that a trial shares with others: the same before, between and after these stages."""
+        key = cell.arm, cell.seed
+        if key not in self._shared:
+            self._shared[key] = likeness(STAGES, cell.config)[shared_of(stages)[-1].stage]
+        return self._shared[key]
 
     def _lock(self, cell: Cell) -> Path:
         return self._run.folder.lock_file(self._run.folder.cell_name(cell.arm, cell.seed))

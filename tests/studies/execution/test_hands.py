@@ -117,6 +117,10 @@ def test_the_next_seed_is_prepared_while_trials_are_few(write_study: Callable[..
     first, second = agenda_of(write_study(MANY), layout), agenda_of(write_study(MANY), layout)
     one, lock = taken(first)
     assert (one.cell.seed, one.until) == (0, "reference")
+    fake_trial.run_trial(one.cell.config, layout, Silent(), until="sft")
+    other, other_lock = taken(second)  # between two stages of seed 0, which the first hand still has
+    assert (other.cell.seed, other.until) == (1, "reference")
+    other_lock.release()
     fake_trial.run_trial(one.cell.config, layout, Silent(), until=one.until)
     lock.release()
     two, second_lock = taken(second)  # two trials of seed 0 are ready for one hand
