@@ -61,7 +61,6 @@ ALLOWED = {
     ("pipeline/stages/launch.py", "importlib.import_module"): OWN_NAME,
     ("studies/console/plan.py", "importlib.import_module"): OWN_NAME,
     ("studies/execution/started.py", "importlib.import_module"): OWN_NAME,
-    ("studies/execution/child.py", "importlib.import_module"): OWN_NAME,
     **{
         ("pipeline/resources/device.py", what): "torch/version.py of the torch that is installed, without the rest"
         for what in ("importlib.util.spec_from_file_location", "importlib.util.module_from_spec", "exec_module")
