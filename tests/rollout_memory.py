@@ -25,6 +25,8 @@ from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Completions
 from pipeline.rewards.learned import LearnedReward, new_reward_model
 from pipeline.run.metrics_log import MetricsLog
+from pipeline.training.checkpoint import Files
+from pipeline.training.given import Networks, TrainingData
 from pipeline.training.judging import Scores
 from pipeline.training.trainer import Trainer
 
@@ -56,18 +58,15 @@ def trainer(episodes: int, folder: Path) -> Trainer:
         return Scores(points, points, [str(row) for row in rows], texts)
 
     path = folder / "metrics.jsonl"
+    queries = torch.randint(2, VOCAB, (256, PROMPT), generator=torch.Generator().manual_seed(0))
     return Trainer(
         config,
-        ActorCritic(policy.requires_grad_(True)),
-        reference,
+        Networks(ActorCritic(policy.requires_grad_(True)), reference),
+        TrainingData(queries, torch.ones_like(queries, dtype=torch.bool), {"eos_id": EOS, "pad_id": PAD}),
         score,
-        torch.randint(2, VOCAB, (256, PROMPT), generator=torch.Generator().manual_seed(0)),
-        torch.ones(256, PROMPT, dtype=torch.bool),
-        {"eos_id": EOS, "pad_id": PAD},
-        lambda offset: MetricsLog(path),
+        Files(lambda offset: MetricsLog(path), folder / "checkpoints"),
         Recorder(),
         Ledger(),
-        folder / "checkpoints",
     )
 
 

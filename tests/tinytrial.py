@@ -23,11 +23,13 @@ from pipeline.models.policy import ActorCritic, Episodes, response_mask
 from pipeline.models.quantization import quantize
 from pipeline.resources.ledger import Ledger
 from pipeline.run.metrics_log import MetricsLog, merged
+from pipeline.training.checkpoint import Files
+from pipeline.training.given import Networks, Outcome, TrainingData
 from pipeline.training.judging import Away, Scores
 from pipeline.training.reference_scores import ReferenceScores
 from pipeline.training.rounds import Round
 from pipeline.training.stored_pairs import StoredPairs
-from pipeline.training.trainer import Outcome, Trainer
+from pipeline.training.trainer import Trainer
 
 VOCAB, PAD, EOS = 31, 0, 1
 ROUNDING = 1e-5
@@ -135,21 +137,20 @@ def trainer(
     hold(beside, config.train.frozen_dtype)
     return Trainer(
         config,
-        actor_critic,
-        reference,
+        Networks(actor_critic, reference, Away(offload(beside), offload([])) if offload else None),
+        TrainingData(
+            queries,
+            mask,
+            {"eos_id": EOS, "pad_id": PAD},
+            samples(),
+            stored_pairs() if config.train.data == "pairs" else None,
+            CLOSES.get(config.kl.group),
+        ),
         score_in_two if config.floor.part else score,
-        queries,
-        mask,
-        {"eos_id": EOS, "pad_id": PAD},
-        lambda offset: MetricsLog.resume(path, offset) if offset else MetricsLog(path),
+        Files(lambda offset: MetricsLog.resume(path, offset) if offset else MetricsLog(path), folder / "checkpoints"),
         reporter or Recorder(),
         ledger,
-        folder / "checkpoints",
-        samples(),
-        stored_pairs() if config.train.data == "pairs" else None,
-        CLOSES.get(config.kl.group),
         part,
-        Away(offload(beside), offload([])) if offload else None,
     )
 
 

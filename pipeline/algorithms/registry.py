@@ -27,6 +27,6 @@ SURROGATES: dict[str, Surrogate] = {
     "clip": surrogates.clipped,
     "cispo": surrogates.capped,
     "none": surrogates.unbounded,
-    "kl_penalty": surrogates.unbounded,  # the penalty stands beside it: `pipeline.algorithms.terms.old_kl_penalty`
+    "kl_penalty": surrogates.unbounded,  # the penalty stands beside it: `pipeline.training.parts.old_kl`
     "trpo": surrogates.unbounded,  # the step is bounded, not the loss: `pipeline.training.natural_step`
 }

@@ -37,14 +37,6 @@ def kl_penalty(batch: Tokens, tokens: slice, new_logprobs: Tensor, kl_coef: floa
     return kl_coef * kl_loss(new_logprobs, batch.ref_logprobs[tokens], batch.logprobs[tokens], kl.loss_estimator)
 
 
-def old_kl_penalty(batch: Tokens, tokens: slice, new_logprobs: Tensor, coef: float | None) -> Tensor | None:
-    """`coef` times KL(old || new) of some tokens, (n,), old being the policy that sampled; None without `coef`.
-
-    k3 on its samples, ratio - 1 - log ratio, is without bias and never negative; its gradient is (ratio - 1) ∇log π.
-    """
-    return None if coef is None else coef * k3(batch.logprobs[tokens] - new_logprobs)
-
-
 def step_metrics(batch: Tokens, new_logprobs: Tensor) -> dict[str, Tensor]:
     """How far the policy has moved from the one that sampled, and from the reference; (N,) each."""
     log_ratio = new_logprobs - batch.logprobs

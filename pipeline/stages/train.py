@@ -43,11 +43,12 @@ from pipeline.stages.pausing import KEPT, ended
 from pipeline.stages.rounds import carried_on, has_ended
 from pipeline.stages.scored_samples import read_scores
 from pipeline.stages.train_round import described, leave, round_of
-from pipeline.training.checkpoint import checkpoints
+from pipeline.training.checkpoint import Files, checkpoints
+from pipeline.training.given import Networks, Outcome, TrainingData
 from pipeline.training.judging import Away, Scores
 from pipeline.training.reference_scores import ReferenceScores
 from pipeline.training.stored_pairs import StoredPairs
-from pipeline.training.trainer import Outcome, Trainer
+from pipeline.training.trainer import Trainer
 
 
 def train(
@@ -150,23 +151,21 @@ def one_process(
     hold([*beside, *proxy.networks], cfg.train.frozen_dtype)
     judges = [network for one in (gold, *further.values()) for network in one.networks]
     meter([*actor.networks, *beside, *proxy.networks, *judges], ledger.work)
+    samples = None
+    if values is not None and cfg.algorithm.needs_values:
+        samples = _samples(values, prompts, len(data.texts))
+    closes = closing_tokens(data.tokenizer, cfg.kl.group, int(actor.lm.config.vocab_size))
+    pairs = _pairs(reward, data) if cfg.train.data == "pairs" else None
+    away = Away(Offload(beside, device), Offload(proxy.networks, device)) if _offloads(cfg) else None
     trainer = Trainer(
         cfg,
-        actor,
-        reference,
+        Networks(actor, reference, away),
+        TrainingData(data.ids, data.mask, data.token_ids, samples, pairs, closes),
         score,
-        data.ids,
-        data.mask,
-        data.token_ids,
-        lambda offset: MetricsLog.resume(metrics, offset) if offset else MetricsLog(metrics),
+        Files(lambda offset: MetricsLog.resume(metrics, offset) if offset else MetricsLog(metrics), out / KEPT),
         reporter,
         ledger,
-        out / KEPT,
-        _samples(values, prompts, len(data.texts)) if values is not None and cfg.algorithm.needs_values else None,
-        _pairs(reward, data) if cfg.train.data == "pairs" else None,
-        closing_tokens(data.tokenizer, cfg.kl.group, int(actor.lm.config.vocab_size)),
         part,
-        Away(Offload(beside, device), Offload(proxy.networks, device)) if _offloads(cfg) else None,
     )
     outcome = trainer.run()
     if trainer.ranks.main:

@@ -20,8 +20,9 @@ from pipeline.resources.ledger import Ledger, added
 from pipeline.run.layout import write_json
 from pipeline.run.store import Artifact
 from pipeline.stages.rounds import SPENT, name_of, number_of
+from pipeline.training.given import Outcome
 from pipeline.training.rounds import Round, load_state, save_state
-from pipeline.training.trainer import Outcome, Trainer
+from pipeline.training.trainer import Trainer
 
 
 def round_of(
@@ -39,7 +40,7 @@ def round_of(
 def leave(out: Path, trainer: Trainer, outcome: Outcome) -> None:
     """Write what the next round begins with, where there will be one."""
     if outcome.status == "complete" and trainer.part.number < trainer.part.count:
-        save_state(out, trainer.state())
+        save_state(out, trainer.left())
         write_json(out / SPENT, trainer.ledger.state())
 
 

@@ -1,14 +1,23 @@
-"""Checkpoints of a whole trial: atomic, two kept, a damaged one falls back to the one before."""
+"""Checkpoints of a whole trial: atomic, two kept, a damaged one falls back to the one before; and going on from
+them."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 import torch
+
+from pipeline.config.runtime import RuntimeConfig
+from pipeline.run.progress import RESUMED
+from pipeline.training.processes import NullLog, Ranks
+from pipeline.training.rounds import Round
+from pipeline.training.state import Place, TrainingState
 
 KEPT = 2
 DIGITS = 16
@@ -75,3 +84,99 @@ def load_latest(folder: Path, warn: Callable[[str], None]) -> dict[str, Any] | N
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]
+
+
+class Log(Protocol):
+    """Where metrics go; `offset` is a place to come back to."""
+
+    offset: int
+
+    def append(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def flush(self, *, durable: bool = True) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Watch(Protocol):
+    """Who is told of progress."""
+
+    def progress(self, stage: str, done: int, total: int, note: str = "") -> None: ...
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def warn(self, message: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Files:
+    """What a trial writes while it runs."""
+
+    open_log: Callable[[int], Log]
+    """Opens the metrics file at an offset and cuts off what stood behind it; 0 is a fresh file."""
+    checkpoints: Path
+
+
+class Checkpoints:
+    """Those of a running trial, and its metrics file, which they refer to."""
+
+    def __init__(self, files: Files, state: TrainingState, ranks: Ranks, watch: Watch, part: Round) -> None:
+        self._files, self._state, self._ranks, self._watch, self._part = files, state, ranks, watch, part
+        self.log: Log = NullLog()
+        self.saved = Place()
+        """Where the newest one was written."""
+
+    def due(self, knobs: RuntimeConfig) -> bool:
+        """Whether it is time for one: enough updates after the last one, and not too large a share of the time."""
+        ledger, share = self._state.ledger, knobs.checkpoint_share
+        rare = share is None or ledger.checkpoint_s <= share * (ledger.wall_s - self.saved.wall_s)
+        return rare and self._state.update - self.saved.update >= knobs.checkpoint_updates
+
+    def save(self) -> None:
+        """Save the trial as it stood before the update at hand. Its rollout has been healthy, so the weights are good
+        ones."""
+        state = self._state
+        if self._ranks.main:
+            with state.ledger.timed("checkpoint"):
+                self.log.flush()
+                content = state.content(self.log.offset)
+                state.ledger.wrote_checkpoint(save(self._files.checkpoints, state.update, content))
+        self.saved = state.place
+
+    def newest(self) -> dict[str, Any] | None:
+        """The content of the newest one that is sound."""
+        return load_latest(self._files.checkpoints, self._watch.warn)
+
+    def resume(self) -> None:
+        """Go on from the newest one that is sound. The main process looks first, and repairs; the others find what it
+        left."""
+        if self._ranks.main:
+            self._open()
+        self._ranks.wait()
+        if not self._ranks.main:
+            content = self.newest()
+            assert content is not None
+            self._load(content)
+
+    def _open(self) -> None:
+        content, state = self.newest(), self._state
+        if content is not None:
+            try:
+                self.log = self._files.open_log(content["offset"])
+            except (ValueError, FileNotFoundError) as error:
+                self._watch.warn(f"the metrics do not fit the checkpoint ({error}); starting over")
+                shutil.rmtree(self._files.checkpoints)
+                content = None
+        if content is not None:
+            self._load(content)
+            self._watch.progress("train", state.planned, state.cfg.train.steps, RESUMED)
+            return
+        begun = self._part.begin() if self._part.begin else None  # where the round before ended
+        self.log = self._files.open_log(begun["offset"] if begun else 0)
+        if begun:
+            self._load(begun)
+        self.save()
+
+    def _load(self, content: Mapping[str, Any]) -> None:
+        self._state.load(content)
+        self.saved = self._state.place

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pipeline.algorithms.mathematics.controllers import EntropyController, LrGuard, OldKlController
 from pipeline.config.trial import TrialConfig
 from pipeline.models.policy import ActorCritic
 from pipeline.models.precision import GradientSteps, Precision
 from pipeline.resources.out_of_memory import Room
+from pipeline.training.part import Parts
 from pipeline.training.processes import Ranks
 
 
@@ -24,9 +24,7 @@ class Learner:
     ranks: Ranks
     """The processes that share the work."""
     cfg: TrialConfig
-    guard: LrGuard
-    old_kl: OldKlController
-    entropy: EntropyController
+    parts: Parts
     micro_batch: Room
     """Episodes in memory at once; changes nothing."""
     checkpointing: bool = False

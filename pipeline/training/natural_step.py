@@ -20,6 +20,7 @@ from pipeline.algorithms.mathematics.natural_gradient import (
     line_search,
     step_length,
 )
+from pipeline.algorithms.terms import Tokens
 from pipeline.models.fisher import fisher_product, flat, shaped_as, standing_in, trained
 from pipeline.models.lm_head import chunks
 from pipeline.models.policy import gather, log_probs, response_hidden
@@ -28,10 +29,11 @@ from pipeline.models.shelves import Shelf
 from pipeline.training.health import check_finite
 from pipeline.training.learner import Learner
 from pipeline.training.lesson import Lesson, tokens_of
+from pipeline.training.part import Parts
 from pipeline.training.penalty import Penalty, penalty_of
 from pipeline.training.selfcheck import OFF_POLICY, check_first_step
 from pipeline.training.surrogate_loss import SurrogateLoss, summed
-from pipeline.training.update import MiniBatch, OnStep, accumulate, mini_batches, surrogate_loss
+from pipeline.training.update import MiniBatch, OnStep, accumulate, mini_batches, surrogate_loss, token_losses
 from pipeline.training.whole_rollout import token_means
 
 
@@ -182,7 +184,7 @@ def gain_and_kl(rollout: Lesson, rows: Tensor | Shelf, learner: Learner, weights
             with standing_in(lm, weights):
                 log_new = log_probs(lm, new_hidden[part], temperature)
             before, after = (
-                objective(surrogate, penalty, part, gather(log_pi, labels[part]), log_pi, learner.entropy.coef)
+                objective(surrogate, penalty, batch, learner.parts, part, gather(log_pi, labels[part]), log_pi)
                 for log_pi in (log_old, log_new)
             )
             gain += (after - before).sum()
@@ -193,17 +195,18 @@ def gain_and_kl(rollout: Lesson, rows: Tensor | Shelf, learner: Learner, weights
 def objective(
     surrogate: SurrogateLoss,
     penalty: Penalty | None,
+    batch: Tokens,
+    parts: Parts,
     part: slice,
-    new_logprobs: Tensor,
+    logprobs: Tensor,
     log_pi: Tensor,
-    ent_coef: float,
 ) -> Tensor:
     """What the step is to raise, token by token, (n,): the policy's loss with all its terms, negated; log_pi (n, V)."""
-    total = -surrogate.loss(part, new_logprobs)
+    total = -surrogate.loss(part, logprobs)
     if penalty is not None:
-        total = total - surrogate.weighted(part, penalty.loss(part, new_logprobs))
-    if ent_coef:
-        total = total + ent_coef * surrogate.weighted(part, entropy(log_pi))
+        total = total - surrogate.weighted(part, penalty.loss(part, logprobs))
+    for term in parts.losses(token_losses(surrogate, batch, part, logprobs, lambda: entropy(log_pi))):
+        total = total - term
     return total
 
 

@@ -28,3 +28,14 @@ class ReferenceScores:
         used = slice(cfg.algorithm.v_star_samples)
         final = final_scores(self.proxy[:, used], self.lengths[:, used], self.ended[:, used], cfg.train)
         return v_star(final, cfg.algorithm.v_star_beta)
+
+
+def v_star_of(samples: ReferenceScores | None, cfg: TrialConfig, prompts: int) -> Tensor | None:
+    """V* of every training prompt, (n,) float64; None where the advantage needs none. Raises `ValueError` for samples
+    that are not those of the prompts."""
+    if not cfg.algorithm.needs_values:
+        return None
+    found = 0 if samples is None else len(samples.proxy)
+    if samples is None or found != prompts:
+        raise ValueError(f"advantage '{cfg.algorithm.advantage}': scored samples of {found} of {prompts} prompts")
+    return samples.v_star(cfg)

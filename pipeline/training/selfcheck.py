@@ -13,10 +13,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from pipeline.config.train import TrainConfig
 from pipeline.models.anatomy import trunk
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import ActorCritic, Episodes, gather, log_probs, positions
-from pipeline.training.health import NOISE
+from pipeline.models.precision import NAMES, TOLERANCE
+from pipeline.training.health import NOISE, Diverged
 from pipeline.training.rollout import Rollout
 
 PAD_COLUMNS = 3
@@ -61,6 +63,12 @@ def check_rollout(
     check_padding(rollout.episodes.take(slice(0, EPISODES)), actor, temperature, tolerance)
 
 
+def check_start(rollout: Rollout, actor: ActorCritic, train: TrainConfig, tolerance: float) -> str | None:
+    """`check_rollout` with the tolerance of the reference's precision; a warning where its rounding shows."""
+    check_rollout(rollout, actor, train.temperature, tolerance, TOLERANCE[NAMES[train.frozen_dtype]])
+    return rounding_shown(rollout.metrics["objective/kl_exact_per_token"], train.frozen_dtype)
+
+
 def rounding_shown(drift: float, held: str) -> str | None:
     """A warning where the reference, held in half precision, differs from the policy before any step by more than
     `SHOWN`; `drift` is their exact KL, nats per token."""
@@ -85,6 +93,19 @@ def check_padding(episodes: Episodes, actor: ActorCritic, temperature: float, to
             f"{PAD_COLUMNS} columns of padding move a log-probability by {float(apart):.3g} nats: the network ignores"
             " its attention mask or its position ids, so what it samples would depend on the batch around it"
         )
+
+
+@torch.no_grad()
+def check_end(queries: Tensor, mask: Tensor, actor: ActorCritic, temperature: float) -> None:
+    """The last step of a trial is followed by no rollout that could tell whether it broke the network; queries and mask
+    (B, P). Raises `Diverged`."""
+    some = slice(0, EPISODES)
+    queries, mask = queries[some], mask[some]
+    # Any token will do as a response.
+    episodes = Episodes(torch.cat([queries, queries[:, -1:]], dim=1), mask, mask[:, -1:], mask[:, -1])
+    log_pi, values = actor(episodes, temperature)
+    if not all(bool(torch.isfinite(said).all()) for said in (log_pi, values) if said is not None):
+        raise Diverged("not finite: the policy after its last step")
 
 
 def check_first_step(metrics: Mapping[str, float], off_policy: float, tolerance: float) -> None:

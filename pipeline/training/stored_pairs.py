@@ -12,6 +12,7 @@ from pipeline.models.policy import Episodes, response_hidden, to_grid
 from pipeline.models.seeding import permutation
 from pipeline.training.judging import Measured, RolloutContext
 from pipeline.training.lesson import Lesson
+from pipeline.training.rollout import Rollout
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,16 @@ def _reference_logprobs(context: RolloutContext, episodes: Episodes) -> Tensor:
     with context.measuring():
         episodes.by_length(context.room, fill)
     return grid
+
+
+def lesson_of(rollout: Rollout, pairs: StoredPairs | None, context: RolloutContext, update: int) -> Lesson:
+    """What the steps of an update learn from: the rollout, or stored pairs where the trial is configured to. Raises
+    `ValueError` where these are missing."""
+    if context.cfg.train.data == "rollouts":
+        return rollout
+    if pairs is None:
+        raise ValueError("train.data 'pairs' needs stored pairs")
+    return pairs.lesson(context, update, rollout.kl_coef)
 
 
 def in_turn(n: int, size: int, update: int, seed: int, label: str) -> Tensor:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from pipeline.algorithms.aggregation import response_weights
-from pipeline.algorithms.mathematics.controllers import hinge, lr_schedule, out_of_reach
+from pipeline.algorithms.mathematics.controllers import lr_schedule
 from pipeline.algorithms.mathematics.losses import value_loss
 from pipeline.algorithms.registry import SURROGATES
-from pipeline.algorithms.terms import Tokens, old_kl_penalty, step_metrics
+from pipeline.algorithms.terms import Tokens, step_metrics
 from pipeline.config.trial import TrialConfig
 from pipeline.models.lm_head import head_backward, head_logprobs
 from pipeline.models.recompute import recomputing
@@ -24,6 +25,7 @@ from pipeline.training.health import check_finite
 from pipeline.training.learner import Learner
 from pipeline.training.lesson import Lesson, tokens_of
 from pipeline.training.pair_loss import PairSlopes, of_pairs, pair_slopes
+from pipeline.training.part import Step, TokenLosses
 from pipeline.training.penalty import penalty_of
 from pipeline.training.selfcheck import OFF_POLICY, check_first_step
 from pipeline.training.surrogate_loss import SurrogateLoss, of_sequences, of_tokens, summed, to_tokens
@@ -60,9 +62,11 @@ def train_on(lesson: Lesson, learner: Learner, update: int, on_step: OnStep) -> 
         if position == 0:
             check_first_step(metrics, off_policy, learner.precision.tolerance)
         # Decided while the gradient is still scaled: it can then be dropped, and the scaler is ready for the next one.
-        if out_of_reach(metrics["policy/approxkl"], cfg.algorithm.target_kl):
+        planned = lr_schedule(cfg, position)
+        step = learner.parts.step(metrics, planned)
+        if step.ends:
             return taken
-        metrics |= apply(learner, position, metrics)
+        metrics |= apply(learner, position, planned, step)
         taken += 1
         on_step(position + 1, metrics)
     return taken
@@ -144,12 +148,9 @@ def backward(lesson: Lesson, rows: Shelf, learner: Learner, whole: MiniBatch) ->
         loss = surrogate.loss(part, new_logprobs)
         if penalty is not None:
             loss = loss + surrogate.weighted(part, penalty.loss(part, new_logprobs))
-        if (moved := old_kl_penalty(batch, part, new_logprobs, learner.old_kl.coef)) is not None:
-            loss = loss + surrogate.weighted(part, moved)
-        total = loss.sum()
-        if learner.entropy.coef:
-            total = total - learner.entropy.coef * surrogate.weighted(part, entropy).sum()
-        return total
+        for term in learner.parts.losses(token_losses(surrogate, batch, part, new_logprobs, lambda: entropy)):
+            loss = loss + term
+        return loss.sum()
 
     head = head_backward(actor.lm, hidden, episodes.labels, cfg.train.temperature, token_loss, scale)
     roots, gradients, metrics = [hidden], [head.gradient.to(hidden.dtype)], {"policy/entropy": head.entropy}
@@ -182,40 +183,36 @@ def surrogate_loss(
     return of_sequences(surrogate, batch, mask, now, weights, per_sequence, cfg.algorithm, shelf)
 
 
-def apply(learner: Learner, position: int, metrics: dict[str, float]) -> dict[str, float]:
+def token_losses(
+    surrogate: SurrogateLoss, batch: Tokens, part: slice, logprobs: Tensor, entropy: Callable[[], Tensor]
+) -> TokenLosses:
+    """Some tokens of a micro-batch, as the terms of parts see them; logprobs (n,) of the policy as it is."""
+    weighted = partial(surrogate.weighted, part)
+    return TokenLosses(batch.logprobs[part], batch.ref_logprobs[part], logprobs, entropy, weighted)
+
+
+def apply(learner: Learner, position: int, planned: float, step: Step) -> dict[str, float]:
     """Clip the gradient in the parameters and take its step, at its place among the planned ones; the metrics of its
-    size. The first steps may be the critic's alone. Guard and hinge reduce the learning rate of
-    the policy and of a critic that shares its trunk.
+    size. `planned` is the factor of the schedule on all learning rates. Parts may reduce that of the policy, and of a
+    critic that shares its trunk, or hold the policy still.
 
     Raises `Diverged`, before the step, for a gradient that is not finite; in fp16 the step is skipped instead, and has
     no norm.
     """
-    cfg, guard = learner.cfg, learner.guard
-    if warming_up := position < warm_up(cfg):
+    cfg = learner.cfg
+    if frozen := learner.parts.frozen(position):
         for parameter in learner.actor.lm.parameters():
             parameter.grad = None
     size = clip(learner)
     if not learner.steps.skips_overflows:
         check_finite(size)
-    held = hinge(metrics["policy/kl_ref_per_token"], cfg.kl.hinge)
-    cut = guard.factor
-    planned = lr_schedule(cfg, position)
-    factor = planned * cut * held
     for group in learner.steps.optimiser.param_groups:
-        group["lr"] = group["base_lr"] * (factor if group["moves_policy"] else planned)
+        group["lr"] = group["base_lr"] * (step.factor if group["moves_policy"] else planned)
     learner.steps.step()
-    guard.step()
+    learner.parts.stepped()
     size = {name: norm for name, norm in size.items() if math.isfinite(norm)}
-    size |= {"policy/lr": 0.0 if warming_up else cfg.optimiser.lr * factor, "policy/lr_factor": cut}
-    if learner.old_kl.coef is not None:
-        size["policy/old_kl_coef"] = learner.old_kl.coef
-    return size if cfg.kl.hinge is None else {**size, "policy/kl_hinge": held}
-
-
-def warm_up(cfg: TrialConfig) -> int:
-    """Gradient steps at the beginning that leave the policy as it is; none where they would train no critic."""
-    trained = cfg.critic.kind != "none" and cfg.critic.vf_coef > 0 and cfg.algorithm.trust_region != "trpo"
-    return cfg.critic.warmup_steps if trained else 0
+    lr = 0.0 if frozen else cfg.optimiser.lr * step.factor
+    return {**size, "policy/lr": lr, "policy/lr_factor": 1.0, **step.metrics}
 
 
 def clip(learner: Learner) -> dict[str, float]:

@@ -49,3 +49,7 @@ def moved_kl(rollout: Lesson, learner: Learner) -> float:
         return [k3(tokens_of(rollout, rows).logprobs - new).sum()]
 
     return float(token_means(rollout, learner, sums)[0])
+
+
+MEASUREMENTS: dict[str, Callable[[Lesson, Learner], float]] = {"policy/old_kl": moved_kl}
+"""What a part may want after an update."""

@@ -17,6 +17,8 @@ from pipeline.models.loading import freeze
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.resources.ledger import Ledger
 from pipeline.run.metrics_log import MetricsLog
+from pipeline.training.checkpoint import Files
+from pipeline.training.given import Networks, TrainingData
 from pipeline.training.judging import Scores
 from pipeline.training.trainer import Trainer
 
@@ -74,21 +76,16 @@ def build(size: Size, kind: str, device: torch.device, precision: str, folder: P
     policy = size.network().to(device)
     ledger = Ledger()
     ledger.timed = meter.timed  # type: ignore[method-assign]
+    critic = trunk(size.network().to(device)) if kind == "separate" else None
+    actor = ActorCritic(policy, critic, has_critic=cfg.critic.kind != "none")
+    tokens = {"eos_id": NEVER if size.ends is None else EOS, "pad_id": PAD}
     trainer = Trainer(
         cfg,
-        ActorCritic(
-            policy,
-            trunk(size.network().to(device)) if kind == "separate" else None,
-            has_critic=cfg.critic.kind != "none",
-        ),
-        freeze(size.network().to(device)),
+        Networks(actor, freeze(size.network().to(device))),
+        TrainingData(queries, torch.ones_like(queries, dtype=torch.bool), tokens),
         score,
-        queries,
-        torch.ones_like(queries, dtype=torch.bool),
-        {"eos_id": NEVER if size.ends is None else EOS, "pad_id": PAD},
-        open_log,
+        Files(open_log, folder / "checkpoints"),
         Watch(meter),
         ledger,
-        folder / "checkpoints",
     )
     return trainer.run

@@ -23,7 +23,6 @@ from crosscheck.trial import BATCH, CONTEXT, FULL, RAGGED, Case, reward, run_trl
 from torch import Tensor
 
 from pipeline.algorithms.mathematics.advantages import gae
-from pipeline.algorithms.mathematics.controllers import EntropyController, LrGuard, OldKlController
 from pipeline.algorithms.mathematics.masking import masked_whiten
 from pipeline.algorithms.mathematics.shaping import non_score_reward, token_rewards
 from pipeline.models.anatomy import trunk
@@ -33,6 +32,7 @@ from pipeline.models.sampler import Drawn
 from pipeline.resources.out_of_memory import Room
 from pipeline.training.judging import Prompts, RolloutContext, Scores, measure
 from pipeline.training.learner import Learner
+from pipeline.training.parts import parts_of
 from pipeline.training.processes import Ranks
 from pipeline.training.rollout import Rollout, collect
 from pipeline.training.update import train_on
@@ -100,9 +100,7 @@ def follow(case: Case, actor: ActorCritic, rollout: Rollout) -> tuple[list[dict[
         precision,
         alone,
         case.cfg,
-        LrGuard.of(case.cfg),
-        OldKlController.of(case.cfg),
-        EntropyController.of(case.cfg),
+        parts_of(case.cfg),
         Room("micro", 3),
     )
     train_on(rollout, learner, 0, lambda _, values: metrics.append(values))

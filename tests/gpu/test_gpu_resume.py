@@ -26,7 +26,7 @@ from gpu.hardware import DEVICE, choose, furthest, trial
 from tinytrial import CONTROLS, Killed, Killer, trainer
 
 from pipeline.run.metrics_log import merged
-from pipeline.training.trainer import Outcome
+from pipeline.training.given import Outcome
 
 pytestmark = pytest.mark.gpu
 APART = {"fp32": 0.01, "fp16": 0.05}

@@ -1,10 +1,9 @@
-"""What adjusts beta, the entropy bonus and the learning rate while a trial runs. All state is in `state`, which
-checkpoints keep."""
+"""What adjusts beta, the entropy bonus and the learning rate while a trial runs; `pipeline.training.parts` keep the
+state."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import assert_never
 
 from pipeline.config.schedule import ERROR_CLIP, Schedule
@@ -13,8 +12,6 @@ from pipeline.config.trial import TrialConfig
 STOP_FACTOR = 1.5
 OLD_KL_TOLERANCE, OLD_KL_FACTOR = 1.5, 2.0
 """PPO-penalty: the coefficient moves where the KL is off its target by the first factor, and then by the second."""
-OLD_KL_LIMIT = 2.0**20
-"""How far the coefficient may go from where it started, up or down, so that it never rounds to 0 or infinity."""
 
 
 def scheduled(schedule: Schedule, progress: float) -> float:
@@ -98,178 +95,18 @@ def doubled_or_halved(coef: float, kl: float, target: float) -> float:
     return coef / OLD_KL_FACTOR if kl < target / OLD_KL_TOLERANCE else coef
 
 
-def hinge(kl_per_token: float, threshold: float | None) -> float:
+def hinge(kl_per_token: float, threshold: float) -> float:
     """Factor on a step whose policy is `kl_per_token` nats per token away from the reference: min(1, threshold / KL).
 
     It acts on the learning rate: Adam divides a scale of the loss out again. It never reaches 0, since a policy
     that is held still has no way back.
     """
-    if threshold is None or kl_per_token <= threshold:
-        return 1.0
-    return threshold / kl_per_token
+    return 1.0 if kl_per_token <= threshold else threshold / kl_per_token
 
 
-def out_of_reach(approxkl: float, target_kl: float | None) -> bool:
+def out_of_reach(approxkl: float, target_kl: float) -> bool:
     """Whether the epochs end before this step: approxkl, nats per token, above 1.5 times its target."""
-    return target_kl is not None and approxkl > STOP_FACTOR * target_kl
-
-
-@dataclass
-class KlController:
-    """beta: fixed, on a schedule, or driven towards a target KL."""
-
-    cfg: TrialConfig
-    kl_coef: float
-
-    @classmethod
-    def of(cls, cfg: TrialConfig) -> KlController:
-        return cls(cfg, cfg.kl.beta)
-
-    def start(self, update: int) -> None:
-        """An update begins, counted from 0."""
-        if self.cfg.kl.control != "adaptive":
-            self.kl_coef = scheduled(self.cfg.kl.schedule, elapsed(self.cfg, update))
-
-    def observe(self, kl_per_sequence: float) -> None:
-        """Take the KL of one rollout into account, nats per sequence."""
-        if self.cfg.kl.control == "adaptive":
-            self.kl_coef = adapted(
-                self.kl_coef, kl_per_sequence, self.cfg.kl.target, self.cfg.train.batch_size, self.cfg.kl.horizon
-            )
-
-    def state(self) -> dict[str, float]:
-        return {"kl_coef": self.kl_coef}
-
-    def load(self, state: dict[str, float]) -> None:
-        self.kl_coef = state["kl_coef"]
-
-
-@dataclass
-class EntropyController:
-    """Weight of the entropy bonus: fixed, on a schedule, or driven towards a target entropy."""
-
-    cfg: TrialConfig
-    coef: float
-
-    @classmethod
-    def of(cls, cfg: TrialConfig) -> EntropyController:
-        return cls(cfg, cfg.entropy.coef)
-
-    def start(self, update: int) -> None:
-        """An update begins, counted from 0."""
-        if self.cfg.entropy.control != "adaptive":
-            self.coef = scheduled(self.cfg.entropy.schedule, elapsed(self.cfg, update))
-
-    def observe(self, entropy_per_token: float) -> None:
-        """Take the exact entropy of one rollout into account, nats per token."""
-        knobs = self.cfg.entropy
-        if knobs.control == "adaptive":
-            episodes = self.cfg.train.batch_size
-            self.coef = adapted_bonus(self.coef, entropy_per_token, knobs.target, episodes, knobs.horizon)
-
-    def state(self) -> dict[str, float]:
-        return {"coef": self.coef}
-
-    def load(self, state: dict[str, float]) -> None:
-        self.coef = state["coef"]
-
-
-@dataclass
-class FloorController:
-    """Weight of the part of the reward that has a floor: dual ascent on its Lagrange multiplier."""
-
-    cfg: TrialConfig
-    value: float
-
-    @classmethod
-    def of(cls, cfg: TrialConfig) -> FloorController:
-        return cls(cfg, cfg.floor.weight)
-
-    @property
-    def weight(self) -> float | None:
-        """The weight now; None where no part has a floor."""
-        return None if self.cfg.floor.part is None else self.value
-
-    def observe(self, mean: float) -> None:
-        """Take the mean of the part over one rollout into account, std of reference samples."""
-        floor = self.cfg.floor
-        self.value = multiplier(self.value, mean, floor.at, floor.lr, floor.max_weight)
-
-    def state(self) -> dict[str, float]:
-        return {"value": self.value}
-
-    def load(self, state: dict[str, float]) -> None:
-        self.value = state["value"]
-
-
-@dataclass
-class OldKlController:
-    """PPO-penalty's coefficient of KL(old || new), doubled or halved after each update."""
-
-    enabled: bool
-    target: float
-    start: float
-    value: float
-
-    @classmethod
-    def of(cls, cfg: TrialConfig) -> OldKlController:
-        start = cfg.algorithm.old_kl_coef
-        return cls(cfg.algorithm.trust_region == "kl_penalty", cfg.algorithm.old_kl_target, start, start)
-
-    @property
-    def coef(self) -> float | None:
-        """Weight in the loss; None without such a penalty."""
-        return self.value if self.enabled else None
-
-    def observe(self, kl: float) -> None:
-        """Take into account how far an update has moved the policy, nats per token."""
-        moved = doubled_or_halved(self.value, kl, self.target)
-        self.value = min(max(moved, self.start / OLD_KL_LIMIT), self.start * OLD_KL_LIMIT)
-
-    def state(self) -> dict[str, float]:
-        return {"value": self.value}
-
-    def load(self, state: dict[str, float]) -> None:
-        self.value = state["value"]
-
-
-@dataclass
-class LrGuard:
-    """Cuts the policy's learning rate for a while when the policy is too far from the reference.
-
-    A rollout whose KL per token exceeds `threshold` sets the factor for the next `hold` gradient steps;
-    another one within that time starts the count again, it does not cut deeper.
-    """
-
-    enabled: bool
-    threshold: float
-    cut: float
-    hold: int
-    remaining: int = 0
-
-    @classmethod
-    def of(cls, cfg: TrialConfig) -> LrGuard:
-        return cls(cfg.optimiser.guard, cfg.optimiser.guard_kl, cfg.optimiser.guard_factor, cfg.optimiser.guard_steps)
-
-    @property
-    def factor(self) -> float:
-        """What to multiply the policy's learning rate by now."""
-        return self.cut if self.remaining > 0 else 1.0
-
-    def observe(self, kl_per_token: float) -> None:
-        """Take the KL of one rollout into account, nats per token."""
-        if self.enabled and kl_per_token > self.threshold:
-            self.remaining = self.hold
-
-    def step(self) -> None:
-        """One gradient step has been taken."""
-        self.remaining = max(self.remaining - 1, 0)
-
-    def state(self) -> dict[str, int]:
-        return {"remaining": self.remaining}
-
-    def load(self, state: dict[str, int]) -> None:
-        self.remaining = state["remaining"]
+    return approxkl > STOP_FACTOR * target_kl
 
 
 def lr_schedule(cfg: TrialConfig, position: int) -> float:

@@ -18,6 +18,9 @@ from pipeline.algorithms.base import Judged
 from pipeline.algorithms.registry import ESTIMATORS
 from pipeline.algorithms.terms import Tokens
 from pipeline.models.policy import to_grid
+from pipeline.run.metrics_log import MetricsLog
+from pipeline.training.checkpoint import Files
+from pipeline.training.given import Networks
 from pipeline.training.penalty import penalty_of
 from pipeline.training.rollout import Rollout, collect
 from pipeline.training.trainer import Trainer
@@ -171,11 +174,10 @@ def test_samples_are_scored_as_rollouts_are() -> None:
 
 
 def test_samples_of_other_prompts_are_refused(tmp_path: Path) -> None:
-    one = trainer(tmp_path)
-    parts = (one.actor, one.rollout_context.reference, one.rollout_context.score, one.queries, one.query_mask)
-    rest: tuple[Any, ...] = ({"eos_id": 1, "pad_id": 0}, one.open_log, one.watch, one.ledger, tmp_path)
-    cfg = trial_config(**A_STAR_PO)
+    one, cfg = trainer(tmp_path), trial_config(**A_STAR_PO)
+    context, files = one.rollout_context, Files(MetricsLog, tmp_path)
     fewer = replace(samples(), proxy=samples().proxy[:19])
     for given, found in ((None, 0), (fewer, 19)):
+        data = replace(one.data, samples=given)
         with pytest.raises(ValueError, match=rf"scored samples of {found} of 20 prompts"):
-            Trainer(cfg, *parts, *rest, given)
+            Trainer(cfg, Networks(one.actor, context.reference), data, context.score, files, one.watch, one.ledger)

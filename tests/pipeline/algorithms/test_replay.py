@@ -92,7 +92,7 @@ def test_a_lambda_of_its_own_changes_the_returns_and_no_advantage() -> None:
 
 
 def prompts_of(one: Trainer) -> Prompts:
-    one.kl.start(0)
+    one.parts.rollout(0)
     return one._prompts()
 
 
@@ -218,7 +218,7 @@ def test_how_many_are_sampled_at_once_changes_nothing(tmp_path: Path) -> None:
 
 
 def _first(one: Trainer) -> tuple[Any, Prompts, int, float]:
-    return one.rollout_context, prompts_of(one), 0, one.kl.kl_coef
+    return one.rollout_context, prompts_of(one), 0, one.parts.rollout(0).kl_coef
 
 
 def said(one: Trainer, rollout: Any, row: int, prefix: list[int]) -> tuple[Tensor, Tensor]:

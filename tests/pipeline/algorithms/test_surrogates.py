@@ -15,7 +15,9 @@ from pipeline.algorithms.base import Behaviour
 from pipeline.algorithms.mathematics.kl import limited
 from pipeline.algorithms.mathematics.losses import group_kl_loss, kl_loss
 from pipeline.algorithms.registry import SURROGATES
-from pipeline.algorithms.terms import Tokens, old_kl_penalty, step_metrics
+from pipeline.algorithms.terms import Tokens, step_metrics
+from pipeline.training.part import TokenLosses
+from pipeline.training.parts.old_kl import OldKl
 
 NO_RATIO = {"algorithm__ratio": "none", "algorithm__trust_region": "none", "train__num_epochs": 1}
 CISPO = {"algorithm__trust_region": "cispo"}
@@ -136,6 +138,7 @@ def test_a_step_far_from_the_rollout_is_measured_in_finite_numbers(moved: float)
     batch = Tokens(old, old, old, None, None)
     assert all(bool(torch.isfinite(column).all()) for column in step_metrics(batch, old + moved).values())
     new = (old + moved).requires_grad_()
-    penalty = old_kl_penalty(batch, slice(None), new, 1.0)
+    tokens = TokenLosses(old, old, new, lambda: new, lambda losses: losses)
+    penalty = OldKl(1.0, 0.01).loss(tokens)
     assert penalty is not None
     assert torch.isfinite(torch.autograd.grad(penalty.sum(), new)[0]).all()

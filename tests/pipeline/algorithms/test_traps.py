@@ -20,6 +20,7 @@ from pipeline.models.sampling import sample
 from pipeline.models.seeding import uniforms
 from pipeline.resources.out_of_memory import Room
 from pipeline.run import metrics
+from pipeline.run.metrics_log import MetricsLog
 from studies.definition.space import Prune
 
 TESTS = Path(__file__).parents[2]
@@ -78,7 +79,7 @@ TRAPS: dict[str, list[str]] = {
     ],
     "beta, guard, optimiser or sampler position lost on resume": [
         "pipeline/training/test_resume.py::test_killed_and_resumed_equals_uninterrupted",
-        "pipeline/algorithms/mathematics/test_controllers.py::test_controllers_survive_a_checkpoint",
+        "pipeline/training/test_parts.py::test_what_parts_keep_survives_a_checkpoint",
     ],
     "the loss scaler lost on resume": ["pipeline/algorithms/test_traps.py::test_the_loss_scaler_survives_a_resume"],
     "an adaptive beta that turns negative": [
@@ -157,13 +158,13 @@ def test_the_loss_scaler_survives_a_resume(tmp_path: Path) -> None:
     """Without its state, fp16 training after a resume starts again at the largest scale and skips steps."""
     before, after = trainer(tmp_path), trainer(tmp_path)
     for one, scale in ((before, 8.0), (after, 2.0)):
-        one.steps.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-    before.log = before.open_log(0)
-    before._checkpoint()
-    after._resume()
-    assert after.steps.scaler.get_scale() == 8.0
-    before.log.close()
-    after.log.close()
+        one.state.steps.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    before.checkpoints.log = MetricsLog(tmp_path / "metrics.jsonl")
+    before.checkpoints.save()
+    after.checkpoints.resume()
+    assert after.state.steps.scaler.get_scale() == 8.0
+    for one in (before, after):
+        one.checkpoints.log.close()
 
 
 def test_only_a_ceiling_on_the_divergence_prunes() -> None:
@@ -191,8 +192,10 @@ def test_weights_stored_in_fp16_are_trained_in_fp32(tmp_path: Path) -> None:
     loaded = pretrained_model(str(tmp_path / "half"), None)
     assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
     one = trainer(tmp_path / "trial", critic__kind="separate")
-    trained = [parameter for group in one.steps.optimiser.param_groups for parameter in group["params"]]
+    trained = [parameter for group in one.state.steps.optimiser.param_groups for parameter in group["params"]]
     assert {parameter.dtype for parameter in trained} == {torch.float32}
     one.run()
-    states = [value for state in one.steps.optimiser.state.values() for name, value in state.items() if name != "step"]
+    states = [
+        value for state in one.state.steps.optimiser.state.values() for name, value in state.items() if name != "step"
+    ]
     assert {value.dtype for value in states} == {torch.float32}

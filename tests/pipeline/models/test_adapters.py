@@ -113,7 +113,7 @@ def test_an_adapter_trial_moves_only_its_adapter_and_keeps_its_checkpoints_small
     for name, tensor in one.actor.lm.state_dict().items():
         if "lora_" not in name:
             assert torch.equal(tensor, start[name.replace(".base_layer", "")]), name
-    assert not any("base_layer" in name for name in one._state()["actor"])
+    assert not any("base_layer" in name for name in dict(one.state.trained()))
 
 
 def test_recomputed_activations_change_nothing(tmp_path: Path) -> None:

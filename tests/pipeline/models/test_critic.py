@@ -135,7 +135,7 @@ def test_a_trial_that_diverges_in_its_first_update_counts_the_same_state(tmp_pat
 
 def test_the_optimiser_knows_no_frozen_weight(tmp_path: Path) -> None:
     one = trainer(tmp_path, **FEW_BITS)
-    held = [parameter for group in one.steps.optimiser.param_groups for parameter in group["params"]]
+    held = [parameter for group in one.state.steps.optimiser.param_groups for parameter in group["params"]]
     assert all(parameter.requires_grad and parameter.dtype == torch.float32 for parameter in held)
     assert one.trained_size == sum(parameter.numel() for parameter in held)
-    assert not any("base_layer" in name for name in one._state()["actor"])
+    assert not any("base_layer" in name for name in dict(one.state.trained()))

@@ -31,6 +31,8 @@ from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Completions
 from pipeline.rewards.learned import LearnedReward, new_reward_model
 from pipeline.run.metrics_log import MetricsLog
+from pipeline.training.checkpoint import Files
+from pipeline.training.given import Networks, TrainingData
 from pipeline.training.judging import Scores
 from pipeline.training.stored_pairs import StoredPairs
 from pipeline.training.trainer import Trainer
@@ -105,20 +107,10 @@ def spend(folder: Path, architecture: str, checkpointing: bool = False, full: bo
     mask = torch.arange(9) >= torch.randint(0, 1 if full else 8, (20, 1), generator=generator)
     folder.mkdir(exist_ok=True)
     log, tokens = folder / "metrics.jsonl", {"eos_id": -1 if full else 1, "pad_id": 0}
-    Trainer(
-        cfg,
-        actor,
-        reference,
-        score,
-        queries,
-        mask,
-        tokens,
-        lambda _: MetricsLog(log),
-        Recorder(),
-        ledger,
-        folder / "kept",
-        pairs=StoredPairs(full_pairs(queries)) if cfg.train.data == "pairs" else None,
-    ).run()
+    pairs = StoredPairs(full_pairs(queries)) if cfg.train.data == "pairs" else None
+    data = TrainingData(queries, mask, tokens, pairs=pairs)
+    files = Files(lambda _: MetricsLog(log), folder / "kept")
+    Trainer(cfg, Networks(actor, reference), data, score, files, Recorder(), ledger).run()
     return ledger
 
 

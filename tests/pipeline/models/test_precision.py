@@ -283,7 +283,7 @@ def test_a_stop_by_target_kl_leaves_the_scale_as_it_was(tmp_path: Path, half: st
     one = trainer(tmp_path, algorithm__target_kl=1e-9)
     outcome = one.run()
     assert outcome.steps == outcome.updates == 6
-    scaler = one.steps.scaler.state_dict()
+    scaler = one.state.steps.scaler.state_dict()
     assert (scaler["scale"], scaler["_growth_tracker"]) == (2.0**16, 6)
 
 
@@ -294,7 +294,7 @@ def test_the_scaler_resumes_in_the_middle_of_its_search(tmp_path: Path, half: st
 
     def started(folder: str, reporter: Recorder | None = None) -> Any:
         one = trainer(tmp_path / folder, reporter=reporter, runtime={"checkpoint_updates": 1})
-        one.steps.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=3)
+        one.state.steps.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=3)
         return one
 
     whole = started("whole")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tinytrial import preset, trainer
 
+from pipeline.algorithms.mathematics.controllers import lr_schedule
 from pipeline.training.rollout import collect
 from pipeline.training.update import accumulate, apply
 from pipeline.training.whole_rollout import moved_kl
@@ -21,13 +22,13 @@ def test_guard_and_hinge_brake_the_policy_and_no_separate_critic(
     tmp_path: Path, kind: str, braked: list[float], knobs: dict[str, Any]
 ) -> None:
     one = trainer(tmp_path, critic__kind=kind, **knobs)
-    one.guard.observe(1.0)
+    one.parts.after({"objective/kl_per_token": 1.0}, True)
     for parameter in one.actor.parameters():
         parameter.grad = torch.ones_like(parameter)
-    held = one.guard.remaining
-    apply(one.learner, 6, {"policy/kl_ref_per_token": 0.04})
-    assert one.guard.remaining == max(held - 1, 0)
-    rates = [group["lr"] / group["base_lr"] for group in one.steps.optimiser.param_groups]
+    planned = lr_schedule(one.cfg, 6)
+    apply(one.learner, 6, planned, one.parts.step({"policy/kl_ref_per_token": 0.04}, planned))
+    assert all(part.remaining == part._knobs.guard_steps - 1 for part in one.parts if part.name == "guard")
+    rates = [group["lr"] / group["base_lr"] for group in one.learner.steps.optimiser.param_groups]
     assert rates == pytest.approx([(1 - 6 / 24) * factor for factor in braked])
 
 
@@ -37,7 +38,7 @@ def test_the_guard_is_fed_the_kl_per_token(tmp_path: Path, per_sequence: float, 
     rollout = one._rollout()
     kl = {"objective/kl": per_sequence, "objective/kl_per_token": per_token}
     one._learn(replace(rollout, metrics={**rollout.metrics, **kl}), lambda step, values: None)
-    assert one.guard.remaining == steps
+    assert one.parts["guard"].remaining == steps
 
 
 def test_adaptive_coefficients_are_fed_the_numbers_that_their_targets_are_of(tmp_path: Path) -> None:
@@ -49,7 +50,7 @@ def test_adaptive_coefficients_are_fed_the_numbers_that_their_targets_are_of(tmp
     seen = {"objective/kl": 12.0, "objective/kl_per_token": 0.0}
     seen |= {"objective/entropy": 10.0, "objective/entropy_per_token": 1.0}
     one._learn(replace(rollout, metrics={**rollout.metrics, **seen}), lambda step, values: None)
-    assert (one.kl.kl_coef, one.entropy.coef) == pytest.approx((0.1 * (1 + 0.2 * 8 / 20),) * 2)
+    assert (one.parts["kl"].coef, one.parts["entropy"].coef) == pytest.approx((0.1 * (1 + 0.2 * 8 / 20),) * 2)
 
 
 def test_before_a_step_no_kl_has_been_moved_at_any_temperature(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_a_checkpoint_holds_the_weights_once_and_their_two_moments(tmp_path: Pat
     one.run()
     newest = checkpoint.checkpoints(tmp_path / "checkpoints")[-1]
     state = torch.load(newest, weights_only=True)
-    assert list(state["actor"]) == [name for name, _ in one._trained()]
+    assert list(state["actor"]) == [name for name, _ in one.state.trained()]
     weights = 12 * one.trained_size
     tensors = sum(
         sum(tensor.nbytes for tensor in moments.values()) for moments in state["steps"]["optimiser"]["state"].values()

@@ -110,7 +110,7 @@ def test_the_line_search_weighs_the_bonus_in_force(tmp_path: Path) -> None:
     moved = [parameter.detach() * 0.9 for parameter in trained(one.actor.lm)]
     gains = []
     for coef in (0.0, 1.0, 3.0):
-        one.entropy.coef = coef
+        one.parts["entropy"].coef = coef
         gains.append(gain_and_kl(rollout, torch.arange(8), one.learner, moved)[0].item())
     assert abs(gains[1] - gains[0]) > 1e-3
     assert gains[2] - gains[0] == pytest.approx(3 * (gains[1] - gains[0]), rel=1e-3)
@@ -201,13 +201,13 @@ def test_the_penalty_follows_the_kl_that_an_update_ends_at(tmp_path: Path) -> No
     """Of the whole rollout, after its last step; measured here once more, from the weights of the next checkpoint."""
     one = trainer(tmp_path, **preset("ppo_penalty"), algorithm__old_kl_target=0.02)
     rollout = collect(one.rollout_context, one._prompts(), 0, one.cfg.kl.beta)
-    moved = one._learn(rollout, lambda step, values: None)
+    moved = one._learn(rollout, lambda step, values: None)["policy/old_kl"]
     labels = rollout.episodes.labels.unsqueeze(1)
     old = rollout.measured.logprobs[rollout.episodes.response_mask]
     log_ratio = log_table(one, rollout).gather(1, labels).squeeze(1) - old
     assert moved == pytest.approx((log_ratio.exp() - 1 - log_ratio).mean().item(), rel=1e-4)
     assert moved > 0.03
-    assert one.old_kl.coef == 2.0
+    assert one.parts["old_kl"].coef == 2.0
 
 
 def test_the_penalty_holds_the_policy_near_the_one_that_sampled(tmp_path: Path) -> None:

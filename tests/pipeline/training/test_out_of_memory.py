@@ -15,7 +15,8 @@ from tinytrial import run, trainer
 from pipeline.models.anatomy import trunk
 from pipeline.resources.out_of_memory import MemoryFull, Room
 from pipeline.run.metrics_log import merged
-from pipeline.training.trainer import Outcome, Trainer
+from pipeline.training.given import Outcome
+from pipeline.training.trainer import Trainer
 
 Rows = dict[int, dict[str, float]]
 KNOBS = {"train__steps": 8, "train__batch_size": 16, "runtime": {"micro_batch_size": 8, "rollout_batch_size": 16}}
@@ -88,13 +89,13 @@ def test_a_trial_that_not_even_one_episode_fits_ends_as_budget_with_the_policy_o
 
     watch = Recorder()
     one = limited(trainer(tmp_path, watch, **KNOBS), after_five)
-    take = one.steps.optimiser.step
+    take = one.state.steps.optimiser.step
 
     def count(*args: Any, **kwargs: Any) -> Any:
         steps[0] += 1
         return take(*args, **kwargs)
 
-    one.steps.optimiser.step = count
+    one.state.steps.optimiser.step = count
     outcome, rows = ended(one, tmp_path)
     assert (outcome.status, outcome.steps) == ("budget", 5)
     assert outcome.reason is not None

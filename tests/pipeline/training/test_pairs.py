@@ -126,14 +126,14 @@ def test_beta_in_force_weighs_the_margin(tmp_path: Path) -> None:
     losses = [accumulate(lesson, torch.arange(4), one.learner)["policy/pg_loss"] for lesson in (lesson, other)]
     assert abs(losses[0] - losses[1]) > 1e-4
     scheduled = trainer(tmp_path / "linear", kl__beta=BETA, kl__control="linear", kl__beta_end=1.0, **DPO)
-    scheduled.update = 3
+    scheduled.state.update = 3
     assert scheduled._lesson(scheduled._rollout()).kl_coef > BETA
 
 
 def test_lessons_differ_by_update_and_by_seed(tmp_path: Path) -> None:
     def tokens(update: int, **knobs: Any) -> list[Any]:
         one = trainer(tmp_path / f"{update}{len(knobs)}", **{**DPO, **knobs})
-        one.update = update
+        one.state.update = update
         lesson = one._lesson(one._rollout())
         both = lesson.episodes.responses, lesson.episodes.response_mask
         return [row[kept].tolist() for row, kept in zip(*both, strict=True)]

@@ -15,7 +15,7 @@ from helpers import Recorder
 from tinytrial import CONTROLS, Killed, Killer, run, trainer
 
 from pipeline.training import checkpoint
-from pipeline.training.trainer import Outcome
+from pipeline.training.given import Outcome
 
 SOME = {
     "adaptive", "adaptive bonus", "floor", "target", "separate", "lora", "few bits", "trpo", "grpo", "vine_ppo", "dpo",

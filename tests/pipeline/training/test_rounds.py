@@ -13,8 +13,9 @@ from helpers import Recorder
 from tinytrial import CONTROLS, Killed, Killer, run, trainer
 
 from pipeline.run.metrics_log import merged
+from pipeline.training.given import Outcome
 from pipeline.training.rounds import PLAIN, TENSORS, Round, load_state, save_state
-from pipeline.training.trainer import Outcome, Trainer
+from pipeline.training.trainer import Trainer
 
 ROUND_KL = "objective/round_kl_per_token"
 
@@ -45,7 +46,7 @@ class Rounds:
     def finish(self, number: int, one: Trainer) -> Outcome:
         outcome = one.run()
         if number < self.count:
-            save_state(self.folder / str(number), one.state())
+            save_state(self.folder / str(number), one.left())
             torch.save(one.ledger.state(), self.folder / str(number) / "spent.pt")
         return outcome
 

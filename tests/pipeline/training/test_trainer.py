@@ -74,7 +74,7 @@ def test_the_gradient_is_that_of_the_mean_over_the_mini_batch_tokens(tmp_path: P
     torch.nn.init.normal_(actor.value_head.weight, generator=torch.Generator().manual_seed(5))
     rows = torch.arange(8)
     rollout = collect(
-        one.rollout_context, Prompts(one.queries[rows], one.query_mask[rows], rows.tolist()), 0, cfg.kl.beta
+        one.rollout_context, Prompts(one.data.queries[rows], one.data.query_mask[rows], rows.tolist()), 0, cfg.kl.beta
     )
     mini = torch.tensor([6, 1, 3, 4])
     total, tokens = torch.zeros(()), 0
@@ -118,7 +118,10 @@ def first_step(folder: Path, **knobs: Any) -> tuple[dict[str, float], float, flo
     one = trainer(folder, critic__kind="separate", optimiser__max_grad_norm=0.1, **knobs)
     rows = torch.arange(8)
     rollout = collect(
-        one.rollout_context, Prompts(one.queries[rows], one.query_mask[rows], rows.tolist()), 0, one.cfg.kl.beta
+        one.rollout_context,
+        Prompts(one.data.queries[rows], one.data.query_mask[rows], rows.tolist()),
+        0,
+        one.cfg.kl.beta,
     )
     metrics = accumulate(rollout, torch.arange(4), one.learner)
     metrics |= clip(one.learner)
@@ -175,7 +178,7 @@ def test_a_policy_that_is_held_still_tells_no_controller_anything(tmp_path: Path
     coefficients = []
     for _ in range(3):
         one._learn(one._rollout(), lambda step, values: None)
-        coefficients.append((one.old_kl.coef, one.kl.kl_coef, one.entropy.coef))
+        coefficients.append(tuple(one.parts[name].coef for name in ("old_kl", "kl", "entropy")))
     assert coefficients[0] == coefficients[1] == (1.0, one.cfg.kl.beta, one.cfg.entropy.coef)
     assert all(now != then for now, then in zip(coefficients[2], coefficients[1], strict=True))
 
@@ -635,7 +638,7 @@ def test_the_bonus_in_force_weighs_the_loss_and_not_the_first_one(tmp_path: Path
     lesson = one._lesson(one._rollout())
     gradients = {}
     for coef in (0.0, 1.0, 3.0):
-        one.entropy.coef = coef
+        one.parts["entropy"].coef = coef
         accumulate(lesson, torch.arange(8), one.learner)
         gradients[coef] = torch.cat([p.grad.flatten() for p in one.actor.lm.parameters() if p.grad is not None])
     once, thrice = (gradients[coef] - gradients[0.0] for coef in (1.0, 3.0))

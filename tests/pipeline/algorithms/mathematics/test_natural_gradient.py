@@ -8,7 +8,7 @@ import pytest
 import torch
 from naive import drawn
 
-from pipeline.algorithms.mathematics.controllers import OLD_KL_LIMIT, OldKlController, doubled_or_halved
+from pipeline.algorithms.mathematics.controllers import doubled_or_halved
 from pipeline.algorithms.mathematics.kl import exact_kl
 from pipeline.algorithms.mathematics.natural_gradient import (
     conjugate_gradient,
@@ -100,12 +100,3 @@ def test_the_penalty_on_the_old_policy_doubles_halves_and_rests() -> None:
     bounds = (1.5 * 0.01, 0.01 / 1.5)
     found = [doubled_or_halved(3.0, kl, 0.01) for kl in (0.0151, bounds[0], 0.01, bounds[1], 0.0066, 0.0, math.nan)]
     assert found == [6.0, 3.0, 3.0, 3.0, 1.5, 1.5, 3.0]
-
-
-def test_the_coefficient_stays_a_number_however_long_the_kl_is_off() -> None:
-    for kl, limit in ((1.0, OLD_KL_LIMIT), (0.0, 1 / OLD_KL_LIMIT)):
-        controller = OldKlController(True, 0.01, 0.5, 0.5)
-        for _ in range(2000):
-            controller.observe(kl)
-        assert controller.coef == 0.5 * limit
-    assert OldKlController(False, 0.01, 0.5, 0.5).coef is None

@@ -1,0 +1,34 @@
+"""A floor under a part of a composite reward: dual ascent on its Lagrange multiplier, which weighs that part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Self
+
+from pipeline.algorithms.mathematics.controllers import multiplier
+from pipeline.config.trial import TrialConfig
+from pipeline.training.part import Part, Terms
+
+
+class Floor(Part):
+    """Asked for where `floor.part` names a part of the reward."""
+
+    name = "floor"
+    keeps = ("weight",)
+
+    def __init__(self, cfg: TrialConfig) -> None:
+        self._floor, self.weight = cfg.floor, cfg.floor.weight
+
+    @classmethod
+    def of(cls, cfg: TrialConfig) -> Self | None:
+        return None if cfg.floor.part is None else cls(cfg)
+
+    def rollout(self, update: int, terms: Terms) -> None:
+        terms.floor_weight = terms.metrics["objective/floor_weight"] = self.weight
+
+    def after(self, measured: Mapping[str, float], policy_moved: bool) -> Mapping[str, float]:
+        floor = self._floor
+        if policy_moved:
+            mean = measured[f"reward/{floor.part}"]
+            self.weight = multiplier(self.weight, mean, floor.at, floor.lr, floor.max_weight)
+        return {}

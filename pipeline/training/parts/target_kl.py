@@ -1,0 +1,29 @@
+"""The epochs of an update end before a step whose KL to the policy that sampled is 1.5 times its target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Self
+
+from pipeline.algorithms.mathematics.controllers import out_of_reach
+from pipeline.config.trial import TrialConfig
+from pipeline.training.part import TAKEN, Part, Step
+
+
+class TargetKl(Part):
+    """Asked for by `algorithm.target_kl`, in nats per token."""
+
+    name = "target_kl"
+
+    def __init__(self, target: float) -> None:
+        self._target = target
+
+    @classmethod
+    def of(cls, cfg: TrialConfig) -> Self | None:
+        return None if cfg.algorithm.target_kl is None else cls(cfg.algorithm.target_kl)
+
+    def step(self, measured: Mapping[str, float]) -> Step:
+        return Step(ends=out_of_reach(measured["policy/approxkl"], self._target))
+
+    def after(self, measured: Mapping[str, float], policy_moved: bool) -> Mapping[str, float]:
+        return {TAKEN: measured[TAKEN]}
