@@ -25,7 +25,7 @@ from pipeline.resources.ledger import Ledger
 from pipeline.run.metrics_log import MetricsLog, merged
 from pipeline.training.checkpoint import Files
 from pipeline.training.given import Networks, Outcome, TrainingData
-from pipeline.training.judging import Away, Scores
+from pipeline.training.judging import Offloaded, Scores
 from pipeline.training.reference_scores import ReferenceScores
 from pipeline.training.rounds import Round
 from pipeline.training.stored_pairs import StoredPairs
@@ -137,7 +137,7 @@ def trainer(
     hold(beside, config.train.frozen_dtype)
     return Trainer(
         config,
-        Networks(actor_critic, reference, Away(offload(beside), offload([])) if offload else None),
+        Networks(actor_critic, reference, Offloaded(offload(beside), offload([])) if offload else None),
         TrainingData(
             queries,
             mask,

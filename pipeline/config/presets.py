@@ -236,10 +236,10 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-def spelt(changes: Mapping[Any, Any]) -> dict[Any, Any]:
+def in_full(changes: Mapping[Any, Any]) -> dict[Any, Any]:
     """``algorithm: rloo`` as what it stands for, ``algorithm.name: rloo``. Raises `UserError` where both are given.
 
-    >>> spelt({"algorithm": "rloo", "kl.beta": 0.1})
+    >>> in_full({"algorithm": "rloo", "kl.beta": 0.1})
     {'algorithm.name': 'rloo', 'kl.beta': 0.1}
     """
     if SHORT in changes and NAME in changes:

@@ -270,5 +270,5 @@ def _read(trial: ForecastSubject, rows: int, length: float, copies: float = 0.0)
     """What measuring at most `rows` rows of `length` tokens at once needs beside the networks."""
     shape, half = trial.shape, trial.on_card
     block = (shape.kept_half if half else shape.kept_fp32) / shape.layers
-    shelf, entries = rows if half else min(rows, cpu.BUCKET), chunk_tokens(shape.vocab, half) * shape.vocab
-    return {"activations": shelf * length * block, "logits": entries * 20.0, "half-precision copies": copies}
+    micro_batch, entries = rows if half else min(rows, cpu.BUCKET), chunk_tokens(shape.vocab, half) * shape.vocab
+    return {"activations": micro_batch * length * block, "logits": entries * 20.0, "half-precision copies": copies}

@@ -40,7 +40,7 @@ def shaped_as(parameters: Sequence[Tensor], vector: Tensor) -> list[Tensor]:
 
 
 @contextmanager
-def standing_in(lm: CausalLM, tensors: Sequence[Tensor]) -> Iterator[None]:
+def swapped(lm: CausalLM, tensors: Sequence[Tensor]) -> Iterator[None]:
     """The network with other tensors in place of its trained weights, tied ones too; the weights stay as they are."""
     others = {id(parameter): tensor for parameter, tensor in zip(trained(lm), tensors, strict=True)}
     slots = [
@@ -71,7 +71,7 @@ def fisher_product(
     ):
         parts = zip(parameters, shaped_as(parameters, vector), strict=True)
         duals = [_dual(parameter, part) for parameter, part in parts]
-        with torch.no_grad(), standing_in(lm, duals):
+        with torch.no_grad(), swapped(lm, duals):
             moving = response_hidden(lm, episodes)
         with torch.enable_grad(), recomputing([lm], checkpointing):
             hidden = response_hidden(lm, episodes)
@@ -91,7 +91,7 @@ def _through_the_head(
     states, _ = _parts(moving)
     by_hidden, by_head = [], flat([None] * len(parameters), parameters)
     for rows in chunks(labels, int(lm.config.vocab_size)):
-        with torch.no_grad(), standing_in(lm, duals):
+        with torch.no_grad(), swapped(lm, duals):
             logits, tangent = _parts(head(moving[rows]) / temperature)
             slope = fisher_of_logits(torch.softmax(logits, dim=-1), tangent) / temperature
         with torch.enable_grad():

@@ -17,8 +17,8 @@ from pipeline.models import cpu
 from pipeline.models.anatomy import CausalLM
 from pipeline.models.fp32_heads import scalar
 from pipeline.models.hidden_states import packed_states, states
+from pipeline.models.micro_batches import MicroBatch, picked
 from pipeline.models.packing import Packing
-from pipeline.models.shelves import Shelf, picked
 from pipeline.resources.out_of_memory import Room
 
 
@@ -76,8 +76,8 @@ class Episodes:
         return self.buckets(min(most, cpu.BUCKET) if self.ended.device.type == "cpu" else most)
 
     def by_length(self, room: Room, work: Callable[[Tensor, Episodes], None]) -> None:
-        """`work` on all rows without gradients, shelf by shelf (their indices and the episodes), each as large as
-        `room` allows.
+        """`work` on all rows without gradients, micro-batch by micro-batch (their indices and the episodes), each as
+        large as `room` allows.
 
         Raises `MemoryFull`.
         """
@@ -85,11 +85,11 @@ class Episodes:
         most = cpu.BUCKET if self.ended.device.type == "cpu" else None
         room.over(len(order), lambda part: work(order[part], self.take(order[part])), most)
 
-    def take(self, rows: Tensor | slice | Shelf) -> Episodes:
+    def take(self, rows: Tensor | slice | MicroBatch) -> Episodes:
         """Some of the rows, with columns that are padding in all of them cut away."""
-        if isinstance(rows, Shelf):
+        if isinstance(rows, MicroBatch):
             last = self.context_length + rows.width
-            return Shelved(
+            return MicroBatchEpisodes(
                 self.query_responses[rows.rows][:, rows.first : last],
                 self.query_mask[rows.rows][:, rows.first :],
                 self.response_mask[rows.rows][:, : rows.width],
@@ -109,14 +109,14 @@ class Episodes:
 
 
 @dataclass(frozen=True)
-class Shelved(Episodes):
+class MicroBatchEpisodes(Episodes):
     """Episodes of which the host knows where every token stands."""
 
-    shelf: Shelf
+    micro_batch: MicroBatch
 
     @property
     def labels(self) -> Tensor:
-        return picked(self.responses, self.response_mask, self.shelf)
+        return picked(self.responses, self.response_mask, self.micro_batch)
 
 
 def response_mask(lengths: Tensor, width: int) -> Tensor:
@@ -162,7 +162,11 @@ def flush_left(episodes: Episodes) -> tuple[Tensor, Tensor]:
     ([5, 6, 7], [1, 2, 3, 4], [1, 3])
     """
     starts = episodes.query_mask.sum(1)
-    width = episodes.shelf.longest if isinstance(episodes, Shelved) else int((starts + episodes.lengths).max())
+    width = (
+        episodes.micro_batch.longest
+        if isinstance(episodes, MicroBatchEpisodes)
+        else int((starts + episodes.lengths).max())
+    )
     columns = (episodes.context_length - starts).unsqueeze(1) + torch.arange(width, device=starts.device)
     return episodes.query_responses.gather(1, columns.clamp(max=episodes.query_responses.shape[1] - 1)), starts
 
@@ -170,9 +174,9 @@ def flush_left(episodes: Episodes) -> tuple[Tensor, Tensor]:
 def response_hidden(model: CausalLM, episodes: Episodes) -> Tensor:
     """Hidden states (N, H) at the positions that predict the valid response tokens. A prompt has at least one token."""
     tokens, starts = flush_left(episodes)
-    if isinstance(episodes, Shelved):
-        shelf, (rows, width) = episodes.shelf, tokens[:, :-1].shape
-        return packed_states(model, tokens[:, :-1], Packing(rows, width, shelf.cells, shelf.read))
+    if isinstance(episodes, MicroBatchEpisodes):
+        micro_batch, (rows, width) = episodes.micro_batch, tokens[:, :-1].shape
+        return packed_states(model, tokens[:, :-1], Packing(rows, width, micro_batch.cells, micro_batch.read))
     row, step = episodes.response_mask.nonzero(as_tuple=True)
     # The last token predicts nothing that anybody reads.
     return states(model, tokens[:, :-1], starts + episodes.lengths - 1, row, starts[row] - 1 + step)

@@ -178,7 +178,7 @@ STAGES = (
             "pipeline.algorithms",
             "pipeline.training.grouping",
             "pipeline.training.judging",
-            "pipeline.training.lesson",
+            "pipeline.training.experience",
             "pipeline.training.processes",
             "pipeline.training.stored_pairs",
             "pipeline.training.token_stats",

@@ -45,7 +45,7 @@ from pipeline.stages.scored_samples import read_scores
 from pipeline.stages.train_round import described, leave, round_of
 from pipeline.training.checkpoint import Files, checkpoints
 from pipeline.training.given import Networks, Outcome, TrainingData
-from pipeline.training.judging import Away, Scores
+from pipeline.training.judging import Offloaded, Scores
 from pipeline.training.reference_scores import ReferenceScores
 from pipeline.training.stored_pairs import StoredPairs
 from pipeline.training.trainer import Trainer
@@ -156,10 +156,10 @@ def one_process(
         samples = _samples(values, prompts, len(data.texts))
     closes = closing_tokens(data.tokenizer, cfg.kl.group, int(actor.lm.config.vocab_size))
     pairs = _pairs(reward, data) if cfg.train.data == "pairs" else None
-    away = Away(Offload(beside, device), Offload(proxy.networks, device)) if _offloads(cfg) else None
+    offloaded = Offloaded(Offload(beside, device), Offload(proxy.networks, device)) if _offloads(cfg) else None
     trainer = Trainer(
         cfg,
-        Networks(actor, reference, away),
+        Networks(actor, reference, offloaded),
         TrainingData(data.ids, data.mask, data.token_ids, samples, pairs, closes),
         score,
         Files(lambda offset: MetricsLog.resume(metrics, offset) if offset else MetricsLog(metrics), out / KEPT),

@@ -17,7 +17,7 @@ from pipeline.config.runtime import RuntimeConfig
 from pipeline.run.progress import RESUMED
 from pipeline.training.processes import NullLog, Ranks
 from pipeline.training.rounds import Round
-from pipeline.training.state import Place, TrainingState
+from pipeline.training.state import Progress, TrainingState
 
 KEPT = 2
 DIGITS = 16
@@ -123,7 +123,7 @@ class Checkpoints:
     def __init__(self, files: Files, state: TrainingState, ranks: Ranks, watch: Watch, part: Round) -> None:
         self._files, self._state, self._ranks, self._watch, self._part = files, state, ranks, watch, part
         self.log: Log = NullLog()
-        self.saved = Place()
+        self.saved = Progress()
         """Where the newest one was written."""
 
     def due(self, knobs: RuntimeConfig) -> bool:
@@ -141,7 +141,7 @@ class Checkpoints:
                 self.log.flush()
                 content = state.content(self.log.offset)
                 state.ledger.wrote_checkpoint(save(self._files.checkpoints, state.update, content))
-        self.saved = state.place
+        self.saved = state.progress
 
     def newest(self) -> dict[str, Any] | None:
         """The content of the newest one that is sound."""
@@ -179,4 +179,4 @@ class Checkpoints:
 
     def _load(self, content: Mapping[str, Any]) -> None:
         self._state.load(content)
-        self.saved = self._state.place
+        self.saved = self._state.progress

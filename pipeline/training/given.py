@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import ActorCritic
-from pipeline.training.judging import Away
+from pipeline.training.judging import Offloaded
 from pipeline.training.reference_scores import ReferenceScores
 from pipeline.training.stored_pairs import StoredPairs
 
@@ -35,7 +35,7 @@ class Networks:
 
     actor: ActorCritic
     reference: CausalLM
-    away: Away | None = None
+    offloaded: Offloaded | None = None
     """Keeps the reference, and the reward's networks, off the card."""
 
 

@@ -12,7 +12,7 @@ from pipeline.config.trial import TrialConfig
 NOISE = 5.0
 """Standard errors by which a sampled mean may miss its expectation before it is no longer noise."""
 
-SHELF = 256
+TOGETHER = 256
 """Responses whose token pairs are sorted at once."""
 
 
@@ -30,8 +30,8 @@ def repetition(responses: Tensor, mask: Tensor) -> float:
     rows = counts > 0
     if not bool(rows.any()):
         return 0.0
-    shelves = zip(torch.split(responses, SHELF), torch.split(mask, SHELF), strict=True)
-    different = torch.cat([_different(some, valid[:, 1:], tokens) for some, valid in shelves])
+    parts = zip(torch.split(responses, TOGETHER), torch.split(mask, TOGETHER), strict=True)
+    different = torch.cat([_different(some, valid[:, 1:], tokens) for some, valid in parts])
     return float((1 - different[rows] / counts[rows]).mean())
 
 

@@ -63,7 +63,7 @@ ScoreFn = Callable[[Episodes, Sequence[int]], Scores]
 
 
 @dataclass(frozen=True)
-class Away:
+class Offloaded:
     """Networks that are on the card only while a rollout is measured, or scored."""
 
     reference: Offload
@@ -93,16 +93,16 @@ class RolloutContext:
     """Weight of the part of the reward that has a floor; None without one."""
     start: CausalLM | None = None
     """The policy that the round began with, in a trial with several; in the first it is the reference itself."""
-    away: Away | None = None
+    offloaded: Offloaded | None = None
     """Keeps reference and reward networks off the card; None where they stay on it."""
 
     def measuring(self) -> AbstractContextManager[None]:
         """The reference can be asked within. Raises `MemoryFull`."""
-        return nullcontext() if self.away is None else self.away.reference.at_hand()
+        return nullcontext() if self.offloaded is None else self.offloaded.reference.at_hand()
 
     def scoring(self) -> AbstractContextManager[None]:
         """The reward can be asked within. Raises `MemoryFull`."""
-        return nullcontext() if self.away is None else self.away.reward.at_hand()
+        return nullcontext() if self.offloaded is None else self.offloaded.reward.at_hand()
 
 
 @dataclass(frozen=True)
@@ -173,22 +173,22 @@ def measure(
 ) -> Measured:
     """Both networks and the critic on every valid token, and the KL to a third network `start`, as many rows at a time
     as `room` has. Raises `MemoryFull`."""
-    away, critic = start is not None and start is not reference, actor.has_critic
-    grids = torch.zeros(4 + critic + away, *episodes.response_mask.shape, device=episodes.ended.device)
+    apart, critic = start is not None and start is not reference, actor.has_critic
+    grids = torch.zeros(4 + critic + apart, *episodes.response_mask.shape, device=episodes.ended.device)
 
     def fill(rows: Tensor, chunk: Episodes) -> None:
         mask = chunk.response_mask
         hidden, values = actor.hidden_and_values(chunk)
         stats = token_stats(actor.lm, hidden, reference, response_hidden(reference, chunk), chunk.labels, temperature)
         columns = [stats.logprobs, stats.ref_logprobs, stats.kl, stats.entropy, *([] if values is None else [values])]
-        if start is not None and away:
+        if start is not None and apart:
             columns.append(exact_kls(actor.lm, hidden, start, response_hidden(start, chunk), temperature))
         for grid, column in zip(grids, columns, strict=True):
             grid[rows, : mask.shape[1]] = to_grid(column, mask)
 
     episodes.by_length(room, fill)
     logprobs, ref_logprobs, kl, entropy = grids[:4]
-    start_kl = None if start is None else grids[-1] if away else kl
+    start_kl = None if start is None else grids[-1] if apart else kl
     return Measured(logprobs, ref_logprobs, kl, entropy, grids[4] if critic else None, start_kl)
 
 

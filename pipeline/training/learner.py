@@ -25,7 +25,7 @@ class Learner:
     """The processes that share the work."""
     cfg: TrialConfig
     parts: Parts
-    micro_batch: Room
+    room: Room
     """Episodes in memory at once; changes nothing."""
     checkpointing: bool = False
     """Compute activations twice instead of keeping them; changes nothing."""

@@ -21,14 +21,14 @@ from pipeline.algorithms.mathematics.natural_gradient import (
     step_length,
 )
 from pipeline.algorithms.terms import Tokens
-from pipeline.models.fisher import fisher_product, flat, shaped_as, standing_in, trained
+from pipeline.models.fisher import fisher_product, flat, shaped_as, swapped, trained
 from pipeline.models.lm_head import chunks
+from pipeline.models.micro_batches import MicroBatch
 from pipeline.models.policy import gather, log_probs, response_hidden
 from pipeline.models.recompute import recomputing
-from pipeline.models.shelves import Shelf
+from pipeline.training.experience import Experience, tokens_of
 from pipeline.training.health import check_finite
 from pipeline.training.learner import Learner
-from pipeline.training.lesson import Lesson, tokens_of
 from pipeline.training.part import Parts
 from pipeline.training.penalty import Penalty, penalty_of
 from pipeline.training.selfcheck import OFF_POLICY, check_first_step
@@ -37,7 +37,7 @@ from pipeline.training.update import MiniBatch, OnStep, accumulate, mini_batches
 from pipeline.training.whole_rollout import token_means
 
 
-def learn_naturally(rollout: Lesson, learner: Learner, update: int, on_step: OnStep) -> int:
+def learn_naturally(rollout: Experience, learner: Learner, update: int, on_step: OnStep) -> int:
     """Take all gradient steps of an update, and return how many there were.
 
     `on_step` gets each step's number and metrics. Raises `Diverged` before a step that is not finite would be taken.
@@ -63,7 +63,7 @@ def learn_naturally(rollout: Lesson, learner: Learner, update: int, on_step: OnS
 # --- the critic ----------------------------------------------------------------------------------------------
 
 
-def critic_backward(rollout: Lesson, rows: Shelf, learner: Learner, whole: MiniBatch) -> dict[str, Tensor]:
+def critic_backward(rollout: Experience, rows: MicroBatch, learner: Learner, whole: MiniBatch) -> dict[str, Tensor]:
     """Add the gradient of the value loss of `rows`, a part of the mini-batch `whole`; returns the metrics' sums."""
     actor, cfg, batch = learner.actor, learner.cfg.critic, tokens_of(rollout, rows)
     assert batch.values is not None
@@ -103,7 +103,7 @@ def _sizes(learner: Learner, norms: dict[str, float]) -> dict[str, float]:
 # --- the policy ----------------------------------------------------------------------------------------------
 
 
-def move_policy(rollout: Lesson, learner: Learner) -> dict[str, float]:
+def move_policy(rollout: Experience, learner: Learner) -> dict[str, float]:
     """Take the natural-gradient step by the gradient that is in the policy's parameters, unscaled, and drop it there.
 
     Where no point of the line search is accepted the weights stay as they are. Returns the step's metrics.
@@ -122,12 +122,12 @@ def move_policy(rollout: Lesson, learner: Learner) -> dict[str, float]:
     return size | _report(_search(rollout, learner, step), expected)
 
 
-def natural_step(rollout: Lesson, learner: Learner, uphill: Tensor) -> Tensor:
+def natural_step(rollout: Experience, learner: Learner, uphill: Tensor) -> Tensor:
     """The step (P,) along (F + damping)⁻¹ `uphill`, as long as the quadratic model of the KL allows."""
     knobs = learner.cfg.algorithm
 
     def fisher(vector: Tensor) -> Tensor:
-        def sums(rows: Shelf) -> list[Tensor]:
+        def sums(rows: MicroBatch) -> list[Tensor]:
             episodes = rollout.episodes.take(rows)
             return [
                 fisher_product(learner.actor.lm, episodes, vector, learner.cfg.train.temperature, learner.checkpointing)
@@ -142,7 +142,7 @@ def natural_step(rollout: Lesson, learner: Learner, uphill: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _search(rollout: Lesson, learner: Learner, step: Tensor) -> LineSearch:
+def _search(rollout: Experience, learner: Learner, step: Tensor) -> LineSearch:
     """Move the policy to the first accepted point of the line search, if there is one."""
     parameters, knobs = trained(learner.actor.lm), learner.cfg.algorithm
 
@@ -165,7 +165,9 @@ def _search(rollout: Lesson, learner: Learner, step: Tensor) -> LineSearch:
 
 
 @torch.no_grad()
-def gain_and_kl(rollout: Lesson, rows: Tensor | Shelf, learner: Learner, weights: list[Tensor]) -> list[Tensor]:
+def gain_and_kl(
+    rollout: Experience, rows: Tensor | MicroBatch, learner: Learner, weights: list[Tensor]
+) -> list[Tensor]:
     """What other weights of the policy would gain in the objective, and their exact KL(old || new); () each, summed
     over the tokens of `rows`."""
     lm, temperature, episodes = learner.actor.lm, learner.cfg.train.temperature, rollout.episodes.take(rows)
@@ -173,15 +175,15 @@ def gain_and_kl(rollout: Lesson, rows: Tensor | Shelf, learner: Learner, weights
     gain, total = (torch.zeros((), device=labels.device) for _ in range(2))
     with learner.precision.autocast():
         old_hidden = response_hidden(lm, episodes)
-        with standing_in(lm, weights):
+        with swapped(lm, weights):
             new_hidden = response_hidden(lm, episodes)
         mask, cfg = episodes.response_mask, learner.cfg
-        shelf = rows if isinstance(rows, Shelf) else None
-        surrogate = surrogate_loss(batch, mask, None, _whole(rollout), cfg, shelf)
-        penalty = penalty_of(batch, mask, None, rollout.kl_coef, cfg.kl, shelf=shelf)
+        micro_batch = rows if isinstance(rows, MicroBatch) else None
+        surrogate = surrogate_loss(batch, mask, None, _whole(rollout), cfg, micro_batch)
+        penalty = penalty_of(batch, mask, None, rollout.kl_coef, cfg.kl, micro_batch=micro_batch)
         for part in chunks(labels, int(lm.config.vocab_size)):
             log_old = log_probs(lm, old_hidden[part], temperature)
-            with standing_in(lm, weights):
+            with swapped(lm, weights):
                 log_new = log_probs(lm, new_hidden[part], temperature)
             before, after = (
                 objective(surrogate, penalty, batch, learner.parts, part, gather(log_pi, labels[part]), log_pi)
@@ -210,7 +212,7 @@ def objective(
     return total
 
 
-def _whole(rollout: Lesson) -> MiniBatch:
+def _whole(rollout: Experience) -> MiniBatch:
     mask = rollout.episodes.response_mask
     return MiniBatch(mask.sum(), len(mask))
 

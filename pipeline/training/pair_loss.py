@@ -14,10 +14,10 @@ from torch import Tensor
 
 from pipeline.algorithms.mathematics.preference import LOSSES, evened
 from pipeline.models.lm_head import head_logprobs
+from pipeline.models.micro_batches import MicroBatch, moved
 from pipeline.models.policy import response_hidden, to_grid
-from pipeline.models.shelves import Shelf, moved
+from pipeline.training.experience import Experience
 from pipeline.training.learner import Learner
-from pipeline.training.lesson import Lesson
 from pipeline.training.surrogate_loss import SurrogateLoss, to_tokens
 
 
@@ -30,26 +30,26 @@ class PairSlopes:
     metrics: dict[str, float]
 
 
-def pair_slopes(lesson: Lesson, rows: Tensor, learner: Learner) -> PairSlopes:
+def pair_slopes(experience: Experience, rows: Tensor, learner: Learner) -> PairSlopes:
     """The slopes at the present weights, for the mini-batch `rows` (n,), on the host: both responses of every pair
     stand next to each other. Pairs with equal scores are left out. Raises `MemoryFull` in all processes when a row does
     not fit."""
-    cfg, mask = learner.cfg.algorithm, lesson.episodes.response_mask
+    cfg, mask = learner.cfg.algorithm, experience.episodes.response_mask
     lengths = mask.sum(1)
     share = 1 / lengths.double() if cfg.ratio == "sequence_mean" else torch.ones_like(lengths, dtype=torch.double)
     (there,) = moved((rows.numpy(),), mask.device)
-    now = response_sums(lesson, rows, learner)[there]
-    then = lesson.measured.ref_logprobs[there].double().sum(1)
-    better = lesson.advantages[there, 0].view(-1, 2)
+    now = response_sums(experience, rows, learner)[there]
+    then = experience.measured.ref_logprobs[there].double().sum(1)
+    better = experience.advantages[there, 0].view(-1, 2)
     first_wins, judged = better[:, 0] > 0, better[:, 0] != 0
     gained = ((now - then) * share[there]).view(-1, 2)
     sign = torch.where(first_wins, 1.0, -1.0).double()
     margins = (sign * (gained[:, 0] - gained[:, 1])).requires_grad_()
     with torch.enable_grad():
-        losses = torch.where(judged, LOSSES[cfg.trust_region](margins, lesson.kl_coef), 0.0)
+        losses = torch.where(judged, LOSSES[cfg.trust_region](margins, experience.kl_coef), 0.0)
         (by_margin,) = torch.autograd.grad(losses.sum(), margins)
     pairs = judged.sum().clamp(min=1)
-    by_margin = by_margin * evened(cfg.trust_region, lesson.kl_coef) / pairs
+    by_margin = by_margin * evened(cfg.trust_region, experience.kl_coef) / pairs
     slopes = torch.zeros_like(share)
     slopes[there] = torch.stack([sign * by_margin, -sign * by_margin], dim=1).flatten() * share[there]
     return PairSlopes(
@@ -58,33 +58,33 @@ def pair_slopes(lesson: Lesson, rows: Tensor, learner: Learner) -> PairSlopes:
 
 
 @torch.no_grad()
-def response_sums(lesson: Lesson, rows: Tensor, learner: Learner) -> Tensor:
+def response_sums(experience: Experience, rows: Tensor, learner: Learner) -> Tensor:
     """Log-probability of each response of `rows` (n,) by the network at hand, nats, the same in all processes; (B,)
     fp64, 0 for the others."""
     lm, temperature, ranks = learner.actor.lm, learner.cfg.train.temperature, learner.ranks
-    sums = torch.zeros(len(lesson.episodes.ended), dtype=torch.double, device=lesson.episodes.ended.device)
+    sums = torch.zeros(len(experience.episodes.ended), dtype=torch.double, device=experience.episodes.ended.device)
 
     def over(size: int) -> None:
         sums.zero_()
-        for part in lesson.shelves(size, ranks.part(rows)):
-            episodes = lesson.episodes.take(part)
+        for part in experience.micro_batches(size, ranks.part(rows)):
+            episodes = experience.episodes.take(part)
             with learner.precision.autocast():
                 logprobs = head_logprobs(lm, response_hidden(lm, episodes), episodes.labels, temperature)
             sums[part.rows] = to_grid(logprobs, episodes.response_mask).double().sum(1)
 
-    ranks.all_fit(lambda: learner.micro_batch.fit(over))
+    ranks.all_fit(lambda: learner.room.fit(over))
     ranks.add([sums])
     return sums
 
 
-def of_pairs(pairs: PairSlopes, shelf: Shelf, mask: Tensor, tokens: Tensor, sequences: int) -> SurrogateLoss:
+def of_pairs(pairs: PairSlopes, micro_batch: MicroBatch, mask: Tensor, tokens: Tensor, sequences: int) -> SurrogateLoss:
     """The loss of some rows, mask (n, T); `tokens` () and `sequences` count the whole mini-batch.
 
     The backward divides by `tokens`, but slopes are already means over pairs, so they are multiplied by it first. An
     entropy bonus is averaged over the tokens of a response, then over responses.
     """
-    slopes = to_tokens((pairs.slopes[shelf.rows] * tokens).float(), mask, shelf)
-    weight = to_tokens((tokens / (sequences * mask.sum(1))).float(), mask, shelf)
+    slopes = to_tokens((pairs.slopes[micro_batch.rows] * tokens).float(), mask, micro_batch)
+    weight = to_tokens((tokens / (sequences * mask.sum(1))).float(), mask, micro_batch)
     return SurrogateLoss(lambda part, new: slopes[part] * new, lambda new: {}, weight)
 
 

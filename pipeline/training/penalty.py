@@ -17,8 +17,8 @@ from pipeline.algorithms.mathematics.losses import group_kl_loss
 from pipeline.algorithms.mathematics.token_groups import credited, group_ends, group_sums
 from pipeline.algorithms.terms import Tokens, kl_penalty
 from pipeline.config.kl import KlConfig
+from pipeline.models.micro_batches import MicroBatch, picked
 from pipeline.models.policy import to_grid
-from pipeline.models.shelves import Shelf, picked
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def penalty_of(
     kl_coef: float,
     kl: KlConfig,
     groups: Tensor | None = None,
-    shelf: Shelf | None = None,
+    micro_batch: MicroBatch | None = None,
 ) -> Penalty | None:
     """The penalty that `kl` asks for in the loss, if any; mask (B, T) of the rows. Of a penalty on groups of tokens
     also their numbers `groups` (B, T) and `now` (N,), the log-probs of this very network."""
@@ -48,7 +48,7 @@ def penalty_of(
     if kl.grouped_in("loss"):
         assert now is not None
         assert groups is not None
-        return _on_groups(batch, mask, now, kl_coef, kl, groups, shelf)
+        return _on_groups(batch, mask, now, kl_coef, kl, groups, micro_batch)
 
     def loss(tokens: slice, new_logprobs: Tensor) -> Tensor:
         losses = kl_penalty(batch, tokens, new_logprobs, kl_coef, kl)
@@ -59,7 +59,13 @@ def penalty_of(
 
 
 def _on_groups(
-    batch: Tokens, mask: Tensor, now: Tensor, kl_coef: float, kl: KlConfig, groups: Tensor, shelf: Shelf | None
+    batch: Tokens,
+    mask: Tensor,
+    now: Tensor,
+    kl_coef: float,
+    kl: KlConfig,
+    groups: Tensor,
+    micro_batch: MicroBatch | None,
 ) -> Penalty:
     """β k2(D) or β k3(D) of each group, D = Σ (log π - log ref) over it. The gradient is β slope(D) ∇ log π of all its
     tokens, or of its last one alone.
@@ -76,6 +82,6 @@ def _on_groups(
             paying = group_ends(groups, mask)
         case _:
             assert_never(kl.group_credit)
-    slopes = picked(torch.where(paying, kl_coef * slope, 0.0), mask, shelf)
-    values = picked(credited(kl_coef * estimate, groups, mask, "shared"), mask, shelf)
+    slopes = picked(torch.where(paying, kl_coef * slope, 0.0), mask, micro_batch)
+    values = picked(credited(kl_coef * estimate, groups, mask, "shared"), mask, micro_batch)
     return Penalty(lambda tokens, new_logprobs: slopes[tokens] * new_logprobs, lambda new_logprobs: values)

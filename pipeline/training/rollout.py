@@ -19,6 +19,7 @@ from pipeline.config.replay import has_replay
 from pipeline.config.trial import TrialConfig
 from pipeline.models.policy import Episodes
 from pipeline.models.seeding import uniforms
+from pipeline.training.experience import Experience
 from pipeline.training.greedy import GreedyBaseline, greedy_baseline
 from pipeline.training.health import check_finite, repetition
 from pipeline.training.judging import (
@@ -31,13 +32,12 @@ from pipeline.training.judging import (
     score_in_parts,
     shaped,
 )
-from pipeline.training.lesson import Lesson
 from pipeline.training.processes import Ranks
 from pipeline.training.replay import Replays, discount, replay, replay_metrics
 
 
 @dataclass(frozen=True)
-class Rollout(Lesson):
+class Rollout(Experience):
     """Episodes that the policy has sampled, with what they are worth and what was measured of them."""
 
     scores: Scores

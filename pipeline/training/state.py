@@ -21,7 +21,7 @@ SAMPLE_ROWS = 8
 
 
 @dataclass(frozen=True)
-class Place:
+class Progress:
     """How far a trial has come."""
 
     update: int = 0
@@ -51,9 +51,9 @@ class TrainingState:
         self.steps = GradientSteps(optimiser, Precision.of(device))
 
     @property
-    def place(self) -> Place:
+    def progress(self) -> Progress:
         """Where it stands now."""
-        return Place(self.update, self.taken, self.ledger.wall_s)
+        return Progress(self.update, self.taken, self.ledger.wall_s)
 
     @property
     def planned(self) -> int:

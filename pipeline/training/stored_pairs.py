@@ -10,8 +10,8 @@ from torch import Tensor
 from pipeline.models.lm_head import head_logprobs
 from pipeline.models.policy import Episodes, response_hidden, to_grid
 from pipeline.models.seeding import permutation
+from pipeline.training.experience import Experience
 from pipeline.training.judging import Measured, RolloutContext
-from pipeline.training.lesson import Lesson
 from pipeline.training.rollout import Rollout
 
 
@@ -22,7 +22,7 @@ class StoredPairs:
     episodes: Episodes
     """(2n, ...) on the CPU: the preferred response of a pair, then the other one."""
 
-    def lesson(self, context: RolloutContext, update: int, kl_coef: float) -> Lesson:
+    def experience(self, context: RolloutContext, update: int, kl_coef: float) -> Experience:
         """The batch of one update: each pass over all pairs in a fresh order.
 
         New log-probs are compared with those of the reference, whoever wrote the responses. Raises `MemoryFull` in all
@@ -41,7 +41,7 @@ class StoredPairs:
         nothing = torch.zeros_like(logprobs)
         preferred = torch.tensor([1.0, -1.0], device=device).repeat(len(pairs)).unsqueeze(1)
         advantages = torch.where(episodes.response_mask, preferred, 0.0)
-        return Lesson(episodes, Measured(logprobs, logprobs, nothing, nothing, None), advantages, None, kl_coef)
+        return Experience(episodes, Measured(logprobs, logprobs, nothing, nothing, None), advantages, None, kl_coef)
 
 
 @torch.no_grad()
@@ -59,14 +59,14 @@ def _reference_logprobs(context: RolloutContext, episodes: Episodes) -> Tensor:
     return grid
 
 
-def lesson_of(rollout: Rollout, pairs: StoredPairs | None, context: RolloutContext, update: int) -> Lesson:
+def experience_of(rollout: Rollout, pairs: StoredPairs | None, context: RolloutContext, update: int) -> Experience:
     """What the steps of an update learn from: the rollout, or stored pairs where the trial is configured to. Raises
     `ValueError` where these are missing."""
     if context.cfg.train.data == "rollouts":
         return rollout
     if pairs is None:
         raise ValueError("train.data 'pairs' needs stored pairs")
-    return pairs.lesson(context, update, rollout.kl_coef)
+    return pairs.experience(context, update, rollout.kl_coef)
 
 
 def in_turn(n: int, size: int, update: int, seed: int, label: str) -> Tensor:

@@ -16,8 +16,8 @@ from torch import Tensor
 from pipeline.algorithms.base import Behaviour, Surrogate
 from pipeline.algorithms.terms import Tokens
 from pipeline.config.algorithm import AlgorithmConfig
+from pipeline.models.micro_batches import MicroBatch
 from pipeline.models.policy import to_grid
-from pipeline.models.shelves import Shelf
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def of_sequences(
     weight: Tensor,
     per_sequence: Tensor,
     cfg: AlgorithmConfig,
-    shelf: Shelf | None = None,
+    micro_batch: MicroBatch | None = None,
 ) -> SurrogateLoss:
     """Every response as a whole; mask (B, T) of the rows, now (N,) log-probs of this very network, weight (B,) of a
     response in the loss.
@@ -78,10 +78,10 @@ def of_sequences(
     with torch.enable_grad():
         losses, metrics = surrogate(behaviour, level, cfg)
         (slope,) = torch.autograd.grad(losses.sum(), level)
-    slopes = to_tokens(slope * weight * share, mask, shelf)
+    slopes = to_tokens(slope * weight * share, mask, micro_batch)
     scaled = {name: value * per_sequence for name, value in summed(metrics).items()}
     scaled |= summed({"policy/pg_loss": losses * weight})
-    weights = to_tokens(weight * share, mask, shelf)
+    weights = to_tokens(weight * share, mask, micro_batch)
     return SurrogateLoss(lambda tokens, new: slopes[tokens] * new, lambda new: scaled, weights)
 
 
@@ -91,10 +91,10 @@ def of_rows(flat: Tensor, mask: Tensor, share: Tensor | float = 1.0) -> Tensor:
     return (to_grid(flat, mask).double().sum(1) * share).to(flat.dtype)
 
 
-def to_tokens(rows: Tensor, mask: Tensor, shelf: Shelf | None = None) -> Tensor:
-    """The number of each response on all its valid tokens: rows (B,), mask (B, T); (N,). Those of a `shelf` without
-    asking the device."""
-    return rows.unsqueeze(1).expand(mask.shape)[mask] if shelf is None else rows[shelf.row]
+def to_tokens(rows: Tensor, mask: Tensor, micro_batch: MicroBatch | None = None) -> Tensor:
+    """The number of each response on all its valid tokens: rows (B,), mask (B, T); (N,). Those of a `micro_batch`
+    without asking the device."""
+    return rows.unsqueeze(1).expand(mask.shape)[mask] if micro_batch is None else rows[micro_batch.row]
 
 
 def summed(metrics: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -22,11 +22,11 @@ from pipeline.resources.out_of_memory import MemoryFull, MemoryFullSomewhere, Ro
 from pipeline.resources.roofline import BYTES_STEP
 from pipeline.run.leaving import Leaving, asked_to_leave
 from pipeline.training.checkpoint import Checkpoints, Files, Watch
+from pipeline.training.experience import Experience
 from pipeline.training.given import Networks, Outcome, TrainingData
 from pipeline.training.health import Diverged, check_collapse, check_finite, negative_kl
 from pipeline.training.judging import Prompts, RolloutContext, ScoreFn
 from pipeline.training.learner import Learner
-from pipeline.training.lesson import Lesson
 from pipeline.training.natural_step import learn_naturally
 from pipeline.training.part import TAKEN
 from pipeline.training.parts import parts_of
@@ -35,12 +35,12 @@ from pipeline.training.reference_scores import v_star_of
 from pipeline.training.rollout import Rollout, collect
 from pipeline.training.rounds import Round
 from pipeline.training.selfcheck import check_end, check_start
-from pipeline.training.state import Place, TrainingState
-from pipeline.training.stored_pairs import in_turn, lesson_of
+from pipeline.training.state import Progress, TrainingState
+from pipeline.training.stored_pairs import experience_of, in_turn
 from pipeline.training.update import OnStep, train_on
 from pipeline.training.whole_rollout import MEASUREMENTS
 
-LEARNERS: dict[str, Callable[[Lesson, Learner, int, OnStep], int]] = {"trpo": learn_naturally}
+LEARNERS: dict[str, Callable[[Experience, Learner, int, OnStep], int]] = {"trpo": learn_naturally}
 """How the steps of an update are taken, by the trust region, where it is not by `train_on`."""
 
 
@@ -93,7 +93,7 @@ class Trainer:
             self.ranks,
             closes,
             start=None if part is None else part.start or networks.reference,
-            away=networks.away,
+            offloaded=networks.offloaded,
         )
         rows = min(cfg.runtime.micro_batch_size, cfg.train.mini_batch_size)
         room = Room("runtime.micro_batch_size", rows, watch.warn, sampler.give_way)
@@ -113,14 +113,14 @@ class Trainer:
         self.reached = 0
         self.cap: Reached | None = None
         self.last_step: Mapping[str, float] = {}
-        self.healthy = Place()
+        self.healthy = Progress()
 
     def run(self) -> Outcome:
         """Train to the end, that of the round where there are several, a cap, a rule that stops it, or divergence; from
         the newest checkpoint where there is one."""
         try:
             self.checkpoints.resume()
-            self.healthy = self.state.place
+            self.healthy = self.state.progress
             status, reason = self._train()
         finally:
             self.checkpoints.log.close()
@@ -194,18 +194,18 @@ class Trainer:
             rollout = collect(context, self._prompts(), self.state.update, terms.kl_coef)
         return replace(rollout, metrics={**rollout.metrics, **terms.metrics})
 
-    def _lesson(self, rollout: Rollout) -> Lesson:
+    def _experience(self, rollout: Rollout) -> Experience:
         with self.precision.autocast():
-            return lesson_of(rollout, self.pairs, self.rollout_context, self.state.update)
+            return experience_of(rollout, self.pairs, self.rollout_context, self.state.update)
 
     def _learn(self, rollout: Rollout, on_step: OnStep) -> dict[str, float]:
         """Take the steps of an update. Returns what parts have to record behind it."""
-        state, lesson = self.state, self._lesson(rollout)
+        state, experience = self.state, self._experience(rollout)
         learn = LEARNERS.get(self.cfg.algorithm.trust_region, train_on)
         with self.ledger.timed("train"):
-            taken = learn(lesson, self.learner, state.update, on_step)
-            wanted = {name: MEASUREMENTS[name](lesson, self.learner) for name in self.parts.wants}
-            if self.rollout_context.away:  # what comes back for the next rollout takes their place
+            taken = learn(experience, self.learner, state.update, on_step)
+            wanted = {name: MEASUREMENTS[name](experience, self.learner) for name in self.parts.wants}
+            if self.rollout_context.offloaded:  # what comes back for the next rollout takes their place
                 state.steps.clear()
         check_finite(wanted)
         state.taken += taken
@@ -227,7 +227,7 @@ class Trainer:
         if warning:
             state.warned = True
             self.watch.warn(f"{warning}; at step {state.planned}")
-        self.healthy = state.place
+        self.healthy = state.progress
 
     def _check_end(self) -> None:
         with self.ledger.timed("selfcheck"), self.precision.autocast():
@@ -262,7 +262,7 @@ class Trainer:
         They are trained again from the newest checkpoint. Few trials diverge; a copy of the weights in every update of
         every trial would cost memory on the card, or time on its bus.
         """
-        state, ended = self.state, self.state.place
+        state, ended = self.state, self.state.progress
         self.ranks.wait()
         content = self.checkpoints.newest()
         if content is None:
@@ -293,4 +293,4 @@ class Trainer:
     def state_bytes(self) -> int:
         """Memory of what training keeps from step to step; frozen networks that are off the card are not counted."""
         context = self.rollout_context
-        return self.state.nbytes(*(() if context.away else (context.reference, self.part.start)))
+        return self.state.nbytes(*(() if context.offloaded else (context.reference, self.part.start)))

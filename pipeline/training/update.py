@@ -17,13 +17,13 @@ from pipeline.algorithms.registry import SURROGATES
 from pipeline.algorithms.terms import Tokens, step_metrics
 from pipeline.config.trial import TrialConfig
 from pipeline.models.lm_head import head_backward, head_logprobs
+from pipeline.models.micro_batches import MicroBatch, moved
 from pipeline.models.recompute import recomputing
 from pipeline.models.seeding import permutation
-from pipeline.models.shelves import Shelf, moved
+from pipeline.training.experience import Experience, tokens_of
 from pipeline.training.grouping import groups_of
 from pipeline.training.health import check_finite
 from pipeline.training.learner import Learner
-from pipeline.training.lesson import Lesson, tokens_of
 from pipeline.training.pair_loss import PairSlopes, of_pairs, pair_slopes
 from pipeline.training.part import Step, TokenLosses
 from pipeline.training.penalty import penalty_of
@@ -44,12 +44,12 @@ class MiniBatch:
     """Of a loss of pairs."""
 
 
-Backward = Callable[[Lesson, Shelf, Learner, MiniBatch], dict[str, Tensor]]
+Backward = Callable[[Experience, MicroBatch, Learner, MiniBatch], dict[str, Tensor]]
 """Adds the gradient of some rows of a mini-batch to the parameters; gives the metrics' sums. A card is not waited for
 meanwhile."""
 
 
-def train_on(lesson: Lesson, learner: Learner, update: int, on_step: OnStep) -> int:
+def train_on(experience: Experience, learner: Learner, update: int, on_step: OnStep) -> int:
     """Take up to ``num_epochs x num_mini_batches`` gradient steps, and return how many were taken.
 
     `on_step` gets each step's number among the planned ones, from 1, and its metrics. Raises `Diverged` before a step
@@ -57,7 +57,7 @@ def train_on(lesson: Lesson, learner: Learner, update: int, on_step: OnStep) -> 
     """
     cfg, taken = learner.cfg, 0
     for position, rows in mini_batches(cfg, update):
-        metrics = accumulate(lesson, rows, learner)
+        metrics = accumulate(experience, rows, learner)
         off_policy = metrics.pop(OFF_POLICY)
         if position == 0:
             check_first_step(metrics, off_policy, learner.precision.tolerance)
@@ -91,18 +91,22 @@ def _rows_of(places: Tensor, together: int) -> Tensor:
     return (places.unsqueeze(1) * together + torch.arange(together)).flatten()
 
 
-def accumulate(lesson: Lesson, rows: Tensor, learner: Learner, back: Backward | None = None) -> dict[str, float]:
+def accumulate(
+    experience: Experience, rows: Tensor, learner: Learner, back: Backward | None = None
+) -> dict[str, float]:
     """The gradient of the mean loss over the valid tokens of the mini-batch `rows` (n,), on the host, left in the
     parameters, scaled; its metrics. The loss is that of policy and critic, unless `back` is another than `backward`.
 
     Micro-batches change no result. Raises `Diverged` for what is not finite, `MemoryFull` for what does not fit.
     """
-    pairs = pair_slopes(lesson, rows, learner) if learner.cfg.algorithm.by_pairs else None
-    mask, room, mine = lesson.episodes.response_mask, learner.micro_batch, learner.ranks.part(rows)
+    pairs = pair_slopes(experience, rows, learner) if learner.cfg.algorithm.by_pairs else None
+    mask, room, mine = experience.episodes.response_mask, learner.room, learner.ranks.part(rows)
     (there,) = moved((rows.numpy(),), mask.device)
     batch = MiniBatch(mask[there].sum(), len(rows), pairs)
     sums = learner.ranks.all_fit(
-        lambda: room.fit(lambda size: gradient(lesson, lesson.shelves(size, mine), learner, batch, back or backward))
+        lambda: room.fit(
+            lambda size: gradient(experience, experience.micro_batches(size, mine), learner, batch, back or backward)
+        )
     )
     learner.ranks.add([parameter.grad for parameter in learner.actor.parameters() if parameter.grad is not None])
     learner.ranks.add(sums.values())
@@ -113,7 +117,7 @@ def accumulate(lesson: Lesson, rows: Tensor, learner: Learner, back: Backward | 
 
 
 def gradient(
-    lesson: Lesson, parts: Iterable[Shelf], learner: Learner, batch: MiniBatch, back: Backward
+    experience: Experience, parts: Iterable[MicroBatch], learner: Learner, batch: MiniBatch, back: Backward
 ) -> dict[str, Tensor]:
     """Leave the gradient of all `parts` in the parameters, in place of what was there; the metrics' sums over their
     tokens."""
@@ -121,16 +125,16 @@ def gradient(
     sums: dict[str, Tensor] = {}
     for part in parts:
         with learner.precision.autocast():
-            for name, value in back(lesson, part, learner, batch).items():
+            for name, value in back(experience, part, learner, batch).items():
                 sums[name] = sums.get(name, torch.zeros_like(value)) + value
     return sums
 
 
-def backward(lesson: Lesson, rows: Shelf, learner: Learner, whole: MiniBatch) -> dict[str, Tensor]:
+def backward(experience: Experience, rows: MicroBatch, learner: Learner, whole: MiniBatch) -> dict[str, Tensor]:
     """Add the gradient of the loss of `rows`, a part of the mini-batch `whole`; returns the metrics' sums."""
     cfg, actor = learner.cfg, learner.actor
-    episodes = lesson.episodes.take(rows)
-    batch = tokens_of(lesson, rows)
+    episodes = experience.episodes.take(rows)
+    batch = tokens_of(experience, rows)
     scale = learner.steps.scale(1 / whole.tokens)
     with recomputing(actor.networks, learner.checkpointing):
         hidden, vpred = actor.hidden_and_values(episodes)
@@ -142,7 +146,7 @@ def backward(lesson: Lesson, rows: Shelf, learner: Learner, whole: MiniBatch) ->
         surrogate = of_pairs(whole.pairs, rows, episodes.response_mask, whole.tokens, whole.sequences)
     else:
         surrogate = surrogate_loss(batch, episodes.response_mask, now, whole, cfg, rows)
-    penalty = penalty_of(batch, episodes.response_mask, now, lesson.kl_coef, cfg.kl, groups, rows)
+    penalty = penalty_of(batch, episodes.response_mask, now, experience.kl_coef, cfg.kl, groups, rows)
 
     def token_loss(part: slice, new_logprobs: Tensor, entropy: Tensor) -> Tensor:
         loss = surrogate.loss(part, new_logprobs)
@@ -168,7 +172,12 @@ def backward(lesson: Lesson, rows: Shelf, learner: Learner, whole: MiniBatch) ->
 
 
 def surrogate_loss(
-    batch: Tokens, mask: Tensor, now: Tensor | None, whole: MiniBatch, cfg: TrialConfig, shelf: Shelf | None = None
+    batch: Tokens,
+    mask: Tensor,
+    now: Tensor | None,
+    whole: MiniBatch,
+    cfg: TrialConfig,
+    micro_batch: MicroBatch | None = None,
 ) -> SurrogateLoss:
     """The policy's loss on some rows of a mini-batch, mask (B, T); of a loss of whole responses `now` (N,), the
     log-probs of the network at hand."""
@@ -177,10 +186,10 @@ def surrogate_loss(
         return of_tokens(surrogate, batch, None, cfg.algorithm)
     weights = response_weights(lengths, whole.tokens, whole.sequences, cfg.train.response_length, cfg.algorithm)
     if not cfg.algorithm.by_sequence:
-        return of_tokens(surrogate, batch, to_tokens(weights / lengths, mask, shelf), cfg.algorithm)
+        return of_tokens(surrogate, batch, to_tokens(weights / lengths, mask, micro_batch), cfg.algorithm)
     assert now is not None
     per_sequence = whole.tokens / whole.sequences
-    return of_sequences(surrogate, batch, mask, now, weights, per_sequence, cfg.algorithm, shelf)
+    return of_sequences(surrogate, batch, mask, now, weights, per_sequence, cfg.algorithm, micro_batch)
 
 
 def token_losses(

@@ -13,7 +13,7 @@ from tinytrial import preset, trainer
 from trl import DPOTrainer
 
 from pipeline.models.policy import flush_left
-from pipeline.training.lesson import Lesson
+from pipeline.training.experience import Experience
 from pipeline.training.trainer import Trainer
 from pipeline.training.update import accumulate
 
@@ -27,26 +27,26 @@ SCALE = {"dpo": 1 / BETA, "ipo": BETA}
 """Of our gradient: the slope at margin 0 is the same for every beta."""
 
 
-def moved(folder: Path, knobs: dict[str, Any]) -> tuple[Trainer, Lesson]:
+def moved(folder: Path, knobs: dict[str, Any]) -> tuple[Trainer, Experience]:
     one = trainer(folder, runtime={"micro_batch_size": 4}, kl__beta=BETA, **knobs)
-    lesson = one._lesson(one._rollout())
+    experience = one._experience(one._rollout())
     with torch.no_grad():
         for seed, parameter in enumerate(one.actor.lm.parameters()):
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
-    return one, lesson
+    return one, experience
 
 
 def same(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def theirs(one: Trainer, lesson: Lesson, loss_type: str) -> tuple[float, dict[str, Any], list[torch.Tensor]]:
+def theirs(one: Trainer, experience: Experience, loss_type: str) -> tuple[float, dict[str, Any], list[torch.Tensor]]:
     """TRL's loss, what it logs and its gradient: its method on a stand-in that has what the method reads."""
     chosen_first = torch.tensor([*ROWS[::2], *ROWS[1::2]])
-    episodes = lesson.episodes.take(chosen_first)
+    episodes = experience.episodes.take(chosen_first)
     tokens, starts = flush_left(episodes)
     columns, ends = torch.arange(tokens.shape[1]), (starts + episodes.lengths).unsqueeze(1)
-    references = lesson.measured.ref_logprobs[chosen_first].sum(1)
+    references = experience.measured.ref_logprobs[chosen_first].sum(1)
     inputs = {
         "input_ids": tokens,
         "attention_mask": (columns < ends).long(),
@@ -77,9 +77,9 @@ def theirs(one: Trainer, lesson: Lesson, loss_type: str) -> tuple[float, dict[st
 @pytest.mark.parametrize("name", LOSSES)
 def test_loss_and_gradient_agree(tmp_path: Path, name: str) -> None:
     loss_type, knobs = LOSSES[name]
-    one, lesson = moved(tmp_path, knobs)
-    expected, logged, gradient = theirs(one, lesson, loss_type)
-    ours = accumulate(lesson, torch.tensor(ROWS), one.learner)
+    one, experience = moved(tmp_path, knobs)
+    expected, logged, gradient = theirs(one, experience, loss_type)
+    ours = accumulate(experience, torch.tensor(ROWS), one.learner)
     assert ours["policy/pg_loss"] == pytest.approx(expected, rel=1e-5)
     assert ours["pairs/chosen_logprobs"] == pytest.approx(logged["logps/chosen"][0], rel=1e-5)
     assert ours["pairs/rejected_logprobs"] == pytest.approx(logged["logps/rejected"][0], rel=1e-5)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pipeline.models import lm_head as head_module
 from pipeline.models.adapters import choose_trained
-from pipeline.models.fisher import fisher_product, flat, shaped_as, standing_in, trained
+from pipeline.models.fisher import fisher_product, flat, shaped_as, swapped, trained
 from pipeline.models.hidden_states import packs
 from pipeline.models.loading import scratch_model
 from pipeline.models.meter import meter
@@ -121,9 +121,9 @@ def test_other_weights_stand_in_for_tied_ones_too_and_go_when_something_breaks()
     lm = network()
     parameters = trained(lm)
     others = [parameter.detach() * 2 for parameter in parameters]
-    with standing_in(lm, others):
+    with swapped(lm, others):
         assert lm.get_input_embeddings().weight is lm.get_output_embeddings().weight is others[0]
-    with contextlib.suppress(RuntimeError), standing_in(lm, others):
+    with contextlib.suppress(RuntimeError), swapped(lm, others):
         raise RuntimeError
     assert all(one is other for one, other in zip(trained(lm), parameters, strict=True))
 

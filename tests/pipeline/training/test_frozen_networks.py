@@ -21,7 +21,7 @@ from pipeline.models.loading import freeze
 from pipeline.models.offload import Offload
 from pipeline.run.metrics_log import merged
 from pipeline.stages.common import check_devices
-from pipeline.training.judging import Away
+from pipeline.training.judging import Offloaded
 from pipeline.training.rollout import collect
 from pipeline.training.selfcheck import SelfCheckFailed, check_rollout
 
@@ -57,8 +57,8 @@ def test_a_reference_that_is_off_the_card_changes_no_byte(tmp_path: Path, settin
     assert one.run() == outcome
     assert merged(tmp_path / "away" / "metrics.jsonl") == rows
     assert all(torch.equal(tensor, state[name]) for name, tensor in one.actor.state_dict().items())
-    assert one.rollout_context.away is not None
-    card: Any = one.rollout_context.away.reference
+    assert one.rollout_context.offloaded is not None
+    card: Any = one.rollout_context.offloaded.reference
     # Greedy responses and stored pairs are measured apart from the rollout, and replayed states one by one.
     visits = card.visits / outcome.updates
     assert visits > 2 if setting == "replayed targets" else visits == (2 if setting in {"remax", "dpo"} else 1)
@@ -96,7 +96,7 @@ def test_rewards_are_there_while_they_score_and_the_reference_is_not(tmp_path: P
     one = trainer(tmp_path, offload=Card)
     lm: Any = one.rollout_context.reference
     scorer = freeze(model())
-    context = replace(one.rollout_context, away=Away(one.rollout_context.away.reference, Card([scorer])))  # type: ignore[union-attr]
+    context = replace(one.rollout_context, offloaded=Offloaded(one.rollout_context.offloaded.reference, Card([scorer])))  # type: ignore[union-attr]
     seen = list[tuple[bool, bool]]()
 
     def look(episodes: Any, rows: Any) -> Any:

@@ -119,8 +119,8 @@ def test_the_line_search_weighs_the_bonus_in_force(tmp_path: Path) -> None:
 def test_the_line_search_weighs_the_beta_in_force(tmp_path: Path) -> None:
     one, rollout, _ = ready(tmp_path, kl__place="loss")
     moved = [parameter.detach() * 0.9 for parameter in trained(one.actor.lm)]
-    lessons = [replace(rollout, kl_coef=beta) for beta in (0.0, 1.0, 3.0)]
-    gains = [gain_and_kl(lesson, torch.arange(8), one.learner, moved)[0].item() for lesson in lessons]
+    experiences = [replace(rollout, kl_coef=beta) for beta in (0.0, 1.0, 3.0)]
+    gains = [gain_and_kl(experience, torch.arange(8), one.learner, moved)[0].item() for experience in experiences]
     assert abs(gains[1] - gains[0]) > 1e-3
     assert gains[2] - gains[0] == pytest.approx(3 * (gains[1] - gains[0]), rel=1e-3)
 

@@ -12,7 +12,7 @@ from tinytrial import ROUNDING, model, preset, run, stored_pairs, trainer
 
 from pipeline.algorithms.mathematics.preference import LOSSES
 from pipeline.models.policy import ActorCritic
-from pipeline.training.lesson import Lesson
+from pipeline.training.experience import Experience
 from pipeline.training.stored_pairs import in_turn
 from pipeline.training.trainer import Trainer
 from pipeline.training.update import accumulate, clip, mini_batches
@@ -31,33 +31,33 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def ready(folder: Path, micro: int = 3, **knobs: Any) -> tuple[Trainer, Lesson]:
-    """A trainer whose policy has moved since its first lesson."""
+def ready(folder: Path, micro: int = 3, **knobs: Any) -> tuple[Trainer, Experience]:
+    """A trainer whose policy has moved since its first experience."""
     one = trainer(folder, runtime={"micro_batch_size": micro}, kl__beta=BETA, optimiser__max_grad_norm=1e9, **knobs)
-    lesson = one._lesson(one._rollout())
+    experience = one._experience(one._rollout())
     with torch.no_grad():
         for seed, parameter in enumerate(one.actor.lm.parameters()):
             parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
-    return one, lesson
+    return one, experience
 
 
-def plain_loss(one: Trainer, lesson: Lesson, pairs: list[tuple[int, int]]) -> torch.Tensor:
+def plain_loss(one: Trainer, experience: Experience, pairs: list[tuple[int, int]]) -> torch.Tensor:
     """The published loss over beta (DPO) or times beta (IPO), one response at a time, in float64."""
     cfg, losses, bonus = one.cfg, [], torch.zeros(()).double()
     for pair in pairs:
         moved = []
         for row in pair:
-            n = int(lesson.episodes.lengths[row])
-            alone = lesson.episodes.take(torch.tensor([row]))
+            n = int(experience.episodes.lengths[row])
+            alone = experience.episodes.take(torch.tensor([row]))
             log_pi, _ = one.actor(alone, cfg.train.temperature)
             said, reference = (
-                one_of[range(n), lesson.episodes.responses[row, :n]].double()
+                one_of[range(n), experience.episodes.responses[row, :n]].double()
                 for one_of in (log_pi, ActorCritic(model())(alone, cfg.train.temperature)[0].detach())
             )
             d = said - reference
             moved.append(d.mean() if cfg.algorithm.ratio == "sequence_mean" else d.sum())
             bonus = bonus - (log_pi.exp() * log_pi).sum() / n / (2 * len(pairs))
-        sign = float(lesson.advantages[pair[0], 0])
+        sign = float(experience.advantages[pair[0], 0])
         if sign:
             losses.append(LOSSES[cfg.algorithm.trust_region](sign * (moved[0] - moved[1]), BETA))
     scale = BETA if cfg.algorithm.trust_region == "ipo" else 1 / BETA
@@ -67,10 +67,10 @@ def plain_loss(one: Trainer, lesson: Lesson, pairs: list[tuple[int, int]]) -> to
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_gradient_is_that_of_the_plain_loss(tmp_path: Path, name: str) -> None:
     """Through the network, with the two responses of a pair in different micro-batches."""
-    one, lesson = ready(tmp_path, **SETTINGS[name])
-    expected = plain_loss(one, lesson, [(6, 7), (0, 1), (4, 5)])
+    one, experience = ready(tmp_path, **SETTINGS[name])
+    expected = plain_loss(one, experience, [(6, 7), (0, 1), (4, 5)])
     gradients = torch.autograd.grad(expected, list(one.actor.lm.parameters()))
-    step = accumulate(lesson, torch.tensor([6, 7, 0, 1, 4, 5]), one.learner)
+    step = accumulate(experience, torch.tensor([6, 7, 0, 1, 4, 5]), one.learner)
     clip(one.learner)
     if name != "entropy":
         scale = BETA if one.cfg.algorithm.trust_region == "ipo" else 1 / BETA
@@ -81,11 +81,11 @@ def test_the_gradient_is_that_of_the_plain_loss(tmp_path: Path, name: str) -> No
 
 def test_which_of_a_pair_stands_first_does_not_matter(tmp_path: Path) -> None:
     def gradient(rows: list[int]) -> list[torch.Tensor]:
-        one, lesson = ready(tmp_path / str(rows[0]), micro=8, **DPO)
-        turned = Lesson(
-            lesson.episodes.take(torch.tensor(rows)),
-            lesson.measured.each(lambda grid: grid[torch.tensor(rows)]),
-            lesson.advantages[torch.tensor(rows)], None, lesson.kl_coef,
+        one, experience = ready(tmp_path / str(rows[0]), micro=8, **DPO)
+        turned = Experience(
+            experience.episodes.take(torch.tensor(rows)),
+            experience.measured.each(lambda grid: grid[torch.tensor(rows)]),
+            experience.advantages[torch.tensor(rows)], None, experience.kl_coef,
         )  # fmt: skip
         accumulate(turned, torch.arange(8), one.learner)
         return [parameter.grad for parameter in one.actor.lm.parameters() if parameter.grad is not None]
@@ -97,21 +97,23 @@ def test_which_of_a_pair_stands_first_does_not_matter(tmp_path: Path) -> None:
 @pytest.mark.parametrize("knobs", [DPO, IPO], ids=["sums", "means"])
 def test_series_are_of_the_preferred_and_of_the_other_side(tmp_path: Path, knobs: dict[str, Any]) -> None:
     """Of lengths so different that the two sides compare one way by sums and the other way by means."""
-    one, lesson = ready(tmp_path, **knobs)
-    mask, lengths = lesson.episodes.response_mask, lesson.episodes.lengths
+    one, experience = ready(tmp_path, **knobs)
+    mask, lengths = experience.episodes.response_mask, experience.episodes.lengths
     pair = next(
         first for first in (0, 2, 4, 6) if lengths[first : first + 2].max() > 2 * lengths[first : first + 2].min()
     )
     rows = torch.tensor([pair, pair + 1])
     long, short = sorted(rows.tolist(), key=lambda row: -int(lengths[row]))
-    log_pi, _ = one.actor(lesson.episodes, 1.0)
-    new = torch.zeros_like(lesson.measured.ref_logprobs)
-    new[mask] = log_pi.gather(1, lesson.episodes.labels.unsqueeze(1)).squeeze(1).detach()
+    log_pi, _ = one.actor(experience.episodes, 1.0)
+    new = torch.zeros_like(experience.measured.ref_logprobs)
+    new[mask] = log_pi.gather(1, experience.episodes.labels.unsqueeze(1)).squeeze(1).detach()
     moved = torch.zeros_like(new[:, 0])
     moved[long], moved[short] = 2.0, 1.0  # per token the short one has moved further
     ref = torch.where(mask, new - (moved / lengths).unsqueeze(1), 0.0)
     advantages = torch.where(mask, torch.where(torch.arange(len(mask)) == short, 1.0, -1.0).unsqueeze(1), 0.0)
-    turned = Lesson(lesson.episodes, replace(lesson.measured, ref_logprobs=ref), advantages, None, lesson.kl_coef)
+    turned = Experience(
+        experience.episodes, replace(experience.measured, ref_logprobs=ref), advantages, None, experience.kl_coef
+    )
     found = accumulate(turned, rows, one.learner)
     for name, row in (("chosen", short), ("rejected", long)):
         assert found[f"pairs/{name}_logprobs"] == pytest.approx(new[row].sum().item(), rel=1e-5)
@@ -121,21 +123,23 @@ def test_series_are_of_the_preferred_and_of_the_other_side(tmp_path: Path, knobs
 
 def test_beta_in_force_weighs_the_margin(tmp_path: Path) -> None:
     """Not the beta at the start: a schedule acts on pairs too."""
-    one, lesson = ready(tmp_path, **DPO)
-    other = Lesson(lesson.episodes, lesson.measured, lesson.advantages, None, 2 * BETA)
-    losses = [accumulate(lesson, torch.arange(4), one.learner)["policy/pg_loss"] for lesson in (lesson, other)]
+    one, experience = ready(tmp_path, **DPO)
+    other = Experience(experience.episodes, experience.measured, experience.advantages, None, 2 * BETA)
+    losses = [
+        accumulate(experience, torch.arange(4), one.learner)["policy/pg_loss"] for experience in (experience, other)
+    ]
     assert abs(losses[0] - losses[1]) > 1e-4
     scheduled = trainer(tmp_path / "linear", kl__beta=BETA, kl__control="linear", kl__beta_end=1.0, **DPO)
     scheduled.state.update = 3
-    assert scheduled._lesson(scheduled._rollout()).kl_coef > BETA
+    assert scheduled._experience(scheduled._rollout()).kl_coef > BETA
 
 
-def test_lessons_differ_by_update_and_by_seed(tmp_path: Path) -> None:
+def test_batches_of_pairs_differ_by_update_and_by_seed(tmp_path: Path) -> None:
     def tokens(update: int, **knobs: Any) -> list[Any]:
         one = trainer(tmp_path / f"{update}{len(knobs)}", **{**DPO, **knobs})
         one.state.update = update
-        lesson = one._lesson(one._rollout())
-        both = lesson.episodes.responses, lesson.episodes.response_mask
+        experience = one._experience(one._rollout())
+        both = experience.episodes.responses, experience.episodes.response_mask
         return [row[kept].tolist() for row, kept in zip(*both, strict=True)]
 
     assert len({str(tokens(0)), str(tokens(1)), str(tokens(0, train__seed=1))}) == 3
@@ -165,18 +169,18 @@ def test_a_trial_on_stored_pairs_does_not_run_without_them(tmp_path: Path) -> No
 
 def test_pairs_with_equal_scores_are_left_out(tmp_path: Path) -> None:
     """Not counted in the mean, and without a gradient of their own; a mini-batch of them alone has none at all."""
-    one, lesson = ready(tmp_path, **DPO)
-    advantages = lesson.advantages.clone()
+    one, experience = ready(tmp_path, **DPO)
+    advantages = experience.advantages.clone()
     advantages[2:4] = 0
-    tied = Lesson(lesson.episodes, lesson.measured, advantages, None, lesson.kl_coef)
+    tied = Experience(experience.episodes, experience.measured, advantages, None, experience.kl_coef)
 
-    def gradient(of: Lesson, rows: list[int]) -> list[torch.Tensor]:
+    def gradient(of: Experience, rows: list[int]) -> list[torch.Tensor]:
         one.learner.steps.clear()
         accumulate(of, torch.tensor(rows), one.learner)
         scale = one.learner.steps.scale(torch.ones(()))
         return [parameter.grad / scale for parameter in one.actor.lm.parameters() if parameter.grad is not None]
 
-    for with_tie, without in zip(gradient(tied, [0, 1, 2, 3]), gradient(lesson, [0, 1]), strict=True):
+    for with_tie, without in zip(gradient(tied, [0, 1, 2, 3]), gradient(experience, [0, 1]), strict=True):
         torch.testing.assert_close(with_tie, without, rtol=1e-4, atol=ROUNDING)
     assert all(not gradient.any() for gradient in gradient(tied, [2, 3]))
 
@@ -194,22 +198,22 @@ def test_each_pass_takes_every_pair_once_in_a_fresh_order() -> None:
     assert taken[:10] != taken[10:]
 
 
-def test_a_lesson_holds_the_stored_tokens_with_the_preferred_response_first(tmp_path: Path) -> None:
+def test_a_batch_holds_the_stored_tokens_with_the_preferred_response_first(tmp_path: Path) -> None:
     one = trainer(tmp_path, **DPO)
-    lesson, stored = one._lesson(one._rollout()), stored_pairs().episodes
+    experience, stored = one._experience(one._rollout()), stored_pairs().episodes
     pairs = in_turn(10, 4, 0, 0, "stored pairs").tolist()
     for place, pair in enumerate(pairs):
         for side in (0, 1):
             row, kept = 2 * place + side, 2 * pair + side
-            assert lesson.advantages[row, 0] == (1, -1)[side]
-            found = lesson.episodes.responses[row][lesson.episodes.response_mask[row]]
+            assert experience.advantages[row, 0] == (1, -1)[side]
+            found = experience.episodes.responses[row][experience.episodes.response_mask[row]]
             assert torch.equal(found, stored.responses[kept][stored.response_mask[kept]])
-    one, lesson = ready(tmp_path / "moved", **DPO)
-    lesson = one._lesson(one._rollout())
-    log_pi, _ = ActorCritic(model())(lesson.episodes, 1.0)
-    mask = lesson.episodes.response_mask
-    expected = log_pi.gather(1, lesson.episodes.labels.unsqueeze(1)).squeeze(1)
-    torch.testing.assert_close(lesson.measured.ref_logprobs[mask], expected, rtol=1e-5, atol=1e-5)
+    one, experience = ready(tmp_path / "moved", **DPO)
+    experience = one._experience(one._rollout())
+    log_pi, _ = ActorCritic(model())(experience.episodes, 1.0)
+    mask = experience.episodes.response_mask
+    expected = log_pi.gather(1, experience.episodes.labels.unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(experience.measured.ref_logprobs[mask], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_rollouts_of_a_trial_on_stored_pairs_are_watched_and_not_charged(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""A rollout is sampled, scored and measured a shelf at a time: of all its episodes only numbers of each token are kept,
-and the shelves change no byte."""
+"""A rollout is sampled, scored and measured a micro-batch at a time: of all its episodes only numbers of each token are
+kept, and the micro-batches change no byte."""
 
 from __future__ import annotations
 
@@ -67,20 +67,20 @@ def test_memory_grows_by_numbers_of_each_token_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [16, 32, 48])
-def test_shelves_of_a_rollout_change_no_byte(tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_micro_batches_of_a_rollout_change_no_byte(tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, series, state = run(tmp_path / "whole", runtime={"rollout_batch_size": 64}, **ROLLOUT)
     monkeypatch.setattr(health, "SHELF", rows - 5)
-    outcome, found, ended = run(tmp_path / "shelves", runtime={"rollout_batch_size": rows}, **ROLLOUT)
+    outcome, found, ended = run(tmp_path / "micro_batches", runtime={"rollout_batch_size": rows}, **ROLLOUT)
     assert outcome == whole
     assert found == series
     assert all(torch.equal(tensor, state[name]) for name, tensor in ended.items())
 
 
-def test_repetition_is_the_same_in_shelves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repetition_is_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     responses = torch.randint(0, 3, (50, 9), generator=torch.Generator().manual_seed(0))
     mask = torch.arange(9) < torch.arange(50).remainder(10)[:, None]
     at_once = health.repetition(responses, mask)
     assert 0.1 < at_once < 0.9
-    for shelf in (1, 7, 50):
-        monkeypatch.setattr(health, "SHELF", shelf)
+    for micro_batch in (1, 7, 50):
+        monkeypatch.setattr(health, "SHELF", micro_batch)
         assert health.repetition(responses, mask) == at_once

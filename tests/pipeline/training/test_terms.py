@@ -20,8 +20,8 @@ from pipeline.algorithms.terms import Tokens, kl_penalty, step_metrics
 from pipeline.config.trial import TrialConfig
 from pipeline.models import lm_head as head_module
 from pipeline.models.policy import Episodes, to_grid
+from pipeline.training.experience import tokens_of
 from pipeline.training.judging import Measured, Scores, final_scores
-from pipeline.training.lesson import tokens_of
 from pipeline.training.rollout import Rollout, drift_metrics, reward_metrics, text_metrics
 from pipeline.training.surrogate_loss import of_tokens
 from pipeline.training.token_stats import exact_kls, token_stats

@@ -635,11 +635,11 @@ def test_the_bonus_in_force_weighs_the_loss_and_not_the_first_one(tmp_path: Path
     """Gradient at a coefficient that a controller has moved to, less that without one: proportional to it."""
     knobs = {**(preset(name) if name != "ppo" else {}), "entropy__coef": 1.0, "optimiser__max_grad_norm": 1e9}
     one = trainer(tmp_path, **knobs)
-    lesson = one._lesson(one._rollout())
+    experience = one._experience(one._rollout())
     gradients = {}
     for coef in (0.0, 1.0, 3.0):
         one.parts["entropy"].coef = coef
-        accumulate(lesson, torch.arange(8), one.learner)
+        accumulate(experience, torch.arange(8), one.learner)
         gradients[coef] = torch.cat([p.grad.flatten() for p in one.actor.lm.parameters() if p.grad is not None])
     once, thrice = (gradients[coef] - gradients[0.0] for coef in (1.0, 3.0))
     assert float(once.norm()) > 1e-3

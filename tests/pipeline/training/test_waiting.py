@@ -12,11 +12,11 @@ from tinynets import UNEVEN, network
 from tinytrial import CONTROLS, trainer
 
 from pipeline.models.fp32_heads import fp32_logits
+from pipeline.models.micro_batches import Extents, picked
 from pipeline.models.packing import Packing
 from pipeline.models.policy import Episodes, flush_left, response_hidden, to_grid
-from pipeline.models.shelves import Extents, picked
 from pipeline.training import natural_step, update, whole_rollout
-from pipeline.training.lesson import tokens_of
+from pipeline.training.experience import tokens_of
 
 
 def in_micro_batches(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[int]]:
@@ -100,37 +100,39 @@ def test_what_is_asked_for_is_seen() -> None:
 # --- what the host works out is what the masks say ----------------------------------------------------------
 
 
-def shelved(rows: list[int], episodes: Episodes = UNEVEN) -> tuple[Any, Any, Any]:
+def indexed(rows: list[int], episodes: Episodes = UNEVEN) -> tuple[Any, Any, Any]:
     extents = Extents.of(episodes.query_mask, episodes.response_mask)
-    (shelf,) = extents.shelves(len(rows), torch.tensor(rows), torch.device("cpu"))
-    return shelf, episodes.take(shelf), episodes.take(shelf.rows)
+    (micro_batch,) = extents.micro_batches(len(rows), torch.tensor(rows), torch.device("cpu"))
+    return micro_batch, episodes.take(micro_batch), episodes.take(micro_batch.rows)
 
 
 @pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [3, 1], [2], [1, 4, 0], [1, 4, 2]])
-def test_a_shelf_is_what_the_masks_of_its_rows_say(rows: list[int]) -> None:
-    shelf, known, asked = shelved(rows)
+def test_a_micro_batch_is_what_the_masks_of_its_rows_say(rows: list[int]) -> None:
+    micro_batch, known, asked = indexed(rows)
     for name in ("query_responses", "query_mask", "response_mask", "ended", "labels", "lengths"):
         assert torch.equal(getattr(known, name), getattr(asked, name)), name
     for one, other in zip(flush_left(known), flush_left(asked), strict=True):
         assert torch.equal(one, other)
     mask, grid = asked.response_mask, torch.rand(asked.response_mask.shape)
-    assert torch.equal(picked(grid, mask, shelf), grid[mask])
+    assert torch.equal(picked(grid, mask, micro_batch), grid[mask])
     row, step = mask.nonzero(as_tuple=True)
-    assert torch.equal(shelf.row, row)
+    assert torch.equal(micro_batch.row, row)
     starts = asked.query_mask.sum(1)
     tokens = flush_left(asked)[0][:, :-1]
     packing = Packing.of(starts + asked.lengths - 1, tokens.shape[1], row, starts[row] - 1 + step)
-    assert torch.equal(shelf.cells, packing.cells)
-    assert torch.equal(shelf.read, packing.read)
+    assert torch.equal(micro_batch.cells, packing.cells)
+    assert torch.equal(micro_batch.read, packing.read)
     whole = torch.rand(UNEVEN.response_mask.shape)
-    assert torch.equal(whole.reshape(-1)[shelf.whole], whole[shelf.rows][UNEVEN.response_mask[shelf.rows]])
+    assert torch.equal(
+        whole.reshape(-1)[micro_batch.whole], whole[micro_batch.rows][UNEVEN.response_mask[micro_batch.rows]]
+    )
     assert torch.equal(to_grid(known.labels, mask), to_grid(asked.labels, mask))
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "bloom"])  # packed, and with its padding
 def test_states_are_those_that_are_found_by_asking(architecture: str) -> None:
     model = fp32_logits(network(architecture, "" if architecture == "qwen2" else "eager"))
-    _, known, asked = shelved([0, 1, 2, 3, 4])
+    _, known, asked = indexed([0, 1, 2, 3, 4])
     with torch.no_grad():
         assert torch.equal(response_hidden(model, known), response_hidden(model, asked))
 
@@ -139,22 +141,22 @@ def test_shelves_hold_the_rows_in_the_order_of_buckets(tmp_path: Path) -> None:
     one = trainer(tmp_path, train__steps=4)
     rollout = one._rollout()
     rows = torch.tensor([6, 1, 3, 4, 7])
-    shelves, buckets = list(rollout.shelves(2, rows)), rollout.episodes.buckets(2, rows)
-    assert [shelf.rows.tolist() for shelf in shelves] == [bucket.tolist() for bucket in buckets]
-    for shelf, bucket in zip(shelves, buckets, strict=True):
-        columns = (vars(tokens_of(rollout, rows)).values() for rows in (shelf, bucket))
+    micro_batches, buckets = list(rollout.micro_batches(2, rows)), rollout.episodes.buckets(2, rows)
+    assert [micro_batch.rows.tolist() for micro_batch in micro_batches] == [bucket.tolist() for bucket in buckets]
+    for micro_batch, bucket in zip(micro_batches, buckets, strict=True):
+        columns = (vars(tokens_of(rollout, rows)).values() for rows in (micro_batch, bucket))
         assert all(torch.equal(known, asked) for known, asked in zip(*columns, strict=True))
     with waiting() as found:
-        list(rollout.shelves(2, rows))
+        list(rollout.micro_batches(2, rows))
     assert len(found) <= 2 * len(rows)  # numpy of host tensors; the device was asked once, before
-    assert not any("shelves.py" in line and "cpu" in line for line in found)
+    assert not any("micro_batches.py" in line and "cpu" in line for line in found)
 
 
 def test_a_response_may_be_empty_of_prompt_padding() -> None:
     """Prompts that fill all columns, and responses that fill all."""
     from tinynets import EVEN
 
-    shelf, known, asked = shelved([0, 1], EVEN)
-    assert shelf.first == 0
+    micro_batch, known, asked = indexed([0, 1], EVEN)
+    assert micro_batch.first == 0
     assert torch.equal(known.query_responses, asked.query_responses)
     assert torch.equal(known.labels, asked.labels)

@@ -1,7 +1,7 @@
 """Where the tokens of some episodes stand, worked out on the host from lengths that it knows.
 
 A card is then never waited for: every size and every index of a micro-batch is known before it begins. B rows of P
-prompt and T response columns; of a shelf b rows, N valid response tokens and M tokens that a trunk reads.
+prompt and T response columns; of a micro-batch b rows, N valid response tokens and M tokens that a trunk reads.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Shelf:
+class MicroBatch:
     """Rows that go through a network together. Tensors are int64, on the device of the episodes."""
 
     rows: Tensor
     """(b,) which of the B rows."""
     row: Tensor
-    """(N,) the shelf's row of each valid response token, ascending."""
+    """(N,) the micro-batch's row of each valid response token, ascending."""
     tokens: Tensor
-    """(N,) its cell among the response columns that the shelf needs, counted row by row."""
+    """(N,) its cell among the response columns that the micro-batch needs, counted row by row."""
     whole: Tensor
     """(N,) its cell among all B x T."""
     cells: Tensor
@@ -60,14 +60,14 @@ class Extents:
         prompts, responses = torch.stack([query_mask.sum(1), response_mask.sum(1)]).cpu().numpy()
         return cls(prompts, responses, query_mask.shape[1], response_mask.shape[1])
 
-    def shelves(self, size: int, rows: Tensor, device: torch.device) -> Iterator[Shelf]:
+    def micro_batches(self, size: int, rows: Tensor, device: torch.device) -> Iterator[MicroBatch]:
         """The rows (n,), a tensor on the host, `size` at a time, sorted by length so that little of each is padding.
         Each is made when it is asked for: the indices of all would take as much as what was measured of them."""
         chosen = rows.numpy()
         order = chosen[(self.prompts + self.responses)[chosen].argsort(kind="stable")]
-        return (self._shelf(order[start : start + size], device) for start in range(0, len(order), size))
+        return (self._micro_batch(order[start : start + size], device) for start in range(0, len(order), size))
 
-    def _shelf(self, rows: Numbers, device: torch.device) -> Shelf:
+    def _micro_batch(self, rows: Numbers, device: torch.device) -> MicroBatch:
         prompts, responses = self.prompts[rows], self.responses[rows]
         row, step = _laid_out(responses)
         width, longest = max(int(responses.max()), 1), int((prompts + responses).max())
@@ -84,7 +84,7 @@ class Extents:
         )
         first = self.context - max(int(prompts.max()), 1)
         there, owner, tokens, whole, cells, read = moved(parts, device)
-        return Shelf(there, owner, tokens, whole, cells, read, first, width, longest)
+        return MicroBatch(there, owner, tokens, whole, cells, read, first, width, longest)
 
 
 def _laid_out(lengths: Numbers) -> tuple[Numbers, Numbers]:
@@ -101,7 +101,7 @@ def moved(parts: tuple[Numbers, ...], device: torch.device) -> tuple[Tensor, ...
     return torch.split(whole, [len(part) for part in parts])
 
 
-def picked(grid: Tensor, mask: Tensor, shelf: Shelf | None = None) -> Tensor:
-    """The entries of a grid (b, T) at the valid tokens of its mask, (N,); those of a `shelf` without asking the
+def picked(grid: Tensor, mask: Tensor, micro_batch: MicroBatch | None = None) -> Tensor:
+    """The entries of a grid (b, T) at the valid tokens of its mask, (N,); those of a `micro_batch` without asking the
     device."""
-    return grid[mask] if shelf is None else grid.reshape(-1)[shelf.tokens]
+    return grid[mask] if micro_batch is None else grid.reshape(-1)[micro_batch.tokens]

@@ -1,7 +1,7 @@
 """A stand-in for a base of the hub: a small random network with a tokenizer of its own, in a folder of the same layout.
 
-python -m pipeline.standin FOLDER --texts REVIEWS [--architecture gpt2|qwen2|llama] [--width 128] [--layers 4] [--vocab
-2000]
+python -m pipeline.tiny_base FOLDER --texts REVIEWS [--architecture gpt2|qwen2|llama] [--width 128] [--layers 4]
+    [--vocab 2000]
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def build(folder: Path, texts: list[str], architecture: str, width: int, layers:
 def main() -> None:
     """Read the arguments, build, and say what was built."""
     parser = argparse.ArgumentParser(
-        prog="python -m pipeline.standin", description="A small random base in the hub's layout."
+        prog="python -m pipeline.tiny_base", description="A small random base in the hub's layout."
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--texts", required=True, help="file or folder with columns text,label, as data.path")

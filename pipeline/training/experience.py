@@ -9,13 +9,13 @@ from functools import cached_property
 from torch import Tensor
 
 from pipeline.algorithms.terms import Tokens
+from pipeline.models.micro_batches import Extents, MicroBatch
 from pipeline.models.policy import Episodes
-from pipeline.models.shelves import Extents, Shelf
 from pipeline.training.judging import Measured
 
 
 @dataclass(frozen=True)
-class Lesson:
+class Experience:
     """Episodes with everything the losses need; grids are (B, T), 0 on invalid tokens."""
 
     episodes: Episodes
@@ -31,22 +31,22 @@ class Lesson:
         """Of the episodes; the device is asked once."""
         return Extents.of(self.episodes.query_mask, self.episodes.response_mask)
 
-    def shelves(self, size: int, rows: Tensor) -> Iterator[Shelf]:
+    def micro_batches(self, size: int, rows: Tensor) -> Iterator[MicroBatch]:
         """The rows (n,), on the host, `size` at a time, sorted by length."""
-        return self.extents.shelves(size, rows, self.episodes.ended.device)
+        return self.extents.micro_batches(size, rows, self.episodes.ended.device)
 
 
-def tokens_of(lesson: Lesson, rows: Tensor | Shelf) -> Tokens:
-    """The valid tokens of some rows: (B,) indices, or a shelf."""
-    measured, mask = lesson.measured, lesson.episodes.response_mask
+def tokens_of(experience: Experience, rows: Tensor | MicroBatch) -> Tokens:
+    """The valid tokens of some rows: (B,) indices, or a micro-batch."""
+    measured, mask = experience.measured, experience.episodes.response_mask
 
     def valid(grid: Tensor) -> Tensor:
-        return grid.reshape(-1)[rows.whole] if isinstance(rows, Shelf) else grid[rows][mask[rows]]
+        return grid.reshape(-1)[rows.whole] if isinstance(rows, MicroBatch) else grid[rows][mask[rows]]
 
     return Tokens(
         valid(measured.logprobs),
         valid(measured.ref_logprobs),
-        valid(lesson.advantages),
+        valid(experience.advantages),
         None if measured.values is None else valid(measured.values),
-        None if lesson.returns is None else valid(lesson.returns),
+        None if experience.returns is None else valid(experience.returns),
     )
