@@ -12,7 +12,6 @@ from pipeline.models.policy import Episodes, response_hidden, to_grid
 from pipeline.models.seeding import permutation
 from pipeline.training.experience import Experience
 from pipeline.training.judging import Measured, RolloutContext
-from pipeline.training.rollout import Rollout
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def _reference_logprobs(context: RolloutContext, episodes: Episodes) -> Tensor:
     return grid
 
 
-def experience_of(rollout: Rollout, pairs: StoredPairs | None, context: RolloutContext, update: int) -> Experience:
+def experience_of(rollout: Experience, pairs: StoredPairs | None, context: RolloutContext, update: int) -> Experience:
     """What the steps of an update learn from: the rollout, or stored pairs where the trial is configured to. Raises
     `ValueError` where these are missing."""
     if context.cfg.train.data == "rollouts":

@@ -273,7 +273,7 @@ def test_every_control_trains_and_resumes_in_half_precision(tmp_path: Path, cont
     assert all(torch.equal(state[name], tensor) for name, tensor in resumed.actor.state_dict().items())
     # A step in fp16 whose gradient overflows is skipped and halves the scale, one that warms up a critic too; how many
     # do depends on the processor.
-    skipped = math.log2(2.0**16 / resumed.steps.scaler.get_scale()) if half == "fp16" else 0
+    skipped = math.log2(2.0**16 / resumed.state.steps.scaler.get_scale()) if half == "fp16" else 0
     assert taken >= max(whole.steps - skipped, whole.steps / 2)
 
 
@@ -300,7 +300,7 @@ def test_the_scaler_resumes_in_the_middle_of_its_search(tmp_path: Path, half: st
     whole = started("whole")
     outcome = whole.run()
     assert outcome.status == "complete"
-    assert whole.steps.scaler.get_scale() < 2.0**40
+    assert whole.state.steps.scaler.get_scale() < 2.0**40
     with pytest.raises(Killed):
         started("cut", Killer(2)).run()
     again = started("cut")

@@ -33,9 +33,9 @@ def test_reference_and_reward_are_held_and_the_judge_and_what_is_trained_are_not
 
     build = stage.Trainer
 
-    def training(cfg: Any, actor: Any, *args: Any) -> Any:
-        trained.append(actor)
-        return build(cfg, actor, *args)
+    def training(cfg: Any, networks: Any, *args: Any) -> Any:
+        trained.append(networks.actor)
+        return build(cfg, networks, *args)
 
     monkeypatch.setattr(stage, "hold", seen)
     monkeypatch.setattr(stage, "Trainer", training)

@@ -69,7 +69,7 @@ def test_memory_grows_by_numbers_of_each_token_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rows", [16, 32, 48])
 def test_micro_batches_of_a_rollout_change_no_byte(tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, series, state = run(tmp_path / "whole", runtime={"rollout_batch_size": 64}, **ROLLOUT)
-    monkeypatch.setattr(health, "SHELF", rows - 5)
+    monkeypatch.setattr(health, "TOGETHER", rows - 5)
     outcome, found, ended = run(tmp_path / "micro_batches", runtime={"rollout_batch_size": rows}, **ROLLOUT)
     assert outcome == whole
     assert found == series
@@ -82,5 +82,5 @@ def test_repetition_is_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     at_once = health.repetition(responses, mask)
     assert 0.1 < at_once < 0.9
     for micro_batch in (1, 7, 50):
-        monkeypatch.setattr(health, "SHELF", micro_batch)
+        monkeypatch.setattr(health, "TOGETHER", micro_batch)
         assert health.repetition(responses, mask) == at_once
