@@ -132,7 +132,7 @@ def components(trainer: Any) -> dict[str, float]:
 
     found = {"policy": size(actor.lm.parameters()), "critic": size(actor.parameters())}
     found["gradients"] = size(one.grad for one in actor.parameters())
-    found["optimiser"] = size(one for state in trainer.steps.optimiser.state.values() for one in state.values())
+    found["optimiser"] = size(one for state in trainer.state.steps.optimiser.state.values() for one in state.values())
     found["reference"] = size(getattr(trainer.rollout_context.reference, "parameters", list)())
     found["reward"] = size(one for one in gc.get_objects() if type(one) is torch.nn.Parameter)
     return found

@@ -305,7 +305,7 @@ def test_the_scaler_resumes_in_the_middle_of_its_search(tmp_path: Path, half: st
         started("cut", Killer(2)).run()
     again = started("cut")
     assert again.run() == outcome
-    assert again.steps.state()["scaler"] == whole.steps.state()["scaler"]
+    assert again.state.steps.state()["scaler"] == whole.state.steps.state()["scaler"]
     assert furthest(again.actor, whole.actor) == 0.0
 
 
