@@ -14,7 +14,7 @@ from pipeline.config.base import Section
 from pipeline.config.effects import inert, value_at
 from pipeline.config.messages import ConfigFault, unknown_key, validated
 from pipeline.config.names import nearest
-from pipeline.config.presets import in_full, preset_of
+from pipeline.config.presets import preset_of, spelled_out
 from pipeline.config.train import TrainConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.config.yaml_files import line_of, read_value, read_yaml
@@ -71,7 +71,7 @@ def read_config(
     names = profile_names()
     if profile not in names:
         raise UserError(f"no profile '{profile}'{nearest(profile, names)}; there are: {', '.join(names)}")
-    below, overrides = in_full(below), in_full(overrides)
+    below, overrides = spelled_out(below), spelled_out(overrides)
     path = PROFILES / f"{profile}.yaml"
     require_file(path, str(path))
     content: dict[str, Any] = {"profile": profile, **_read_profile(path, path.stat().st_mtime_ns)}
@@ -181,4 +181,4 @@ def parse_set(assignments: list[str]) -> dict[str, Any]:
             result[key.strip()] = read_value(value)
         except ValueError as error:
             raise UserError(f"--set '{shown(text)}': {error}") from None
-    return in_full(result)
+    return spelled_out(result)

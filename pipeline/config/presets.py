@@ -236,10 +236,10 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-def in_full(changes: Mapping[Any, Any]) -> dict[Any, Any]:
+def spelled_out(changes: Mapping[Any, Any]) -> dict[Any, Any]:
     """``algorithm: rloo`` as what it stands for, ``algorithm.name: rloo``. Raises `UserError` where both are given.
 
-    >>> in_full({"algorithm": "rloo", "kl.beta": 0.1})
+    >>> spelled_out({"algorithm": "rloo", "kl.beta": 0.1})
     {'algorithm.name': 'rloo', 'kl.beta': 0.1}
     """
     if SHORT in changes and NAME in changes:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pipeline.config.base import Seed, distinct
 from pipeline.config.loading import check_key
 from pipeline.config.names import either, meant, nearest
-from pipeline.config.presets import NAME, SHORT, in_full
+from pipeline.config.presets import NAME, SHORT, spelled_out
 from pipeline.errors import UserError
 from pipeline.run.metrics import METRICS, known
 
@@ -38,7 +38,7 @@ def _listed(seeds: Any) -> Any:
 def in_full(knobs: Any) -> Any:
     """`algorithm` is short for `algorithm.name`."""
     try:
-        return in_full(knobs) if isinstance(knobs, Mapping) else knobs
+        return spelled_out(knobs) if isinstance(knobs, Mapping) else knobs
     except UserError as error:
         raise ValueError(str(error)) from None
 
