@@ -1,0 +1,66 @@
+"""What hands ask of a cluster, and the files with its options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.loading import load_config
+from pipeline.errors import UserError
+from studies.execution import ray_tasks, slurm
+from studies.execution.ray_tasks import RayOptions, request_of
+from studies.execution.slurm import wanted
+
+
+def test_a_job_of_slurm_asks_for_what_the_largest_trial_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = load_config("smoke")
+    large = load_config("smoke", {"runtime.threads": 4, "caps.wall_clock_h": 5.0, "caps.memory_gib": 8.0})
+    asked = wanted([small, large])
+    memory = max(one.caps.memory_gib for one in (small, large))
+    assert (asked["cpus-per-task"], asked["time"], asked["mem"]) == ("4", "330", f"{int(1024 * (1.25 * memory + 1))}M")
+    monkeypatch.setattr(slurm, "gpu_visible", lambda: True)
+    assert "gres" not in wanted([small])
+    assert wanted([load_config("tiny", {"runtime.device": "cuda", "runtime.processes": 2})])["gres"] == "gpu:2"
+
+
+def test_a_task_of_ray_asks_for_what_the_largest_trial_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, wide = load_config("smoke"), load_config("smoke", {"runtime.threads": 3})
+    assert request_of([small, wide], RayOptions()) == {"CPU": 3.0}
+    assert request_of([small], RayOptions(cpus=0.5, memory_gib=2)) == {"CPU": 0.5, "memory": 2 * 2**30}
+    with pytest.raises(UserError, match=r"gpus = 1: the trials compute on the CPU of this machine; use gpus: 0"):
+        request_of([small], RayOptions(gpus=1))
+    monkeypatch.setattr(ray_tasks, "gpu_visible", lambda: True)
+    card = load_config("tiny", {"runtime.device": "cuda", "runtime.processes": 2})
+    assert request_of([card], RayOptions())["GPU"] == 2.0
+    assert request_of([card], RayOptions(gpus=0.5))["GPU"] == 0.5
+
+
+def test_options_of_sbatch_are_taken_as_they_are_written_and_the_programs_own_refused(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text("account: lab\ntime: 1:30:00\nexclusive: true\nmem: false\nconstraint: [a100, h100]\n")
+    given = {"account": "lab", "time": "1:30:00", "exclusive": "", "mem": None, "constraint": "a100,h100"}
+    assert slurm.read_options(file) == given
+    assert slurm.read_options(None) == {}
+    file.write_text("account: lab\narray: 1-4\n")
+    with pytest.raises(UserError, match=r"cluster\.yaml, line 2: 'array' is set by the program"):
+        slurm.read_options(file)
+
+
+def test_faults_of_options_of_ray_have_their_lines(tmp_path: Path) -> None:
+    file = tmp_path / "ray.yaml"
+    file.write_text("cpus: 2\ngpu: 1\nmemory_gib: -1\n")
+    with pytest.raises(UserError) as raised:
+        ray_tasks.read_options(file)
+    assert "ray.yaml, line 2: unknown key 'gpu'; did you mean 'gpus'?" in str(raised.value)
+    assert "ray.yaml, line 3: memory_gib = -1: must be greater than or equal to 0" in str(raised.value)
+    assert ray_tasks.read_options(None) == RayOptions()
+
+
+def test_a_cluster_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="no 'squeue' on this machine"):
+        slurm._ask("squeue")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(UserError, match="needs the address of a cluster in RAY_ADDRESS"):
+        ray_tasks._connected()
