@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -45,9 +46,7 @@ class States(Trial):
 
     def __init__(self) -> None:
         self.name, self.device, self.config, self.made = NAME, CPU, SimpleNamespace(gold=None), {"reward": None}  # type: ignore[assignment, dict-item]
-        self.step, self.training, self.fault, self.loads = 1, False, None, 0
-
-    tokenizer = None  # type: ignore[assignment]
+        self.step, self.training, self.fault, self.loads, self.tokenizer = 1, False, None, 0, Path()
 
     def newest(self) -> Any:
         return f"at {self.step}", self._load

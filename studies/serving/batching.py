@@ -63,8 +63,9 @@ class Completion(BaseModel):
     stream: bool = False
     measure: bool = False
     """Ours: also log-probs under policy and reference, exact KL, proxy and gold."""
+    # Clients send these too. They change nothing, at these values alone where there are bounds.
     user: str = ""
-    # Clients send these too; only at these values do they leave the distribution as it is.
+    stream_options: dict[str, Any] = {}
     top_p: float = Field(1.0, ge=1.0, le=1.0)
     presence_penalty: float = Field(0.0, ge=0.0, le=0.0)
     frequency_penalty: float = Field(0.0, ge=0.0, le=0.0)

@@ -70,14 +70,12 @@ class Trial:
 
     def __init__(self, name: str, config: TrialConfig, store: Store, keys: Callable[[], Keys]) -> None:
         self.name, self.config, self.device, self._store, self._keys = name, config, device_of("auto"), store, keys
-        needed = [item for item in keys() if item[1] and item[0].startswith(("prompts", "judge", "sft", "reward"))]
+        known = {stage: key for stage, key in keys() if key}
+        needed = [item for item in known.items() if item[0].startswith(("prompts", "judge", "sft", "reward"))]
         # Of a stage that is repeated in rounds the last one that has ended.
         self.made = {stage.partition("-")[0]: made for stage, key in needed if (made := store.find(stage, key))}
+        self.tokenizer = store.root / "prompts" / known.get("prompts", "") / "tokenizer"
         self._trainings: Keys = []
-
-    @property
-    def tokenizer(self) -> Path:
-        return self.made["prompts"].path / "tokenizer"
 
     def newest(self) -> Newest | None:
         """The last checkpoint or the finished policy, None before the first checkpoint."""
