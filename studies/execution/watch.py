@@ -49,8 +49,8 @@ class Watch:
         self._compared = {one.metric for one in relative if not one.evaluated}
         """The series in which they are."""
         self._cells: dict[str, Cell] = {}
-        self._written: dict[str, int] = {}
-        """Time of each status file when it was last read."""
+        self._written: dict[str, tuple[int, int]] = {}
+        """Time and inode of each status file when it was last read; a clock's tick can hold two writings."""
         self._running: dict[str, Status] = {}
         self._tails: dict[str, Tail] = {}
         """Of running trials, the series that show their health."""
@@ -71,7 +71,7 @@ class Watch:
         self._ended |= done
         self._display.recorded(len(done), len(self._agenda.plan), what)
         for path in self._status_files():
-            self._written[path.stem] = path.stat().st_mtime_ns
+            self._written[path.stem] = _mark(path)
 
     def poll(self) -> None:
         """Look at what has changed, unless the last look was just now."""
@@ -107,7 +107,7 @@ class Watch:
         return sorted((self._run.folder.path / "status").glob("*.json"))
 
     def _read(self, path: Path) -> None:
-        name, written = path.stem, path.stat().st_mtime_ns
+        name, written = path.stem, _mark(path)
         if name in self._ended or self._written.get(name) == written or (status := read_status(path)) is None:
             return
         self._written[name] = written
@@ -189,3 +189,9 @@ class Watch:
 
     def _name(self, cell: Cell) -> str:
         return self._run.folder.cell_name(cell.arm, cell.seed)
+
+
+def _mark(path: Path) -> tuple[int, int]:
+    """Another one whenever the file, which is replaced whole, has been written. Raises `FileNotFoundError`."""
+    found = path.stat()
+    return found.st_mtime_ns, found.st_ino
