@@ -102,7 +102,7 @@ TRAPS: dict[str, list[str]] = {
     ],
     "trials unseeded": [
         "pipeline/training/test_trainer.py::test_same_seed_same_bytes",
-        "studies/definition/test_schema.py::test_cells_pair_seeds_and_put_overrides_below_arms",
+        "studies/definition/test_study.py::test_cells_pair_seeds_and_put_overrides_below_arms",
     ],
     "trials pruned on one noisy curve": [
         "pipeline/algorithms/test_traps.py::test_only_a_ceiling_on_the_divergence_prunes"
@@ -115,7 +115,7 @@ TRAPS: dict[str, list[str]] = {
         "pipeline/algorithms/test_traps.py::test_weights_stored_in_fp16_are_trained_in_fp32"
     ],
     "an objective that is NaN makes a trial vanish": [
-        "studies/execution/test_study.py::test_a_diverged_trial_is_the_worst_and_never_dropped",
+        "studies/execution/test_study.py::test_a_diverged_trial_counts_as_the_worst_and_verdicts_come_from_what_was_recorded",
         "studies/execution/test_search.py::test_what_makes_a_trial_infeasible",
         "pipeline/training/test_trainer.py::test_numbers_that_are_not_finite_end_the_trial_as_diverged",
     ],

@@ -123,7 +123,7 @@ def test_half_a_checkpoint_is_removed_and_the_trial_goes_on_exactly(
         with pytest.raises(OSError, match="No space left"):
             stopped.run()
     with pytest.raises(ValueError, match="closed"):
-        stopped.log.flush()
+        stopped.checkpoints.log.flush()
     left = [path.name for path in (tmp_path / "full" / "checkpoints").iterdir()]
     assert len(left) == kept
     assert all(name.startswith("update_") for name in left)
