@@ -1,5 +1,4 @@
-"""What the four networks of RLHF take of a card's memory, by the assumptions that tables of it make: arithmetic on a
-number of parameters.
+"""What the four networks of RLHF take of a card's memory, by the assumptions that tables of it make.
 
 Weights, gradients and the state of the optimiser alone. Activations, the cache of sampling and the logits come on top;
 `pipeline.forecast.memory` knows them for a trial of this pipeline.
@@ -8,66 +7,48 @@ Weights, gradients and the state of the optimiser alone. Activations, the cache 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config.loading import load_config
 from pipeline.errors import UserError
-from pipeline.forecast.policy_shape import shape_of
-from pipeline.forecast.subject import FROZEN_BYTES
+from pipeline.forecast.memory import FROZEN_BYTES
+from pipeline.forecast.shapes import shape_of
 from pipeline.resources.machine import GIB
 
 NETWORKS = ("policy", "reference", "critic", "reward")
 SIZE = re.compile(r"(\d+(?:\.\d+)?)([MB])", re.IGNORECASE)
-UNITS = {"M": 1e6, "B": 1e9}
-HALF, EIGHT_BITS, FOUR_BITS = 2.0, FROZEN_BYTES["8bit"], FROZEN_BYTES["4bit"]
-"""Bytes of a weight that is not trained."""
 ADAM = 16.0
 """Bytes of a trained weight: 2 in half precision, 2 of its gradient, 4 of its fp32 master, 8 of Adam's moments
 (Rajbhandari 2020, arXiv 1910.02054, section 3.1). fp32 throughout takes as much: 4, 4 and 8."""
 
 
-@dataclass(frozen=True)
-class Assumptions:
-    """Bytes of a parameter, and the share of its parameters that an adapter adds to a network."""
+def four_models(
+    parameters: float, trained: float = 4.0, frozen: float = 2.0, adapter_share: float = 0.01
+) -> dict[str, tuple[float, ...]]:
+    """GiB of `NETWORKS` of so many parameters each, and of all together, by ways to hold them: as tables have it, as
+    training with Adam needs it, and with what is known to save memory.
 
-    trained: float = 4.0
-    """Half precision for the weight and for its gradient, without an optimiser."""
-    frozen: float = HALF
-    adapter_share: float = 0.01
+    trained, frozen: bytes of a parameter in the first row. 4 is half precision for the weight and for its gradient,
+    without an optimiser. adapter_share: parameters of an adapter, as a share of its network's. With an adapter the
+    reference is the policy without it, so it takes nothing of its own.
 
-
-@dataclass(frozen=True)
-class Recipe:
-    """One way to hold the four networks; bytes of a parameter of each, in the order of `NETWORKS`."""
-
-    title: str
-    bytes_per_parameter: tuple[float, float, float, float]
-
-    def gib(self, parameters: float) -> tuple[float, ...]:
-        """GiB of networks of so many parameters each; the sum comes last."""
-        each = [parameters * width / GIB for width in self.bytes_per_parameter]
-        return (*each, sum(each))
-
-
-def recipes(given: Assumptions) -> list[Recipe]:
-    """The four networks as tables have them, as training with Adam needs them, and with what is known to save memory.
-
-    With an adapter the reference is the policy without it, so it takes nothing of its own.
-
-    >>> [round(size, 1) for size in recipes(Assumptions())[0].gib(7e9)]
+    >>> [round(size, 1) for size in four_models(7e9)["4 bytes a trained parameter, 2 a frozen one"]]
     [26.1, 13.0, 26.1, 13.0, 78.2]
     """
-    trained, frozen, own = given.trained, given.frozen, given.adapter_share * ADAM
-    return [
-        Recipe(f"{trained:g} bytes a trained parameter, {frozen:g} a frozen one", (trained, frozen, trained, frozen)),
-        Recipe("Adam with fp32 masters, the others in half precision", (ADAM, HALF, ADAM, HALF)),
-        Recipe("Adam, fp32 throughout (this pipeline)", (ADAM, 4.0, ADAM, 4.0)),
-        Recipe("the second row without a critic (RLOO, GRPO)", (ADAM, HALF, 0.0, HALF)),
-        Recipe("LoRA on policy and critic, in half precision", (HALF + own, 0.0, HALF + own, HALF)),
-        Recipe("LoRA on a policy in 4 bits and a critic in 8", (FOUR_BITS + own, 0.0, EIGHT_BITS + own, HALF)),
-        Recipe("the same without a critic", (FOUR_BITS + own, 0.0, 0.0, HALF)),
-    ]
+    half, adapter = 2.0, adapter_share * ADAM
+    few, eight = FROZEN_BYTES["4bit"] + adapter, FROZEN_BYTES["8bit"] + adapter
+    bytes_of_each = {
+        f"{trained:g} bytes a trained parameter, {frozen:g} a frozen one": (trained, frozen, trained, frozen),
+        "Adam with fp32 masters, the others in half precision": (ADAM, half, ADAM, half),
+        "Adam, fp32 throughout (this pipeline)": (ADAM, 4.0, ADAM, 4.0),
+        "the second row without a critic (RLOO, GRPO)": (ADAM, half, 0.0, half),
+        "LoRA on policy and critic, in half precision": (half + adapter, 0.0, half + adapter, half),
+        "LoRA on a policy in 4 bits and a critic in 8": (few, 0.0, eight, half),
+        "the same without a critic": (few, 0.0, 0.0, half),
+    }
+    return {
+        title: tuple(parameters * width / GIB for width in (*each, sum(each))) for title, each in bytes_of_each.items()
+    }
 
 
 def parameters_of(model: str) -> float:
@@ -79,7 +60,7 @@ def parameters_of(model: str) -> float:
     500000000.0
     """
     if (found := SIZE.fullmatch(model)) and float(found[1]) > 0:
-        return float(found[1]) * UNITS[found[2].upper()]
+        return float(found[1]) * {"M": 1e6, "B": 1e9}[found[2].upper()]
     shape = shape_of(load_config("t4", {"model.base": model, "model.revision": None})) if model else None
     if shape is None:
         folder = " (a folder needs a config.json of a causal language model)" if Path(model).is_dir() else ""

@@ -1,4 +1,4 @@
-"""Peak memory of every stage that holds networks, by component: arithmetic on shapes.
+"""Peak memory of every stage that holds networks, by component, and what a trial writes to disk: arithmetic on shapes.
 
 Assumed: texts and responses of full length, the longest prompt. What an allocator loses between blocks is not counted:
 on a CPU, networks of 10 M to 56 M parameters agree with measured peaks within 15 % (tests/memory_check.py).
@@ -6,219 +6,138 @@ on a CPU, networks of 10 M to 56 M parameters agree with measured peaks within 1
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pipeline.config.model import SftConfig
 from pipeline.config.presets import ADVANTAGES
 from pipeline.config.replay import has_replay
 from pipeline.config.rewards import LEARNED, is_judged
-from pipeline.config.trial import TrialConfig
 from pipeline.forecast.shapes import Shape
-from pipeline.forecast.subject import FROZEN_BYTES, ForecastSubject, Trained
+from pipeline.forecast.subject import ForecastSubject
 from pipeline.models import buckets, cpu
 from pipeline.resources.chunking import chunk_tokens, ranking_rows, text_rows
 from pipeline.resources.device import built_for_cards
 from pipeline.resources.machine import GIB
 
+FROZEN_BYTES = {"none": 4.0, "fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "8bit": 1.0, "4bit": 0.516}
+"""Per frozen weight of a linear map, by how it is held. In 4 bits half a byte, and the scales of blocks of 64,
+themselves in 8 bits (Dettmers 2023); in 8 bits one scale for each output is left out."""
 INTERPRETER_GIB, CARD_LIBRARIES_GIB, ADAPTER_LIBRARY_GIB = 0.40, 0.20, 0.20
 """Resident set of a worker with its libraries but no network; what a torch that was built for GPUs adds on a machine
 without one; and what importing peft adds. Measured on Linux."""
+COPIES = "half-precision copies"
 
 Parts = dict[str, float]
 """Bytes by component."""
 
 
-def memory_by_stage(trial: ForecastSubject, trained: Trained) -> dict[str, Parts]:
-    """Bytes at the peak of each stage. What a phase needs for a while is that of the phase that needs most."""
-    phases = {
-        "sft": _sft(trial),
-        "reward": _reward(trial),
-        "train": _train(trial, trained),
-        "evaluate": _evaluate(trial),
+def memory_by_stage(trial: ForecastSubject) -> dict[str, Parts]:
+    """Bytes at the peak of each stage: of its phases the one that needs most."""
+    cfg, own = trial.config, 4.0 * trial.shape.parameters
+    scored = cfg.learned_rewards * trial.reward_shape.parameters + sum(
+        one.parameters for one in (*trial.judging, *trial.rewarding)
+    )
+    asked = {"reference": own, "reward": 4.0 * scored}
+    unlearned = _asking(trial, 0.0)
+    texts = _reading(trial, min(cfg.runtime.rollout_batch_size, cfg.evaluate.texts), cfg.sft.max_tokens)
+    phases: dict[str, list[Parts]] = {
+        "sft": [{"policy": own, **_texts(trial, trial.shape, cfg.sft)}],
+        "reward": [
+            {"policy": own * (cfg.rounds > 1), **asked, **phase} for phase in [*unlearned, *_learned_rewards(trial)]
+        ],
+        "train": [*_train(trial)] if cfg.algorithm.learns else [{"policy": own * (not trial.on_card)}],  # a copy
+        "evaluate": [{"policy": own, **asked, **phase} for phase in [*unlearned, texts]],
     }
-    if trial.config.needs_samples:
-        phases["values"] = _values(trial)
-    return {
-        stage: max((_whole(trial.on_card, *phase) for phase in of_stage), key=lambda parts: sum(parts.values()))
-        for stage, of_stage in phases.items()
-    }
+    if cfg.needs_samples:
+        phases["values"] = [asked | phase for phase in unlearned]
+    libraries = 0.0 if trial.on_card else (INTERPRETER_GIB + CARD_LIBRARIES_GIB * built_for_cards()) * GIB
+    most = {stage: max(of_stage, key=lambda parts: sum(parts.values())) for stage, of_stage in phases.items()}
+    return {stage: {"interpreter and libraries": libraries, **parts} for stage, parts in most.items()}
 
 
-def _whole(on_card: bool, lasting: Parts, passing: Parts) -> Parts:
-    libraries = 0.0 if on_card else (INTERPRETER_GIB + CARD_LIBRARIES_GIB * built_for_cards()) * GIB
-    return {"interpreter and libraries": libraries, **lasting, **passing}
-
-
-def _sft(trial: ForecastSubject) -> list[tuple[Parts, Parts]]:
-    """All weights are trained, whatever PPO trains; the optimiser goes before the held-out texts are measured."""
-    return _language_model(trial, trial.shape, trial.config.sft, "policy")
-
-
-def _language_model(trial: ForecastSubject, shape: Shape, cfg: SftConfig, name: str) -> list[tuple[Parts, Parts]]:
-    """Training a network on texts and measuring it; `name` is what its weights are called."""
+def _texts(trial: ForecastSubject, shape: Shape, cfg: SftConfig) -> Parts:
+    """Training all weights of a network on texts; without a step, measuring held-out ones."""
     positions = cfg.max_tokens * text_rows(cfg.batch_size, cfg.max_tokens, shape.vocab, trial.on_card)
-    head = shape.vocab * shape.hidden
-    logits = positions * shape.vocab * (22.0 if trial.on_card else 20.0)
-    train = {
-        "activations": positions * _kept(trial, shape),
-        "logits": logits + head * 4.0,
-        "half-precision copies": 2.0 * (shape.maps + head) * trial.on_card,
-    }
-    fitted = {
-        name: 4.0 * shape.parameters,
+    activations, logits = positions * _kept(trial, shape), positions * shape.vocab * (22.0 if trial.on_card else 20.0)
+    if not cfg.steps:
+        copies = 2.0 * shape.head_map * trial.on_card
+        return {"activations": activations / shape.layers, "logits": logits / 2, COPIES: copies}
+    return {
         "gradients": 4.0 * shape.parameters,
         "optimiser": 8.0 * shape.parameters,
+        "activations": activations,
+        "logits": logits + 4.0 * shape.head_map,
+        COPIES: 2.0 * (shape.maps + shape.head_map) * trial.on_card,
     }
-    measure = {
-        "activations": positions * _kept(trial, shape) / shape.layers,
-        "logits": logits / 2,
-        "half-precision copies": 2.0 * head * trial.on_card,
-    }
-    return [(fitted, train)] * bool(cfg.steps) + [({name: 4.0 * shape.parameters}, measure)]
 
 
-def _reward(trial: ForecastSubject) -> list[tuple[Parts, Parts]]:
-    """Of learned parts the last is trained while the others wait; then samples are drawn and scored. In a later round
-    the policy is there as well."""
-    shape, cfg, own = trial.reward_shape, trial.config.reward, 4.0 * trial.shape.parameters
-    lasting = {"policy": own * (trial.config.rounds > 1), "reference": own, "reward": _rewards(trial)}
-    phases = [(lasting, passing) for passing in _unlearned(trial)]
-    if trial.config.reward_pretraining is not None:
-        trained, passing = _language_model(trial, shape, trial.config.reward_pretraining, "reward")[0]
-        phases.append(({**trained, **lasting}, passing))
+def _learned_rewards(trial: ForecastSubject) -> Iterator[Parts]:
+    """Training each learned reward, and its trunk on texts before; the others wait beside it."""
+    shape, cfg, pretraining = trial.reward_shape, trial.config.reward, trial.config.reward_pretraining
+    if pretraining is not None:
+        yield _texts(trial, shape, pretraining)
     for part in cfg.scorers().values():
         if part.kind in LEARNED:
             # Sorted by length: little of them is padding.
-            episode = trial.mean_prompt + trial.config.train.response_length
-            tokens = int(episode) if is_judged(part.preferences) else cfg.max_tokens
+            episode = int(trial.mean_prompt + trial.config.train.response_length)
+            tokens = episode if is_judged(part.preferences) else cfg.max_tokens
             rows = cfg.ranked * ranking_rows(cfg.rankings_in_step, cfg.ranked, tokens, trial.on_card)
-            fitted = {**lasting, "gradients": 4.0 * shape.trunk, "optimiser": 8.0 * shape.trunk}
-            phases.append(
-                (
-                    fitted,
-                    {
-                        "activations": rows * tokens * _kept(trial, shape),
-                        "half-precision copies": 2.0 * shape.maps * trial.on_card,
-                    },
-                )
-            )
-    return phases
+            yield {
+                "gradients": 4.0 * shape.trunk,
+                "optimiser": 8.0 * shape.trunk,
+                "activations": rows * tokens * _kept(trial, shape),
+                COPIES: 2.0 * shape.maps * trial.on_card,
+            }
 
 
-def _evaluate(trial: ForecastSubject) -> list[tuple[Parts, Parts]]:
-    weights, rows = 4.0 * trial.shape.parameters, trial.config.runtime.rollout_batch_size
-    lasting = {"policy": weights, "reference": weights, "reward": _rewards(trial)}
-    texts = min(rows, trial.config.evaluate.texts)
-    return [(lasting, passing) for passing in [*_unlearned(trial), _read(trial, texts, trial.config.sft.max_tokens)]]
-
-
-def _values(trial: ForecastSubject) -> list[tuple[Parts, Parts]]:
-    lasting = {"reference": 4.0 * trial.shape.parameters, "reward": _rewards(trial)}
-    return [(lasting, passing) for passing in _unlearned(trial)]
-
-
-def _train(trial: ForecastSubject, trained: Trained) -> list[tuple[Parts, Parts]]:
-    shape, cfg = trial.shape, trial.config
-    if not cfg.algorithm.learns:
-        return [({"policy": 4.0 * shape.parameters * (not trial.on_card)}, {})]  # the reference is copied
-    own = Trained.of_critic(shape, cfg).parameters
-    natural = cfg.algorithm.trust_region == "trpo"
-    weights = 4.0 * shape.parameters + 4.0 * (trained.parameters if cfg.adapter.kind == "lora" else 0)
-    adapted = cfg.adapter.kind == "lora" or cfg.critic.has_adapter
+def _train(trial: ForecastSubject) -> Iterator[Parts]:
+    """The phases of training: a gradient step, sampling, measuring, scoring by learned rewards and by classifiers."""
+    shape, cfg, away = trial.shape, trial.config, trial.offloads
+    policy, critic, natural = trial.policy.parameters, trial.critic.parameters, cfg.algorithm.trust_region == "trpo"
+    lora = cfg.adapter.kind == "lora"
+    held = _held(shape, cfg.critic.held) - 4.0 * shape.head if cfg.critic.has_adapter else 0.0
     lasting = {
-        "adapter library": ADAPTER_LIBRARY_GIB * GIB if adapted and not trial.on_card else 0.0,
-        "policy": weights - _spared(shape, cfg.adapter.quantize),
-        "gradients": 4.0 * (trained.parameters + own),
-        "optimiser": 8.0 * (own if natural else trained.parameters + own),
+        "adapter library": ADAPTER_LIBRARY_GIB * GIB * (lora or cfg.critic.has_adapter) * (not trial.on_card),
+        "policy": _held(shape, cfg.adapter.quantize) + 4.0 * policy * lora,
+        "gradients": 4.0 * (policy + critic),
+        "optimiser": 8.0 * (critic if natural else policy + critic),
         # Gradient, solution, residual, direction and product of conjugate gradients, and the parts of a product.
-        "natural step": 4.0 * 5 * trained.parameters * natural,
-        "critic": _critic(shape, cfg),
+        "natural step": 4.0 * 5 * policy * natural,
+        "critic": 4.0 * critic + held,
     }
-    sampling, measuring, *scoring = _unlearned(trial, _copies(trial) if trained.head else 0.0)
-    away, held = trial.offloads, Parts()
-    if trial.static_sampler:
-        # Between rollouts it is held only where there is room for it beside the training.
-        sampling, held = _sampled_statically(trial)
     between = {**lasting, "gradients": 0.0} if away else lasting
-    return [
-        ({**lasting, **_frozen(trial, away, away)}, _training(trial, trained)),
-        ({**between, **_frozen(trial, away, away)}, sampling),
-        ({**between, **_frozen(trial, False, away)}, _together(measuring, held)),
-        ({**between, **_frozen(trial, away, False)}, _together({**measuring, "logits": 0.0}, held)),
-        *(({**between, **_frozen(trial, away, False)}, _together(passing, held)) for passing in scoring),
-    ]
+    sampling, measuring, *classifying = _asking(trial, _copies(trial) if trial.policy.head else 0.0)
+    waiting = Parts()
+    if cfg.runtime.static_sampler(trial.on_card):
+        # Between rollouts it is held only where there is room for it beside the training.
+        sampling, waiting = _static_sampler(trial)
+    yield {**lasting, **frozen(trial, away, away), **_gradient_step(trial)}
+    yield {**between, **frozen(trial, away, away), **sampling}
+    yield {**between, **frozen(trial, False, away), **_together(measuring, waiting)}
+    for scoring in ({**measuring, "logits": 0.0}, *classifying):
+        yield {**between, **frozen(trial, away, False), **_together(scoring, waiting)}
 
 
-def _sampled_statically(trial: ForecastSubject) -> tuple[Parts, Parts]:
-    """What the static sampler needs beside the networks while it samples, and what of that is there while responses are
-    measured: where further ones are sampled after that.
-
-    The graphs of all buckets share their memory, which is that of one step: mainly logits, in fp32, with their softmax
-    and what is drawn from it. The prompts are read into a cache of their own first, keys in fp32; a compaction needs
-    room for one layer of the cache.
-    """
-    shape, cfg = trial.shape, trial.config
-    number = 2.0 if trial.on_card else 4.0
-    rows = min(cfg.runtime.rollout_batch_size, cfg.train.batch_size)
-    columns = buckets.column_buckets(int(trial.longest_prompt) + cfg.train.response_length)[-1]
-    copy = number * (shape.maps + shape.vocab * shape.hidden)
-    cache, logits = number * rows * columns * shape.kv, 12.0 * rows * shape.vocab
-    prompts = rows / cfg.train.responses_per_prompt * trial.longest_prompt
-    beside = max(prompts * shape.kv * (3.0 if trial.on_card else 4.0), cache / shape.layers)
-    sampling = {"cache": cache + beside, "logits": logits, "half-precision copies": copy}
-    again = ADVANTAGES[cfg.algorithm.advantage].greedy or has_replay(cfg)
-    return sampling, {"cache": cache, "logits": logits, "half-precision copies": copy} if again else {}
-
-
-def _together(one: Parts, other: Parts) -> Parts:
-    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
-
-
-def moved_bytes(trial: ForecastSubject) -> float:
-    """Weights that come onto the card for a rollout; 0 where none are away from it."""
-    there, away = (sum(_frozen(trial, gone, gone).values()) for gone in (False, trial.offloads))
-    return there - away
-
-
-def _frozen(trial: ForecastSubject, reference_away: bool, reward_away: bool) -> Parts:
-    """The networks that PPO asks and does not train, as far as they are not away from the card; judges never are."""
-    shape, cfg = trial.shape, trial.config
-    how = cfg.train.frozen_dtype
-    like_policy = (4.0 * shape.parameters - _spared(shape, how)) * (not reference_away)
-    learned = trial.learned * (4.0 * trial.reward_shape.parameters - _spared(trial.reward_shape, how))
-    ready = sum(4.0 * one.parameters - one.maps * (4.0 - FROZEN_BYTES[how]) for one in trial.rewarding)
-    judges = 4.0 * sum(one.parameters for one in trial.scorers[: len(trial.scorers) - len(trial.rewarding)])
-    return {
-        "reference": like_policy * (cfg.adapter.kind == "none"),
-        "policy at the start of the round": like_policy * (cfg.rounds > 1),
-        "reward": (learned + ready) * (not reward_away) + judges,
-    }
-
-
-def _critic(shape: Shape, cfg: TrialConfig) -> float:
-    """The weights of a critic of its own."""
-    own = 4.0 * Trained.of_critic(shape, cfg).parameters
-    return own + 4.0 * shape.trunk - _spared(shape, cfg.critic.held) if cfg.critic.has_adapter else own
-
-
-def _spared(shape: Shape, how: str) -> float:
-    """Bytes that a network does without in few bits."""
-    return shape.maps * (4.0 - FROZEN_BYTES[how])
-
-
-def _rewards(trial: ForecastSubject) -> float:
-    """What rewards and a judge hold between their calls."""
-    return 4.0 * (trial.learned * trial.reward_shape.parameters + sum(scorer.parameters for scorer in trial.scorers))
-
-
-def _kept(trial: ForecastSubject, shape: Shape) -> float:
-    """Bytes per position that a forward keeps for its backward where every weight is trained."""
-    kept = shape.kept_half if trial.on_card else shape.kept_fp32
-    return (
-        4.0 * shape.hidden * shape.layers + kept / shape.layers if trial.config.runtime.gradient_checkpointing else kept
+def _gradient_step(trial: ForecastSubject) -> Parts:
+    """What passes in a gradient step."""
+    shape, cfg, runtime = trial.shape, trial.config, trial.config.runtime
+    positions = min(runtime.micro_batch_size, cfg.train.mini_batch_size) * (
+        trial.longest_prompt + trial.learned_response - 1
     )
+    trunks = 2 if cfg.critic.kind == "separate" else 1
+    upper = 1.0 if runtime.gradient_checkpointing else 1 - cfg.adapter.frozen_layers / shape.layers
+    entries = chunk_tokens(shape.vocab, trial.on_card) * shape.vocab
+    return {
+        "activations": positions * _kept(trial, shape) * upper * trunks,
+        # fp32 logits, their log-softmax and softmax; on a card the gradient in half precision, too; and that of the
+        # head's weight.
+        "logits": entries * (14.0 if trial.on_card else 12.0) + 4.0 * shape.head_map * trial.policy.head,
+        COPIES: _copies(trial),
+    }
 
 
 def _copies(trial: ForecastSubject) -> float:
-    """Half-precision copies of the weights that PPO trains and of those that it goes back through.
+    """Half-precision copies of the weights that are trained and of those that a gradient step goes back through.
 
     Those of trained ones are kept as long as autocast lasts, those of frozen ones until the backward of their block,
     which may come at once.
@@ -229,46 +148,97 @@ def _copies(trial: ForecastSubject) -> float:
     if cfg.critic.kind == "separate":
         networks.append((cfg.critic.held != "none", cfg.critic.has_adapter))
     trunks = sum(1 / shape.layers if few or (frozen and again) else 1.0 for few, frozen in networks)
-    return 2.0 * (shape.maps * trunks + shape.vocab * shape.hidden) * trial.on_card
+    return 2.0 * (shape.maps * trunks + shape.head_map) * trial.on_card
 
 
-def _training(trial: ForecastSubject, trained: Trained) -> Parts:
-    """What a gradient step of PPO needs beside the networks."""
-    shape, cfg, runtime = trial.shape, trial.config, trial.config.runtime
-    length = trial.longest_prompt + trial.learned_response - 1
-    rows = min(runtime.micro_batch_size, cfg.train.mini_batch_size)
-    trunks = 2 if cfg.critic.kind == "separate" else 1
-    upper = 1.0 if runtime.gradient_checkpointing else 1 - cfg.adapter.frozen_layers / shape.layers
-    head, entries = shape.vocab * shape.hidden, chunk_tokens(shape.vocab, trial.on_card) * shape.vocab
+def _asking(trial: ForecastSubject, copies: float) -> list[Parts]:
+    """What passes in sampling, in measuring, and in scoring by each classifier."""
+    shape, runtime = trial.shape, trial.config.runtime
+    rows = min(runtime.rollout_batch_size, trial.config.train.batch_size)
+    length = trial.longest_prompt + trial.config.train.response_length - 1
+    cache = rows * length * shape.kv * (3.0 if trial.on_card else 4.0) * (1 + 1 / shape.layers)
+    return [
+        {"cache": cache, "logits": rows * shape.vocab * 12.0, COPIES: copies},
+        {**_reading(trial, rows, length), COPIES: copies},
+        *(
+            {"activations": runtime.rollout_batch_size * length * scorer.block_bytes, COPIES: copies}
+            for scorer in (*trial.judging, *trial.rewarding)
+        ),
+    ]
+
+
+def _reading(trial: ForecastSubject, rows: int, length: float) -> Parts:
+    """What passes in measuring rows of `length` tokens, at most `rows` at once."""
+    shape, half = trial.shape, trial.on_card
+    block = (shape.kept_half if half else shape.kept_fp32) / shape.layers
+    together, entries = rows if half else min(rows, cpu.BUCKET), chunk_tokens(shape.vocab, half) * shape.vocab
+    return {"activations": together * length * block, "logits": entries * 20.0}
+
+
+def _static_sampler(trial: ForecastSubject) -> tuple[Parts, Parts]:
+    """What the static sampler needs while it samples, and what of that is there while responses are measured: where
+    further ones are sampled after that.
+
+    The graphs of all buckets share their memory, which is that of one step: mainly logits, in fp32, with their softmax
+    and what is drawn from it. The prompts are read into a cache of their own first, keys in fp32; a compaction needs
+    room for one layer of the cache.
+    """
+    shape, cfg = trial.shape, trial.config
+    number = 2.0 if trial.on_card else 4.0
+    rows = min(cfg.runtime.rollout_batch_size, cfg.train.batch_size)
+    columns = buckets.column_buckets(int(trial.longest_prompt) + cfg.train.response_length)[-1]
+    cache = number * rows * columns * shape.kv
+    prompts = rows / cfg.train.responses_per_prompt * trial.longest_prompt
+    while_sampling = max(prompts * shape.kv * (3.0 if trial.on_card else 4.0), cache / shape.layers)
+    lasting = {"cache": cache, "logits": 12.0 * rows * shape.vocab, COPIES: number * (shape.maps + shape.head_map)}
+    again = ADVANTAGES[cfg.algorithm.advantage].greedy or has_replay(cfg)
+    return {**lasting, "cache": cache + while_sampling}, lasting if again else {}
+
+
+def _together(one: Parts, other: Parts) -> Parts:
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
+
+
+def frozen(trial: ForecastSubject, reference_away: bool, reward_away: bool) -> Parts:
+    """The networks that training asks and does not train, as far as they are not away from the card; judges never
+    are."""
+    cfg, how = trial.config, trial.config.train.frozen_dtype
+    like_policy = _held(trial.shape, how) * (not reference_away)
+    ready = sum(4.0 * one.parameters - one.maps * (4.0 - FROZEN_BYTES[how]) for one in trial.rewarding)
+    rewards = cfg.learned_rewards * _held(trial.reward_shape, how) + ready
     return {
-        "activations": rows * length * _kept(trial, shape) * upper * trunks,
-        # fp32 logits, their log-softmax and softmax; on a card the gradient in half precision, too; and that of the
-        # head's weight.
-        "logits": entries * (14.0 if trial.on_card else 12.0) + head * 4.0 * trained.head,
-        "half-precision copies": _copies(trial),
+        "reference": like_policy * (cfg.adapter.kind == "none"),
+        "policy at the start of the round": like_policy * (cfg.rounds > 1),
+        "reward": rewards * (not reward_away) + 4.0 * sum(one.parameters for one in trial.judging),
     }
 
 
-def _unlearned(trial: ForecastSubject, copies: float = 0.0) -> list[Parts]:
-    """What sampling, measuring and scoring by classifiers need beside the networks."""
-    shape, cfg, runtime, half = trial.shape, trial.config, trial.config.runtime, trial.on_card
-    length = trial.longest_prompt + cfg.train.response_length - 1
-    sampled = min(runtime.rollout_batch_size, cfg.train.batch_size)
-    cache = sampled * length * shape.kv * (3.0 if half else 4.0) * (1 + 1 / shape.layers)
-    classifiers = [
-        {"activations": runtime.rollout_batch_size * length * scorer.block_bytes, "half-precision copies": copies}
-        for scorer in trial.scorers
-    ]
-    return [
-        {"cache": cache, "logits": sampled * shape.vocab * 12.0, "half-precision copies": copies},
-        _read(trial, sampled, length, copies),
-        *classifiers,
-    ]
+def _held(shape: Shape, how: str) -> float:
+    """Bytes of a frozen network, its linear maps in few bits."""
+    return 4.0 * shape.parameters - shape.maps * (4.0 - FROZEN_BYTES[how])
 
 
-def _read(trial: ForecastSubject, rows: int, length: float, copies: float = 0.0) -> Parts:
-    """What measuring at most `rows` rows of `length` tokens at once needs beside the networks."""
-    shape, half = trial.shape, trial.on_card
-    block = (shape.kept_half if half else shape.kept_fp32) / shape.layers
-    micro_batch, entries = rows if half else min(rows, cpu.BUCKET), chunk_tokens(shape.vocab, half) * shape.vocab
-    return {"activations": micro_batch * length * block, "logits": entries * 20.0, "half-precision copies": copies}
+def _kept(trial: ForecastSubject, shape: Shape) -> float:
+    """Bytes per position that a forward keeps for its backward where every weight is trained."""
+    kept = shape.kept_half if trial.on_card else shape.kept_fp32
+    recomputed = trial.config.runtime.gradient_checkpointing
+    return 4.0 * shape.hidden * shape.layers + kept / shape.layers if recomputed else kept
+
+
+def checkpoint_bytes(trial: ForecastSubject) -> float:
+    """Size of one checkpoint: what is trained, and Adam's two moments of it, in fp32."""
+    return 12.0 * (trial.policy.parameters + trial.critic.parameters)
+
+
+def disk_by_part(trial: ForecastSubject) -> Parts:
+    """Bytes at the peak of a trial's training, the stages before it left out: two checkpoints are kept while one is
+    written. An earlier round leaves what the next one begins with, and a later one has a reward of its own."""
+    cfg, checkpoint = trial.config, checkpoint_bytes(trial)
+    left = {"policy": 4.0 * trial.shape.parameters, "critic": 4.0 * trial.critic.parameters}
+    each = sum(left.values()) + checkpoint + 4.0 * cfg.learned_rewards * trial.shape.trunk
+    return {"checkpoints": 3 * checkpoint, **left, "earlier rounds": (cfg.rounds - 1) * each}
+
+
+def shared_disk(trial: ForecastSubject) -> float:
+    """Bytes of the reference and of learned rewards, which the trials of a study have in common."""
+    return 4.0 * (trial.shape.parameters + trial.config.learned_rewards * trial.reward_shape.trunk)

@@ -1,12 +1,25 @@
-"""The sizes of a network that its work and its memory depend on, and those of some published models.
+"""The sizes of networks that a forecast needs, counted from their configurations on tensors that have no memory.
 
 Only forecasts read this file. No stage does, so another model in the table leaves every key as it is.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.config.model import ModelConfig
+from pipeline.config.trial import TrialConfig
+from pipeline.models.anatomy import blocks_of, trunk
+from pipeline.models.loading import scratch_config
+from pipeline.models.meter import attention_width, cached_numbers, linear_maps, map_sizes
+from pipeline.run.hub import available
 
 PUBLISHED: dict[str, dict[str, Any]] = {
     "Qwen/Qwen1.5-0.5B": {
@@ -20,15 +33,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 32_768,
         "tie_word_embeddings": True,
     },
-    "gpt2": {
-        "model_type": "gpt2",
-        "vocab_size": 50_257,
-        "n_positions": 1024,
-        "n_embd": 768,
-        "n_layer": 12,
-        "n_head": 12,
-        "tie_word_embeddings": True,
-    },
+    "gpt2": {"model_type": "gpt2", "vocab_size": 50_257, "n_embd": 768, "n_layer": 12, "n_head": 12},
     "TinyLlama/TinyLlama-1.1B-Chat-v1.0": {
         "model_type": "llama",
         "vocab_size": 32_000,
@@ -37,11 +42,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 22,
         "num_attention_heads": 32,
         "num_key_value_heads": 4,
-        "max_position_embeddings": 2048,
         "tie_word_embeddings": False,
     },
 }
-"""What the config files of some models on the hub say, so that a plan needs no network."""
+"""The config files of some models on the hub, so that a plan needs no network."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,11 @@ class Shape:
         """All parameters, a tied head counted once."""
         return self.trunk + self.head
 
+    @property
+    def head_map(self) -> int:
+        """Weights that a position is multiplied by in the language-modelling head."""
+        return self.vocab * self.hidden
+
 
 @dataclass(frozen=True)
 class ScorerShape:
@@ -93,5 +102,124 @@ class ScorerShape:
 
 
 BASE_CLASSIFIER = ScorerShape(parameters=125_000_000, maps=85_000_000, block_bytes=4.0 * (4 * 768 + 2 * 3072))
-"""What is assumed of a classifier whose configuration cannot be had: twelve layers of width 768, with a vocabulary of
-50,000."""
+"""Assumed of a classifier whose configuration cannot be had: twelve layers of width 768, 50,000 words."""
+
+
+def shape_of(config: TrialConfig) -> Shape | None:
+    """The policy's shape; None where its sizes cannot be had: a base that is no folder, not in `PUBLISHED`, not on the
+    hub."""
+    model = config.model
+    if model.base is None:
+        return scratch_shape(model, config.data.vocab_size)
+    found = _configuration(model.base, model.revision)
+    return found and measured(found.to_json_string())
+
+
+def scratch_shape(sizes: ModelConfig, vocabulary: int) -> Shape | None:
+    """Shape of a scratch model with so many embeddings."""
+    return measured(scratch_config(sizes, vocabulary, 0, 1, 1024).to_json_string())
+
+
+def assumed_scorers(config: TrialConfig) -> list[str]:
+    """Classifiers that judge or reward of which only an assumption is known."""
+    parts = [*config.judges.values(), *config.reward.scorers().values()]
+    named = dict.fromkeys((part.model, part.revision) for part in parts if part.model is not None)
+    return [model for model, revision in named if classifier_shape(model, revision) is None]
+
+
+@lru_cache(maxsize=16)
+def classifier_shape(model: str, revision: str | None) -> ScorerShape | None:
+    """The shape of a folder or model of the hub with a classification head; None where there is none."""
+    from transformers import AutoModelForSequenceClassification
+
+    config = _configuration(model, revision)
+    try:
+        with torch.device("meta"):
+            network = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
+    except Exception:  # an encoder-decoder, or no configuration at all
+        return None
+    maps = [sizes for module in network.modules() if (sizes := map_sizes(module)) is not None]
+    width = int(getattr(config, "hidden_size", 0) or getattr(config, "dim", 0))
+    block_bytes = 4.0 * (4 * width + 2 * max((outputs for _, outputs in maps), default=0))
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    return ScorerShape(parameters, sum(inputs * outputs for inputs, outputs in maps), block_bytes)
+
+
+@lru_cache(maxsize=16)
+def _configuration(model: str, revision: str | None) -> Any:
+    """What transformers knows of a model: a folder, one in `PUBLISHED`, or one of the hub; None where that is
+    nothing."""
+    from transformers import AutoConfig
+
+    try:
+        if not Path(model).is_dir():
+            if model in PUBLISHED:
+                return AutoConfig.for_model(**PUBLISHED[model])
+            if not available(model, revision):  # one quiet call; the client itself would ask six times and say so
+                return None
+        return AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
+    except Exception:  # each library has its own class for a setting that it does not know; loading says which
+        return None
+
+
+@lru_cache(maxsize=64)
+def measured(config_json: str) -> Shape | None:
+    """The shape of the causal language model that a ``config.json`` describes; None for what is none."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        content: dict[str, Any] = json.loads(config_json)
+        config = AutoConfig.for_model(**content)
+        with torch.device("meta"):
+            network = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        maps, layers = linear_maps(network), int(config.num_hidden_layers)
+        in_blocks = sum(parameter.numel() for block in blocks_of(network) for parameter in block.parameters())
+        body = sum(parameter.numel() for parameter in trunk(network).parameters())
+        return Shape(
+            vocab=int(config.vocab_size),
+            hidden=int(config.hidden_size),
+            layers=layers,
+            attention=attention_width(config),
+            kv=cached_numbers(config),
+            maps=sum(linear.weights for linear in maps),
+            ports=sum(linear.inputs + linear.outputs for linear in maps),
+            blocks=in_blocks,
+            outside=body - in_blocks,
+            head=sum(parameter.numel() for parameter in network.parameters()) - body,
+            kept_fp32=_kept(content, layers, half=False),
+            kept_half=_kept(content, layers, half=True),
+        )
+    except Exception:  # as above
+        return None
+
+
+def _kept(content: dict[str, Any], layers: int, *, half: bool) -> float:
+    """Bytes per position that the backward of a trunk needs: measured at two lengths on one layer and on two."""
+    one, two = (_saved(content, count, 32, half) - _saved(content, count, 16, half) for count in (1, 2))
+    return (one + (two - one) * (layers - 1)) / 16
+
+
+def _saved(content: dict[str, Any], layers: int, length: int, half: bool) -> int:
+    """Bytes that autograd holds after a forward of `length` positions, but for weights; attention is fused."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(**content)
+    config.num_hidden_layers, config.vocab_size = layers, 16
+    config.attn_pdrop = config.attention_dropout = 0.0  # with dropout, attention would not be fused
+    if getattr(config, "layer_types", None):
+        config.layer_types = (config.layer_types * layers)[:layers]
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    with FakeTensorMode():
+        network = AutoModelForCausalLM.from_config(config, trust_remote_code=False, attn_implementation="sdpa")
+        own = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
+        ids = torch.zeros(1, length, dtype=torch.long)
+        saving = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+        with saving, torch.autocast("cpu", dtype=torch.float16, enabled=half):
+            trunk(network)(input_ids=ids, position_ids=ids, use_cache=False)
+        return sum(tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in own)

@@ -212,10 +212,9 @@ def plan(
     if memory is not None:
         if profile is not None or settings:
             raise UserError("--memory is about a model size, not a study: leave out --profile and --set")
-        from pipeline.forecast.four_models import Assumptions
         from studies.console.memory import print_memory
 
-        return print_memory(terminal(), memory, Assumptions(**given))
+        return print_memory(terminal(), memory, given)
     assert name is not None
     if given:
         raise UserError("--trained-bytes, --frozen-bytes and --adapter-share need --memory SIZE")

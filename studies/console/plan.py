@@ -251,8 +251,9 @@ def total_line(study: Study, plan: Sequence[Cell]) -> str:
 def budget_lines(config: TrialConfig) -> Iterator[str]:
     """What one trial would need on a T4, in words: whether it fits, of what its memory consists, and what makes it
     fit."""
-    from pipeline.forecast.advice import device_of, hours, predict, remedy, too_much
-    from pipeline.forecast.policy_shape import assumed_scorers
+    from pipeline.forecast.advice import hours, predict, remedy, too_much
+    from pipeline.forecast.shapes import assumed_scorers
+    from pipeline.forecast.subject import on_card
 
     def times(spent: Mapping[str, float]) -> str:
         return ", ".join(f"{phase} {hours(one)}" for phase, one in spent.items())
@@ -262,16 +263,17 @@ def budget_lines(config: TrialConfig) -> Iterator[str]:
         yield f"no prediction: the sizes of {config.model.base} are not known before it is loaded"
         return
     fits = "fits" if budget.fits else f"does not fit, {too_much(budget)}"
-    where = "on a card" if device_of(config) == "cuda" else "resident on a CPU"
+    where = "on a card" if on_card(config) else "resident on a CPU"
     peaks = ", ".join(f"{stage} {budget.stage_gib(stage):.2f}" for stage in budget.stages)
-    parts = ", ".join(f"{name} {size:.2f}" for name, size in budget.memory_gib.items() if size >= 0.005)
+    parts = budget.stages[budget.stage]
+    own = ", ".join(f"{name} {size:.2f}" for name, size in parts.items() if size >= 0.005)
     yield (
-        f"{fits}: {hours(budget.t4_hours)} of {budget.cap_hours:g} h on a T4,"
-        f" {budget.total_gib:.2f} of {budget.cap_gib:g} GiB {where}, {_millions(budget.trained)} of"
+        f"{fits}: {hours(budget.t4_hours)} of {budget.caps.wall_clock_h:g} h on a T4,"
+        f" {budget.total_gib:.2f} of {budget.caps.memory_gib:g} GiB {where}, {_millions(budget.trained)} of"
         f" {_millions(budget.parameters)} M parameters trained (predicted)"
     )
     yield f"  GiB at the peak of each stage: {peaks}"
-    yield f"  GiB in stage {budget.stage}: {parts}"
+    yield f"  GiB in stage {budget.stage}: {own}"
     once = times(budget.shared_hours)
     yield f"  T4: {times(budget.hours | budget.own_hours)}; plus, once for all trials that share them: {once}"
     if budget.static_hours is not None:

@@ -17,7 +17,7 @@ from gpu.sections import SECTIONS, Section, run
 
 from pipeline.config.loading import load_config
 from pipeline.forecast.advice import predict
-from pipeline.forecast.policy_shape import shape_of
+from pipeline.forecast.shapes import shape_of
 
 CPU = {"device": "cpu", "name": "CPU", "half_flops": 1e9, "copy_bytes": 1e9}
 

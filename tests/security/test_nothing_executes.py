@@ -22,7 +22,7 @@ from pipeline.config.yaml_files import read_value, read_yaml
 from pipeline.config.yaml_limits import PlainLoader
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import Fault, UserError
-from pipeline.forecast.policy_shape import _scorer
+from pipeline.forecast.shapes import classifier_shape
 from pipeline.models.loading import load_head, load_snapshot, pretrained_model
 from pipeline.models.pretrained_tokenizer import load_tokenizer, pretrained_tokenizer
 from pipeline.resources.out_of_memory import Room
@@ -175,7 +175,7 @@ def test_folders_of_networks(kind: str, sound: Path, tmp_path: Path, mark: Path)
     readers: dict[str, Callable[[], Any]] = {
         "base": lambda: pretrained_model(str(folder), None),
         "its tokenizer": lambda: pretrained_tokenizer(str(folder), None),
-        "its shape": lambda: _scorer(str(folder), None),
+        "its shape": lambda: classifier_shape(str(folder), None),
         "an artifact or an export": lambda: load_snapshot(folder, CPU),
         "its own tokenizer": lambda: load_tokenizer(folder),
         "a reward": lambda: load_classifier(

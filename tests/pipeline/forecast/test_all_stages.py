@@ -12,11 +12,8 @@ import pytest
 from helpers import Recorder, smoke
 
 from pipeline.config.trial import TrialConfig
-from pipeline.forecast import sampling
-from pipeline.forecast.policy_shape import shape_of
-from pipeline.forecast.sampling import asked_of_evaluate, asked_of_reference, asked_of_reward, asked_of_values
-from pipeline.forecast.subject import ForecastSubject
-from pipeline.forecast.work import critic_work
+from pipeline.forecast.subject import ForecastSubject, subject_of
+from pipeline.forecast.work import asked, asked_work, critic_work, drift_work, text_work
 from pipeline.models.sampler import EagerSampler
 from pipeline.rewards.grammar import GrammarJudge
 from pipeline.rewards.learned import LearnedReward
@@ -86,21 +83,18 @@ def test_stages_ask_for_as_many_rows_as_predicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], until: str
 ) -> None:
     cfg = smoke(**{**SMALL, **changes})
-    found = run(cfg, tmp_path, monkeypatch, until)
-    asked = {"reward": asked_of_reward(cfg)}
-    if until == "evaluate":
-        asked |= {"reference": asked_of_reference(cfg), "values": asked_of_values(cfg)}
-        asked["evaluate"] = asked_of_evaluate(cfg)
-    for stage, want in asked.items():
+    found, wanted = run(cfg, tmp_path, monkeypatch, until), asked(cfg)
+    for stage in ("reward",) if until == "reward" else ("reward", "reference", "values", "evaluate"):
+        want = wanted[stage]
         assert found[stage]["drawn"] == want.drawn, stage
-        assert found[stage]["rewarded"] == want.rewarded * cfg.learned_rewards, stage
+        assert found[stage]["rewarded"] == (want.rewarded + want.checked) * cfg.learned_rewards, stage
         assert found[stage]["judged"] == want.judged, stage
 
 
 def subject(cfg: TrialConfig) -> ForecastSubject:
-    shape = shape_of(cfg)
-    assert shape is not None
-    return ForecastSubject(cfg, shape, "cpu")
+    found = subject_of(cfg)
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("critic", ["shared", "separate"])
@@ -116,9 +110,9 @@ def test_the_work_of_values_and_critic_is_what_is_counted(tmp_path: Path, critic
     assert "explained_variance" not in json.loads((made["critic"].path / "summary.json").read_text())
     # The vocabulary that was learned from so few texts may be smaller than asked for.
     trial = subject(cfg.model_copy(update={"data": cfg.data.model_copy(update={"vocab_size": vocabulary(made)})}))
-    assert critic_work(trial)[0] / 1e12 == pytest.approx(spent["critic"]["train_tflop"], rel=0.1)
-    for phase, (flops, _) in sampling.asked_work(trial, asked_of_values(cfg)).items():
-        assert flops / 1e12 == pytest.approx(spent["values"][f"{phase}_tflop"], rel=0.1), phase
+    assert critic_work(trial).flops / 1e12 == pytest.approx(spent["critic"]["train_tflop"], rel=0.1)
+    for phase, work in asked_work(trial, asked(cfg)["values"]).items():
+        assert work.flops / 1e12 == pytest.approx(spent["values"][f"{phase}_tflop"], rel=0.1), phase
 
 
 def vocabulary(made: Mapping[str, Any]) -> int:
@@ -135,6 +129,6 @@ def test_the_drift_and_the_perplexities_are_those_of_two_networks() -> None:
         attended = 4.0 * shape.attention * shape.layers * positions
         return rows * (positions * (2.0 * shape.maps + attended) + 2.0 * measured * shape.vocab * shape.hidden)
 
-    assert sampling.drift_work(trial)[0] == pytest.approx(2 * once(10, span, 4))
+    assert drift_work(trial).flops == pytest.approx(2 * once(10, span, 4))
     longest = trial.config.sft.max_tokens - 1
-    assert sampling.text_work(trial, 7)[0] == pytest.approx(once(7, longest, longest))
+    assert text_work(trial, 7).flops == pytest.approx(once(7, longest, longest))

@@ -9,42 +9,46 @@ from typer.testing import CliRunner
 
 from pipeline.config.loading import load_config
 from pipeline.errors import UserError
-from pipeline.forecast.four_models import ADAM, Assumptions, Recipe, parameters_of, recipes
-from pipeline.forecast.policy_shape import shape_of
+from pipeline.forecast.four_models import four_models, parameters_of
+from pipeline.forecast.shapes import shape_of
 from pipeline.models.loading import scratch_config
 
-
-def gigabytes(recipe: Recipe, parameters: float) -> tuple[float, ...]:
-    """In 10^9 bytes, as tables of others have it."""
-    return tuple(size * 2**30 / 1e9 for size in recipe.gib(parameters))
+BILLION = 2**30 / 1e9
+"""From GiB of so many parameters to bytes of one."""
 
 
 def test_seven_billion_parameters_are_84_gb_by_the_assumptions_of_the_table() -> None:
-    assert gigabytes(recipes(Assumptions())[0], parameters_of("7B")) == pytest.approx((28.0, 14.0, 28.0, 14.0, 84.0))
+    first = next(iter(four_models(parameters_of("7B")).values()))
+    assert [size * BILLION for size in first] == pytest.approx([28.0, 14.0, 28.0, 14.0, 84.0])
 
 
-def test_what_adam_needs_is_told_beside_it() -> None:
-    _, masters, whole, no_critic, lora, few_bits, least = (gigabytes(one, 7e9) for one in recipes(Assumptions()))
-    assert masters == pytest.approx((112.0, 14.0, 112.0, 14.0, 252.0))
-    assert whole == pytest.approx((112.0, 28.0, 112.0, 28.0, 280.0))
-    assert no_critic == pytest.approx((112.0, 14.0, 0.0, 14.0, 140.0))
-    assert lora[-1] == pytest.approx(2 * 7 * (2 + 0.01 * ADAM) + 14)
-    assert few_bits[:3] == pytest.approx((7 * (0.516 + 0.16), 0.0, 7 * (1 + 0.16)))
-    assert least[-1] == pytest.approx(few_bits[-1] - few_bits[2])
+@pytest.mark.parametrize(
+    ("given", "bytes_of_each"),
+    [
+        (
+            {},
+            [
+                (4, 2, 4, 2), (16, 2, 16, 2), (16, 4, 16, 4), (16, 2, 0, 2),
+                (2.16, 0, 2.16, 2), (0.676, 0, 1.16, 2), (0.676, 0, 0, 2),
+            ],
+        ),
+        (
+            {"trained": 6.0, "frozen": 1.0, "adapter_share": 0.02},
+            [
+                (6, 1, 6, 1), (16, 2, 16, 2), (16, 4, 16, 4), (16, 2, 0, 2),
+                (2.32, 0, 2.32, 2), (0.836, 0, 1.32, 2), (0.836, 0, 0, 2),
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_bytes_of_a_parameter(given: dict[str, float], bytes_of_each: list[tuple[float, ...]]) -> None:
+    found = [[size * BILLION for size in row] for row in four_models(1e9, **given).values()]
+    assert found == [pytest.approx([*each, sum(each)]) for each in bytes_of_each]
 
 
-def test_the_assumptions_are_the_users() -> None:
-    first, *others = recipes(Assumptions(trained=6.0, frozen=1.0, adapter_share=0.02))
-    assert gigabytes(first, 1e9) == pytest.approx((6.0, 1.0, 6.0, 1.0, 14.0))
-    assert gigabytes(others[3], 1e9)[0] == pytest.approx(2 + 0.32)
-
-
-@pytest.mark.parametrize(("size", "parameters"), [("7B", 7e9), ("0.5b", 5e8), ("350M", 3.5e8), ("1.3B", 1.3e9)])
-def test_sizes(size: str, parameters: float) -> None:
-    assert parameters_of(size) == parameters
-
-
-def test_a_model_is_counted(tmp_path: Path) -> None:
+def test_a_size_or_a_model_is_counted(tmp_path: Path) -> None:
+    sizes = {size: parameters_of(size) for size in ("7B", "0.5b", "350M", "1.3B")}
+    assert sizes == {"7B": 7e9, "0.5b": 5e8, "350M": 3.5e8, "1.3B": 1.3e9}
     tiny = load_config("tiny", {})
     shape = shape_of(tiny)
     assert shape is not None

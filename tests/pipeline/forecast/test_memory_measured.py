@@ -10,7 +10,6 @@ from memory_check import measure
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what libraries take was measured on Linux")
 @pytest.mark.parametrize("size", ["10M", "42M"])
 def test_predicted_memory_is_within_15_percent_of_the_measured_peak(tmp_path: Path, size: str) -> None:

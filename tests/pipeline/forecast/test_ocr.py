@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,76 +14,64 @@ from pipeline.forecast.ocr import image_cost, image_lines, reading_hours
 from pipeline.rewards.reading import work_of
 
 OCR = {"reward.kind": "ocr"}
+EACH = image_cost(OcrConfig(), 16).seconds / 3600
+"""Hours of one core for a response of the profile `smoke`."""
 
 
 def test_an_image_costs_what_its_size_says() -> None:
     # 23 tokens: 92 characters in two lines. A text of that length was an image of 96 x 608 pixels, and its two crops
     # were 1,838 pixels wide together.
-    real = work_of(OcrConfig()).of(96 * 608, [919.0, 919.0])[0]
-    assert image_cost(OcrConfig(), 23).flops == pytest.approx(real, rel=0.1)
-    assert image_cost(OcrConfig(), 46).flops > 1.6 * image_cost(OcrConfig(), 23).flops
-    assert image_cost(OcrConfig(size=48), 23).flops > image_cost(OcrConfig(), 23).flops
-    assert image_cost(OcrConfig(characters=20), 500) == image_cost(OcrConfig(characters=20), 50), (
-        "the rest is not drawn"
-    )
-    assert image_cost(OcrConfig(), 23).seconds == pytest.approx(0.23, rel=0.25), "measured on one core"
+    real, plain = work_of(OcrConfig()).of(96 * 608, [919.0, 919.0])[0], image_cost(OcrConfig(), 23)
+    assert plain.flops == pytest.approx(real, rel=0.1)
+    assert plain.seconds == pytest.approx(0.23, rel=0.25), "measured on one core"
+    assert image_cost(OcrConfig(), 46).flops > 1.6 * plain.flops
+    assert image_cost(OcrConfig(size=48), 23).flops > plain.flops
+    few = OcrConfig(characters=20)
+    assert image_cost(few, 500) == image_cost(few, 50), "the rest is not drawn"
 
 
-def test_hours_count_every_response_and_every_reader() -> None:
-    smoke = load_config("smoke", OCR)
-    each = image_cost(OcrConfig(), smoke.train.response_length).seconds
-    assert reading_hours(smoke, 3600) == pytest.approx(each)
-    assert reading_hours(load_config("smoke", {**OCR, "runtime.threads": 2}), 3600) == pytest.approx(each / 2)
-    both = load_config("smoke", {**OCR, "judge.kind": "ocr"})
-    assert reading_hours(both, 3600) == pytest.approx(2 * each)
-    assert reading_hours(load_config("smoke"), 3600) == 0.0
-    assert image_lines(load_config("smoke")) == []
-    (line,) = image_lines(both)
-    assert line.startswith("ocr: ")
-    assert line.endswith("s of a CPU core for each response of 16 tokens (estimated)")
+@pytest.mark.parametrize(
+    ("changes", "images"),
+    [
+        ({}, 0),
+        (OCR, 2),
+        ({"judge.kind": "ocr"}, 3),
+        ({**OCR, "judge.kind": "ocr"}, 5),
+        ({**OCR, "runtime.threads": 2}, 1),
+    ],
+)
+def test_every_reader_reads_every_response_that_it_is_given(changes: dict[str, Any], images: int) -> None:
+    assert reading_hours(load_config("smoke", changes), rewarded=2, judged=3) == pytest.approx(images * EACH)
+    readers = {key for key in changes if key.endswith("kind")}
+    assert len(image_lines(load_config("smoke", changes))) == bool(readers)  # both read in the same way
 
 
-def test_what_trials_share_is_read_as_well() -> None:
-    """On the smoke profile: 64 samples for calibration, 384 prompts, 320 pairs, 8 draws to each of 64 prompts."""
-
-    def shared(**changes: object) -> dict[str, float]:
-        found = predict(load_config("smoke", {key.replace("__", "."): value for key, value in changes.items()}))
-        assert found
-        return found.shared_hours
-
-    each = reading_hours(load_config("smoke", OCR), 1.0)
-    alone, opposed = shared(**OCR), shared(**OCR, reward__against="reference")
-    assert alone["reward"] == pytest.approx(64 * each, rel=0.01)
-    assert alone["reference"] == pytest.approx(512 * each, rel=0.01)
-    assert opposed["reward"] - alone["reward"] == pytest.approx(4 * 384 * each, rel=0.01)
-    judge, plain = shared(judge__kind="ocr"), shared()
-    assert judge["reward"] - plain["reward"] == pytest.approx((64 + 2 * 320) * each)
-    assert judge["reference"] - plain["reference"] == pytest.approx(512 * each)
-    assert 0 < plain["reference"] < each, "it is sampled and scored, not read"
-    values = shared(**OCR, algorithm="a_star_po")["values"] - shared(algorithm="a_star_po")["values"]
-    samples = load_config("smoke", {"algorithm": "a_star_po"}).values.samples
-    assert values == pytest.approx(samples * 256 * each, rel=0.01)
+@pytest.mark.parametrize(
+    ("changes", "stage", "images"),
+    [
+        (OCR, "reward", 64),  # for calibration
+        ({**OCR, "reward.against": "reference"}, "reward", 64 + 4 * 384),  # two opponents for each of 384 prompts
+        (OCR, "reference", 8 * 64),
+        ({"judge.kind": "ocr"}, "reward", 64 + 2 * 320),  # and pairs
+        ({"judge.kind": "ocr"}, "reference", 8 * 64),
+        ({**OCR, "algorithm": "a_star_po"}, "values", 16 * 256),
+        (OCR, "evaluate", 64),
+        ({"judge.kind": "ocr", "evaluate.best_of": 8}, "evaluate", 64),  # the chosen one of eight
+        ({**OCR, "evaluate.best_of": 8, "runtime.processes": 2}, "evaluate", 8 * 64 / 2),
+        (OCR, "ocr on the CPU", 8 * 16),  # updates of so many episodes
+        ({**OCR, "algorithm": "remax"}, "ocr on the CPU", 2 * 8 * 16),
+    ],
+)
+def test_stages_read_what_they_score(changes: dict[str, Any], stage: str, images: float) -> None:
+    config = load_config("smoke", changes)
+    found = predict(config)
+    assert found is not None
+    hours = found.shared_hours | found.own_hours | found.hours
+    assert hours[stage] == pytest.approx(images * EACH, rel=0.01)
 
 
 def test_a_plan_comes_as_far_as_the_refusal_of_a_file(tmp_path: Path) -> None:
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"no network")
-    known = predict(load_config("smoke", OCR))
-    assert known
     for path in (broken, tmp_path / "absent.onnx"):
-        found = predict(load_config("smoke", {**OCR, "reward.ocr.detector": str(path)}))
-        assert found
-        assert found.hours == pytest.approx(known.hours)
-
-
-def test_a_forecast_has_the_hours_on_the_cpu() -> None:
-    plain, read = predict(load_config("smoke")), predict(load_config("smoke", OCR))
-    assert plain
-    assert read
-    assert "ocr on the CPU" not in plain.hours
-    smoke = load_config("smoke", OCR)
-    images = smoke.train.updates * smoke.train.batch_size
-    assert read.hours["ocr on the CPU"] == pytest.approx(reading_hours(smoke, images))
-    greedy = predict(load_config("smoke", {**OCR, "algorithm": "remax"}))
-    assert greedy
-    assert greedy.hours["ocr on the CPU"] > read.hours["ocr on the CPU"]
+        assert image_cost(OcrConfig(detector=str(path)), 23) == image_cost(OcrConfig(), 23)

@@ -7,9 +7,8 @@ import re
 import pytest
 
 from pipeline.config.loading import PROFILES, load_config
-from pipeline.forecast.advice import predict
-from pipeline.forecast.sampling import asked_of_reference, asked_of_reward
-from pipeline.forecast.work import Forecast
+from pipeline.forecast.advice import Forecast, predict
+from pipeline.forecast.work import asked
 from studies.console.plan import total_line
 from studies.definition.design import cells
 from studies.definition.schema import Study, load_study
@@ -50,9 +49,8 @@ def test_a_seed_takes_what_its_comment_and_the_study_say() -> None:
     """What is sampled before training is most of what the trials of a seed share."""
     found = forecast({})
     assert sum(found.shared_hours.values()) == pytest.approx(1.5, abs=0.02)
-    drawn = asked_of_reward(load_config("t4-256")).drawn, asked_of_reference(load_config("t4-256")).drawn
-    comment = (PROFILES / "t4-256.yaml").read_text("utf-8")
-    assert all(f"{rows:,}" in comment for rows in drawn)
+    rows, comment = asked(load_config("t4-256")), (PROFILES / "t4-256.yaml").read_text("utf-8")
+    assert all(f"{rows[stage].drawn:,}" in comment for stage in ("reward", "reference"))
     study = load_study("recipe")
     total = in_all(study)
     assert total == pytest.approx(30.9, abs=0.1)

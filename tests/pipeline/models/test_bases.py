@@ -15,7 +15,7 @@ from small_tokenizers import TEXTS, hard_texts, sentencepiece
 
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
-from pipeline.forecast.policy_shape import shape_of
+from pipeline.forecast.shapes import shape_of
 from pipeline.models.loading import pretrained_model
 from pipeline.models.policy import Episodes
 from pipeline.models.pretrained_tokenizer import load_tokenizer, pretrained_tokenizer

@@ -16,9 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline.config.loading import load_config
 from pipeline.config.rewards import RewardConfig
-from pipeline.forecast.policy_shape import measured
-from pipeline.forecast.subject import ForecastSubject, Trained
-from pipeline.forecast.work import work_of_update
+from pipeline.forecast.shapes import measured
+from pipeline.forecast.subject import ForecastSubject
+from pipeline.forecast.work import update_work
 from pipeline.models.adapters import WithoutAdapter, choose_trained, choose_trained_critic
 from pipeline.models.anatomy import trunk
 from pipeline.models.fp32_heads import fp32_logits
@@ -194,6 +194,6 @@ def test_predicted_work_is_what_is_counted(tmp_path: Path, knobs: dict[str, Any]
     config = load_config("smoke", {**changes, **prompts, **{f"runtime.{key}": value for key, value in runtime.items()}})
     shape = measured(network("qwen2").config.to_json_string())
     assert shape is not None
-    trial = ForecastSubject(config, shape, "cpu")
-    for phase, (flops, _) in work_of_update(trial, Trained.of(shape, config)).items():
-        assert flops == pytest.approx(ledger.flops[phase], rel=0.06), phase
+    trial = ForecastSubject(config, shape, on_card=False)
+    for phase, work in update_work(trial).items():
+        assert work.flops == pytest.approx(ledger.flops[phase], rel=0.06), phase

@@ -4,7 +4,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,6 @@ import torch
 from helpers import Recorder, smoke
 
 from pipeline.config.loading import load_config
-from pipeline.forecast.policy_shape import measured, shape_of
-from pipeline.forecast.subject import ForecastSubject
-from pipeline.forecast.work import estimate
 from pipeline.resources.chunking import CARD_TOKENS, CHUNK_TOKENS, chunk_tokens
 from pipeline.resources.ledger import Ledger
 from pipeline.resources.machine import ALLOCATOR_SETTINGS, GIB, fresh_marks, grow_segments, peak_gib
@@ -32,13 +28,6 @@ def hand() -> None:
     study, layout = single("smoke", {}, 0), Layout(Path("out"))
     run = Started(study, "smoke", {}, layout, layout.study("single", "smoke"))
     Hand(run, Agenda(run), 1, lambda text, style: None)
-
-
-def trial(profile: str = "t4", **changes: object) -> ForecastSubject:
-    config = load_config(profile, {key.replace("__", "."): value for key, value in changes.items()})
-    shape = shape_of(config)
-    assert shape is not None
-    return ForecastSubject(config, shape, "cuda" if config.runtime.device == "cuda" else "cpu")
 
 
 def test_the_roofline_takes_the_slower_side() -> None:
@@ -165,132 +154,3 @@ def test_the_cuda_allocator_grows_its_segments_unless_the_user_says_otherwise(
     grow_segments()
     found = {name: os.environ[name] for name in ALLOCATOR_SETTINGS if name in os.environ}
     assert found == ({own: "max_split_size_mb:64"} if own else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
-
-
-@pytest.mark.parametrize(
-    ("config", "millions"),
-    [
-        ('{"model_type": "gpt2"}', 124.4),
-        ('{"model_type": "opt", "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, '
-         '"ffn_dim": 3072}', 125.2),
-        ('{"model_type": "gpt_neox", "hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, '
-         '"intermediate_size": 2048, '
-         '"vocab_size": 50304}', 70.4),
-    ],
-)  # fmt: skip
-def test_shapes_of_any_decoder_come_from_its_configuration(config: str, millions: float) -> None:
-    shape = measured(config)
-    assert shape is not None
-    assert shape.parameters / 1e6 == pytest.approx(millions, rel=0.005)
-    assert shape.maps == pytest.approx(shape.blocks, rel=0.01)
-    assert 0 < shape.kept_half < shape.kept_fp32
-
-
-def test_what_is_no_decoder_has_no_shape() -> None:
-    assert measured('{"model_type": "t5"}') is None
-    assert measured('{"model_type": "no such thing"}') is None
-
-
-def test_a_forward_keeps_what_is_predicted() -> None:
-    """A real forward: the bytes that autograd holds for its backward, per position."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    spec = {
-        "hidden_size": 64,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "intermediate_size": 160,
-    }
-    config = Qwen2Config(**spec, vocab_size=50)
-    shape = measured(config.to_json_string())
-    assert shape is not None
-    kept: dict[int, torch.Tensor] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        kept[tensor.untyped_storage()._cdata] = tensor
-        return tensor
-
-    network = Qwen2ForCausalLM(config)
-    own = {one.untyped_storage()._cdata for one in network.parameters()}
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        network.model(torch.zeros(8, 32, dtype=torch.long))
-    held = sum(one.untyped_storage().nbytes() for key, one in kept.items() if key not in own)
-    assert shape.kept_fp32 * 8 * 32 == pytest.approx(held, rel=0.05)
-
-
-def test_components_follow_the_knobs() -> None:
-    full, separate = estimate(trial()), estimate(trial(critic__kind="separate"))
-    lora = estimate(trial(adapter__kind="lora"))
-    quantized = estimate(trial(adapter__kind="lora", adapter__quantize="4bit"))
-    assert full.stages["train"]["optimiser"] == pytest.approx(8 * full.parameters / GIB)
-    assert separate.stages["train"]["optimiser"] == pytest.approx(2 * full.stages["train"]["optimiser"], rel=0.01)
-    assert "reference" not in lora.stages["train"]
-    assert lora.trained < 0.02 * lora.parameters
-    assert quantized.stages["train"]["policy"] < 0.5 * lora.stages["train"]["policy"]
-    assert separate.t4_hours > full.t4_hours > lora.t4_hours
-
-
-def test_frozen_networks_are_forecast_as_they_are_held() -> None:
-    """Halved weights of linear maps; and off the card the whole of them, but while a rollout is scored."""
-    plain, half, away = (
-        estimate(trial("t4", **changes))
-        for changes in ({}, {"train__frozen_dtype": "fp16"}, {"runtime__offload_reference": True})
-    )
-    shape = trial("t4").shape
-    of_each = 4 * shape.parameters / GIB
-    assert {name: plain.stages["train"][name] for name in ("reference", "reward")} == pytest.approx(
-        dict.fromkeys(("reference", "reward"), of_each)
-    )
-    saved = 2 * 2 * shape.maps / GIB
-    assert plain.stage_gib("train") - half.stage_gib("train") == pytest.approx(saved)
-    assert not {"reference", "reward"} & away.stages["train"].keys()
-    assert plain.stage_gib("train") - away.stage_gib("train") == pytest.approx(2 * of_each)
-    updates = trial("t4").config.train.updates
-    assert away.hours["offload"] * 3600 == pytest.approx(updates * 2 * of_each * GIB / 12e9)
-    assert "offload" not in plain.hours.keys() | half.hours.keys()
-    other = ("sft", "reward", "evaluate")
-    assert [half.stage_gib(stage) for stage in other] == [plain.stage_gib(stage) for stage in other]
-    assert [away.stage_gib(stage) for stage in other] == [plain.stage_gib(stage) for stage in other]
-
-
-def test_the_phase_that_needs_most_has_the_networks_that_it_asks() -> None:
-    """An ensemble of eight comes back to score, without the gradients."""
-    eight = {"reward__ensemble": 8, "runtime__offload_reference": True}
-    parts = estimate(trial("t4", **eight)).stages["train"]
-    assert parts["reward"] == pytest.approx(8 * estimate(trial("t4")).stages["train"]["reward"])
-    assert not {"reference", "gradients", "logits"} & parts.keys()
-
-
-def test_an_adapter_has_no_reference_to_take_off_and_a_cpu_no_card() -> None:
-    for profile, knobs in (("t4", {"adapter__kind": "lora"}), ("tiny", {})):
-        plain = estimate(trial(profile, **knobs))
-        config = trial(profile, **knobs).config
-        moved = config.model_copy(update={"runtime": config.runtime.model_copy(update={"offload_reference": True})})
-        again = estimate(replace(trial(profile, **knobs), config=moved))
-        assert again.stages == plain.stages
-
-
-def test_eight_bits_and_an_adapter_halve_what_a_separate_critic_adds() -> None:
-    knobs = {"critic__kind": "separate", "critic__adapter": "lora"}
-    shared, separate, lora, eight, four = (
-        estimate(trial("t4", **changes))
-        for changes in (
-            {},
-            {"critic__kind": "separate"},
-            knobs,
-            {**knobs, "critic__quantize": "8bit"},
-            {**knobs, "critic__quantize": "4bit"},
-        )
-    )
-    tax = [one.stage_gib("train") - shared.stage_gib("train") for one in (separate, lora, eight, four)]
-    assert tax[0] > tax[1] > tax[2] > tax[3] > 0
-    assert tax[2] < 0.25 * tax[0]
-    assert eight.disk["checkpoints"] < 1.05 * shared.disk["checkpoints"] < separate.disk["checkpoints"]
-    assert separate.t4_hours > eight.t4_hours > shared.t4_hours
-    assert "adapter library" in estimate(trial("tiny", **knobs)).stages["train"]
-
-
-def test_the_interpreter_counts_on_a_cpu_alone() -> None:
-    assert "interpreter and libraries" in estimate(trial("tiny")).memory_gib
-    assert "interpreter and libraries" not in estimate(trial("t4")).memory_gib

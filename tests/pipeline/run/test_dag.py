@@ -251,8 +251,7 @@ def test_the_content_of_the_users_files_counts_and_not_only_their_path(tmp_path:
 
 FORECAST = {
     "pipeline.forecast.work", "pipeline.forecast.memory", "pipeline.resources.roofline", "pipeline.forecast.shapes",
-    "pipeline.forecast.subject", "pipeline.forecast.policy_shape", "pipeline.forecast.advice",
-    "pipeline.forecast.sampling", "pipeline.forecast.ocr",
+    "pipeline.forecast.subject", "pipeline.forecast.advice", "pipeline.forecast.ocr",
 }  # fmt: skip
 """What a trial would take. A change in it must leave every finished artifact valid."""
 

@@ -4,7 +4,6 @@ leave, who pays, and that a lost or foreign table is an error."""
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ from tinynets import network
 from pipeline.data.endings import circle, ending
 from pipeline.data.semantics import judge
 from pipeline.errors import UserError
-from pipeline.forecast.sampling import opponents_hours
 from pipeline.forecast.shapes import Shape
 from pipeline.forecast.subject import ForecastSubject
+from pipeline.forecast.work import asked, asked_hours
 from pipeline.models.policy import Episodes
 from pipeline.models.sampling import tokenize_prompts
 from pipeline.resources.ledger import Ledger
@@ -208,10 +207,9 @@ def test_more_opponents_begin_with_the_same_ones(monkeypatch: pytest.MonkeyPatch
 
 def test_the_plan_charges_for_as_many_as_there_are() -> None:
     shape = Shape(700, 96, 2, 96, 192, 200_000, 4_000, 200_000, 1_000, 67_200, 4_000.0, 2_000.0)
-    subject = ForecastSubject(smoke(**SETTINGS), shape, "cpu")
-    hours = opponents_hours(subject)
-    assert hours > 0
-    assert opponents_hours(replace(subject, config=smoke(**{**SETTINGS, "reward__opponents": 4}))) == pytest.approx(
-        2 * hours, rel=0.05
-    )
-    assert opponents_hours(replace(subject, config=smoke())) == 0.0
+    settings = SETTINGS, {**SETTINGS, "reward__opponents": 4}, {}
+    trials = [ForecastSubject(smoke(**changes), shape, on_card=False) for changes in settings]
+    two, four, none = (asked_hours(trial, asked(trial.config)["opponents"]) for trial in trials)
+    assert two > 0
+    assert four == pytest.approx(2 * two, rel=0.05)
+    assert none == 0.0

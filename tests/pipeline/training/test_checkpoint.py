@@ -11,10 +11,7 @@ from tinytrial import Killed, Killer, run, trainer
 
 from pipeline.config.loading import load_config
 from pipeline.errors import UserError
-from pipeline.forecast.advice import check_disk, predict
-from pipeline.forecast.policy_shape import shape_of
-from pipeline.forecast.subject import ForecastSubject
-from pipeline.forecast.work import estimate
+from pipeline.forecast.advice import Forecast, check_disk, predict
 from pipeline.resources.ledger import Ledger
 from pipeline.resources.machine import GIB
 from pipeline.training import checkpoint
@@ -137,23 +134,22 @@ def test_the_ledger_counts_checkpoints_and_their_bytes(tmp_path: Path) -> None:
 # --- the forecast --------------------------------------------------------------------------------------------
 
 
-def t4(**changes: object) -> ForecastSubject:
-    config = load_config("t4", {key.replace("__", "."): value for key, value in changes.items()})
-    shape = shape_of(config)
-    assert shape is not None
-    return ForecastSubject(config, shape, "cuda")
+def t4(**changes: object) -> Forecast:
+    found = predict(load_config("t4", {key.replace("__", "."): value for key, value in changes.items()}))
+    assert found is not None
+    return found
 
 
 def test_the_forecast_counts_checkpoints_in_bytes_and_time() -> None:
-    found = estimate(t4())
+    found = t4()
     one = 12 * found.trained / GIB
     assert one == pytest.approx(5.2, abs=0.1)
     assert found.disk == pytest.approx({"checkpoints": 3 * one, "policy": 4 * found.parameters / GIB})
     assert found.hours["checkpoint"] <= 0.02 * sum(found.hours.values())
-    often = estimate(t4(runtime__checkpoint_share=None))
+    often = t4(runtime__checkpoint_share=None)
     assert often.hours["checkpoint"] == pytest.approx(750 // 25 * one * GIB / 200e6 / 3600)
     assert often.t4_hours > found.t4_hours
-    assert estimate(t4(adapter__kind="lora")).disk["checkpoints"] < 0.5
+    assert t4(adapter__kind="lora").disk["checkpoints"] < 0.5
 
 
 def test_a_disk_that_is_too_small_is_refused_or_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
