@@ -17,8 +17,8 @@ from pipeline.config.runtime import CapsConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
 from pipeline.forecast.memory import disk_by_part, memory_by_stage, shared_disk
-from pipeline.forecast.subject import ForecastSubject, on_card, subject_of
-from pipeline.forecast.work import evaluating_hours, shared_hours, static_hours, training_hours
+from pipeline.forecast.subject import on_card, subject_of
+from pipeline.forecast.work import other_hours, static_hours, training_hours
 from pipeline.resources.machine import GIB
 
 Changes = Mapping[str, Any]
@@ -98,23 +98,9 @@ class Forecast:
 def predict(config: TrialConfig) -> Forecast | None:
     """Memory, time and disk of a trial; None where the sizes of the base cannot be had."""
     trial = subject_of(config)
-    return None if trial is None else estimate(trial)
-
-
-def t4_judges(config: TrialConfig) -> bool:
-    """Whether a T4's roofline is held against the cap on the wall clock: where `caps.card` asks for it, or no other GPU
-    is in use."""
-    other = on_card(config) and torch.cuda.is_available() and "T4" not in torch.cuda.get_device_name().split()
-    return config.caps.card == "t4" or not other
-
-
-def estimate(trial: ForecastSubject) -> Forecast:
-    """Memory, time and disk of a trial whose shapes are known."""
-    cfg, shared = trial.config, shared_hours(trial)
-    own = {"evaluate": evaluating_hours(trial)}
-    if cfg.rounds > 1:  # it is scored by a reward that is the trial's own
-        own["reference"] = shared.pop("reference")
-    learns = cfg.algorithm.learns
+    if trial is None:
+        return None
+    learns, (own, shared) = config.algorithm.learns, other_hours(trial)
     return Forecast(
         parameters=trial.shape.parameters,
         trained=trial.policy.parameters,
@@ -125,9 +111,16 @@ def estimate(trial: ForecastSubject) -> Forecast:
         static_hours=static_hours(trial) if learns else None,
         disk=_in_gib(disk_by_part(trial)),
         shared_disk_gib=shared_disk(trial) / GIB,
-        caps=cfg.caps,
-        timed=t4_judges(cfg),
+        caps=config.caps,
+        timed=t4_judges(config),
     )
+
+
+def t4_judges(config: TrialConfig) -> bool:
+    """Whether a T4's roofline is held against the cap on the wall clock: where `caps.card` asks for it, or no other GPU
+    is in use."""
+    other = on_card(config) and torch.cuda.is_available() and "T4" not in torch.cuda.get_device_name().split()
+    return config.caps.card == "t4" or not other
 
 
 def _in_gib(parts: Mapping[str, float]) -> dict[str, float]:

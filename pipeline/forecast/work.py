@@ -113,11 +113,6 @@ def head_and_back(shape: Shape, tokens: float, calls: float, trained: bool) -> W
     return forth + Work(2.0 * tokens * shape.head_map * (1 + trained), back)
 
 
-def step(parameters: float) -> Work:
-    """An optimiser step."""
-    return Work(0.0, parameters * t4.BYTES_STEP)
-
-
 def sampling(trial: ForecastSubject, rows: int, maps: float, read: int, each: int = 1, *, static: bool = False) -> Work:
     """`rows` responses of full length by a network of `maps` weights in linear maps, each read with `read` bytes.
 
@@ -141,7 +136,7 @@ def sampling(trial: ForecastSubject, rows: int, maps: float, read: int, each: in
     return head(shape, rows * response, batches * response, read) + Work(multiplied + attended, moved)
 
 
-def _measured(trial: ForecastSubject, rows: int, span: float, read: float, trunks: float = 1, heads: float = 1) -> Work:
+def measured(trial: ForecastSubject, rows: int, span: float, read: float, trunks: float = 1, heads: float = 1) -> Work:
     """A forward over `rows` of `span` tokens, of which `read` go through the head."""
     calls, chunks = -(-rows // trial.config.runtime.rollout_batch_size), _chunks(trial.shape, rows * read)
     return trunk(trial.shape, rows * span, span, calls) * trunks + head(trial.shape, rows * read, chunks) * heads
@@ -174,12 +169,13 @@ def update_work(trial: ForecastSubject) -> dict[str, Work]:
     size = shape, rows * (trial.mean_prompt + response - 1), span, -(-rows // min(micro, cfg.train.mini_batch_size))
     policy = trunk(*size, trial.policy, again=again)
     policy += head_and_back(shape, tokens, _chunks(shape, tokens), trial.policy.head)
+    stepped = cfg.train.num_mini_batches * (trial.policy.parameters + trial.critic.parameters)
     critic = trunk(*size, trial.critic, again=again) * (cfg.critic.kind == "separate")
-    critic += step(cfg.train.num_mini_batches * (trial.policy.parameters + trial.critic.parameters))
+    critic += Work(bytes=stepped * t4.BYTES_STEP)
     forward, logits = trunk(*size), head(shape, tokens, _chunks(shape, tokens))
     work = {} if only_watched(cfg) else rollout_work(trial)
     if cfg.train.data == "pairs":  # the reference's log-probs
-        work["score"] = work.get("score", Work()) + _measured(trial, rows, span, response)
+        work["score"] = work.get("score", Work()) + measured(trial, rows, span, response)
     if cfg.algorithm.trust_region == "trpo":
         # A product with Fisher's matrix is a forward with tangents, three times as much as without, and a pass forth
         # and back, in fp32. A point of the line search is a forward by the old and by the new weights; two are tried.
@@ -201,7 +197,7 @@ def rollout_work(trial: ForecastSubject) -> dict[str, Work]:
     read = t4.BYTES_READ_CAST if cfg.adapter.kind == "lora" else t4.BYTES_READ_HALF
     # The KL to the policy that a later round began with is one more network, and goes through two heads.
     started, separate = 1 - 1 / cfg.rounds, cfg.critic.kind == "separate"
-    score = _measured(trial, rows, _span(trial), cfg.train.response_length, 2 + separate + started, 2 + 2 * started)
+    score = measured(trial, rows, _span(trial), cfg.train.response_length, 2 + separate + started, 2 + 2 * started)
     score += _scored(trial, rows, cfg.learned_rewards, (*trial.judging, *trial.rewarding))
     sampled, scored = _rollouts(cfg)
     return {"generate": sampling(trial, rows, trial.policy.forward, read, each) * sampled, "score": score * scored}
@@ -223,8 +219,13 @@ def training_hours(trial: ForecastSubject) -> dict[str, float]:
     if only_watched(cfg):  # no cost of the algorithm, but of the wall clock
         hours["watch"] = updates * sum(work.hours(phase) for phase, work in rollout_work(trial).items())
     if cfg.rounds > 1:
-        opponents = (cfg.rounds - 1) * asked_hours(trial, asked(cfg)["opponents"])
-        hours["reward"] = later_rewards(trial).hours("reward") + opponents
+        # The pairs of each later reward are sampled and learned from, and its opponents drawn; measuring is left out.
+        later, pairs = range(2, cfg.rounds + 1), cfg.reward.pairs // cfg.rounds
+        drawn = 2 * (pairs + cfg.reward.heldout_pairs) + cfg.reward.calibration_samples
+        work = sampling(trial, drawn, trial.shape.maps, t4.BYTES_READ_CAST) * len(later)
+        for number in later:
+            work += reward_work(trial, pairs * (number if cfg.reward.keep_pairs == "all" else 1))
+        hours["reward"] = work.hours("reward") + len(later) * asked_hours(trial, asked(cfg)["opponents"])
     images = updates * cfg.train.batch_size * _rollouts(cfg)[1]
     if read := reading_hours(cfg, images, images, cfg.runtime.processes):
         hours["ocr on the CPU"] = read
@@ -253,29 +254,30 @@ def static_hours(trial: ForecastSubject) -> float | None:
 # --- the other stages ---
 
 
-def shared_hours(trial: ForecastSubject) -> dict[str, float]:
-    """Hours by stage of what the trials of a study have in common: learning, sampling, scoring, measuring, reading."""
-    cfg, rows = trial.config, asked(trial.config)
+def other_hours(trial: ForecastSubject) -> tuple[dict[str, float], dict[str, float]]:
+    """Hours by stage beside the training: of what a trial has for itself, and of what the trials of a study have in
+    common."""
+    cfg, rows, length = trial.config, asked(trial.config), trial.config.sft.max_tokens - 1
+
+    def perplexity(texts: int) -> float:
+        return measured(trial, texts, length, length).hours("score")
+
+    drift = measured(trial, cfg.evaluate.prompts, _span(trial), cfg.train.response_length) * 2
+    answers = asked_hours(trial, rows["evaluate"], cfg.runtime.processes)
+    texts = 2 * perplexity(min(cfg.evaluate.texts, cfg.data.heldout_prompts))
+    own = {"evaluate": answers + drift.hours("score") + texts}
     learned = reward_work(trial, cfg.reward.pairs // cfg.rounds).hours("train")
-    hours = {
-        "sft": texts_work(trial, trial.shape, cfg.sft).hours("train")
-        + text_work(trial, cfg.data.heldout_prompts).hours("score"),
+    shared = {
+        "sft": texts_work(trial, trial.shape, cfg.sft).hours("train") + perplexity(cfg.data.heldout_prompts),
         "reward": learned + asked_hours(trial, rows["reward"]) + asked_hours(trial, rows["opponents"]),
-        "reference": asked_hours(trial, rows["reference"]),
     }
+    scored_by_own = cfg.rounds > 1
+    (own if scored_by_own else shared)["reference"] = asked_hours(trial, rows["reference"])
     if cfg.needs_samples:
-        hours["values"] = asked_hours(trial, rows["values"])
+        shared["values"] = asked_hours(trial, rows["values"])
     if cfg.pretrains_critic:
-        hours["critic"] = critic_work(trial).hours("train")
-    return hours
-
-
-def evaluating_hours(trial: ForecastSubject) -> float:
-    """Hours of the stage `evaluate`: the policy's answers, their drift from the reference, perplexities of both."""
-    cfg = trial.config
-    texts = text_work(trial, min(cfg.evaluate.texts, cfg.data.heldout_prompts)).hours("score")
-    answers = asked_hours(trial, asked(cfg)["evaluate"], cfg.runtime.processes)
-    return answers + drift_work(trial).hours("score") + 2 * texts
+        shared["critic"] = critic_work(trial).hours("train")
+    return own, shared
 
 
 def asked_hours(trial: ForecastSubject, rows: Asked, processes: int = 1) -> float:
@@ -291,23 +293,13 @@ def asked_work(trial: ForecastSubject, rows: Asked) -> dict[str, Work]:
     return {"generate": sampling(trial, rows.drawn, trial.shape.maps, t4.BYTES_READ_CAST), "score": score}
 
 
-def drift_work(trial: ForecastSubject) -> Work:
-    """Measuring the KL of the policy's answers to the reference."""
-    return _measured(trial, trial.config.evaluate.prompts, _span(trial), trial.config.train.response_length) * 2
-
-
-def text_work(trial: ForecastSubject, texts: int) -> Work:
-    """The perplexity of one network on so many held-out texts, each as long as SFT reads."""
-    return _measured(trial, texts, trial.config.sft.max_tokens - 1, trial.config.sft.max_tokens - 1)
-
-
 def texts_work(trial: ForecastSubject, shape: Shape, sft: SftConfig) -> Work:
     """Training a network on texts."""
     positions = sft.steps * sft.batch_size * sft.max_tokens
     calls = sft.steps * -(-sft.batch_size // text_rows(sft.batch_size, sft.max_tokens, shape.vocab, trial.on_card))
     again, whole = trial.config.runtime.gradient_checkpointing, Trained.whole(shape, shape.parameters)
     passes = trunk(shape, positions, 0, calls, whole, again=again) + head_and_back(shape, positions, calls, True)
-    return passes + step(sft.steps * shape.parameters)
+    return passes + Work(bytes=sft.steps * shape.parameters * t4.BYTES_STEP)
 
 
 def reward_work(trial: ForecastSubject, pairs: int) -> Work:
@@ -324,18 +316,7 @@ def reward_work(trial: ForecastSubject, pairs: int) -> Work:
             calls = -(-in_step // ranking_rows(in_step, reward.ranked, int(tokens), trial.on_card)) * reward.ranked
             again, whole = cfg.runtime.gradient_checkpointing, Trained.whole(shape, shape.trunk)
             each = trunk(shape, in_step * reward.ranked * tokens, 0, calls, whole, again=again)
-            work += (each + step(shape.trunk)) * steps
-    return work
-
-
-def later_rewards(trial: ForecastSubject) -> Work:
-    """The rewards of all rounds but the first: their pairs are sampled and learned from; measuring apart."""
-    cfg, count = trial.config.reward, trial.config.rounds
-    each = cfg.pairs // count
-    sampled = 2 * (each + cfg.heldout_pairs) + cfg.calibration_samples
-    work = sampling(trial, sampled, trial.shape.maps, t4.BYTES_READ_CAST) * (count - 1)
-    for number in range(2, count + 1):
-        work += reward_work(trial, each * (number if cfg.keep_pairs == "all" else 1))
+            work += (each + Work(bytes=shape.trunk * t4.BYTES_STEP)) * steps
     return work
 
 
@@ -345,8 +326,5 @@ def critic_work(trial: ForecastSubject) -> Work:
     steps, micro, maps = cfg.critic.pretraining_steps, cfg.runtime.micro_batch_size, part.forward or shape.maps
     heldout = -(-cfg.values.samples * cfg.data.train_prompts // HELD_OUT)
     size = shape, steps * cfg.train.batch_size * span, span, steps * -(-cfg.train.batch_size // micro)
-    measured = trunk(shape, heldout * span, span, -(-heldout // micro)) + Work(
-        2.0 * heldout * span * (maps - shape.maps)
-    )
-    trained = trunk(*size, part) + step(steps * part.parameters) if part.parameters else trunk(*size)
-    return trained + measured
+    work = trunk(*size, part if part.parameters else None) + trunk(shape, heldout * span, span, -(-heldout // micro))
+    return work + Work(2.0 * heldout * span * (maps - shape.maps), steps * part.parameters * t4.BYTES_STEP)

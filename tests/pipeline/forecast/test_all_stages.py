@@ -13,7 +13,7 @@ from helpers import Recorder, smoke
 
 from pipeline.config.trial import TrialConfig
 from pipeline.forecast.subject import ForecastSubject, subject_of
-from pipeline.forecast.work import asked, asked_work, critic_work, drift_work, text_work
+from pipeline.forecast.work import asked, asked_work, critic_work, measured
 from pipeline.models.sampler import EagerSampler
 from pipeline.rewards.grammar import GrammarJudge
 from pipeline.rewards.learned import LearnedReward
@@ -120,15 +120,9 @@ def vocabulary(made: Mapping[str, Any]) -> int:
     return int(summary["vocab_size"])
 
 
-def test_the_drift_and_the_perplexities_are_those_of_two_networks() -> None:
+def test_measuring_goes_through_the_trunk_and_for_some_tokens_through_the_head() -> None:
     """Per row: 2 FLOPs a weight and position, attention over all positions, 2 a weight of the head and measured one."""
     trial = subject(smoke(**SMALL))
-    shape, span = trial.shape, 5 + 4 - 1
-
-    def once(rows: int, positions: int, measured: int) -> float:
-        attended = 4.0 * shape.attention * shape.layers * positions
-        return rows * (positions * (2.0 * shape.maps + attended) + 2.0 * measured * shape.vocab * shape.hidden)
-
-    assert drift_work(trial).flops == pytest.approx(2 * once(10, span, 4))
-    longest = trial.config.sft.max_tokens - 1
-    assert text_work(trial, 7).flops == pytest.approx(once(7, longest, longest))
+    attended = 4.0 * trial.shape.attention * trial.shape.layers * 8
+    row = 8 * (2.0 * trial.shape.maps + attended) + 2.0 * 4 * trial.shape.vocab * trial.shape.hidden
+    assert measured(trial, 10, 8, 4).flops == pytest.approx(10 * row)

@@ -37,14 +37,6 @@ def settings(row: re.Match[str]) -> dict[str, object]:
     return dict(zip(KEYS, [*map(int, numbers), again == "yes"], strict=True))
 
 
-def test_it_fits_a_t4_in_every_stage() -> None:
-    found = forecast({})
-    assert found.fits
-    assert found.t4_hours < 2.5
-    assert list(found.stages) == ["sft", "reward", "train", "evaluate"]
-    assert all(5 < found.stage_gib(stage) < 14.6 for stage in found.stages)
-
-
 def test_a_seed_takes_what_its_comment_and_the_study_say() -> None:
     """What is sampled before training is most of what the trials of a seed share."""
     found = forecast({})
