@@ -64,9 +64,8 @@ def asked(cfg: TrialConfig) -> dict[str, Asked]:
     """What each stage beside the training samples and scores; `opponents` are those of the stage `reward`."""
     reward, evaluate, prompts = cfg.reward, cfg.evaluate, cfg.evaluate.prompts
     learned = [part for part in reward.scorers().values() if part.kind in LEARNED]
-    judged, kept, samples = (
-        sum(is_judged(part.preferences) for part in learned), 2 * reward.heldout_pairs, reward.calibration_samples,
-    )  # fmt: skip
+    judged = sum(is_judged(part.preferences) for part in learned)
+    kept, samples = 2 * reward.heldout_pairs, reward.calibration_samples
     answers = reward.rankings * reward.ranked if reward.ranked > 2 else 2 * (reward.pairs // cfg.rounds)
     drawn = samples + judged * (answers + kept)
     # An ensemble's samples are scored again for the scale of each model, and for what the models disagree about.
@@ -143,6 +142,7 @@ def measured(trial: ForecastSubject, rows: int, span: float, read: float, trunks
 
 
 def _chunks(shape: Shape, tokens: float) -> float:
+    """Times that the head is read for so many tokens."""
     return -(-tokens // chunk_tokens(shape.vocab, True))
 
 
@@ -165,8 +165,9 @@ def update_work(trial: ForecastSubject) -> dict[str, Work]:
     """One update, by phase; rollouts only where they teach or steer the policy."""
     shape, cfg, runtime = trial.shape, trial.config, trial.config.runtime
     rows, response, again = cfg.train.batch_size, trial.learned_response, runtime.gradient_checkpointing
-    span, tokens, micro = trial.mean_prompt + response - 1, rows * response, runtime.micro_batch_size
-    size = shape, rows * (trial.mean_prompt + response - 1), span, -(-rows // min(micro, cfg.train.mini_batch_size))
+    span, tokens = trial.mean_prompt + response - 1, rows * response
+    micros = -(-rows // min(runtime.micro_batch_size, cfg.train.mini_batch_size))
+    size = shape, rows * span, span, micros
     policy = trunk(*size, trial.policy, again=again)
     policy += head_and_back(shape, tokens, _chunks(shape, tokens), trial.policy.head)
     stepped = cfg.train.num_mini_batches * (trial.policy.parameters + trial.critic.parameters)
