@@ -1,4 +1,4 @@
-"""The static sampler: what a forecast counts of its steps is what its own meter counts."""
+"""The work of sampling: prompts that are read once, and the steps of the static sampler against its own meter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tinynets import network
 
 from pipeline.config.loading import load_config
 from pipeline.forecast.shapes import measured
-from pipeline.forecast.subject import ForecastSubject
+from pipeline.forecast.subject import ForecastSubject, subject_of
 from pipeline.forecast.work import sampling
 from pipeline.models.fp32_heads import fp32_logits
 from pipeline.models.precision import Precision
@@ -20,7 +20,18 @@ from pipeline.resources.out_of_memory import Room
 from pipeline.resources.roofline import BYTES_READ_HALF
 
 
-def test_the_work_of_its_steps_is_what_is_counted() -> None:
+@pytest.mark.parametrize(
+    ("together", "each", "prompts"), [(8, 1, 8), (4, 1, 8), (8, 4, 2), (4, 4, 2), (3, 4, 4), (3, 2, 5)]
+)
+def test_a_prompt_is_read_once_in_every_batch_that_has_responses_to_it(together: int, each: int, prompts: int) -> None:
+    """8 responses, `together` at a time: what each weight is multiplied by is 2 a position of a prompt or response."""
+    trial = subject_of(load_config("smoke", {"runtime.rollout_batch_size": together}))
+    assert trial is not None
+    one, none = (sampling(trial, 8, maps, BYTES_READ_HALF, each).flops for maps in (1, 0))
+    assert one - none == pytest.approx(2 * (prompts * trial.mean_prompt + 8 * (16 - 1)), rel=1e-6)
+
+
+def test_the_work_of_static_steps_is_what_is_counted() -> None:
     """Full-length responses to prompts of one length."""
     lm: Any = fp32_logits(network("gpt2", vocab_size=64))
     spent = [0.0, 0.0]
