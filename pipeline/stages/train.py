@@ -145,9 +145,9 @@ def one_process(
     if critic is not None:
         restore_critic(actor, critic.path / "critic.safetensors")
     reference = freeze(load_reference(sft, "none", device)) if cfg.adapter.kind == "none" else WithoutAdapter(actor.lm)
-    part = round_of(cfg, out, device, ledger, reward, last_train)
+    round_ = round_of(cfg, out, device, ledger, reward, last_train)
     beside: list[Any] = [] if cfg.adapter.kind == "lora" else [reference]
-    beside += [] if part is None or part.start is None else [part.start]
+    beside += [] if round_ is None or round_.start is None else [round_.start]
     hold([*beside, *proxy.networks], cfg.train.frozen_dtype)
     judges = [network for one in (gold, *further.values()) for network in one.networks]
     meter([*actor.networks, *beside, *proxy.networks, *judges], ledger.work)
@@ -165,7 +165,7 @@ def one_process(
         Files(lambda offset: MetricsLog.resume(metrics, offset) if offset else MetricsLog(metrics), out / KEPT),
         reporter,
         ledger,
-        part,
+        round_,
     )
     outcome = trainer.run()
     if trainer.ranks.main:

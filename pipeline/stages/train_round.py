@@ -39,7 +39,7 @@ def round_of(
 
 def leave(out: Path, trainer: Trainer, outcome: Outcome) -> None:
     """Write what the next round begins with, where there will be one."""
-    if outcome.status == "complete" and trainer.part.number < trainer.part.count:
+    if outcome.status == "complete" and trainer.round.number < trainer.round.count:
         save_state(out, trainer.left())
         write_json(out / SPENT, trainer.ledger.state())
 

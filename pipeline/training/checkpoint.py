@@ -120,8 +120,8 @@ class Files:
 class Checkpoints:
     """Those of a running trial, and its metrics file, which they refer to."""
 
-    def __init__(self, files: Files, state: TrainingState, ranks: Ranks, watch: Watch, part: Round) -> None:
-        self._files, self._state, self._ranks, self._watch, self._part = files, state, ranks, watch, part
+    def __init__(self, files: Files, state: TrainingState, ranks: Ranks, watch: Watch, round_: Round) -> None:
+        self._files, self._state, self._ranks, self._watch, self._round = files, state, ranks, watch, round_
         self.log: Log = NullLog()
         self.saved = Progress()
         """Where the newest one was written."""
@@ -171,7 +171,7 @@ class Checkpoints:
             self._load(content)
             self._watch.progress("train", state.planned, state.cfg.train.steps, RESUMED)
             return
-        begun = self._part.begin() if self._part.begin else None  # where the round before ended
+        begun = self._round.begin() if self._round.begin else None  # where the round before ended
         self.log = self._files.open_log(begun["offset"] if begun else 0)
         if begun:
             self._load(begun)

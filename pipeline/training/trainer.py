@@ -56,18 +56,18 @@ class Trainer:
         files: Files,
         watch: Watch,
         ledger: Ledger,
-        part: Round | None = None,
+        round_: Round | None = None,
     ) -> None:
-        """`part`: the round that is trained, of a training with several."""
+        """`round_`: the one that is trained, of a training with several."""
         self.device = next(networks.actor.parameters()).device
         self.cfg, self.data, self.watch, self.ledger = cfg, data, watch, ledger
-        self.actor, self.part = networks.actor.to(self.device).eval(), part or Round(1, 1)
+        self.actor, self.round = networks.actor.to(self.device).eval(), round_ or Round(1, 1)
         self.precision, self.ranks = Precision.of(self.device), Ranks.of(self.device)
         self.pairs, self.v_star = data.pairs, v_star_of(data.samples, cfg, len(data.queries))
-        self.end = last_update(cfg.train.updates, self.part.number, self.part.count)
+        self.end = last_update(cfg.train.updates, self.round.number, self.round.count)
         self.parts = parts_of(cfg)
         self.state = TrainingState(cfg, self.actor, self.parts, ledger)
-        self.checkpoints = Checkpoints(files, self.state, self.ranks, watch, self.part)
+        self.checkpoints = Checkpoints(files, self.state, self.ranks, watch, self.round)
         rows = min(cfg.runtime.rollout_batch_size, cfg.train.batch_size)
         room = Room("runtime.rollout_batch_size", rows, watch.warn)
         sampler = choose_sampler(
@@ -92,7 +92,7 @@ class Trainer:
             ledger.timed,
             self.ranks,
             closes,
-            start=None if part is None else part.start or networks.reference,
+            start=None if round_ is None else round_.start or networks.reference,
             offloaded=networks.offloaded,
         )
         rows = min(cfg.runtime.micro_batch_size, cfg.train.mini_batch_size)
@@ -293,4 +293,4 @@ class Trainer:
     def state_bytes(self) -> int:
         """Memory of what training keeps from step to step; frozen networks that are off the card are not counted."""
         context = self.rollout_context
-        return self.state.nbytes(*(() if context.offloaded else (context.reference, self.part.start)))
+        return self.state.nbytes(*(() if context.offloaded else (context.reference, self.round.start)))
