@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
+import torch
 from helpers import trial_config
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from tinytrial import FLOOR
 
 from pipeline.algorithms.mathematics.controllers import doubled_or_halved
 from pipeline.config.trial import TrialConfig
-from pipeline.training.part import Part, Step, Terms
+from pipeline.training.part import Part, Step, Terms, TokenLosses
 from pipeline.training.parts import PARTS, parts_of
 from pipeline.training.parts.entropy_bonus import EntropyBonus
 from pipeline.training.parts.guard import Guard
@@ -182,6 +184,23 @@ def test_what_parts_keep_survives_a_checkpoint() -> None:
     }
     other.load(moved)
     assert other.state() == moved
+
+
+def test_a_policy_that_was_held_still_moves_the_guard_alone() -> None:
+    parts = parts_of(cfg(**EVERYTHING))
+    before = parts.state()
+    parts.after({**SEEN, "policy/update_steps": 16.0}, False)
+    after = parts.state()
+    assert {name for name in after if after[name] != before[name]} == {"guard"}
+
+
+def test_terms_of_the_loss_have_their_sign_and_the_weight_of_a_token() -> None:
+    """The bonus lowers the loss by a token's entropy. The penalty is k3 at a ratio of 1/2, which is 1/2 - 1 + log 2."""
+    old, ones = torch.zeros(2), torch.ones(2)
+    tokens = TokenLosses(old, old, old - math.log(2), lambda: ones, lambda losses: 3 * losses)
+    bonus, penalty = EntropyBonus(cfg(entropy__coef=0.1)), OldKl(0.1, 0.01)
+    assert bonus.loss(tokens).tolist() == pytest.approx([-0.3] * 2)
+    assert penalty.loss(tokens).tolist() == pytest.approx([0.3 * (math.log(2) - 0.5)] * 2)
 
 
 @pytest.mark.parametrize("kind", PARTS)
