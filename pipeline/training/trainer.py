@@ -204,13 +204,13 @@ class Trainer:
         learn = LEARNERS.get(self.cfg.algorithm.trust_region, train_on)
         with self.ledger.timed("train"):
             taken = learn(experience, self.learner, state.update, on_step)
-            wanted = {name: MEASUREMENTS[name](experience, self.learner) for name in self.parts.wants}
+            wanted = {name: MEASUREMENTS[name](experience, self.learner) for name in sorted(self.parts.wants)}
             if self.rollout_context.offloaded:  # what comes back for the next rollout takes their place
                 state.steps.clear()
         check_finite(wanted)
         state.taken += taken
         state.update += 1
-        # 8 controllers step
+        # 8 parts take the update into account
         moved = not self.parts.frozen(state.planned - 1)
         return self.parts.after({**rollout.metrics, **wanted, TAKEN: float(taken)}, moved)
 
@@ -219,9 +219,9 @@ class Trainer:
         measured, state = rollout.measured, self.state
         if state.update == 0:
             with self.ledger.timed("selfcheck"), self.precision.autocast():
-                shown = check_start(rollout, self.actor, self.cfg.train, self.precision.tolerance)
-            if shown:
-                self.watch.warn(shown)
+                rounding = check_start(rollout, self.actor, self.cfg.train, self.precision.tolerance)
+            if rounding:
+                self.watch.warn(rounding)
         check_collapse(rollout.metrics, self.cfg)
         warning = None if state.warned else negative_kl(measured.logprobs, measured.ref_logprobs)
         if warning:
@@ -246,10 +246,8 @@ class Trainer:
         each, size = self.cfg.train.responses_per_prompt, self.cfg.train.batch_size
         numbers = in_turn(len(self.data.queries), size // each, self.state.update, self.cfg.train.seed, "prompts")
         rows = numbers.repeat_interleave(each)
-        columns = (self.data.queries, self.data.query_mask, self.v_star)
-        queries, mask, v_star = (None if one is None else one[rows].to(self.device) for one in columns)
-        assert queries is not None
-        assert mask is not None
+        queries, mask = (column[rows].to(self.device) for column in (self.data.queries, self.data.query_mask))
+        v_star = None if self.v_star is None else self.v_star[rows].to(self.device)
         return Prompts(queries, mask, rows.tolist(), v_star)
 
     def _write(self, step: int, values: Mapping[str, float]) -> None:

@@ -23,7 +23,7 @@ class Hypothesis(Section):
 
     name: Name
     claim: Text
-    metric: Comparable = Field(description="of the evaluation, or a series, of which the mean of the last tenth counts")
+    metric: Comparable = Field(description="of the evaluation, or a series, whose last tenth is averaged")
     contrast: dict[str, Finite] | None = Field(
         None, description="ARM - OTHER, or {arm: weight} with weights that sum to 0"
     )

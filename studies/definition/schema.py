@@ -84,14 +84,14 @@ class Study(Section):
     )
     objective: Objective = Objective()
     arms: dict[str, Knobs] | None = Field(None, max_length=MOST_ARMS, description="name: {dotted key: value}")
-    grid: Levels | None = Field(None, description="dotted key: [values]; the full product")
+    grid: Levels | None = Field(None, description="dotted key: [values]; every combination is an arm")
     factors: Levels | None = Field(None, description="dotted key: [values]; one at a time around the baseline")
     interactions: tuple[tuple[Knob, Knob], ...] = Field(
         (), max_length=MOST_CLAIMS, description="pairs of factors whose values are also combined"
     )
     search: Search | None = None
     imported: dict[str, dict[str, Any]] | None = Field(
-        None, max_length=MOST_ARMS, description="name: {what: value}; arms that `ablate import` brings records of"
+        None, max_length=MOST_ARMS, description="name: {what: value}; arms whose records `ablate import` brought"
     )
     hypotheses: tuple[Hypothesis, ...] = Field(
         (), max_length=MOST_CLAIMS, description="the hypothesis in parts that a program can judge"

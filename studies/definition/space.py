@@ -121,7 +121,7 @@ class Confirm(Section):
     never used."""
 
     top: Positive = Field(2, description="configurations to confirm")
-    seeds: Seeds = Field(description="disjoint from the seed of the search")
+    seeds: Seeds = Field(description="seeds of the confirmation, other than that of the search")
 
 
 class Search(Section):

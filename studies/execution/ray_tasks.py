@@ -12,11 +12,12 @@ from pydantic import Field
 from pipeline.config.base import NonNegative, Section, StrictlyPositive
 from pipeline.config.messages import validated
 from pipeline.config.trial import TrialConfig
-from pipeline.config.yaml_files import line_of, read_yaml
+from pipeline.config.yaml_files import read_yaml
 from pipeline.errors import Fault, UserError
 from pipeline.resources.device import PRECISION, gpu_visible
 from pipeline.resources.machine import GIB
 from pipeline.run.layout import Layout
+from studies.definition.checks import told
 from studies.execution.agenda import Agenda
 from studies.execution.hand import Hands, Say
 from studies.execution.program import python_path
@@ -34,7 +35,7 @@ class RayOptions(Section):
 
     cpus: StrictlyPositive | None = Field(None, description="default: runtime.threads x runtime.processes")
     gpus: NonNegative | None = Field(None, description="default: 1 a process; 0.5: two trials on one card")
-    memory_gib: NonNegative = Field(0.0, description="reserved for a hand; 0: Ray is not told")
+    memory_gib: NonNegative = Field(0.0, description="memory that Ray reserves for a hand; 0: none")
     resources: dict[str, NonNegative] = Field({}, description="custom resources of nodes, such as {a100: 1}")
     autoscaling: bool = Field(False, description="wait for a node that is large enough, where there is none")
 
@@ -130,7 +131,7 @@ def read_options(path: Path | None) -> RayOptions:
         return RayOptions()
     options, faults = validated(RayOptions, read_yaml(path))
     if options is None:
-        raise UserError("\n".join(f"{path}, line {line_of(path, fault.where)}: {fault.text}" for fault in faults))
+        raise UserError(told(str(path), faults))
     return options
 
 

@@ -178,7 +178,7 @@ def _scored(path: Path, name: str, scorer: Scorer, sheet: Sheet, say: Callable[[
             column = columns.setdefault(f"{name}/{part}" if part else name, [])
             for row, value in zip(sheet.places[rows], values.double().tolist(), strict=True):
                 if not math.isfinite(value):
-                    raise UserError(f"{row}: its {name} is {value}")
+                    raise UserError(f"{row}: the {name} of this row is {value}, which is no finite number")
                 column.append(value)
         done = min(start + ROWS, n)
         left = (time.monotonic() - began) / done * (n - done)

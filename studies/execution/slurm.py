@@ -165,7 +165,7 @@ def read_options(path: Path | None) -> dict[str, str | None]:
     content = read_yaml(path)
     for key in RESERVED:
         if key in content:
-            raise UserError(f"{path}, line {line_of(path, (key,))}: '{key}' is set by the program")
+            raise UserError(f"{path}, line {line_of(path, (key,))}: '{key}' cannot be given: ablate sets it")
     written = yaml.load(path.read_text("utf-8"), Loader=yaml.BaseLoader)  # as strings: YAML takes 1:30:00 for 5400
     values = {key: ",".join(value) if isinstance(value, list) else str(value) for key, value in written.items()}
     return values | {key: "" if value else None for key, value in content.items() if isinstance(value, bool)}

@@ -115,7 +115,7 @@ TRAPS: dict[str, list[str]] = {
         "pipeline/algorithms/test_traps.py::test_weights_stored_in_fp16_are_trained_in_fp32"
     ],
     "an objective that is NaN makes a trial vanish": [
-        "studies/execution/test_study.py::test_a_diverged_trial_counts_as_the_worst_and_verdicts_come_from_what_was_recorded",
+        "studies/execution/test_study.py::test_a_diverged_trial_counts_as_the_worst",
         "studies/execution/test_search.py::test_what_makes_a_trial_infeasible",
         "pipeline/training/test_trainer.py::test_numbers_that_are_not_finite_end_the_trial_as_diverged",
     ],

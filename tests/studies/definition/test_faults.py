@@ -222,24 +222,18 @@ def test_a_fault_is_reported_in_one_line(write_study: Write, text: str, old: str
 def test_all_faults_come_at_once_and_names_before_values(write_study: Write) -> None:
     text = STUDY.replace("weak: {kl.beta: 0.01}", "weak: {steps: 64, bta: 1}").replace("kl_per_token", "kl_pertoken")
     text = text.replace("strong: {kl.beta: 0.2}", "strong: {kl.beta: -1, optimiser.lr: high}").replace("[0, 1]", "2")
-    found = [line.partition("small.yaml, ")[2] for line in faults(write_study, text)]
-    heads = [
-        "line 6: seeds",
-        "line 8: arms.weak: ... 'steps' ... 'train.steps'",
-        "line 8: arms.weak: ... 'bta'",
-        "line 11",
-    ]
-    assert len(found) == len(heads)
-    assert all(matches(head, line) for head, line in zip(heads, found, strict=True)), found
+
+    def check(text: str, *heads: str) -> None:
+        found = [line.partition("small.yaml, ")[2] for line in faults(write_study, text)]
+        assert len(found) == len(heads)
+        assert all(matches(head, line) for head, line in zip(heads, found, strict=True)), found
+
+    names = ("line 8: arms.weak: ... 'steps' ... 'train.steps'", "line 8: arms.weak: ... 'bta'")
+    check(text, "line 6: seeds", *names, "line 11")
     text = text.replace("steps: 64, bta: 1", "kl.beta: 0.01").replace("kl_pertoken", "kl_per_token")
     text = text.replace("seeds: 2", "seeds: [1]").replace("baseline: weak", "baseline: week")
-    found = [line.partition("small.yaml, ")[2] for line in faults(write_study, text)]
-    heads = [
-        "line 9: arms.strong: kl.beta = -1",
-        "line 9: arms.strong: optimiser.lr = 'high'",
-        "line 5: baseline: 'week'",
-    ]
-    assert all(matches(head, line) for head, line in zip(heads, found, strict=True)), found
+    values = ("line 9: arms.strong: kl.beta = -1", "line 9: arms.strong: optimiser.lr = 'high'")
+    check(text, *values, "line 5: baseline: 'week'")
     claim = CLAIM % "metric: eval/gold, before_step: 1, aggregation: mean, stop: true"
     (line,) = faults(write_study, claim)
     assert matches("before_step: ... aggregation: ... stop: ", line)

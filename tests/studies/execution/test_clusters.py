@@ -43,7 +43,7 @@ def test_options_of_sbatch_are_taken_as_they_are_written_and_the_programs_own_re
     assert slurm.read_options(file) == given
     assert slurm.read_options(None) == {}
     file.write_text("account: lab\narray: 1-4\n")
-    with pytest.raises(UserError, match=r"cluster\.yaml, line 2: 'array' is set by the program"):
+    with pytest.raises(UserError, match=r"cluster\.yaml, line 2: 'array' cannot be given"):
         slurm.read_options(file)
 
 

@@ -184,7 +184,7 @@ def test_a_score_that_is_not_finite_is_told_by_its_line(tmp_path: Path, monkeypa
 
     scores = torch.tensor([1.0, float("nan"), 2.0])
     monkeypatch.setattr(GrammarJudge, "__call__", lambda self, completions: scores)
-    with pytest.raises(UserError, match=r"a\.jsonl, line 2: its reward is nan"):
+    with pytest.raises(UserError, match=r"a\.jsonl, line 2: the reward of this row is nan"):
         score(write(tmp_path / "a.jsonl", ROWS_OF_TEXTS))
     assert not (tmp_path / "a.scored.jsonl").exists()
 

@@ -145,9 +145,7 @@ def test_shared_stages_that_fail_twice_stop_the_study(write_study: Callable[...,
     assert fake_trial.calls(layout) == []
 
 
-def test_a_diverged_trial_counts_as_the_worst_and_verdicts_come_from_what_was_recorded(
-    write_study: Callable[..., Study], layout: Layout
-) -> None:
+def test_a_diverged_trial_counts_as_the_worst(write_study: Callable[..., Study], layout: Layout) -> None:
     fake_trial.control(layout, diverge=["0.01/1"])
     text = Path(write_study().source).read_text().replace("before_step: 32", "before_step: 60").replace("0.5", "0.4")
     result, shown = go(write_study(text), layout)
