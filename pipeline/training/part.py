@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor
 
@@ -67,13 +67,15 @@ class Part:
     """Its key in checkpoints."""
     wants: frozenset[str] = frozenset()
     """Measurements that cost time, and are made for it after each update (`pipeline.training.whole_rollout`)."""
-
     keeps: tuple[str, ...] = ()
     """Its attributes that change while the trial runs, in plain values."""
 
+    def __init__(self, cfg: TrialConfig) -> None:
+        self.cfg = cfg
+
     @classmethod
-    def of(cls, cfg: TrialConfig) -> Self | None:
-        """The part as configured; None where it is not asked for."""
+    def asked(cls, cfg: TrialConfig) -> bool:
+        """Whether the configuration asks for it."""
         raise NotImplementedError
 
     def rollout(self, update: int, terms: Terms) -> None:

@@ -22,4 +22,4 @@ PARTS: tuple[type[Part], ...] = (
 
 def parts_of(cfg: TrialConfig) -> Parts:
     """Those that the configuration asks for."""
-    return Parts(part for kind in PARTS if (part := kind.of(cfg)) is not None)
+    return Parts(kind(cfg) for kind in PARTS if kind.asked(cfg))

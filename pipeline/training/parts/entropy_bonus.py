@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Self
 
 from torch import Tensor
 
@@ -19,23 +18,24 @@ class EntropyBonus(Part):
     keeps = ("coef",)
 
     def __init__(self, cfg: TrialConfig) -> None:
-        self._cfg, self.coef = cfg, cfg.entropy.coef
+        super().__init__(cfg)
+        self.coef = cfg.entropy.coef
 
     @classmethod
-    def of(cls, cfg: TrialConfig) -> Self | None:
-        return cls(cfg) if cfg.entropy.acts else None
+    def asked(cls, cfg: TrialConfig) -> bool:
+        return cfg.entropy.acts
 
     def rollout(self, update: int, terms: Terms) -> None:
-        if self._cfg.entropy.control != "adaptive":
-            self.coef = scheduled(self._cfg.entropy.schedule, elapsed(self._cfg, update))
+        if self.cfg.entropy.control != "adaptive":
+            self.coef = scheduled(self.cfg.entropy.schedule, elapsed(self.cfg, update))
         terms.metrics["objective/ent_coef"] = self.coef
 
     def loss(self, tokens: TokenLosses) -> Tensor | None:
         return -(self.coef * tokens.weighted(tokens.entropy())) if self.coef else None
 
     def after(self, measured: Mapping[str, float], policy_moved: bool) -> Mapping[str, float]:
-        knobs = self._cfg.entropy
+        knobs = self.cfg.entropy
         if knobs.control == "adaptive" and policy_moved:
-            entropy, episodes = measured["objective/entropy_per_token"], self._cfg.train.batch_size
+            entropy, episodes = measured["objective/entropy_per_token"], self.cfg.train.batch_size
             self.coef = adapted_bonus(self.coef, entropy, knobs.target, episodes, knobs.horizon)
         return {}

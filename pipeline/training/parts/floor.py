@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Self
 
 from pipeline.algorithms.mathematics.controllers import multiplier
 from pipeline.config.trial import TrialConfig
@@ -17,17 +16,18 @@ class Floor(Part):
     keeps = ("weight",)
 
     def __init__(self, cfg: TrialConfig) -> None:
-        self._floor, self.weight = cfg.floor, cfg.floor.weight
+        super().__init__(cfg)
+        self.weight = cfg.floor.weight
 
     @classmethod
-    def of(cls, cfg: TrialConfig) -> Self | None:
-        return None if cfg.floor.part is None else cls(cfg)
+    def asked(cls, cfg: TrialConfig) -> bool:
+        return cfg.floor.part is not None
 
     def rollout(self, update: int, terms: Terms) -> None:
         terms.floor_weight = terms.metrics["objective/floor_weight"] = self.weight
 
     def after(self, measured: Mapping[str, float], policy_moved: bool) -> Mapping[str, float]:
-        floor = self._floor
+        floor = self.cfg.floor
         if policy_moved:
             mean = measured[f"reward/{floor.part}"]
             self.weight = multiplier(self.weight, mean, floor.at, floor.lr, floor.max_weight)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Self
 
-from pipeline.config.algorithm import OptimiserConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.training.part import Part, Step
 
@@ -16,22 +14,21 @@ class Guard(Part):
 
     name = "guard"
     keeps = ("remaining",)
-
-    def __init__(self, optimiser: OptimiserConfig) -> None:
-        self._knobs, self.remaining = optimiser, 0
+    remaining = 0
+    """Gradient steps that are still cut."""
 
     @classmethod
-    def of(cls, cfg: TrialConfig) -> Self | None:
-        return cls(cfg.optimiser) if cfg.optimiser.guard else None
+    def asked(cls, cfg: TrialConfig) -> bool:
+        return cfg.optimiser.guard
 
     def step(self, measured: Mapping[str, float]) -> Step:
-        factor = self._knobs.guard_factor if self.remaining > 0 else 1.0
+        factor = self.cfg.optimiser.guard_factor if self.remaining > 0 else 1.0
         return Step(factor, metrics={"policy/lr_factor": factor})
 
     def stepped(self) -> None:
         self.remaining = max(self.remaining - 1, 0)
 
     def after(self, measured: Mapping[str, float], policy_moved: bool) -> Mapping[str, float]:
-        if measured["objective/kl_per_token"] > self._knobs.guard_kl:
-            self.remaining = self._knobs.guard_steps
+        if measured["objective/kl_per_token"] > self.cfg.optimiser.guard_kl:
+            self.remaining = self.cfg.optimiser.guard_steps
         return {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Self
 
 from pipeline.algorithms.mathematics.controllers import hinge
 from pipeline.config.trial import TrialConfig
@@ -15,13 +14,11 @@ class Hinge(Part):
 
     name = "hinge"
 
-    def __init__(self, threshold: float) -> None:
-        self._threshold = threshold
-
     @classmethod
-    def of(cls, cfg: TrialConfig) -> Self | None:
-        return None if cfg.kl.hinge is None else cls(cfg.kl.hinge)
+    def asked(cls, cfg: TrialConfig) -> bool:
+        return cfg.kl.hinge is not None
 
     def step(self, measured: Mapping[str, float]) -> Step:
-        factor = hinge(measured["policy/kl_ref_per_token"], self._threshold)
+        assert self.cfg.kl.hinge is not None
+        factor = hinge(measured["policy/kl_ref_per_token"], self.cfg.kl.hinge)
         return Step(factor, metrics={"policy/kl_hinge": factor})

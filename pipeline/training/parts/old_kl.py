@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Self
 
 from torch import Tensor
 
@@ -24,13 +23,13 @@ class OldKl(Part):
     keeps = ("coef",)
     wants = frozenset({MOVED})
 
-    def __init__(self, start: float, target: float) -> None:
-        self._start, self._target, self.coef = start, target, start
+    def __init__(self, cfg: TrialConfig) -> None:
+        super().__init__(cfg)
+        self.coef = cfg.algorithm.old_kl_coef
 
     @classmethod
-    def of(cls, cfg: TrialConfig) -> Self | None:
-        knobs = cfg.algorithm
-        return cls(knobs.old_kl_coef, knobs.old_kl_target) if knobs.trust_region == "kl_penalty" else None
+    def asked(cls, cfg: TrialConfig) -> bool:
+        return cfg.algorithm.trust_region == "kl_penalty"
 
     def loss(self, tokens: TokenLosses) -> Tensor | None:
         # k3 on samples of the old policy: unbiased and never negative; its gradient is (ratio - 1) ∇ log π.
@@ -41,6 +40,7 @@ class OldKl(Part):
 
     def after(self, measured: Mapping[str, float], policy_moved: bool) -> Mapping[str, float]:
         if policy_moved:
-            coef = doubled_or_halved(self.coef, measured[MOVED], self._target)
-            self.coef = min(max(coef, self._start / LIMIT), self._start * LIMIT)
+            start, target = self.cfg.algorithm.old_kl_coef, self.cfg.algorithm.old_kl_target
+            coef = doubled_or_halved(self.coef, measured[MOVED], target)
+            self.coef = min(max(coef, start / LIMIT), start * LIMIT)
         return {MOVED: measured[MOVED]}

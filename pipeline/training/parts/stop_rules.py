@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
-from pipeline.config.train import StopRule
 from pipeline.config.trial import TrialConfig
 from pipeline.run.stopping import Watcher
 from pipeline.training.part import Part
@@ -16,12 +15,13 @@ class StopRules(Part):
 
     name = "stop"
 
-    def __init__(self, rules: tuple[StopRule, ...]) -> None:
-        self._watcher = Watcher(rules)
+    def __init__(self, cfg: TrialConfig) -> None:
+        super().__init__(cfg)
+        self._watcher = Watcher(cfg.train.stop)
 
     @classmethod
-    def of(cls, cfg: TrialConfig) -> Self | None:
-        return cls(cfg.train.stop) if cfg.train.stop else None
+    def asked(cls, cfg: TrialConfig) -> bool:
+        return bool(cfg.train.stop)
 
     def recorded(self, step: int, values: Mapping[str, float]) -> None:
         self._watcher.observe(step, values)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Self
 
 from pipeline.algorithms.mathematics.controllers import out_of_reach
 from pipeline.config.trial import TrialConfig
@@ -15,15 +14,13 @@ class TargetKl(Part):
 
     name = "target_kl"
 
-    def __init__(self, target: float) -> None:
-        self._target = target
-
     @classmethod
-    def of(cls, cfg: TrialConfig) -> Self | None:
-        return None if cfg.algorithm.target_kl is None else cls(cfg.algorithm.target_kl)
+    def asked(cls, cfg: TrialConfig) -> bool:
+        return cfg.algorithm.target_kl is not None
 
     def step(self, measured: Mapping[str, float]) -> Step:
-        return Step(ends=out_of_reach(measured["policy/approxkl"], self._target))
+        assert self.cfg.algorithm.target_kl is not None
+        return Step(ends=out_of_reach(measured["policy/approxkl"], self.cfg.algorithm.target_kl))
 
     def after(self, measured: Mapping[str, float], policy_moved: bool) -> Mapping[str, float]:
         return {TAKEN: measured[TAKEN]}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Self
-
 from pipeline.config.trial import TrialConfig
 from pipeline.training.part import Part
 
@@ -13,14 +11,10 @@ class WarmUp(Part):
 
     name = "warm_up"
 
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
-
     @classmethod
-    def of(cls, cfg: TrialConfig) -> Self | None:
-        critic = cfg.critic
-        trained = critic.kind != "none" and critic.vf_coef > 0 and cfg.algorithm.trust_region != "trpo"
-        return cls(critic.warmup_steps) if trained and critic.warmup_steps else None
+    def asked(cls, cfg: TrialConfig) -> bool:
+        critic, trpo = cfg.critic, cfg.algorithm.trust_region == "trpo"
+        return critic.warmup_steps > 0 and critic.kind != "none" and critic.vf_coef > 0 and not trpo
 
     def frozen(self, position: int) -> bool:
-        return position < self._steps
+        return position < self.cfg.critic.warmup_steps

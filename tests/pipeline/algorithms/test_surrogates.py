@@ -139,6 +139,6 @@ def test_a_step_far_from_the_rollout_is_measured_in_finite_numbers(moved: float)
     assert all(bool(torch.isfinite(column).all()) for column in step_metrics(batch, old + moved).values())
     new = (old + moved).requires_grad_()
     tokens = TokenLosses(old, old, new, lambda: new, lambda losses: losses)
-    penalty = OldKl(1.0, 0.01).loss(tokens)
+    penalty = OldKl(trial_config(algorithm__old_kl_coef=1.0)).loss(tokens)
     assert penalty is not None
     assert torch.isfinite(torch.autograd.grad(penalty.sum(), new)[0]).all()

@@ -27,7 +27,7 @@ def test_guard_and_hinge_brake_the_policy_and_no_separate_critic(
         parameter.grad = torch.ones_like(parameter)
     planned = lr_schedule(one.cfg, 6)
     apply(one.learner, 6, planned, one.parts.step({"policy/kl_ref_per_token": 0.04}, planned))
-    assert all(part.remaining == part._knobs.guard_steps - 1 for part in one.parts if part.name == "guard")
+    assert all(part.remaining == one.cfg.optimiser.guard_steps - 1 for part in one.parts if part.name == "guard")
     rates = [group["lr"] / group["base_lr"] for group in one.learner.steps.optimiser.param_groups]
     assert rates == pytest.approx([(1 - 6 / 24) * factor for factor in braked])
 

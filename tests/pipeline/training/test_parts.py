@@ -36,7 +36,7 @@ def adaptive(section: str, **knobs: Any) -> TrialConfig:
 
 
 def test_adaptive_beta_by_hand() -> None:
-    part = KlCoefficient.of(adaptive("kl", target=6.0, horizon=10_000))
+    part = KlCoefficient(adaptive("kl", target=6.0, horizon=10_000))
     part.after({KL: 6.6}, True)  # 10 % above: 1 + 0.1 x 512 / 10,000 = 1.00512
     assert part.coef == pytest.approx(0.1 * 1.00512)
     part.after({KL: 600.0}, True)  # a hundred times: the error counts as 0.2, so 1.01024
@@ -49,8 +49,7 @@ def test_adaptive_beta_by_hand() -> None:
 
 
 def test_an_adaptive_bonus_by_hand() -> None:
-    part = EntropyBonus.of(adaptive("entropy", coef=0.1, target=0.8, horizon=10_000))
-    assert part is not None
+    part = EntropyBonus(adaptive("entropy", coef=0.1, target=0.8, horizon=10_000))
     part.after({ENTROPY: 0.72}, True)  # 10 % below its target: 1 + 0.1 x 512 / 10,000 = 1.00512
     assert part.coef == pytest.approx(0.1 * 1.00512)
     part.after({ENTROPY: 0.0}, True)  # collapsed: the error counts as 0.2, so 1.01024
@@ -97,7 +96,7 @@ def test_one_update_alone_is_at_the_start_of_its_schedule() -> None:
 
 def test_the_coefficient_of_the_old_kl_never_leaves_floating_point() -> None:
     for kl, end in ((0.0, 0.5 / LIMIT), (1.0, 0.5 * LIMIT)):
-        part = OldKl(0.5, 0.01)
+        part = OldKl(cfg(algorithm__old_kl_coef=0.5, algorithm__old_kl_target=0.01))
         for _ in range(30):
             part.after({"policy/old_kl": kl}, True)
         assert part.coef == end
@@ -110,9 +109,7 @@ def test_the_coefficient_of_the_old_kl_never_leaves_floating_point() -> None:
 
 def guard(**knobs: Any) -> Guard:
     given = {"guard_kl": 0.015, "guard_factor": 0.5, **knobs}
-    part = Guard.of(cfg(optimiser__guard=True, **{f"optimiser__{name}": value for name, value in given.items()}))
-    assert part is not None
-    return part
+    return Guard(cfg(optimiser__guard=True, **{f"optimiser__{name}": value for name, value in given.items()}))
 
 
 def test_the_guard_cuts_for_its_time_and_no_deeper() -> None:
@@ -198,7 +195,7 @@ def test_terms_of_the_loss_have_their_sign_and_the_weight_of_a_token() -> None:
     """The bonus lowers the loss by a token's entropy. The penalty is k3 at a ratio of 1/2, which is 1/2 - 1 + log 2."""
     old, ones = torch.zeros(2), torch.ones(2)
     tokens = TokenLosses(old, old, old - math.log(2), lambda: ones, lambda losses: 3 * losses)
-    bonus, penalty = EntropyBonus(cfg(entropy__coef=0.1)), OldKl(0.1, 0.01)
+    bonus, penalty = EntropyBonus(cfg(entropy__coef=0.1)), OldKl(cfg(algorithm__old_kl_coef=0.1))
     assert bonus.loss(tokens).tolist() == pytest.approx([-0.3] * 2)
     assert penalty.loss(tokens).tolist() == pytest.approx([0.3 * (math.log(2) - 0.5)] * 2)
 
