@@ -116,7 +116,7 @@ def work(
     """Take trials of a started study, until nothing is left.
 
     Any number of these, on any machines that share --out, work on one study. SIGUSR1 or SIGTERM lets each trial write
-    its checkpoint first, a second one ends them at once. Exit code 75: trials are left; 76: and none came further.
+    its checkpoint first, SIGTERM after that ends them at once. Exit code 75: trials are left; 76: none came further.
     """
     import signal
 
@@ -129,7 +129,7 @@ def work(
     folder = study_folder(layout, name, profile, started=True)
 
     def leave(number: int, frame: object) -> None:
-        if asked_to_leave():
+        if number == signal.SIGTERM and asked_to_leave():
             raise KeyboardInterrupt
         ask_to_leave()
 

@@ -36,18 +36,21 @@ ANSWER_SECONDS = 30.0
 """How long a command may take: a busy controller makes the commands wait and try again."""
 STARTUP_MINUTES = 30
 """Of the default time limit, beyond the hours of training that the caps allow."""
-LEAD_SECONDS, MARGIN_SECONDS = 300, 15
-"""How long before its time limit a job is warned, and how long before it what still runs is ended."""
+LEAD_SECONDS = 30, 300
+"""How long before its time limit a job is warned: at least, and at most. SLURM may do so a minute earlier."""
 HEADROOM, EXTRA_GIB = 1.25, 1.0
 """Host memory beyond caps.memory_gib, so that the cap is reached before SLURM kills: a factor, and for each process."""
 ALIVE = {"PENDING", "CONFIGURING", "REQUEUED", "RUNNING", "COMPLETING", "SUSPENDED", "SIGNALING", "RESIZING", "STOPPED"}
 RESERVED = ("array", "job-name", "output", "error", "open-mode", "signal", "requeue", "no-requeue", "nodes", "ntasks")
 """Options of sbatch that the program sets."""
 SCRIPT = """#!/bin/sh
+hand= limit=
+warn() {{ while kill -USR1 $hand; do sleep 1; done 2>/dev/null & }}  # again and again: a hand that begins hears nothing
+trap 'limit=near; [ -z "$hand" ] || warn' USR1
 {exports}
-{command} &
-hand=$! limit=
-trap 'limit=near; kill -USR1 $hand; (sleep {patience}; kill -TERM $hand) 2>/dev/null &' USR1
+(trap '' USR1; exec {command}) &
+hand=$!
+[ -z "$limit" ] || warn
 trap 'kill -TERM $hand' TERM
 while :; do
     wait $hand
@@ -121,10 +124,9 @@ class Slurm(Hands):
         configs = [cell.config for cell in self._agenda.open()]
         asked = {**wanted(configs), **self._options}
         given = [f"--{name}={value}" if value else f"--{name}" for name, value in asked.items() if value is not None]
-        lead = lead_of(asked.get("time"))
         own = [
             f"--job-name={self._name}", f"--array=1-{count}", f"--output={log / 'hand-%A-%a.txt'}", "--requeue",
-            "--open-mode=append", "--nodes=1", "--ntasks=1", f"--signal=B:USR1@{lead}",
+            "--open-mode=append", "--nodes=1", "--ntasks=1", f"--signal=B:USR1@{lead_of(asked.get('time'))}",
         ]  # fmt: skip
         command = [sys.executable, str(HOME / "ablate.py"), "work", self._run.study.name]
         command += ["--profile", self._run.profile, "--out", str(self._run.folder.root)]
@@ -134,7 +136,6 @@ class Slurm(Hands):
         script = SCRIPT.format(
             exports="\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items()),
             command=shlex.join(command),
-            patience=lead - MARGIN_SECONDS,
             left=LEFT,
         )
         code, said = _ask("sbatch", "--parsable", *own, *given, script=script)
@@ -182,8 +183,8 @@ def lead_of(limit: str | None) -> int:
         parts = [int(part) for part in clock.split(":")]
         scales = (3600, 60, 1) if days or len(parts) == 3 else (60, 1)
         seconds = 86400 * int(days or 0) + sum(part * scale for part, scale in zip(parts, scales, strict=False))
-        return int(max(2 * MARGIN_SECONDS, min(LEAD_SECONDS, 0.1 * seconds)))
-    return LEAD_SECONDS
+        return int(min(max(LEAD_SECONDS[0], 0.1 * seconds), LEAD_SECONDS[1]))
+    return LEAD_SECONDS[1]
 
 
 def _ask(*command: str, script: str | None = None) -> tuple[int, str]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from pipeline.config.loading import load_config
 from pipeline.errors import UserError
+from pipeline.run.leaving import LEFT
 from studies.execution import ray_tasks, slurm
 from studies.execution.ray_tasks import RayOptions, request_of
 from studies.execution.slurm import wanted
@@ -22,6 +27,24 @@ def test_a_job_of_slurm_asks_for_what_the_largest_trial_needs(monkeypatch: pytes
     monkeypatch.setattr(slurm, "gpu_visible", lambda: True)
     assert "gres" not in wanted([small])
     assert wanted([load_config("tiny", {"runtime.device": "cuda", "runtime.processes": 2})])["gres"] == "gpu:2"
+
+
+SLOW = """
+import signal, sys, time
+time.sleep(1)  # as an interpreter on a busy machine
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
+time.sleep(60)
+"""
+
+
+def test_a_warning_that_comes_before_the_hand_can_hear_it_is_not_lost(tmp_path: Path) -> None:
+    (tmp_path / "scontrol").write_text('#!/bin/sh\necho "$@" > "$0.asked"; kill -KILL $PPID\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    command = shlex.join([sys.executable, "-c", SLOW])
+    script = slurm.SCRIPT.format(exports="kill -USR1 $$", command=command, left=LEFT)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    subprocess.run(["sh"], input=script, text=True, timeout=50, env={"PATH": path, "SLURM_JOB_ID": "7"})
+    assert (tmp_path / "scontrol.asked").read_text() == "requeue 7\n"
 
 
 def test_a_task_of_ray_asks_for_what_the_largest_trial_needs(monkeypatch: pytest.MonkeyPatch) -> None:
