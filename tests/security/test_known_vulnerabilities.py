@@ -10,7 +10,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 HOME = Path(__file__).parents[2]
-ROW = re.compile(r"^\| (CVE-\d{4}-\d+) \| (\S+) \| (\S+) \| (\S+) \| .+ \|$", re.MULTILINE)
+ROW = re.compile(r"^\| (CVE-\d{4}-\d+) \| (\S+) \| (\S+) \| (\S+) \|$", re.MULTILINE)
 ADVISORIES = ROW.findall((HOME / "SECURITY.md").read_text("utf-8"))
 PINS = {
     canonicalize_name(name): Version(version)
