@@ -16,10 +16,10 @@ from smoke_record import recorded
 
 from pipeline.config.loading import dotted_keys
 from pipeline.config.names import TRAINING
-from pipeline.config.rewards import JudgeConfig
 from pipeline.errors import UserError
 from pipeline.models.loading import load_snapshot
-from pipeline.models.pretrained_tokenizer import load_tokenizer, pretrained_tokenizer
+from pipeline.models.tokenizers import load_tokenizer, pretrained_tokenizer
+from pipeline.rewards.settings import JudgeConfig
 from pipeline.run.layout import Layout
 from pipeline.trial import run_trial
 from studies.execution.export import export
